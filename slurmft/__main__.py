@@ -1,0 +1,51 @@
+"""`slurmft COMMAND ...`, also as `python -m slurmft COMMAND ...`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import slurmft
+from slurmft.errors import Exit, run_main, unknown
+
+COMMANDS = {
+    "submit": ("slurmft.submit", "main", "submit a training job"),
+    "follow": ("slurmft.follow", "follow_main", "stream a run's progress until its job ends"),
+    "cancel": ("slurmft.follow", "cancel_main", "end the job of a run"),
+}
+"""Command -> module, function, one line of help. Modules are imported when they are called."""
+
+
+def usage() -> str:
+    lines = [f"  {name:<8} {text}" for name, (_, _, text) in COMMANDS.items()]
+    return "\n".join(
+        (
+            "usage: slurmft COMMAND ...",
+            "",
+            *lines,
+            "",
+            "slurmft COMMAND --help shows a command's flags; start with: slurmft submit --follow",
+        )
+    )
+
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return Exit.OK if argv else Exit.USAGE
+    if argv[0] == "--version":
+        print(f"slurmft {slurmft.__version__}")
+        return Exit.OK
+    if argv[0] not in COMMANDS:
+        raise unknown("command", argv[0], list(COMMANDS))
+    module, function, _ = COMMANDS[argv[0]]
+    return int(getattr(importlib.import_module(module), function)(argv[1:]))
+
+
+def console() -> int:
+    """The console script `slurmft`."""
+    return run_main(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(console())

@@ -1,0 +1,77 @@
+"""The bridge from configuration dataclasses to command lines, for every command."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from slurmft.config import JobConfig, TrainConfig, flag, is_repeatable, options, value_type
+from slurmft.errors import UsageError, unknown
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises our errors, takes no abbreviations, and suggests the near flag."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(
+            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, f"see {self.prog} --help")
+
+    def parse(self, argv: list[str]) -> argparse.Namespace:
+        """Parses a command line.
+
+        Raises:
+            UsageError: an unknown flag, a value of the wrong type, or a stray argument.
+        """
+        known, rest = self.parse_known_args(argv)
+        for word in rest:
+            if word.startswith("-") and word != "-":
+                raise unknown("flag", word.partition("=")[0], self._flags())
+        if rest:
+            raise UsageError(f"unexpected argument {rest[0]!r}", f"see {self.prog} --help")
+        return known
+
+    def _flags(self) -> list[str]:
+        return [f for action in self._actions for f in action.option_strings if f.startswith("--")]
+
+
+def add_options(parser: Parser, config: type[TrainConfig] | type[JobConfig], title: str) -> None:
+    """Adds a flag for every field of a configuration; absent flags leave no attribute behind."""
+    group = parser.add_argument_group(title)
+    for name, option in options(config).items():
+        group.add_argument(flag(name), dest=name, **_argument(option))
+
+
+def _argument(option: dataclasses.Field[Any]) -> dict[str, Any]:
+    meta = option.metadata
+    argument: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(option)}
+    if value_type(option) is bool:
+        return argument | {"action": argparse.BooleanOptionalAction}
+    if is_repeatable(option):
+        argument |= {"action": "append"}
+    names = "|".join(meta["choices"]) or None
+    metavar = meta["metavar"] or names or {int: "N", float: "X", str: "TEXT"}[value_type(option)]
+    return argument | {"type": value_type(option), "metavar": metavar}
+
+
+def _help(option: dataclasses.Field[Any]) -> str:
+    text = str(option.metadata["help"]).replace("%", "%%")
+    shown = option.default not in (None, "", (), False)
+    return f"{text} (default: {option.default})" if shown else text
+
+
+def given(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """The options that the command line gave, repeatable ones as tuples."""
+    found = {k: v for k, v in vars(arguments).items() if k in set(names)}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+
+
+def is_terminal() -> bool:
+    """Whether a person looks at stdout."""
+    return sys.stdout.isatty()

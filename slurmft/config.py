@@ -1,0 +1,354 @@
+"""What to run (`TrainConfig`) and where (`JobConfig`).
+
+Both are written to the run directory once, on the login node; compute nodes, requeues and reports
+read only that. Every field is a flag of `slurmft submit` and a key of the site file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from slurmft.errors import UsageError, unknown
+from slurmft.recipes import RECIPES, presets
+
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+BACKENDS = ("auto", "gloo", "nccl", "ccl")
+LR_SCHEDULES = ("linear", "cosine", "constant")
+CLUSTERS = ("auto", "slurm", "local")
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    metavar: str | None = None,
+    choices: tuple[str, ...] = (),
+    **extra: Any,
+) -> Any:
+    """A dataclass field that is a command-line option too.
+
+    Args:
+        default: the value where neither the recipe, the site file nor a flag gives one.
+        help: one line for `--help`.
+        metavar: what the value is called there.
+        choices: the values allowed.
+        extra: `sbatch="KEY"`: the sbatch option that carries this field's value.
+    """
+    return field(
+        default=default, metadata={"help": help, "metavar": metavar, "choices": choices, **extra}
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """What to train. `None` where the task's recipe decides (see `resolve`)."""
+
+    task: str = option("synthetic", "what to train", choices=tuple(RECIPES))
+    preset: str | None = option(None, "size of the task: synthetic has quick and paper")
+    model: str | None = option(None, "hub id or local folder of the model", metavar="ID|DIR")
+    data: str | None = option(
+        None,
+        "hub id, or folder with train and validation as .jsonl, .csv or .parquet",
+        metavar="ID|DIR",
+    )
+    text_column: str | None = option(None, "column that holds the text", metavar="NAME")
+    label_column: str | None = option(None, "column that holds the label", metavar="NAME")
+    max_length: int | None = option(None, "tokens kept of each text", metavar="TOKENS")
+    epochs: int | None = option(None, "passes over the training data")
+    max_steps: int | None = option(None, "stop after this many optimizer steps", metavar="STEPS")
+    batch_size: int | None = option(None, "training samples a process and micro-step")
+    eval_batch_size: int | None = option(None, "evaluation samples a process and step")
+    gradient_accumulation_steps: int = option(
+        1, "micro-steps an optimizer step; global batch = processes x batch size x this"
+    )
+    learning_rate: float | None = option(None, "peak learning rate")
+    lr_schedule: str = option("linear", "decay after the warm-up", choices=LR_SCHEDULES)
+    warmup_steps: int | None = option(None, "warm-up in optimizer steps (overrides the ratio)")
+    warmup_ratio: float | None = option(None, "warm-up as a fraction of all optimizer steps")
+    weight_decay: float = option(0.01, "AdamW weight decay; biases and norms have none")
+    max_grad_norm: float = option(1.0, "clip the gradient's norm to this; 0 does not clip")
+    precision: str = option(
+        "auto",
+        "auto: bf16 where the hardware computes it natively, else fp16 on GPUs, fp32 on CPUs",
+        choices=PRECISIONS,
+    )
+    backend: str = option(
+        "auto",
+        "collectives: auto is nccl on GPUs; on CPUs ccl where oneCCL is installed, else gloo",
+        choices=BACKENDS,
+    )
+    dropout: float | None = option(
+        None, "dropout everywhere in the model (default: the model's own)"
+    )
+    seed: int = option(42, "seed of weights, dropout and data order")
+    log_every: int = option(10, "optimizer steps between progress records", metavar="STEPS")
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        if self.preset is not None and self.preset not in presets(self.task):
+            raise unknown(f"preset of task {self.task}", self.preset, presets(self.task))
+        for name in ("epochs", "max_steps", "batch_size", "eval_batch_size", "max_length"):
+            _check(self, name, lambda v: v >= 1, "at least 1")
+        for name in ("gradient_accumulation_steps", "log_every"):
+            _check(self, name, lambda v: v >= 1, "at least 1")
+        for name in ("warmup_steps", "weight_decay", "max_grad_norm", "seed"):
+            _check(self, name, lambda v: v >= 0, "0 or more")
+        _check(self, "seed", lambda v: v < 2**32, "below 2^32")
+        _check(self, "learning_rate", lambda v: v > 0, "above 0")
+        _check(self, "warmup_ratio", lambda v: 0 <= v <= 1, "between 0 and 1")
+        _check(self, "dropout", lambda v: 0 <= v < 1, "0 or more and below 1")
+
+    def resolve(self) -> TrainConfig:
+        """This configuration with the recipe's values in place of every None that it sets."""
+        preset = self.preset or presets(self.task)[0]
+        recipe = RECIPES[self.task][preset]
+        missing = {k: v for k, v in recipe.items() if getattr(self, k) is None}
+        return dataclasses.replace(self, preset=preset, **missing)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobConfig:
+    """Where to run it: the cluster, its nodes, and what Slurm is asked for."""
+
+    nodes: int = option(1, "nodes; one Slurm task and one torchrun on each", sbatch="nodes")
+    nproc_per_node: int | None = option(
+        None, "processes a node (default: one a GPU; without GPUs one a CPU socket)"
+    )
+    cluster: str = option(
+        "auto",
+        "auto: Slurm where sbatch is on the PATH, else simulated nodes on this machine",
+        choices=CLUSTERS,
+    )
+    runs_dir: str = option("runs", "folder for run directories, seen by every node", metavar="DIR")
+    job_name: str = option("slurmft", "name of the Slurm job", sbatch="job-name", metavar="NAME")
+    partition: str | None = option(None, "Slurm partition", sbatch="partition", metavar="NAME")
+    account: str | None = option(None, "Slurm account", sbatch="account", metavar="NAME")
+    qos: str | None = option(None, "Slurm quality of service", sbatch="qos", metavar="NAME")
+    time: str | None = option(
+        None,
+        "time limit as Slurm writes it: minutes, MM:SS, HH:MM:SS, D-HH:MM:SS",
+        sbatch="time",
+        metavar="TIME",
+    )
+    gpus_per_node: int | None = option(None, "GPUs a node", sbatch="gpus-per-node")
+    cpus_per_task: int | None = option(
+        None, "CPUs a node's task, for all its processes", sbatch="cpus-per-task"
+    )
+    mem: str | None = option(None, "memory a node, such as 64G", sbatch="mem", metavar="SIZE")
+    constraint: str | None = option(None, "node features", sbatch="constraint", metavar="EXPR")
+    exclusive: bool = option(False, "share the nodes with no other job", sbatch="exclusive")
+    reservation: str | None = option(
+        None, "Slurm reservation", sbatch="reservation", metavar="NAME"
+    )
+    comment: str | None = option(None, "comment kept by Slurm", sbatch="comment", metavar="TEXT")
+    sbatch: tuple[str, ...] = option((), "any other sbatch option; repeatable", metavar="KEY=VALUE")
+    setup: tuple[str, ...] = option(
+        (),
+        'shell line that runs before the job, such as "module load cuda"; repeatable',
+        metavar="LINE",
+    )
+    host_suffix: str = option(
+        "", "appended to host names for the rendezvous, where the fabric's names differ, as n1-ib0"
+    )
+    interface: str | None = option(
+        None,
+        "network interface of the collectives (default: the one that routes to the head)",
+        metavar="NAME",
+    )
+    rdzv_timeout_s: int = option(
+        45, "how long a node tries to resolve and reach the head node", metavar="SECONDS"
+    )
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        for name in ("nodes", "nproc_per_node", "gpus_per_node", "cpus_per_task", "rdzv_timeout_s"):
+            _check(self, name, lambda v: v >= 1, "at least 1")
+        if self.time is not None:
+            time_limit_min(self.time)
+        for name, value in _strings(self):
+            _check_one_line(name, value)
+        for pair in self.sbatch:
+            _check_sbatch_pair(pair)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """The whole of config.json: what to run, where, and who asked for it."""
+
+    train: TrainConfig
+    job: JobConfig
+    submission: dict[str, Any] = field(default_factory=dict)
+    """When, where, by whom and from which code the run was submitted (see `submit.provenance`)."""
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> RunConfig:
+        raw = json.loads(text)
+        return cls(
+            train=TrainConfig(**raw["train"]),
+            job=JobConfig(
+                **{k: tuple(v) if isinstance(v, list) else v for k, v in raw["job"].items()}
+            ),
+            submission=raw["submission"],
+        )
+
+
+def flag(name: str) -> str:
+    """The command-line spelling of a field: batch_size -> --batch-size."""
+    return "--" + name.replace("_", "-")
+
+
+Config = TypeVar("Config", TrainConfig, JobConfig)
+
+
+def options(config: type[TrainConfig] | type[JobConfig]) -> dict[str, dataclasses.Field[Any]]:
+    """Name -> field of every option of a configuration."""
+    return {f.name: f for f in dataclasses.fields(config)}
+
+
+def build(config: type[Config], values: dict[str, Any]) -> Config:
+    """A configuration from those of `values` that are its fields."""
+    return config(**{k: v for k, v in values.items() if k in options(config)})
+
+
+def site_file() -> Path:
+    """The site's defaults: $SLURMFT_SITE, or ~/.config/slurmft/site.toml."""
+    return Path(os.environ.get("SLURMFT_SITE") or "~/.config/slurmft/site.toml").expanduser()
+
+
+def site_defaults() -> dict[str, Any]:
+    """The values of the site file; empty without one.
+
+    Raises:
+        UsageError: $SLURMFT_SITE names no file, or the file is no TOML, has an unknown key, or a
+            value of another type than its field's.
+    """
+    path = site_file()
+    if not path.is_file():
+        if os.environ.get("SLURMFT_SITE"):
+            raise UsageError(f"$SLURMFT_SITE names no file: {path}", "unset it, or write that file")
+        return {}
+    import tomllib  # 4 ms: only a site with a file pays for it
+
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise UsageError(f"cannot read the site file {path}: {error}") from None
+    known = options(TrainConfig) | options(JobConfig)
+    for name, value in values.items():
+        if name not in known:
+            raise _in_file(path, unknown("key", name, list(known)))
+        values[name] = _site_value(path, known[name], value)
+    return values
+
+
+def _site_value(path: Path, option: dataclasses.Field[Any], value: Any) -> Any:
+    kind = value_type(option)
+    if is_repeatable(option):
+        if isinstance(value, list) and all(isinstance(v, str) for v in value):
+            return tuple(value)
+        raise UsageError(f"{path}: {option.name} must be a list of strings, not {value!r}")
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is str and option.name == "time" and type(value) is int:
+        return str(value)  # time = 60: minutes, as Slurm reads it
+    if type(value) is not kind:
+        raise UsageError(f"{path}: {option.name} must be a {kind.__name__}, not {value!r}")
+    return value
+
+
+def _in_file(path: Path, error: UsageError) -> UsageError:
+    return UsageError(f"{path}: {error.message}", error.hint)
+
+
+def value_type(option: dataclasses.Field[Any]) -> type:
+    """The type of one value of an option: `int` for `int | None`, `str` for `tuple[str, ...]`."""
+    name = re.split(r"[\[\] |,]+", str(option.type))  # annotations are strings in this module
+    return {"int": int, "float": float, "str": str, "bool": bool}[
+        name[1] if name[0] == "tuple" else name[0]
+    ]
+
+
+def is_repeatable(option: dataclasses.Field[Any]) -> bool:
+    return str(option.type).startswith("tuple")
+
+
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+
+
+def time_limit_min(text: str) -> int:
+    """A Slurm time limit in minutes, rounded up: "90", "30:00", "1:30:00", "2-12", "2-12:00:00".
+
+    Raises:
+        UsageError: the text is none of sbatch's forms, or is no time at all.
+    """
+    match = _TIME.fullmatch(text.strip())
+    if not match:
+        raise UsageError(f"--time {text!r} is no time limit", "use minutes, HH:MM:SS or D-HH:MM:SS")
+    days, first, second, third = (None if g is None else int(g) for g in match.groups())
+    if days is not None:  # D-HH[:MM[:SS]]
+        seconds = days * 86400 + (first or 0) * 3600 + (second or 0) * 60 + (third or 0)
+    elif third is not None:  # HH:MM:SS
+        seconds = (first or 0) * 3600 + (second or 0) * 60 + third
+    else:  # MM[:SS]
+        seconds = (first or 0) * 60 + (second or 0)
+    if seconds == 0:
+        raise UsageError(f"--time {text!r} leaves no time to run", "give at least one minute")
+    return math.ceil(seconds / 60)
+
+
+def _check(config: Any, name: str, good: Callable[[Any], bool], what: str) -> None:
+    value = getattr(config, name)
+    if value is not None and not good(value):
+        raise UsageError(f"{flag(name)} {value} must be {what}")
+
+
+def _check_choices(config: TrainConfig | JobConfig) -> None:
+    for name, option in options(type(config)).items():
+        choices = option.metadata["choices"]
+        if choices and getattr(config, name) not in choices:
+            raise unknown(flag(name), getattr(config, name), list(choices))
+
+
+def _strings(config: JobConfig) -> list[tuple[str, str]]:
+    """Every text of a job, with its field: what ends up in shell lines and sbatch directives."""
+    found = []
+    for name in options(JobConfig):
+        value = getattr(config, name)
+        found += [
+            (name, v)
+            for v in (value if isinstance(value, tuple) else (value,))
+            if isinstance(v, str)
+        ]
+    return found
+
+
+def _check_one_line(name: str, value: str) -> None:
+    if any(c in value for c in "\n\r\0"):
+        raise UsageError(
+            f"{flag(name)} {value!r} holds a line break", "an sbatch script takes one line a value"
+        )
+
+
+def _check_sbatch_pair(pair: str) -> None:
+    key = pair.partition("=")[0]
+    if not re.fullmatch(r"-{0,2}[a-zA-Z][a-zA-Z0-9-]*", key):
+        raise UsageError(f"--sbatch {pair!r} is no KEY=VALUE", 'write it as --sbatch "nice=100"')
+    own = {
+        f.metadata["sbatch"]: f.name for f in options(JobConfig).values() if "sbatch" in f.metadata
+    }
+    key = key.lstrip("-")
+    if key in own:
+        raise UsageError(f"--sbatch {pair!r} has a flag of its own", f"use {flag(own[key])}")
+    if key in ("ntasks", "ntasks-per-node", "output", "error", "signal", "array"):
+        raise UsageError(f"--sbatch {pair!r}: slurmft sets {key} itself", "leave it out")

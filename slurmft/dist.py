@@ -1,0 +1,147 @@
+"""The process group: its backend, agreement between ranks, sums, gathers and broadcasts."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from slurmft.errors import SlurmftError, UsageError
+
+_TIMEOUT = timedelta(minutes=30)
+_CCL = "oneccl_bindings_for_pytorch"
+
+
+class PeerFailedError(SlurmftError):
+    """Another rank failed: that one's error is the one to read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """The ranks of a run, as one of them sees it."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+    backend: str
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def on_main(self, work: Callable[[], Any]) -> None:
+        """Runs `work` on the main rank while the others wait.
+
+        Raises:
+            Exception: on the main rank, whatever `work` raises.
+            PeerFailedError: on the others, if it raised there. Nobody hangs.
+        """
+        error: Exception | None = None
+        if self.is_main:
+            try:
+                work()
+            except Exception as caught:
+                error = caught
+        failed = self.broadcast([float(error is not None)], 1)
+        if error is not None:
+            raise error
+        if failed[0]:
+            raise PeerFailedError("the main rank failed")
+
+    def broadcast(self, values: Sequence[float] | None, count: int) -> list[float]:
+        """The main rank's `count` floats, on every rank, as doubles. Others pass anything."""
+        tensor = torch.zeros(count, dtype=torch.float64, device=self.device)
+        if self.is_main:
+            tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.broadcast(tensor, src=0)
+        return [float(v) for v in tensor.tolist()]
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Sums over all ranks, element by element, as doubles."""
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return [float(v) for v in tensor.tolist()]
+
+    def all_values(self, value: float) -> list[float]:
+        """One value of every rank, by rank."""
+        return self.sum([value if rank == self.rank else 0.0 for rank in range(self.size)])
+
+    def gather(self, array: np.ndarray, sizes: Sequence[int]) -> np.ndarray | None:
+        """All ranks' arrays one after another, on the main rank; None elsewhere.
+
+        One collective, whatever the number of elements.
+
+        Args:
+            array: this rank's part, of shape (sizes[rank],), int64 or float64.
+            sizes: the number of elements of every rank.
+        """
+        part = torch.zeros(max(sizes), dtype=torch.from_numpy(array[:0]).dtype, device=self.device)
+        part[: len(array)] = torch.from_numpy(array)
+        parts = [torch.empty_like(part) for _ in sizes] if self.is_main else None
+        dist.gather(part, parts, dst=0)
+        if parts is None:
+            return None
+        return np.concatenate([p[:n].cpu().numpy() for p, n in zip(parts, sizes, strict=True)])
+
+
+def init(backend: str) -> World:
+    """Joins the process group that torchrun set up.
+
+    It is made before Accelerate's, which then uses it: this is how ccl gets in.
+
+    Raises:
+        UsageError: the backend needs what this node does not have.
+    """
+    use_gpu = torch.cuda.is_available() and backend in ("auto", "nccl")
+    name = choose_backend(backend, torch.cuda.is_available())
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
+    if use_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group(name, timeout=_TIMEOUT)
+    return World(
+        rank=dist.get_rank(),
+        size=dist.get_world_size(),
+        local_rank=local_rank,
+        device=device,
+        backend=name,
+    )
+
+
+def choose_backend(asked: str, has_gpu: bool) -> str:
+    """The backend asked for, or the fastest that is here.
+
+    Raises:
+        UsageError: nccl without a GPU, or ccl without oneCCL's binding.
+    """
+    has_ccl = importlib.util.find_spec(_CCL) is not None
+    if asked == "auto":
+        asked = "nccl" if has_gpu else "ccl" if has_ccl else "gloo"
+    if asked == "nccl" and not has_gpu:
+        raise UsageError(
+            f"--backend nccl needs GPUs, and {os.uname().nodename} shows none", "use --backend gloo"
+        )
+    if asked == "ccl":
+        if not has_ccl:
+            raise UsageError(
+                f"--backend ccl needs the package {_CCL}, which is not installed",
+                "install the version of your torch, or use --backend gloo",
+            )
+        importlib.import_module(_CCL)  # registers the backend
+    return asked
+
+
+def is_echo(error: BaseException) -> bool:
+    """Whether an error only says that another rank is gone."""
+    if isinstance(error, (PeerFailedError, dist.DistBackendError, dist.DistNetworkError)):
+        return True
+    signs = ("connection closed by peer", "connection reset", "broken pipe", "gloo/transport")
+    return isinstance(error, RuntimeError) and any(s in str(error).lower() for s in signs)

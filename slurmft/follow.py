@@ -1,0 +1,178 @@
+"""`slurmft follow`: streams a run's progress and ends with its result and the job's exit code."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from slurmft import launchers
+from slurmft.cli import Parser
+from slurmft.errors import Exit, SlurmftError
+from slurmft.progress import Progress, result_table
+from slurmft.rundir import RecordReader, RunDir, read_json
+from slurmft.slurm import JobState
+
+_RECORDS_EVERY_S = 0.3
+_STATE_EVERY_S = 2.0
+_LOST_AFTER_S = 60
+"""How long neither queue nor accounting may know the job before it counts as lost."""
+
+_NEVER = (
+    "PartitionNodeLimit",
+    "PartitionTimeLimit",
+    "BadConstraints",
+    "InvalidAccount",
+    "InvalidQOS",
+)
+"""Reasons for waiting that do not pass by themselves."""
+
+EXAMPLES = """\
+examples:
+  slurmft follow runs/emotion-20261120-093012-a1b2
+"""
+
+
+class Follower:
+    """Follows one run from the login node, by its run directory and its job's state."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.cluster, self.job_id = launchers.job_of(run)
+        self.launcher = launchers.get(self.cluster)
+        self.progress = Progress()
+        self._records = RecordReader(run.records)
+        self._said = ""
+        self._seen_at = time.monotonic()
+
+    def follow(self) -> int:
+        """Shows progress until the job ends; returns the exit code of the job."""
+        try:
+            state = self._until_ended()
+            self._show_records()
+        except KeyboardInterrupt:
+            self.progress.close()
+            print(
+                f"\nno longer following; the job {self.job_id} goes on. {next_commands(self.run)}"
+            )
+            return 130
+        finally:
+            self.progress.close()
+        return self._conclude(state)
+
+    def _until_ended(self) -> JobState:
+        asked = -_STATE_EVERY_S
+        while True:
+            self._show_records()
+            if time.monotonic() - asked >= _STATE_EVERY_S or self._is_final():
+                state = self._state()
+                if state.ended:
+                    return state
+                self._say_waiting(state)
+                asked = time.monotonic()
+            time.sleep(_RECORDS_EVERY_S)
+
+    def _state(self) -> JobState:
+        state = self.launcher.job_state(self.job_id, self.run)
+        if state is not None:
+            self._seen_at = time.monotonic()
+            return state
+        if time.monotonic() - self._seen_at > _LOST_AFTER_S:
+            return JobState(
+                name="FAILED", reason="neither queue nor accounting knows it", exit_code=1
+            )
+        return JobState(name="UNKNOWN")
+
+    def _is_final(self) -> bool:
+        return self.run.get_state()["state"] in ("finished", "failed", "cancelled")
+
+    def _show_records(self) -> None:
+        for record in self._records.read():
+            self.progress.show(record)
+
+    def _say_waiting(self, state: JobState) -> None:
+        """Says once what the job waits for, and when it will wait for ever."""
+        text = f"job {self.job_id} is {state.name.lower()}"
+        if state.reason:
+            text += f" ({state.reason})"
+        if state.reason in _NEVER:
+            text += (
+                f"\nhint: this does not pass by itself; cancel it: slurmft cancel {self.run.path}"
+            )
+        if state.name in ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED") and text != self._said:
+            self._said = text
+            self.progress.say(text)
+
+    def _conclude(self, state: JobState) -> int:
+        result = read_json(self.run.result)
+        if state.name == "COMPLETED" and state.exit_code == 0 and result is not None:
+            print(result_table(result))
+            print(f"model and records: {self.run.path}")
+            return Exit.OK
+        error = job_error(self.run, self.job_id, state)
+        print(f"error: {error}", file=sys.stderr)
+        return int(error.code)
+
+
+def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
+    """Why a job did not finish: the rank or node that failed first, else the scheduler's words."""
+    recorded = run.get_state()
+    failure = run.root_failure()
+    logs = f"logs: {run.logs}"
+    if state.name == "CANCELLED":
+        who = f" {state.reason}" if state.reason.startswith("by ") else ""
+        return SlurmftError(f"the job {job_id} was cancelled{who}", logs, Exit.CANCELLED)
+    if failure is not None:
+        return _failure_error(failure, run)
+    reason = recorded["reason"] if recorded["state"] == "failed" else state.reason
+    message = f"the job {job_id} ended as {state.name}" + (f": {reason}" if reason else "")
+    if state.name == "COMPLETED":
+        message += ", but left no result"
+    return SlurmftError(message, f"{logs} and {run.submitit}", Exit.FAILED)
+
+
+def _failure_error(failure: dict[str, Any], run: RunDir) -> SlurmftError:
+    where = f"{failure['who']} on {failure.get('host', '?')}"
+    if trace := failure.get("traceback"):
+        print(trace.rstrip(), file=sys.stderr)
+    hint = failure.get("hint") or f"logs: {run.logs}"
+    code = failure.get("code") or Exit.FAILED
+    return SlurmftError(
+        f"{where}: {failure['message']}", hint, Exit(code) if code in list(Exit) else Exit.FAILED
+    )
+
+
+def next_commands(run: RunDir) -> str:
+    """The commands that a user types next, with this run's names in them."""
+    import shlex
+
+    path = shlex.quote(str(run.path))
+    python = "python -m slurmft"
+    return (
+        f"Next:\n"
+        f"  {python} follow {path}   # progress, and the result at the end\n"
+        f"  {python} cancel {path}   # end the job\n"
+        f"  tail -f {shlex.quote(str(run.rank_log(0)))}"
+    )
+
+
+def follow_main(argv: list[str]) -> int:
+    """`slurmft follow RUN_DIR`"""
+    parser = Parser(prog="slurmft follow", description=__doc__, epilog=EXAMPLES)
+    parser.add_argument("run_dir", help="run directory that `slurmft submit` printed")
+    return Follower(RunDir.open(parser.parse(argv).run_dir)).follow()
+
+
+def cancel_main(argv: list[str]) -> int:
+    """`slurmft cancel RUN_DIR`"""
+    parser = Parser(prog="slurmft cancel", description="Ends the job of a run.")
+    parser.add_argument("run_dir", help="run directory that `slurmft submit` printed")
+    run = RunDir.open(parser.parse(argv).run_dir)
+    cluster, job_id = launchers.job_of(run)
+    state = launchers.get(cluster).job_state(job_id, run)
+    if state is not None and state.ended:
+        print(f"the job {job_id} has already ended ({state.name.lower()})")
+        return Exit.OK
+    launchers.get(cluster).cancel(job_id, run)
+    print(f"the job {job_id} is being cancelled")
+    return Exit.OK

@@ -1,0 +1,160 @@
+"""Jobs without Slurm: N simulated nodes on this machine, in one job of submitit's local executor.
+
+submitit runs one process, `LocalNodes`, which stands in for srun: it starts a task for each node,
+and when one fails it ends the others and passes its exit code on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from slurmft import process, rendezvous
+from slurmft.config import RunConfig, time_limit_min
+from slurmft.errors import Exit, UsageError
+from slurmft.node import LOCAL_NODE
+from slurmft.profiles import NodeProfile
+from slurmft.rundir import FINAL_STATES, RunDir, read_json, write_json
+from slurmft.slurm import JobState
+
+_KILL_AFTER_S = 20
+_GPUS = "SLURMFT_LOCAL_GPUS"
+_NO_LIMIT_MIN = 60 * 24 * 365
+
+
+class LocalNodes:
+    """What srun is on a cluster; submitit pickles it and calls it in the job's one process."""
+
+    def __init__(self, run_dir: str) -> None:
+        self.run_dir = run_dir
+        self.tasks: list[subprocess.Popen[bytes]] = []
+        self.stopping = False
+
+    def __call__(self) -> None:
+        """Runs all nodes. Leaves by SystemExit, with the first failure's exit code."""
+        run = RunDir.open(self.run_dir)
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(sig, self._on_stop)
+        write_json(_pid_file(run), {"pid": os.getpid(), "started": _start_time(os.getpid())})
+        nodes = run.load_config().job.nodes
+        port = str(rendezvous.free_port(str(os.getpid())))
+        gpus = [g for g in os.environ.pop(_GPUS, "").split(",") if g]
+        for node in range(nodes):
+            self.tasks.append(self._start(run, node, port, gpus[node::nodes]))
+        code = self._wait()
+        if self.stopping:
+            run.set_state("cancelled", "the job received SIGTERM", int(Exit.CANCELLED))
+        elif code:
+            run.set_state("failed", "a node failed", code)
+        raise SystemExit(code)
+
+    def _start(self, run: RunDir, node: int, port: str, gpus: list[str]) -> subprocess.Popen[bytes]:
+        environment = os.environ | {
+            LOCAL_NODE: str(node),
+            rendezvous.PORT_VARIABLE: port,
+            "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+        }
+        command = [sys.executable, "-m", "slurmft.node", str(run.path)]
+        with open(run.logs / f"task-{node:03d}.log", "ab") as log:
+            # A session of its own, so that a signal reaches the node as srun would send it: whole.
+            return process.start(
+                command, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _wait(self) -> int:
+        """Waits for all tasks, ending the others when one fails; returns the failure's code."""
+        code, deadline = 0, None
+        while any(task.poll() is None for task in self.tasks):
+            failed = next((t.returncode for t in self.tasks if t.returncode), 0)
+            if (failed or self.stopping) and deadline is None:
+                code, deadline = failed or int(Exit.CANCELLED), time.monotonic() + _KILL_AFTER_S
+                self._signal(signal.SIGTERM)
+            if deadline is not None and time.monotonic() > deadline:
+                self._signal(signal.SIGKILL)
+            time.sleep(0.05)
+        return code or next((t.returncode for t in self.tasks if t.returncode), 0)
+
+    def _signal(self, sig: signal.Signals) -> None:
+        for task in self.tasks:
+            if task.poll() is None:
+                os.killpg(task.pid, sig)
+
+    def _on_stop(self, signum: int, frame: FrameType | None) -> None:
+        self.stopping = True
+
+
+def plan(config: RunConfig, run: RunDir) -> str:
+    """One line: there is no script."""
+    return (
+        f"# no Slurm: {config.job.nodes} simulated node(s) on this machine, each with a task of its "
+        "own,\n# in one job of submitit's local executor\n"
+    )
+
+
+def submit(config: RunConfig, run: RunDir) -> str:
+    """Starts the job in the background; returns its id, which is its process id.
+
+    Raises:
+        UsageError: fewer GPUs than simulated nodes.
+    """
+    import submitit
+
+    gpus = NodeProfile.detect(os.environ).gpus
+    if 0 < len(gpus) < config.job.nodes:
+        raise UsageError(
+            f"--nodes {config.job.nodes} simulated nodes, but this machine has {len(gpus)} GPU(s)",
+            f"use --nodes {len(gpus)}, or hide the GPUs: CUDA_VISIBLE_DEVICES= slurmft submit ...",
+        )
+    os.environ[_GPUS] = ",".join(gpus)
+    executor = submitit.LocalExecutor(run.submitit)
+    limit_min = time_limit_min(config.job.time) if config.job.time else _NO_LIMIT_MIN
+    # The job outlives this terminal: neither its Ctrl-C nor its end is meant for the job.
+    executor.update_parameters(timeout_min=limit_min, setup=["trap '' INT HUP", *config.job.setup])
+    return str(executor.submit(LocalNodes(str(run.path))).job_id)
+
+
+def job_state(job_id: str, run: RunDir) -> JobState | None:
+    """From the run's own record, and from whether its process is alive."""
+    state = run.get_state()
+    if state["state"] in FINAL_STATES:
+        name = {"finished": "COMPLETED", "failed": "FAILED", "cancelled": "CANCELLED"}[
+            state["state"]
+        ]
+        if not _alive(run):  # the last tasks may still be ending
+            return JobState(name=name, reason=state["reason"], exit_code=state["exit_code"] or 0)
+        return JobState(name="COMPLETING")
+    starting = not _pid_file(run).exists() and _start_time(int(job_id)) is not None
+    if starting or _alive(run):
+        return JobState(name="RUNNING")
+    return JobState(name="FAILED", reason="its process ended without a word", exit_code=1)
+
+
+def cancel(job_id: str, run: RunDir) -> None:
+    """SIGTERM to the job's process, which ends the nodes."""
+    known = read_json(_pid_file(run))
+    if known and _alive(run):
+        os.kill(known["pid"], signal.SIGTERM)
+
+
+def _pid_file(run: RunDir) -> Path:
+    return run.submitit / "pid.json"
+
+
+def _alive(run: RunDir) -> bool:
+    """Whether the job's process lives; its start time tells it from a later one with its number."""
+    known = read_json(_pid_file(run))
+    return known is not None and _start_time(known["pid"]) == known["started"]
+
+
+def _start_time(pid: int) -> str | None:
+    """When a process started, in clock ticks since boot; None for no process or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields[19]

@@ -1,0 +1,174 @@
+"""What the one task of each node does: rendezvous, environment, torchrun."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+
+from slurmft import process, rendezvous
+from slurmft.config import JobConfig, RunConfig
+from slurmft.errors import Exit, SlurmftError
+from slurmft.profiles import NodeProfile
+from slurmft.rendezvous import Rendezvous
+from slurmft.rundir import RunDir
+
+LOCAL_NODE = "SLURMFT_LOCAL_NODE"
+"""Set for a simulated node: its index among `--nodes`, on the loopback network."""
+
+_START_TIMEOUT_S = 600
+"""How long torchrun waits for the other nodes' torchrun: importing torch from a cold shared file
+system takes minutes. That they can be reached is known before (`Rendezvous.check`)."""
+
+_STOP_TIMEOUT_S = 15
+"""Between torchrun's SIGTERM and SIGKILL to the ranks of a failed node."""
+
+
+class NodeTask:
+    """The task of one node of a run; submitit pickles it and calls it on every node."""
+
+    def __init__(self, run_dir: str) -> None:
+        self.run_dir = run_dir
+        self._terminated = False
+
+    def __call__(self) -> None:
+        """Runs this node's share of the job. Leaves by SystemExit, with the job's exit code."""
+        run = RunDir.open(self.run_dir)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        try:
+            code = self._run(run)
+        except SlurmftError as error:
+            host = os.uname().nodename
+            failure = {"message": error.message, "hint": error.hint, "host": host}
+            run.add_failure(f"node-{host}", failure | {"code": int(error.code)})
+            run.set_state("failed", error.message, int(error.code))
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            code = int(error.code)
+        raise SystemExit(code)
+
+    def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
+        """Whoever sends it (scancel, preemption) sends it to torchrun too: wait for that."""
+        self._terminated = True
+
+    def _run(self, run: RunDir) -> int:
+        config = run.load_config()
+        meeting = meeting_point(config.job, os.environ)
+        if meeting.is_head:
+            run.set_state("running", f"on {', '.join(meeting.hosts)}")
+        simulated = LOCAL_NODE in os.environ
+        profile = NodeProfile.detect(os.environ, share=config.job.nodes if simulated else 1)
+        profile.check_precision(config.train.precision)
+        nproc = profile.nproc_per_node(config.job.nproc_per_node)
+        meeting.check(config.job.rdzv_timeout_s)
+        environment = training_environment(profile, nproc, meeting) | dict(os.environ)
+        command = torchrun_command(run.path, meeting, str(nproc))
+        with open(run.logs / f"node-{meeting.node_rank:03d}.log", "ab") as log:
+            torchrun = process.start(command, env=environment, stdout=log, stderr=log)
+            code = torchrun.wait()
+        return self._conclude(run, code, meeting)
+
+    def _conclude(self, run: RunDir, code: int, meeting: Rendezvous) -> int:
+        """Records how the run ended on this node; returns the exit code of this task."""
+        if code == 0 and not self._terminated:
+            if meeting.is_head:
+                run.set_state("finished", exit_code=0)
+            return 0
+        if self._terminated:
+            # Also when srun ends this task because of another one: then its failure is the reason.
+            if run.root_failure() is None:
+                run.set_state("cancelled", "the job received SIGTERM", int(Exit.CANCELLED))
+            return 1
+        failure = run.root_failure()
+        if failure is None:
+            failure = {"message": self._killed_rank(run, code, meeting), "host": meeting.host}
+            run.add_failure(f"node-{meeting.node_rank:03d}", failure)
+        exit_code = int(failure.get("code") or Exit.FAILED)
+        run.set_state("failed", failure["message"], exit_code)
+        return exit_code
+
+    def _killed_rank(self, run: RunDir, code: int, meeting: Rendezvous) -> str:
+        """What torchrun says of a rank that left no word of its own: it was killed."""
+        log = run.logs / f"node-{meeting.node_rank:03d}.log"
+        text = log.read_text(encoding="utf-8", errors="replace")
+        match = re.search(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)", text)
+        if not match:
+            return f"torchrun on {meeting.host} ended with exit code {code}; see {log}"
+        how = int(match[1])
+        cause = f"was killed by {signal.Signals(-how).name}" if how < 0 else f"exited with {how}"
+        oom = " (out of memory?)" if how == -signal.SIGKILL else ""
+        return f"local rank {match[2]} on {meeting.host} {cause}{oom}; see {log}"
+
+
+def meeting_point(job: JobConfig, environment: Mapping[str, str]) -> Rendezvous:
+    """The rendezvous of this node: Slurm's, or that of a simulated node.
+
+    Raises:
+        RendezvousError: neither; or Slurm gave another number of nodes than the run was set up for.
+    """
+    if LOCAL_NODE in environment:
+        return Rendezvous(
+            hosts=tuple(f"127.0.0.{i + 1}" for i in range(job.nodes)),
+            node_rank=int(environment[LOCAL_NODE]),
+            port=int(environment[rendezvous.PORT_VARIABLE]),
+            id=f"local-{environment[rendezvous.PORT_VARIABLE]}",
+            interface=job.interface or "lo",
+        )
+    meeting = rendezvous.from_slurm(
+        environment, host_suffix=job.host_suffix, interface=job.interface
+    )
+    if len(meeting.hosts) != job.nodes:
+        raise rendezvous.RendezvousError(
+            f"the run is set up for {job.nodes} nodes, Slurm gave {len(meeting.hosts)}"
+        )
+    return meeting
+
+
+def training_environment(profile: NodeProfile, nproc: int, meeting: Rendezvous) -> dict[str, str]:
+    """Variables of the training processes; the node's own environment wins over them."""
+    variables = profile.environment(nproc)
+    if interface := meeting.socket_interface():
+        variables |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    return variables
+
+
+def torchrun_command(run_dir: Path, meeting: Rendezvous, nproc: str) -> list[str]:
+    """The torchrun command of a node."""
+    # torch matches host names to find the host of the store, which fails where the fabric's name
+    # differs from the host's own: say it.
+    conf = {
+        "is_host": str(meeting.is_head).lower(),
+        "join_timeout": _START_TIMEOUT_S,
+        "read_timeout": _START_TIMEOUT_S,
+    }
+    return [
+        sys.executable, "-m", "torch.distributed.run",
+        "--nnodes", str(len(meeting.hosts)),
+        "--nproc-per-node", nproc,
+        "--rdzv-backend", "c10d",
+        "--rdzv-endpoint", f"{meeting.head}:{meeting.port}",
+        "--rdzv-id", meeting.id,
+        "--rdzv-conf", ",".join(f"{k}={v}" for k, v in conf.items()),
+        "--local-addr", meeting.host,
+        "--max-restarts", "0",
+        "--shutdown-timeout", str(_STOP_TIMEOUT_S),
+        "--module", "slurmft.rank", str(run_dir),
+    ]  # fmt: skip
+
+
+def placeholder(config: RunConfig) -> Rendezvous:
+    """The rendezvous as it is known before the job has nodes, for `--dry-run`."""
+    hosts = ("$HEAD", *("$HOST" for _ in range(config.job.nodes - 1)))
+    return Rendezvous(hosts=hosts, node_rank=0, port=0, id="$SLURM_JOB_ID.$SLURM_RESTART_COUNT")
+
+
+def main(argv: list[str]) -> None:
+    """`python -m slurmft.node RUN_DIR`: the task of one node, started by whoever starts tasks."""
+    NodeTask(argv[0])()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,30 @@
+"""Child processes that do not outlive their parent."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(sig: int = signal.SIGKILL) -> None:
+    """Asks the kernel to send this process `sig` when its parent ends, however that ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, sig)
+
+
+def start(command: Sequence[str], **kwargs: Any) -> subprocess.Popen[bytes]:
+    """Starts a child that is killed when this process ends, by SIGKILL too."""
+    parent = os.getpid()
+
+    def before_exec() -> None:
+        die_with_parent()
+        if os.getppid() != parent:  # the parent ended before the request
+            os._exit(1)
+
+    return subprocess.Popen(command, preexec_fn=before_exec, **kwargs)

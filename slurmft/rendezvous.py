@@ -1,0 +1,304 @@
+"""Where the nodes of a job meet: SLURM_NODELIST -> hosts, head, port, interface.
+
+Everything is read from Slurm and checked; nothing is guessed. In particular a node that cannot
+reach the head fails: falling back to localhost would make N worlds of one node each, which all
+train, and all overwrite each other's result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slurmft.errors import Exit, SlurmftError
+
+PORT_VARIABLE = "SLURMFT_RENDEZVOUS_PORT"
+_LOWEST_PORT, _HIGHEST_PORT = 10000, 65535
+
+
+class RendezvousError(SlurmftError):
+    """The nodes of the job cannot meet."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message, hint, Exit.RENDEZVOUS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rendezvous:
+    """One node's view of the meeting point of its job."""
+
+    hosts: tuple[str, ...]
+    """Every host of the job in Slurm's order, under the names by which they reach each other."""
+    node_rank: int
+    """Index of this node in `hosts`."""
+    port: int
+    id: str
+    """Job id and restart count: a node of an earlier attempt cannot join this one."""
+    interface: str | None = None
+    """Network interface of the collectives; None: that of this node's address towards its peers."""
+
+    @property
+    def head(self) -> str:
+        return self.hosts[0]
+
+    @property
+    def host(self) -> str:
+        return self.hosts[self.node_rank]
+
+    @property
+    def is_head(self) -> bool:
+        return self.node_rank == 0
+
+    def check(self, timeout_s: float) -> None:
+        """Makes sure that this node can resolve and reach the head.
+
+        Raises:
+            RendezvousError: it cannot, within the timeout; the message names both hosts.
+        """
+        if not self.is_head:
+            check_reachable(self.host, self.head, self.port, timeout_s)
+
+    def socket_interface(self) -> str | None:
+        """The interface for the collectives: the one asked for, or the one towards the peers.
+
+        Libraries left alone take the address of the host's own name, which Debian maps to
+        127.0.1.1, where no other node answers.
+
+        Raises:
+            RendezvousError: this node has no interface of the name asked for.
+        """
+        if self.interface:
+            return check_interface(self.interface, self.host)
+        if len(self.hosts) == 1:
+            return None
+        return interface_of(address_towards(self.hosts[1] if self.is_head else self.head))
+
+
+def from_slurm(
+    environment: Mapping[str, str], *, host_suffix: str = "", interface: str | None = None
+) -> Rendezvous:
+    """The rendezvous of the Slurm step that this process is part of.
+
+    Raises:
+        RendezvousError: the variables that Slurm sets are absent or contradict each other.
+    """
+    nodelist = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
+    nodelist = nodelist or environment.get("SLURM_NODELIST")
+    job_id = environment.get("SLURM_JOB_ID")
+    if not nodelist or not job_id:
+        raise RendezvousError(
+            "no SLURM_JOB_NODELIST and SLURM_JOB_ID: this is no Slurm job",
+            "submit it with `slurmft submit`, which starts one task a node under srun",
+        )
+    hosts = tuple(host + host_suffix for host in expand_nodelist(nodelist))
+    rank = int(environment.get("SLURM_NODEID", "0"))
+    if rank >= len(hosts):
+        raise RendezvousError(f"SLURM_NODEID={rank} is beyond the {len(hosts)} hosts of {nodelist}")
+    attempt = f"{job_id}.{environment.get('SLURM_RESTART_COUNT', '0')}"
+    port = environment.get(PORT_VARIABLE)
+    return Rendezvous(
+        hosts=hosts,
+        node_rank=rank,
+        port=int(port) if port else candidate_ports(job_id)[0],
+        id=attempt,
+        interface=interface,
+    )
+
+
+# --- node lists -----------------------------------------------------------------------------------
+
+
+def expand_nodelist(text: str) -> list[str]:
+    """Host names of a Slurm node list, as `scontrol show hostnames` gives them.
+
+    "n[1-2,05],rack[1-2]-node[3-4]" -> n1 n2 n05 rack1-node3 rack1-node4 rack2-node3 rack2-node4
+
+    Raises:
+        RendezvousError: the text is no node list.
+    """
+    hosts: list[str] = []
+    for part in _split_list(text):
+        names = [""]
+        for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
+            pieces = [literal] if literal else _expand_ranges(ranges, text)
+            names = [name + piece for name in names for piece in pieces]
+        hosts += names
+    if not hosts:
+        raise RendezvousError(f"the node list {text!r} names no host")
+    return hosts
+
+
+def _split_list(text: str) -> list[str]:
+    """Splits at the commas outside brackets."""
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(text):
+        depth += (c == "[") - (c == "]")
+        if depth not in (0, 1):
+            raise RendezvousError(f"unbalanced brackets in the node list {text!r}")
+        if depth == 0 and c == ",":
+            parts.append(text[start:i])
+            start = i + 1
+    if depth:
+        raise RendezvousError(f"unbalanced brackets in the node list {text!r}")
+    return [part.strip() for part in [*parts, text[start:]] if part.strip()]
+
+
+def _expand_ranges(ranges: str, text: str) -> list[str]:
+    """ "1-3,08" -> 1 2 3 08; the first number's width is the range's."""
+    numbers: list[str] = []
+    for item in ranges.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", item)
+        if not match or int(match[2] or match[1]) < int(match[1]):
+            raise RendezvousError(f"cannot read [{ranges}] in the node list {text!r}")
+        first, last = int(match[1]), int(match[2] or match[1])
+        numbers += [f"{n:0{len(match[1])}d}" for n in range(first, last + 1)]
+    return numbers
+
+
+# --- ports ----------------------------------------------------------------------------------------
+
+
+def ephemeral_ports() -> tuple[int, int]:
+    """The range from which the kernel takes ports for outgoing connections."""
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+            low, high = file.read().split()
+        return int(low), int(high)
+    except (OSError, ValueError):
+        return 32768, 60999  # Linux' own default
+
+
+def candidate_ports(job_id: str, count: int = 20) -> list[int]:
+    """The ports of a job, best first: outside the ephemeral range, different from job to job."""
+    low, high = ephemeral_ports()
+    allowed = [p for p in range(_LOWEST_PORT, _HIGHEST_PORT + 1) if not low <= p <= high]
+    if not allowed:
+        raise RendezvousError(f"the ephemeral range {low}-{high} leaves no port for a rendezvous")
+    number = int("".join(c for c in job_id if c.isdigit()) or "0")
+    # The stride keeps the candidates of neighbouring jobs apart.
+    return [allowed[(number + i * 997) % len(allowed)] for i in range(count)]
+
+
+def free_port(job_id: str) -> int:
+    """The first of the job's ports that nothing on this host listens on.
+
+    Run on the head node (sbatch runs its script there), just before the tasks start.
+
+    Raises:
+        RendezvousError: all of them are taken.
+    """
+    ports = candidate_ports(job_id)
+    for port in ports:
+        if _can_bind(port):
+            return port
+    raise RendezvousError(
+        f"all rendezvous ports of job {job_id} are taken on {socket.gethostname()}: {ports}",
+        "look for stale processes there: ss -tlnp",
+    )
+
+
+def _can_bind(port: int) -> bool:
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                listener.bind((address, port))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    return False
+                raise
+    return True
+
+
+# --- reaching the head ----------------------------------------------------------------------------
+
+
+def check_reachable(host: str, head: str, port: int, timeout_s: float) -> None:
+    """Tries to connect to the head until it answers.
+
+    A refused connection is an answer: the head is there, its torchrun does not listen yet.
+
+    Raises:
+        RendezvousError: `head` does not resolve, or does not answer, within the timeout.
+    """
+    deadline = time.monotonic() + timeout_s
+    problem = "timed out"
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            with socket.create_connection((head, port), timeout=min(left, 5.0)):
+                return
+        except ConnectionRefusedError:
+            return
+        except socket.gaierror as error:
+            problem = f"the name does not resolve ({error.strerror})"
+        except OSError as error:
+            problem = error.strerror or str(error) or "timed out"
+        time.sleep(min(0.5, max(0.0, deadline - time.monotonic())))
+    raise RendezvousError(
+        f"node {host} cannot reach the head node {head}, port {port}: {problem}",
+        "check the network between the two, and --host-suffix or --interface if the fabric has "
+        "names of its own",
+    )
+
+
+def address_towards(peer: str) -> str:
+    """This host's address on the network that leads to a peer (IPv4). Sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((peer, 9))
+        except OSError as error:
+            raise RendezvousError(
+                f"{socket.gethostname()} has no route to {peer}: {error.strerror or error}"
+            ) from None
+        return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str | None:
+    """Name of the network interface that has this IPv4 address; None: no interface has it."""
+    return next((n for n in interfaces() if _interface_address(n) == address), None)
+
+
+def interfaces() -> list[str]:
+    return [name for _, name in socket.if_nameindex()]
+
+
+def check_interface(name: str, host: str) -> str:
+    if name not in interfaces():
+        raise RendezvousError(
+            f"node {host} has no network interface {name!r}", f"it has: {', '.join(interfaces())}"
+        )
+    return name
+
+
+def _interface_address(name: str) -> str | None:
+    import fcntl
+
+    siocgifaddr = 0x8915  # netdevice(7)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            request = struct.pack("256s", name.encode()[:15])
+            answer = fcntl.ioctl(any_socket.fileno(), siocgifaddr, request)
+        except OSError:
+            return None  # an interface without an IPv4 address
+    return socket.inet_ntoa(answer[20:24])
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    """Prints a free rendezvous port for the Slurm job whose batch script calls this."""
+    print(free_port(os.environ.get("SLURM_JOB_ID", "0")))
+    return 0
+
+
+if __name__ == "__main__":
+    from slurmft.errors import run_main
+
+    raise SystemExit(run_main(main))

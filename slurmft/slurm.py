@@ -1,0 +1,168 @@
+"""Slurm's own commands: the only module that calls them. Parsers are pure, beside the calls."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slurmft.errors import Exit, SlurmftError
+
+_TIMEOUT_S = 30
+_ENDED = {
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "REVOKED", "TIMEOUT",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobState:
+    """What Slurm says of a job."""
+
+    name: str
+    """Slurm's word: PENDING, RUNNING, COMPLETED, CANCELLED, ..."""
+    reason: str = ""
+    """Why it is pending, or who cancelled it."""
+    exit_code: int = 0
+    """Of an ended job; 128 + signal where a signal ended it."""
+
+    @property
+    def ended(self) -> bool:
+        return self.name in _ENDED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Partition:
+    """One partition, as sinfo shows it."""
+
+    name: str
+    state: str
+    time_limit: str
+    nodes: int
+    cpus_per_node: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.nodes} nodes, {self.cpus_per_node} CPUs each, limit {self.time_limit}, {self.state})"
+
+
+def available() -> bool:
+    """Whether this machine submits to a Slurm."""
+    return shutil.which("sbatch") is not None
+
+
+def partitions() -> list[Partition]:
+    """The cluster's partitions; empty where sinfo does not answer."""
+    try:
+        return parse_partitions(_call("sinfo", "--noheader", "--format=%R|%a|%l|%D|%c"))
+    except SlurmftError:
+        return []
+
+
+def parse_partitions(text: str) -> list[Partition]:
+    """From lines of `sinfo --format=%R|%a|%l|%D|%c`."""
+    found: dict[str, Partition] = {}
+    for line in text.splitlines():
+        name, state, limit, nodes, cpus = line.strip().split("|")
+        count = int(nodes) + (found[name].nodes if name in found else 0)
+        found[name] = Partition(
+            name=name, state=state, time_limit=limit, nodes=count, cpus_per_node=cpus
+        )
+    return list(found.values())
+
+
+def job_state(job_id: str) -> JobState | None:
+    """The state of a job: from the queue, else from accounting; None where neither knows it."""
+    asked = (
+        (parse_squeue, ("squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r")),
+        (parse_sacct, ("sacct", "-nPX", f"--jobs={job_id}", "--format=State,ExitCode")),
+        (parse_scontrol, ("scontrol", "show", "job", "--oneliner", job_id)),
+    )
+    for parse, command in asked:
+        try:
+            state = parse(_call(*command))
+        except SlurmftError:
+            continue  # the job has left the queue, or the site keeps no accounting
+        # squeue shows an ended job for a moment, but not its exit code.
+        if state and not (parse is parse_squeue and state.ended):
+            return state
+    return None
+
+
+def parse_squeue(text: str) -> JobState | None:
+    """From the line of `squeue --format=%T|%r`."""
+    name, _, reason = text.strip().partition("|")
+    return JobState(name=name, reason="" if reason == "None" else reason) if name else None
+
+
+def parse_sacct(text: str) -> JobState | None:
+    """From the last line of `sacct -nPX --format=State,ExitCode`: earlier lines are requeues."""
+    lines = text.split("\n")
+    line = next((found for found in reversed(lines) if found.strip()), "")
+    if not line:
+        return None
+    state, _, code = line.partition("|")
+    name, _, reason = state.partition(" ")  # "CANCELLED by 1000"
+    return JobState(name=name, reason=reason, exit_code=_exit_code(code))
+
+
+def parse_scontrol(text: str) -> JobState | None:
+    """From `scontrol show job --oneliner`."""
+    pairs = dict(word.split("=", 1) for word in text.split() if "=" in word)
+    if "JobState" not in pairs:
+        return None
+    reason = pairs.get("Reason", "None")
+    return JobState(
+        name=pairs["JobState"],
+        reason="" if reason == "None" else reason,
+        exit_code=_exit_code(pairs.get("ExitCode", "0:0")),
+    )
+
+
+def _exit_code(text: str) -> int:
+    """ "1:0" -> 1, "0:15" -> 143: code and signal, as accounting writes them."""
+    code, _, signal = text.strip().partition(":")
+    return int(code or 0) or (128 + int(signal) if int(signal or 0) else 0)
+
+
+def cancel(job_id: str) -> None:
+    """Cancels a job.
+
+    Raises:
+        SlurmftError: scancel refuses.
+    """
+    _call("scancel", job_id)
+
+
+def _call(*command: str) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except FileNotFoundError:
+        raise SlurmftError(f"{command[0]} is not on the PATH", code=Exit.SUBMIT) from None
+    except subprocess.TimeoutExpired:
+        raise SlurmftError(
+            f"{command[0]} gave no answer in {_TIMEOUT_S} s",
+            "is the Slurm controller up?",
+            Exit.SUBMIT,
+        ) from None
+    if done.returncode:
+        raise SlurmftError(
+            f"{command[0]} failed (exit {done.returncode}): {done.stderr.strip()}", code=Exit.SUBMIT
+        )
+    return done.stdout
+
+
+def refusal(stderr: str, exit_code: int) -> SlurmftError:
+    """The error for a job that sbatch refused: its own words, and what the cluster offers."""
+    words = " ".join(_own_words(stderr.splitlines())) or "no reason given"
+    offers = ", ".join(str(p) for p in partitions())
+    hint = (
+        f"partitions here: {offers}" if offers else "sinfo shows no partition either: is Slurm up?"
+    )
+    return SlurmftError(f"sbatch refused the job (exit {exit_code}): {words}", hint, Exit.SUBMIT)
+
+
+def _own_words(lines: Sequence[str]) -> list[str]:
+    return [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in lines]

@@ -1,0 +1,161 @@
+"""`slurmft submit`: from flags to a submitted job."""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import os
+import shlex
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import slurmft
+from slurmft import launchers
+from slurmft.cli import Parser, add_options, given
+from slurmft.config import (
+    JobConfig,
+    RunConfig,
+    TrainConfig,
+    build,
+    options,
+    site_defaults,
+    site_file,
+)
+from slurmft.errors import Exit, run_main
+from slurmft.follow import Follower, next_commands
+from slurmft.node import placeholder, torchrun_command
+from slurmft.rundir import RunDir, write_json
+from slurmft.sources import localize
+
+WHERE = {
+    "slurm": "to Slurm: {} node(s)",
+    "local": "on this machine, without Slurm: {} simulated node(s)",
+}
+
+EXAMPLES = """\
+examples:
+  slurmft submit --nodes 2 --follow                     synthetic data, a minute on two cores
+  slurmft submit --nodes 4 --task emotion --follow      emotion from the hub, on 4 nodes
+  slurmft submit --nodes 4 --task emotion --data /gpfs/emotion --model /gpfs/distilbert \\
+      --partition gpu --gpus-per-node 4 --time 30 --setup "module load cuda"
+  slurmft submit --nodes 4 --dry-run                    show what would be submitted
+
+Defaults of your site go to ~/.config/slurmft/site.toml (or the file that $SLURMFT_SITE names):
+  partition = "gpu"
+  gpus_per_node = 4
+  setup = ["module load cuda"]
+"""
+
+
+def parser() -> Parser:
+    """The command line of `slurmft submit`."""
+    made = Parser(
+        prog="slurmft submit",
+        description="Fine-tune a transformer on the nodes of a Slurm cluster, or on this machine.",
+        epilog=EXAMPLES,
+    )
+    made.add_argument("--dry-run", action="store_true", help="show what would run; submit nothing")
+    made.add_argument("--follow", action="store_true", help="stream progress until the job ends")
+    made.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    add_options(made, TrainConfig, "what to train")
+    add_options(made, JobConfig, "where to run it")
+    return made
+
+
+def configure(flags: dict[str, Any]) -> RunConfig:
+    """The resolved configuration: flags over the site file over the task's recipe.
+
+    Raises:
+        UsageError: a value that cannot be right, from whichever source.
+    """
+    values = site_defaults() | flags
+    job = build(JobConfig, values)
+    return RunConfig(train=localize(build(TrainConfig, values).resolve()), job=job)
+
+
+def provenance(argv: list[str]) -> dict[str, Any]:
+    """When, where, by whom and from which code a run is submitted."""
+    return {
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "host": os.uname().nodename,
+        "user": getpass.getuser(),
+        "folder": os.getcwd(),
+        "command": shlex.join(["slurmft", "submit", *argv]),
+        "site_file": str(site_file()) if site_file().is_file() else None,
+        "slurmft": slurmft.__version__,
+        "python": sys.version.split()[0],
+        "git": git_state(Path.cwd()),
+    }
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit of the folder's git checkout, and whether it has uncommitted changes; None: no git."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        commit = git("rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(git("status", "--porcelain", "-uno"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def dry_run(config: RunConfig, cluster: str) -> str:
+    """What would be submitted: configuration, job, and the torchrun command of the first node."""
+    name = f"{config.train.task}-<time>-<random>"
+    run = RunDir(Path(config.job.runs_dir).expanduser().absolute() / name)
+    nproc = str(config.job.nproc_per_node or "<GPUs or CPU sockets of the node>")
+    command = torchrun_command(run.path, placeholder(config), nproc)
+    return "\n".join(
+        (
+            f"# configuration, written to {run.config}",
+            config.to_json(),
+            launchers.get(cluster).plan(config, run),
+            "# each node's task then runs (here: the first node)",
+            shlex.join(command).replace("'$HEAD:0'", "$HEAD:$SLURMFT_RENDEZVOUS_PORT"),
+            "",
+            "dry run: nothing was submitted",
+        )
+    )
+
+
+def submit(config: RunConfig, cluster: str) -> RunDir:
+    """Submits a job; returns its run directory, which is gone again if the job was refused."""
+    run = RunDir.create(config)
+    try:
+        job_id = launchers.get(cluster).submit(config, run)
+    except BaseException:
+        run.discard()
+        raise
+    write_json(run.job, {"cluster": cluster, "id": job_id})
+    return run
+
+
+def main(argv: list[str]) -> int:
+    """The command: parse, configure, submit, and follow if asked to."""
+    arguments = parser().parse(argv)
+    flags = given(arguments, [*options(TrainConfig), *options(JobConfig)])
+    config = configure(flags)
+    cluster = launchers.choose(config.job.cluster)
+    if arguments.dry_run:
+        print(dry_run(config, cluster))
+        return Exit.OK
+    config = dataclasses.replace(config, submission=provenance(argv))
+    run = submit(config, cluster)
+    print(f"job {launchers.job_of(run)[1]} submitted {WHERE[cluster].format(config.job.nodes)}")
+    print(f"run directory: {run.path}", flush=True)
+    if arguments.follow:
+        return Follower(run).follow()
+    print(next_commands(run))
+    return Exit.OK
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv))

@@ -1,0 +1,44 @@
+"""What tasks that put a sequence into one of several classes have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from slurmft.config import TrainConfig
+from slurmft.metrics import accuracy
+
+
+class Classification:
+    """Argmax of the logits, and its accuracy."""
+
+    metric_names = ("accuracy",)
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+
+    def predict(self, logits: Any) -> Any:
+        """(batch, classes) -> int64, (batch,)."""
+        return logits.argmax(dim=-1)
+
+    def compute(self, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        return {"accuracy": accuracy(predictions, labels)}
+
+
+def label_maps(labels: list[str]) -> dict[str, Any]:
+    """Label names as a model's configuration holds them."""
+    return {
+        "num_labels": len(labels),
+        "id2label": dict(enumerate(labels)),
+        "label2id": {name: i for i, name in enumerate(labels)},
+    }
+
+
+def set_dropout(model_config: Any, dropout: float | None) -> None:
+    """Sets every dropout probability of a model's configuration; None leaves them."""
+    if dropout is None:
+        return
+    for name, value in model_config.to_dict().items():
+        if "dropout" in name and (value is None or isinstance(value, (int, float))):
+            setattr(model_config, name, dropout)
