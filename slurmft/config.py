@@ -193,12 +193,11 @@ class RunConfig:
 
     @classmethod
     def from_json(cls, text: str) -> RunConfig:
-        raw = json.loads(text)
+        raw: dict[str, Any] = json.loads(text)
+        job = {k: tuple(v) if isinstance(v, list) else v for k, v in raw["job"].items()}
         return cls(
-            train=TrainConfig(**raw["train"]),
-            job=JobConfig(
-                **{k: tuple(v) if isinstance(v, list) else v for k, v in raw["job"].items()}
-            ),
+            train=build(TrainConfig, raw["train"]),
+            job=build(JobConfig, job),
             submission=raw["submission"],
         )
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from slurmft.errors import UsageError
+from slurmft.sources import no_column
 
 Array = np.ndarray
 
@@ -191,10 +192,7 @@ def column(table: Any, name: str, path: str) -> list[Any]:
         UsageError: there is no such column, or it has empty cells.
     """
     if name not in table.column_names:
-        raise UsageError(
-            f"{path!r} has no column {name!r}",
-            f"it has {', '.join(table.column_names)}; choose with --text-column, --label-column",
-        )
+        raise no_column(path, name, table.column_names)
     values: list[Any] = table.column(name).to_pylist()
     if None in values:
         raise UsageError(f"{path!r}: row {values.index(None) + 1} has no {name!r}")

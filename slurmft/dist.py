@@ -64,9 +64,9 @@ class World:
         dist.broadcast(tensor, src=0)
         return [float(v) for v in tensor.tolist()]
 
-    def sum(self, values: Sequence[float]) -> list[float]:
+    def sum(self, values: Sequence[float] | torch.Tensor) -> list[float]:
         """Sums over all ranks, element by element, as doubles."""
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        tensor = torch.as_tensor(values, dtype=torch.float64).to(self.device, copy=True)
         dist.all_reduce(tensor)
         return [float(v) for v in tensor.tolist()]
 
@@ -90,6 +90,11 @@ class World:
         if parts is None:
             return None
         return np.concatenate([p[:n].cpu().numpy() for p, n in zip(parts, sizes, strict=True)])
+
+
+def leave() -> None:
+    """Leaves the process group, after the last collective: a rank that just exits looks dead."""
+    dist.destroy_process_group()
 
 
 def init(backend: str) -> World:

@@ -123,7 +123,7 @@ def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
         who = f" {state.reason}" if state.reason.startswith("by ") else ""
         return SlurmftError(f"the job {job_id} was cancelled{who}", logs, Exit.CANCELLED)
     if failure is not None:
-        return _failure_error(failure, run)
+        return _failure_error(failure)
     reason = recorded["reason"] if recorded["state"] == "failed" else state.reason
     message = f"the job {job_id} ended as {state.name}" + (f": {reason}" if reason else "")
     if state.name == "COMPLETED":
@@ -131,15 +131,11 @@ def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
     return SlurmftError(message, f"{logs} and {run.submitit}", Exit.FAILED)
 
 
-def _failure_error(failure: dict[str, Any], run: RunDir) -> SlurmftError:
-    where = f"{failure['who']} on {failure.get('host', '?')}"
-    if trace := failure.get("traceback"):
-        print(trace.rstrip(), file=sys.stderr)
-    hint = failure.get("hint") or f"logs: {run.logs}"
-    code = failure.get("code") or Exit.FAILED
-    return SlurmftError(
-        f"{where}: {failure['message']}", hint, Exit(code) if code in list(Exit) else Exit.FAILED
-    )
+def _failure_error(failure: dict[str, Any]) -> SlurmftError:
+    if failure["traceback"]:
+        print(failure["traceback"].rstrip(), file=sys.stderr)
+    code = failure["code"]
+    return SlurmftError(f"{failure['where']}: {failure['message']}", failure["hint"], Exit(code))
 
 
 def next_commands(run: RunDir) -> str:

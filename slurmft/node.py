@@ -6,9 +6,11 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from slurmft import process, rendezvous
 from slurmft.config import JobConfig, RunConfig
@@ -16,6 +18,7 @@ from slurmft.errors import Exit, SlurmftError
 from slurmft.profiles import NodeProfile
 from slurmft.rendezvous import Rendezvous
 from slurmft.rundir import RunDir
+from slurmft.sources import hub_in_reach, needs_hub
 
 LOCAL_NODE = "SLURMFT_LOCAL_NODE"
 """Set for a simulated node: its index among `--nodes`, on the loopback network."""
@@ -23,6 +26,8 @@ LOCAL_NODE = "SLURMFT_LOCAL_NODE"
 _START_TIMEOUT_S = 600
 """How long torchrun waits for the other nodes' torchrun: importing torch from a cold shared file
 system takes minutes. That they can be reached is known before (`Rendezvous.check`)."""
+
+_ECHO_WAIT_S = 5
 
 _STOP_TIMEOUT_S = 15
 """Between torchrun's SIGTERM and SIGKILL to the ranks of a failed node."""
@@ -42,9 +47,7 @@ class NodeTask:
         try:
             code = self._run(run)
         except SlurmftError as error:
-            host = os.uname().nodename
-            failure = {"message": error.message, "hint": error.hint, "host": host}
-            run.add_failure(f"node-{host}", failure | {"code": int(error.code)})
+            run.add_failure(f"node {os.uname().nodename}", error)
             run.set_state("failed", error.message, int(error.code))
             print(f"error: {error}", file=sys.stderr, flush=True)
             code = int(error.code)
@@ -65,8 +68,10 @@ class NodeTask:
         nproc = profile.nproc_per_node(config.job.nproc_per_node)
         meeting.check(config.job.rdzv_timeout_s)
         environment = training_environment(profile, nproc, meeting) | dict(os.environ)
+        if needs_hub(config.train) and "HF_HUB_OFFLINE" not in environment and not hub_in_reach():
+            environment["HF_HUB_OFFLINE"] = "1"
         command = torchrun_command(run.path, meeting, str(nproc))
-        with open(run.logs / f"node-{meeting.node_rank:03d}.log", "ab") as log:
+        with open(self._log(run, meeting), "ab") as log:
             torchrun = process.start(command, env=environment, stdout=log, stderr=log)
             code = torchrun.wait()
         return self._conclude(run, code, meeting)
@@ -82,25 +87,40 @@ class NodeTask:
             if run.root_failure() is None:
                 run.set_state("cancelled", "the job received SIGTERM", int(Exit.CANCELLED))
             return 1
-        failure = run.root_failure()
-        if failure is None:
-            failure = {"message": self._killed_rank(run, code, meeting), "host": meeting.host}
-            run.add_failure(f"node-{meeting.node_rank:03d}", failure)
-        exit_code = int(failure.get("code") or Exit.FAILED)
-        run.set_state("failed", failure["message"], exit_code)
-        return exit_code
+        failure = self._root_failure(run, code, meeting)
+        run.set_state("failed", failure["message"], failure["code"])
+        return int(failure["code"])
 
-    def _killed_rank(self, run: RunDir, code: int, meeting: Rendezvous) -> str:
-        """What torchrun says of a rank that left no word of its own: it was killed."""
-        log = run.logs / f"node-{meeting.node_rank:03d}.log"
-        text = log.read_text(encoding="utf-8", errors="replace")
-        match = re.search(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)", text)
-        if not match:
-            return f"torchrun on {meeting.host} ended with exit code {code}; see {log}"
-        how = int(match[1])
-        cause = f"was killed by {signal.Signals(-how).name}" if how < 0 else f"exited with {how}"
-        oom = " (out of memory?)" if how == -signal.SIGKILL else ""
-        return f"local rank {match[2]} on {meeting.host} {cause}{oom}; see {log}"
+    def _root_failure(self, run: RunDir, code: int, meeting: Rendezvous) -> dict[str, Any]:
+        """The failure that ended the run.
+
+        When the ranks here only lost their peers, the node whose rank failed first gets a moment to
+        say so: the end of this task makes srun end that one too.
+        """
+        where, log = f"node {os.uname().nodename}", self._log(run, meeting)
+        if signal_number := killed_by(log):
+            name = signal.Signals(signal_number).name
+            oom = " (out of memory?)" if signal_number == signal.SIGKILL else ""
+            killed = SlurmftError(f"a rank was killed by {name}{oom}", f"log: {log}")
+            # A rank that loses its peers may abort; who was killed otherwise is the cause.
+            run.add_failure(where, killed, echo=signal_number == signal.SIGABRT)
+        deadline = time.monotonic() + _ECHO_WAIT_S
+        while (failure := run.root_failure()) is None or failure["echo"]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        unknown = SlurmftError(f"torchrun ended with exit code {code}", f"log: {log}")
+        return failure or run.add_failure(where, unknown)
+
+    def _log(self, run: RunDir, meeting: Rendezvous) -> Path:
+        return run.logs / f"node-{meeting.node_rank:03d}.log"
+
+
+def killed_by(torchrun_log: Path) -> int | None:
+    """The signal that ended a rank, by torchrun's words; None: no rank was killed."""
+    text = torchrun_log.read_text(encoding="utf-8", errors="replace")
+    match = re.search(r"failed \(exitcode: -(\d+)\) local_rank", text)
+    return int(match[1]) if match else None
 
 
 def meeting_point(job: JobConfig, environment: Mapping[str, str]) -> Rendezvous:

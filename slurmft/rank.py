@@ -1,7 +1,7 @@
 """One rank of a run: `python -m slurmft.rank RUN_DIR`, started by torchrun on every node.
 
-Everything that a rank is before it trains: tied to its agent's life, its output in a log of its own,
-its failure on record. Heavy imports come after that, so that their failures are recorded too.
+Everything that a rank is before it trains: tied to its agent's life, its output in a log of its
+own, its failure on record. Heavy imports come after that, so that their failures are recorded too.
 """
 
 from __future__ import annotations
@@ -52,18 +52,10 @@ def record_failure(run: RunDir, rank: int, error: Exception, trace: str | None) 
     """Keeps a failure in the run directory, where the node and the follower find it."""
     from slurmft.dist import is_echo
 
-    known = isinstance(error, SlurmftError)
-    run.add_failure(
-        f"rank-{rank:03d}",
-        {
-            "message": error.message if known else f"{type(error).__name__}: {error}",
-            "hint": error.hint if known else None,
-            "code": int(error.code) if known else int(Exit.FAILED),
-            "host": platform.node(),
-            "traceback": trace,
-            "echo": is_echo(error),
-        },
-    )
+    shown = error
+    if not isinstance(shown, SlurmftError):
+        shown = SlurmftError(f"{type(error).__name__}: {error}", f"log: {run.rank_log(rank)}")
+    run.add_failure(f"rank {rank} on {platform.node()}", shown, trace, is_echo(error))
 
 
 if __name__ == "__main__":

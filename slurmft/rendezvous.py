@@ -14,7 +14,7 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurmft.errors import Exit, SlurmftError
@@ -292,7 +292,7 @@ def _interface_address(name: str) -> str | None:
     return socket.inet_ntoa(answer[20:24])
 
 
-def main(argv: Sequence[str] = ()) -> int:
+def main() -> int:
     """Prints a free rendezvous port for the Slurm job whose batch script calls this."""
     print(free_port(os.environ.get("SLURM_JOB_ID", "0")))
     return 0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+import slurmft
 from slurmft.data import Batch
 from slurmft.errors import SlurmftError
 from slurmft.progress import Progress, describe_epoch, result_table
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from slurmft.train import Training
 
 _PACKAGES = (
-    "slurmft", "torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers", "numpy",
+    "torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers", "numpy",
     "scikit-learn", "submitit", "filelock", "oneccl-bind-pt", "intel-extension-for-pytorch",
 )  # fmt: skip
 
@@ -83,16 +84,24 @@ class Reporter:
         self.tokens += batch.tokens
         self.padded_tokens += batch.padded_tokens
 
-    def step(self, step: int, loss: Any, samples: int) -> None:
-        """Notes an optimizer step on `samples` samples; `loss` is this rank's share of its mean."""
+    def step(self, step: int, loss: Any, learning_rate: float, samples: int) -> None:
+        """Notes an optimizer step.
+
+        Args:
+            step: its number, from 1.
+            loss: this rank's share of the mean loss over the global batch.
+            learning_rate: the rate that it used.
+            samples: samples of the global batch.
+        """
         if not self.samples:
             self.startup_s = time.time() - self._began_at
         self.samples += samples
         self._window_samples += samples
         self._losses.append(loss)
-        rate = self.training.scheduler.get_last_lr()[0]
         epoch = step / self.training.steps_per_epoch
-        self._steps.append({"event": "step", "step": step, "epoch": epoch, "learning_rate": rate})
+        self._steps.append(
+            {"event": "step", "step": step, "epoch": epoch, "learning_rate": learning_rate}
+        )
         if step % self.training.config.log_every == 0:
             self.flush()
 
@@ -219,7 +228,7 @@ def cpu_model() -> str:
 
 def versions() -> dict[str, str]:
     """Versions of the installed packages that a result depends on."""
-    found = {}
+    found = {"slurmft": slurmft.__version__}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)

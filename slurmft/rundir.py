@@ -103,9 +103,28 @@ class RunDir:
         """The last recorded state: state, time (Unix seconds), reason, exit_code, history."""
         return read_json(self.state) or {"state": "unknown", "reason": "", "exit_code": None}
 
-    def add_failure(self, who: str, failure: dict[str, Any]) -> None:
-        """Keeps what went wrong in one process; `who` names it: rank-003, node-n1."""
-        write_json(self.failures / f"{who}.json", {"who": who, "time": time.time()} | failure)
+    def add_failure(
+        self, where: str, error: SlurmftError, trace: str | None = None, echo: bool = False
+    ) -> dict[str, Any]:
+        """Keeps what went wrong in one process; returns it as it is kept.
+
+        Args:
+            where: the process, in words: "rank 3 on n1".
+            error: message, hint and exit code.
+            trace: the traceback, of an error that nobody foresaw.
+            echo: it only says that another process failed.
+        """
+        failure = {
+            "where": where,
+            "message": error.message,
+            "hint": error.hint,
+            "code": int(error.code),
+            "traceback": trace,
+            "echo": echo,
+            "time": time.time(),
+        }
+        write_json(self.failures / f"{where.replace(' ', '-')}-{os.getpid()}.json", failure)
+        return failure
 
     def root_failure(self) -> dict[str, Any] | None:
         """The failure that the others follow from: the first that is no echo of another's.
@@ -113,7 +132,7 @@ class RunDir:
         When one rank dies, its neighbours see their connections close; those are echoes.
         """
         found = [f for p in self.failures.glob("*.json") if (f := read_json(p))]
-        found.sort(key=lambda f: (f.get("echo", False), f["time"]))
+        found.sort(key=lambda f: (f["echo"], f["time"]))
         return found[0] if found else None
 
 

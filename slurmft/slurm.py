@@ -43,7 +43,8 @@ class Partition:
     cpus_per_node: str
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.nodes} nodes, {self.cpus_per_node} CPUs each, limit {self.time_limit}, {self.state})"
+        size = f"{self.nodes} nodes of {self.cpus_per_node} CPUs"
+        return f"{self.name} ({size}, time limit {self.time_limit}, {self.state})"
 
 
 def available() -> bool:

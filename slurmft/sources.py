@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import gzip
+import json
+import os
 import re
 from pathlib import Path
+from typing import Any
 
 from slurmft.config import TrainConfig
 from slurmft.errors import UsageError
@@ -22,14 +27,18 @@ def is_local(name: str) -> bool:
 def localize(train: TrainConfig) -> TrainConfig:
     """The configuration with local folders checked and made absolute: nodes start elsewhere.
 
+    What can be seen in a glance is checked here, before the job waits in a queue: that files exist,
+    have a first row, and have the columns.
+
     Raises:
-        UsageError: a folder that does not exist, or lacks the files of a model or a data set.
+        UsageError: a folder that does not exist, or lacks the files of a model or a data set; a
+            file that is empty, unreadable, or has no such column.
     """
-    changes = {}
+    changes: dict[str, Any] = {}
     if train.data is not None and is_local(train.data):
         folder = _folder("--data", train.data)
         for split in SPLITS:
-            find_split(folder, split)
+            check_columns(find_split(folder, split), train.text_column, train.label_column)
         changes["data"] = str(folder)
     if train.model is not None and is_local(train.model):
         folder = _folder("--model", train.model)
@@ -40,6 +49,87 @@ def localize(train: TrainConfig) -> TrainConfig:
             )
         changes["model"] = str(folder)
     return dataclasses.replace(train, **changes)
+
+
+def check_columns(path: Path, *names: str | None) -> None:
+    """Makes sure that a data file has these columns.
+
+    Raises:
+        UsageError: it lacks one, has no rows, or cannot be read.
+    """
+    found = columns(path)
+    for name in names:
+        if name is not None and name not in found:
+            raise no_column(str(path), name, found)
+
+
+def columns(path: Path) -> list[str]:
+    """The columns of a data file, from its head.
+
+    Raises:
+        UsageError: the file cannot be read, or has no rows.
+    """
+    try:
+        if path.suffix == ".parquet":
+            return _parquet_columns(path)
+        with (
+            gzip.open(path, "rt") if path.suffix == ".gz" else open(path, encoding="utf-8") as file
+        ):
+            head, first = file.readline(), file.readline()
+        if path.name.removesuffix(".gz").endswith(".csv"):
+            names = next(csv.reader([head]), [])
+            empty = not first.strip()
+        else:
+            row = json.loads(head) if head.strip() else {}
+            names = list(row) if isinstance(row, dict) else []
+            empty = not names
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"cannot read {str(path)!r}: {error}") from None
+    if empty:
+        raise UsageError(f"{str(path)!r} has no rows")
+    return names
+
+
+def _parquet_columns(path: Path) -> list[str]:
+    import pyarrow.parquet  # 100 ms: only a parquet file pays for it
+
+    found = pyarrow.parquet.ParquetFile(path)
+    if found.metadata.num_rows == 0:
+        raise UsageError(f"{str(path)!r} has no rows")
+    return list(found.schema_arrow.names)
+
+
+def no_column(where: str, name: str, found: list[str]) -> UsageError:
+    return UsageError(
+        f"{where!r} has no column {name!r}",
+        f"it has {', '.join(found)}; choose with --text-column, --label-column",
+    )
+
+
+def needs_hub(train: TrainConfig) -> bool:
+    """Whether the model or the data comes from the hub (or from its cache)."""
+    return any(name is not None and not is_local(name) for name in (train.model, train.data))
+
+
+def hub_in_reach(timeout_s: float = 10.0) -> bool:
+    """Whether the Hugging Face hub answers this node, by whichever proxy is set.
+
+    Asked once a node: without it every file of a model is retried for 20 s before the cache is
+    looked at.
+    """
+    import urllib.error
+    import urllib.request
+
+    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(endpoint, method="HEAD"), timeout=timeout_s
+        ):
+            return True
+    except urllib.error.HTTPError:
+        return True  # an answer, if an unfriendly one
+    except (OSError, ValueError):
+        return False
 
 
 def find_split(folder: Path, split: str) -> Path:

@@ -8,7 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ def configure(flags: dict[str, Any]) -> RunConfig:
 def provenance(argv: list[str]) -> dict[str, Any]:
     """When, where, by whom and from which code a run is submitted."""
     return {
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": os.uname().nodename,
         "user": getpass.getuser(),
         "folder": os.getcwd(),

@@ -1,7 +1,7 @@
 """The training loop, as one rank runs it (started by `slurmft.rank`).
 
-The page to read is `Training.run`. The optimizer step is the unit of everything: schedules, logs and
-limits count optimizer steps, whatever the number of ranks and micro-steps.
+The page to read is `Training.run`. The optimizer step is the unit of everything: schedules, logs
+and limits count optimizer steps, whatever the number of ranks and micro-steps.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from transformers.utils.logging import disable_progress_bar
 
 from slurmft import dist, metrics, tasks
 from slurmft.clock import PhaseClock
@@ -27,6 +28,9 @@ from slurmft.errors import Exit, SlurmftError
 from slurmft.profiles import NodeProfile
 from slurmft.reporter import Reporter
 from slurmft.rundir import RunDir, write_folder
+
+# Logs are files: transformers' bars for loading and saving weights would only litter them.
+disable_progress_bar()
 
 
 class Training:
@@ -97,6 +101,7 @@ class Training:
             self.reporter.epoch(epoch, metrics)
         self.world.on_main(self._save_model)
         self.reporter.finish(step, metrics)
+        dist.leave()
 
     def _train_epoch(self, epoch: int, step: int) -> int:
         """One pass over the data, or what is left of the step limit; returns the step reached."""
@@ -106,9 +111,10 @@ class Training:
         for samples in self._global_batches(epoch):
             if step == self.total_steps:
                 break
+            learning_rate = self.scheduler.get_last_lr()[0]
             loss = self._step(samples)
             step += 1
-            self.reporter.step(step, loss, len(samples))
+            self.reporter.step(step, loss, learning_rate, len(samples))
         self.reporter.flush()
         self.clock.lap("train")
         return step
@@ -120,7 +126,7 @@ class Training:
             yield order[start : start + self.global_batch_size]
 
     def _step(self, samples: Any) -> Any:
-        """One optimizer step on the samples of a global batch; returns this rank's share of the loss.
+        """One optimizer step on a global batch; returns this rank's share of its loss.
 
         The loss is the mean over the global batch, also where the last batch does not divide among
         the ranks. Summed over all ranks, the returned shares give that mean.
@@ -142,7 +148,7 @@ class Training:
         """Gradients of this rank's part of a global batch; returns its share of the mean loss."""
         mine = share(samples, self.parts, micro_step * self.world.size + self.world.rank)
         weight = len(mine) / len(samples)
-        # A rank without a share computes any sample with weight 0: the others wait for its gradients.
+        # A rank without a share computes any sample with weight 0: the others wait for it.
         batch = self.data.train.batch(
             mine if len(mine) else samples[:1], self.data.pad_id, self.pad_multiple
         )
@@ -160,12 +166,12 @@ class Training:
         sizes = share_sizes(len(self.data.validation), self.world.size)
         gathered = self.world.gather(self._predictions(sizes), sizes)
         self.clock.lap("evaluate")
-        return metrics.share_metrics(
-            self.world,
-            self.task.metric_names,
-            lambda: self.task.compute(gathered, self.data.validation.labels),
-            self.clock.lap,
-        )
+
+        def compute() -> dict[str, float]:
+            assert gathered is not None  # on the main rank, which alone computes
+            return self.task.compute(gathered, self.data.validation.labels)
+
+        return metrics.share_metrics(self.world, self.task.metric_names, compute, self.clock.lap)
 
     def _predictions(self, sizes: list[int]) -> Any:
         """This rank's predictions, of its consecutive part of the validation split.
@@ -240,6 +246,7 @@ def seed_everything(seed: int) -> None:
 
 def make_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """AdamW; biases and norms (one dimension) do not decay."""
+    assert config.learning_rate is not None  # from the recipe
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": config.weight_decay},

@@ -47,7 +47,7 @@ def choose(cluster: str) -> str:
 
 def get(cluster: str) -> Launcher:
     """The launcher of that name (imported here: submitit takes 90 ms)."""
-    launcher: Launcher = importlib.import_module(f"slurmft.launchers.{cluster}")  # type: ignore[assignment]
+    launcher: Launcher = importlib.import_module(f"slurmft.launchers.{cluster}")
     return launcher
 
 

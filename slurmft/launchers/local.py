@@ -7,6 +7,7 @@ and when one fails it ends the others and passes its exit code on.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -38,6 +39,7 @@ class LocalNodes:
     def __call__(self) -> None:
         """Runs all nodes. Leaves by SystemExit, with the first failure's exit code."""
         run = RunDir.open(self.run_dir)
+        os.setpgrp()  # the terminal's Ctrl-C is not meant for the job
         for sig in (signal.SIGTERM, signal.SIGINT):
             signal.signal(sig, self._on_stop)
         write_json(_pid_file(run), {"pid": os.getpid(), "started": _start_time(os.getpid())})
@@ -91,8 +93,8 @@ class LocalNodes:
 def plan(config: RunConfig, run: RunDir) -> str:
     """One line: there is no script."""
     return (
-        f"# no Slurm: {config.job.nodes} simulated node(s) on this machine, each with a task of its "
-        "own,\n# in one job of submitit's local executor\n"
+        f"# no Slurm: {config.job.nodes} simulated node(s) on this machine, each with a task of\n"
+        "# its own, in one job of submitit's local executor\n"
     )
 
 
@@ -113,8 +115,9 @@ def submit(config: RunConfig, run: RunDir) -> str:
     os.environ[_GPUS] = ",".join(gpus)
     executor = submitit.LocalExecutor(run.submitit)
     limit_min = time_limit_min(config.job.time) if config.job.time else _NO_LIMIT_MIN
-    # The job outlives this terminal: neither its Ctrl-C nor its end is meant for the job.
-    executor.update_parameters(timeout_min=limit_min, setup=["trap '' INT HUP", *config.job.setup])
+    # The job outlives this terminal: neither its Ctrl-C nor its end may reach submitit's processes.
+    detach = ["trap '' INT HUP", f"exec </dev/null >>{shlex.quote(str(run.logs / 'job.log'))} 2>&1"]
+    executor.update_parameters(timeout_min=limit_min, setup=[*detach, *config.job.setup])
     return str(executor.submit(LocalNodes(str(run.path))).job_id)
 
 

@@ -34,14 +34,18 @@ class Task(Classification):
         return TokenData(train, validation, LABELS, pad_id)
 
     def _tokenize(self, tokenizer: Any, split: str) -> TokenTable:
-        assert self.config.text_column and self.config.label_column  # from the recipe
+        text, label = self.config.text_column, self.config.label_column
+        assert text is not None  # both are from the recipe
+        assert label is not None
         table, where = self._rows(split)
-        labels = label_ids(column(table, self.config.label_column, where), LABELS, where)
-        texts = column(table, self.config.text_column, where)
-        for row, text in enumerate(texts, start=1):
-            if not isinstance(text, str):
-                raise UsageError(f"{where!r}: row {row} has the text {text!r}, which is no string")
-        encoded = tokenizer(texts, truncation=True, max_length=self.config.max_length)
+        labels = label_ids(column(table, label, where), LABELS, where)
+        texts = column(table, text, where)
+        for row, value in enumerate(texts, start=1):
+            if not isinstance(value, str):
+                raise UsageError(f"{where!r}: row {row} has the text {value!r}, which is no string")
+        assert self.config.max_length is not None
+        longest = min(self.config.max_length, tokenizer.model_max_length)
+        encoded = tokenizer(texts, truncation=True, max_length=longest)
         return TokenTable.build(encoded["input_ids"], labels)
 
     def _rows(self, split: str) -> tuple[Any, str]:

@@ -1,0 +1,106 @@
+"""Fixtures of all tests: runs by the real command line, and the one Slurm of a session."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmft.rundir import RunDir
+from tests.cluster import Cluster
+from tests.models import write_emotion, write_model
+
+HOSTILE = 'it\'s a "test"; echo $HOME é 100% `x`'
+"""A folder name with everything that shells, Slurm and JSON treat specially, bar line breaks."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slurm", action="store_true", help="run the tests on a real Slurm too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slurm"):
+        return
+    skip = pytest.mark.skip(reason="needs a real Slurm: give --slurm")
+    for item in items:
+        if item.get_closest_marker("slurm"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Four nodes of a real Slurm. A test that wants it fails if it cannot start."""
+    with Cluster(nodes=4) as made:
+        yield made
+
+
+@pytest.fixture
+def idle_cluster(cluster: Cluster) -> Cluster:
+    """The cluster with no job in it."""
+    cluster.wait_idle(60)
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved BERT of a few thousand weights, with its tokenizer."""
+    return write_model(tmp_path_factory.mktemp("model") / "tiny bert")
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of made-up emotion texts: 203 for training, 67 for validation."""
+    return write_emotion(tmp_path_factory.mktemp("data") / "tiny emotion", train=203, validation=67)
+
+
+@pytest.fixture(autouse=True)
+def no_site_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The user's own site file must not decide about tests."""
+    monkeypatch.delenv("SLURMFT_SITE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@dataclass
+class Done:
+    """A finished slurmft command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def run(self) -> RunDir:
+        """The run directory that the command printed."""
+        line = next(x for x in self.out.splitlines() if x.startswith("run directory: "))
+        return RunDir.open(line.removeprefix("run directory: "))
+
+    @property
+    def result(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.run.result.read_text())
+        return found
+
+
+def slurmft(*arguments: str, env: dict[str, str] | None = None, timeout_s: float = 120) -> Done:
+    """Runs a slurmft command as users do: in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "slurmft", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env=os.environ | (env or {}),
+        check=False,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def records(run: RunDir, event: str) -> list[dict[str, Any]]:
+    """The records of one kind."""
+    lines = [json.loads(line) for line in run.records.read_text().splitlines()]
+    return [record for record in lines if record["event"] == event]

@@ -1,0 +1,138 @@
+"""Configuration: values that cannot be right, and where values come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurmft.config import (
+    JobConfig,
+    RunConfig,
+    TrainConfig,
+    options,
+    site_defaults,
+    time_limit_min,
+)
+from slurmft.errors import UsageError
+from slurmft.recipes import RECIPES
+from slurmft.submit import configure
+
+TRAIN_FLAGS = """task preset model data text_column label_column max_length epochs max_steps
+batch_size eval_batch_size gradient_accumulation_steps learning_rate lr_schedule warmup_steps
+warmup_ratio weight_decay max_grad_norm precision backend dropout seed log_every"""
+JOB_FLAGS = """nodes nproc_per_node cluster runs_dir job_name partition account qos time
+gpus_per_node cpus_per_task mem constraint exclusive reservation comment sbatch setup host_suffix
+interface rdzv_timeout_s"""
+
+
+def test_flags_are_a_promise() -> None:
+    """Scripts and site files name them: none may vanish or change unnoticed."""
+    assert list(options(TrainConfig)) == TRAIN_FLAGS.split()
+    assert list(options(JobConfig)) == JOB_FLAGS.split()
+
+
+def test_config_survives_json() -> None:
+    config = RunConfig(
+        train=TrainConfig(task="emotion", data='/d/it\'s "é"\n').resolve(),
+        job=JobConfig(nodes=3, setup=("module load x",), sbatch=("nice=3", "requeue")),
+        submission={"git": None},
+    )
+    assert RunConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"task": "emtion"}, "did you mean emotion?"),
+        ({"precision": "fp8"}, "unknown --precision 'fp8'"),
+        ({"preset": "huge"}, "known: quick, paper"),
+        ({"epochs": 0}, "--epochs 0 must be at least 1"),
+        ({"learning_rate": -1.0}, "--learning-rate -1.0 must be above 0"),
+        ({"warmup_ratio": 1.5}, "between 0 and 1"),
+        ({"dropout": 1.0}, "below 1"),
+        ({"seed": 2**32}, "below 2^32"),
+    ],
+)
+def test_train_values_that_cannot_be_right(values: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        TrainConfig(**values)  # type: ignore[arg-type]
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"nodes": 0}, "--nodes 0 must be at least 1"),
+        ({"time": "soon"}, "--time 'soon' is no time limit"),
+        ({"time": "0:00"}, "leaves no time"),
+        ({"comment": "two\nlines"}, "holds a line break"),
+        ({"setup": ("a\nb",)}, "holds a line break"),
+        ({"sbatch": ("=3",)}, "is no KEY=VALUE"),
+        ({"sbatch": ("partition=x",)}, "use --partition"),
+        ({"sbatch": ("output=x",)}, "slurmft sets output itself"),
+        ({"cluster": "slrm"}, "did you mean slurm?"),
+    ],
+)
+def test_job_values_that_cannot_be_right(values: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        JobConfig(**values)  # type: ignore[arg-type]
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("90", 90), ("1:30", 2), ("30:00", 30), ("1:30:00", 90), ("1-0", 1440), ("2-12:30", 3630)],
+)
+def test_time_limits_as_slurm_reads_them(text: str, minutes: int) -> None:
+    assert time_limit_min(text) == minutes
+
+
+def test_recipe_fills_what_nobody_gave() -> None:
+    train = TrainConfig(task="emotion", epochs=7).resolve()
+    assert train.epochs == 7
+    assert train.batch_size == RECIPES["emotion"]["default"]["batch_size"]
+    assert TrainConfig().resolve().preset == "quick"
+    assert TrainConfig(preset="paper").resolve().batch_size == 256
+
+
+def test_site_file_gives_defaults_and_flags_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text('partition = "gpu"\nnodes = 8\nsetup = ["module load cuda"]\ntime = 30\n')
+    monkeypatch.setenv("SLURMFT_SITE", str(site))
+    job = configure({"nodes": 2}).job
+    assert (job.nodes, job.partition, job.setup, job.time) == (
+        2,
+        "gpu",
+        ("module load cuda",),
+        "30",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('partiton = "gpu"', "did you mean partition?"),
+        ('nodes = "4"', "nodes must be a int"),
+        ("setup = 3", "must be a list of strings"),
+        ("nodes = ", "cannot read the site file"),
+    ],
+)
+def test_site_file_that_cannot_be_right(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text(text)
+    monkeypatch.setenv("SLURMFT_SITE", str(site))
+    with pytest.raises(UsageError) as error:
+        site_defaults()
+    assert message in str(error.value)
+    assert str(site) in str(error.value)
+
+
+def test_site_file_named_and_absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLURMFT_SITE", str(tmp_path / "none.toml"))
+    with pytest.raises(UsageError, match="names no file"):
+        site_defaults()

@@ -1,0 +1,27 @@
+"""Agreement between ranks, in a process group of three."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from slurmft import dist
+from slurmft.errors import UsageError
+
+
+def test_ranks_agree() -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    done = subprocess.run(
+        [*torchrun, "-m", "tests.ranks"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} done" for rank in range(3)]
+
+
+def test_backends() -> None:
+    assert dist.choose_backend("auto", has_gpu=True) == "nccl"
+    assert dist.choose_backend("gloo", has_gpu=True) == "gloo"
+    with pytest.raises(UsageError, match="needs GPUs"):
+        dist.choose_backend("nccl", has_gpu=False)

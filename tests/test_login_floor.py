@@ -1,0 +1,105 @@
+"""The commands of the login node: fast to start, free of torch, and clear about mistakes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import HOSTILE, slurmft
+
+HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "submitit", "pyarrow")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--dry-run"], ["--dry-run", "--cluster=slurm"], ["--nods"]]
+)
+def test_no_heavy_imports(arguments: list[str], fake_sbatch: dict[str, str]) -> None:
+    code = (
+        "import sys\n"
+        "from slurmft.submit import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except BaseException: pass\n"
+        f"print('HEAVY', [m for m in {HEAVY} if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=fake_sbatch,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "HEAVY []"
+
+
+@pytest.fixture
+def fake_sbatch(tmp_path: Path) -> dict[str, str]:
+    """An environment with an sbatch that must not be called."""
+    tool = tmp_path / "bin" / "sbatch"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\nexit 77\n")
+    tool.chmod(0o755)
+    return os.environ | {"PATH": f"{tool.parent}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--ndoes", "4"], "did you mean --nodes?"),
+        (["--nodes", "0"], "--nodes 0 must be at least 1"),
+        (["--nodes", "four"], "argument --nodes: invalid int value: 'four'"),
+        (["--node", "4"], "did you mean --nodes?"),
+        (["--task", "emotions"], "did you mean emotion?"),
+        (["4"], "unexpected argument '4'"),
+        (["--task", "emotion", "--data", "/no/such/place"], "no such folder"),
+        (["--task", "emotion", "--model", "/"], "holds no config.json"),
+        (["--cluster", "slurm"], "sbatch is not on the PATH"),
+        (["--runs-dir", "/proc/none"], "cannot write the run directory"),
+        (["--comment", "two\nlines"], "holds a line break"),
+    ],
+)
+def test_mistakes_end_in_two_lines(arguments: list[str], hint: str, tmp_path: Path) -> None:
+    done = slurmft("submit", *arguments, env={"PATH": f"{tmp_path}"})
+    assert done.code in (2, 3)
+    assert hint in done.err
+    assert "Traceback" not in done.err
+    assert len(done.err.splitlines()) <= 2
+    assert done.out == ""
+
+
+def test_commands() -> None:
+    assert slurmft().code == 2
+    assert "submit" in slurmft("--help").out
+    assert "did you mean submit?" in slurmft("submt").err
+    assert "is no run directory" in slurmft("follow", "/").err
+    assert slurmft("--version").out.startswith("slurmft 0.")
+
+
+def test_dry_run_shows_everything_and_does_nothing(
+    tmp_path: Path, fake_sbatch: dict[str, str]
+) -> None:
+    runs = tmp_path / HOSTILE
+    done = slurmft(
+        *("submit", "--dry-run", "--nodes", "3", "--runs-dir", str(runs)),
+        *("--partition", "gpu", "--gpus-per-node", "4", "--cpus-per-task", "8", "--exclusive"),
+        *("--setup", "module load cuda", "--sbatch", "nice=100", "--comment", "it's"),
+        env=fake_sbatch,
+    )
+    assert done.code == 0
+    for text in (
+        '"batch_size": 32',
+        "#SBATCH --nodes=3",
+        "#SBATCH --partition=gpu",
+        "#SBATCH --gpus-per-node=4",
+        "#SBATCH --exclusive\n",
+        "#SBATCH --nice=100",
+        "module load cuda\n",
+        "-m torch.distributed.run --nnodes 3",
+        "nothing was submitted",
+    ):
+        assert text in done.out
+    assert not runs.exists()

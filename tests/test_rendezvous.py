@@ -1,0 +1,150 @@
+"""Node lists, ports, and reaching the head."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+
+import pytest
+
+from slurmft import rendezvous
+from slurmft.rendezvous import RendezvousError, expand_nodelist
+from tests.cluster import Cluster
+
+NODELISTS = [
+    "n1",
+    "n1,n2",
+    "n[1-4]",
+    "n[01-12]",
+    "n[1-3,7,9-10]",
+    "n[009-011]",
+    "n7,m[01-03,8]",
+    "rack[1-2]-node[3-4]",
+    "a[1-2]b[03-04]c[5,7]",
+    "login,gpu[1-2],cpu-[08-10]-ib",
+    "node-a.site.example,node-b.site.example",
+    "p[0-1]x,q[99-101]",
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("n[08-10]", ["n08", "n09", "n10"]),
+        ("n7,m[01-03,8]", ["n7", "m01", "m02", "m03", "m8"]),
+        (
+            "rack[1-2]-node[3-4]",
+            ["rack1-node3", "rack1-node4", "rack2-node3", "rack2-node4"],
+        ),
+        ("n[1-2]-ib,login", ["n1-ib", "n2-ib", "login"]),
+    ],
+)
+def test_node_lists(text: str, hosts: list[str]) -> None:
+    assert expand_nodelist(text) == hosts
+
+
+@pytest.mark.parametrize("text", ["", "n[1-", "n1]", "n[3-1]", "n[a-b]", "n[[1-2]]", "n[]"])
+def test_texts_that_are_no_node_lists(text: str) -> None:
+    with pytest.raises(RendezvousError):
+        expand_nodelist(text)
+
+
+@pytest.mark.slurm
+def test_node_lists_agree_with_scontrol(cluster: Cluster) -> None:
+    rng = random.Random(1)
+    texts = NODELISTS + [random_nodelist(rng) for _ in range(60)]
+    for text in texts:
+        shown = cluster.run(["scontrol", "show", "hostnames", text]).stdout.split()
+        assert expand_nodelist(text) == shown, text
+
+
+def random_nodelist(rng: random.Random) -> str:
+    """A node list of random names, ranges and widths."""
+    parts = []
+    for _ in range(rng.randint(1, 4)):
+        part = rng.choice(["n", "gpu-", "rack", "x1y"])
+        for _ in range(rng.randint(0, 2)):
+            part += "[" + ",".join(random_range(rng) for _ in range(rng.randint(1, 3))) + "]"
+            part += rng.choice(["", "-", "n", "-ib"])
+        parts.append(part.rstrip("-"))
+    return ",".join(parts)
+
+
+def random_range(rng: random.Random) -> str:
+    first, width = rng.randint(0, 120), rng.randint(1, 4)
+    last = first + rng.randint(0, 12)
+    low = f"{first:0{width}d}"
+    return low if rng.random() < 0.4 else f"{low}-{last:0{len(low)}d}"
+
+
+def test_ports_are_outside_the_ephemeral_range_and_differ_between_jobs() -> None:
+    low, high = rendezvous.ephemeral_ports()
+    ports = [rendezvous.candidate_ports(str(job))[0] for job in range(1000, 1100)]
+    assert len(set(ports)) == len(ports)
+    for job in ("7", "123456", "99_3"):
+        assert all(
+            not low <= p <= high and 1024 < p < 65536 for p in rendezvous.candidate_ports(job)
+        )
+
+
+def test_port_taken_by_a_stale_process_is_passed_over() -> None:
+    first = rendezvous.candidate_ports("4711")[0]
+    with socket.create_server(("", first)):
+        assert rendezvous.free_port("4711") in rendezvous.candidate_ports("4711")[1:]
+
+
+def test_all_ports_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_can_bind", lambda port: False)
+    with pytest.raises(RendezvousError, match="are taken"):
+        rendezvous.free_port("1")
+
+
+def test_from_slurm() -> None:
+    meeting = rendezvous.from_slurm(
+        {
+            "SLURM_JOB_NODELIST": "n[1-3]",
+            "SLURM_JOB_ID": "12",
+            "SLURM_NODEID": "1",
+            "SLURM_RESTART_COUNT": "2",
+            rendezvous.PORT_VARIABLE: "12345",
+        },
+        host_suffix="-ib0",
+    )
+    assert meeting.hosts == ("n1-ib0", "n2-ib0", "n3-ib0")
+    assert (meeting.head, meeting.host, meeting.is_head) == ("n1-ib0", "n2-ib0", False)
+    assert (meeting.port, meeting.id) == (12345, "12.2")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{}, {"SLURM_JOB_ID": "1"}, {"SLURM_JOB_ID": "1", "SLURM_NODELIST": "n1", "SLURM_NODEID": "1"}],
+)
+def test_from_slurm_never_guesses(variables: dict[str, str]) -> None:
+    with pytest.raises(RendezvousError):
+        rendezvous.from_slurm(variables)
+
+
+def test_head_that_does_not_resolve() -> None:
+    began = time.monotonic()
+    with pytest.raises(RendezvousError) as error:
+        rendezvous.check_reachable("n3", "no-such-host.invalid", 29500, timeout_s=1.0)
+    assert time.monotonic() - began < 30
+    for word in ("n3", "no-such-host.invalid", "does not resolve"):
+        assert word in error.value.message
+
+
+def test_head_that_does_not_listen_yet_is_reachable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    rendezvous.check_reachable("n3", "127.0.0.1", port, timeout_s=5.0)
+
+
+def test_interfaces() -> None:
+    assert rendezvous.interface_of("127.0.0.1") == "lo"
+    assert rendezvous.check_interface("lo", "n1") == "lo"
+    with pytest.raises(RendezvousError) as error:
+        rendezvous.check_interface("ib9", "n1")
+    assert "node n1 has no network interface 'ib9'" in error.value.message
+    assert "lo" in (error.value.hint or "")

@@ -1,0 +1,292 @@
+"""Training on simulated nodes: the numbers, the files, the failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmft.rundir import RunDir
+from tests.conftest import HOSTILE, Done, records, slurmft
+from tests.models import LABELS, write_emotion, write_model
+
+EXACT = ("--precision", "fp32", "--dropout", "0", "--log-every", "5")
+
+
+def train(tmp_path: Path, *arguments: str, timeout_s: float = 120) -> Done:
+    return slurmft(
+        *("submit", "--cluster", "local", "--follow", "--runs-dir", str(tmp_path), *arguments),
+        timeout_s=timeout_s,
+    )
+
+
+def emotion(data: Path, model: Path) -> tuple[str, ...]:
+    return ("--task", "emotion", "--data", str(data), "--model", str(model))
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, tiny_model: Path) -> Done:
+    """Two epochs on four simulated nodes: 203 samples in batches of 64 leave 11 for the last."""
+    done = train(
+        tmp_path_factory.mktemp("four") / HOSTILE,
+        *(*emotion(tiny_data, tiny_model), *EXACT),
+        *("--nodes", "4", "--batch-size", "16", "--epochs", "2", "--eval-batch-size", "16"),
+        *("--learning-rate", "0.01"),
+    )
+    assert done.code == 0, done.err
+    return done
+
+
+def test_losses_do_not_depend_on_the_number_of_ranks(
+    four_ranks: Done, tmp_path: Path, tiny_data: Path, tiny_model: Path
+) -> None:
+    """Also not where the last batch leaves ranks with unequal shares, nor with micro-steps."""
+    one = train(
+        tmp_path,
+        *(*emotion(tiny_data, tiny_model), *EXACT),
+        *("--nodes", "1", "--nproc-per-node", "2", "--epochs", "2", "--learning-rate", "0.01"),
+        *("--batch-size", "8", "--gradient-accumulation-steps", "4"),
+    )
+    assert one.code == 0, one.err
+    steps, expected = records(four_ranks.run, "step"), records(one.run, "step")
+    assert len(steps) == 8
+    for step, other in zip(steps, expected, strict=True):
+        assert step["loss"] == pytest.approx(other["loss"], abs=1e-5)
+        assert step["learning_rate"] == other["learning_rate"]
+    assert four_ranks.result["metrics"] == one.result["metrics"]
+
+
+def test_learning_rate_counts_optimizer_steps(four_ranks: Done) -> None:
+    rates = [r["learning_rate"] for r in records(four_ranks.run, "step")]
+    # 8 steps, of them a tenth (1) of warm-up, then down to 0 in a line
+    assert rates == pytest.approx([0.0] + [0.01 * (8 - s) / 7 for s in range(1, 8)])
+
+
+def test_result(four_ranks: Done) -> None:
+    result = four_ranks.result
+    assert result["world_size"] == result["nodes"] == 4
+    assert (result["steps"], result["global_batch_size"]) == (8, 64)
+    assert (result["train_samples"], result["evaluate_samples"]) == (2 * 203, 2 * 67)
+    assert set(result["phases_s"]) == {"train", "evaluate", "metric", "broadcast"}
+    assert all(seconds > 0 for seconds in result["phases_s"].values())
+    assert result["train_padded_tokens_per_s"] > result["train_tokens_per_s"] > 0
+    assert len(result["peak_memory_bytes"]) == 4
+    assert 0 < result["startup_s"] < result["wall_s"]
+    assert four_ranks.out.count("accuracy") >= 3  # after each epoch, and in the table
+
+
+def test_metric_is_that_of_the_saved_model(four_ranks: Done, tiny_data: Path) -> None:
+    """On 67 samples over 4 ranks: no sample lost, none counted twice."""
+    from transformers import pipeline
+
+    rows = [json.loads(line) for line in (tiny_data / "validation.jsonl").read_text().splitlines()]
+    classify = pipeline("text-classification", model=str(four_ranks.run.model))
+    found = [answer["label"] for answer in classify([row["text"] for row in rows])]
+    right = sum(LABELS[row["label"]] == label for row, label in zip(rows, found, strict=True))
+    assert four_ranks.result["metrics"]["accuracy"] == right / 67
+
+
+def test_every_rank_logs_the_same_metric(four_ranks: Done) -> None:
+    told = [
+        [
+            line
+            for line in four_ranks.run.rank_log(rank).read_text().splitlines()
+            if " done:" in line
+        ]
+        for rank in range(4)
+    ]
+    assert len(told[0]) == 2
+    assert all(lines == told[0] for lines in told)
+
+
+def test_run_directory(four_ranks: Done) -> None:
+    run = four_ranks.run
+    assert run.load_config().submission["command"].startswith("slurmft submit")
+    environment = json.loads(run.environment.read_text())
+    assert environment["versions"]["torch"]
+    assert [rank["rank"] for rank in environment["ranks"]] == [0, 1, 2, 3]
+    assert [s["state"] for s in run.get_state()["history"]] == ["submitted", "running", "finished"]
+    assert not [p.name for p in run.path.iterdir() if p.name.startswith(".")]
+    assert "Traceback" not in "".join(p.read_text() for p in run.logs.iterdir())
+
+
+def test_synthetic_model_comes_with_its_tokenizer(tmp_path: Path) -> None:
+    done = train(tmp_path, "--max-steps", "2", "--batch-size", "8")
+    assert done.code == 0, done.err
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(done.run.model)
+    assert tokenizer("w5 w17 nosuchword")["input_ids"] == [2, 5, 17, 1, 3]
+
+
+def test_rank_that_raises(tmp_path: Path, tiny_data: Path) -> None:
+    """One text longer than the model's positions: the rank that gets it raises, alone."""
+    model = write_model(tmp_path / "model", max_positions=24)
+    data = write_emotion(tmp_path / "data", train=60, validation=8)
+    with open(data / "train.jsonl", "a") as file:
+        file.write(json.dumps({"text": "word1 " * 40, "label": 0}) + "\n")
+    began = time.monotonic()
+    done = train(tmp_path, *emotion(data, model), "--nodes", "2", "--batch-size", "4", *EXACT)
+    assert done.code == 1
+    assert time.monotonic() - began < 60
+    assert done.err.count("Traceback") == 1
+    last = done.err.splitlines()[-2]
+    assert last.startswith("error: rank ")
+    assert f" on {os.uname().nodename}: " in last
+    assert done.run.get_state()["state"] == "failed"
+    assert not done.run.result.exists()
+    assert_gone(done.run)
+
+
+def test_data_error_is_told_once(tmp_path: Path, tiny_model: Path) -> None:
+    data = write_emotion(tmp_path / "data", train=20, validation=8)
+    with open(data / "validation.jsonl", "a") as file:
+        file.write('{"text": "x", "label": 6}\n')
+    done = train(tmp_path, *emotion(data, tiny_model), "--nodes", "2")
+    assert done.code == 2
+    assert "row 9 has the label 6" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_missing_hub_gives_one_clear_line(tmp_path: Path, tiny_data: Path) -> None:
+    done = slurmft(
+        *("submit", "--cluster", "local", "--follow", "--runs-dir", str(tmp_path)),
+        *("--task", "emotion", "--data", str(tiny_data), "--model", "no-such/model"),
+        env={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path)},
+    )
+    assert done.code == 2
+    assert (
+        "--model 'no-such/model' is neither a local folder nor to be had from the hub" in done.err
+    )
+    assert "Traceback" not in done.err
+
+
+def test_fp16_without_a_gpu(tmp_path: Path) -> None:
+    done = slurmft(
+        *("submit", "--cluster", "local", "--follow", "--runs-dir", str(tmp_path)),
+        *("--precision", "fp16"),
+        env={"CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.code == 2
+    assert "--precision fp16 needs GPUs" in done.err
+    assert "bf16" in done.err
+
+
+class Background:
+    """A followed run in the background."""
+
+    def __init__(self, tmp_path: Path, *arguments: str) -> None:
+        command = [sys.executable, "-m", "slurmft", "submit", "--follow", "--cluster", "local"]
+        self.process = subprocess.Popen(
+            [*command, "--runs-dir", str(tmp_path), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self.run = RunDir.open(self.until("run directory: ").removeprefix("run directory: "))
+
+    def until(self, text: str) -> str:
+        """Reads on to the line that has this text."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            if text in line:
+                return self.lines[-1]
+        raise AssertionError("\n".join(self.lines))
+
+    def end(self) -> tuple[int, str]:
+        assert self.process.stdout is not None
+        self.lines += self.process.stdout.read().splitlines()
+        return self.process.wait(timeout=60), "\n".join(self.lines)
+
+
+LONG = ("--epochs", "500", "--nodes", "2", "--batch-size", "8", "--log-every", "1")
+
+
+def processes_of(run: RunDir) -> dict[int, str]:
+    """The processes whose command line names a run, without the follower: pid -> command line."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                line = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+            except OSError:
+                continue
+            if str(run.path) in line and " submit " not in line:
+                found[int(folder.name)] = line
+    return found
+
+
+def assert_gone(run: RunDir) -> None:
+    """No process of the run is left, ten seconds after its end at the latest."""
+    deadline = time.monotonic() + 10
+    while left := processes_of(run):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def test_killed_rank(tmp_path: Path) -> None:
+    job = Background(tmp_path, *LONG)
+    job.until("step 2/")
+    rank = next(
+        pid
+        for pid, line in processes_of(job.run).items()
+        if "-m slurmft.rank" in line and "torch.distributed" not in line
+    )
+    os.kill(rank, signal.SIGKILL)
+    code, text = job.end()
+    assert code == 1
+    assert "was killed by SIGKILL" in text
+    assert "Traceback" not in text
+    assert_gone(job.run)
+
+
+def test_cancelled_while_following(tmp_path: Path) -> None:
+    job = Background(tmp_path, *LONG)
+    job.until("step 2/")
+    assert slurmft("cancel", str(job.run.path)).code == 0
+    code, text = job.end()
+    assert code == 5
+    assert "was cancelled" in text
+    assert job.run.get_state()["state"] == "cancelled"
+    assert_gone(job.run)
+    assert "already ended (cancelled)" in slurmft("cancel", str(job.run.path)).out
+
+
+def test_ctrl_c_leaves_the_job_running(tmp_path: Path) -> None:
+    job = Background(tmp_path, *LONG)
+    job.until("step 2/")
+    os.killpg(job.process.pid, signal.SIGINT)  # as a terminal sends it: to all in the foreground
+    code, text = job.end()
+    assert code == 130
+    assert "the job" in text
+    assert f"cancel {job.run.path}" in text
+    before = len(records(job.run, "step"))
+    deadline = time.monotonic() + 30
+    while len(records(job.run, "step")) == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    slurmft("cancel", str(job.run.path))
+    assert slurmft("follow", str(job.run.path)).code == 5
+    assert_gone(job.run)
+
+
+def test_killed_job_leaves_no_orphans(tmp_path: Path) -> None:
+    """SIGKILL to the process that stands in for srun: nobody could clean up by hand."""
+    job = Background(tmp_path, *LONG)
+    job.until("step 2/")
+    pid: dict[str, Any] = json.loads((job.run.submitit / "pid.json").read_text())
+    os.kill(pid["pid"], signal.SIGKILL)
+    code, text = job.end()
+    assert code == 1
+    assert "ended without a word" in text
+    assert_gone(job.run)
