@@ -29,13 +29,25 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: an unknown flag, a value of the wrong type, or a stray argument.
         """
-        known, rest = self.parse_known_args(argv)
+        known, rest = self.parse_known_args(self._join_dashed_values(argv))
         for word in rest:
             if word.startswith("-") and word != "-":
                 raise unknown("flag", word.partition("=")[0], self._flags())
         if rest:
             raise UsageError(f"unexpected argument {rest[0]!r}", f"see {self.prog} --help")
         return known
+
+    def _join_dashed_values(self, argv: list[str]) -> list[str]:
+        """`--host-suffix -ib0` as `--host-suffix=-ib0`, which argparse would take for two flags."""
+        takes_value = {f for a in self._actions if a.nargs is None for f in a.option_strings}
+        joined: list[str] = []
+        for word in argv:
+            dashed = len(word) > 1 and word[0] == "-" and word[1] != "-"
+            if dashed and joined and joined[-1] in takes_value:
+                joined[-1] += f"={word}"
+            else:
+                joined.append(word)
+        return joined
 
     def _flags(self) -> list[str]:
         return [f for action in self._actions for f in action.option_strings if f.startswith("--")]

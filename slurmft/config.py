@@ -177,6 +177,7 @@ class JobConfig:
             _check_one_line(name, value)
         for pair in self.sbatch:
             _check_sbatch_pair(pair)
+        _check_runs_dir(self.runs_dir)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -336,6 +337,14 @@ def _check_one_line(name: str, value: str) -> None:
     if any(c in value for c in "\n\r\0"):
         raise UsageError(
             f"{flag(name)} {value!r} holds a line break", "an sbatch script takes one line a value"
+        )
+
+
+def _check_runs_dir(path: str) -> None:
+    if found := re.search(r"%\w|%%|\\", path):
+        raise UsageError(
+            f"--runs-dir {path!r} holds {found[0]!r}, which Slurm replaces in file names",
+            "give a folder without it",
         )
 
 

@@ -18,15 +18,6 @@ _STATE_EVERY_S = 2.0
 _LOST_AFTER_S = 60
 """How long neither queue nor accounting may know the job before it counts as lost."""
 
-_NEVER = (
-    "PartitionNodeLimit",
-    "PartitionTimeLimit",
-    "BadConstraints",
-    "InvalidAccount",
-    "InvalidQOS",
-)
-"""Reasons for waiting that do not pass by themselves."""
-
 EXAMPLES = """\
 examples:
   slurmft follow runs/emotion-20261120-093012-a1b2
@@ -95,10 +86,6 @@ class Follower:
         text = f"job {self.job_id} is {state.name.lower()}"
         if state.reason:
             text += f" ({state.reason})"
-        if state.reason in _NEVER:
-            text += (
-                f"\nhint: this does not pass by itself; cancel it: slurmft cancel {self.run.path}"
-            )
         if state.name in ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED") and text != self._said:
             self._said = text
             self.progress.say(text)

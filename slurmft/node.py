@@ -41,7 +41,7 @@ class NodeTask:
         self._terminated = False
 
     def __call__(self) -> None:
-        """Runs this node's share of the job. Leaves by SystemExit, with the job's exit code."""
+        """Runs this node's share of the job; ends this process with the job's exit code."""
         run = RunDir.open(self.run_dir)
         signal.signal(signal.SIGTERM, self._on_sigterm)
         try:
@@ -51,7 +51,11 @@ class NodeTask:
             run.set_state("failed", error.message, int(error.code))
             print(f"error: {error}", file=sys.stderr, flush=True)
             code = int(error.code)
-        raise SystemExit(code)
+        # Not by SystemExit: a SIGTERM that comes while Python shuts down, as srun sends it when
+        # another task fails, would make this task's exit code, and so the job's, that of a signal.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         """Whoever sends it (scancel, preemption) sends it to torchrun too: wait for that."""
@@ -175,6 +179,7 @@ def torchrun_command(run_dir: Path, meeting: Rendezvous, nproc: str) -> list[str
         "--local-addr", meeting.host,
         "--max-restarts", "0",
         "--shutdown-timeout", str(_STOP_TIMEOUT_S),
+        "--log-dir", str(run_dir / "logs" / "torchrun"),
         "--module", "slurmft.rank", str(run_dir),
     ]  # fmt: skip
 

@@ -6,6 +6,8 @@ own, its failure on record. Heavy imports come after that, so that their failure
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import platform
 import sys
@@ -28,15 +30,29 @@ def main(argv: list[str]) -> int:
 
         Training(run).run()
         return Exit.OK
-    except SlurmftError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        record_failure(run, rank, error, trace=None)
-        return int(error.code)
     except Exception as error:
-        trace = traceback.format_exc()
-        print(trace, file=sys.stderr, flush=True)
-        record_failure(run, rank, error, trace)
-        return Exit.FAILED
+        shown = explain(error, run, rank)
+        trace = None if isinstance(error, SlurmftError) else traceback.format_exc()
+        print(trace or f"error: {shown}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a full disk takes no record of itself
+            run.add_failure(f"rank {rank} on {platform.node()}", shown, trace, is_echo(error))
+        return int(shown.code)
+
+
+def explain(error: Exception, run: RunDir, rank: int) -> SlurmftError:
+    """An error as its reader needs it: its own words, or where to look for more."""
+    if isinstance(error, SlurmftError):
+        return error
+    message, hint = f"{type(error).__name__}: {error}", f"log: {run.rank_log(rank)}"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = f"make room on the file system of {run.path}"
+    return SlurmftError(message, hint)
+
+
+def is_echo(error: Exception) -> bool:
+    """Whether an error only says that another rank is gone; nothing does before torch is there."""
+    dist = sys.modules.get("slurmft.dist")
+    return dist is not None and dist.is_echo(error)
 
 
 def redirect_output(run: RunDir, rank: int) -> None:
@@ -46,16 +62,6 @@ def redirect_output(run: RunDir, rank: int) -> None:
         stream.flush()
         os.dup2(log, stream.fileno())
     os.close(log)
-
-
-def record_failure(run: RunDir, rank: int, error: Exception, trace: str | None) -> None:
-    """Keeps a failure in the run directory, where the node and the follower find it."""
-    from slurmft.dist import is_echo
-
-    shown = error
-    if not isinstance(shown, SlurmftError):
-        shown = SlurmftError(f"{type(error).__name__}: {error}", f"log: {run.rank_log(rank)}")
-    run.add_failure(f"rank {rank} on {platform.node()}", shown, trace, is_echo(error))
 
 
 if __name__ == "__main__":

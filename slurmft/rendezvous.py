@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import re
 import socket
@@ -125,11 +126,7 @@ def expand_nodelist(text: str) -> list[str]:
     """
     hosts: list[str] = []
     for part in _split_list(text):
-        names = [""]
-        for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
-            pieces = [literal] if literal else _expand_ranges(ranges, text)
-            names = [name + piece for name in names for piece in pieces]
-        hosts += names
+        hosts += _expand_part(part, text)
     if not hosts:
         raise RendezvousError(f"the node list {text!r} names no host")
     return hosts
@@ -148,6 +145,23 @@ def _split_list(text: str) -> list[str]:
     if depth:
         raise RendezvousError(f"unbalanced brackets in the node list {text!r}")
     return [part.strip() for part in [*parts, text[start:]] if part.strip()]
+
+
+def _expand_part(part: str, text: str) -> list[str]:
+    """The names of "rack[1-2]-node[3-4]", in Slurm's order.
+
+    The last bracket counts fastest, then the first, the second and so on: SLURM_NODEID is an index
+    into this very order.
+    """
+    found = re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part)
+    pieces = [[literal] if literal else _expand_ranges(ranges, text) for literal, ranges in found]
+    brackets = [i for i, (literal, _) in enumerate(found) if not literal]
+    order = [*reversed(brackets[:-1]), *brackets[-1:]]  # slowest first
+    names = []
+    for choice in itertools.product(*(pieces[i] for i in order)):
+        chosen = dict(zip(order, choice, strict=True))
+        names.append("".join(chosen.get(i, piece[0]) for i, piece in enumerate(pieces)))
+    return names
 
 
 def _expand_ranges(ranges: str, text: str) -> list[str]:

@@ -9,19 +9,19 @@ import os
 import platform
 import resource
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import slurmft
+from slurmft.clock import PhaseClock
 from slurmft.data import Batch
+from slurmft.dist import World
 from slurmft.errors import SlurmftError
+from slurmft.plan import Plan
 from slurmft.progress import Progress, describe_epoch, result_table
-from slurmft.rundir import RecordWriter, write_json
-
-if TYPE_CHECKING:
-    from slurmft.train import Training
+from slurmft.rundir import RecordWriter, RunDir, write_json
 
 _PACKAGES = (
     "torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers", "numpy",
@@ -38,10 +38,11 @@ class Reporter:
     into means that every rank knows.
     """
 
-    def __init__(self, training: Training) -> None:
-        self.training = training
-        self.world = training.world
-        self.run_dir = training.run_dir
+    def __init__(self, run_dir: RunDir, world: World, plan: Plan, clock: PhaseClock) -> None:
+        self.run_dir = run_dir
+        self.world = world
+        self.plan = plan
+        self.clock = clock
         self.progress = Progress()
         self.records = RecordWriter(self.run_dir.records) if self.world.is_main else None
         self.loss = math.nan
@@ -52,31 +53,30 @@ class Reporter:
         self._losses: list[Any] = []
         self._window_start = self._window_samples = 0.0
         self._evaluate_told_at = 0.0
+        self._facts: dict[str, Any] = {}
 
-    def start(self) -> None:
+    def start(self, parameters: int) -> None:
         """Writes the environment and the first record. Called on every rank."""
         ranks: list[Any] = [None] * self.world.size
         dist.all_gather_object(ranks, describe_rank(self.world))
         if self.world.is_main:
             environment = {"versions": versions(), "python": platform.python_version()}
             write_json(self.run_dir.environment, environment | {"ranks": ranks})
-        t = self.training
-        self._nodes = len({r["node"] for r in ranks})
-        self._tell(
-            {
-                "event": "start",
-                "task": t.config.task,
-                "world_size": self.world.size,
-                "nodes": self._nodes,
-                "precision": t.precision,
-                "backend": self.world.backend,
-                "global_batch_size": t.global_batch_size,
-                "total_steps": t.total_steps,
-                "parameters": t.parameters,
-            }
-        )
+        self._facts = {
+            "task": self.plan.config.task,
+            "preset": self.plan.config.preset,
+            "model": self.plan.config.model,
+            "parameters": parameters,
+            "world_size": self.world.size,
+            "nodes": len({r["node"] for r in ranks}),
+            "precision": self.plan.precision,
+            "backend": self.world.backend,
+            "global_batch_size": self.plan.global_batch_size,
+            "total_steps": self.plan.total_steps,
+        }
+        self._tell({"event": "start"} | self._facts)
 
-    def begin_epoch(self) -> None:
+    def begin_window(self) -> None:
         self._window_start, self._window_samples = time.perf_counter(), 0
 
     def count(self, batch: Batch) -> None:
@@ -98,11 +98,11 @@ class Reporter:
         self.samples += samples
         self._window_samples += samples
         self._losses.append(loss)
-        epoch = step / self.training.steps_per_epoch
+        epoch = step / self.plan.steps_per_epoch
         self._steps.append(
             {"event": "step", "step": step, "epoch": epoch, "learning_rate": learning_rate}
         )
-        if step % self.training.config.log_every == 0:
+        if step % self.plan.config.log_every == 0:
             self.flush()
 
     def flush(self) -> None:
@@ -118,13 +118,13 @@ class Reporter:
             record["loss"] = loss
         last = self._steps[-1]
         seconds = time.perf_counter() - self._window_start
-        left = self.training.total_steps - last["step"]
+        left = self.plan.total_steps - last["step"]
         last["samples_per_s"] = self._window_samples / seconds
         last["left_s"] = left * seconds / len(losses)
-        last["total_steps"] = self.training.total_steps
+        last["total_steps"] = self.plan.total_steps
         self._tell(*self._steps)
         self.loss, self._steps, self._losses = losses[-1], [], []
-        self.begin_epoch()
+        self.begin_window()
         self._check_finite(losses, last["step"])
 
     def _check_finite(self, losses: list[float], step: int) -> None:
@@ -144,8 +144,8 @@ class Reporter:
 
     def epoch(self, epoch: int, metrics: dict[str, float]) -> None:
         """Records the metrics after an epoch; every rank's log has them."""
-        self.evaluated += len(self.training.data.validation)
-        phases = dict(self.training.clock.seconds)
+        self.evaluated += self.plan.validation_samples
+        phases = dict(self.clock.seconds)
         record = {"event": "epoch", "epoch": epoch, "loss": self.loss, "metrics": metrics}
         self._tell(record | {"phases_s": phases})
         if not self.world.is_main:
@@ -157,21 +157,11 @@ class Reporter:
         memory = [int(v) for v in self.world.all_values(peak_memory_bytes(self.world.device))]
         if not self.world.is_main:
             return
-        phases = self.training.clock.seconds
-        t = self.training
-        result = {
-            "task": t.config.task,
-            "preset": t.config.preset,
-            "model": t.config.model,
-            "parameters": t.parameters,
+        phases = self.clock.seconds
+        result = self._facts | {
             "metrics": metrics,
             "loss": self.loss,
             "steps": steps,
-            "world_size": self.world.size,
-            "nodes": self._nodes,
-            "global_batch_size": t.global_batch_size,
-            "precision": t.precision,
-            "backend": self.world.backend,
             "phases_s": phases,
             "train_samples": self.samples,
             "train_samples_per_s": self.samples / phases["train"],
@@ -186,9 +176,6 @@ class Reporter:
         write_json(self.run_dir.result, result)
         self._tell({"event": "result"} | result)
         self.progress.say(result_table(result))
-
-    def close(self) -> None:
-        self.progress.close()
 
     def _tell(self, *records: dict[str, Any]) -> None:
         """Writes and shows records, on the main rank."""

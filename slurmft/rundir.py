@@ -51,7 +51,7 @@ class RunDir:
         """
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         name = f"{config.train.task}-{stamp}-{secrets.token_hex(2)}"
-        run = cls(Path(config.job.runs_dir).expanduser().absolute() / name)
+        run = cls(Path(config.job.runs_dir) / name)
         try:
             for folder in (run.path, run.logs, run.failures, run.submitit):
                 folder.mkdir(parents=True, exist_ok=folder != run.path)

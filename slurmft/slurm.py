@@ -16,6 +16,14 @@ _ENDED = {
 }  # fmt: skip
 
 
+NEVER_STARTS = {
+    "PartitionConfig": "the partition's limits do not allow what was asked for",
+    "PartitionNodeLimit": "the partition has not so many nodes",
+    "PartitionTimeLimit": "the time limit is above the partition's",
+}
+"""Reasons for which a job waits for ever: most sites' sbatch takes such jobs all the same."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobState:
     """What Slurm says of a job."""
@@ -155,14 +163,31 @@ def _call(*command: str) -> str:
     return done.stdout
 
 
+def refuse_hopeless(job_id: str) -> None:
+    """Cancels a job that sbatch took although it can never start.
+
+    Raises:
+        SlurmftError: it is one; the message has Slurm's reason.
+    """
+    state = job_state(job_id)
+    if state is not None and state.reason in NEVER_STARTS:
+        cancel(job_id)
+        why = f"{state.reason}: {NEVER_STARTS[state.reason]}"
+        raise SlurmftError(f"Slurm would never start the job ({why})", offers(), Exit.SUBMIT)
+
+
 def refusal(stderr: str, exit_code: int) -> SlurmftError:
     """The error for a job that sbatch refused: its own words, and what the cluster offers."""
     words = " ".join(_own_words(stderr.splitlines())) or "no reason given"
-    offers = ", ".join(str(p) for p in partitions())
-    hint = (
-        f"partitions here: {offers}" if offers else "sinfo shows no partition either: is Slurm up?"
+    return SlurmftError(
+        f"sbatch refused the job (exit {exit_code}): {words}", offers(), Exit.SUBMIT
     )
-    return SlurmftError(f"sbatch refused the job (exit {exit_code}): {words}", hint, Exit.SUBMIT)
+
+
+def offers() -> str:
+    """What the cluster's partitions offer, as a hint."""
+    found = ", ".join(str(p) for p in partitions())
+    return f"partitions here: {found}" if found else "sinfo shows no partition either: is Slurm up?"
 
 
 def _own_words(lines: Sequence[str]) -> list[str]:

@@ -73,6 +73,7 @@ def configure(flags: dict[str, Any]) -> RunConfig:
     """
     values = site_defaults() | flags
     job = build(JobConfig, values)
+    job = dataclasses.replace(job, runs_dir=str(Path(job.runs_dir).expanduser().absolute()))
     return RunConfig(train=localize(build(TrainConfig, values).resolve()), job=job)
 
 
@@ -110,7 +111,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 def dry_run(config: RunConfig, cluster: str) -> str:
     """What would be submitted: configuration, job, and the torchrun command of the first node."""
     name = f"{config.train.task}-<time>-<random>"
-    run = RunDir(Path(config.job.runs_dir).expanduser().absolute() / name)
+    run = RunDir(Path(config.job.runs_dir) / name)
     nproc = str(config.job.nproc_per_node or "<GPUs or CPU sockets of the node>")
     command = torchrun_command(run.path, placeholder(config), nproc)
     return "\n".join(

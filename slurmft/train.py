@@ -7,7 +7,6 @@ and limits count optimizer steps, whatever the number of ranks and micro-steps.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import random
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from slurmft.config import TrainConfig
 from slurmft.data import TokenData, epoch_order, share, share_sizes
 from slurmft.dist import World
 from slurmft.errors import Exit, SlurmftError
+from slurmft.plan import Plan
 from slurmft.profiles import NodeProfile
 from slurmft.reporter import Reporter
 from slurmft.rundir import RunDir, write_folder
@@ -40,16 +40,23 @@ class Training:
         self.run_dir = run_dir
         self.config: TrainConfig = run_dir.load_config().train
         self.world = dist.init(self.config.backend)
-        self.precision = choose_precision(self.config.precision, self.world)
+        precision = choose_precision(self.config.precision, self.world)
         self.accelerator = Accelerator(
-            mixed_precision="no" if self.precision == "fp32" else self.precision,
+            mixed_precision="no" if precision == "fp32" else precision,
             cpu=self.world.device.type == "cpu",
         )
         self.task = tasks.get(self.config)
         self.world.on_main(self._prepare_data)
         self.data = TokenData.load(run_dir.tokens)
+        self.plan = Plan(
+            config=self.config,
+            world_size=self.world.size,
+            precision=precision,
+            train_samples=len(self.data.train),
+            validation_samples=len(self.data.validation),
+        )
         self.clock = clock_of(self.world.device)
-        self.reporter = Reporter(self)
+        self.reporter = Reporter(self.run_dir, self.world, self.plan, self.clock)
 
         seed_everything(self.config.seed)
         model = self.task.model(self.data)
@@ -57,44 +64,17 @@ class Training:
         optimizer = make_optimizer(model, self.config)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.bare_model = self.accelerator.unwrap_model(self.model)
-        self.scheduler = make_scheduler(optimizer, self.config, self.total_steps)
+        self.scheduler = make_scheduler(optimizer, self.config, self.plan.total_steps)
         seed_everything(self.config.seed + 1 + self.world.rank)  # dropout differs between ranks
-
-    # --- sizes ------------------------------------------------------------------------------------
-
-    @property
-    def parts(self) -> int:
-        """Batches that make up one optimizer step: ranks times micro-steps."""
-        return self.world.size * self.config.gradient_accumulation_steps
-
-    @property
-    def global_batch_size(self) -> int:
-        assert self.config.batch_size is not None
-        return self.config.batch_size * self.parts
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return math.ceil(len(self.data.train) / self.global_batch_size)
-
-    @property
-    def total_steps(self) -> int:
-        assert self.config.epochs is not None
-        steps = self.config.epochs * self.steps_per_epoch
-        return min(steps, self.config.max_steps or steps)
-
-    @property
-    def pad_multiple(self) -> int:
-        """Lengths divisible by 8 fill tensor cores, and AMX tiles."""
-        return 1 if self.precision == "fp32" else 8
 
     # --- the run ----------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Trains, evaluates after every epoch, saves the model and the result."""
-        self.reporter.start()
+        self.reporter.start(self.parameters)
         step = epoch = 0
         metrics: dict[str, float] = {}
-        while step < self.total_steps:
+        while step < self.plan.total_steps:
             step = self._train_epoch(epoch, step)
             epoch += 1
             metrics = self._evaluate()
@@ -106,10 +86,10 @@ class Training:
     def _train_epoch(self, epoch: int, step: int) -> int:
         """One pass over the data, or what is left of the step limit; returns the step reached."""
         self.model.train()
-        self.reporter.begin_epoch()
+        self.reporter.begin_window()
         self.clock.restart()
         for samples in self._global_batches(epoch):
-            if step == self.total_steps:
+            if step == self.plan.total_steps:
                 break
             learning_rate = self.scheduler.get_last_lr()[0]
             loss = self._step(samples)
@@ -122,8 +102,8 @@ class Training:
     def _global_batches(self, epoch: int) -> Iterator[Any]:
         """The samples of each optimizer step of an epoch: the same for every number of ranks."""
         order = epoch_order(len(self.data.train), self.config.seed, epoch)
-        for start in range(0, len(order), self.global_batch_size):
-            yield order[start : start + self.global_batch_size]
+        for start in range(0, len(order), self.plan.global_batch_size):
+            yield order[start : start + self.plan.global_batch_size]
 
     def _step(self, samples: Any) -> Any:
         """One optimizer step on a global batch; returns this rank's share of its loss.
@@ -146,11 +126,11 @@ class Training:
 
     def _backward(self, samples: Any, micro_step: int) -> Any:
         """Gradients of this rank's part of a global batch; returns its share of the mean loss."""
-        mine = share(samples, self.parts, micro_step * self.world.size + self.world.rank)
+        mine = share(samples, self.plan.parts, micro_step * self.world.size + self.world.rank)
         weight = len(mine) / len(samples)
         # A rank without a share computes any sample with weight 0: the others wait for it.
         batch = self.data.train.batch(
-            mine if len(mine) else samples[:1], self.data.pad_id, self.pad_multiple
+            mine if len(mine) else samples[:1], self.data.pad_id, self.plan.pad_multiple
         )
         self.reporter.count(batch)
         loss = self.model(**batch.to(self.world.device)).loss * weight
@@ -187,7 +167,9 @@ class Training:
         with torch.inference_mode():
             for start in range(0, len(mine), self.config.eval_batch_size):
                 indices = mine[start : start + self.config.eval_batch_size]
-                batch = self.data.validation.batch(indices, self.data.pad_id, self.pad_multiple)
+                batch = self.data.validation.batch(
+                    indices, self.data.pad_id, self.plan.pad_multiple
+                )
                 inputs = batch.to(self.world.device)
                 del inputs["labels"]
                 found.append(self.task.predict(self.bare_model(**inputs).logits).cpu().numpy())

@@ -71,6 +71,8 @@ def test_train_values_that_cannot_be_right(values: dict[str, object], message: s
         ({"sbatch": ("=3",)}, "is no KEY=VALUE"),
         ({"sbatch": ("partition=x",)}, "use --partition"),
         ({"sbatch": ("output=x",)}, "slurmft sets output itself"),
+        ({"runs_dir": "/runs/%j"}, "holds '%j', which Slurm replaces"),
+        ({"runs_dir": "/runs/a\\b"}, "which Slurm replaces"),
         ({"cluster": "slrm"}, "did you mean slurm?"),
     ],
 )

@@ -68,7 +68,7 @@ def submit(config: RunConfig, run: RunDir) -> str:
     """Submits the job; returns its id.
 
     Raises:
-        SlurmftError: sbatch refused it; the message has sbatch's own words.
+        SlurmftError: sbatch refused it, or Slurm would never start it; in their own words.
     """
     import submitit
 
@@ -89,11 +89,13 @@ def submit(config: RunConfig, run: RunDir) -> str:
     executor.update_parameters(**parameters)
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # submitit prints what we raise
-            return str(executor.submit(NodeTask(str(run.path))).job_id)
+            job_id = str(executor.submit(NodeTask(str(run.path))).job_id)
     except submitit.core.utils.FailedJobError as error:
         cause = error.__cause__
         code = cause.returncode if isinstance(cause, subprocess.CalledProcessError) else 1
         raise slurm.refusal(str(error), code) from None
+    slurm.refuse_hopeless(job_id)
+    return job_id
 
 
 def job_state(job_id: str, run: RunDir) -> JobState | None:

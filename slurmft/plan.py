@@ -1,0 +1,48 @@
+"""The sizes of a run: how samples, ranks and micro-steps make up optimizer steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from slurmft.config import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What follows from configuration, data and world size. The same on every rank."""
+
+    config: TrainConfig
+    world_size: int
+    precision: str
+    """fp32, bf16 or fp16: what was chosen, where the configuration says auto."""
+    train_samples: int
+    validation_samples: int
+
+    @property
+    def parts(self) -> int:
+        """Batches that make up one optimizer step: ranks times micro-steps."""
+        return self.world_size * self.config.gradient_accumulation_steps
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of one optimizer step."""
+        assert self.config.batch_size is not None  # from the recipe
+        return self.config.batch_size * self.parts
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The last one may be smaller."""
+        return math.ceil(self.train_samples / self.global_batch_size)
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        assert self.config.epochs is not None  # from the recipe
+        steps = self.config.epochs * self.steps_per_epoch
+        return min(steps, self.config.max_steps or steps)
+
+    @property
+    def pad_multiple(self) -> int:
+        """Lengths divisible by 8 fill tensor cores, and AMX tiles."""
+        return 1 if self.precision == "fp32" else 8

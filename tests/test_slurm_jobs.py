@@ -1,0 +1,243 @@
+"""Jobs on the real Slurm of tests/cluster: what users do, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slurmft.rundir import RunDir
+from tests.cluster import Cluster
+from tests.conftest import HOSTILE, Done, records
+from tests.models import write_emotion, write_model
+
+pytestmark = pytest.mark.slurm
+
+QUICK = ("--cpus-per-task", "1", "--batch-size", "8", "--max-steps", "4", "--log-every", "1")
+LONG = ("--cpus-per-task", "1", "--batch-size", "8", "--epochs", "500", "--log-every", "1")
+
+
+def slurmft(cluster: Cluster, *arguments: str, timeout_s: float = 110) -> Done:
+    """Runs a slurmft command on the login host."""
+    command = [sys.executable, "-m", "slurmft", *arguments]
+    done = cluster.run(command, timeout=timeout_s, check=False)
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def submit(cluster: Cluster, runs: Path, *arguments: str, timeout_s: float = 110) -> Done:
+    return slurmft(
+        cluster, "submit", "--runs-dir", str(runs), "--time", "5", *arguments, timeout_s=timeout_s
+    )
+
+
+class Following:
+    """A `slurmft submit --follow` in the background."""
+
+    def __init__(self, cluster: Cluster, runs: Path, *arguments: str) -> None:
+        command = [sys.executable, "-m", "slurmft", "submit", "--follow", "--runs-dir", str(runs)]
+        self.process = subprocess.Popen(
+            [*command, "--time", "5", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | cluster.env,
+        )
+        self.lines: list[str] = []
+        self.run = RunDir.open(self.until("run directory: ").removeprefix("run directory: "))
+        self.job_id = json.loads(self.run.job.read_text())["id"]
+
+    def until(self, text: str) -> str:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            if text in line:
+                return self.lines[-1]
+        raise AssertionError("\n".join(self.lines))
+
+    def end(self) -> tuple[int, str]:
+        assert self.process.stdout is not None
+        self.lines += self.process.stdout.read().splitlines()
+        return self.process.wait(timeout=60), "\n".join(self.lines)
+
+
+@pytest.fixture(scope="module")
+def four_nodes(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """A finished run on four nodes, from and in hostile folders, with hostile texts."""
+    folder = tmp_path_factory.mktemp("slurm")
+    model = write_model(folder / HOSTILE / "model")
+    data = write_emotion(folder / HOSTILE / "data", train=96, validation=30)
+    done = submit(
+        cluster,
+        folder / HOSTILE / "runs",
+        *("--follow", "--nodes", "4", "--task", "emotion"),
+        *("--data", str(data), "--model", str(model), *QUICK),
+        *("--job-name", 'it\'s "é"', "--comment", "$HOME; `x`", "--sbatch", "nice=10"),
+        *("--setup", f"export SETUP_RAN=yes; touch {json.dumps(str(folder / 'setup ran'))}"),
+    )
+    assert done.code == 0, done.err
+    assert (folder / "setup ran").exists()
+    return done
+
+
+def test_run_on_four_nodes(cluster: Cluster, four_nodes: Done) -> None:
+    assert four_nodes.result["world_size"] == four_nodes.result["nodes"] == 4
+    ranks = json.loads(four_nodes.run.environment.read_text())["ranks"]
+    assert sorted(rank["host"] for rank in ranks) == cluster.hosts
+    assert "accuracy" in four_nodes.out
+    assert "to Slurm: 4 node(s)" in four_nodes.out
+
+
+def test_slurm_got_what_was_asked_for(cluster: Cluster, four_nodes: Done) -> None:
+    job = json.loads(four_nodes.run.job.read_text())["id"]
+    shown = cluster.run(["scontrol", "show", "job", job]).stdout
+    for text in ("NumNodes=4", 'JobName=it\'s "é"', "Comment=$HOME; `x`", "Nice=10", "00:05:00"):
+        assert text in shown
+    text = (four_nodes.run.submitit / f"{job}_submission.sh").read_text()
+    config = four_nodes.run.load_config()
+    from slurmft.launchers.slurm import sbatch_text
+
+    assert text == sbatch_text(config, four_nodes.run)  # what --dry-run shows is what ran
+
+
+def test_metric_is_the_same_on_every_rank(four_nodes: Done) -> None:
+    told = set()
+    for rank in range(4):
+        lines = four_nodes.run.rank_log(rank).read_text().splitlines()
+        told.add(tuple(line for line in lines if " done:" in line))
+    assert len(told) == 1
+
+
+def test_submit_returns_at_once_with_the_next_commands(
+    idle_cluster: Cluster, tmp_path: Path
+) -> None:
+    done = submit(idle_cluster, tmp_path, "--nodes", "2", *LONG)
+    assert done.code == 0
+    for text in ("submitted to Slurm: 2 node(s)", "run directory: ", "follow", "cancel", "tail -f"):
+        assert text in done.out
+    assert slurmft(idle_cluster, "cancel", str(done.run.path)).code == 0
+    followed = slurmft(idle_cluster, "follow", str(done.run.path))
+    assert followed.code == 5
+    assert "was cancelled" in followed.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--nodes", "5"], ["Slurm would never start the job (Partition", "batch (4 nodes"]),
+        (["--partition", "gpu"], ["invalid partition", "batch (4 nodes of 4 CPUs"]),
+        (["--time", "600"], ["Slurm would never start", "time limit 1:00:00"]),
+        (["--mem", "99G"], ["sbatch refused the job (exit 1): Memory specification"]),
+        (["--sbatch", "nosuchoption=1"], ["sbatch refused", "nosuchoption"]),
+    ],
+)
+def test_refused(cluster: Cluster, arguments: list[str], words: list[str], tmp_path: Path) -> None:
+    done = submit(cluster, tmp_path, *arguments)
+    assert done.code == 3, done.out
+    for word in words:
+        assert word in done.err
+    assert "Traceback" not in done.err
+    assert list(tmp_path.iterdir()) == []  # no run directory for a job that never was
+
+
+def test_cancelled_by_scancel_while_following(idle_cluster: Cluster, tmp_path: Path) -> None:
+    job = Following(idle_cluster, tmp_path, "--nodes", "2", *LONG)
+    job.until("step 1/")
+    idle_cluster.run(["scancel", job.job_id])
+    code, text = job.end()
+    assert code == 5
+    assert f"the job {job.job_id} was cancelled by 0" in text
+    assert_nodes_are_clean(idle_cluster)
+
+
+def test_rank_that_raises(idle_cluster: Cluster, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", max_positions=24)
+    data = write_emotion(tmp_path / "data", train=60, validation=8)
+    with open(data / "train.jsonl", "a") as file:
+        file.write(json.dumps({"text": "word1 " * 40, "label": 0}) + "\n")
+    done = submit(
+        idle_cluster,
+        tmp_path / "runs",
+        *("--follow", "--nodes", "4", "--cpus-per-task", "1", "--task", "emotion"),
+        *("--data", str(data), "--model", str(model), "--batch-size", "4", "--epochs", "50"),
+    )
+    assert done.code == 1
+    assert done.err.count("Traceback") == 1
+    assert done.err.splitlines()[-2].startswith("error: rank ")
+    assert " on n" in done.err.splitlines()[-2]
+    assert_nodes_are_clean(idle_cluster)
+    failed = job_fields(idle_cluster, done)
+    assert failed == ("FAILED", "1:0")
+
+
+def test_killed_rank(idle_cluster: Cluster, tmp_path: Path) -> None:
+    job = Following(idle_cluster, tmp_path, "--nodes", "2", *LONG)
+    job.until("step 1/")
+    nodes = idle_cluster.run(["squeue", "-hj", job.job_id, "-o", "%N"]).stdout.strip()
+    host = nodes.replace("n[", "n").split(",")[0].split("-")[0].rstrip("]")
+    pid = next(
+        p
+        for p, line in idle_cluster.processes(host)
+        if "-m slurmft.rank" in line and "torch." not in line
+    )
+    began = time.monotonic()
+    os.kill(pid, 9)
+    code, text = job.end()
+    assert code == 1
+    assert time.monotonic() - began < 60
+    assert f"node {host}: a rank was killed by SIGKILL" in text
+    assert_nodes_are_clean(idle_cluster)
+
+
+def test_head_that_cannot_be_reached(idle_cluster: Cluster, tmp_path: Path) -> None:
+    """A suffix that resolves nowhere: every node but the head says so, with both names."""
+    began = time.monotonic()
+    done = submit(
+        idle_cluster,
+        tmp_path,
+        *("--follow", "--nodes", "2", "--host-suffix", "-ib0", "--rdzv-timeout-s", "5", *QUICK),
+    )
+    assert done.code == 4
+    assert time.monotonic() - began < 60
+    assert "-ib0" in done.err
+    assert "does not resolve" in done.err or "no route" in done.err
+    assert_nodes_are_clean(idle_cluster)
+
+
+def test_interface_that_is_not_there(idle_cluster: Cluster, tmp_path: Path) -> None:
+    done = submit(idle_cluster, tmp_path, "--follow", "--nodes", "2", "--interface", "ib9", *QUICK)
+    assert done.code == 4
+    assert "has no network interface 'ib9'" in done.err
+    assert "eth0" in done.err
+
+
+def test_two_jobs_on_the_same_nodes(idle_cluster: Cluster, tmp_path: Path) -> None:
+    jobs = [Following(idle_cluster, tmp_path, "--nodes", "4", *QUICK) for _ in range(2)]
+    for job in jobs:
+        code, text = job.end()
+        assert code == 0, text
+        assert len(records(job.run, "step")) == 4
+
+
+def job_fields(cluster: Cluster, done: Done) -> tuple[str, str]:
+    """State and exit code of a job, as accounting has them."""
+    job = json.loads(done.run.job.read_text())["id"]
+    shown = cluster.run(["sacct", "-nPX", "-j", job, "--format=State,ExitCode"]).stdout
+    state, code = shown.strip().split("|")
+    return state, code
+
+
+def assert_nodes_are_clean(cluster: Cluster) -> None:
+    """No process of a job is left on any node, ten seconds after its end at the latest."""
+    deadline = time.monotonic() + 10
+    while left := [found for host in cluster.hosts for found in ours(cluster, host)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def ours(cluster: Cluster, host: str) -> list[tuple[int, str]]:
+    return [(pid, line) for pid, line in cluster.processes(host) if "slurmft" in line]
