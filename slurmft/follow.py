@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import pwd
+import re
 import sys
 import time
 from typing import Any
@@ -15,6 +18,14 @@ from slurmft.slurm import JobState
 
 _RECORDS_EVERY_S = 0.3
 _STATE_EVERY_S = 2.0
+_FILE_LAG_S = 15
+_HINTS = {
+    "TIMEOUT": "ask for more time: --time",
+    "OUT_OF_MEMORY": "ask for more memory (--mem), or lower --batch-size",
+    "NODE_FAIL": "a node died; submit it again",
+    "PREEMPTED": "a job of higher priority took the nodes; submit it again",
+}
+
 _LOST_AFTER_S = 60
 """How long neither queue nor accounting may know the job before it counts as lost."""
 
@@ -52,10 +63,11 @@ class Follower:
         return self._conclude(state)
 
     def _until_ended(self) -> JobState:
-        asked = -_STATE_EVERY_S
+        asked = -math.inf
         while True:
             self._show_records()
-            if time.monotonic() - asked >= _STATE_EVERY_S or self._is_final():
+            every_s = _STATE_EVERY_S / 4 if launchers.recorded_state(self.run) else _STATE_EVERY_S
+            if time.monotonic() - asked >= every_s:
                 state = self._state()
                 if state.ended:
                     return state
@@ -74,9 +86,6 @@ class Follower:
             )
         return JobState(name="UNKNOWN")
 
-    def _is_final(self) -> bool:
-        return self.run.get_state()["state"] in ("finished", "failed", "cancelled")
-
     def _show_records(self) -> None:
         for record in self._records.read():
             self.progress.show(record)
@@ -91,31 +100,65 @@ class Follower:
             self.progress.say(text)
 
     def _conclude(self, state: JobState) -> int:
-        result = read_json(self.run.result)
-        if state.name == "COMPLETED" and state.exit_code == 0 and result is not None:
-            print(result_table(result))
-            print(f"model and records: {self.run.path}")
-            return Exit.OK
+        if state.name == "COMPLETED" and state.exit_code == 0:
+            result = self._await_result()
+            if result is not None:
+                print(result_table(result))
+                print(f"model and records: {self.run.path}")
+                return Exit.OK
         error = job_error(self.run, self.job_id, state)
         print(f"error: {error}", file=sys.stderr)
         return int(error.code)
 
+    def _await_result(self) -> dict[str, Any] | None:
+        """The result; a file system may show it here some seconds after the job's end."""
+        deadline = time.monotonic() + _FILE_LAG_S
+        while (result := read_json(self.run.result)) is None and time.monotonic() < deadline:
+            time.sleep(_RECORDS_EVERY_S)
+        self._show_records()
+        self.progress.close()
+        return result
+
 
 def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
     """Why a job did not finish: the rank or node that failed first, else the scheduler's words."""
-    recorded = run.get_state()
     failure = run.root_failure()
-    logs = f"logs: {run.logs}"
     if state.name == "CANCELLED":
-        who = f" {state.reason}" if state.reason.startswith("by ") else ""
-        return SlurmftError(f"the job {job_id} was cancelled{who}", logs, Exit.CANCELLED)
-    if failure is not None:
+        return SlurmftError(
+            f"the job {job_id} was cancelled{_by(state.reason)}", None, Exit.CANCELLED
+        )
+    # When the scheduler ends a job, its ranks may lose each other before they are gone.
+    if failure is not None and not (failure["echo"] and state.name != "FAILED"):
         return _failure_error(failure)
-    reason = recorded["reason"] if recorded["state"] == "failed" else state.reason
-    message = f"the job {job_id} ended as {state.name}" + (f": {reason}" if reason else "")
+    message = f"the job {job_id} ended as {state.name}"
+    if state.reason:
+        message += f": {state.reason}"
     if state.name == "COMPLETED":
         message += ", but left no result"
-    return SlurmftError(message, f"{logs} and {run.submitit}", Exit.FAILED)
+    if state.name == "FAILED":
+        print(_last_words(run, job_id), file=sys.stderr)
+    hint = _HINTS.get(state.name, f"logs: {run.logs} and {run.submitit}")
+    return SlurmftError(message, hint, Exit.FAILED)
+
+
+def _by(reason: str) -> str:
+    """ " by jane", from accounting's "by 1000"."""
+    if not (match := re.fullmatch(r"by (\d+)", reason)):
+        return ""
+    try:
+        return f" by {pwd.getpwuid(int(match[1])).pw_name}"
+    except KeyError:
+        return f" by user {match[1]}"
+
+
+def _last_words(run: RunDir, job_id: str) -> str:
+    """The end of what the job's script itself wrote to stderr."""
+    log = run.submitit / f"{job_id}_0_log.err"
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return f"no log: {log}"
+    return "\n".join([f"end of {log}:", *(f"  {line}" for line in lines[-8:])])
 
 
 def _failure_error(failure: dict[str, Any]) -> SlurmftError:

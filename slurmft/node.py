@@ -88,7 +88,8 @@ class NodeTask:
             return 0
         if self._terminated:
             # Also when srun ends this task because of another one: then its failure is the reason.
-            if run.root_failure() is None:
+            failure = run.root_failure()
+            if failure is None or failure["echo"]:
                 run.set_state("cancelled", "the job received SIGTERM", int(Exit.CANCELLED))
             return 1
         failure = self._root_failure(run, code, meeting)

@@ -73,14 +73,14 @@ class Training:
         """Trains, evaluates after every epoch, saves the model and the result."""
         self.reporter.start(self.parameters)
         step = epoch = 0
-        metrics: dict[str, float] = {}
+        values: dict[str, float] = {}
         while step < self.plan.total_steps:
             step = self._train_epoch(epoch, step)
             epoch += 1
-            metrics = self._evaluate()
-            self.reporter.epoch(epoch, metrics)
+            values = self._evaluate()
+            self.reporter.epoch(epoch, values)
         self.world.on_main(self._save_model)
-        self.reporter.finish(step, metrics)
+        self.reporter.finish(step, values)
         dist.leave()
 
     def _train_epoch(self, epoch: int, step: int) -> int:

