@@ -48,6 +48,7 @@ def main() -> None:
 def run(folder: Path, *arguments: str) -> Path:
     """Trains on the cluster; returns the run directory."""
     command = [sys.executable, "-m", "slurmft.submit", "--follow", "--cpus-per-task", "1"]
+    command += ["--time", "50"]
     subprocess.run([*command, "--runs-dir", str(folder), *arguments], check=True, timeout=1800)
     return next(folder.iterdir())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pwd
 import re
@@ -152,13 +153,13 @@ def _by(reason: str) -> str:
 
 
 def _last_words(run: RunDir, job_id: str) -> str:
-    """The end of what the job's script itself wrote to stderr."""
-    log = run.submitit / f"{job_id}_0_log.err"
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return f"no log: {log}"
-    return "\n".join([f"end of {log}:", *(f"  {line}" for line in lines[-8:])])
+    """The end of what the job's script itself wrote, before any rank could say more."""
+    words = []
+    for log in (run.submitit / f"{job_id}_0_log.err", run.logs / "job.log"):
+        with contextlib.suppress(OSError):
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+            words += [f"end of {log}:", *(f"  {line}" for line in lines[-8:])] if lines else []
+    return "\n".join(words)
 
 
 def _failure_error(failure: dict[str, Any]) -> SlurmftError:

@@ -155,6 +155,7 @@ def meeting_point(job: JobConfig, environment: Mapping[str, str]) -> Rendezvous:
 def training_environment(profile: NodeProfile, nproc: int, meeting: Rendezvous) -> dict[str, str]:
     """Variables of the training processes; the node's own environment wins over them."""
     variables = profile.environment(nproc)
+    variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_STOP_TIMEOUT_S)
     if interface := meeting.socket_interface():
         variables |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     return variables
@@ -179,7 +180,6 @@ def torchrun_command(run_dir: Path, meeting: Rendezvous, nproc: str) -> list[str
         "--rdzv-conf", ",".join(f"{k}={v}" for k, v in conf.items()),
         "--local-addr", meeting.host,
         "--max-restarts", "0",
-        "--shutdown-timeout", str(_STOP_TIMEOUT_S),
         "--log-dir", str(run_dir / "logs" / "torchrun"),
         "--module", "slurmft.rank", str(run_dir),
     ]  # fmt: skip

@@ -87,6 +87,42 @@ class Done:
         return found
 
 
+class Following:
+    """A `slurmft submit --follow` in the background."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "slurmft", "submit", "--follow", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | (env or {}),
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self.run = RunDir.open(self.until("run directory: ").removeprefix("run directory: "))
+
+    @property
+    def job_id(self) -> str:
+        found: dict[str, str] = json.loads(self.run.job.read_text())
+        return found["id"]
+
+    def until(self, text: str) -> str:
+        """Reads on to the line that has this text."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            if text in line:
+                return self.lines[-1]
+        raise AssertionError("\n".join(self.lines))
+
+    def end(self) -> tuple[int, str]:
+        """Exit code, and all that was printed."""
+        assert self.process.stdout is not None
+        self.lines += self.process.stdout.read().splitlines()
+        return self.process.wait(timeout=60), "\n".join(self.lines)
+
+
 def slurmft(*arguments: str, env: dict[str, str] | None = None, timeout_s: float = 120) -> Done:
     """Runs a slurmft command as users do: in a process of its own."""
     done = subprocess.run(

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from slurmft.rundir import RunDir
 from tests.cluster import Cluster
-from tests.conftest import HOSTILE, Done, records
+from tests.conftest import HOSTILE, Done, Following, records
 from tests.models import write_emotion, write_model
 
 pytestmark = pytest.mark.slurm
@@ -35,42 +33,17 @@ def submit(cluster: Cluster, runs: Path, *arguments: str, timeout_s: float = 110
     )
 
 
-class Following:
-    """A `slurmft submit --follow` in the background."""
-
-    def __init__(self, cluster: Cluster, runs: Path, *arguments: str) -> None:
-        command = [sys.executable, "-m", "slurmft", "submit", "--follow", "--runs-dir", str(runs)]
-        self.process = subprocess.Popen(
-            [*command, "--time", "5", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | cluster.env,
-        )
-        self.lines: list[str] = []
-        self.run = RunDir.open(self.until("run directory: ").removeprefix("run directory: "))
-        self.job_id = json.loads(self.run.job.read_text())["id"]
-
-    def until(self, text: str) -> str:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-            if text in line:
-                return self.lines[-1]
-        raise AssertionError("\n".join(self.lines))
-
-    def end(self) -> tuple[int, str]:
-        assert self.process.stdout is not None
-        self.lines += self.process.stdout.read().splitlines()
-        return self.process.wait(timeout=60), "\n".join(self.lines)
+def follow(cluster: Cluster, runs: Path, *arguments: str) -> Following:
+    return Following("--runs-dir", str(runs), "--time", "5", *arguments, env=cluster.env)
 
 
 @pytest.fixture(scope="module")
 def four_nodes(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Done:
     """A finished run on four nodes, from and in hostile folders, with hostile texts."""
     folder = tmp_path_factory.mktemp("slurm")
-    model = write_model(folder / HOSTILE / "model")
-    data = write_emotion(folder / HOSTILE / "data", train=96, validation=30)
+    # Only the run directory's name is Slurm's to read: others may have line breaks, too.
+    model = write_model(folder / f"{HOSTILE}\n" / "model")
+    data = write_emotion(folder / f"{HOSTILE}\n" / "data", train=96, validation=30)
     done = submit(
         cluster,
         folder / HOSTILE / "runs",
@@ -145,7 +118,7 @@ def test_refused(cluster: Cluster, arguments: list[str], words: list[str], tmp_p
 
 
 def test_cancelled_by_scancel_while_following(idle_cluster: Cluster, tmp_path: Path) -> None:
-    job = Following(idle_cluster, tmp_path, "--nodes", "2", *LONG)
+    job = follow(idle_cluster, tmp_path, "--nodes", "2", *LONG)
     job.until("step 1/")
     idle_cluster.run(["scancel", job.job_id])
     code, text = job.end()
@@ -175,7 +148,7 @@ def test_rank_that_raises(idle_cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_killed_rank(idle_cluster: Cluster, tmp_path: Path) -> None:
-    job = Following(idle_cluster, tmp_path, "--nodes", "2", *LONG)
+    job = follow(idle_cluster, tmp_path, "--nodes", "2", *LONG)
     job.until("step 1/")
     nodes = idle_cluster.run(["squeue", "-hj", job.job_id, "-o", "%N"]).stdout.strip()
     host = nodes.replace("n[", "n").split(",")[0].split("-")[0].rstrip("]")
@@ -208,6 +181,18 @@ def test_head_that_cannot_be_reached(idle_cluster: Cluster, tmp_path: Path) -> N
     assert_nodes_are_clean(idle_cluster)
 
 
+def test_head_without_a_route(cluster: Cluster) -> None:
+    """An address on the nodes' network that nobody has."""
+    code = (
+        "from slurmft.rendezvous import check_reachable\n"
+        "check_reachable('n2', '10.77.0.99', 12345, timeout_s=4)"
+    )
+    began = time.monotonic()
+    done = cluster.run([sys.executable, "-c", code], on="n2", check=False)
+    assert time.monotonic() - began < 20
+    assert "node n2 cannot reach the head node 10.77.0.99, port 12345" in done.stderr
+
+
 def test_interface_that_is_not_there(idle_cluster: Cluster, tmp_path: Path) -> None:
     done = submit(idle_cluster, tmp_path, "--follow", "--nodes", "2", "--interface", "ib9", *QUICK)
     assert done.code == 4
@@ -226,7 +211,7 @@ def test_setup_that_fails(idle_cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_two_jobs_on_the_same_nodes(idle_cluster: Cluster, tmp_path: Path) -> None:
-    jobs = [Following(idle_cluster, tmp_path, "--nodes", "4", *QUICK) for _ in range(2)]
+    jobs = [follow(idle_cluster, tmp_path, "--nodes", "4", *QUICK) for _ in range(2)]
     for job in jobs:
         code, text = job.end()
         assert code == 0, text

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from slurmft.rundir import RunDir
-from tests.conftest import HOSTILE, Done, records, slurmft
+from tests.conftest import HOSTILE, Done, Following, records, slurmft
 from tests.models import LABELS, write_emotion, write_model
 
 EXACT = ("--precision", "fp32", "--dropout", "0", "--log-every", "5")
@@ -168,6 +167,37 @@ def test_missing_hub_gives_one_clear_line(tmp_path: Path, tiny_data: Path) -> No
     assert "Traceback" not in done.err
 
 
+def test_hub_id_in_the_cache_needs_no_hub(
+    tmp_path: Path, tiny_data: Path, tiny_model: Path
+) -> None:
+    """An offline node takes the cached model at once."""
+    cache = tmp_path / "cache" / "models--tiny--bert"
+    snapshot = cache / "snapshots" / ("0" * 40)
+    shutil.copytree(tiny_model, snapshot)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("0" * 40)
+    done = slurmft(
+        *("submit", "--cluster", "local", "--follow", "--runs-dir", str(tmp_path / "runs")),
+        *("--task", "emotion", "--data", str(tiny_data), "--model", "tiny/bert"),
+        *("--max-steps", "1"),
+        env={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path / "cache")},
+    )
+    assert done.code == 0, done.err
+
+
+def test_setup_that_fails(tmp_path: Path) -> None:
+    done = train(tmp_path, "--setup", "echo no module cuda/99; false")
+    assert done.code == 1
+    assert "no module cuda/99" in done.err
+
+
+def test_cancelled_at_once(tmp_path: Path) -> None:
+    done = slurmft("submit", "--cluster", "local", "--runs-dir", str(tmp_path))
+    assert slurmft("cancel", str(done.run.path)).code == 0
+    assert slurmft("follow", str(done.run.path)).code == 5
+    assert_gone(done.run)
+
+
 def test_fp16_without_a_gpu(tmp_path: Path) -> None:
     done = slurmft(
         *("submit", "--cluster", "local", "--follow", "--runs-dir", str(tmp_path)),
@@ -179,37 +209,18 @@ def test_fp16_without_a_gpu(tmp_path: Path) -> None:
     assert "bf16" in done.err
 
 
-class Background:
-    """A followed run in the background."""
-
-    def __init__(self, tmp_path: Path, *arguments: str) -> None:
-        command = [sys.executable, "-m", "slurmft", "submit", "--follow", "--cluster", "local"]
-        self.process = subprocess.Popen(
-            [*command, "--runs-dir", str(tmp_path), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self.lines: list[str] = []
-        self.run = RunDir.open(self.until("run directory: ").removeprefix("run directory: "))
-
-    def until(self, text: str) -> str:
-        """Reads on to the line that has this text."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-            if text in line:
-                return self.lines[-1]
-        raise AssertionError("\n".join(self.lines))
-
-    def end(self) -> tuple[int, str]:
-        assert self.process.stdout is not None
-        self.lines += self.process.stdout.read().splitlines()
-        return self.process.wait(timeout=60), "\n".join(self.lines)
-
-
-LONG = ("--epochs", "500", "--nodes", "2", "--batch-size", "8", "--log-every", "1")
+LONG = (
+    "--cluster",
+    "local",
+    "--epochs",
+    "500",
+    "--nodes",
+    "2",
+    "--batch-size",
+    "8",
+    "--log-every",
+    "1",
+)
 
 
 def processes_of(run: RunDir) -> dict[int, str]:
@@ -235,7 +246,7 @@ def assert_gone(run: RunDir) -> None:
 
 
 def test_killed_rank(tmp_path: Path) -> None:
-    job = Background(tmp_path, *LONG)
+    job = Following("--runs-dir", str(tmp_path), *LONG)
     job.until("step 2/")
     rank = next(
         pid
@@ -251,7 +262,7 @@ def test_killed_rank(tmp_path: Path) -> None:
 
 
 def test_cancelled_while_following(tmp_path: Path) -> None:
-    job = Background(tmp_path, *LONG)
+    job = Following("--runs-dir", str(tmp_path), *LONG)
     job.until("step 2/")
     assert slurmft("cancel", str(job.run.path)).code == 0
     code, text = job.end()
@@ -263,7 +274,7 @@ def test_cancelled_while_following(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_leaves_the_job_running(tmp_path: Path) -> None:
-    job = Background(tmp_path, *LONG)
+    job = Following("--runs-dir", str(tmp_path), *LONG)
     job.until("step 2/")
     os.killpg(job.process.pid, signal.SIGINT)  # as a terminal sends it: to all in the foreground
     code, text = job.end()
@@ -282,7 +293,7 @@ def test_ctrl_c_leaves_the_job_running(tmp_path: Path) -> None:
 
 def test_killed_job_leaves_no_orphans(tmp_path: Path) -> None:
     """SIGKILL to the process that stands in for srun: nobody could clean up by hand."""
-    job = Background(tmp_path, *LONG)
+    job = Following("--runs-dir", str(tmp_path), *LONG)
     job.until("step 2/")
     pid: dict[str, Any] = json.loads((job.run.submitit / "pid.json").read_text())
     os.kill(pid["pid"], signal.SIGKILL)

@@ -17,7 +17,7 @@ from types import FrameType
 
 from slurmft import launchers, process, rendezvous
 from slurmft.config import RunConfig, time_limit_min
-from slurmft.errors import Exit, UsageError
+from slurmft.errors import Exit, SlurmftError, UsageError
 from slurmft.node import LOCAL_NODE
 from slurmft.profiles import NodeProfile
 from slurmft.rundir import RunDir, read_json, write_json
@@ -116,7 +116,7 @@ def submit(config: RunConfig, run: RunDir) -> str:
     executor = submitit.LocalExecutor(run.submitit)
     limit_min = time_limit_min(config.job.time) if config.job.time else _NO_LIMIT_MIN
     # The job outlives this terminal: neither its Ctrl-C nor its end may reach submitit's processes.
-    detach = ["trap '' INT HUP", f"exec </dev/null >>{shlex.quote(str(run.logs / 'job.log'))} 2>&1"]
+    detach = ["trap '' INT HUP", f"exec </dev/null >>{shlex.quote(str(_job_log(run)))} 2>&1"]
     executor.update_parameters(timeout_min=limit_min, setup=[*detach, *config.job.setup])
     return str(executor.submit(LocalNodes(str(run.path))).job_id)
 
@@ -134,9 +134,19 @@ def job_state(job_id: str, run: RunDir) -> JobState | None:
 
 def cancel(job_id: str, run: RunDir) -> None:
     """SIGTERM to the job's process, which ends the nodes."""
+    deadline = time.monotonic() + _KILL_AFTER_S
+    while not _pid_file(run).exists() and _start_time(int(job_id)) is not None:
+        if time.monotonic() > deadline:
+            raise SlurmftError(f"the job {job_id} does not start", f"log: {_job_log(run)}")
+        time.sleep(0.05)  # it is just starting
     known = read_json(_pid_file(run))
     if known and _alive(run):
         os.kill(known["pid"], signal.SIGTERM)
+
+
+def _job_log(run: RunDir) -> Path:
+    """Where setup lines and submitit's controller write."""
+    return run.logs / "job.log"
 
 
 def _pid_file(run: RunDir) -> Path:
