@@ -9,11 +9,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 from slurmft.errors import UsageError, unknown
@@ -221,56 +219,6 @@ def build(config: type[Config], values: dict[str, Any]) -> Config:
     return config(**{k: v for k, v in values.items() if k in options(config)})
 
 
-def site_file() -> Path:
-    """The site's defaults: $SLURMFT_SITE, or ~/.config/slurmft/site.toml."""
-    return Path(os.environ.get("SLURMFT_SITE") or "~/.config/slurmft/site.toml").expanduser()
-
-
-def site_defaults() -> dict[str, Any]:
-    """The values of the site file; empty without one.
-
-    Raises:
-        UsageError: $SLURMFT_SITE names no file, or the file is no TOML, has an unknown key, or a
-            value of another type than its field's.
-    """
-    path = site_file()
-    if not path.is_file():
-        if os.environ.get("SLURMFT_SITE"):
-            raise UsageError(f"$SLURMFT_SITE names no file: {path}", "unset it, or write that file")
-        return {}
-    import tomllib  # 4 ms: only a site with a file pays for it
-
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise UsageError(f"cannot read the site file {path}: {error}") from None
-    known = options(TrainConfig) | options(JobConfig)
-    for name, value in values.items():
-        if name not in known:
-            raise _in_file(path, unknown("key", name, list(known)))
-        values[name] = _site_value(path, known[name], value)
-    return values
-
-
-def _site_value(path: Path, option: dataclasses.Field[Any], value: Any) -> Any:
-    kind = value_type(option)
-    if is_repeatable(option):
-        if isinstance(value, list) and all(isinstance(v, str) for v in value):
-            return tuple(value)
-        raise UsageError(f"{path}: {option.name} must be a list of strings, not {value!r}")
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind is str and option.name == "time" and type(value) is int:
-        return str(value)  # time = 60: minutes, as Slurm reads it
-    if type(value) is not kind:
-        raise UsageError(f"{path}: {option.name} must be a {kind.__name__}, not {value!r}")
-    return value
-
-
-def _in_file(path: Path, error: UsageError) -> UsageError:
-    return UsageError(f"{path}: {error.message}", error.hint)
-
-
 def value_type(option: dataclasses.Field[Any]) -> type:
     """The type of one value of an option: `int` for `int | None`, `str` for `tuple[str, ...]`."""
     name = re.split(r"[\[\] |,]+", str(option.type))  # annotations are strings in this module
@@ -358,5 +306,5 @@ def _check_sbatch_pair(pair: str) -> None:
     key = key.lstrip("-")
     if key in own:
         raise UsageError(f"--sbatch {pair!r} has a flag of its own", f"use {flag(own[key])}")
-    if key in ("ntasks", "ntasks-per-node", "output", "error", "signal", "array"):
+    if key in ("ntasks", "ntasks-per-node", "output", "error", "array", "requeue", "signal"):
         raise UsageError(f"--sbatch {pair!r}: slurmft sets {key} itself", "leave it out")

@@ -30,10 +30,10 @@ class SlurmftError(Exception):
     Args:
         message: what happened, with the offending value.
         hint: what to do; None where there is nothing better to say than the message.
-        code: exit code of the process that ends with this error.
+        code: exit code of the process that ends with this error: an `Exit`, or a job's own.
     """
 
-    def __init__(self, message: str, hint: str | None = None, code: Exit = Exit.FAILED) -> None:
+    def __init__(self, message: str, hint: str | None = None, code: int = Exit.FAILED) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint

@@ -92,7 +92,7 @@ class Follower:
             self.progress.show(record)
 
     def _say_waiting(self, state: JobState) -> None:
-        """Says once what the job waits for, and when it will wait for ever."""
+        """Says once what the job does, and what it waits for."""
         text = f"job {self.job_id} is {state.name.lower()}"
         if state.reason:
             text += f" ({state.reason})"
@@ -139,7 +139,7 @@ def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
     if state.name == "FAILED":
         print(_last_words(run, job_id), file=sys.stderr)
     hint = _HINTS.get(state.name, f"logs: {run.logs} and {run.submitit}")
-    return SlurmftError(message, hint, Exit.FAILED)
+    return SlurmftError(message, hint, state.exit_code or Exit.FAILED)
 
 
 def _by(reason: str) -> str:
@@ -165,8 +165,8 @@ def _last_words(run: RunDir, job_id: str) -> str:
 def _failure_error(failure: dict[str, Any]) -> SlurmftError:
     if failure["traceback"]:
         print(failure["traceback"].rstrip(), file=sys.stderr)
-    code = failure["code"]
-    return SlurmftError(f"{failure['where']}: {failure['message']}", failure["hint"], Exit(code))
+    message = f"{failure['where']}: {failure['message']}"
+    return SlurmftError(message, failure["hint"], failure["code"])
 
 
 def next_commands(run: RunDir) -> str:

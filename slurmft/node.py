@@ -77,6 +77,8 @@ class NodeTask:
         command = torchrun_command(run.path, meeting, str(nproc))
         with open(self._log(run, meeting), "ab") as log:
             torchrun = process.start(command, env=environment, stdout=log, stderr=log)
+            if self._terminated:  # it came too early to reach torchrun
+                torchrun.terminate()
             code = torchrun.wait()
         return self._conclude(run, code, meeting)
 

@@ -21,13 +21,12 @@ from slurmft.config import (
     TrainConfig,
     build,
     options,
-    site_defaults,
-    site_file,
 )
 from slurmft.errors import Exit, run_main
 from slurmft.follow import Follower, next_commands
 from slurmft.node import placeholder, torchrun_command
 from slurmft.rundir import RunDir, write_json
+from slurmft.site import site_defaults, site_file
 from slurmft.sources import localize
 
 WHERE = {

@@ -11,11 +11,11 @@ from slurmft.config import (
     RunConfig,
     TrainConfig,
     options,
-    site_defaults,
     time_limit_min,
 )
 from slurmft.errors import UsageError
 from slurmft.recipes import RECIPES
+from slurmft.site import site_defaults
 from slurmft.submit import configure
 
 TRAIN_FLAGS = """task preset model data text_column label_column max_length epochs max_steps
@@ -35,7 +35,7 @@ def test_flags_are_a_promise() -> None:
 def test_config_survives_json() -> None:
     config = RunConfig(
         train=TrainConfig(task="emotion", data='/d/it\'s "é"\n').resolve(),
-        job=JobConfig(nodes=3, setup=("module load x",), sbatch=("nice=3", "requeue")),
+        job=JobConfig(nodes=3, setup=("module load x",), sbatch=("nice=3", "overcommit")),
         submission={"git": None},
     )
     assert RunConfig.from_json(config.to_json()) == config

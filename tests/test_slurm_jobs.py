@@ -204,7 +204,7 @@ def test_setup_that_fails(idle_cluster: Cluster, tmp_path: Path) -> None:
     """The script's own words are shown: nothing else knows why."""
     setup = "echo no module named cuda/99 >&2; exit 7"
     done = submit(idle_cluster, tmp_path, "--follow", "--setup", setup, *QUICK)
-    assert done.code == 1
+    assert done.code == 7
     assert "no module named cuda/99" in done.err
     assert "ended as FAILED" in done.err
     assert job_fields(idle_cluster, done) == ("FAILED", "7:0")

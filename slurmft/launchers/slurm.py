@@ -20,7 +20,10 @@ def sbatch_text(config: RunConfig, run: RunDir) -> str:
     """The sbatch script of a run."""
     python = shlex.quote(sys.executable)
     log = f"{run.submitit}/%j_%t_log"
-    directives = sbatch_options(config.job) | {
+    directives: dict[str, str | None] = {
+        # A run starts from its beginning: Slurm must not do that behind its user's back.
+        "no-requeue": None,
+        **sbatch_options(config.job),
         "ntasks-per-node": "1",
         "output": f"{run.submitit}/%j_0_log.out",
         "error": f"{run.submitit}/%j_0_log.err",
