@@ -19,6 +19,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs
         )
+        self.add_argument("--debug", action="store_true", help="show tracebacks of errors")
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, f"see {self.prog} --help")

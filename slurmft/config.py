@@ -174,7 +174,7 @@ class JobConfig:
         for name, value in _strings(self):
             _check_one_line(name, value)
         for pair in self.sbatch:
-            _check_sbatch_pair(pair)
+            _check_sbatch_pair(self, pair)
         _check_runs_dir(self.runs_dir)
 
 
@@ -231,6 +231,7 @@ def is_repeatable(option: dataclasses.Field[Any]) -> bool:
     return str(option.type).startswith("tuple")
 
 
+_UNLIMITED_MIN = 60 * 24 * 365
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
@@ -240,6 +241,8 @@ def time_limit_min(text: str) -> int:
     Raises:
         UsageError: the text is none of sbatch's forms, or is no time at all.
     """
+    if text.lower() in ("infinite", "unlimited"):
+        return _UNLIMITED_MIN
     match = _TIME.fullmatch(text.strip())
     if not match:
         raise UsageError(f"--time {text!r} is no time limit", "use minutes, HH:MM:SS or D-HH:MM:SS")
@@ -296,15 +299,20 @@ def _check_runs_dir(path: str) -> None:
         )
 
 
-def _check_sbatch_pair(pair: str) -> None:
-    key = pair.partition("=")[0]
-    if not re.fullmatch(r"-{0,2}[a-zA-Z][a-zA-Z0-9-]*", key):
+_RESERVED = (
+    "ntasks", "ntasks-per-node", "output", "error", "open-mode", "array", "requeue", "signal",
+    "parsable", "quiet", "wait", "test-only", "wrap", "clusters",
+)  # fmt: skip
+"""sbatch options on which slurmft's own working depends."""
+
+
+def _check_sbatch_pair(job: JobConfig, pair: str) -> None:
+    key = pair.partition("=")[0].lstrip("-")
+    if not re.fullmatch(r"[a-zA-Z][a-zA-Z0-9-]+", key):
         raise UsageError(f"--sbatch {pair!r} is no KEY=VALUE", 'write it as --sbatch "nice=100"')
-    own = {
-        f.metadata["sbatch"]: f.name for f in options(JobConfig).values() if "sbatch" in f.metadata
-    }
-    key = key.lstrip("-")
-    if key in own:
-        raise UsageError(f"--sbatch {pair!r} has a flag of its own", f"use {flag(own[key])}")
-    if key in ("ntasks", "ntasks-per-node", "output", "error", "array", "requeue", "signal"):
+    if key in _RESERVED:
         raise UsageError(f"--sbatch {pair!r}: slurmft sets {key} itself", "leave it out")
+    for name, option in options(JobConfig).items():
+        given = getattr(job, name) not in (None, False)
+        if option.metadata.get("sbatch") == key and given:
+            raise UsageError(f"--sbatch {pair!r} contradicts {flag(name)}", "give one of the two")

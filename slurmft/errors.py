@@ -68,6 +68,11 @@ def run_main(command: Callable[[], int], debug: bool = False) -> int:
     except BrokenPipeError:  # `slurmft ... | head`
         sys.stderr.close()
         return 141
+    except OSError as error:  # a full disk, a folder that vanished
+        if debug:
+            traceback.print_exc()
+        print(f"error: {error}\nhint: --debug shows where", file=sys.stderr)
+        return Exit.FAILED
 
 
 def nearest(word: str, words: list[str]) -> str | None:

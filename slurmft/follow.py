@@ -19,6 +19,8 @@ from slurmft.slurm import JobState
 
 _RECORDS_EVERY_S = 0.3
 _STATE_EVERY_S = 2.0
+_STATE_AT_MOST_EVERY_S = 30.0
+"""A job that waits for hours must not keep the controller busy."""
 _FILE_LAG_S = 15
 _HINTS = {
     "TIMEOUT": "ask for more time: --time",
@@ -26,6 +28,9 @@ _HINTS = {
     "NODE_FAIL": "a node died; submit it again",
     "PREEMPTED": "a job of higher priority took the nodes; submit it again",
 }
+
+_NO_FOLDER = 128 + 53
+"""What Slurm ends a job with whose output file it cannot open."""
 
 _LOST_AFTER_S = 60
 """How long neither queue nor accounting may know the job before it counts as lost."""
@@ -64,16 +69,17 @@ class Follower:
         return self._conclude(state)
 
     def _until_ended(self) -> JobState:
-        asked = -math.inf
+        began, asked, every_s = time.monotonic(), -math.inf, _STATE_EVERY_S
         while True:
             self._show_records()
-            every_s = _STATE_EVERY_S / 4 if launchers.recorded_state(self.run) else _STATE_EVERY_S
             if time.monotonic() - asked >= every_s:
                 state = self._state()
                 if state.ended:
                     return state
                 self._say_waiting(state)
                 asked = time.monotonic()
+                pending_s = asked - began if state.name == "PENDING" else 0.0
+                every_s = min(max(_STATE_EVERY_S, pending_s / 10), _STATE_AT_MOST_EVERY_S)
             time.sleep(_RECORDS_EVERY_S)
 
     def _state(self) -> JobState:
@@ -108,6 +114,9 @@ class Follower:
                 print(f"model and records: {self.run.path}")
                 return Exit.OK
         error = job_error(self.run, self.job_id, state)
+        with contextlib.suppress(OSError):  # where the job could not say it itself
+            name = "cancelled" if error.code == Exit.CANCELLED else "failed"
+            self.run.set_state(name, error.message, error.code)
         print(f"error: {error}", file=sys.stderr)
         return int(error.code)
 
@@ -139,6 +148,8 @@ def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
     if state.name == "FAILED":
         print(_last_words(run, job_id), file=sys.stderr)
     hint = _HINTS.get(state.name, f"logs: {run.logs} and {run.submitit}")
+    if state.exit_code == _NO_FOLDER:
+        hint = f"can every node see and write {run.submitit}?"
     return SlurmftError(message, hint, state.exit_code or Exit.FAILED)
 
 
@@ -179,7 +190,7 @@ def next_commands(run: RunDir) -> str:
         f"Next:\n"
         f"  {python} follow {path}   # progress, and the result at the end\n"
         f"  {python} cancel {path}   # end the job\n"
-        f"  tail -f {shlex.quote(str(run.rank_log(0)))}"
+        f"  tail -F {shlex.quote(str(run.rank_log(0)))}"
     )
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from slurmft import process, rendezvous
-from slurmft.config import JobConfig, RunConfig
+from slurmft.config import JobConfig
 from slurmft.errors import Exit, SlurmftError
 from slurmft.profiles import NodeProfile
 from slurmft.rendezvous import Rendezvous
@@ -42,15 +44,12 @@ class NodeTask:
 
     def __call__(self) -> None:
         """Runs this node's share of the job; ends this process with the job's exit code."""
-        run = RunDir.open(self.run_dir)
+        run = RunDir(Path(self.run_dir))
         signal.signal(signal.SIGTERM, self._on_sigterm)
         try:
             code = self._run(run)
-        except SlurmftError as error:
-            run.add_failure(f"node {os.uname().nodename}", error)
-            run.set_state("failed", error.message, int(error.code))
-            print(f"error: {error}", file=sys.stderr, flush=True)
-            code = int(error.code)
+        except Exception as error:
+            code = record(run, error)
         # Not by SystemExit: a SIGTERM that comes while Python shuts down, as srun sends it when
         # another task fails, would make this task's exit code, and so the job's, that of a signal.
         sys.stdout.flush()
@@ -71,7 +70,7 @@ class NodeTask:
         profile.check_precision(config.train.precision)
         nproc = profile.nproc_per_node(config.job.nproc_per_node)
         meeting.check(config.job.rdzv_timeout_s)
-        environment = training_environment(profile, nproc, meeting) | dict(os.environ)
+        environment = training_environment(profile, nproc, meeting, os.environ)
         if needs_hub(config.train) and "HF_HUB_OFFLINE" not in environment and not hub_in_reach():
             environment["HF_HUB_OFFLINE"] = "1"
         command = torchrun_command(run.path, meeting, str(nproc))
@@ -123,6 +122,19 @@ class NodeTask:
         return run.logs / f"node-{meeting.node_rank:03d}.log"
 
 
+def record(run: RunDir, error: Exception) -> int:
+    """Records a failure of this node itself; returns the exit code."""
+    trace = None if isinstance(error, SlurmftError) else traceback.format_exc()
+    shown = error
+    if not isinstance(shown, SlurmftError):
+        shown = SlurmftError(f"{type(error).__name__}: {error}")
+    print(trace or f"error: {shown}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a full disk takes no record of itself
+        run.add_failure(f"node {os.uname().nodename}", shown, trace)
+        run.set_state("failed", shown.message, int(shown.code))
+    return int(shown.code)
+
+
 def killed_by(torchrun_log: Path) -> int | None:
     """The signal that ended a rank, by torchrun's words; None: no rank was killed."""
     text = torchrun_log.read_text(encoding="utf-8", errors="replace")
@@ -137,11 +149,13 @@ def meeting_point(job: JobConfig, environment: Mapping[str, str]) -> Rendezvous:
         RendezvousError: neither; or Slurm gave another number of nodes than the run was set up for.
     """
     if LOCAL_NODE in environment:
+        port, roll_call_port = rendezvous.ports_from(environment)
         return Rendezvous(
             hosts=tuple(f"127.0.0.{i + 1}" for i in range(job.nodes)),
             node_rank=int(environment[LOCAL_NODE]),
-            port=int(environment[rendezvous.PORT_VARIABLE]),
-            id=f"local-{environment[rendezvous.PORT_VARIABLE]}",
+            port=port,
+            roll_call_port=roll_call_port,
+            id=f"local-{port}",
             interface=job.interface or "lo",
         )
     meeting = rendezvous.from_slurm(
@@ -154,13 +168,23 @@ def meeting_point(job: JobConfig, environment: Mapping[str, str]) -> Rendezvous:
     return meeting
 
 
-def training_environment(profile: NodeProfile, nproc: int, meeting: Rendezvous) -> dict[str, str]:
-    """Variables of the training processes; the node's own environment wins over them."""
-    variables = profile.environment(nproc)
-    variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_STOP_TIMEOUT_S)
-    if interface := meeting.socket_interface():
-        variables |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-    return variables
+def training_environment(
+    profile: NodeProfile, nproc: int, meeting: Rendezvous, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """The environment of torchrun and its processes.
+
+    What the user has set in the environment wins over what is found here, but not over flags.
+    """
+    found = profile.environment(nproc)
+    found["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_STOP_TIMEOUT_S)
+    interface = meeting.socket_interface()
+    if interface is None:
+        return found | dict(environment)
+    # NCCL takes a bare name for a prefix.
+    sockets = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    if meeting.interface is not None:  # from --interface
+        return found | dict(environment) | sockets
+    return found | sockets | dict(environment)
 
 
 def torchrun_command(run_dir: Path, meeting: Rendezvous, nproc: str) -> list[str]:
@@ -185,12 +209,6 @@ def torchrun_command(run_dir: Path, meeting: Rendezvous, nproc: str) -> list[str
         "--log-dir", str(run_dir / "logs" / "torchrun"),
         "--module", "slurmft.rank", str(run_dir),
     ]  # fmt: skip
-
-
-def placeholder(config: RunConfig) -> Rendezvous:
-    """The rendezvous as it is known before the job has nodes, for `--dry-run`."""
-    hosts = ("$HEAD", *("$HOST" for _ in range(config.job.nodes - 1)))
-    return Rendezvous(hosts=hosts, node_rank=0, port=0, id="$SLURM_JOB_ID.$SLURM_RESTART_COUNT")
 
 
 def main(argv: list[str]) -> None:

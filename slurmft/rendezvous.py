@@ -14,13 +14,14 @@ import os
 import re
 import socket
 import struct
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurmft.errors import Exit, SlurmftError
 
-PORT_VARIABLE = "SLURMFT_RENDEZVOUS_PORT"
+PORT_VARIABLE = "SLURMFT_RENDEZVOUS_PORTS"
 _LOWEST_PORT, _HIGHEST_PORT = 10000, 65535
 
 
@@ -39,7 +40,10 @@ class Rendezvous:
     """Every host of the job in Slurm's order, under the names by which they reach each other."""
     node_rank: int
     """Index of this node in `hosts`."""
-    port: int
+    port: int | str
+    """Of torchrun's store on the head; a variable's name where it is not known yet."""
+    roll_call_port: int
+    """Where the head answers the other nodes before torchrun does (see `check`)."""
     id: str
     """Job id and restart count: a node of an earlier attempt cannot join this one."""
     interface: str | None = None
@@ -58,13 +62,18 @@ class Rendezvous:
         return self.node_rank == 0
 
     def check(self, timeout_s: float) -> None:
-        """Makes sure that this node can resolve and reach the head.
+        """Makes sure that this node reaches the head, and no other host of that name.
+
+        The head answers with the meeting's id, as long as this process lives. torchrun takes long
+        to import torch before it listens, and says little when it cannot connect.
 
         Raises:
-            RendezvousError: it cannot, within the timeout; the message names both hosts.
+            RendezvousError: the head does not answer within the timeout; names both hosts.
         """
-        if not self.is_head:
-            check_reachable(self.host, self.head, self.port, timeout_s)
+        if self.is_head:
+            answer_roll_call(self.roll_call_port, self.id)
+        else:
+            check_reachable(self.host, self.head, self.roll_call_port, self.id, timeout_s)
 
     def socket_interface(self) -> str | None:
         """The interface for the collectives: the one asked for, or the one towards the peers.
@@ -103,14 +112,31 @@ def from_slurm(
     if rank >= len(hosts):
         raise RendezvousError(f"SLURM_NODEID={rank} is beyond the {len(hosts)} hosts of {nodelist}")
     attempt = f"{job_id}.{environment.get('SLURM_RESTART_COUNT', '0')}"
-    port = environment.get(PORT_VARIABLE)
+    port, roll_call_port = ports_from(environment)
     return Rendezvous(
         hosts=hosts,
         node_rank=rank,
-        port=int(port) if port else candidate_ports(job_id)[0],
+        port=port,
+        roll_call_port=roll_call_port,
         id=attempt,
         interface=interface,
     )
+
+
+def ports_from(environment: Mapping[str, str]) -> tuple[int, int]:
+    """The ports that the head picked: torchrun's, and that of the roll call.
+
+    Raises:
+        RendezvousError: the variable is absent or not as `free_ports` prints it.
+    """
+    text = environment.get(PORT_VARIABLE, "")
+    if not re.fullmatch(r"\d+,\d+", text):
+        raise RendezvousError(
+            f"{PORT_VARIABLE} is {text!r}, not two ports",
+            "the batch script sets it: PORTS=$(python -m slurmft.rendezvous) on the first node",
+        )
+    port, roll_call_port = map(int, text.split(","))
+    return port, roll_call_port
 
 
 # --- node lists -----------------------------------------------------------------------------------
@@ -200,22 +226,22 @@ def candidate_ports(job_id: str, count: int = 20) -> list[int]:
     return [allowed[(number + i * 997) % len(allowed)] for i in range(count)]
 
 
-def free_port(job_id: str) -> int:
+def free_ports(job_id: str, count: int = 2) -> list[int]:
     """The first of the job's ports that nothing on this host listens on.
 
     Run on the head node (sbatch runs its script there), just before the tasks start.
 
     Raises:
-        RendezvousError: all of them are taken.
+        RendezvousError: too many of them are taken.
     """
     ports = candidate_ports(job_id)
-    for port in ports:
-        if _can_bind(port):
-            return port
-    raise RendezvousError(
-        f"all rendezvous ports of job {job_id} are taken on {socket.gethostname()}: {ports}",
-        "look for stale processes there: ss -tlnp",
-    )
+    free = [port for port in ports if _can_bind(port)]
+    if len(free) < count:
+        raise RendezvousError(
+            f"the rendezvous ports of job {job_id} are taken on {socket.gethostname()}: {ports}",
+            "look for stale processes there: ss -tlnp",
+        )
+    return free[:count]
 
 
 def _can_bind(port: int) -> bool:
@@ -236,27 +262,47 @@ def _can_bind(port: int) -> bool:
 # --- reaching the head ----------------------------------------------------------------------------
 
 
-def check_reachable(host: str, head: str, port: int, timeout_s: float) -> None:
-    """Tries to connect to the head until it answers.
-
-    A refused connection is an answer: the head is there, its torchrun does not listen yet.
+def answer_roll_call(port: int, meeting_id: str) -> None:
+    """Tells everyone who connects to `port` the meeting's id, in the background.
 
     Raises:
-        RendezvousError: `head` does not resolve, or does not answer, within the timeout.
+        RendezvousError: the port was taken since the batch script found it free.
+    """
+    try:
+        server = socket.create_server(("", port), backlog=1024)
+    except OSError as error:
+        raise RendezvousError(
+            f"{socket.gethostname()} cannot listen on port {port}: {error.strerror or error}"
+        ) from None
+
+    def answer() -> None:
+        while True:
+            with contextlib.suppress(OSError), server.accept()[0] as caller:
+                caller.sendall(meeting_id.encode() + b"\n")
+
+    threading.Thread(target=answer, daemon=True).start()
+
+
+def check_reachable(host: str, head: str, port: int, meeting_id: str, timeout_s: float) -> None:
+    """Asks the head for the meeting's id until it answers.
+
+    Raises:
+        RendezvousError: `head` does not resolve, does not answer, or belongs to another meeting.
     """
     deadline = time.monotonic() + timeout_s
     problem = "timed out"
     while (left := deadline - time.monotonic()) > 0:
         try:
-            with socket.create_connection((head, port), timeout=min(left, 5.0)):
+            with socket.create_connection((head, port), timeout=min(left, 5.0)) as connection:
+                answer = connection.makefile("rb").readline(1000).decode(errors="replace").strip()
+            if answer == meeting_id:
                 return
-        except ConnectionRefusedError:
-            return
+            problem = f"it answers {answer!r}, not {meeting_id!r}: is it another host?"
         except socket.gaierror as error:
             problem = f"the name does not resolve ({error.strerror})"
         except OSError as error:
             problem = error.strerror or str(error) or "timed out"
-        time.sleep(min(0.5, max(0.0, deadline - time.monotonic())))
+        time.sleep(min(0.2, max(0.0, deadline - time.monotonic())))
     raise RendezvousError(
         f"node {host} cannot reach the head node {head}, port {port}: {problem}",
         "check the network between the two, and --host-suffix or --interface if the fabric has "
@@ -307,8 +353,8 @@ def _interface_address(name: str) -> str | None:
 
 
 def main() -> int:
-    """Prints a free rendezvous port for the Slurm job whose batch script calls this."""
-    print(free_port(os.environ.get("SLURM_JOB_ID", "0")))
+    """Prints free rendezvous ports for the Slurm job whose batch script calls this."""
+    print(*free_ports(os.environ.get("SLURM_JOB_ID", "0")), sep=",")
     return 0
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slurmft.config import time_limit_min
 from slurmft.errors import Exit, SlurmftError
 
 _TIMEOUT_S = 30
@@ -14,14 +16,6 @@ _ENDED = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "REVOKED", "TIMEOUT",
 }  # fmt: skip
-
-
-NEVER_STARTS = {
-    "PartitionConfig": "the partition's limits do not allow what was asked for",
-    "PartitionNodeLimit": "the partition has not so many nodes",
-    "PartitionTimeLimit": "the time limit is above the partition's",
-}
-"""Reasons for which a job waits for ever: most sites' sbatch takes such jobs all the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,17 +157,43 @@ def _call(*command: str) -> str:
     return done.stdout
 
 
-def refuse_hopeless(job_id: str) -> None:
-    """Cancels a job that sbatch took although it can never start.
+def never_starts(job_id: str) -> str | None:
+    """Why a waiting job asks for more than its partition has; None where it does not.
 
-    Raises:
-        SlurmftError: it is one; the message has Slurm's reason.
+    Most sites' sbatch takes such jobs, and they wait for ever. Slurm's reason alone does not tell:
+    PartitionNodeLimit may mean nodes that are down for an hour.
     """
-    state = job_state(job_id)
-    if state is not None and state.reason in NEVER_STARTS:
-        cancel(job_id)
-        why = f"{state.reason}: {NEVER_STARTS[state.reason]}"
-        raise SlurmftError(f"Slurm would never start the job ({why})", offers(), Exit.SUBMIT)
+    try:
+        text = _call("squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r|%P|%D|%l")
+    except SlurmftError:
+        return None
+    return parse_never_starts(text, partitions())
+
+
+def parse_never_starts(text: str, known: list[Partition]) -> str | None:
+    """From the line of `squeue --format=%T|%r|%P|%D|%l`, and the partitions."""
+    if text.count("|") != 4:
+        return None
+    state, reason, name, nodes, limit = text.strip().split("|")
+    partition = next((p for p in known if p.name == name), None)
+    if state != "PENDING" or partition is None:
+        return None
+    if int(nodes) > partition.nodes:
+        return f"it asks for {nodes} nodes, the partition {name} has {partition.nodes} ({reason})"
+    if _minutes(limit) > _minutes(partition.time_limit):
+        return (
+            f"it asks for a time of {limit}, the partition {name} allows {partition.time_limit} "
+            f"({reason})"
+        )
+    return None
+
+
+def _minutes(limit: str) -> float:
+    """A time limit as squeue and sinfo print it; infinity for UNLIMITED and anything unknown."""
+    try:
+        return time_limit_min(limit)
+    except SlurmftError:
+        return math.inf
 
 
 def refusal(stderr: str, exit_code: int) -> SlurmftError:

@@ -72,15 +72,15 @@ def columns(path: Path) -> list[str]:
     try:
         if path.suffix == ".parquet":
             return _parquet_columns(path)
-        with (
-            gzip.open(path, "rt") if path.suffix == ".gz" else open(path, encoding="utf-8") as file
-        ):
-            head, first = file.readline(), file.readline()
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8-sig") as file:
+            lines = (line for line in file if line.strip())
+            head, first = next(lines, ""), next(lines, "")
         if path.name.removesuffix(".gz").endswith(".csv"):
             names = next(csv.reader([head]), [])
-            empty = not first.strip()
+            empty = not first
         else:
-            row = json.loads(head) if head.strip() else {}
+            row = json.loads(head) if head else {}
             names = list(row) if isinstance(row, dict) else []
             empty = not names
     except (OSError, ValueError, EOFError) as error:
@@ -117,6 +117,7 @@ def hub_in_reach(timeout_s: float = 10.0) -> bool:
     Asked once a node: without it every file of a model is retried for 20 s before the cache is
     looked at.
     """
+    import http.client
     import urllib.error
     import urllib.request
 
@@ -128,7 +129,7 @@ def hub_in_reach(timeout_s: float = 10.0) -> bool:
             return True
     except urllib.error.HTTPError:
         return True  # an answer, if an unfriendly one
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return False
 
 

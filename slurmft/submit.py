@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import getpass
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import slurmft
-from slurmft import launchers
+from slurmft import launchers, slurm
 from slurmft.cli import Parser, add_options, given
 from slurmft.config import (
     JobConfig,
@@ -22,9 +23,10 @@ from slurmft.config import (
     build,
     options,
 )
-from slurmft.errors import Exit, run_main
+from slurmft.errors import Exit, SlurmftError, run_main
 from slurmft.follow import Follower, next_commands
-from slurmft.node import placeholder, torchrun_command
+from slurmft.node import torchrun_command
+from slurmft.rendezvous import Rendezvous
 from slurmft.rundir import RunDir, write_json
 from slurmft.site import site_defaults, site_file
 from slurmft.sources import localize
@@ -58,7 +60,6 @@ def parser() -> Parser:
     )
     made.add_argument("--dry-run", action="store_true", help="show what would run; submit nothing")
     made.add_argument("--follow", action="store_true", help="stream progress until the job ends")
-    made.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     add_options(made, TrainConfig, "what to train")
     add_options(made, JobConfig, "where to run it")
     return made
@@ -70,10 +71,16 @@ def configure(flags: dict[str, Any]) -> RunConfig:
     Raises:
         UsageError: a value that cannot be right, from whichever source.
     """
-    values = site_defaults() | flags
+    values = merge(site_defaults(), flags)
     job = build(JobConfig, values)
     job = dataclasses.replace(job, runs_dir=str(Path(job.runs_dir).expanduser().absolute()))
     return RunConfig(train=localize(build(TrainConfig, values).resolve()), job=job)
+
+
+def merge(site: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """Flags over the site file; repeatable ones add to its list: a site always needs those."""
+    both = {k: site[k] + v for k, v in flags.items() if isinstance(v, tuple) and k in site}
+    return site | flags | both
 
 
 def provenance(argv: list[str]) -> dict[str, Any]:
@@ -81,7 +88,7 @@ def provenance(argv: list[str]) -> dict[str, Any]:
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": os.uname().nodename,
-        "user": getpass.getuser(),
+        "user": user(),
         "folder": os.getcwd(),
         "command": shlex.join(["slurmft", "submit", *argv]),
         "site_file": str(site_file()) if site_file().is_file() else None,
@@ -89,6 +96,14 @@ def provenance(argv: list[str]) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "git": git_state(Path.cwd()),
     }
+
+
+def user() -> str:
+    """The user's name, or number where it has none, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
@@ -109,32 +124,49 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 def dry_run(config: RunConfig, cluster: str) -> str:
     """What would be submitted: configuration, job, and the torchrun command of the first node."""
-    name = f"{config.train.task}-<time>-<random>"
-    run = RunDir(Path(config.job.runs_dir) / name)
-    nproc = str(config.job.nproc_per_node or "<GPUs or CPU sockets of the node>")
-    command = torchrun_command(run.path, placeholder(config), nproc)
+    run = RunDir(Path(config.job.runs_dir) / f"{config.train.task}-<time>-<random>")
+    nproc = str(config.job.nproc_per_node or "$NPROC")
+    command = shlex.join(torchrun_command(run.path, placeholder(config, cluster), nproc))
     return "\n".join(
         (
             f"# configuration, written to {run.config}",
             config.to_json(),
             launchers.get(cluster).plan(config, run),
-            "# each node's task then runs (here: the first node)",
-            shlex.join(command).replace("'$HEAD:0'", "$HEAD:$SLURMFT_RENDEZVOUS_PORT"),
+            "# each node's task then runs (here: the first node's; NPROC: its GPUs or CPU sockets)",
+            re.sub(r"'([^' ]*\$[^' ]*)'", r'"\1"', command),  # variables, not literal text
             "",
             "dry run: nothing was submitted",
         )
     )
 
 
+def placeholder(config: RunConfig, cluster: str) -> Rendezvous:
+    """The rendezvous as it is known before the job has nodes."""
+    head, job_id = ("$HEAD", "$SLURM_JOB_ID.0") if cluster == "slurm" else ("127.0.0.1", "$JOB_ID")
+    return Rendezvous(
+        hosts=(head,) * config.job.nodes, node_rank=0, port="$PORT", roll_call_port=0, id=job_id
+    )
+
+
 def submit(config: RunConfig, cluster: str) -> RunDir:
-    """Submits a job; returns its run directory, which is gone again if the job was refused."""
-    run = RunDir.create(config)
+    """Submits a job; returns its run directory.
+
+    Raises:
+        SlurmftError: the job was refused, or would wait for ever. There is no run directory then.
+    """
+    run, launcher = RunDir.create(config), launchers.get(cluster)
     try:
-        job_id = launchers.get(cluster).submit(config, run)
-    except BaseException:
+        job_id = launcher.submit(config, run)
+    except SlurmftError:
         run.discard()
         raise
     write_json(run.job, {"cluster": cluster, "id": job_id})
+    if reason := launcher.never_starts(config, job_id):
+        launcher.cancel(job_id, run)
+        run.discard()
+        raise SlurmftError(
+            f"Slurm would never start the job: {reason}", slurm.offers(), Exit.SUBMIT
+        )
     return run
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,8 @@ class Training:
         seed_everything(self.config.seed)
         model = self.task.model(self.data)
         self.parameters = sum(p.numel() for p in model.parameters())
-        optimizer = make_optimizer(model, self.config)
+        # A fused optimizer skips fp16's overflowing steps by itself: the schedule would not know.
+        optimizer = make_optimizer(model, self.config, fused=precision != "fp16")
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.bare_model = self.accelerator.unwrap_model(self.model)
         self.scheduler = make_scheduler(optimizer, self.config, self.plan.total_steps)
@@ -132,7 +134,8 @@ class Training:
         batch = self.data.train.batch(
             mine if len(mine) else samples[:1], self.data.pad_id, self.plan.pad_multiple
         )
-        self.reporter.count(batch)
+        if len(mine):
+            self.reporter.count(batch)
         loss = self.model(**batch.to(self.world.device)).loss * weight
         # DDP divides the sum of the ranks' gradients by their number.
         self.accelerator.backward(loss * self.world.size)
@@ -184,13 +187,15 @@ class Training:
 
             def fill(folder: Path) -> None:
                 data.save(folder)
+                self.task.save_tokenizer(folder / "tokenizer")
 
             write_folder(self.run_dir.tokens, fill)
 
     def _save_model(self) -> None:
         def fill(folder: Path) -> None:
             self.bare_model.save_pretrained(folder)
-            self.task.save_tokenizer(folder)
+            # Saved before training: at its end the tokenizer's source may be gone.
+            shutil.copytree(self.run_dir.tokens / "tokenizer", folder, dirs_exist_ok=True)
 
         write_folder(self.run_dir.model, fill)
 
@@ -226,7 +231,9 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def make_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+def make_optimizer(
+    model: torch.nn.Module, config: TrainConfig, fused: bool
+) -> torch.optim.Optimizer:
     """AdamW; biases and norms (one dimension) do not decay."""
     assert config.learning_rate is not None  # from the recipe
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -234,7 +241,7 @@ def make_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.O
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, fused=fused)
 
 
 def make_scheduler(optimizer: Any, config: TrainConfig, total_steps: int) -> Any:

@@ -116,11 +116,11 @@ class Following:
                 return self.lines[-1]
         raise AssertionError("\n".join(self.lines))
 
-    def end(self) -> tuple[int, str]:
+    def end(self, timeout_s: float = 60) -> tuple[int, str]:
         """Exit code, and all that was printed."""
-        assert self.process.stdout is not None
-        self.lines += self.process.stdout.read().splitlines()
-        return self.process.wait(timeout=60), "\n".join(self.lines)
+        rest, _ = self.process.communicate(timeout=timeout_s)
+        self.lines += rest.splitlines()
+        return self.process.returncode, "\n".join(self.lines)
 
 
 def slurmft(*arguments: str, env: dict[str, str] | None = None, timeout_s: float = 120) -> Done:

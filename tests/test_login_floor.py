@@ -15,14 +15,21 @@ HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "submitit",
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--dry-run"], ["--dry-run", "--cluster=slurm"], ["--nods"]]
+    ("arguments", "ending"),
+    [
+        (["--help"], "SystemExit(0)"),
+        (["--dry-run"], "0"),
+        (["--dry-run", "--cluster=slurm"], "0"),
+        (["--nods"], "UsageError(\"unknown flag '--nods'\")"),
+    ],
 )
-def test_no_heavy_imports(arguments: list[str], fake_sbatch: dict[str, str]) -> None:
+def test_no_heavy_imports(arguments: list[str], ending: str, fake_sbatch: dict[str, str]) -> None:
     code = (
         "import sys\n"
         "from slurmft.submit import main\n"
-        "try: main(sys.argv[1:])\n"
-        "except BaseException: pass\n"
+        "try: ending = repr(int(main(sys.argv[1:])))\n"
+        "except BaseException as error: ending = repr(error)\n"
+        "print(ending)\n"
         f"print('HEAVY', [m for m in {HEAVY} if m in sys.modules])"
     )
     done = subprocess.run(
@@ -33,7 +40,7 @@ def test_no_heavy_imports(arguments: list[str], fake_sbatch: dict[str, str]) -> 
         env=fake_sbatch,
         check=True,
     )
-    assert done.stdout.splitlines()[-1] == "HEAVY []"
+    assert done.stdout.splitlines()[-2:] == [ending, "HEAVY []"]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
 import time
 
 import pytest
@@ -58,9 +59,11 @@ def test_node_lists_agree_with_scontrol(cluster: Cluster) -> None:
     read = 0
     for text in NODELISTS + [random_nodelist(rng) for _ in range(80)]:
         done = cluster.run(["scontrol", "show", "hostnames", text], check=False)
-        if done.returncode == 0 and done.stdout:  # it reads no text after several brackets
+        if done.returncode == 0 and done.stdout:
             assert expand_nodelist(text) == done.stdout.split(), text
             read += 1
+        else:  # it reads no text after several brackets
+            assert text not in NODELISTS
     assert read > 40
 
 
@@ -96,13 +99,14 @@ def test_ports_are_outside_the_ephemeral_range_and_differ_between_jobs() -> None
 def test_port_taken_by_a_stale_process_is_passed_over() -> None:
     first = rendezvous.candidate_ports("4711")[0]
     with socket.create_server(("", first)):
-        assert rendezvous.free_port("4711") in rendezvous.candidate_ports("4711")[1:]
+        assert first not in rendezvous.free_ports("4711")
+        assert set(rendezvous.free_ports("4711")) < set(rendezvous.candidate_ports("4711"))
 
 
 def test_all_ports_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_can_bind", lambda port: False)
     with pytest.raises(RendezvousError, match="are taken"):
-        rendezvous.free_port("1")
+        rendezvous.free_ports("1")
 
 
 def test_from_slurm() -> None:
@@ -112,37 +116,65 @@ def test_from_slurm() -> None:
             "SLURM_JOB_ID": "12",
             "SLURM_NODEID": "1",
             "SLURM_RESTART_COUNT": "2",
-            rendezvous.PORT_VARIABLE: "12345",
+            rendezvous.PORT_VARIABLE: "12345,12346",
         },
         host_suffix="-ib0",
     )
     assert meeting.hosts == ("n1-ib0", "n2-ib0", "n3-ib0")
     assert (meeting.head, meeting.host, meeting.is_head) == ("n1-ib0", "n2-ib0", False)
-    assert (meeting.port, meeting.id) == (12345, "12.2")
+    assert (meeting.port, meeting.roll_call_port, meeting.id) == (12345, 12346, "12.2")
 
 
 @pytest.mark.parametrize(
     "variables",
-    [{}, {"SLURM_JOB_ID": "1"}, {"SLURM_JOB_ID": "1", "SLURM_NODELIST": "n1", "SLURM_NODEID": "1"}],
+    [
+        {},
+        {"SLURM_JOB_ID": "1"},
+        {"SLURM_JOB_ID": "1", "SLURM_NODELIST": "n1", "SLURM_NODEID": "1"},
+        {"SLURM_JOB_ID": "1", "SLURM_NODELIST": "n1"},  # no ports
+        {"SLURM_JOB_ID": "1", "SLURM_NODELIST": "n1", rendezvous.PORT_VARIABLE: "12345"},
+    ],
 )
 def test_from_slurm_never_guesses(variables: dict[str, str]) -> None:
     with pytest.raises(RendezvousError):
         rendezvous.from_slurm(variables)
 
 
-def test_head_that_does_not_resolve() -> None:
+def unreachable(head: str, port: int) -> str:
+    """What a node is told that cannot reach the head."""
     began = time.monotonic()
     with pytest.raises(RendezvousError) as error:
-        rendezvous.check_reachable("n3", "no-such-host.invalid", 29500, timeout_s=1.0)
+        rendezvous.check_reachable("n3", head, port, "12.0", timeout_s=1.0)
     assert time.monotonic() - began < 30
-    for word in ("n3", "no-such-host.invalid", "does not resolve"):
-        assert word in error.value.message
+    assert f"node n3 cannot reach the head node {head}, port {port}" in error.value.message
+    return error.value.message
 
 
-def test_head_that_does_not_listen_yet_is_reachable() -> None:
+def closed_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    rendezvous.check_reachable("n3", "127.0.0.1", port, timeout_s=5.0)
+        return int(server.getsockname()[1])
+
+
+def test_head_that_does_not_resolve() -> None:
+    assert "does not resolve" in unreachable("no-such-host.invalid", 29500)
+
+
+def test_head_that_refuses() -> None:
+    assert "refused" in unreachable("127.0.0.1", closed_port())
+
+
+def test_head_of_another_meeting() -> None:
+    port = closed_port()
+    rendezvous.answer_roll_call(port, "11.0")
+    assert "it answers '11.0', not '12.0'" in unreachable("127.0.0.1", port)
+
+
+def test_head_that_starts_later() -> None:
+    port = closed_port()
+    late = threading.Timer(0.5, rendezvous.answer_roll_call, [port, "12.0"])
+    late.start()
+    rendezvous.check_reachable("n3", "127.0.0.1", port, "12.0", timeout_s=10.0)
+    rendezvous.check_reachable("n4", "127.0.0.1", port, "12.0", timeout_s=10.0)
 
 
 def test_interfaces() -> None:

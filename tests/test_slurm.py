@@ -43,3 +43,19 @@ def test_partitions_of_several_node_kinds_are_one() -> None:
         ("urgent", 2, "down"),
     ]
     assert str(found[1]) == "urgent (2 nodes of 4 CPUs, time limit 30:00, down)"
+
+
+def test_jobs_that_ask_for_more_than_their_partition_has() -> None:
+    known = slurm.parse_partitions("batch|up|1:00:00|4|4\nlong|up|infinite|4|4\n")
+
+    def why(text: str) -> str | None:
+        return slurm.parse_never_starts(text, known)
+
+    assert "5 nodes, the partition batch has 4" in str(why("PENDING|PartitionConfig|batch|5|10:00"))
+    assert "10:00:00" in str(why("PENDING|PartitionTimeLimit|batch|1|10:00:00"))
+    # Nodes that are down now, or limits of somebody else: these pass.
+    assert why("PENDING|PartitionNodeLimit|batch|4|1:00:00\n") is None
+    assert why("PENDING|Priority|long|4|10-00:00:00") is None
+    assert why("PENDING|Priority|long|4|UNLIMITED") is None
+    assert why("RUNNING|None|batch|4|10:00") is None
+    assert why("") is None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import conftest
 from tests.cluster import Cluster
 from tests.conftest import HOSTILE, Done, Following, records
 from tests.models import write_emotion, write_model
@@ -83,6 +84,7 @@ def test_metric_is_the_same_on_every_rank(four_nodes: Done) -> None:
         lines = four_nodes.run.rank_log(rank).read_text().splitlines()
         told.add(tuple(line for line in lines if " done:" in line))
     assert len(told) == 1
+    assert len(told.pop()) >= 1
 
 
 def test_submit_returns_at_once_with_the_next_commands(
@@ -101,9 +103,12 @@ def test_submit_returns_at_once_with_the_next_commands(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--nodes", "5"], ["Slurm would never start the job (Partition", "batch (4 nodes"]),
+        (
+            ["--nodes", "5"],
+            ["never start", "asks for 5 nodes, the partition batch has 4", "(4 nodes"],
+        ),
         (["--partition", "gpu"], ["invalid partition", "batch (4 nodes of 4 CPUs"]),
-        (["--time", "600"], ["Slurm would never start", "time limit 1:00:00"]),
+        (["--time", "600"], ["never start", "asks for a time of 10:00:00", "allows 1:00:00"]),
         (["--mem", "99G"], ["sbatch refused the job (exit 1): Memory specification"]),
         (["--sbatch", "nosuchoption=1"], ["sbatch refused", "nosuchoption"]),
     ],
@@ -185,7 +190,7 @@ def test_head_without_a_route(cluster: Cluster) -> None:
     """An address on the nodes' network that nobody has."""
     code = (
         "from slurmft.rendezvous import check_reachable\n"
-        "check_reachable('n2', '10.77.0.99', 12345, timeout_s=4)"
+        "check_reachable('n2', '10.77.0.99', 12345, '1.0', timeout_s=4)"
     )
     began = time.monotonic()
     done = cluster.run([sys.executable, "-c", code], on="n2", check=False)
@@ -198,6 +203,36 @@ def test_interface_that_is_not_there(idle_cluster: Cluster, tmp_path: Path) -> N
     assert done.code == 4
     assert "has no network interface 'ib9'" in done.err
     assert "eth0" in done.err
+
+
+def test_flags_win_over_sbatch_variables(idle_cluster: Cluster, tmp_path: Path) -> None:
+    """sbatch prefers its environment to what its script says."""
+    env = {"SBATCH_PARTITION": "urgent", "SBATCH_TIMELIMIT": "3", "SBATCH_REQUEUE": "1"}
+    arguments = ("--partition", "batch", "--time", "7", "--sbatch", "hold", *QUICK)
+    done = conftest.slurmft(
+        "submit", "--runs-dir", str(tmp_path), *arguments, env=idle_cluster.env | env
+    )
+    job = json.loads(done.run.job.read_text())["id"]
+    shown = idle_cluster.run(["scontrol", "show", "job", job]).stdout
+    for text in ("Partition=batch", "TimeLimit=00:07:00", "Requeue=0"):
+        assert text in shown
+    assert slurmft(idle_cluster, "cancel", str(done.run.path)).code == 0
+
+
+def test_time_limit(idle_cluster: Cluster, tmp_path: Path) -> None:
+    """A time-out is no cancellation, though its ranks get the same signal."""
+    job = Following("--runs-dir", str(tmp_path), *LONG, "--time", "1", env=idle_cluster.env)
+    job.until("step 1/")
+    code, text = job.end(timeout_s=110)
+    assert code != 0
+    assert "ended as TIMEOUT" in text
+    assert "ask for more time: --time" in text
+    assert_nodes_are_clean(idle_cluster)
+
+
+def test_environment_that_is_not_exported(idle_cluster: Cluster, tmp_path: Path) -> None:
+    done = submit(idle_cluster, tmp_path, "--follow", "--sbatch", "export=NONE", *QUICK)
+    assert done.code == 0, done.err
 
 
 def test_setup_that_fails(idle_cluster: Cluster, tmp_path: Path) -> None:

@@ -186,9 +186,20 @@ def test_hub_id_in_the_cache_needs_no_hub(
 
 
 def test_setup_that_fails(tmp_path: Path) -> None:
-    done = train(tmp_path, "--setup", "echo no module cuda/99; false")
+    done = train(tmp_path, "--setup", "echo no module cuda/99 >&2; false")
     assert done.code == 1
     assert "no module cuda/99" in done.err
+
+
+def test_setup_lines_are_bash(tmp_path: Path) -> None:
+    done = train(
+        tmp_path,
+        *("--max-steps", "1", "--batch-size", "8"),
+        *("--setup", "source /dev/null  # a comment", "--setup", "export OMP_NUM_THREADS=1"),
+    )
+    assert done.code == 0, done.err
+    environment = json.loads(done.run.environment.read_text())
+    assert environment["ranks"][0]["threads"] == 1
 
 
 def test_cancelled_at_once(tmp_path: Path) -> None:

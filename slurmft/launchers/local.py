@@ -20,12 +20,13 @@ from slurmft.config import RunConfig, time_limit_min
 from slurmft.errors import Exit, SlurmftError, UsageError
 from slurmft.node import LOCAL_NODE
 from slurmft.profiles import NodeProfile
-from slurmft.rundir import RunDir, read_json, write_json
+from slurmft.rundir import RunDir, read_json, write_json, write_text
 from slurmft.slurm import JobState
 
 _KILL_AFTER_S = 20
+_TIME_LIMIT = signal.SIGUSR2
+"""What submitit's local controller sends shortly before the time limit."""
 _GPUS = "SLURMFT_LOCAL_GPUS"
-_NO_LIMIT_MIN = 60 * 24 * 365
 
 
 class LocalNodes:
@@ -34,31 +35,36 @@ class LocalNodes:
     def __init__(self, run_dir: str) -> None:
         self.run_dir = run_dir
         self.tasks: list[subprocess.Popen[bytes]] = []
-        self.stopping = False
+        self.stopped_by: int | None = None
 
     def __call__(self) -> None:
         """Runs all nodes. Leaves by SystemExit, with the first failure's exit code."""
         run = RunDir.open(self.run_dir)
         os.setpgrp()  # the terminal's Ctrl-C is not meant for the job
-        for sig in (signal.SIGTERM, signal.SIGINT):
+        for sig in (signal.SIGTERM, signal.SIGINT, _TIME_LIMIT):
             signal.signal(sig, self._on_stop)
-        write_json(_pid_file(run), {"pid": os.getpid(), "started": _start_time(os.getpid())})
+        me = {"host": os.uname().nodename, "pid": os.getpid(), "started": _start_time(os.getpid())}
+        write_json(_pid_file(run), me)
         nodes = run.load_config().job.nodes
-        port = str(rendezvous.free_port(str(os.getpid())))
+        ports = ",".join(map(str, rendezvous.free_ports(str(os.getpid()))))
         gpus = [g for g in os.environ.pop(_GPUS, "").split(",") if g]
         for node in range(nodes):
-            self.tasks.append(self._start(run, node, port, gpus[node::nodes]))
+            self.tasks.append(self._start(run, node, ports, gpus[node::nodes]))
         code = self._wait()
-        if self.stopping:
-            run.set_state("cancelled", "the job received SIGTERM", int(Exit.CANCELLED))
+        if self.stopped_by == _TIME_LIMIT:
+            run.set_state("failed", "the time limit (--time) was reached", code)
+        elif self.stopped_by is not None:
+            run.set_state("cancelled", "the job received SIGTERM", code)
         elif code:
             run.set_state("failed", "a node failed", code)
         raise SystemExit(code)
 
-    def _start(self, run: RunDir, node: int, port: str, gpus: list[str]) -> subprocess.Popen[bytes]:
+    def _start(
+        self, run: RunDir, node: int, ports: str, gpus: list[str]
+    ) -> subprocess.Popen[bytes]:
         environment = os.environ | {
             LOCAL_NODE: str(node),
-            rendezvous.PORT_VARIABLE: port,
+            rendezvous.PORT_VARIABLE: ports,
             "CUDA_VISIBLE_DEVICES": ",".join(gpus),
         }
         command = [sys.executable, "-m", "slurmft.node", str(run.path)]
@@ -73,8 +79,9 @@ class LocalNodes:
         code, deadline = 0, None
         while any(task.poll() is None for task in self.tasks):
             failed = next((t.returncode for t in self.tasks if t.returncode), 0)
-            if (failed or self.stopping) and deadline is None:
-                code, deadline = failed or int(Exit.CANCELLED), time.monotonic() + _KILL_AFTER_S
+            if (failed or self.stopped_by is not None) and deadline is None:
+                stopped = Exit.FAILED if self.stopped_by == _TIME_LIMIT else Exit.CANCELLED
+                code, deadline = failed or int(stopped), time.monotonic() + _KILL_AFTER_S
                 self._signal(signal.SIGTERM)
             if deadline is not None and time.monotonic() > deadline:
                 self._signal(signal.SIGKILL)
@@ -87,7 +94,7 @@ class LocalNodes:
                 os.killpg(task.pid, sig)
 
     def _on_stop(self, signum: int, frame: FrameType | None) -> None:
-        self.stopping = True
+        self.stopped_by = self.stopped_by or signum
 
 
 def plan(config: RunConfig, run: RunDir) -> str:
@@ -113,12 +120,31 @@ def submit(config: RunConfig, run: RunDir) -> str:
             f"use --nodes {len(gpus)}, or hide the GPUs: CUDA_VISIBLE_DEVICES= slurmft submit ...",
         )
     os.environ[_GPUS] = ",".join(gpus)
-    executor = submitit.LocalExecutor(run.submitit)
-    limit_min = time_limit_min(config.job.time) if config.job.time else _NO_LIMIT_MIN
+    script = run.submitit / "setup.sh"
+    write_text(script, "\n".join(["set -e", *config.job.setup, "set +e", 'exec "$@"', ""]))
+
+    class Executor(submitit.LocalExecutor):  # type: ignore[misc, unused-ignore]
+        """submitit's executor, with bash for the setup lines, as on Slurm."""
+
+        @property
+        def _submitit_command_str(self) -> str:
+            return f"bash {shlex.quote(str(script))} {super()._submitit_command_str}"
+
+        @classmethod
+        def name(cls) -> str:
+            return "local"
+
+    executor = Executor(run.submitit)
+    limit_min = time_limit_min(config.job.time or "unlimited")
     # The job outlives this terminal: neither its Ctrl-C nor its end may reach submitit's processes.
     detach = ["trap '' INT HUP", f"exec </dev/null >>{shlex.quote(str(_job_log(run)))} 2>&1"]
-    executor.update_parameters(timeout_min=limit_min, setup=[*detach, *config.job.setup])
+    executor.update_parameters(timeout_min=limit_min, signal_delay_s=_KILL_AFTER_S, setup=detach)
     return str(executor.submit(LocalNodes(str(run.path))).job_id)
+
+
+def never_starts(config: RunConfig, job_id: str) -> str | None:
+    """A local job always starts."""
+    return None
 
 
 def job_state(job_id: str, run: RunDir) -> JobState | None:
@@ -140,6 +166,8 @@ def cancel(job_id: str, run: RunDir) -> None:
             raise SlurmftError(f"the job {job_id} does not start", f"log: {_job_log(run)}")
         time.sleep(0.05)  # it is just starting
     known = read_json(_pid_file(run))
+    if known and known["host"] != os.uname().nodename:
+        raise SlurmftError(f"the job {job_id} runs on {known['host']}", "cancel it there")
     if known and _alive(run):
         os.kill(known["pid"], signal.SIGTERM)
 
@@ -156,6 +184,8 @@ def _pid_file(run: RunDir) -> Path:
 def _alive(run: RunDir) -> bool:
     """Whether the job's process lives; its start time tells it from a later one with its number."""
     known = read_json(_pid_file(run))
+    if known is not None and known["host"] != os.uname().nodename:
+        return launchers.recorded_state(run) is None  # nothing else can be known from here
     return known is not None and _start_time(known["pid"]) == known["started"]
 
 

@@ -7,10 +7,12 @@ import io
 import shlex
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
 
 from slurmft import launchers, rendezvous, slurm
-from slurmft.config import JobConfig, RunConfig, options, time_limit_min
+from slurmft.config import JobConfig, RunConfig, options
+from slurmft.errors import Exit, SlurmftError
 from slurmft.node import NodeTask
 from slurmft.rundir import RunDir
 from slurmft.slurm import JobState
@@ -20,19 +22,13 @@ def sbatch_text(config: RunConfig, run: RunDir) -> str:
     """The sbatch script of a run."""
     python = shlex.quote(sys.executable)
     log = f"{run.submitit}/%j_%t_log"
-    directives: dict[str, str | None] = {
-        # A run starts from its beginning: Slurm must not do that behind its user's back.
-        "no-requeue": None,
-        **sbatch_options(config.job),
-        "ntasks-per-node": "1",
-        "output": f"{run.submitit}/%j_0_log.out",
-        "error": f"{run.submitit}/%j_0_log.err",
-        "open-mode": "append",
-    }
-    srun = ["srun", "--unbuffered", "--kill-on-bad-exit=1", "--wait=60"]
+    # sbatch may have kept the environment of the submission from this script (--export=NONE).
+    srun = ["srun", "--export=ALL", "--unbuffered", "--kill-on-bad-exit=1", "--wait=60"]
     srun += ["--output", f"{log}.out", "--error", f"{log}.err"]
-    lines = ["#!/bin/bash", "", *(_directive(k, v) for k, v in directives.items()), ""]
-    lines += config.job.setup
+    options = all_options(config, run)
+    lines = ["#!/bin/bash", "", *(f"#SBATCH {_option(k, v, shlex.quote)}" for k, v in options), ""]
+    if config.job.setup:
+        lines += ["set -e", *config.job.setup, "set +e"]
     if config.job.cpus_per_task:
         lines += ["# srun takes no --cpus-per-task from sbatch since Slurm 22.05"]
         lines += ['export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"']
@@ -43,6 +39,20 @@ def sbatch_text(config: RunConfig, run: RunDir) -> str:
         f"{shlex.join(srun)} {python} -u -m submitit.core._submit {shlex.quote(str(run.submitit))}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def all_options(config: RunConfig, run: RunDir) -> list[tuple[str, str | None]]:
+    """Every sbatch option of a run: what the user asked for, and what slurmft needs."""
+    options: dict[str, str | None] = {
+        # A run starts from its beginning: Slurm must not do that behind its user's back.
+        "no-requeue": None,
+        **sbatch_options(config.job),
+        "ntasks-per-node": "1",
+        "output": f"{run.submitit}/%j_0_log.out",
+        "error": f"{run.submitit}/%j_0_log.err",
+        "open-mode": "append",
+    }
+    return list(options.items())
 
 
 def sbatch_options(job: JobConfig) -> dict[str, str | None]:
@@ -58,8 +68,8 @@ def sbatch_options(job: JobConfig) -> dict[str, str | None]:
     return found
 
 
-def _directive(key: str, value: str | None) -> str:
-    return f"#SBATCH --{key}" if value is None else f"#SBATCH --{key}={shlex.quote(value)}"
+def _option(key: str, value: str | None, quote: Callable[[str], str] = str) -> str:
+    return f"--{key}" if value is None else f"--{key}={quote(value)}"
 
 
 def plan(config: RunConfig, run: RunDir) -> str:
@@ -71,41 +81,53 @@ def submit(config: RunConfig, run: RunDir) -> str:
     """Submits the job; returns its id.
 
     Raises:
-        SlurmftError: sbatch refused it, or Slurm would never start it; in their own words.
+        SlurmftError: sbatch refused it; the message has sbatch's own words.
     """
     import submitit
 
-    class Executor(submitit.SlurmExecutor):  # type: ignore[misc]
-        """submitit's executor with our script: hers knows neither our options nor the port."""
+    class Executor(submitit.SlurmExecutor):  # type: ignore[misc, unused-ignore]
+        """submitit's executor with our script: hers knows neither our options nor the ports."""
 
         def _make_submission_file_text(self, command: str, uid: str) -> str:
             return sbatch_text(config, run)
+
+        def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+            # On the command line too: SBATCH_* variables override a script's directives.
+            options = [_option(k, v) for k, v in all_options(config, run)]
+            return ["sbatch", *options, str(submission_file_path)]
 
         @classmethod
         def name(cls) -> str:
             return "slurm"
 
-    executor = Executor(run.submitit)
-    parameters: dict[str, Any] = {"nodes": config.job.nodes, "ntasks_per_node": 1}
-    if config.job.time:
-        parameters["time"] = time_limit_min(config.job.time)
-    executor.update_parameters(**parameters)
     try:
+        executor = Executor(run.submitit)
+        executor.update_parameters(nodes=config.job.nodes, ntasks_per_node=1)
         with contextlib.redirect_stderr(io.StringIO()):  # submitit prints what we raise
-            job_id = str(executor.submit(NodeTask(str(run.path))).job_id)
+            return str(executor.submit(NodeTask(str(run.path))).job_id)
     except submitit.core.utils.FailedJobError as error:
         cause = error.__cause__
         code = cause.returncode if isinstance(cause, subprocess.CalledProcessError) else 1
         raise slurm.refusal(str(error), code) from None
-    slurm.refuse_hopeless(job_id)
-    return job_id
+    except RuntimeError as error:  # no srun here, or an answer of sbatch that names no job
+        raise SlurmftError(f"submitit could not submit: {error}", code=Exit.SUBMIT) from None
+
+
+def never_starts(config: RunConfig, job_id: str) -> str | None:
+    """Why a job that sbatch took will wait for ever; None: no reason to think so."""
+    return slurm.never_starts(job_id)
 
 
 def job_state(job_id: str, run: RunDir) -> JobState | None:
-    """How the job stands in Slurm; one that only awaits the nodes' epilogs has ended."""
-    state = slurm.job_state(job_id)
-    if state is not None and state.name == "COMPLETING":
-        return launchers.recorded_state(run) or state
+    """How the job stands in Slurm, or by its own record where Slurm knows it no more.
+
+    A job that only awaits the nodes' epilogs has ended if it says so itself. But only Slurm knows
+    why a job got SIGTERM: scancel, time limit, preemption.
+    """
+    state, recorded = slurm.job_state(job_id), launchers.recorded_state(run)
+    said_itself = recorded is not None and recorded.name != "CANCELLED"
+    if state is None or (state.name == "COMPLETING" and said_itself):
+        return recorded
     return state
 
 

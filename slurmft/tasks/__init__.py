@@ -26,7 +26,7 @@ class Task(Protocol):
         """The model to train, in fp32, on the CPU."""
 
     def save_tokenizer(self, folder: Path) -> None:
-        """Writes the tokenizer beside the saved model."""
+        """Writes the tokenizer, for the saved model. Called after `prepare`, where that was."""
 
     def predict(self, logits: Any) -> Any:
         """From logits (batch, ...) to predictions: int64, (batch,)."""

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from safetensors import SafetensorError
+
 from slurmft.data import TokenData, TokenTable, column, label_ids, read_rows
 from slurmft.errors import UsageError
 from slurmft.sources import find_split, is_local
@@ -95,7 +97,7 @@ def from_hub(flag: str, name: str, load: Callable[[], Loaded]) -> Loaded:
     """
     try:
         return load()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         first_line = str(error).strip().partition("\n")[0]
         if is_local(name):
             raise UsageError(f"{flag} {name!r} cannot be loaded: {first_line}") from error
