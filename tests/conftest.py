@@ -43,7 +43,8 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture
 def idle_cluster(cluster: Cluster) -> Cluster:
-    """The cluster with no job in it."""
+    """The cluster with no job in it, not even one that a failed test left behind."""
+    cluster.run(["scancel", "--user=root"])
     cluster.wait_idle(60)
     return cluster
 

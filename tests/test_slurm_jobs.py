@@ -92,7 +92,7 @@ def test_submit_returns_at_once_with_the_next_commands(
 ) -> None:
     done = submit(idle_cluster, tmp_path, "--nodes", "2", *LONG)
     assert done.code == 0
-    for text in ("submitted to Slurm: 2 node(s)", "run directory: ", "follow", "cancel", "tail -f"):
+    for text in ("submitted to Slurm: 2 node(s)", "run directory: ", "follow", "cancel", "tail -F"):
         assert text in done.out
     assert slurmft(idle_cluster, "cancel", str(done.run.path)).code == 0
     followed = slurmft(idle_cluster, "follow", str(done.run.path))
