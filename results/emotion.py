@@ -1,8 +1,8 @@
 """Emotion with a pretrained 22M-parameter encoder on a real Slurm of four nodes.
 
 python -m tests.cluster up 4 && eval "$(python -m tests.cluster env)"
-python results/emotion.py losses EMOTION_DIR     # equal at 1 rank x 64 and 4 ranks x 16? 3 minutes
-python results/emotion.py accuracy EMOTION_DIR   # after two epochs, on every rank: 17 minutes
+python results/emotion.py losses EMOTION_DIR     # at 1 rank x 64, 4 x 16: 3 min
+python results/emotion.py accuracy EMOTION_DIR   # after two epochs: 17 min
 """
 
 from __future__ import annotations
