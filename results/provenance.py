@@ -21,7 +21,9 @@ def provenance() -> dict[str, Any]:
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     return {
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
-        "command": " ".join(["python", f"results/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": " ".join(
+            ["python", f"results/{Path(sys.argv[0]).name}", *(Path(a).name for a in sys.argv[1:])]
+        ),
         "commit": commit,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in PACKAGES},

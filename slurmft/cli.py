@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -83,8 +82,3 @@ def given(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]
     """The options that the command line gave, repeatable ones as tuples."""
     found = {k: v for k, v in vars(arguments).items() if k in set(names)}
     return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
-
-
-def is_terminal() -> bool:
-    """Whether a person looks at stdout."""
-    return sys.stdout.isatty()

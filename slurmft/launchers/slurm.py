@@ -86,7 +86,7 @@ def submit(config: RunConfig, run: RunDir) -> str:
     import submitit
 
     class Executor(submitit.SlurmExecutor):  # type: ignore[misc, unused-ignore]
-        """submitit's executor with our script: hers knows neither our options nor the ports."""
+        """submitit's executor with our script: its own knows neither our options nor the ports."""
 
         def _make_submission_file_text(self, command: str, uid: str) -> str:
             return sbatch_text(config, run)
