@@ -11,6 +11,7 @@ from slurmft.errors import Exit, run_main, unknown
 COMMANDS = {
     "submit": ("slurmft.submit", "main", "submit a training job"),
     "follow": ("slurmft.follow", "follow_main", "stream a run's progress until its job ends"),
+    "resume": ("slurmft.submit", "resume_main", "submit a stopped or failed run again"),
     "cancel": ("slurmft.follow", "cancel_main", "end the job of a run"),
 }
 """Command -> module, function, one line of help. Modules are imported when they are called."""

@@ -87,6 +87,13 @@ class TrainConfig:
         None, "dropout everywhere in the model (default: the model's own)"
     )
     seed: int = option(42, "seed of weights, dropout and data order")
+    checkpoint_every: str = option(
+        "10m", "time between checkpoints: 90s, 10m, 2h; 0: none by time", metavar="TIME"
+    )
+    checkpoint_every_steps: int | None = option(
+        None, "optimizer steps between checkpoints, besides", metavar="STEPS"
+    )
+    keep_checkpoints: int = option(2, "newest checkpoints kept, besides the best one")
     log_every: int = option(10, "optimizer steps between progress records", metavar="STEPS")
 
     def __post_init__(self) -> None:
@@ -95,8 +102,10 @@ class TrainConfig:
             raise unknown(f"preset of task {self.task}", self.preset, presets(self.task))
         for name in ("epochs", "max_steps", "batch_size", "eval_batch_size", "max_length"):
             _check(self, name, lambda v: v >= 1, "at least 1")
-        for name in ("gradient_accumulation_steps", "log_every"):
+        for name in ("gradient_accumulation_steps", "log_every", "keep_checkpoints"):
             _check(self, name, lambda v: v >= 1, "at least 1")
+        _check(self, "checkpoint_every_steps", lambda v: v >= 1, "at least 1")
+        duration_s(self.checkpoint_every, "--checkpoint-every")
         for name in ("warmup_steps", "weight_decay", "max_grad_norm", "seed"):
             _check(self, name, lambda v: v >= 0, "0 or more")
         _check(self, "seed", lambda v: v < 2**32, "below 2^32")
@@ -165,8 +174,28 @@ class JobConfig:
         45, "how long a node tries to resolve and reach the head node", metavar="SECONDS"
     )
 
+    stop_lead_s: int = option(
+        120,
+        "stop, save and requeue this long before the time limit (at most a third of --time)",
+        metavar="SECONDS",
+    )
+    no_requeue: bool = option(
+        False, "stay down after a stop or a node's death, instead of queueing again to go on"
+    )
+    max_requeues: int = option(
+        3, "give up after this many requeues without a new checkpoint in between"
+    )
+    max_restarts: int = option(3, "restarts of all ranks within a job, after one of them died")
+    hang_timeout_s: int = option(
+        600,
+        "a rank that does no step for so long hangs (longer if steps are long); 0: never",
+        metavar="SECONDS",
+    )
+
     def __post_init__(self) -> None:
         _check_choices(self)
+        for name in ("stop_lead_s", "max_requeues", "max_restarts", "hang_timeout_s"):
+            _check(self, name, lambda v: v >= 0, "0 or more")
         for name in ("nodes", "nproc_per_node", "gpus_per_node", "cpus_per_task", "rdzv_timeout_s"):
             _check(self, name, lambda v: v >= 1, "at least 1")
         if self.time is not None:
@@ -256,6 +285,18 @@ def time_limit_min(text: str) -> int:
     if seconds == 0:
         raise UsageError(f"--time {text!r} leaves no time to run", "give at least one minute")
     return math.ceil(seconds / 60)
+
+
+def duration_s(text: str, what: str) -> float:
+    """Seconds of "90s", "10m", "2h", or of a bare number.
+
+    Raises:
+        UsageError: the text is no duration.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if not match:
+        raise UsageError(f"{what} {text!r} is no duration", "write it as 90s, 10m or 2h")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def _check(config: Any, name: str, good: Callable[[Any], bool], what: str) -> None:

@@ -32,6 +32,8 @@ class World:
     local_rank: int
     device: torch.device
     backend: str
+    control: Any
+    """A gloo group of all ranks, for what they tell each other beside the training."""
 
     @property
     def is_main(self) -> bool:
@@ -73,6 +75,30 @@ class World:
     def all_values(self, value: float) -> list[float]:
         """One value of every rank, by rank."""
         return self.sum([value if rank == self.rank else 0.0 for rank in range(self.size)])
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank, on the main rank; an empty list elsewhere."""
+        found: list[Any] = [None] * self.size if self.is_main else []
+        dist.gather_object(value, found if self.is_main else None, dst=0, group=self.control)
+        return found
+
+    def share_object(self, value: Any) -> Any:
+        """The main rank's value, on every rank. Others pass anything."""
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.control)
+        return box[0]
+
+    def share_tensors(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The main rank's CPU tensors, on every rank, bit by bit. Others pass anything."""
+        layout = self.share_object({k: (tuple(t.shape), t.dtype) for k, t in tensors.items()})
+        found = {}
+        for name, (shape, dtype) in layout.items():
+            tensor = tensors[name] if self.is_main else torch.empty(shape, dtype=dtype)
+            flat = tensor.contiguous().reshape(-1)
+            if flat.numel():
+                dist.broadcast(flat.view(torch.uint8), src=0, group=self.control)
+            found[name] = flat.reshape(shape)
+        return found
 
     def gather(self, array: np.ndarray, sizes: Sequence[int]) -> np.ndarray | None:
         """All ranks' arrays one after another, on the main rank; None elsewhere.
@@ -118,6 +144,7 @@ def init(backend: str) -> World:
         local_rank=local_rank,
         device=device,
         backend=name,
+        control=dist.new_group(backend="gloo", timeout=_TIMEOUT),
     )
 
 

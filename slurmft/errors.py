@@ -22,6 +22,8 @@ class Exit(IntEnum):
     """The nodes of the job cannot meet."""
     CANCELLED = 5
     """The job was cancelled."""
+    STOPPED = 75
+    """The run was told to stop, has saved its state, and can go on (BSD's "try again later")."""
 
 
 class SlurmftError(Exception):

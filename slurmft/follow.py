@@ -6,6 +6,7 @@ import contextlib
 import math
 import pwd
 import re
+import shlex
 import sys
 import time
 from typing import Any
@@ -25,9 +26,13 @@ _FILE_LAG_S = 15
 _HINTS = {
     "TIMEOUT": "ask for more time: --time",
     "OUT_OF_MEMORY": "ask for more memory (--mem), or lower --batch-size",
-    "NODE_FAIL": "a node died; submit it again",
-    "PREEMPTED": "a job of higher priority took the nodes; submit it again",
+    "NODE_FAIL": "a node died",
+    "PREEMPTED": "a job of higher priority took the nodes",
 }
+
+_REQUEUED = ("PREEMPTED", "NODE_FAIL", "REQUEUED")
+_REQUEUE_S = 20
+"""How long Slurm may call a job ended before it queues it again."""
 
 _NO_FOLDER = 128 + 53
 """What Slurm ends a job with whose output file it cannot open."""
@@ -44,14 +49,18 @@ examples:
 class Follower:
     """Follows one run from the login node, by its run directory and its job's state."""
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, only_new: bool = False) -> None:
+        """Shows the run's records from its beginning, or only those that are still to come."""
         self.run = run
         self.cluster, self.job_id = launchers.job_of(run)
         self.launcher = launchers.get(self.cluster)
         self.progress = Progress()
         self._records = RecordReader(run.records)
+        if only_new:
+            list(self._records.read())
         self._said = ""
         self._seen_at = time.monotonic()
+        self._may_requeue_until = math.inf
 
     def follow(self) -> int:
         """Shows progress until the job ends; returns the exit code of the job."""
@@ -74,8 +83,10 @@ class Follower:
             self._show_records()
             if time.monotonic() - asked >= every_s:
                 state = self._state()
-                if state.ended:
+                if state.ended and not self._may_requeue(state):
                     return state
+                if not state.ended:
+                    self._may_requeue_until = math.inf
                 self._say_waiting(state)
                 asked = time.monotonic()
                 pending_s = asked - began if state.name == "PENDING" else 0.0
@@ -92,6 +103,13 @@ class Follower:
                 name="FAILED", reason="neither queue nor accounting knows it", exit_code=1
             )
         return JobState(name="UNKNOWN")
+
+    def _may_requeue(self, state: JobState) -> bool:
+        """Whether a job that a preemption or a dead node ended may yet be queued again."""
+        if state.name not in _REQUEUED or self.run.load_config().job.no_requeue:
+            return False
+        self._may_requeue_until = min(self._may_requeue_until, time.monotonic() + _REQUEUE_S)
+        return time.monotonic() < self._may_requeue_until
 
     def _show_records(self) -> None:
         for record in self._records.read():
@@ -140,17 +158,27 @@ def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
     # When the scheduler ends a job, its ranks may lose each other before they are gone.
     if failure is not None and not (failure["echo"] and state.name != "FAILED"):
         return _failure_error(failure)
+    recorded = run.get_state()
+    if recorded["state"] == "failed" and recorded["reason"]:
+        return SlurmftError(recorded["reason"], _resume(run), recorded["exit_code"] or Exit.FAILED)
     message = f"the job {job_id} ended as {state.name}"
     if state.reason:
         message += f": {state.reason}"
     if state.name == "COMPLETED":
         message += ", but left no result"
     if state.name == "FAILED":
-        print(_last_words(run, job_id), file=sys.stderr)
+        for line in _last_words(run, job_id):
+            print(line, file=sys.stderr)
     hint = _HINTS.get(state.name, f"logs: {run.logs} and {run.submitit}")
+    if run.checkpoint_names():
+        hint += f"; {_resume(run)}"
     if state.exit_code == _NO_FOLDER:
         hint = f"can every node see and write {run.submitit}?"
     return SlurmftError(message, hint, state.exit_code or Exit.FAILED)
+
+
+def _resume(run: RunDir) -> str:
+    return f"to go on from the last checkpoint: slurmft resume {shlex.quote(str(run.path))}"
 
 
 def _by(reason: str) -> str:
@@ -163,14 +191,14 @@ def _by(reason: str) -> str:
         return f" by user {match[1]}"
 
 
-def _last_words(run: RunDir, job_id: str) -> str:
+def _last_words(run: RunDir, job_id: str) -> list[str]:
     """The end of what the job's script itself wrote, before any rank could say more."""
     words = []
     for log in (run.submitit / f"{job_id}_0_log.err", run.logs / "job.log"):
         with contextlib.suppress(OSError):
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
             words += [f"end of {log}:", *(f"  {line}" for line in lines[-8:])] if lines else []
-    return "\n".join(words)
+    return words
 
 
 def _failure_error(failure: dict[str, Any]) -> SlurmftError:
@@ -182,14 +210,13 @@ def _failure_error(failure: dict[str, Any]) -> SlurmftError:
 
 def next_commands(run: RunDir) -> str:
     """The commands that a user types next, with this run's names in them."""
-    import shlex
-
     path = shlex.quote(str(run.path))
     python = "python -m slurmft"
     return (
         f"Next:\n"
         f"  {python} follow {path}   # progress, and the result at the end\n"
         f"  {python} cancel {path}   # end the job\n"
+        f"  {python} resume {path}   # go on after a stop or a failure\n"
         f"  tail -F {shlex.quote(str(run.rank_log(0)))}"
     )
 

@@ -6,21 +6,21 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
-from slurmft import process, rendezvous
+from slurmft import heartbeat, process, rendezvous, signals
 from slurmft.config import JobConfig
 from slurmft.errors import Exit, SlurmftError
 from slurmft.profiles import NodeProfile
 from slurmft.rendezvous import Rendezvous
-from slurmft.rundir import RunDir
+from slurmft.rundir import ATTEMPT, RunDir, current_attempt
 from slurmft.sources import hub_in_reach, needs_hub
+from slurmft.watchdog import Hang, Watchdog
 
 LOCAL_NODE = "SLURMFT_LOCAL_NODE"
 """Set for a simulated node: its index among `--nodes`, on the loopback network."""
@@ -31,8 +31,10 @@ system takes minutes. That they can be reached is known before (`Rendezvous.chec
 
 _ECHO_WAIT_S = 5
 
-_STOP_TIMEOUT_S = 15
+_STOP_TIMEOUT_S = 5
 """Between torchrun's SIGTERM and SIGKILL to the ranks of a failed node."""
+
+_POLL_S = 0.5
 
 
 class NodeTask:
@@ -40,31 +42,34 @@ class NodeTask:
 
     def __init__(self, run_dir: str) -> None:
         self.run_dir = run_dir
-        self._terminated = False
+        self.signal = 0
+        """The first stop signal that came; 0: none."""
+        self._torchrun: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> None:
         """Runs this node's share of the job; ends this process with the job's exit code."""
+        signals.block()
+        signals.listen(self._on_signal)
         run = RunDir(Path(self.run_dir))
-        signal.signal(signal.SIGTERM, self._on_sigterm)
         try:
             code = self._run(run)
         except Exception as error:
             code = record(run, error)
-        # Not by SystemExit: a SIGTERM that comes while Python shuts down, as srun sends it when
-        # another task fails, would make this task's exit code, and so the job's, that of a signal.
+        # Not by SystemExit: Python's shutdown takes time in which a signal would make this task's
+        # exit code, and so the job's, that of a signal.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
-    def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
-        """Whoever sends it (scancel, preemption) sends it to torchrun too: wait for that."""
-        self._terminated = True
+    def _on_signal(self, signum: int, sender: int) -> None:
+        """Hands a stop on to torchrun: not every sender sends it to all processes."""
+        self.signal = self.signal or signum
+        if self._torchrun is not None:
+            self._torchrun.send_signal(signals.RELAYED)
 
     def _run(self, run: RunDir) -> int:
         config = run.load_config()
         meeting = meeting_point(config.job, os.environ)
-        if meeting.is_head:
-            run.set_state("running", f"on {', '.join(meeting.hosts)}")
         simulated = LOCAL_NODE in os.environ
         profile = NodeProfile.detect(os.environ, share=config.job.nodes if simulated else 1)
         profile.check_precision(config.train.precision)
@@ -73,53 +78,120 @@ class NodeTask:
         environment = training_environment(profile, nproc, meeting, os.environ)
         if needs_hub(config.train) and "HF_HUB_OFFLINE" not in environment and not hub_in_reach():
             environment["HF_HUB_OFFLINE"] = "1"
-        command = torchrun_command(run.path, meeting, str(nproc))
-        with open(self._log(run, meeting), "ab") as log:
-            torchrun = process.start(command, env=environment, stdout=log, stderr=log)
-            if self._terminated:  # it came too early to reach torchrun
-                torchrun.terminate()
-            code = torchrun.wait()
-        return self._conclude(run, code, meeting)
+        watchdog = Watchdog(config.job.hang_timeout_s)
+        environment[heartbeat.FOLDER] = str(watchdog.folder)
+        if self.signal:
+            environment[signals.STOPPING] = str(self.signal)
+        command = torchrun_command(run.path, meeting, str(nproc), config.job.max_restarts)
+        try:
+            return self._supervise(run, command, environment, meeting, watchdog)
+        finally:
+            watchdog.close()
 
-    def _conclude(self, run: RunDir, code: int, meeting: Rendezvous) -> int:
-        """Records how the run ended on this node; returns the exit code of this task."""
-        if code == 0 and not self._terminated:
-            if meeting.is_head:
-                run.set_state("finished", exit_code=0)
-            return 0
-        if self._terminated:
-            # Also when srun ends this task because of another one: then its failure is the reason.
-            failure = run.root_failure()
-            if failure is None or failure["echo"]:
-                run.set_state("cancelled", "the job received SIGTERM", int(Exit.CANCELLED))
-            return 1
-        failure = self._root_failure(run, code, meeting)
-        run.set_state("failed", failure["message"], failure["code"])
-        return int(failure["code"])
+    def _supervise(
+        self,
+        run: RunDir,
+        command: list[str],
+        environment: Mapping[str, str],
+        meeting: Rendezvous,
+        watchdog: Watchdog,
+    ) -> int:
+        """Runs torchrun to its end, or ends it; returns the exit code of this task."""
+        log_path = run.logs / f"node-{meeting.node_rank:03d}.log"
+        with open(log_path, "ab") as log:
+            start = log.tell()
+            self._torchrun = process.start(command, env=environment, stdout=log, stderr=log)
+            while (code := poll(self._torchrun)) is None:
+                if meeting.is_head and self.signal:
+                    self._say_stopping(run)
+                if run.is_superseded(current_attempt()):
+                    return self._abandon(run)
+                if self.signal and self._is_over_elsewhere(run):
+                    break
+                if hang := watchdog.check():
+                    return self._end_hang(run, hang, watchdog)
+        if code is None:
+            process.end(self._torchrun)
+            return int(Exit.FAILED)
+        if code == 0:
+            return int(Exit.STOPPED if (watchdog.folder / "stopped").exists() else Exit.OK)
+        return self._conclude(run, code, log_path, start)
 
-    def _root_failure(self, run: RunDir, code: int, meeting: Rendezvous) -> dict[str, Any]:
-        """The failure that ended the run.
+    def _say_stopping(self, run: RunDir) -> None:
+        if run.get_state()["state"] == "running":
+            with contextlib.suppress(OSError):  # a full disk must not keep the ranks from saving
+                run.set_state("stopping", f"the job received {signal.Signals(self.signal).name}")
+
+    def _is_over_elsewhere(self, run: RunDir) -> bool:
+        """Whether the stop signal is srun's, because the task of another node has failed."""
+        return any(
+            f["where"].startswith("node ") and f["attempt"] == current_attempt()
+            for f in run.all_failures()
+        )
+
+    def _abandon(self, run: RunDir) -> int:
+        """Ends this node's part of an attempt that Slurm has given up, and started anew."""
+        assert self._torchrun is not None
+        process.end(self._torchrun)
+        print(f"a later attempt of {run.path} has begun: this one ends", file=sys.stderr)
+        return int(Exit.FAILED)
+
+    def _end_hang(self, run: RunDir, hang: Hang, watchdog: Watchdog) -> int:
+        """Shows where the ranks of this node are, and kills them."""
+        assert self._torchrun is not None
+        watchdog.dump(run)
+        host = os.uname().nodename
+        error = SlurmftError(
+            f"rank {hang.rank} hangs: {hang.words}",
+            f"where its threads are: {run.stacks(hang.rank)}",
+        )
+        with contextlib.suppress(OSError):
+            # Ranks that wait for the one that hangs look alike: only a stopped process is certain.
+            run.add_failure(f"node {host}", error, echo=not hang.certain, bad_host=host)
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        process.end(self._torchrun)
+        return int(Exit.FAILED)
+
+    def _conclude(self, run: RunDir, code: int, log: Path, start: int) -> int:
+        """Records why torchrun failed on this node; returns the exit code of this task.
 
         When the ranks here only lost their peers, the node whose rank failed first gets a moment to
         say so: the end of this task makes srun end that one too.
         """
-        where, log = f"node {os.uname().nodename}", self._log(run, meeting)
-        if signal_number := killed_by(log):
-            name = signal.Signals(signal_number).name
+        host = os.uname().nodename
+        where = f"node {host}"
+        if code < 0:
+            killed = SlurmftError(f"torchrun was killed by {name(-code)}", f"log: {log}")
+            run.add_failure(where, killed, bad_host=host)
+        elif signal_number := killed_by(log, start):
             oom = " (out of memory?)" if signal_number == signal.SIGKILL else ""
-            killed = SlurmftError(f"a rank was killed by {name}{oom}", f"log: {log}")
+            killed = SlurmftError(f"a rank was killed by {name(signal_number)}{oom}", f"log: {log}")
             # A rank that loses its peers may abort; who was killed otherwise is the cause.
-            run.add_failure(where, killed, echo=signal_number == signal.SIGABRT)
+            run.add_failure(where, killed, echo=signal_number == signal.SIGABRT, bad_host=host)
         deadline = time.monotonic() + _ECHO_WAIT_S
         while (failure := run.root_failure()) is None or failure["echo"]:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.1)
-        unknown = SlurmftError(f"torchrun ended with exit code {code}", f"log: {log}")
-        return failure or run.add_failure(where, unknown)
+        if failure is None:
+            unknown = SlurmftError(f"torchrun ended with exit code {code}", f"log: {log}")
+            failure = run.add_failure(where, unknown)
+        # Told by a file, too: other nodes see it before srun tells them.
+        ended = SlurmftError("its ranks ended", code=failure["code"])
+        run.add_failure(where, ended, echo=True, bad_host=failure["bad_host"] and host)
+        return int(failure["code"])
 
-    def _log(self, run: RunDir, meeting: Rendezvous) -> Path:
-        return run.logs / f"node-{meeting.node_rank:03d}.log"
+
+def poll(torchrun: subprocess.Popen[bytes]) -> int | None:
+    """Waits a moment for torchrun's exit code; None: it runs."""
+    try:
+        return torchrun.wait(_POLL_S)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def name(signal_number: int) -> str:
+    return signal.Signals(signal_number).name
 
 
 def record(run: RunDir, error: Exception) -> int:
@@ -131,15 +203,17 @@ def record(run: RunDir, error: Exception) -> int:
     print(trace or f"error: {shown}", file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):  # a full disk takes no record of itself
         run.add_failure(f"node {os.uname().nodename}", shown, trace)
-        run.set_state("failed", shown.message, int(shown.code))
     return int(shown.code)
 
 
-def killed_by(torchrun_log: Path) -> int | None:
-    """The signal that ended a rank, by torchrun's words; None: no rank was killed."""
-    text = torchrun_log.read_text(encoding="utf-8", errors="replace")
-    match = re.search(r"failed \(exitcode: -(\d+)\) local_rank", text)
-    return int(match[1]) if match else None
+def killed_by(torchrun_log: Path, start: int) -> int | None:
+    """The signal that last ended a rank, by torchrun's words from byte `start` of its log; None: no
+    rank was killed."""
+    with open(torchrun_log, "rb") as file:
+        file.seek(start)
+        text = file.read().decode("utf-8", errors="replace")
+    found = re.findall(r"failed \(exitcode: (-?\d+)\) local_rank", text)
+    return -int(found[-1]) if found and int(found[-1]) < 0 else None
 
 
 def meeting_point(job: JobConfig, environment: Mapping[str, str]) -> Rendezvous:
@@ -151,11 +225,11 @@ def meeting_point(job: JobConfig, environment: Mapping[str, str]) -> Rendezvous:
     if LOCAL_NODE in environment:
         port, roll_call_port = rendezvous.ports_from(environment)
         return Rendezvous(
-            hosts=tuple(f"127.0.0.{i + 1}" for i in range(job.nodes)),
+            hosts=tuple(rendezvous.simulated_host(i) for i in range(job.nodes)),
             node_rank=int(environment[LOCAL_NODE]),
             port=port,
             roll_call_port=roll_call_port,
-            id=f"local-{port}",
+            id=f"local-{port}.{environment.get(ATTEMPT, '0')}",
             interface=job.interface or "lo",
         )
     meeting = rendezvous.from_slurm(
@@ -187,7 +261,9 @@ def training_environment(
     return found | sockets | dict(environment)
 
 
-def torchrun_command(run_dir: Path, meeting: Rendezvous, nproc: str) -> list[str]:
+def torchrun_command(
+    run_dir: Path, meeting: Rendezvous, nproc: str, max_restarts: int
+) -> list[str]:
     """The torchrun command of a node."""
     # torch matches host names to find the host of the store, which fails where the fabric's name
     # differs from the host's own: say it.
@@ -197,7 +273,7 @@ def torchrun_command(run_dir: Path, meeting: Rendezvous, nproc: str) -> list[str
         "read_timeout": _START_TIMEOUT_S,
     }
     return [
-        sys.executable, "-m", "torch.distributed.run",
+        sys.executable, "-m", "slurmft.torchrun",
         "--nnodes", str(len(meeting.hosts)),
         "--nproc-per-node", nproc,
         "--rdzv-backend", "c10d",
@@ -205,7 +281,7 @@ def torchrun_command(run_dir: Path, meeting: Rendezvous, nproc: str) -> list[str
         "--rdzv-id", meeting.id,
         "--rdzv-conf", ",".join(f"{k}={v}" for k, v in conf.items()),
         "--local-addr", meeting.host,
-        "--max-restarts", "0",
+        "--max-restarts", str(max_restarts),
         "--log-dir", str(run_dir / "logs" / "torchrun"),
         "--module", "slurmft.rank", str(run_dir),
     ]  # fmt: skip

@@ -18,17 +18,27 @@ class Plan:
     """fp32, bf16 or fp16: what was chosen, where the configuration says auto."""
     train_samples: int
     validation_samples: int
+    resumed_batch_size: int | None = None
+    """Global batch size of the run that this one continues: kept, whatever the number of ranks."""
+
+    @property
+    def micro_steps(self) -> int:
+        """Batches of a rank that make up one optimizer step."""
+        if self.resumed_batch_size is None:
+            return self.config.gradient_accumulation_steps
+        assert self.config.batch_size is not None  # from the recipe
+        return math.ceil(self.resumed_batch_size / (self.world_size * self.config.batch_size))
 
     @property
     def parts(self) -> int:
         """Batches that make up one optimizer step: ranks times micro-steps."""
-        return self.world_size * self.config.gradient_accumulation_steps
+        return self.world_size * self.micro_steps
 
     @property
     def global_batch_size(self) -> int:
         """Samples of one optimizer step."""
         assert self.config.batch_size is not None  # from the recipe
-        return self.config.batch_size * self.parts
+        return self.resumed_batch_size or self.config.batch_size * self.parts
 
     @property
     def steps_per_epoch(self) -> int:

@@ -28,3 +28,9 @@ def start(command: Sequence[str], **kwargs: Any) -> subprocess.Popen[bytes]:
             os._exit(1)
 
     return subprocess.Popen(command, preexec_fn=before_exec, **kwargs)
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    """Kills a child; the processes that it started by `start` or as ranks go with it."""
+    child.kill()
+    child.wait()

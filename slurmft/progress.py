@@ -7,6 +7,7 @@ show the same.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, TextIO
 
 Record = dict[str, Any]
@@ -30,8 +31,8 @@ class Progress:
             self._show_step(record)
         elif event == "evaluate":
             self._show_evaluate(record)
-        elif event == "epoch":
-            self.say(describe_epoch(record))
+        elif event in _DESCRIBED:
+            self.say(_DESCRIBED[event](record))
 
     def say(self, text: str) -> None:
         """A line above the bar."""
@@ -88,6 +89,23 @@ def describe_epoch(r: Record) -> str:
     return f"epoch {r['epoch']} done: loss {r['loss']:.4f}  {metrics}"
 
 
+def describe_resume(r: Record) -> str:
+    changes = "".join(f"\n  changed: {change}" for change in r["changes"])
+    return f"goes on after step {r['step']} (from {r['checkpoint']}){changes}"
+
+
+def describe_stopping(r: Record) -> str:
+    return f"stopping after step {r['step']}: {r['reason']}"
+
+
+_DESCRIBED: dict[str, Callable[[Record], str]] = {
+    "epoch": describe_epoch,
+    "resume": describe_resume,
+    "stopping": describe_stopping,
+    "warning": lambda r: f"warning: {r['text']}",
+}
+
+
 def duration(seconds: float) -> str:
     """47 s, 3:07 min, 2:05:00 h"""
     whole = round(seconds)
@@ -114,7 +132,8 @@ def result_table(result: Record) -> str:
         ("peak memory", _memory(result)),
         (
             "time",
-            f"{duration(result['wall_s'])}, of it {result['startup_s']:.1f} s to the first step",
+            f"{duration(result['wall_s'])}, of it {result['startup_s']:.1f} s to the first step"
+            + (f"; job started {result['attempts']} times" if result["attempts"] > 1 else ""),
         ),
     ]
     width = max(len(name) for name, _ in rows)

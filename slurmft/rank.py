@@ -8,35 +8,71 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import faulthandler
+import io
 import os
 import platform
+import signal
 import sys
 import traceback
+from pathlib import Path
+from typing import Any
 
-from slurmft import process
+from slurmft import heartbeat, process, signals
 from slurmft.errors import Exit, SlurmftError
 from slurmft.rundir import RunDir
 
 
 def main(argv: list[str]) -> int:
-    """Trains as one rank; returns its exit code."""
+    """Trains as one rank; returns its exit code: 0 also after an agreed stop, which is no failure
+    that torchrun should cure."""
+    signals.block()
     process.die_with_parent()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # torchrun's end; some launchers ignore it
+    stop = signals.StopRequest()
+    stop.listen()
     run = RunDir.open(argv[0])
     rank = int(os.environ["RANK"])
     if not sys.stdout.isatty():  # by hand, on a terminal, progress is wanted there
         redirect_output(run, rank)
+    folder = node_folder()
+    heart = heartbeat.Heart(folder and folder / f"beat-{rank}")
+    if folder is not None:
+        stacks = open(folder / f"stacks-{rank}", "w")  # noqa: SIM115 - open as long as the rank
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+        (folder / f"pid-{rank}").write_text(str(os.getpid()))
+    training: Any = None
     try:
         from slurmft.train import Training
 
-        Training(run).run()
+        training = Training(run, stop, heart)
+        stopped = training.run()
+        if stopped and folder is not None:
+            (folder / "stopped").touch()
         return Exit.OK
     except Exception as error:
-        shown = explain(error, run, rank)
-        trace = None if isinstance(error, SlurmftError) else traceback.format_exc()
-        print(trace or f"error: {shown}", file=sys.stderr, flush=True)
-        with contextlib.suppress(OSError):  # a full disk takes no record of itself
-            run.add_failure(f"rank {rank} on {platform.node()}", shown, trace, is_echo(error))
-        return int(shown.code)
+        step = training.position.step if training is not None else 0
+        return fail(error, run, rank, step)
+
+
+def node_folder() -> Path | None:
+    """Where the ranks of a node and its task meet; None where a rank is started by hand."""
+    path = os.environ.get(heartbeat.FOLDER)
+    return Path(path) if path else None
+
+
+def fail(error: Exception, run: RunDir, rank: int, step: int) -> int:
+    """Records a failure. Ends torchrun if a restart cannot help; returns the exit code."""
+    shown = explain(error, run, rank)
+    trace = None if isinstance(error, SlurmftError) else traceback.format_exc()
+    print(trace or f"error: {shown}", file=sys.stderr, flush=True)
+    where, echo = f"rank {rank} on {platform.node()}", is_echo(error)
+    again = any(f["message"] == shown.message and f["step"] == step for f in run.all_failures())
+    with contextlib.suppress(OSError):  # a full disk takes no record of itself
+        run.add_failure(where, shown, trace, echo=echo, step=step)
+    if not echo and (isinstance(error, SlurmftError) or again) and node_folder() is not None:
+        os.kill(os.getppid(), signal.SIGHUP)
+    return int(shown.code)
 
 
 def explain(error: Exception, run: RunDir, rank: int) -> SlurmftError:
@@ -62,6 +98,28 @@ def redirect_output(run: RunDir, rank: int) -> None:
         stream.flush()
         os.dup2(log, stream.fileno())
     os.close(log)
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(io.BufferedWriter(Log(fd)), "utf-8", "replace", line_buffering=True)
+        for fd in (1, 2)
+    )
+
+
+class Log(io.RawIOBase):
+    """A log file that loses lines where the disk is full, instead of ending the run."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        with contextlib.suppress(OSError):
+            return os.write(self._fd, data)
+        return len(data)
 
 
 if __name__ == "__main__":

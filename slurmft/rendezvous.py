@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import os
 import re
 import socket
 import struct
@@ -91,6 +90,11 @@ class Rendezvous:
         return interface_of(address_towards(self.hosts[1] if self.is_head else self.head))
 
 
+def simulated_host(node: int) -> str:
+    """The address of a simulated node, on the loopback network."""
+    return f"127.0.0.{node + 1}"
+
+
 def from_slurm(
     environment: Mapping[str, str], *, host_suffix: str = "", interface: str | None = None
 ) -> Rendezvous:
@@ -133,7 +137,7 @@ def ports_from(environment: Mapping[str, str]) -> tuple[int, int]:
     if not re.fullmatch(r"\d+,\d+", text):
         raise RendezvousError(
             f"{PORT_VARIABLE} is {text!r}, not two ports",
-            "the batch script sets it: PORTS=$(python -m slurmft.rendezvous) on the first node",
+            "the batch script sets it, from what slurmft.attempt prints on the first node",
         )
     port, roll_call_port = map(int, text.split(","))
     return port, roll_call_port
@@ -350,15 +354,3 @@ def _interface_address(name: str) -> str | None:
         except OSError:
             return None  # an interface without an IPv4 address
     return socket.inet_ntoa(answer[20:24])
-
-
-def main() -> int:
-    """Prints free rendezvous ports for the Slurm job whose batch script calls this."""
-    print(*free_ports(os.environ.get("SLURM_JOB_ID", "0")), sep=",")
-    return 0
-
-
-if __name__ == "__main__":
-    from slurmft.errors import run_main
-
-    raise SystemExit(run_main(main))

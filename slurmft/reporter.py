@@ -48,7 +48,8 @@ class Reporter:
         self.loss = math.nan
         self.samples = self.tokens = self.padded_tokens = self.evaluated = 0
         self.startup_s = 0.0
-        self._began_at = began_at(self.run_dir.get_state())
+        self._began_at = began_at(self.run_dir.history())
+        self._ran_before_s = 0.0
         self._steps: list[dict[str, Any]] = []
         self._losses: list[Any] = []
         self._window_start = self._window_samples = 0.0
@@ -76,6 +77,22 @@ class Reporter:
         }
         self._tell({"event": "start"} | self._facts)
 
+    def resumed(self, name: str, step: int, changes: list[str]) -> None:
+        """Records that the run goes on from a checkpoint, and what is not as it was."""
+        self._tell({"event": "resume", "checkpoint": name, "step": step, "changes": changes})
+
+    def stopping(self, reason: str, step: int) -> None:
+        """Records that the ranks agreed to stop."""
+        self._tell({"event": "stopping", "reason": reason, "step": step})
+
+    def checkpoint(self, name: str, step: int, copy_s: float) -> None:
+        """Records that a checkpoint was begun; `copy_s` is what the training paid for it."""
+        self._tell({"event": "checkpoint", "checkpoint": name, "step": step, "copy_s": copy_s})
+
+    def warn(self, text: str) -> None:
+        """Records something that the user should know, and that does not end the run."""
+        self._tell({"event": "warning", "text": text})
+
     def begin_window(self) -> None:
         self._window_start, self._window_samples = time.perf_counter(), 0
 
@@ -93,7 +110,7 @@ class Reporter:
             learning_rate: the rate that it used.
             samples: samples of the global batch.
         """
-        if not self.samples:
+        if not self.startup_s:
             self.startup_s = time.time() - self._began_at
         self.samples += samples
         self._window_samples += samples
@@ -104,6 +121,25 @@ class Reporter:
         )
         if step % self.plan.config.log_every == 0:
             self.flush()
+
+    def counts(self) -> dict[str, Any]:
+        """What a resumed run does not count from 0; tokens are those of this rank."""
+        names = ("samples", "tokens", "padded_tokens", "evaluated", "loss", "ran_s")
+        return {name: getattr(self, name) for name in names}
+
+    def set_counts(self, counts: dict[str, Any]) -> None:
+        """Continues from the counts of a checkpoint."""
+        for name, value in counts.items():
+            setattr(self, name, value)
+
+    @property
+    def ran_s(self) -> float:
+        """Seconds that the job of this run has run, in all attempts that led here."""
+        return self._ran_before_s + time.time() - self._began_at
+
+    @ran_s.setter
+    def ran_s(self, seconds: float) -> None:
+        self._ran_before_s = seconds
 
     def flush(self) -> None:
         """Makes the noted losses known everywhere, and records them.
@@ -171,7 +207,8 @@ class Reporter:
             "evaluate_samples_per_s": self.evaluated / phases["evaluate"],
             "peak_memory_bytes": memory,
             "startup_s": self.startup_s,
-            "wall_s": time.time() - self._began_at,
+            "wall_s": self.ran_s,
+            "attempts": max(1, self.run_dir.attempt_number()),
         }
         write_json(self.run_dir.result, result)
         self._tell({"event": "result"} | result)
@@ -185,9 +222,9 @@ class Reporter:
                 self.progress.show(record)
 
 
-def began_at(state: dict[str, Any]) -> float:
-    """When the job of a run began (Unix seconds, the head's clock); now, if run by hand."""
-    times = [s["time"] for s in state.get("history", []) if s["state"] == "running"]
+def began_at(history: list[dict[str, Any]]) -> float:
+    """When the job of a run last began (Unix seconds, the head's clock); now, if run by hand."""
+    times = [s["time"] for s in history if s["state"] == "running"]
     return float(times[-1]) if times else time.time()
 
 

@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +22,9 @@ from slurmft.config import RunConfig
 from slurmft.errors import SlurmftError, UsageError
 
 FINAL_STATES = ("finished", "failed", "cancelled")
+
+ATTEMPT = "SLURMFT_ATTEMPT"
+"""Variable with the number of the attempt, from 1, in every process of a job."""
 
 
 class RunDir:
@@ -38,6 +42,9 @@ class RunDir:
         self.tokens = path / "tokens"
         self.logs = path / "logs"
         self.failures = path / "failures"
+        self.checkpoints = path / "checkpoints"
+        self.attempt = path / "attempt.json"
+        self.started = path / "started.json"
         self.submitit = path / "submitit"
 
     @classmethod
@@ -91,20 +98,64 @@ class RunDir:
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank:03d}.log"
 
-    def set_state(self, state: str, reason: str = "", exit_code: int | None = None) -> None:
-        """Records what the run is doing, with the time; a final state is never overwritten."""
-        past = (read_json(self.state) or {}).get("history", [])
-        if past and past[-1]["state"] in FINAL_STATES:
+    def stacks(self, rank: int) -> Path:
+        """Where the threads of a rank that hung were."""
+        return self.logs / f"stacks-rank-{rank:03d}.txt"
+
+    def set_state(
+        self, state: str, reason: str = "", exit_code: int | None = None, **extra: Any
+    ) -> None:
+        """Records what the run is doing, with the time.
+
+        A final state is only left by submitting the run again. One process writes at a time: the
+        login node's until the job starts and after it ended, the head node's in between.
+        """
+        past = self.history()
+        if past and past[-1]["state"] in FINAL_STATES and state != "submitted":
             return
         now = {"state": state, "time": time.time(), "reason": reason, "exit_code": exit_code}
-        write_json(self.state, now | {"history": [*past, now]})
+        write_json(self.state, now | extra | {"history": [*past, now | extra]})
+
+    def history(self) -> list[dict[str, Any]]:
+        """All recorded states, oldest first."""
+        found: list[dict[str, Any]] = (read_json(self.state) or {}).get("history", [])
+        return found
 
     def get_state(self) -> dict[str, Any]:
         """The last recorded state: state, time (Unix seconds), reason, exit_code, history."""
         return read_json(self.state) or {"state": "unknown", "reason": "", "exit_code": None}
 
+    # --- attempts: from the start of a job to its end or requeue ----------------------------------
+
+    def attempt_number(self) -> int:
+        """How often the job of this run has started; 0: not yet."""
+        return int((read_json(self.attempt) or {}).get("number", 0))
+
+    def is_superseded(self, attempt: int) -> bool:
+        """Whether a later attempt has begun: this one lives on a node that Slurm gave up."""
+        return self.attempt_number() > attempt > 0
+
+    def mark_started(self) -> None:
+        """Notes that the ranks have met: failures before this are overcome."""
+        write_json(self.started, {"time": time.time(), "attempt": current_attempt()})
+
+    def checkpoint_names(self) -> list[str]:
+        """The checkpoints, oldest first: step-00000120, step-00000120-e00000512 (within the
+        evaluation after that step), step-00000120-evaluated."""
+        return sorted(path.name for path in self.checkpoints.glob("step-*"))
+
+    # --- failures ---------------------------------------------------------------------------------
+
     def add_failure(
-        self, where: str, error: SlurmftError, trace: str | None = None, echo: bool = False
+        self,
+        where: str,
+        error: SlurmftError,
+        trace: str | None = None,
+        *,
+        echo: bool = False,
+        step: int = 0,
+        bad_host: str | None = None,
+        attempt: int | None = None,
     ) -> dict[str, Any]:
         """Keeps what went wrong in one process; returns it as it is kept.
 
@@ -113,6 +164,9 @@ class RunDir:
             error: message, hint and exit code.
             trace: the traceback, of an error that nobody foresaw.
             echo: it only says that another process failed.
+            step: the optimizer step at which it happened.
+            bad_host: the host that may be to blame: trying again, elsewhere, may help.
+            attempt: the attempt that failed; the current one, if not given.
         """
         failure = {
             "where": where,
@@ -121,19 +175,44 @@ class RunDir:
             "code": int(error.code),
             "traceback": trace,
             "echo": echo,
+            "step": step,
+            "bad_host": bad_host,
+            "attempt": current_attempt() if attempt is None else attempt,
             "time": time.time(),
         }
-        write_json(self.failures / f"{where.replace(' ', '-')}-{os.getpid()}.json", failure)
+        name = f"{where.replace(' ', '-')}-{os.getpid()}-{time.time_ns()}.json"
+        write_json(self.failures / name, failure)
         return failure
 
-    def root_failure(self) -> dict[str, Any] | None:
-        """The failure that the others follow from: the first that is no echo of another's.
-
-        When one rank dies, its neighbours see their connections close; those are echoes.
-        """
+    def all_failures(self) -> list[dict[str, Any]]:
+        """Every failure of the run, oldest first."""
         found = [f for p in self.failures.glob("*.json") if (f := read_json(p))]
+        return sorted(found, key=lambda f: float(f["time"]))
+
+    def root_failure(self) -> dict[str, Any] | None:
+        """The failure that ended the last attempt: the first that is no echo of another's.
+
+        When one rank dies, its neighbours see their connections close; those are echoes. What
+        happened before the ranks last met was overcome.
+        """
+        marks = [read_json(self.attempt), read_json(self.started)]
+        marks += [state for state in self.history() if state["state"] == "submitted"]
+        since = max((float(mark["time"]) for mark in marks if mark), default=0.0)
+        found = [f for f in self.all_failures() if f["time"] >= since]
         found.sort(key=lambda f: (f["echo"], f["time"]))
         return found[0] if found else None
+
+    def bad_hosts(self) -> list[str]:
+        """Hosts that were to blame in two attempts or more."""
+        failures = [f for f in self.all_failures() if f["bad_host"] and not f["echo"]]
+        blamed = {(f["bad_host"], f["attempt"]) for f in failures}
+        counts = Counter(host for host, _ in blamed)
+        return sorted(host for host, count in counts.items() if count >= 2)
+
+
+def current_attempt() -> int:
+    """The attempt that this process belongs to; 0: none, it was started by hand."""
+    return int(os.environ.get(ATTEMPT, "0"))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -161,9 +240,10 @@ def write_folder(path: Path, fill: Callable[[Path], Any]) -> None:
     try:
         aside.mkdir()
         fill(aside)
-        for file in aside.rglob("*"):
+        for file in (*aside.rglob("*"), aside):
             _sync(file)
         os.rename(aside, path)
+        _sync(path.parent)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -187,16 +267,23 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 class RecordWriter:
-    """Appends records to a .jsonl file, whole lines at a time."""
+    """Appends records to a .jsonl file, whole lines at a time.
+
+    What a full disk does not take is kept, and written with the next record.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - open as long as the run
+        self._pending = b""
 
     def write(self, *records: dict[str, Any]) -> None:
         lines = "".join(
             json.dumps({"time": time.time()} | r, ensure_ascii=False) + "\n" for r in records
         )
-        self._file.write(lines.encode())
+        self._pending += lines.encode()
+        with contextlib.suppress(OSError):
+            while self._pending:
+                self._pending = self._pending[self._file.write(self._pending) :]
 
 
 class RecordReader:

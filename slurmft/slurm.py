@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmft.config import time_limit_min
@@ -135,6 +135,45 @@ def cancel(job_id: str) -> None:
         SlurmftError: scancel refuses.
     """
     _call("scancel", job_id)
+
+
+def job_name(environment: Mapping[str, str]) -> str:
+    """How Slurm's commands name the job that this process is part of.
+
+    An array task by array and index: the job id of one of the tasks is that of the whole array.
+    """
+    array, task = (environment.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
+    return f"{array}_{task}" if array and task else environment["SLURM_JOB_ID"]
+
+
+def requeue(job: str, exclude: Sequence[str] = ()) -> None:
+    """Sends a running job back to the queue, to run on other hosts than those given.
+
+    Slurm answers with SIGTERM to the job's processes: a caller that is one of them must block it.
+
+    Raises:
+        SlurmftError: Slurm refuses.
+    """
+    _call("scontrol", "requeue", job)
+    if exclude:  # of a pending job only
+        _call("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(exclude)}")
+
+
+def down_hosts(hosts: Sequence[str]) -> list[str]:
+    """Those of the hosts that Slurm calls down or not responding; empty where it cannot say."""
+    try:
+        text = _call(
+            "sinfo", "--noheader", "--Node", f"--nodes={','.join(hosts)}", "--format=%N|%T"
+        )
+    except SlurmftError:
+        return []
+    return parse_down_hosts(text)
+
+
+def parse_down_hosts(text: str) -> list[str]:
+    """From lines of `sinfo --Node --format=%N|%T`; "down*" is a node that does not answer."""
+    pairs = (line.strip().split("|") for line in text.splitlines() if "|" in line)
+    return sorted({name for name, state in pairs if "down" in state or state.endswith("*")})
 
 
 def _call(*command: str) -> str:

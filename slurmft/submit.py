@@ -23,11 +23,11 @@ from slurmft.config import (
     build,
     options,
 )
-from slurmft.errors import Exit, SlurmftError, run_main
+from slurmft.errors import Exit, SlurmftError, UsageError, run_main
 from slurmft.follow import Follower, next_commands
 from slurmft.node import torchrun_command
 from slurmft.rendezvous import Rendezvous
-from slurmft.rundir import RunDir, write_json
+from slurmft.rundir import RunDir, write_json, write_text
 from slurmft.site import site_defaults, site_file
 from slurmft.sources import localize
 
@@ -48,6 +48,13 @@ Defaults of your site go to ~/.config/slurmft/site.toml (or the file that $SLURM
   partition = "gpu"
   gpus_per_node = 4
   setup = ["module load cuda"]
+"""
+
+
+RESUME_EXAMPLES = """\
+examples:
+  slurmft resume runs/emotion-20261120-093012-a1b2 --follow
+  slurmft resume runs/emotion-20261120-093012-a1b2 --nodes 2 --time 60
 """
 
 
@@ -83,14 +90,14 @@ def merge(site: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     return site | flags | both
 
 
-def provenance(argv: list[str]) -> dict[str, Any]:
+def provenance(command: str, argv: list[str]) -> dict[str, Any]:
     """When, where, by whom and from which code a run is submitted."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": os.uname().nodename,
         "user": user(),
         "folder": os.getcwd(),
-        "command": shlex.join(["slurmft", "submit", *argv]),
+        "command": shlex.join(["slurmft", command, *argv]),
         "site_file": str(site_file()) if site_file().is_file() else None,
         "slurmft": slurmft.__version__,
         "python": sys.version.split()[0],
@@ -126,7 +133,9 @@ def dry_run(config: RunConfig, cluster: str) -> str:
     """What would be submitted: configuration, job, and the torchrun command of the first node."""
     run = RunDir(Path(config.job.runs_dir) / f"{config.train.task}-<time>-<random>")
     nproc = str(config.job.nproc_per_node or "$NPROC")
-    command = shlex.join(torchrun_command(run.path, placeholder(config, cluster), nproc))
+    command = shlex.join(
+        torchrun_command(run.path, placeholder(config, cluster), nproc, config.job.max_restarts)
+    )
     return "\n".join(
         (
             f"# configuration, written to {run.config}",
@@ -161,7 +170,7 @@ def submit(config: RunConfig, cluster: str) -> RunDir:
         run.discard()
         raise
     write_json(run.job, {"cluster": cluster, "id": job_id})
-    if reason := launcher.never_starts(config, job_id):
+    if reason := launcher.never_starts(job_id):
         launcher.cancel(job_id, run)
         run.discard()
         raise SlurmftError(
@@ -179,12 +188,72 @@ def main(argv: list[str]) -> int:
     if arguments.dry_run:
         print(dry_run(config, cluster))
         return Exit.OK
-    config = dataclasses.replace(config, submission=provenance(argv))
+    config = dataclasses.replace(config, submission=provenance("submit", argv))
     run = submit(config, cluster)
     print(f"job {launchers.job_of(run)[1]} submitted {WHERE[cluster].format(config.job.nodes)}")
     print(f"run directory: {run.path}", flush=True)
     if arguments.follow:
         return Follower(run).follow()
+    print(next_commands(run))
+    return Exit.OK
+
+
+def resume_parser() -> Parser:
+    """The command line of `slurmft resume`."""
+    made = Parser(
+        prog="slurmft resume",
+        description="Submit a run again that was stopped, cancelled or failed: it goes on from its "
+        "newest checkpoint, on as many nodes as you like.",
+        epilog=RESUME_EXAMPLES,
+    )
+    made.add_argument("run_dir", help="run directory that `slurmft submit` printed")
+    made.add_argument("--follow", action="store_true", help="stream progress until the job ends")
+    add_options(made, JobConfig, "where to run it (default: as before)")
+    return made
+
+
+def resume(run: RunDir, flags: dict[str, Any], argv: list[str]) -> str:
+    """Submits the job of a run again; returns its id.
+
+    Raises:
+        UsageError: the run has finished, or its job has not ended.
+        SlurmftError: the job was refused. The run is as it was then.
+    """
+    old = run.load_config()
+    cluster, job_id = launchers.job_of(run)
+    if run.get_state()["state"] == "finished":
+        raise UsageError(f"the run {str(run.path)!r} has finished", f"its model: {run.model}")
+    state = launchers.get(cluster).job_state(job_id, run)
+    if state is not None and not state.ended:
+        raise UsageError(
+            f"the job {job_id} of this run is {state.name.lower()}", f"slurmft cancel {run.path}"
+        )
+    job = dataclasses.replace(old.job, **flags)
+    again = [*old.submission.get("resumed", []), provenance("resume", argv)]
+    config = dataclasses.replace(old, job=job, submission=old.submission | {"resumed": again})
+    write_text(run.config, config.to_json())
+    launcher = launchers.get(launchers.choose(job.cluster))
+    run.set_state("submitted", "resumed")  # before the job can say that it runs
+    try:
+        job_id = launcher.submit(config, run)
+    except SlurmftError as error:
+        write_text(run.config, old.to_json())
+        run.set_state("failed", error.message, error.code)
+        raise
+    write_json(run.job, {"cluster": launchers.choose(job.cluster), "id": job_id})
+    return job_id
+
+
+def resume_main(argv: list[str]) -> int:
+    """`slurmft resume RUN_DIR`"""
+    arguments = resume_parser().parse(argv)
+    run = RunDir.open(arguments.run_dir)
+    job_id = resume(run, given(arguments, list(options(JobConfig))), argv)
+    newest = next(reversed(run.checkpoint_names()), "its beginning: there is no checkpoint")
+    print(f"job {job_id} submitted; the run goes on from {newest}", flush=True)
+    print(f"run directory: {run.path}", flush=True)
+    if arguments.follow:
+        return Follower(run, only_new=True).follow()
     print(next_commands(run))
     return Exit.OK
 

@@ -7,10 +7,15 @@ and limits count optimizer steps, whatever the number of ranks and micro-steps.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
+import math
 import os
 import random
 import shutil
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,92 +25,164 @@ from accelerate import Accelerator
 from transformers.utils.logging import disable_progress_bar
 
 from slurmft import dist, metrics, tasks
+from slurmft.checkpoint import Saver, Snapshot, Tensors, prune, read_newest, remove_leftovers
 from slurmft.clock import PhaseClock
-from slurmft.config import TrainConfig
+from slurmft.config import TrainConfig, duration_s
 from slurmft.data import TokenData, epoch_order, share, share_sizes
 from slurmft.dist import World
 from slurmft.errors import Exit, SlurmftError
+from slurmft.heartbeat import Heart
 from slurmft.plan import Plan
+from slurmft.preempt import Boundary, StopAgreed
 from slurmft.profiles import NodeProfile
 from slurmft.reporter import Reporter
-from slurmft.rundir import RunDir, write_folder
+from slurmft.rundir import RunDir, current_attempt, write_folder
+from slurmft.signals import StopRequest
+from slurmft.snapshot import join_optimizer, rng_state, set_rng_state, split_optimizer
 
 # Logs are files: transformers' bars for loading and saving weights would only litter them.
 disable_progress_bar()
 
 
+@dataclass(slots=True)
+class Position:
+    """How far a run has come: all that decides what it does next."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    epoch: int = 0
+    """Epochs whose training is done."""
+    batch: int = 0
+    """Optimizer steps done in the current epoch."""
+    phase: str = "train"
+    """train, evaluate (after an epoch), done."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Of the last evaluation."""
+    best: float | None = None
+    """Best value of the task's first metric."""
+    best_checkpoint: str | None = None
+
+
 class Training:
     """One rank's training run, set up and ready to go."""
 
-    def __init__(self, run_dir: RunDir) -> None:
-        self.run_dir = run_dir
+    def __init__(self, run_dir: RunDir, stop: StopRequest, heart: Heart) -> None:
+        self.run_dir, self.stop, self.heart = run_dir, stop, heart
         self.config: TrainConfig = run_dir.load_config().train
+        self.job = run_dir.load_config().job
         self.world = dist.init(self.config.backend)
+        self.position = Position()
+        self.predicted = Predicted.none()
+        self.boundary = Boundary(self.world)
+        self._warned_of_lead = False
         precision = choose_precision(self.config.precision, self.world)
         self.accelerator = Accelerator(
             mixed_precision="no" if precision == "fp32" else precision,
             cpu=self.world.device.type == "cpu",
         )
         self.task = tasks.get(self.config)
-        self.world.on_main(self._prepare_data)
+        self.world.on_main(self._prepare)
         self.data = TokenData.load(run_dir.tokens)
+        warnings, found = self._find_checkpoint()
         self.plan = Plan(
             config=self.config,
             world_size=self.world.size,
             precision=precision,
             train_samples=len(self.data.train),
             validation_samples=len(self.data.validation),
+            resumed_batch_size=found.state["global_batch_size"] if found else None,
         )
         self.clock = clock_of(self.world.device)
         self.reporter = Reporter(self.run_dir, self.world, self.plan, self.clock)
+        self.saver = Saver(
+            run_dir,
+            current_attempt(),
+            duration_s(self.config.checkpoint_every, "--checkpoint-every"),
+            self.config.keep_checkpoints,
+        )
 
         seed_everything(self.config.seed)
         model = self.task.model(self.data)
         self.parameters = sum(p.numel() for p in model.parameters())
         # A fused optimizer skips fp16's overflowing steps by itself: the schedule would not know.
         optimizer = make_optimizer(model, self.config, fused=precision != "fp16")
+        self.bare_optimizer = optimizer
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.bare_model = self.accelerator.unwrap_model(self.model)
         self.scheduler = make_scheduler(optimizer, self.config, self.plan.total_steps)
         seed_everything(self.config.seed + 1 + self.world.rank)  # dropout differs between ranks
+        self.reporter.start(self.parameters)
+        for text in warnings:
+            self.reporter.warn(text)
+        if found:
+            self._restore(found)
 
     # --- the run ----------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Trains, evaluates after every epoch, saves the model and the result."""
-        self.reporter.start(self.parameters)
-        step = epoch = 0
-        values: dict[str, float] = {}
-        while step < self.plan.total_steps:
-            step = self._train_epoch(epoch, step)
-            epoch += 1
-            values = self._evaluate()
-            self.reporter.epoch(epoch, values)
-        self.world.on_main(self._save_model)
-        self.reporter.finish(step, values)
-        dist.leave()
+    def run(self) -> bool:
+        """Trains, evaluates after every epoch, saves the model and the result.
 
-    def _train_epoch(self, epoch: int, step: int) -> int:
-        """One pass over the data, or what is left of the step limit; returns the step reached."""
+        Returns whether it was told to stop before that; its state is saved then.
+        """
+        try:
+            while self.position.phase != "done":
+                if self.position.phase == "train":
+                    self._train_epoch()
+                self._evaluate()
+        except StopAgreed as agreed:
+            self._stop(str(agreed))
+            return True
+        self.heart.beat(self.position.step, "save")
+        self.world.on_main(self._save_model)
+        self.reporter.finish(self.position.step, self.position.metrics)
+        self.world.on_main(self._leave_best_checkpoint)
+        dist.leave()
+        return False
+
+    def _train_epoch(self) -> None:
+        """One pass over the data, or what is left of it, or of the step limit."""
+        at = self.position
         self.model.train()
         self.reporter.begin_window()
         self.clock.restart()
-        for samples in self._global_batches(epoch):
-            if step == self.plan.total_steps:
+        for samples in self._global_batches(at.epoch, at.batch):
+            if at.step == self.plan.total_steps:
                 break
+            self.boundary.ask(self.stop.signal, self._checkpoint_is_due())
             learning_rate = self.scheduler.get_last_lr()[0]
             loss = self._step(samples)
-            step += 1
-            self.reporter.step(step, loss, learning_rate, len(samples))
+            at.step += 1
+            at.batch += 1
+            self.reporter.step(at.step, loss, learning_rate, len(samples))
+            self._pass_boundary()
         self.reporter.flush()
         self.clock.lap("train")
-        return step
+        at.epoch, at.batch, at.phase = at.epoch + 1, 0, "evaluate"
 
-    def _global_batches(self, epoch: int) -> Iterator[Any]:
-        """The samples of each optimizer step of an epoch: the same for every number of ranks."""
+    def _pass_boundary(self) -> None:
+        """The point between two steps where all ranks can stop, or save.
+
+        Raises:
+            StopAgreed: on every rank, after the same step.
+        """
+        self.heart.beat(self.position.step, self.position.phase)
+        decision = self.boundary.decide()
+        if decision.signal:
+            raise StopAgreed(decision)
+        if decision.save:
+            self._checkpoint()
+
+    def _global_batches(self, epoch: int, done: int) -> Iterator[Any]:
+        """The samples of each optimizer step of an epoch: the same for every number of ranks.
+
+        Args:
+            epoch: its number, from 0.
+            done: steps of it to leave out.
+        """
         order = epoch_order(len(self.data.train), self.config.seed, epoch)
-        for start in range(0, len(order), self.plan.global_batch_size):
-            yield order[start : start + self.plan.global_batch_size]
+        size = self.plan.global_batch_size
+        for start in range(done * size, len(order), size):
+            yield order[start : start + size]
 
     def _step(self, samples: Any) -> Any:
         """One optimizer step on a global batch; returns this rank's share of its loss.
@@ -114,8 +191,8 @@ class Training:
         the ranks. Summed over all ranks, the returned shares give that mean.
         """
         total = 0
-        for micro_step in range(self.config.gradient_accumulation_steps):
-            last = micro_step == self.config.gradient_accumulation_steps - 1
+        for micro_step in range(self.plan.micro_steps):
+            last = micro_step == self.plan.micro_steps - 1
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
                 total = total + self._backward(samples, micro_step)
         if self.config.max_grad_norm:
@@ -126,7 +203,7 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
         return total
 
-    def _backward(self, samples: Any, micro_step: int) -> Any:
+    def _backward(self, samples: Any, micro_step: int, rehearsal: bool = False) -> Any:
         """Gradients of this rank's part of a global batch; returns its share of the mean loss."""
         mine = share(samples, self.plan.parts, micro_step * self.world.size + self.world.rank)
         weight = len(mine) / len(samples)
@@ -134,54 +211,247 @@ class Training:
         batch = self.data.train.batch(
             mine if len(mine) else samples[:1], self.data.pad_id, self.plan.pad_multiple
         )
-        if len(mine):
+        if len(mine) and not rehearsal:
             self.reporter.count(batch)
         loss = self.model(**batch.to(self.world.device)).loss * weight
         # DDP divides the sum of the ranks' gradients by their number.
         self.accelerator.backward(loss * self.world.size)
         return loss.detach().float()
 
-    def _evaluate(self) -> dict[str, float]:
+    def _evaluate(self) -> None:
         """The metrics of the validation split, equal on every rank."""
+        at = self.position
         if self.world.is_main:
             metrics.preload()
         self.clock.restart()
-        sizes = share_sizes(len(self.data.validation), self.world.size)
-        gathered = self.world.gather(self._predictions(sizes), sizes)
+        before = self.predicted
+        left = np.setdiff1d(np.arange(len(self.data.validation)), before.samples)
+        sizes = share_sizes(len(left), self.world.size)
+        gathered = self.world.gather(self._predictions(left, sizes), sizes)
         self.clock.lap("evaluate")
 
         def compute() -> dict[str, float]:
             assert gathered is not None  # on the main rank, which alone computes
-            return self.task.compute(gathered, self.data.validation.labels)
+            predictions = before.with_others(left, gathered)
+            return self.task.compute(predictions.in_order(), self.data.validation.labels)
 
-        return metrics.share_metrics(self.world, self.task.metric_names, compute, self.clock.lap)
+        at.metrics = metrics.share_metrics(
+            self.world, self.task.metric_names, compute, self.clock.lap
+        )
+        self.predicted = Predicted.none()
+        at.phase = "done" if at.step == self.plan.total_steps else "train"
+        self.reporter.epoch(at.epoch, at.metrics)
+        value = at.metrics[self.task.metric_names[0]]
+        if at.best is None or value > at.best:
+            at.best, at.best_checkpoint = value, self._checkpoint_name(evaluated=True)
+            self._checkpoint(evaluated=True)
 
-    def _predictions(self, sizes: list[int]) -> Any:
-        """This rank's predictions, of its consecutive part of the validation split.
+    def _predictions(self, left: Any, sizes: list[int]) -> Any:
+        """This rank's predictions, of its consecutive part of the samples that are left.
 
         Every sample is predicted once, on one rank, however the split divides: there is nothing to
         trim, as there is after gather_for_metrics on padded batches.
         """
-        assert self.config.eval_batch_size is not None
+        size = self.config.eval_batch_size
+        assert size is not None
         first = sum(sizes[: self.world.rank])
-        mine = np.arange(first, first + sizes[self.world.rank])
+        mine = left[first : first + sizes[self.world.rank]]
+        before = self.predicted
         found = [np.empty(0, dtype=np.int64)]
         self.bare_model.eval()
-        with torch.inference_mode():
-            for start in range(0, len(mine), self.config.eval_batch_size):
-                indices = mine[start : start + self.config.eval_batch_size]
-                batch = self.data.validation.batch(
-                    indices, self.data.pad_id, self.plan.pad_multiple
-                )
-                inputs = batch.to(self.world.device)
-                del inputs["labels"]
-                found.append(self.task.predict(self.bare_model(**inputs).logits).cpu().numpy())
-                self.reporter.evaluating(start + len(indices), len(mine))
+        for start in range(0, max(sizes), size):  # as many boundaries on every rank
+            self.boundary.ask(self.stop.signal, self._checkpoint_is_due())
+            indices = mine[start : start + size]
+            if len(indices):
+                found.append(self._predict(indices))
+            done = np.concatenate(found)
+            self.predicted = before.with_others(mine[: len(done)], done)
+            self.reporter.evaluating(len(done), len(mine))
+            self._pass_boundary()
         return np.concatenate(found)
+
+    @torch.inference_mode()
+    def _predict(self, indices: Any) -> Any:
+        batch = self.data.validation.batch(indices, self.data.pad_id, self.plan.pad_multiple)
+        inputs = batch.to(self.world.device)
+        del inputs["labels"]
+        return self.task.predict(self.bare_model(**inputs).logits).cpu().numpy()
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def _checkpoint_is_due(self) -> bool:
+        """Asked before a step, of the main rank: the checkpoint is of the state after it."""
+        if not self.world.is_main:
+            return False
+        for text in self.saver.messages():
+            self.reporter.warn(text)
+        every = self.config.checkpoint_every_steps
+        by_steps = (
+            every and self.position.phase == "train" and (self.position.step + 1) % every == 0
+        )
+        return bool(by_steps) or self.saver.is_due()
+
+    def _checkpoint_name(self, evaluated: bool = False) -> str:
+        return checkpoint_name(self.position.step, 0, evaluated)
+
+    def _checkpoint(self, evaluated: bool = False) -> None:
+        """Copies the state to memory; writing it is the background's work. Called on every rank."""
+        began = time.monotonic()
+        snapshot = self._snapshot(evaluated)
+        if snapshot is None:
+            return
+        self.reporter.checkpoint(snapshot.name, self.position.step, time.monotonic() - began)
+        self.saver.start(snapshot, self.position.best_checkpoint, began)
+        self._check_lead()
+
+    def _check_lead(self) -> None:
+        """Warns once where a stop's save may outlast the time between signal and kill."""
+        needed = self.saver.seconds + 2 * self.heart.slowest_s
+        if not self._warned_of_lead and needed > self.job.stop_lead_s:
+            self._warned_of_lead = True
+            self.reporter.warn(
+                f"to stop takes {needed:.0f} s (a step and a save), more than --stop-lead-s "
+                f"{self.job.stop_lead_s}: give --stop-lead-s {math.ceil(2 * needed)}"
+            )
+
+    def _snapshot(self, evaluated: bool = False) -> Snapshot | None:
+        """The state of the run, in memory, on the main rank; None on the others."""
+        self.reporter.flush()
+        self.clock.lap("evaluate" if self.position.phase == "evaluate" else "train")
+        mine = {
+            "rng": rng_state(self.world.device),
+            "counts": self.reporter.counts(),
+            "predicted": self.predicted,
+        }
+        ranks = self.world.gather_objects(mine)
+        if not self.world.is_main:
+            return None
+        self.saver.wait()  # its buffers are ours to fill again
+        predicted = Predicted.union([rank["predicted"] for rank in ranks])
+        optimizer_tensors, optimizer_rest = split_optimizer(self.bare_optimizer)
+        tensors = {
+            "model": self.bare_model.state_dict(),
+            "optimizer": optimizer_tensors,
+            "predicted": predicted.tensors(),
+        }
+        scaler = self.accelerator.scaler
+        counts = self.reporter.counts()
+        for name in ("tokens", "padded_tokens"):
+            counts[name] = sum(rank["counts"][name] for rank in ranks)
+        state = {
+            "step": self.position.step,
+            "position": dataclasses.asdict(self.position),
+            "world_size": self.world.size,
+            "precision": self.plan.precision,
+            "backend": self.world.backend,
+            "global_batch_size": self.plan.global_batch_size,
+            "scheduler": self.scheduler.state_dict(),
+            "scaler": scaler.state_dict() if scaler else None,
+            "optimizer": optimizer_rest,
+            "rng": [rank["rng"] for rank in ranks],
+            "counts": counts,
+            "phases_s": self.clock.seconds,
+        }
+        name = checkpoint_name(self.position.step, len(predicted.samples), evaluated)
+        return Snapshot(name, json.loads(json.dumps(state)), self.saver.buffers.copy(tensors))
+
+    def _find_checkpoint(self) -> tuple[list[str], Snapshot | None]:
+        """The newest good checkpoint, and warnings about bad ones; the same on every rank."""
+        warnings: list[str] = []
+        found = None
+
+        def read() -> None:
+            nonlocal found
+            remove_leftovers(self.run_dir)
+            found = read_newest(self.run_dir, warnings.append)
+            if found is None and warnings:
+                warnings.append("no checkpoint is whole: the run starts from its beginning")
+
+        self.world.on_main(read)
+        warnings, state = self.world.share_object((warnings, found and (found.name, found.state)))
+        if state is None:
+            return warnings, None
+        files = self.world.share_object(list(found.tensors) if found else None)
+        tensors = {f: self.world.share_tensors(found.tensors[f] if found else {}) for f in files}
+        return warnings, Snapshot(state[0], state[1], tensors)
+
+    def _restore(self, found: Snapshot) -> None:
+        """Continues from a checkpoint, exactly where it was taken."""
+        state = found.state
+        self.position = Position(**state["position"])
+        self.bare_model.load_state_dict(found.tensors["model"])
+        join_optimizer(self.bare_optimizer, found.tensors["optimizer"], state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self._rehearse()
+        if self.accelerator.scaler and state["scaler"]:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        if self.world.rank < len(state["rng"]):
+            set_rng_state(state["rng"][self.world.rank], self.world.device)
+        counts = state["counts"]
+        if not self.world.is_main:
+            counts |= {"tokens": 0, "padded_tokens": 0}
+        self.reporter.set_counts(counts)
+        self.clock.seconds.update(state["phases_s"])
+        self.predicted = Predicted.from_tensors(found.tensors["predicted"])
+        self.reporter.resumed(found.name, self.position.step, self._changes(state))
+
+    def _changes(self, state: dict[str, Any]) -> list[str]:
+        """What is not as it was when the checkpoint was taken, in words."""
+        now = {
+            "world_size": self.world.size,
+            "precision": self.plan.precision,
+            "backend": self.world.backend,
+        }
+        changes = [f"{k} {state[k]} -> {v}" for k, v in now.items() if state[k] != v]
+        if state["world_size"] != self.world.size:
+            changes.append(
+                f"global batch stays {self.plan.global_batch_size}: {self.plan.micro_steps} "
+                f"micro-step(s) on {self.world.size} process(es); dropout draws other numbers"
+            )
+        return changes
+
+    def _rehearse(self) -> None:
+        """One backward pass that changes nothing.
+
+        DDP lays out its buckets anew after the first one. A sum over ranks rounds by the place in
+        the bucket: without this, the first step after a resume would differ in its last bits from
+        the same step of a run that was never interrupted.
+        """
+        if not self.position.step:
+            return
+        self.model.train()
+        samples = np.arange(min(self.plan.global_batch_size, len(self.data.train)))
+        self._backward(samples, self.plan.micro_steps - 1, rehearsal=True)
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _stop(self, reason: str) -> None:
+        """Saves the state where all ranks stand. Called on every rank, after the same step."""
+        self.heart.beat(self.position.step, "save")
+        self.reporter.stopping(reason, self.position.step)
+        began = time.monotonic()
+        snapshot = self._snapshot()
+
+        def save() -> None:
+            assert snapshot is not None  # on the main rank
+            best, patience_s = self.position.best_checkpoint, self.job.stop_lead_s / 2
+            self.saver.save(snapshot, best, began, patience_s)
+            for text in self.saver.messages():
+                self.reporter.warn(text)
+
+        self.world.on_main(save)
+        dist.leave()
+
+    def _leave_best_checkpoint(self) -> None:
+        """A finished run keeps one checkpoint: the best."""
+        self.saver.wait()
+        with contextlib.suppress(OSError):  # they can be removed by hand
+            prune(self.run_dir, 0, self.position.best_checkpoint)
 
     # --- files ------------------------------------------------------------------------------------
 
-    def _prepare_data(self) -> None:
+    def _prepare(self) -> None:
+        """What the main rank does for all: the run's folders, and the tokens."""
+        self.run_dir.mark_started()
         if not self.run_dir.tokens.exists():
             data = self.task.prepare()
 
@@ -198,6 +468,47 @@ class Training:
             shutil.copytree(self.run_dir.tokens / "tokenizer", folder, dirs_exist_ok=True)
 
         write_folder(self.run_dir.model, fill)
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Predictions of a part of the validation split."""
+
+    samples: np.ndarray
+    """int64, (n,): indices into the split, without repetition."""
+    values: np.ndarray
+    """int64, (n,)"""
+
+    @classmethod
+    def none(cls) -> Predicted:
+        return cls(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+    @classmethod
+    def union(cls, parts: list[Predicted]) -> Predicted:
+        """All parts; what several have is taken once."""
+        samples = np.concatenate([p.samples for p in parts])
+        unique, first = np.unique(samples, return_index=True)
+        return cls(unique, np.concatenate([p.values for p in parts])[first])
+
+    @classmethod
+    def from_tensors(cls, tensors: Tensors) -> Predicted:
+        return cls(tensors["samples"].numpy(), tensors["values"].numpy())
+
+    def tensors(self) -> Tensors:
+        return {"samples": torch.from_numpy(self.samples), "values": torch.from_numpy(self.values)}
+
+    def with_others(self, samples: np.ndarray, values: np.ndarray) -> Predicted:
+        return Predicted.union([self, Predicted(samples, values)])
+
+    def in_order(self) -> np.ndarray:
+        """The values, by index of the sample."""
+        return self.values[np.argsort(self.samples)]
+
+
+def checkpoint_name(step: int, predicted: int, evaluated: bool) -> str:
+    """See `RunDir.checkpoint_names`, which sorts them."""
+    part = f"-e{predicted:08d}" if predicted else "-evaluated" if evaluated else ""
+    return f"step-{step:08d}{part}"
 
 
 def choose_precision(asked: str, world: World) -> str:

@@ -21,7 +21,7 @@ class Launcher(Protocol):
     def submit(self, config: RunConfig, run: RunDir) -> str:
         """Starts the job of a run; returns its id."""
 
-    def never_starts(self, config: RunConfig, job_id: str) -> str | None:
+    def never_starts(self, job_id: str) -> str | None:
         """Why a submitted job will wait for ever; None: no reason to think so."""
 
     def job_state(self, job_id: str, run: RunDir) -> JobState | None:

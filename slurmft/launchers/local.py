@@ -13,17 +13,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 
-from slurmft import launchers, process, rendezvous
+from slurmft import attempt, launchers, process, rendezvous, signals
 from slurmft.config import RunConfig, time_limit_min
 from slurmft.errors import Exit, SlurmftError, UsageError
 from slurmft.node import LOCAL_NODE
 from slurmft.profiles import NodeProfile
-from slurmft.rundir import RunDir, read_json, write_json, write_text
+from slurmft.rundir import ATTEMPT, RunDir, read_json, write_json, write_text
 from slurmft.slurm import JobState
 
 _KILL_AFTER_S = 20
+"""Between the stop signal and SIGKILL, for the ranks to save."""
 _TIME_LIMIT = signal.SIGUSR2
 """What submitit's local controller sends shortly before the time limit."""
 _GPUS = "SLURMFT_LOCAL_GPUS"
@@ -35,34 +35,55 @@ class LocalNodes:
     def __init__(self, run_dir: str) -> None:
         self.run_dir = run_dir
         self.tasks: list[subprocess.Popen[bytes]] = []
-        self.stopped_by: int | None = None
+        self.stopped_by = 0
+        """The signal that ends the job: SIGTERM by `slurmft cancel`, or the time limit's."""
 
     def __call__(self) -> None:
-        """Runs all nodes. Leaves by SystemExit, with the first failure's exit code."""
+        """Runs all nodes, again after a stop or a crash. Leaves by SystemExit, with the job's code.
+
+        A stop by a signal to one of the nodes is what preemption is on a cluster: the run goes on.
+        """
         run = RunDir.open(self.run_dir)
         os.setpgrp()  # the terminal's Ctrl-C is not meant for the job
-        for sig in (signal.SIGTERM, signal.SIGINT, _TIME_LIMIT):
-            signal.signal(sig, self._on_stop)
+        signals.block()
+        signals.listen(self._on_stop)
         me = {"host": os.uname().nodename, "pid": os.getpid(), "started": _start_time(os.getpid())}
         write_json(_pid_file(run), me)
-        nodes = run.load_config().job.nodes
-        ports = ",".join(map(str, rendezvous.free_ports(str(os.getpid()))))
         gpus = [g for g in os.environ.pop(_GPUS, "").split(",") if g]
-        for node in range(nodes):
-            self.tasks.append(self._start(run, node, ports, gpus[node::nodes]))
-        code = self._wait()
-        if self.stopped_by == _TIME_LIMIT:
-            run.set_state("failed", "the time limit (--time) was reached", code)
-        elif self.stopped_by is not None:
-            run.set_state("cancelled", "the job received SIGTERM", code)
-        elif code:
-            run.set_state("failed", "a node failed", code)
-        raise SystemExit(code)
+        while True:
+            code = self._attempt(run, gpus)
+            verdict = self._end(run, code)
+            if verdict.state != "requeued":
+                raise SystemExit(verdict.code)
+
+    def _attempt(self, run: RunDir, gpus: list[str]) -> int:
+        nodes = run.load_config().job.nodes
+        hosts = [rendezvous.simulated_host(node) for node in range(nodes)]
+        number = attempt.begin(run, hosts, str(os.getpid()))
+        ports = ",".join(map(str, rendezvous.free_ports(str(os.getpid()))))
+        self.tasks = [
+            self._start(run, node, number, ports, gpus[node::nodes]) for node in range(nodes)
+        ]
+        return self._wait()
+
+    def _end(self, run: RunDir, code: int) -> attempt.Verdict:
+        """What becomes of the run; a job that was told to end is not started again."""
+        saved = "; its state is saved" if code == Exit.STOPPED else ""
+        if code and self.stopped_by == _TIME_LIMIT:
+            reason = f"the time limit (--time) was reached{saved}"
+            verdict = attempt.Verdict("failed", reason, Exit.STOPPED if saved else Exit.FAILED)
+        elif code and self.stopped_by:
+            verdict = attempt.Verdict("cancelled", f"cancelled{saved}", Exit.CANCELLED)
+        else:
+            return attempt.end(run, code)
+        run.set_state(verdict.state, verdict.reason, verdict.code)
+        return verdict
 
     def _start(
-        self, run: RunDir, node: int, ports: str, gpus: list[str]
+        self, run: RunDir, node: int, number: int, ports: str, gpus: list[str]
     ) -> subprocess.Popen[bytes]:
         environment = os.environ | {
+            ATTEMPT: str(number),
             LOCAL_NODE: str(node),
             rendezvous.PORT_VARIABLE: ports,
             "CUDA_VISIBLE_DEVICES": ",".join(gpus),
@@ -76,12 +97,11 @@ class LocalNodes:
 
     def _wait(self) -> int:
         """Waits for all tasks, ending the others when one fails; returns the failure's code."""
-        code, deadline = 0, None
+        code, deadline, signalled = 0, None, False
         while any(task.poll() is None for task in self.tasks):
-            failed = next((t.returncode for t in self.tasks if t.returncode), 0)
-            if (failed or self.stopped_by is not None) and deadline is None:
-                stopped = Exit.FAILED if self.stopped_by == _TIME_LIMIT else Exit.CANCELLED
-                code, deadline = failed or int(stopped), time.monotonic() + _KILL_AFTER_S
+            code = code or next((t.returncode for t in self.tasks if t.returncode), 0)
+            if (code or self.stopped_by) and not signalled:
+                deadline, signalled = time.monotonic() + _KILL_AFTER_S, True
                 self._signal(signal.SIGTERM)
             if deadline is not None and time.monotonic() > deadline:
                 self._signal(signal.SIGKILL)
@@ -93,7 +113,7 @@ class LocalNodes:
             if task.poll() is None:
                 os.killpg(task.pid, sig)
 
-    def _on_stop(self, signum: int, frame: FrameType | None) -> None:
+    def _on_stop(self, signum: int, sender: int) -> None:
         self.stopped_by = self.stopped_by or signum
 
 
@@ -142,7 +162,7 @@ def submit(config: RunConfig, run: RunDir) -> str:
     return str(executor.submit(LocalNodes(str(run.path))).job_id)
 
 
-def never_starts(config: RunConfig, job_id: str) -> str | None:
+def never_starts(job_id: str) -> str | None:
     """A local job always starts."""
     return None
 

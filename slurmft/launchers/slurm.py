@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from slurmft import launchers, rendezvous, slurm
-from slurmft.config import JobConfig, RunConfig, options
+from slurmft import launchers, slurm
+from slurmft.config import JobConfig, RunConfig, options, time_limit_min
 from slurmft.errors import Exit, SlurmftError
 from slurmft.node import NodeTask
 from slurmft.rundir import RunDir
@@ -34,9 +34,10 @@ def sbatch_text(config: RunConfig, run: RunDir) -> str:
         lines += ['export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"']
     lines += [
         "# this script runs on the first node, where the others will meet",
-        f"{rendezvous.PORT_VARIABLE}=$({python} -m slurmft.rendezvous) || exit",
-        f"export {rendezvous.PORT_VARIABLE} SUBMITIT_EXECUTOR=slurm",
+        f"found=$({python} -m slurmft.attempt begin {shlex.quote(str(run.path))}) || exit",
+        "export $found SUBMITIT_EXECUTOR=slurm",
         f"{shlex.join(srun)} {python} -u -m submitit.core._submit {shlex.quote(str(run.submitit))}",
+        f'exec {python} -m slurmft.attempt end {shlex.quote(str(run.path))} "$?"',
     ]
     return "\n".join(lines) + "\n"
 
@@ -44,15 +45,24 @@ def sbatch_text(config: RunConfig, run: RunDir) -> str:
 def all_options(config: RunConfig, run: RunDir) -> list[tuple[str, str | None]]:
     """Every sbatch option of a run: what the user asked for, and what slurmft needs."""
     options: dict[str, str | None] = {
-        # A run starts from its beginning: Slurm must not do that behind its user's back.
-        "no-requeue": None,
         **sbatch_options(config.job),
+        # After a node's death, too, by Slurm itself.
+        "no-requeue" if config.job.no_requeue else "requeue": None,
+        # To the steps' processes, not to this script.
+        "signal": f"USR2@{lead_s(config.job)}",
         "ntasks-per-node": "1",
         "output": f"{run.submitit}/%j_0_log.out",
         "error": f"{run.submitit}/%j_0_log.err",
         "open-mode": "append",
     }
     return list(options.items())
+
+
+def lead_s(job: JobConfig) -> int:
+    """Seconds from the stop signal to the time limit."""
+    if job.time is None:
+        return job.stop_lead_s
+    return min(job.stop_lead_s, time_limit_min(job.time) * 60 // 3)
 
 
 def sbatch_options(job: JobConfig) -> dict[str, str | None]:
@@ -113,7 +123,7 @@ def submit(config: RunConfig, run: RunDir) -> str:
         raise SlurmftError(f"submitit could not submit: {error}", code=Exit.SUBMIT) from None
 
 
-def never_starts(config: RunConfig, job_id: str) -> str | None:
+def never_starts(job_id: str) -> str | None:
     """Why a job that sbatch took will wait for ever; None: no reason to think so."""
     return slurm.never_starts(job_id)
 

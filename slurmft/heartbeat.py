@@ -1,0 +1,69 @@
+"""Heartbeats: every rank notes where it is, in a memory-mapped file that its node's task reads.
+
+A beat costs a microsecond and no system call. The file lies in memory, local to the node.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = "SLURMFT_NODE_FOLDER"
+"""Variable with the folder of a node's heartbeats."""
+
+_LAYOUT = struct.Struct("<dddq16s")
+_PATIENCE = {"start": 6.0, "save": 6.0}
+"""How many times longer than a step these phases may take: imports, tokenizing and compilation;
+the last save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a rank was doing last."""
+
+    time: float
+    """On CLOCK_MONOTONIC, which all processes of a node share."""
+    slowest_s: float
+    """The longest time that this rank took from one beat to the next, but for patient phases."""
+    patience: float
+    step: int
+    phase: str
+
+
+class Heart:
+    """A rank's own end. Without a path it beats for nobody."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._map: mmap.mmap | None = None
+        self._last, self.slowest_s = time.monotonic(), 0.0
+        self._phase = "start"
+        if path is not None:
+            with open(path, "w+b") as file:
+                file.truncate(_LAYOUT.size)
+                self._map = mmap.mmap(file.fileno(), _LAYOUT.size)
+        self.beat(0, "start")
+
+    def beat(self, step: int, phase: str) -> None:
+        """Notes the step and what follows now: start, train, evaluate, save."""
+        now = time.monotonic()
+        if self._phase not in _PATIENCE:
+            self.slowest_s = max(self.slowest_s, now - self._last)
+        self._last, self._phase = now, phase
+        if self._map is not None:
+            patience = _PATIENCE.get(phase, 1.0)
+            _LAYOUT.pack_into(self._map, 0, now, self.slowest_s, patience, step, phase.encode())
+
+
+def read(path: Path) -> Beat | None:
+    """The last beat in a file; None before the first."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if len(data) < _LAYOUT.size:
+        return None
+    when, slowest_s, patience, step, phase = _LAYOUT.unpack(data)
+    return Beat(when, slowest_s, patience, step, phase.rstrip(b"\0").decode()) if when else None

@@ -1,0 +1,55 @@
+"""Stop signals as messages: blocked in every process of a job, and taken up by one thread.
+
+A handler may interrupt anything, and before it is installed the signal kills. A blocked signal
+waits instead, and so does one for a child that is just starting: the mask is inherited by exec.
+From the node's task over torchrun down to the ranks no stop signal kills, and none is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGUSR2})
+"""Preemption, scancel and time limits send SIGTERM or SIGUSR2; a terminal's Ctrl-C SIGINT."""
+
+RELAYED = signal.SIGUSR2
+"""What a process sends on to those below it."""
+
+STOPPING = "SLURMFT_STOPPING"
+"""Set for ranks that start after the signal came."""
+
+
+def block() -> None:
+    """Blocks the stop signals, in this thread and in all threads and processes it starts."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+
+
+def listen(on_signal: Callable[[int, int], None]) -> None:
+    """Calls `on_signal(signal number, sender's pid)` for each stop signal, in a thread."""
+
+    def wait() -> None:
+        while True:
+            found = signal.sigwaitinfo(STOP)
+            on_signal(found.si_signo, found.si_pid)
+
+    threading.Thread(target=wait, name="stop signals", daemon=True).start()
+
+
+class StopRequest:
+    """Whether this rank was asked to stop."""
+
+    def __init__(self) -> None:
+        self.signal = int(os.environ.get(STOPPING, "0"))
+        """The signal that asked; 0: none did."""
+
+    def listen(self) -> None:
+        listen(self._on_signal)
+
+    def _on_signal(self, signum: int, sender: int) -> None:
+        # torchrun relays a stop as SIGUSR2. Its own SIGTERM means: another rank here has failed.
+        if signum == signal.SIGTERM and sender == os.getppid() and not self.signal:
+            os._exit(128 + signum)
+        self.signal = self.signal or signum

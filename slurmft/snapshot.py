@@ -1,0 +1,72 @@
+"""What an exact resume needs besides the weights: random generators and the optimizer's state."""
+
+from __future__ import annotations
+
+import base64
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+from slurmft.checkpoint import Tensors
+
+
+def rng_state(device: torch.device) -> dict[str, Any]:
+    """The state of every random generator of this rank, as JSON can hold it."""
+    version, words, gauss = random.getstate()
+    legacy: Any = np.random.get_state()
+    state = {
+        "python": [version, _encode(np.asarray(words, dtype=np.uint64)), gauss],
+        "numpy": [legacy[0], _encode(legacy[1]), *legacy[2:]],
+        "torch": _encode(torch.get_rng_state().numpy()),
+    }
+    if device.type == "cuda":
+        state["cuda"] = _encode(torch.cuda.get_rng_state(device).numpy())
+    return state
+
+
+def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
+    """Sets every random generator as it was."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(int(w) for w in _decode(words, np.uint64)), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, _decode(keys, np.uint32), *rest))
+    torch.set_rng_state(torch.from_numpy(_decode(state["torch"], np.uint8)))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(torch.from_numpy(_decode(state["cuda"], np.uint8)), device)
+
+
+def _encode(array: np.ndarray) -> str:
+    return base64.b64encode(array.tobytes()).decode()
+
+
+def _decode(text: str, dtype: Any) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), dtype=dtype).copy()
+
+
+def split_optimizer(optimizer: torch.optim.Optimizer) -> tuple[Tensors, dict[str, Any]]:
+    """An optimizer's state: its tensors by "parameter.name", and the rest."""
+    whole = optimizer.state_dict()
+    tensors: Tensors = {}
+    others: dict[str, dict[str, Any]] = {}
+    for index, values in whole["state"].items():
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{index}.{name}"] = value
+            else:
+                others.setdefault(str(index), {})[name] = value
+    return tensors, {"groups": whole["param_groups"], "others": others}
+
+
+def join_optimizer(
+    optimizer: torch.optim.Optimizer, tensors: Tensors, rest: dict[str, Any]
+) -> None:
+    """Puts a state that `split_optimizer` took apart back into an optimizer."""
+    state: dict[int, dict[str, Any]] = {}
+    for key, tensor in tensors.items():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = tensor
+    for key, values in rest["others"].items():
+        state.setdefault(int(key), {}).update(values)
+    optimizer.load_state_dict({"state": state, "param_groups": rest["groups"]})
