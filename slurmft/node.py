@@ -251,6 +251,9 @@ def training_environment(
     """
     found = profile.environment(nproc)
     found["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_STOP_TIMEOUT_S)
+    # torchrun's agents keep one store for all restarts, and its old keys: restarted ranks may read
+    # the addresses of those that died. Without sharing, every restart has a store of its own.
+    found["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     interface = meeting.socket_interface()
     if interface is None:
         return found | dict(environment)

@@ -105,7 +105,7 @@ def test_dry_run_shows_everything_and_does_nothing(
         "#SBATCH --exclusive\n",
         "#SBATCH --nice=100",
         "module load cuda\n",
-        "-m torch.distributed.run --nnodes 3",
+        "-m slurmft.torchrun --nnodes 3",
         "nothing was submitted",
     ):
         assert text in done.out

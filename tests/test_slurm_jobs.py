@@ -153,14 +153,16 @@ def test_rank_that_raises(idle_cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_killed_rank(idle_cluster: Cluster, tmp_path: Path) -> None:
-    job = follow(idle_cluster, tmp_path, "--nodes", "2", *LONG)
+    """Where neither a restart nor a requeue is left."""
+    flags = ("--max-restarts", "0", "--max-requeues", "0")
+    job = follow(idle_cluster, tmp_path, "--nodes", "2", *LONG, *flags)
     job.until("step 1/")
     nodes = idle_cluster.run(["squeue", "-hj", job.job_id, "-o", "%N"]).stdout.strip()
     host = nodes.replace("n[", "n").split(",")[0].split("-")[0].rstrip("]")
     pid = next(
         p
         for p, line in idle_cluster.processes(host)
-        if "-m slurmft.rank" in line and "torch." not in line
+        if "-m slurmft.rank" in line and "slurmft.torchrun" not in line
     )
     began = time.monotonic()
     os.kill(pid, 9)

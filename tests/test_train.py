@@ -257,12 +257,13 @@ def assert_gone(run: RunDir) -> None:
 
 
 def test_killed_rank(tmp_path: Path) -> None:
-    job = Following("--runs-dir", str(tmp_path), *LONG)
+    flags = ("--max-restarts", "0", "--max-requeues", "0")
+    job = Following("--runs-dir", str(tmp_path), *LONG, *flags)
     job.until("step 2/")
     rank = next(
         pid
         for pid, line in processes_of(job.run).items()
-        if "-m slurmft.rank" in line and "torch.distributed" not in line
+        if "-m slurmft.rank" in line and "slurmft.torchrun" not in line
     )
     os.kill(rank, signal.SIGKILL)
     code, text = job.end()
