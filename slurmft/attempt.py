@@ -69,7 +69,7 @@ def judge(run: RunDir, code: int) -> Verdict:
         reason = f"{failure['where']}: {failure['message']}"
     settings = run.load_config().job
     stalled = attempts_without_progress(run)
-    if settings.no_requeue:
+    if not settings.requeue:
         return Verdict("failed", f"{reason}; not requeued (--no-requeue)", Exit.STOPPED)
     if stalled > settings.max_requeues:
         return _no_progress(stalled, reason, failure["code"] if failure else Exit.FAILED)

@@ -179,9 +179,7 @@ class JobConfig:
         "stop, save and requeue this long before the time limit (at most a third of --time)",
         metavar="SECONDS",
     )
-    no_requeue: bool = option(
-        False, "stay down after a stop or a node's death, instead of queueing again to go on"
-    )
+    requeue: bool = option(True, "queue the job again after a stop or a node's death, to go on")
     max_requeues: int = option(
         3, "give up after this many requeues without a new checkpoint in between"
     )

@@ -106,7 +106,7 @@ class Follower:
 
     def _may_requeue(self, state: JobState) -> bool:
         """Whether a job that a preemption or a dead node ended may yet be queued again."""
-        if state.name not in _REQUEUED or self.run.load_config().job.no_requeue:
+        if state.name not in _REQUEUED or not self.run.load_config().job.requeue:
             return False
         self._may_requeue_until = min(self._may_requeue_until, time.monotonic() + _REQUEUE_S)
         return time.monotonic() < self._may_requeue_until

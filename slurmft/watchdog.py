@@ -19,6 +19,8 @@ from slurmft import heartbeat
 from slurmft.progress import duration
 from slurmft.rundir import RunDir
 
+_PREFIX = "slurmft-"
+
 _DUMP_S = 3.0
 """How long ranks get to write their stacks, and other nodes to notice the hang, too."""
 _SLOW_STEPS = 20
@@ -41,8 +43,9 @@ class Watchdog:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.folder = Path(tempfile.mkdtemp(prefix="slurmft-", dir=memory))
+        place = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
+        remove_stale(place)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
 
     def check(self) -> Hang | None:
         """The hang of this node's ranks; None: they are at work."""
@@ -92,6 +95,14 @@ class Watchdog:
     def _is_late(self, beat: heartbeat.Beat) -> bool:
         limit_s = max(self._timeout_s, _SLOW_STEPS * beat.slowest_s) * beat.patience
         return time.monotonic() - beat.time > limit_s
+
+
+def remove_stale(place: Path) -> None:
+    """Removes the folders of tasks that were killed: nobody else does, and they take memory."""
+    for folder in place.glob(f"{_PREFIX}*"):
+        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and process_state(int(owner)) == "gone":
+            shutil.rmtree(folder, ignore_errors=True)  # another user's stay
 
 
 def process_state(pid: int) -> str:

@@ -45,6 +45,10 @@ class Fault:
     """Starts of the job that it takes; 1: the job itself survives."""
     after: str = "step 60/"
     """The line of progress after which the harm is done."""
+    check: Callable[[RunDir], None] | None = None
+    """What else must be there at the end."""
+    slow: bool = False
+    """Takes more than a minute: left to results/faults.py."""
 
 
 def hosts_of(cluster: Cluster, job: Following) -> list[str]:
@@ -199,6 +203,15 @@ def furthest_step() -> int:
     return max((beat.step for beat in beats if beat), default=0)
 
 
+def shows_where_it_hung(run: RunDir) -> None:
+    """The stacks of all ranks, and which one was stopped."""
+    stacks = [run.stacks(rank).read_text() for rank in (0, 1)]
+    assert any("state T" in text and "the kernel says" in text for text in stacks)
+    assert any("Thread" in text and "train.py" in text for text in stacks)
+    words = [f["message"] for f in run.all_failures() if not f["echo"]]
+    assert any("hangs: no step for" in text and "SIGSTOP" in text for text in words)
+
+
 FAULTS = [
     Fault(name="preemption by a higher partition", harm=preempt, signalled=True),
     Fault(name="scancel --signal=TERM", harm=scancel_signal, signalled=True),
@@ -209,12 +222,20 @@ FAULTS = [
         name="SIGSTOP of a rank",
         harm=stop_rank,
         flags=(*CHECKPOINTS, "--hang-timeout-s", "4"),
+        check=shows_where_it_hung,
     ),
-    Fault(name="slurmd killed (node DOWN)", harm=kill_slurmd, flags=CHECKPOINTS),
-    Fault(name="network of a node cut and restored", harm=cut_network, flags=CHECKPOINTS),
+    Fault(name="slurmd killed (node DOWN)", harm=kill_slurmd, flags=CHECKPOINTS, slow=True),
+    Fault(
+        name="network of a node cut and restored",
+        harm=cut_network,
+        flags=CHECKPOINTS,
+        slow=True,
+    ),
     Fault(name="power of a node cut", harm=kill_host, flags=CHECKPOINTS),
     Fault(name="slurmctld restarted", harm=restart_slurmctld, attempts=1),
-    Fault(name="byte of the newest checkpoint flipped", harm=flip_byte, flags=CHECKPOINTS, attempts=1),
+    Fault(
+        name="byte of the newest checkpoint flipped", harm=flip_byte, flags=CHECKPOINTS, attempts=1
+    ),
     Fault(name="newest checkpoint truncated", harm=truncate, flags=CHECKPOINTS, attempts=1),
     Fault(
         name="SIGKILL during a save",
@@ -237,12 +258,7 @@ def recovery_s(run: RunDir, since: float) -> float:
     followed it, until training went on."""
     times = [r["time"] for r in records(run, "step")]
     later = [max(t for t in times if t <= since), *(t for t in times if t > since)]
-    return max(b - a for a, b in itertools.pairwise(later))
-
-
-def losses(run: RunDir) -> list[float]:
-    """The loss of every step; of a step that was done twice, the second."""
-    return [loss for _, loss in sorted({r["step"]: r["loss"] for r in records(run, "step")}.items())]
+    return max(float(b - a) for a, b in itertools.pairwise(later))
 
 
 class SmallDisk:

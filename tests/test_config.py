@@ -24,7 +24,7 @@ warmup_ratio weight_decay max_grad_norm precision backend dropout seed checkpoin
 checkpoint_every_steps keep_checkpoints log_every"""
 JOB_FLAGS = """nodes nproc_per_node cluster runs_dir job_name partition account qos time
 gpus_per_node cpus_per_task mem constraint exclusive reservation comment sbatch setup host_suffix
-interface rdzv_timeout_s stop_lead_s no_requeue max_requeues max_restarts hang_timeout_s"""
+interface rdzv_timeout_s stop_lead_s requeue max_requeues max_restarts hang_timeout_s"""
 
 
 def test_flags_are_a_promise() -> None:

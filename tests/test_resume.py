@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from slurmft.rundir import RunDir
+from slurmft.rundir import RecordReader, RunDir, write_json
 from tests.conftest import Done, Following, records, slurmft
+from tests.models import write_emotion, write_model
 from tests.test_train import assert_gone, emotion, processes_of
 
 # Dropout stays on: the random generators must come back, too.
@@ -23,7 +25,15 @@ NODES, EPOCHS = 3, 12
 
 def arguments(data: Path, model: Path, runs: Path) -> tuple[str, ...]:
     sizes = ("--nodes", str(NODES), "--batch-size", "2", "--epochs", str(EPOCHS))
-    return (*EXACT, *sizes, "--runs-dir", str(runs), *emotion(data, model), "--eval-batch-size", "2")
+    return (
+        *EXACT,
+        *sizes,
+        "--runs-dir",
+        str(runs),
+        *emotion(data, model),
+        "--eval-batch-size",
+        "2",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +125,92 @@ def test_signals_to_any_process(
         assert result[name] == expected[name]
     assert result["attempts"] == 4
     assert_gone(job.run)
+
+
+def test_resume_on_fewer_nodes(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:
+    """The global batch and the order of the samples stay; what changed is said."""
+    flags = (*arguments(tiny_data, tiny_model, tmp_path), "--dropout", "0", "--no-requeue")
+    whole = slurmft("submit", "--follow", *flags)
+    assert whole.code == 0, whole.err
+    job = Following(*flags)
+    job.until("step 20/")
+    os.kill(one_rank(job.run), signal.SIGUSR2)
+    code, text = job.end()
+    assert code == 75
+    assert "not requeued (--no-requeue)" in text
+    assert f"slurmft resume {job.run.path}" in text
+    assert_gone(job.run)
+
+    done = slurmft("resume", str(job.run.path), "--nodes", "2", "--follow")
+    assert done.code == 0, done.err
+    assert "world_size 3 -> 2" in done.out
+    assert "global batch stays 6: 2 micro-step(s) on 2 process(es)" in done.out
+    assert losses(job.run) == pytest.approx(losses(whole.run), abs=1e-4)
+    for name in ("train_samples", "steps", "global_batch_size"):
+        assert done.result[name] == whole.result[name]
+    assert done.result["world_size"] == 2
+    again = slurmft("resume", str(job.run.path))
+    assert again.code == 2
+    assert "has finished" in again.err
+
+
+def test_stop_in_the_evaluation(tmp_path: Path, tiny_model: Path) -> None:
+    """What was predicted before is kept, and every sample is predicted once."""
+    data = write_emotion(tmp_path / "data", train=24, validation=3000)
+    flags = ("--nodes", "2", "--batch-size", "8", "--epochs", "1", "--eval-batch-size", "1")
+    source = ("--runs-dir", str(tmp_path / "runs"), *emotion(data, tiny_model))
+    job = Following(*EXACT, *flags, *source)
+    job.until("step 2/2")
+    reader = RecordReader(job.run.records)
+    while not any(r["event"] == "evaluate" and r["done"] > 1 for r in reader.read()):
+        time.sleep(0.01)
+    os.kill(one_rank(job.run), signal.SIGTERM)
+    code, text = job.end(120)
+    assert code == 0, text
+    assert "stopping after step 2" in text
+    assert "(from step-00000002-e" in text
+    result = json.loads(job.run.result.read_text())
+    assert result["evaluate_samples"] == 3000
+    assert steps_twice(job.run) == 0
+    whole = slurmft("submit", "--follow", *EXACT, *flags, *source)
+    assert whole.result["metrics"] == result["metrics"]
+
+
+def test_exception_that_comes_back_ends_the_run(tmp_path: Path) -> None:
+    """One restart, and no more: at the same step the same would happen for ever."""
+    model = write_model(tmp_path / "model", max_positions=24)
+    data = write_emotion(tmp_path / "data", train=60, validation=8)
+    with open(data / "train.jsonl", "a") as file:
+        file.write(json.dumps({"text": "word1 " * 40, "label": 0}) + "\n")
+    flags = ("--nodes", "2", "--batch-size", "4", "--max-restarts", "5")
+    source = ("--runs-dir", str(tmp_path / "runs"), *emotion(data, model))
+    done = slurmft("submit", "--follow", *EXACT, *flags, *source)
+    assert done.code == 1
+    assert done.err.count("Traceback") == 1
+    raised = [f for f in done.run.all_failures() if f["traceback"] and not f["echo"]]
+    assert len(raised) == 2
+    assert_gone(done.run)
+
+
+def test_cancelled_run_can_go_on(
+    undisturbed: Done, tmp_path: Path, tiny_data: Path, tiny_model: Path
+) -> None:
+    job = Following(*arguments(tiny_data, tiny_model, tmp_path))
+    job.until("step 20/")
+    assert slurmft("cancel", str(job.run.path)).code == 0
+    assert job.end()[0] == 5
+    done = slurmft("resume", str(job.run.path), "--follow")
+    assert done.code == 0, done.err
+    assert_same(job.run, undisturbed.run)
+
+
+def test_attempt_that_was_superseded_ends(
+    tmp_path: Path, tiny_data: Path, tiny_model: Path
+) -> None:
+    """As on a node that Slurm gave up, and that lives: it must not write into the run any more."""
+    job = Following(*arguments(tiny_data, tiny_model, tmp_path), "--epochs", "300", "--no-requeue")
+    job.until("step 20/")
+    write_json(job.run.attempt, json.loads(job.run.attempt.read_text()) | {"number": 9})
+    assert job.end()[0] == 75
+    assert_gone(job.run)
+    assert "a later attempt" in (job.run.logs / "task-000.log").read_text()

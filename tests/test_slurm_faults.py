@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import shlex
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from slurmft.config import JobConfig, RunConfig, TrainConfig
+from slurmft.rundir import RunDir
 from tests import faults
 from tests.cluster import Cluster
 from tests.conftest import Done, Following, slurmft
@@ -39,7 +44,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", [f for f in FAULTS if not f.slow], ids=lambda f: f.name)
 def test_fault(
     fault: Fault,
     idle_cluster: Cluster,
@@ -64,3 +69,46 @@ def test_fault(
     print(f"{fault.name}: {lost} steps lost, {faults.recovery_s(job.run, began):.1f} s to recover")
     assert lost <= (0 if fault.signalled else 2 * EVERY)
     assert not list(job.run.checkpoints.glob(".*"))
+    if fault.check:
+        fault.check(job.run)
+
+
+def test_host_that_fails_twice_is_left_out(
+    idle_cluster: Cluster, undisturbed: Done, tmp_path: Path, tiny_data: Path, tiny_model: Path
+) -> None:
+    flags = (*BASE, *EPOCHS, *emotion(tiny_data, tiny_model), *faults.CHECKPOINTS)
+    job = Following("--runs-dir", str(tmp_path), *flags, env=idle_cluster.env)
+    job.until("step 60/")
+    bad = faults.hosts_of(idle_cluster, job)[-1]
+    faults.kill_torchrun(idle_cluster, job)
+    job.until("goes on after step")
+    job.until("step 120/")
+    assert faults.hosts_of(idle_cluster, job)[-1] == bad  # once may be chance
+    faults.kill_torchrun(idle_cluster, job)
+    code, text = job.end(150)
+    assert code == 0, text
+    assert bad not in json.loads(job.run.attempt.read_text())["hosts"]
+    assert any(f"without {bad}" in state["reason"] for state in job.run.history())
+    assert_same(job.run, undisturbed.run)
+
+
+def test_requeue_of_one_array_task(cluster: Cluster, tmp_path: Path) -> None:
+    """The others are not touched, though the first one's job id is the array's."""
+    runs = [tmp_path / "0", tmp_path / "1"]
+    for folder in runs:
+        job = JobConfig(nodes=1, runs_dir=str(folder))
+        RunDir.create(RunConfig(train=TrainConfig().resolve(), job=job))
+    python, done = shlex.quote(sys.executable), tmp_path / "done"
+    script = f"""#!/bin/bash
+run=$(echo {tmp_path}/$SLURM_ARRAY_TASK_ID/*)
+found=$({python} -m slurmft.attempt begin "$run") || exit
+export $found
+echo "$SLURM_ARRAY_TASK_ID $SLURMFT_ATTEMPT" >> {done}
+if [ "$SLURMFT_ATTEMPT$SLURM_ARRAY_TASK_ID" = 10 ]; then code=75; else code=0; fi
+exec {python} -m slurmft.attempt end "$run" $code
+"""
+    (tmp_path / "job.sh").write_text(script)
+    options = ["--array=0-1", "--nodes=1", "--time=2", "--requeue", "--wait", "--output=/dev/null"]
+    cluster.run(["sbatch", *options, str(tmp_path / "job.sh")], timeout=90, check=False)
+    cluster.wait_idle(60)
+    assert sorted(done.read_text().splitlines()) == ["0 1", "0 2", "1 1"]

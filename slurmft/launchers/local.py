@@ -140,6 +140,7 @@ def submit(config: RunConfig, run: RunDir) -> str:
             f"use --nodes {len(gpus)}, or hide the GPUs: CUDA_VISIBLE_DEVICES= slurmft submit ...",
         )
     os.environ[_GPUS] = ",".join(gpus)
+    _pid_file(run).unlink(missing_ok=True)  # of the job before, where this is a resume
     script = run.submitit / "setup.sh"
     write_text(script, "\n".join(["set -e", *config.job.setup, "set +e", 'exec "$@"', ""]))
 

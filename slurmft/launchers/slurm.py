@@ -47,7 +47,7 @@ def all_options(config: RunConfig, run: RunDir) -> list[tuple[str, str | None]]:
     options: dict[str, str | None] = {
         **sbatch_options(config.job),
         # After a node's death, too, by Slurm itself.
-        "no-requeue" if config.job.no_requeue else "requeue": None,
+        "requeue" if config.job.requeue else "no-requeue": None,
         # To the steps' processes, not to this script.
         "signal": f"USR2@{lead_s(config.job)}",
         "ntasks-per-node": "1",

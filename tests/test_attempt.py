@@ -1,0 +1,147 @@
+"""What becomes of a run after an attempt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurmft import attempt, slurm
+from slurmft.config import JobConfig, RunConfig, TrainConfig
+from slurmft.errors import Exit, SlurmftError
+from slurmft.rundir import RunDir
+
+
+def make(tmp_path: Path, **job: object) -> RunDir:
+    config = JobConfig(runs_dir=str(tmp_path), **job)  # type: ignore[arg-type]
+    return RunDir.create(RunConfig(train=TrainConfig().resolve(), job=config))
+
+
+def begin(run: RunDir) -> int:
+    return attempt.begin(run, ["n1", "n2"], "7")
+
+
+def save(run: RunDir, step: int) -> None:
+    (run.checkpoints / f"step-{step:08d}").mkdir(parents=True)
+
+
+def fail(run: RunDir, bad_host: str | None = None, echo: bool = False) -> None:
+    error = SlurmftError("it broke", code=3)
+    number = run.attempt_number()
+    run.add_failure("node n1", error, echo=echo, bad_host=bad_host, attempt=number)
+
+
+def test_finished(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    assert begin(run) == 1
+    assert attempt.end(run, 0).state == "finished"
+    assert [s["state"] for s in run.history()] == ["submitted", "running", "finished"]
+
+
+def test_stop_is_requeued(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    begin(run)
+    save(run, 5)
+    verdict = attempt.end(run, Exit.STOPPED)
+    assert (verdict.state, verdict.code) == ("requeued", Exit.STOPPED)
+    assert begin(run) == 2
+
+
+def test_stop_without_requeue(tmp_path: Path) -> None:
+    run = make(tmp_path, requeue=False)
+    begin(run)
+    save(run, 5)
+    assert attempt.end(run, Exit.STOPPED).state == "failed"
+
+
+def test_error_of_the_run_is_final(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    begin(run)
+    save(run, 5)
+    fail(run)
+    verdict = attempt.end(run, 3)
+    assert (verdict.state, verdict.code) == ("failed", 3)
+    assert "it broke" in verdict.reason
+
+
+def test_fault_of_a_host_is_not(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    begin(run)
+    save(run, 5)
+    fail(run, bad_host="n1")
+    assert attempt.end(run, 3).state == "requeued"
+
+
+def test_limit_counts_attempts_without_progress_only(tmp_path: Path) -> None:
+    run = make(tmp_path, max_requeues=1)
+    for step in range(1, 5):  # with progress: as often as it takes
+        begin(run)
+        save(run, step)
+        assert attempt.end(run, Exit.STOPPED).state == "requeued"
+    begin(run)
+    assert attempt.end(run, 137).state == "requeued"
+    begin(run)
+    verdict = attempt.end(run, 137)
+    assert verdict.state == "failed"
+    assert "no new checkpoint in 2 attempts (--max-requeues)" in verdict.reason
+
+
+def test_limit_holds_where_slurm_requeues_by_itself(tmp_path: Path) -> None:
+    run = make(tmp_path, max_requeues=1)
+    begin(run)
+    begin(run)
+    with pytest.raises(SlurmftError, match="no new checkpoint in 2 attempts"):
+        begin(run)
+    assert run.get_state()["state"] == "failed"
+
+
+def test_submitting_again_starts_the_count_anew(tmp_path: Path) -> None:
+    run = make(tmp_path, max_requeues=0)
+    begin(run)
+    assert attempt.end(run, 137).state == "failed"
+    run.set_state("submitted", "resumed")
+    assert begin(run) == 2
+    fail(run)
+    assert attempt.end(run, 3).code == 3
+
+
+def test_cancelled_stays_cancelled(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    begin(run)
+    run.set_state("cancelled", "by jane", Exit.CANCELLED)
+    assert attempt.end(run, Exit.STOPPED).code == Exit.CANCELLED
+    assert run.get_state()["state"] == "cancelled"
+
+
+def test_overcome_failures_are_no_reason(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    begin(run)
+    fail(run)
+    run.mark_started()  # the ranks met again
+    assert run.root_failure() is None
+
+
+def test_host_is_bad_after_two_attempts(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    begin(run)
+    fail(run, bad_host="n1")
+    fail(run, bad_host="n1")
+    fail(run, bad_host="n2", echo=True)
+    assert run.bad_hosts() == []
+    begin(run)
+    fail(run, bad_host="n1")
+    fail(run, bad_host="n2", echo=True)
+    assert run.bad_hosts() == ["n1"]
+
+
+def test_array_tasks_are_named_as_such() -> None:
+    """The id of one of them is that of the whole array: requeueing it would requeue all."""
+    task = {"SLURM_JOB_ID": "40", "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "2"}
+    assert slurm.job_name(task) == "40_2"
+    assert slurm.job_name({"SLURM_JOB_ID": "41"}) == "41"
+
+
+def test_down_hosts() -> None:
+    assert slurm.parse_down_hosts("n1|idle\nn2|down*\nn3|mixed*\nn4|down\nn4|down\n") == [
+        "n2", "n3", "n4",
+    ]  # fmt: skip
