@@ -64,7 +64,8 @@ def judge(run: RunDir, code: int) -> Verdict:
         return Verdict("cancelled", run.get_state()["reason"], Exit.CANCELLED)
     if code != Exit.STOPPED and failure and not failure["bad_host"]:
         return Verdict("failed", f"{failure['where']}: {failure['message']}", failure["code"])
-    reason = "stopped and saved" if code == Exit.STOPPED else f"the tasks ended with code {code}"
+    stopped = f"stopped; {saved(run)}"
+    reason = stopped if code == Exit.STOPPED else f"the tasks ended with code {code}"
     if failure and failure["bad_host"]:
         reason = f"{failure['where']}: {failure['message']}"
     settings = run.load_config().job
@@ -87,6 +88,11 @@ def attempts_without_progress(run: RunDir) -> int:
                 break
             count += 1
     return count
+
+
+def saved(run: RunDir) -> str:
+    """What a stopped run can go on from, in words."""
+    return f"the newest checkpoint is {newest_checkpoint(run) or 'none: it will start anew'}"
 
 
 def newest_checkpoint(run: RunDir) -> str | None:

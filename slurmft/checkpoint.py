@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 
+from slurmft.errors import SlurmftError
 from slurmft.rundir import RunDir, write_folder
 
 Tensors = dict[str, torch.Tensor]
@@ -63,9 +64,7 @@ def write(run: RunDir, snapshot: Snapshot, attempt: int) -> None:
         if run.is_superseded(attempt):
             raise OSError("a later attempt of this run has begun")
 
-    path = run.checkpoints / snapshot.name
-    if not path.exists():  # the same state as there, for instance of a stop right after a save
-        write_folder(path, fill)
+    write_folder(run.checkpoints / snapshot.name, fill)
 
 
 def read(path: Path) -> Snapshot:
@@ -73,34 +72,67 @@ def read(path: Path) -> Snapshot:
 
     Raises:
         BadCheckpointError: a file is absent, has another size or another checksum.
+        OSError: the file system fails; the checkpoint may be good.
     """
     try:
-        files = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))["files"]
-        for name, expected in files.items():
-            if (path / name).stat().st_size != expected["bytes"]:
-                raise BadCheckpointError(f"{name} has lost or gained bytes")
-            if _fingerprint(path / name) != expected:
-                raise BadCheckpointError(f"{name} has another checksum than when it was written")
-        state = json.loads((path / _STATE).read_text(encoding="utf-8"))
-        names = [name for name in files if name.endswith(".safetensors")]
-        tensors = {Path(name).stem: load_file(path / name) for name in names}
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        # Not mapped into memory: a file that is open cannot be pruned on every file system.
+        data = {name: _verified(path / name, sums) for name, sums in manifest["files"].items()}
+        state = json.loads(data[_STATE])
+        tensors = {
+            Path(name).stem: load(content)
+            for name, content in data.items()
+            if name.endswith(".safetensors")
+        }
+    except (FileNotFoundError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise BadCheckpointError(f"{type(error).__name__}: {error}") from error
     return Snapshot(path.name, state, tensors)
 
 
+def _verified(path: Path, expected: dict[str, Any]) -> bytes:
+    data = path.read_bytes()
+    if len(data) != expected["bytes"]:
+        raise BadCheckpointError(f"{path.name} has lost or gained bytes")
+    if hashlib.sha256(data).hexdigest() != expected["sha256"]:
+        raise BadCheckpointError(f"{path.name} has another checksum than when it was written")
+    return data
+
+
 def read_newest(run: RunDir, warn: Callable[[str], None]) -> Snapshot | None:
-    """The newest checkpoint that is whole; bad ones are put aside, with a warning."""
+    """The newest checkpoint that is whole; bad ones are put aside, with a warning.
+
+    Raises:
+        SlurmftError: the file system cannot be read: no reason to start from the beginning.
+    """
     for name in reversed(run.checkpoint_names()):
         path = run.checkpoints / name
         try:
-            return read(path)
+            return _read_patiently(path)
         except BadCheckpointError as error:
             aside = path.with_name(f"bad-{name}-{time.time_ns()}")
-            with contextlib.suppress(OSError):
-                path.rename(aside)
+            path.rename(aside)
             warn(f"the checkpoint {name} is damaged ({error}); put aside as {aside.name}")
     return None
+
+
+def _read_patiently(path: Path, tries: int = 5) -> Snapshot:
+    for pause_s in range(1, tries):
+        try:
+            return read(path)
+        except OSError:  # a hiccup of a shared file system
+            time.sleep(pause_s)
+    try:
+        return read(path)
+    except OSError as error:
+        raise SlurmftError(
+            f"cannot read the checkpoint {str(path)!r}: {error.strerror or error}",
+            f"when the file system is well again: slurmft resume {run_of(path)}",
+        ) from error
+
+
+def run_of(checkpoint: Path) -> Path:
+    """The run directory that a checkpoint belongs to."""
+    return checkpoint.parent.parent
 
 
 def prune(run: RunDir, keep: int, best: str | None) -> None:
@@ -113,9 +145,9 @@ def prune(run: RunDir, keep: int, best: str | None) -> None:
             shutil.rmtree(aside)
 
 
-def remove_leftovers(run: RunDir) -> None:
-    """Removes what a kill during a save left behind."""
-    for path in run.checkpoints.glob(".*"):
+def remove_leftovers(run: RunDir, bad: bool = False) -> None:
+    """Removes what a kill during a save left behind, and `bad` checkpoints if asked to."""
+    for path in (*run.checkpoints.glob(".*"), *(run.checkpoints.glob("bad-*") if bad else ())):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -158,6 +190,8 @@ class Saver:
 
     def __init__(self, run: RunDir, attempt: int, every_s: float, keep: int) -> None:
         self.run = run
+        self.best: str | None = None
+        """The best checkpoint that is written."""
         self.buffers = Buffers()
         self.seconds = 0.0
         """What the last successful save took, from the copy to the rename."""
@@ -175,28 +209,29 @@ class Saver:
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, snapshot: Snapshot, best: str | None, began: float) -> None:
+    def start(self, snapshot: Snapshot, began: float, is_best: bool = False) -> None:
         """Writes a snapshot in the background; `began` (monotonic) is when it was begun."""
         self.wait()
         self._due_at = self._next()
         self._thread = threading.Thread(
-            target=self._save, args=(snapshot, best, began), name="checkpoint"
+            target=self._save, args=(snapshot, began, is_best), name="checkpoint"
         )
         self._thread.start()
 
-    def save(self, snapshot: Snapshot, best: str | None, began: float, patience_s: float) -> bool:
+    def save(self, snapshot: Snapshot, began: float, patience_s: float) -> bool:
         """Writes a snapshot, trying again for `patience_s` seconds; whether it is there now."""
         while True:
-            self.start(snapshot, best, began)
+            self.start(snapshot, began)
             self.wait()
             if not self._failed or time.monotonic() - began > patience_s:
                 return not self._failed
+            self._messages.pop()  # said when it is given up
             time.sleep(1.0)
 
-    def wait(self) -> None:
+    def wait(self, timeout_s: float | None = None) -> None:
         """Waits for the save under way."""
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(timeout_s)
 
     def messages(self) -> Iterator[str]:
         """Warnings since the last call."""
@@ -206,14 +241,16 @@ class Saver:
     def _next(self) -> float:
         return time.monotonic() + self._every_s if self._every_s else float("inf")
 
-    def _save(self, snapshot: Snapshot, best: str | None, began: float) -> None:
+    def _save(self, snapshot: Snapshot, began: float, is_best: bool) -> None:
+        self._failed = True
         try:
             self.run.checkpoints.mkdir(exist_ok=True)
             write(self.run, snapshot, self._attempt)
             self.seconds, self._failed = time.monotonic() - began, False
-            prune(self.run, self._keep, best)
-        except (OSError, SafetensorError) as error:
-            self._failed = True
+            self.best = snapshot.name if is_best else self.best
+            with contextlib.suppress(OSError):  # what stays is pruned with the next
+                prune(self.run, self._keep, self.best)
+        except Exception as error:  # whatever it is: the run goes on without this checkpoint
             self._due_at = time.monotonic() + _RETRY_S
             words = getattr(error, "strerror", None) or str(error)
             self._messages.append(

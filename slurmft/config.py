@@ -204,6 +204,13 @@ class JobConfig:
             _check_sbatch_pair(self, pair)
         _check_runs_dir(self.runs_dir)
 
+    @property
+    def lead_s(self) -> int:
+        """Seconds from the stop signal to the time limit."""
+        if self.time is None:
+            return self.stop_lead_s
+        return min(self.stop_lead_s, time_limit_min(self.time) * 60 // 3)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:

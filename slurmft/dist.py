@@ -16,6 +16,8 @@ import torch.distributed as dist
 from slurmft.errors import SlurmftError, UsageError
 
 _TIMEOUT = timedelta(minutes=30)
+_CONTROL_TIMEOUT = timedelta(days=2)
+"""Ranks may wait long for the main one, which reads data; real hangs are the watchdog's to find."""
 _CCL = "oneccl_bindings_for_pytorch"
 
 
@@ -52,10 +54,10 @@ class World:
                 work()
             except Exception as caught:
                 error = caught
-        failed = self.broadcast([float(error is not None)], 1)
+        failed = self.share_object(error is not None)
         if error is not None:
             raise error
-        if failed[0]:
+        if failed:
             raise PeerFailedError("the main rank failed")
 
     def broadcast(self, values: Sequence[float] | None, count: int) -> list[float]:
@@ -144,7 +146,7 @@ def init(backend: str) -> World:
         local_rank=local_rank,
         device=device,
         backend=name,
-        control=dist.new_group(backend="gloo", timeout=_TIMEOUT),
+        control=dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT),
     )
 
 

@@ -14,6 +14,7 @@ import os
 import platform
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,14 @@ from slurmft import heartbeat, process, signals
 from slurmft.errors import Exit, SlurmftError
 from slurmft.rundir import RunDir
 
+_LAST_SAVE_S = 30
+"""How long a rank that failed may take to finish writing a checkpoint."""
+
 
 def main(argv: list[str]) -> int:
     """Trains as one rank; returns its exit code: 0 also after an agreed stop, which is no failure
     that torchrun should cure."""
+    began = time.time()
     signals.block()
     process.die_with_parent()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # torchrun's end; some launchers ignore it
@@ -52,7 +57,10 @@ def main(argv: list[str]) -> int:
         return Exit.OK
     except Exception as error:
         step = training.position.step if training is not None else 0
-        return fail(error, run, rank, step)
+        code = fail(error, run, rank, step, began)
+        if training is not None:
+            training.saver.wait(_LAST_SAVE_S)
+        return code
 
 
 def node_folder() -> Path | None:
@@ -61,13 +69,17 @@ def node_folder() -> Path | None:
     return Path(path) if path else None
 
 
-def fail(error: Exception, run: RunDir, rank: int, step: int) -> int:
-    """Records a failure. Ends torchrun if a restart cannot help; returns the exit code."""
+def fail(error: Exception, run: RunDir, rank: int, step: int, began: float) -> int:
+    """Records a failure. Ends torchrun if a restart cannot help; returns the exit code.
+
+    It cannot help where the same came up at the same step before this process `began`.
+    """
     shown = explain(error, run, rank)
     trace = None if isinstance(error, SlurmftError) else traceback.format_exc()
     print(trace or f"error: {shown}", file=sys.stderr, flush=True)
     where, echo = f"rank {rank} on {platform.node()}", is_echo(error)
-    again = any(f["message"] == shown.message and f["step"] == step for f in run.all_failures())
+    earlier = [f for f in run.all_failures() if f["time"] < began]
+    again = any(f["message"] == shown.message and f["step"] == step for f in earlier)
     with contextlib.suppress(OSError):  # a full disk takes no record of itself
         run.add_failure(where, shown, trace, echo=echo, step=step)
     if not echo and (isinstance(error, SlurmftError) or again) and node_folder() is not None:

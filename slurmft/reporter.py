@@ -62,7 +62,8 @@ class Reporter:
         dist.all_gather_object(ranks, describe_rank(self.world))
         if self.world.is_main:
             environment = {"versions": versions(), "python": platform.python_version()}
-            write_json(self.run_dir.environment, environment | {"ranks": ranks})
+            with contextlib.suppress(OSError):  # a full disk does not end a run
+                write_json(self.run_dir.environment, environment | {"ranks": ranks})
         self._facts = {
             "task": self.plan.config.task,
             "preset": self.plan.config.preset,
@@ -124,22 +125,21 @@ class Reporter:
 
     def counts(self) -> dict[str, Any]:
         """What a resumed run does not count from 0; tokens are those of this rank."""
-        names = ("samples", "tokens", "padded_tokens", "evaluated", "loss", "ran_s")
-        return {name: getattr(self, name) for name in names}
+        names = ("samples", "tokens", "padded_tokens", "evaluated", "loss", "startup_s", "ran_s")
+        job = {"began_at": self._began_at, "ran_before_s": self._ran_before_s}
+        return {name: getattr(self, name) for name in names} | job
 
     def set_counts(self, counts: dict[str, Any]) -> None:
         """Continues from the counts of a checkpoint."""
-        for name, value in counts.items():
-            setattr(self, name, value)
+        for name in ("samples", "tokens", "padded_tokens", "evaluated", "loss", "startup_s"):
+            setattr(self, name, counts[name])
+        same_job = counts["began_at"] == self._began_at  # its ranks were restarted within it
+        self._ran_before_s = counts["ran_before_s" if same_job else "ran_s"]
 
     @property
     def ran_s(self) -> float:
         """Seconds that the job of this run has run, in all attempts that led here."""
         return self._ran_before_s + time.time() - self._began_at
-
-    @ran_s.setter
-    def ran_s(self, seconds: float) -> None:
-        self._ran_before_s = seconds
 
     def flush(self) -> None:
         """Makes the noted losses known everywhere, and records them.

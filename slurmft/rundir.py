@@ -137,7 +137,8 @@ class RunDir:
 
     def mark_started(self) -> None:
         """Notes that the ranks have met: failures before this are overcome."""
-        write_json(self.started, {"time": time.time(), "attempt": current_attempt()})
+        with contextlib.suppress(OSError):  # a full disk does not end a run
+            write_json(self.started, {"time": time.time(), "attempt": current_attempt()})
 
     def checkpoint_names(self) -> list[str]:
         """The checkpoints, oldest first: step-00000120, step-00000120-e00000512 (within the
@@ -235,15 +236,22 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_folder(path: Path, fill: Callable[[Path], Any]) -> None:
-    """Makes a folder at once: `fill` writes into one beside it, which is then renamed."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
+    """Makes or replaces a folder: `fill` writes into one beside it, which is then renamed.
+
+    Readers see it whole, or, for a moment while an older one gives way, not at all.
+    """
+    name = f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}"
+    aside, old = path.with_name(name), path.with_name(f"{name}.old")
     try:
         aside.mkdir()
         fill(aside)
         for file in (*aside.rglob("*"), aside):
             _sync(file)
+        if path.exists():  # from an attempt that ended just after it
+            os.rename(path, old)
         os.rename(aside, path)
         _sync(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise

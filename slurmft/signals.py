@@ -44,6 +44,8 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal = int(os.environ.get(STOPPING, "0"))
         """The signal that asked; 0: none did."""
+        self.before_exit: Callable[[], None] = lambda: None
+        """Called before torchrun's end of this rank."""
 
     def listen(self) -> None:
         listen(self._on_signal)
@@ -51,5 +53,6 @@ class StopRequest:
     def _on_signal(self, signum: int, sender: int) -> None:
         # torchrun relays a stop as SIGUSR2. Its own SIGTERM means: another rank here has failed.
         if signum == signal.SIGTERM and sender == os.getppid() and not self.signal:
+            self.before_exit()
             os._exit(128 + signum)
         self.signal = self.signal or signum

@@ -44,6 +44,10 @@ from slurmft.snapshot import join_optimizer, rng_state, set_rng_state, split_opt
 disable_progress_bar()
 
 
+_LAST_SAVE_S = 4
+"""How long a rank that torchrun ends may take to finish writing; torchrun waits for 5 s."""
+
+
 @dataclass(slots=True)
 class Position:
     """How far a run has come: all that decides what it does next."""
@@ -101,6 +105,7 @@ class Training:
             self.config.keep_checkpoints,
         )
 
+        stop.before_exit = lambda: self.saver.wait(_LAST_SAVE_S)
         seed_everything(self.config.seed)
         model = self.task.model(self.data)
         self.parameters = sum(p.numel() for p in model.parameters())
@@ -124,6 +129,9 @@ class Training:
 
         Returns whether it was told to stop before that; its state is saved then.
         """
+        if self.world.share_object(self.run_dir.result.exists()):
+            dist.leave()  # an attempt that was killed at its very end had finished
+            return False
         try:
             while self.position.phase != "done":
                 if self.position.phase == "train":
@@ -243,8 +251,8 @@ class Training:
         self.reporter.epoch(at.epoch, at.metrics)
         value = at.metrics[self.task.metric_names[0]]
         if at.best is None or value > at.best:
-            at.best, at.best_checkpoint = value, self._checkpoint_name(evaluated=True)
-            self._checkpoint(evaluated=True)
+            at.best = value
+            self._checkpoint(is_best=True)
 
     def _predictions(self, left: Any, sizes: list[int]) -> Any:
         """This rank's predictions, of its consecutive part of the samples that are left.
@@ -283,38 +291,42 @@ class Training:
         """Asked before a step, of the main rank: the checkpoint is of the state after it."""
         if not self.world.is_main:
             return False
-        for text in self.saver.messages():
-            self.reporter.warn(text)
+        self._pass_on_warnings()
         every = self.config.checkpoint_every_steps
         by_steps = (
             every and self.position.phase == "train" and (self.position.step + 1) % every == 0
         )
         return bool(by_steps) or self.saver.is_due()
 
-    def _checkpoint_name(self, evaluated: bool = False) -> str:
-        return checkpoint_name(self.position.step, 0, evaluated)
+    def _pass_on_warnings(self) -> None:
+        for text in self.saver.messages():
+            self.reporter.warn(text)
 
-    def _checkpoint(self, evaluated: bool = False) -> None:
-        """Copies the state to memory; writing it is the background's work. Called on every rank."""
+    def _checkpoint(self, is_best: bool = False) -> None:
+        """Copies the state to memory; writing it is the background's work. Called on every rank.
+
+        The best one is that right after an evaluation.
+        """
         began = time.monotonic()
-        snapshot = self._snapshot(evaluated)
+        snapshot = self._snapshot(is_best)
         if snapshot is None:
             return
         self.reporter.checkpoint(snapshot.name, self.position.step, time.monotonic() - began)
-        self.saver.start(snapshot, self.position.best_checkpoint, began)
+        self.saver.start(snapshot, began, is_best)
         self._check_lead()
 
     def _check_lead(self) -> None:
         """Warns once where a stop's save may outlast the time between signal and kill."""
         needed = self.saver.seconds + 2 * self.heart.slowest_s
-        if not self._warned_of_lead and needed > self.job.stop_lead_s:
+        if not self._warned_of_lead and needed > self.job.lead_s:
             self._warned_of_lead = True
             self.reporter.warn(
-                f"to stop takes {needed:.0f} s (a step and a save), more than --stop-lead-s "
-                f"{self.job.stop_lead_s}: give --stop-lead-s {math.ceil(2 * needed)}"
+                f"to stop takes {needed:.1f} s (two steps and a save), but the stop signal comes "
+                f"{self.job.lead_s} s before the time limit: give --stop-lead-s "
+                f"{math.ceil(2 * needed)}, and a --time of three times that at least"
             )
 
-    def _snapshot(self, evaluated: bool = False) -> Snapshot | None:
+    def _snapshot(self, is_best: bool = False) -> Snapshot | None:
         """The state of the run, in memory, on the main rank; None on the others."""
         self.reporter.flush()
         self.clock.lap("evaluate" if self.position.phase == "evaluate" else "train")
@@ -329,6 +341,8 @@ class Training:
         self.saver.wait()  # its buffers are ours to fill again
         predicted = Predicted.union([rank["predicted"] for rank in ranks])
         optimizer_tensors, optimizer_rest = split_optimizer(self.bare_optimizer)
+        name = checkpoint_name(self.position.step, len(predicted.samples), is_best)
+        self.position.best_checkpoint = name if is_best else self.saver.best
         tensors = {
             "model": self.bare_model.state_dict(),
             "optimizer": optimizer_tensors,
@@ -344,6 +358,7 @@ class Training:
             "world_size": self.world.size,
             "precision": self.plan.precision,
             "backend": self.world.backend,
+            "threads": torch.get_num_threads(),
             "global_batch_size": self.plan.global_batch_size,
             "scheduler": self.scheduler.state_dict(),
             "scaler": scaler.state_dict() if scaler else None,
@@ -352,7 +367,6 @@ class Training:
             "counts": counts,
             "phases_s": self.clock.seconds,
         }
-        name = checkpoint_name(self.position.step, len(predicted.samples), evaluated)
         return Snapshot(name, json.loads(json.dumps(state)), self.saver.buffers.copy(tensors))
 
     def _find_checkpoint(self) -> tuple[list[str], Snapshot | None]:
@@ -379,6 +393,8 @@ class Training:
         """Continues from a checkpoint, exactly where it was taken."""
         state = found.state
         self.position = Position(**state["position"])
+        best = self.position.best_checkpoint
+        self.saver.best = best if best in self.run_dir.checkpoint_names() else None
         self.bare_model.load_state_dict(found.tensors["model"])
         join_optimizer(self.bare_optimizer, found.tensors["optimizer"], state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
@@ -401,6 +417,7 @@ class Training:
             "world_size": self.world.size,
             "precision": self.plan.precision,
             "backend": self.world.backend,
+            "threads": torch.get_num_threads(),
         }
         changes = [f"{k} {state[k]} -> {v}" for k, v in now.items() if state[k] != v]
         if state["world_size"] != self.world.size:
@@ -433,19 +450,19 @@ class Training:
 
         def save() -> None:
             assert snapshot is not None  # on the main rank
-            best, patience_s = self.position.best_checkpoint, self.job.stop_lead_s / 2
-            self.saver.save(snapshot, best, began, patience_s)
-            for text in self.saver.messages():
-                self.reporter.warn(text)
+            self.saver.save(snapshot, began, patience_s=self.job.lead_s / 2)
+            self._pass_on_warnings()
 
         self.world.on_main(save)
         dist.leave()
 
     def _leave_best_checkpoint(self) -> None:
-        """A finished run keeps one checkpoint: the best."""
+        """A finished run keeps one checkpoint: the best, if it could be saved."""
         self.saver.wait()
+        self._pass_on_warnings()
         with contextlib.suppress(OSError):  # they can be removed by hand
-            prune(self.run_dir, 0, self.position.best_checkpoint)
+            prune(self.run_dir, 0, self.saver.best)
+            remove_leftovers(self.run_dir, bad=True)
 
     # --- files ------------------------------------------------------------------------------------
 

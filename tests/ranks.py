@@ -63,4 +63,4 @@ if __name__ == "__main__":
     check_failures(world)
     check_metrics(world)
     dist.leave()
-    print(f"rank {world.rank} done")
+    print(f"rank {world.rank} done\n", end="")  # in one write: torchrun starts python -u

@@ -108,9 +108,9 @@ def test_full_disk(small_disk: Path) -> None:
     job = JobConfig(runs_dir=str(small_disk))
     run = RunDir.create(RunConfig(train=TrainConfig().resolve(), job=job))
     saver = Saver(run, attempt=0, every_s=0, keep=3)
-    assert saver.save(snapshot(1), None, time.monotonic(), patience_s=0)
+    assert saver.save(snapshot(1), time.monotonic(), patience_s=0)
     too_large = snapshot(2, size=2**20)
-    assert not saver.save(too_large, None, time.monotonic(), patience_s=0)
+    assert not saver.save(too_large, time.monotonic(), patience_s=0)
     warnings = list(saver.messages())
     assert len(warnings) == 1
     assert "no checkpoint of step 2: " in warnings[0]
@@ -118,18 +118,18 @@ def test_full_disk(small_disk: Path) -> None:
     assert run.checkpoint_names() == ["step-00000001"]
     checkpoint.read(run.checkpoints / "step-00000001")
     assert not list(run.checkpoints.glob(".*"))
-    assert saver.save(snapshot(3), None, time.monotonic(), patience_s=0)
+    assert saver.save(snapshot(3), time.monotonic(), patience_s=0)
 
 
 def test_vanished_file_system(run: RunDir) -> None:
     saver = Saver(run, attempt=0, every_s=1e-9, keep=3)
     gone = run.path.rename(run.path.with_name("gone"))
-    saver.start(snapshot(1), None, time.monotonic())
+    saver.start(snapshot(1), time.monotonic())
     saver.wait()
     assert "no checkpoint of step 1" in next(saver.messages())
     assert not saver.is_due()  # not at every step, but after a pause
     gone.rename(run.path)
-    assert saver.save(snapshot(2), None, time.monotonic(), patience_s=0)
+    assert saver.save(snapshot(2), time.monotonic(), patience_s=0)
 
 
 def test_leftovers_of_a_kill_are_removed(run: RunDir) -> None:

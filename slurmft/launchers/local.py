@@ -23,7 +23,7 @@ from slurmft.rundir import ATTEMPT, RunDir, read_json, write_json, write_text
 from slurmft.slurm import JobState
 
 _KILL_AFTER_S = 20
-"""Between the stop signal and SIGKILL, for the ranks to save."""
+"""Between SIGTERM and SIGKILL to the other nodes when one has failed."""
 _TIME_LIMIT = signal.SIGUSR2
 """What submitit's local controller sends shortly before the time limit."""
 _GPUS = "SLURMFT_LOCAL_GPUS"
@@ -68,7 +68,7 @@ class LocalNodes:
 
     def _end(self, run: RunDir, code: int) -> attempt.Verdict:
         """What becomes of the run; a job that was told to end is not started again."""
-        saved = "; its state is saved" if code == Exit.STOPPED else ""
+        saved = f"; {attempt.saved(run)}" if code == Exit.STOPPED else ""
         if code and self.stopped_by == _TIME_LIMIT:
             reason = f"the time limit (--time) was reached{saved}"
             verdict = attempt.Verdict("failed", reason, Exit.STOPPED if saved else Exit.FAILED)
@@ -98,10 +98,12 @@ class LocalNodes:
     def _wait(self) -> int:
         """Waits for all tasks, ending the others when one fails; returns the failure's code."""
         code, deadline, signalled = 0, None, False
+        lead_s = RunDir.open(self.run_dir).load_config().job.lead_s
         while any(task.poll() is None for task in self.tasks):
             code = code or next((t.returncode for t in self.tasks if t.returncode), 0)
             if (code or self.stopped_by) and not signalled:
-                deadline, signalled = time.monotonic() + _KILL_AFTER_S, True
+                patience_s = _KILL_AFTER_S if code else max(_KILL_AFTER_S, lead_s)
+                deadline, signalled = time.monotonic() + patience_s, True
                 self._signal(signal.SIGTERM)
             if deadline is not None and time.monotonic() > deadline:
                 self._signal(signal.SIGKILL)
@@ -159,7 +161,9 @@ def submit(config: RunConfig, run: RunDir) -> str:
     limit_min = time_limit_min(config.job.time or "unlimited")
     # The job outlives this terminal: neither its Ctrl-C nor its end may reach submitit's processes.
     detach = ["trap '' INT HUP", f"exec </dev/null >>{shlex.quote(str(_job_log(run)))} 2>&1"]
-    executor.update_parameters(timeout_min=limit_min, signal_delay_s=_KILL_AFTER_S, setup=detach)
+    executor.update_parameters(
+        timeout_min=limit_min, signal_delay_s=config.job.lead_s, setup=detach
+    )
     return str(executor.submit(LocalNodes(str(run.path))).job_id)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurmft import launchers, slurm
-from slurmft.config import JobConfig, RunConfig, options, time_limit_min
+from slurmft.config import JobConfig, RunConfig, options
 from slurmft.errors import Exit, SlurmftError
 from slurmft.node import NodeTask
 from slurmft.rundir import RunDir
@@ -49,20 +49,13 @@ def all_options(config: RunConfig, run: RunDir) -> list[tuple[str, str | None]]:
         # After a node's death, too, by Slurm itself.
         "requeue" if config.job.requeue else "no-requeue": None,
         # To the steps' processes, not to this script.
-        "signal": f"USR2@{lead_s(config.job)}",
+        "signal": f"USR2@{config.job.lead_s}",
         "ntasks-per-node": "1",
         "output": f"{run.submitit}/%j_0_log.out",
         "error": f"{run.submitit}/%j_0_log.err",
         "open-mode": "append",
     }
     return list(options.items())
-
-
-def lead_s(job: JobConfig) -> int:
-    """Seconds from the stop signal to the time limit."""
-    if job.time is None:
-        return job.stop_lead_s
-    return min(job.stop_lead_s, time_limit_min(job.time) * 60 // 3)
 
 
 def sbatch_options(job: JobConfig) -> dict[str, str | None]:
