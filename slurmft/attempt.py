@@ -2,11 +2,13 @@
 tasks, by the batch script:
 
     python -m slurmft.attempt begin RUN_DIR         prints what the tasks need to know
+    python -m slurmft.attempt avoid RUN_DIR         requeues the job to other hosts, if `begin` asks
     python -m slurmft.attempt end RUN_DIR CODE      requeues the job or ends it
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -14,7 +16,12 @@ from dataclasses import dataclass
 
 from slurmft import rendezvous, signals, slurm
 from slurmft.errors import Exit, SlurmftError, run_main
-from slurmft.rundir import ATTEMPT, FINAL_STATES, RunDir, read_json, write_json
+from slurmft.rundir import ATTEMPT, RunDir, current_attempt, read_json, write_json
+
+AVOID = 76
+"""Exit code of `begin` that asks for `avoid`."""
+
+_FILE_LAG_S = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +67,16 @@ def judge(run: RunDir, code: int) -> Verdict:
     failure = run.root_failure()
     if code == Exit.OK:
         return Verdict("finished", "", Exit.OK)
-    if run.get_state()["state"] in FINAL_STATES:  # cancelled, by `slurmft cancel`
+    if run.get_state()["state"] == "cancelled":
         return Verdict("cancelled", run.get_state()["reason"], Exit.CANCELLED)
-    if code != Exit.STOPPED and failure and not failure["bad_host"]:
+    if code != Exit.STOPPED and failure and not failure["retry"]:
         return Verdict("failed", f"{failure['where']}: {failure['message']}", failure["code"])
+    by_itself = failure is None and code not in (Exit.STOPPED, *range(128, 256))
+    if by_itself and newest_checkpoint(run) is None:  # its tasks never came so far as to say why
+        return Verdict("failed", f"the tasks ended with code {code}", code)
     stopped = f"stopped; {saved(run)}"
     reason = stopped if code == Exit.STOPPED else f"the tasks ended with code {code}"
-    if failure and failure["bad_host"]:
+    if failure and code != Exit.STOPPED:
         reason = f"{failure['where']}: {failure['message']}"
     settings = run.load_config().job
     stalled = attempts_without_progress(run)
@@ -112,36 +122,51 @@ def _resume_hint(run: RunDir) -> str:
 
 
 def begin_on_slurm(run: RunDir) -> int:
-    """Prints shell assignments for the tasks: the attempt's number, and ports free on this node."""
-    job = slurm.job_name(os.environ)
+    """Prints shell assignments for the tasks: the attempt's number, and ports free on this node.
+
+    Returns AVOID where Slurm gave hosts to this job that are to be left out.
+    """
     hosts = rendezvous.expand_nodelist(os.environ["SLURM_JOB_NODELIST"])
     blame_lost_nodes(run)
-    if set(hosts) & set(excluded := excludable_hosts(run)):  # Slurm requeued it, and did not know
-        return requeue(run, job, f"{', '.join(excluded)} failed twice", excluded)
+    avoided = any(s.get("avoided") for s in run.history()[-1:])  # once, not for ever
+    if set(hosts) & set(excludable_hosts(run)) and run.load_config().job.requeue and not avoided:
+        return AVOID
     ports = rendezvous.free_ports(os.environ["SLURM_JOB_ID"])
-    number = begin(run, hosts, job)
+    number = begin(run, hosts, slurm.job_name(os.environ))
     print(f"{ATTEMPT}={number} {rendezvous.PORT_VARIABLE}={','.join(map(str, ports))}")
     return Exit.OK
 
 
+def avoid_on_slurm(run: RunDir) -> int:
+    """Requeues the job before it has begun: Slurm requeued it by itself, onto a bad host."""
+    exclude = excludable_hosts(run)
+    return requeue(run, f"{', '.join(exclude)} failed twice", exclude, avoided=True)
+
+
 def excludable_hosts(run: RunDir) -> list[str]:
-    """The hosts that failed twice, unless the partition would be too small without them."""
-    bad, name = run.bad_hosts(), os.environ.get("SLURM_JOB_PARTITION")
+    """The hosts that failed twice, unless the job might find no place without them."""
+    bad, job = run.bad_hosts(), run.load_config().job
+    keys = {pair.lstrip("-").partition("=")[0] for pair in job.sbatch}
+    if job.constraint or job.reservation or keys & {"nodelist", "exclude", "nodefile"}:
+        return []
+    name = os.environ.get("SLURM_JOB_PARTITION")
     size = next((p.nodes for p in slurm.partitions() if p.name == name), 0)
-    return bad if size - len(bad) >= run.load_config().job.nodes else []
+    return bad if size - len(bad) >= job.nodes else []
 
 
-def requeue(run: RunDir, job: str, reason: str, exclude: list[str]) -> int:
+def requeue(run: RunDir, reason: str, exclude: list[str], avoided: bool = False) -> int:
     """Sends the job of this process back to the queue; returns the exit code."""
     signals.block()  # Slurm's SIGTERM must not come between the two commands of a requeue
     without = f" (without {', '.join(exclude)})" if exclude else ""
-    run.set_state("requeued", f"{reason}{without}", Exit.STOPPED)
+    run.set_state("requeued", f"{reason}{without}", Exit.STOPPED, avoided=avoided)
     print(f"slurmft: requeue: {reason}{without}", file=sys.stderr, flush=True)
     try:
-        slurm.requeue(job, exclude)
+        warning = slurm.requeue(slurm.job_name(os.environ), exclude)
     except SlurmftError as error:
         run.set_state("failed", f"{reason}; Slurm refuses to requeue: {error.message}", error.code)
         raise
+    if warning:
+        print(f"slurmft: {', '.join(exclude)} could not be left out: {warning}", file=sys.stderr)
     return Exit.STOPPED
 
 
@@ -157,23 +182,41 @@ def blame_lost_nodes(run: RunDir) -> None:
 
 def end_on_slurm(run: RunDir, code: int) -> int:
     """Requeues this script's own job, or returns its exit code."""
-    job = slurm.job_name(os.environ)
     state = slurm.job_state(os.environ["SLURM_JOB_ID"])
     if code != Exit.OK and state is not None and state.name not in ("RUNNING", "UNKNOWN"):
         # Cancelled, timed out, or requeued already by whoever ended the tasks: not ours to decide.
         print(f"slurmft: the job is {state.name.lower()}", file=sys.stderr)
         return code
+    await_failure(run, code)
+    if run.is_superseded(current_attempt()):
+        print("slurmft: a later attempt has begun: this one says nothing", file=sys.stderr)
+        return code
     verdict = judge(run, code)
     if verdict.state == "requeued":
-        return requeue(run, job, verdict.reason, excludable_hosts(run))
+        return requeue(run, verdict.reason, excludable_hosts(run))
     run.set_state(verdict.state, verdict.reason, verdict.code)
     return verdict.code
+
+
+def await_failure(run: RunDir, code: int) -> None:
+    """Gives a shared file system a moment to show what other nodes wrote."""
+    deadline = time.monotonic() + _FILE_LAG_S
+    while code not in (Exit.OK, Exit.STOPPED) and run.root_failure() is None:
+        if time.monotonic() > deadline:
+            return
+        with contextlib.suppress(OSError):  # a change of its own makes NFS read the folder anew
+            probe = run.failures / f".{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        time.sleep(0.5)
 
 
 def main(argv: list[str]) -> int:
     run = RunDir.open(argv[1])
     if argv[0] == "begin":
         return begin_on_slurm(run)
+    if argv[0] == "avoid":
+        return avoid_on_slurm(run)
     return end_on_slurm(run, int(argv[2]))
 
 

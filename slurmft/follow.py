@@ -83,7 +83,7 @@ class Follower:
             self._show_records()
             if time.monotonic() - asked >= every_s:
                 state = self._state()
-                if state.ended and not self._may_requeue(state):
+                if (state.ended or state.name == "LOST") and not self._may_requeue(state):
                     return state
                 if not state.ended:
                     self._may_requeue_until = math.inf
@@ -95,13 +95,11 @@ class Follower:
 
     def _state(self) -> JobState:
         state = self.launcher.job_state(self.job_id, self.run)
-        if state is not None:
+        if state is not None:  # UNKNOWN, too: a controller that is down may know it
             self._seen_at = time.monotonic()
             return state
         if time.monotonic() - self._seen_at > _LOST_AFTER_S:
-            return JobState(
-                name="FAILED", reason="neither queue nor accounting knows it", exit_code=1
-            )
+            return JobState(name="LOST", reason="neither queue nor accounting knows it")
         return JobState(name="UNKNOWN")
 
     def _may_requeue(self, state: JobState) -> bool:
@@ -132,9 +130,10 @@ class Follower:
                 print(f"model and records: {self.run.path}")
                 return Exit.OK
         error = job_error(self.run, self.job_id, state)
-        with contextlib.suppress(OSError):  # where the job could not say it itself
-            name = "cancelled" if error.code == Exit.CANCELLED else "failed"
-            self.run.set_state(name, error.message, error.code)
+        if state.ended:
+            with contextlib.suppress(OSError):  # where the job could not say it itself
+                name = "cancelled" if error.code == Exit.CANCELLED else "failed"
+                self.run.set_state(name, error.message, error.code)
         print(f"error: {error}", file=sys.stderr)
         return int(error.code)
 
@@ -159,6 +158,11 @@ def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
     if failure is not None and not (failure["echo"] and state.name != "FAILED"):
         return _failure_error(failure)
     recorded = run.get_state()
+    if recorded["state"] == "cancelled":
+        return SlurmftError(f"the job {job_id} was cancelled", _resume(run), Exit.CANCELLED)
+    if failure is None and state.name == "FAILED":
+        for line in _last_words(run, job_id):
+            print(line, file=sys.stderr)
     if recorded["state"] == "failed" and recorded["reason"]:
         return SlurmftError(recorded["reason"], _resume(run), recorded["exit_code"] or Exit.FAILED)
     message = f"the job {job_id} ended as {state.name}"
@@ -166,9 +170,6 @@ def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
         message += f": {state.reason}"
     if state.name == "COMPLETED":
         message += ", but left no result"
-    if state.name == "FAILED":
-        for line in _last_words(run, job_id):
-            print(line, file=sys.stderr)
     hint = _HINTS.get(state.name, f"logs: {run.logs} and {run.submitit}")
     if run.checkpoint_names():
         hint += f"; {_resume(run)}"
@@ -192,9 +193,9 @@ def _by(reason: str) -> str:
 
 
 def _last_words(run: RunDir, job_id: str) -> list[str]:
-    """The end of what the job's script itself wrote, before any rank could say more."""
+    """The end of what the job's script and tasks wrote, before any rank could say more."""
     words = []
-    for log in (run.submitit / f"{job_id}_0_log.err", run.logs / "job.log"):
+    for log in (*sorted(run.submitit.glob(f"{job_id}_*_log.err")), run.logs / "job.log"):
         with contextlib.suppress(OSError):
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
             words += [f"end of {log}:", *(f"  {line}" for line in lines[-8:])] if lines else []

@@ -20,7 +20,7 @@ from slurmft.profiles import NodeProfile
 from slurmft.rendezvous import Rendezvous
 from slurmft.rundir import ATTEMPT, RunDir, current_attempt
 from slurmft.sources import hub_in_reach, needs_hub
-from slurmft.watchdog import Hang, Watchdog
+from slurmft.watchdog import Watchdog
 
 LOCAL_NODE = "SLURMFT_LOCAL_NODE"
 """Set for a simulated node: its index among `--nodes`, on the loopback network."""
@@ -47,6 +47,14 @@ class NodeTask:
         self._torchrun: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> None:
+        """Becomes `python -m slurmft.node`: submitit's handlers, and threads that libraries have
+        started with no signal blocked, end with its program; the mask stays."""
+        signals.block()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(sys.executable, [sys.executable, "-u", "-m", "slurmft.node", self.run_dir])
+
+    def main(self) -> None:
         """Runs this node's share of the job; ends this process with the job's exit code."""
         signals.block()
         signals.listen(self._on_signal)
@@ -102,14 +110,16 @@ class NodeTask:
             start = log.tell()
             self._torchrun = process.start(command, env=environment, stdout=log, stderr=log)
             while (code := poll(self._torchrun)) is None:
-                if meeting.is_head and self.signal:
-                    self._say_stopping(run)
                 if run.is_superseded(current_attempt()):
                     return self._abandon(run)
+                if self.signal:  # again, in case torchrun was not there yet
+                    self._torchrun.send_signal(signals.RELAYED)
+                if meeting.is_head and self.signal:
+                    self._say_stopping(run)
                 if self.signal and self._is_over_elsewhere(run):
                     break
-                if hang := watchdog.check():
-                    return self._end_hang(run, hang, watchdog)
+                if watchdog.check() and self._end_hang(run, watchdog):
+                    return int(Exit.FAILED)
         if code is None:
             process.end(self._torchrun)
             return int(Exit.FAILED)
@@ -136,11 +146,14 @@ class NodeTask:
         print(f"a later attempt of {run.path} has begun: this one ends", file=sys.stderr)
         return int(Exit.FAILED)
 
-    def _end_hang(self, run: RunDir, hang: Hang, watchdog: Watchdog) -> int:
-        """Shows where the ranks of this node are, and kills them."""
+    def _end_hang(self, run: RunDir, watchdog: Watchdog) -> bool:
+        """Shows where the ranks of this node are, and kills them; not if they moved meanwhile."""
         assert self._torchrun is not None
         watchdog.dump(run)
-        host = os.uname().nodename
+        hang = watchdog.check()
+        if hang is None:
+            return False
+        host = host_name()
         error = SlurmftError(
             f"rank {hang.rank} hangs: {hang.words}",
             f"where its threads are: {run.stacks(hang.rank)}",
@@ -150,7 +163,7 @@ class NodeTask:
             run.add_failure(f"node {host}", error, echo=not hang.certain, bad_host=host)
         print(f"error: {error}", file=sys.stderr, flush=True)
         process.end(self._torchrun)
-        return int(Exit.FAILED)
+        return True
 
     def _conclude(self, run: RunDir, code: int, log: Path, start: int) -> int:
         """Records why torchrun failed on this node; returns the exit code of this task.
@@ -158,7 +171,7 @@ class NodeTask:
         When the ranks here only lost their peers, the node whose rank failed first gets a moment to
         say so: the end of this task makes srun end that one too.
         """
-        host = os.uname().nodename
+        host = host_name()
         where = f"node {host}"
         if code < 0:
             killed = SlurmftError(f"torchrun was killed by {name(-code)}", f"log: {log}")
@@ -167,7 +180,8 @@ class NodeTask:
             oom = " (out of memory?)" if signal_number == signal.SIGKILL else ""
             killed = SlurmftError(f"a rank was killed by {name(signal_number)}{oom}", f"log: {log}")
             # A rank that loses its peers may abort; who was killed otherwise is the cause.
-            run.add_failure(where, killed, echo=signal_number == signal.SIGABRT, bad_host=host)
+            # Its host is not blamed: memory runs out on any.
+            run.add_failure(where, killed, echo=signal_number == signal.SIGABRT, retry=True)
         deadline = time.monotonic() + _ECHO_WAIT_S
         while (failure := run.root_failure()) is None or failure["echo"]:
             if time.monotonic() > deadline:
@@ -178,7 +192,7 @@ class NodeTask:
             failure = run.add_failure(where, unknown)
         # Told by a file, too: other nodes see it before srun tells them.
         ended = SlurmftError("its ranks ended", code=failure["code"])
-        run.add_failure(where, ended, echo=True, bad_host=failure["bad_host"] and host)
+        run.add_failure(where, ended, echo=True, retry=failure["retry"])
         return int(failure["code"])
 
 
@@ -188,6 +202,11 @@ def poll(torchrun: subprocess.Popen[bytes]) -> int | None:
         return torchrun.wait(_POLL_S)
     except subprocess.TimeoutExpired:
         return None
+
+
+def host_name() -> str:
+    """This host, as Slurm names it; where there is no Slurm, as it names itself."""
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
 
 
 def name(signal_number: int) -> str:
@@ -202,7 +221,7 @@ def record(run: RunDir, error: Exception) -> int:
         shown = SlurmftError(f"{type(error).__name__}: {error}")
     print(trace or f"error: {shown}", file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):  # a full disk takes no record of itself
-        run.add_failure(f"node {os.uname().nodename}", shown, trace)
+        run.add_failure(f"node {host_name()}", shown, trace)
     return int(shown.code)
 
 
@@ -292,7 +311,7 @@ def torchrun_command(
 
 def main(argv: list[str]) -> None:
     """`python -m slurmft.node RUN_DIR`: the task of one node, started by whoever starts tasks."""
-    NodeTask(argv[0])()
+    NodeTask(argv[0]).main()
 
 
 if __name__ == "__main__":

@@ -107,11 +107,14 @@ class RunDir:
     ) -> None:
         """Records what the run is doing, with the time.
 
-        A final state is only left by submitting the run again. One process writes at a time: the
-        login node's until the job starts and after it ended, the head node's in between.
+        A final state is only left by submitting the run again, and "failed" by a job that starts
+        all the same. One process writes at a time: the login node's until the job starts and after
+        it ended, the head node's in between.
         """
         past = self.history()
-        if past and past[-1]["state"] in FINAL_STATES and state != "submitted":
+        last = past[-1]["state"] if past else ""
+        goes_on = state == "submitted" or (last == "failed" and state == "running")
+        if last in FINAL_STATES and not goes_on:
             return
         now = {"state": state, "time": time.time(), "reason": reason, "exit_code": exit_code}
         write_json(self.state, now | extra | {"history": [*past, now | extra]})
@@ -155,6 +158,7 @@ class RunDir:
         *,
         echo: bool = False,
         step: int = 0,
+        retry: bool = False,
         bad_host: str | None = None,
         attempt: int | None = None,
     ) -> dict[str, Any]:
@@ -166,7 +170,8 @@ class RunDir:
             trace: the traceback, of an error that nobody foresaw.
             echo: it only says that another process failed.
             step: the optimizer step at which it happened.
-            bad_host: the host that may be to blame: trying again, elsewhere, may help.
+            retry: the job may go on after a requeue: it was no error of the run itself.
+            bad_host: the host that may be to blame, by Slurm's name.
             attempt: the attempt that failed; the current one, if not given.
         """
         failure = {
@@ -177,6 +182,7 @@ class RunDir:
             "traceback": trace,
             "echo": echo,
             "step": step,
+            "retry": retry or bad_host is not None,
             "bad_host": bad_host,
             "attempt": current_attempt() if attempt is None else attempt,
             "time": time.time(),
@@ -194,12 +200,19 @@ class RunDir:
         """The failure that ended the last attempt: the first that is no echo of another's.
 
         When one rank dies, its neighbours see their connections close; those are echoes. What
-        happened before the ranks last met was overcome.
+        happened to ranks before they last met was overcome.
         """
-        marks = [read_json(self.attempt), read_json(self.started)]
-        marks += [state for state in self.history() if state["state"] == "submitted"]
-        since = max((float(mark["time"]) for mark in marks if mark), default=0.0)
-        found = [f for f in self.all_failures() if f["time"] >= since]
+        attempt, started = read_json(self.attempt), read_json(self.started)
+        submitted = [h["time"] for h in self.history() if h["state"] == "submitted"]
+        if attempt and submitted and attempt["time"] < submitted[-1]:
+            return None  # the job of a resume, whose attempt has not begun
+        number = attempt["number"] if attempt else 0
+        met = started["time"] if started and started["attempt"] == number else 0.0
+        found = [
+            f
+            for f in self.all_failures()
+            if f["attempt"] == number and not (f["where"].startswith("rank") and f["time"] < met)
+        ]
         found.sort(key=lambda f: (f["echo"], f["time"]))
         return found[0] if found else None
 

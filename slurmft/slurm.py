@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +18,10 @@ _ENDED = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "REVOKED", "TIMEOUT",
 }  # fmt: skip
+
+
+_QUEUED_AGAIN = ("PENDING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED")
+_NO_SUCH_JOB = re.compile("invalid job id", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +81,11 @@ def parse_partitions(text: str) -> list[Partition]:
 
 
 def job_state(job_id: str) -> JobState | None:
-    """The state of a job: from the queue, else from accounting; None where neither knows it."""
+    """The state of a job: from the queue, else from accounting; None where neither knows it.
+
+    UNKNOWN is the state of a job that a controller which gives no answer may yet know.
+    """
+    answered = True
     asked = (
         (parse_squeue, ("squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r")),
         (parse_sacct, ("sacct", "-nPX", f"--jobs={job_id}", "--format=State,ExitCode")),
@@ -84,12 +94,14 @@ def job_state(job_id: str) -> JobState | None:
     for parse, command in asked:
         try:
             state = parse(_call(*command))
-        except SlurmftError:
+        except SlurmftError as error:
+            if command[0] != "sacct" and not _NO_SUCH_JOB.search(error.message):
+                answered = False
             continue  # the job has left the queue, or the site keeps no accounting
         # squeue shows an ended job for a moment, but not its exit code.
         if state and not (parse is parse_squeue and state.ended):
             return state
-    return None
+    return None if answered else JobState(name="UNKNOWN")
 
 
 def parse_squeue(text: str) -> JobState | None:
@@ -146,17 +158,35 @@ def job_name(environment: Mapping[str, str]) -> str:
     return f"{array}_{task}" if array and task else environment["SLURM_JOB_ID"]
 
 
-def requeue(job: str, exclude: Sequence[str] = ()) -> None:
+def requeue(job: str, exclude: Sequence[str] = ()) -> str | None:
     """Sends a running job back to the queue, to run on other hosts than those given.
 
     Slurm answers with SIGTERM to the job's processes: a caller that is one of them must block it.
 
+    Returns:
+        A warning, if the job is queued but the hosts could not be excluded.
+
     Raises:
-        SlurmftError: Slurm refuses.
+        SlurmftError: Slurm refuses, or does not answer for minutes.
     """
-    _call("scontrol", "requeue", job)
-    if exclude:  # of a pending job only
+    for pause_s in (1, 5, 15, 30, 60, 0):
+        try:
+            _call("scontrol", "requeue", job)
+            break
+        except SlurmftError:
+            state = job_state(job)
+            if state is not None and state.name in _QUEUED_AGAIN:
+                break  # by somebody else, at the same moment
+            if not pause_s:
+                raise
+            time.sleep(pause_s)
+    if not exclude:
+        return None
+    try:  # of a pending job only
         _call("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(exclude)}")
+    except SlurmftError as error:
+        return error.message
+    return None
 
 
 def down_hosts(hosts: Sequence[str]) -> list[str]:
@@ -173,7 +203,7 @@ def down_hosts(hosts: Sequence[str]) -> list[str]:
 def parse_down_hosts(text: str) -> list[str]:
     """From lines of `sinfo --Node --format=%N|%T`; "down*" is a node that does not answer."""
     pairs = (line.strip().split("|") for line in text.splitlines() if "|" in line)
-    return sorted({name for name, state in pairs if "down" in state or state.endswith("*")})
+    return sorted({name for name, state in pairs if state == "down" or state.endswith("*")})
 
 
 def _call(*command: str) -> str:

@@ -350,8 +350,8 @@ class Training:
         }
         scaler = self.accelerator.scaler
         counts = self.reporter.counts()
-        for name in ("tokens", "padded_tokens"):
-            counts[name] = sum(rank["counts"][name] for rank in ranks)
+        for kind in ("tokens", "padded_tokens"):
+            counts[kind] = sum(rank["counts"][kind] for rank in ranks)
         state = {
             "step": self.position.step,
             "position": dataclasses.asdict(self.position),

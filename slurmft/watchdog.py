@@ -23,6 +23,9 @@ _PREFIX = "slurmft-"
 
 _DUMP_S = 3.0
 """How long ranks get to write their stacks, and other nodes to notice the hang, too."""
+_ASLEEP_S = 10
+"""A watchdog that did not look for so long was stopped itself."""
+
 _SLOW_STEPS = 20
 """A rank may take this many times its slowest step."""
 
@@ -43,12 +46,17 @@ class Watchdog:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
+        self._checked_at = self._awake_since = time.monotonic()
         place = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
         remove_stale(place)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
 
     def check(self) -> Hang | None:
         """The hang of this node's ranks; None: they are at work."""
+        now = time.monotonic()
+        if now - self._checked_at > _ASLEEP_S:  # the whole job was suspended: nobody did a step
+            self._awake_since = now
+        self._checked_at = now
         if not self._timeout_s:
             return None
         beats = {rank: beat for rank in self.ranks() if (beat := self._beat(rank))}
@@ -94,7 +102,7 @@ class Watchdog:
 
     def _is_late(self, beat: heartbeat.Beat) -> bool:
         limit_s = max(self._timeout_s, _SLOW_STEPS * beat.slowest_s) * beat.patience
-        return time.monotonic() - beat.time > limit_s
+        return time.monotonic() - max(beat.time, self._awake_since) > limit_s
 
 
 def remove_stale(place: Path) -> None:

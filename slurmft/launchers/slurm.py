@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from slurmft import launchers, slurm
+from slurmft import attempt, launchers, slurm
 from slurmft.config import JobConfig, RunConfig, options
 from slurmft.errors import Exit, SlurmftError
 from slurmft.node import NodeTask
@@ -20,10 +20,11 @@ from slurmft.slurm import JobState
 
 def sbatch_text(config: RunConfig, run: RunDir) -> str:
     """The sbatch script of a run."""
-    python = shlex.quote(sys.executable)
+    python, path = shlex.quote(sys.executable), shlex.quote(str(run.path))
     log = f"{run.submitit}/%j_%t_log"
     # sbatch may have kept the environment of the submission from this script (--export=NONE).
     srun = ["srun", "--export=ALL", "--unbuffered", "--kill-on-bad-exit=1", "--wait=60"]
+    srun += ["--open-mode=append"]
     srun += ["--output", f"{log}.out", "--error", f"{log}.err"]
     options = all_options(config, run)
     lines = ["#!/bin/bash", "", *(f"#SBATCH {_option(k, v, shlex.quote)}" for k, v in options), ""]
@@ -34,10 +35,13 @@ def sbatch_text(config: RunConfig, run: RunDir) -> str:
         lines += ['export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"']
     lines += [
         "# this script runs on the first node, where the others will meet",
-        f"found=$({python} -m slurmft.attempt begin {shlex.quote(str(run.path))}) || exit",
+        f"found=$({python} -m slurmft.attempt begin {path}); code=$?",
+        f"[ $code = {attempt.AVOID} ] && exec {python} -m slurmft.attempt avoid {path}",
+        "[ $code = 0 ] || exit $code",
         "export $found SUBMITIT_EXECUTOR=slurm",
+        "trap : USR2 TERM  # bash waits for srun: the last line decides",
         f"{shlex.join(srun)} {python} -u -m submitit.core._submit {shlex.quote(str(run.submitit))}",
-        f'exec {python} -m slurmft.attempt end {shlex.quote(str(run.path))} "$?"',
+        f'exec {python} -m slurmft.attempt end {path} "$?"',
     ]
     return "\n".join(lines) + "\n"
 
@@ -135,5 +139,6 @@ def job_state(job_id: str, run: RunDir) -> JobState | None:
 
 
 def cancel(job_id: str, run: RunDir) -> None:
-    """scancel."""
+    """scancel; a job that it ends has no time to say so itself."""
     slurm.cancel(job_id)
+    run.set_state("cancelled", "by slurmft cancel", Exit.CANCELLED)
