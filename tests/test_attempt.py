@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from slurmft import attempt, slurm
 from slurmft.config import JobConfig, RunConfig, TrainConfig
 from slurmft.errors import Exit, SlurmftError
-from slurmft.rundir import RunDir
+from slurmft.rundir import RunDir, write_json
 
 
 def make(tmp_path: Path, **job: object) -> RunDir:
@@ -116,9 +117,36 @@ def test_cancelled_stays_cancelled(tmp_path: Path) -> None:
 def test_overcome_failures_are_no_reason(tmp_path: Path) -> None:
     run = make(tmp_path)
     begin(run)
-    fail(run)
-    run.mark_started()  # the ranks met again
+    run.add_failure("rank 0 on n1", SlurmftError("it broke"), attempt=1)
+    assert run.root_failure() is not None
+    write_json(run.started, {"time": time.time(), "attempt": 1})  # the ranks met again
     assert run.root_failure() is None
+    begin(run)
+    fail(run)
+    assert run.root_failure() is not None
+    run.set_state("failed")
+    run.set_state("submitted", "resumed")
+    assert run.root_failure() is None  # of a job that has not begun
+
+
+def test_error_before_the_tasks_is_final(tmp_path: Path) -> None:
+    """A missing package, say: nothing that a requeue would cure."""
+    run = make(tmp_path)
+    begin(run)
+    verdict = attempt.judge(run, 1)
+    assert (verdict.state, verdict.reason) == ("failed", "the tasks ended with code 1")
+    assert attempt.judge(run, 137).state == "requeued"  # a signal is another matter
+    save(run, 5)
+    assert attempt.judge(run, 1).state == "requeued"
+
+
+def test_failed_run_whose_job_starts_all_the_same_runs(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    begin(run)
+    run.set_state("failed", "the controller gave no answer")
+    assert begin(run) == 2
+    assert attempt.end(run, 0).state == "finished"
+    assert run.get_state()["state"] == "finished"
 
 
 def test_host_is_bad_after_two_attempts(tmp_path: Path) -> None:
