@@ -209,26 +209,29 @@ def test_interface_that_is_not_there(idle_cluster: Cluster, tmp_path: Path) -> N
 
 def test_flags_win_over_sbatch_variables(idle_cluster: Cluster, tmp_path: Path) -> None:
     """sbatch prefers its environment to what its script says."""
-    env = {"SBATCH_PARTITION": "urgent", "SBATCH_TIMELIMIT": "3", "SBATCH_REQUEUE": "1"}
+    env = {"SBATCH_PARTITION": "urgent", "SBATCH_TIMELIMIT": "3", "SBATCH_NO_REQUEUE": "1"}
     arguments = ("--partition", "batch", "--time", "7", "--sbatch", "hold", *QUICK)
     done = conftest.slurmft(
         "submit", "--runs-dir", str(tmp_path), *arguments, env=idle_cluster.env | env
     )
     job = json.loads(done.run.job.read_text())["id"]
     shown = idle_cluster.run(["scontrol", "show", "job", job]).stdout
-    for text in ("Partition=batch", "TimeLimit=00:07:00", "Requeue=0"):
+    for text in ("Partition=batch", "TimeLimit=00:07:00", "Requeue=1"):
         assert text in shown
     assert slurmft(idle_cluster, "cancel", str(done.run.path)).code == 0
 
 
 def test_time_limit(idle_cluster: Cluster, tmp_path: Path) -> None:
-    """A time-out is no cancellation, though its ranks get the same signal."""
-    job = Following("--runs-dir", str(tmp_path), *LONG, "--time", "1", env=idle_cluster.env)
+    """The run stops in time, saves, and says how to go on."""
+    flags = ("--time", "1", "--no-requeue")
+    job = Following("--runs-dir", str(tmp_path), *LONG, *flags, env=idle_cluster.env)
     job.until("step 1/")
     code, text = job.end(timeout_s=110)
-    assert code != 0
-    assert "ended as TIMEOUT" in text
-    assert "ask for more time: --time" in text
+    assert code == 75
+    assert "stopping after step" in text
+    assert "not requeued (--no-requeue)" in text
+    assert f"slurmft resume {job.run.path}" in text
+    assert job.run.checkpoint_names()
     assert_nodes_are_clean(idle_cluster)
 
 
