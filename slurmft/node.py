@@ -20,7 +20,7 @@ from slurmft.profiles import NodeProfile
 from slurmft.rendezvous import Rendezvous
 from slurmft.rundir import ATTEMPT, RunDir, current_attempt
 from slurmft.sources import hub_in_reach, needs_hub
-from slurmft.watchdog import Watchdog
+from slurmft.watchdog import Watchdog, hang_marker
 
 LOCAL_NODE = "SLURMFT_LOCAL_NODE"
 """Set for a simulated node: its index among `--nodes`, on the loopback network."""
@@ -35,6 +35,7 @@ _STOP_TIMEOUT_S = 5
 """Between torchrun's SIGTERM and SIGKILL to the ranks of a failed node."""
 
 _POLL_S = 0.5
+_LOOK_EVERY_S = 2.0
 
 
 class NodeTask:
@@ -107,11 +108,15 @@ class NodeTask:
         """Runs torchrun to its end, or ends it; returns the exit code of this task."""
         log_path = run.logs / f"node-{meeting.node_rank:03d}.log"
         with open(log_path, "ab") as log:
-            start = log.tell()
+            start, look_at = log.tell(), 0.0
             self._torchrun = process.start(command, env=environment, stdout=log, stderr=log)
             while (code := poll(self._torchrun)) is None:
-                if run.is_superseded(current_attempt()):
-                    return self._abandon(run)
+                if time.monotonic() >= look_at:  # not every node at the shared files all the time
+                    look_at = time.monotonic() + _LOOK_EVERY_S
+                    if run.is_superseded(current_attempt()):
+                        return self._abandon(run)
+                    if hang_marker(run).exists():
+                        watchdog.dump(run)
                 if self.signal:  # again, in case torchrun was not there yet
                     self._torchrun.send_signal(signals.RELAYED)
                 if meeting.is_head and self.signal:

@@ -17,12 +17,15 @@ from pathlib import Path
 
 from slurmft import heartbeat
 from slurmft.progress import duration
-from slurmft.rundir import RunDir
+from slurmft.rundir import RunDir, current_attempt
 
 _PREFIX = "slurmft-"
 
-_DUMP_S = 3.0
-"""How long ranks get to write their stacks, and other nodes to notice the hang, too."""
+_STOPPED = ("T", "t")
+"""States of a process that got SIGSTOP, or is being debugged."""
+
+_DUMP_S = 5.0
+"""How long ranks get to write their stacks, and other nodes to be told of the hang."""
 _ASLEEP_S = 10
 """A watchdog that did not look for so long was stopped itself."""
 
@@ -46,6 +49,7 @@ class Watchdog:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
+        self._dumped = False
         self._checked_at = self._awake_since = time.monotonic()
         place = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
         remove_stale(place)
@@ -60,11 +64,11 @@ class Watchdog:
         if not self._timeout_s:
             return None
         beats = {rank: beat for rank in self.ranks() if (beat := self._beat(rank))}
-        late = [rank for rank, beat in beats.items() if self._is_late(beat)]
+        late = [rank for rank, beat in beats.items() if self._is_late(rank, beat)]
         if not late:
             return None
         # Of ranks that wait for each other, the first to fall silent is the one waited for.
-        stopped = [rank for rank in late if process_state(self._pid(rank)) in ("T", "t")]
+        stopped = [rank for rank in late if process_state(self._pid(rank)) in _STOPPED]
         rank = min(stopped or late, key=lambda r: (beats[r].step, beats[r].time))
         beat = beats[rank]
         words = f"no step for {duration(time.monotonic() - beat.time)} ({beat.phase}"
@@ -74,7 +78,13 @@ class Watchdog:
         return Hang(rank, words, bool(stopped))
 
     def dump(self, run: RunDir) -> None:
-        """Writes the stacks of all this node's ranks into the run directory."""
+        """Writes the stacks of all this node's ranks into the run directory, once; other nodes see
+        `hang_marker` and do so, too."""
+        if self._dumped:
+            return
+        self._dumped = True
+        with contextlib.suppress(OSError):
+            hang_marker(run).touch()
         for rank in self.ranks():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid(rank), signal.SIGUSR1)  # faulthandler answers, without the GIL
@@ -100,9 +110,16 @@ class Watchdog:
     def _beat(self, rank: int) -> heartbeat.Beat | None:
         return heartbeat.read(self.folder / f"beat-{rank}")
 
-    def _is_late(self, beat: heartbeat.Beat) -> bool:
-        limit_s = max(self._timeout_s, _SLOW_STEPS * beat.slowest_s) * beat.patience
+    def _is_late(self, rank: int, beat: heartbeat.Beat) -> bool:
+        limit_s = self._timeout_s * beat.patience
+        if process_state(self._pid(rank)) not in _STOPPED:  # those wait for nothing
+            limit_s = max(limit_s, _SLOW_STEPS * beat.slowest_s * beat.patience)
         return time.monotonic() - max(beat.time, self._awake_since) > limit_s
+
+
+def hang_marker(run: RunDir) -> Path:
+    """The file that tells all nodes of an attempt to show where their ranks are."""
+    return run.logs / f"hang-{current_attempt()}"
 
 
 def remove_stale(place: Path) -> None:
