@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import time
 from dataclasses import dataclass
@@ -69,7 +70,9 @@ def judge(run: RunDir, code: int) -> Verdict:
         return Verdict("finished", "", Exit.OK)
     if run.get_state()["state"] == "cancelled":
         return Verdict("cancelled", run.get_state()["reason"], Exit.CANCELLED)
-    if code != Exit.STOPPED and failure and not failure["retry"]:
+    # Where ranks only lost their neighbours, a node may have gone without a word.
+    own = failure is not None and not failure["retry"] and not failure["echo"]
+    if code != Exit.STOPPED and failure and own:
         return Verdict("failed", f"{failure['where']}: {failure['message']}", failure["code"])
     by_itself = failure is None and code not in (Exit.STOPPED, *range(128, 256))
     if by_itself and newest_checkpoint(run) is None:  # its tasks never came so far as to say why
@@ -115,7 +118,7 @@ def _no_progress(stalled: int, reason: str, code: int = Exit.FAILED) -> Verdict:
 
 
 def _resume_hint(run: RunDir) -> str:
-    return f"look into {run.logs}; then: slurmft resume {run.path}"
+    return f"look into {run.logs}; then: slurmft resume {shlex.quote(str(run.path))}"
 
 
 # --- on Slurm -------------------------------------------------------------------------------------

@@ -194,7 +194,7 @@ class NodeTask:
             time.sleep(0.1)
         if failure is None:
             unknown = SlurmftError(f"torchrun ended with exit code {code}", f"log: {log}")
-            failure = run.add_failure(where, unknown)
+            failure = run.add_failure(where, unknown, retry=bool(run.checkpoint_names()))
         # Told by a file, too: other nodes see it before srun tells them.
         ended = SlurmftError("its ranks ended", code=failure["code"])
         run.add_failure(where, ended, echo=True, retry=failure["retry"])

@@ -73,6 +73,14 @@ def test_fault_of_a_host_is_not(tmp_path: Path) -> None:
     assert attempt.end(run, 3).state == "requeued"
 
 
+def test_ranks_that_only_lost_others_are_requeued(tmp_path: Path) -> None:
+    """Why is not known: a node may have gone without a word."""
+    run = make(tmp_path)
+    begin(run)
+    fail(run, echo=True)
+    assert attempt.end(run, 1).state == "requeued"
+
+
 def test_limit_counts_attempts_without_progress_only(tmp_path: Path) -> None:
     run = make(tmp_path, max_requeues=1)
     for step in range(1, 5):  # with progress: as often as it takes
