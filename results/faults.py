@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from tests.cluster import Cluster
 from tests.conftest import Following
-from tests.faults import BASE, EVERY, FAULTS, Fault, SmallDisk, recovery_s, steps_lost
+from tests.faults import BASE, FAULTS, Fault, SmallDisk, recovery_s, steps_lost
 from tests.models import write_emotion, write_model
 from tests.test_resume import assert_same
 from tests.test_slurm_jobs import assert_nodes_are_clean
@@ -57,7 +57,7 @@ class Table:
             fault.harm(self.cluster, job)
             self.end(job)
             assert_same(job.run, undisturbed.run)
-            self.add(fault.name, job, recovery_s(job.run, began), EVERY if fault.flags else None)
+            self.add(fault.name, job, recovery_s(job.run, began), interval(fault))
 
     def add(self, name: str, job: Following, seconds: float | None, every: int | None) -> None:
         row = {
@@ -85,6 +85,12 @@ class Table:
             self.end(job)
             assert_same(job.run, undisturbed.run)
         self.add("two jobs on the same nodes", jobs[0], None, None)
+
+
+def interval(fault: Fault) -> int | None:
+    """Steps between the checkpoints of a fault's run."""
+    name = "--checkpoint-every-steps"
+    return int(fault.flags[fault.flags.index(name) + 1]) if name in fault.flags else None
 
 
 def describe(row: dict[str, Any]) -> str:
