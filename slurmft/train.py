@@ -151,6 +151,7 @@ class Training:
         """One pass over the data, or what is left of it, or of the step limit."""
         at = self.position
         self.model.train()
+        self.boundary.begin()
         self.reporter.begin_window()
         self.clock.restart()
         for samples in self._global_batches(at.epoch, at.batch):
@@ -177,7 +178,10 @@ class Training:
         decision = self.boundary.decide()
         if decision.signal:
             raise StopAgreed(decision)
-        if decision.save:
+        every = self.config.checkpoint_every_steps
+        training = self.position.phase == "train"
+        by_steps = every and training and self.position.step % every == 0  # nothing to agree on
+        if decision.save or by_steps:
             self._checkpoint()
 
     def _global_batches(self, epoch: int, done: int) -> Iterator[Any]:
@@ -267,6 +271,7 @@ class Training:
         before = self.predicted
         found = [np.empty(0, dtype=np.int64)]
         self.bare_model.eval()
+        self.boundary.begin()
         for start in range(0, max(sizes), size):  # as many boundaries on every rank
             self.boundary.ask(self.stop.signal, self._checkpoint_is_due())
             indices = mine[start : start + size]
@@ -288,15 +293,11 @@ class Training:
     # --- checkpoints ------------------------------------------------------------------------------
 
     def _checkpoint_is_due(self) -> bool:
-        """Asked before a step, of the main rank: the checkpoint is of the state after it."""
+        """Whether it is time, on the main rank; the checkpoint is of the state after this step."""
         if not self.world.is_main:
             return False
         self._pass_on_warnings()
-        every = self.config.checkpoint_every_steps
-        by_steps = (
-            every and self.position.phase == "train" and (self.position.step + 1) % every == 0
-        )
-        return bool(by_steps) or self.saver.is_due()
+        return self.saver.is_due()
 
     def _pass_on_warnings(self) -> None:
         for text in self.saver.messages():
