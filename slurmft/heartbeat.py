@@ -14,7 +14,7 @@ from pathlib import Path
 FOLDER = "SLURMFT_NODE_FOLDER"
 """Variable with the folder of a node's heartbeats."""
 
-_LAYOUT = struct.Struct("<dddq16s")
+_LAYOUT = struct.Struct("<ddq16s")
 _PATIENCE = {"start": 6.0, "save": 6.0}
 """How many times longer than a step these phases may take: imports, tokenizing and compilation;
 the last save."""
@@ -28,9 +28,13 @@ class Beat:
     """On CLOCK_MONOTONIC, which all processes of a node share."""
     slowest_s: float
     """The longest time that this rank took from one beat to the next, but for patient phases."""
-    patience: float
     step: int
     phase: str
+
+    @property
+    def patience(self) -> float:
+        """How many times longer than a step this phase may take."""
+        return _PATIENCE.get(self.phase, 1.0)
 
 
 class Heart:
@@ -53,8 +57,7 @@ class Heart:
             self.slowest_s = max(self.slowest_s, now - self._last)
         self._last, self._phase = now, phase
         if self._map is not None:
-            patience = _PATIENCE.get(phase, 1.0)
-            _LAYOUT.pack_into(self._map, 0, now, self.slowest_s, patience, step, phase.encode())
+            _LAYOUT.pack_into(self._map, 0, now, self.slowest_s, step, phase.encode())
 
 
 def read(path: Path) -> Beat | None:
@@ -65,5 +68,5 @@ def read(path: Path) -> Beat | None:
         return None
     if len(data) < _LAYOUT.size:
         return None
-    when, slowest_s, patience, step, phase = _LAYOUT.unpack(data)
-    return Beat(when, slowest_s, patience, step, phase.rstrip(b"\0").decode()) if when else None
+    when, slowest_s, step, phase = _LAYOUT.unpack(data)
+    return Beat(when, slowest_s, step, phase.rstrip(b"\0").decode()) if when else None

@@ -1,8 +1,8 @@
-"""What the ranks agree on at every step boundary: to stop, or to save a checkpoint.
+"""What the ranks agree on between steps: to stop, or to save a checkpoint.
 
 A signal reaches ranks at different moments; if each acted by itself, they would enter the
 collective save at different steps, and hang. So they reduce their wishes. The reduction runs beside
-the step, on a group of its own: the training loop never waits for it.
+the step, on a group of its own (what it costs: results/overhead.py).
 """
 
 from __future__ import annotations

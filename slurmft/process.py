@@ -30,6 +30,15 @@ def start(command: Sequence[str], **kwargs: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, preexec_fn=before_exec, **kwargs)
 
 
+def stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat after the program's name, the state first; None: no process."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
 def end(child: subprocess.Popen[bytes]) -> None:
     """Kills a child; the processes that it started by `start` or as ranks go with it."""
     child.kill()

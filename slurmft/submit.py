@@ -226,7 +226,8 @@ def resume(run: RunDir, flags: dict[str, Any], argv: list[str]) -> str:
     state = launchers.get(cluster).job_state(job_id, run)
     if state is not None and not state.ended:
         raise UsageError(
-            f"the job {job_id} of this run is {state.name.lower()}", f"slurmft cancel {run.path}"
+            f"the job {job_id} of this run is {state.name.lower()}",
+            f"slurmft cancel {shlex.quote(str(run.path))}",
         )
     job = dataclasses.replace(old.job, **flags)
     again = [*old.submission.get("resumed", []), provenance("resume", argv)]

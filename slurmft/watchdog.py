@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmft import heartbeat
+from slurmft import heartbeat, process
 from slurmft.progress import duration
 from slurmft.rundir import RunDir, current_attempt
 
@@ -132,10 +132,8 @@ def remove_stale(place: Path) -> None:
 
 def process_state(pid: int) -> str:
     """The kernel's letter for a process: R, S, D, T, Z; "gone" for none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "gone"
+    fields = process.stat(pid)
+    return "gone" if fields is None else fields[0]
 
 
 def kernel_view(pid: int) -> str:

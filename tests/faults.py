@@ -19,6 +19,7 @@ from slurmft import heartbeat
 from slurmft.rundir import RunDir
 from tests.cluster import Cluster
 from tests.conftest import Following, records
+from tests.test_resume import rank_pids
 
 Harm = Callable[[Cluster, Following], None]
 
@@ -152,12 +153,7 @@ def _damage(run: RunDir, flip: bool) -> None:
 
 
 def _pause(run: RunDir) -> list[int]:
-    pids = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            if f"-m slurmft.rank {run.path}" in line and "torchrun" not in line:
-                pids.append(int(folder.name))
+    pids = rank_pids(run)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     return pids

@@ -216,8 +216,5 @@ def _alive(run: RunDir) -> bool:
 
 def _start_time(pid: int) -> str | None:
     """When a process started, in clock ticks since boot; None for no process or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else fields[19]
+    fields = process.stat(pid)
+    return None if fields is None or fields[0] == "Z" else fields[19]
