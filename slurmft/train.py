@@ -76,7 +76,8 @@ class Training:
         self.job = run_dir.load_config().job
         self.world = dist.init(self.config.backend)
         self.position = Position()
-        self.predicted = Predicted.none()
+        self.predicted: list[Predicted] = []
+        """Of the evaluation under way: from before a resume, then of every batch of this rank."""
         self.boundary = Boundary(self.world)
         self._warned_of_lead = False
         precision = choose_precision(self.config.precision, self.world)
@@ -236,7 +237,7 @@ class Training:
         if self.world.is_main:
             metrics.preload()
         self.clock.restart()
-        before = self.predicted
+        before = Predicted.union(self.predicted)
         left = np.setdiff1d(np.arange(len(self.data.validation)), before.samples)
         sizes = share_sizes(len(left), self.world.size)
         gathered = self.world.gather(self._predictions(left, sizes), sizes)
@@ -244,13 +245,13 @@ class Training:
 
         def compute() -> dict[str, float]:
             assert gathered is not None  # on the main rank, which alone computes
-            predictions = before.with_others(left, gathered)
-            return self.task.compute(predictions.in_order(), self.data.validation.labels)
+            whole = Predicted.union([before, Predicted(left, gathered)])  # sorted by sample
+            return self.task.compute(whole.values, self.data.validation.labels)
 
         at.metrics = metrics.share_metrics(
             self.world, self.task.metric_names, compute, self.clock.lap
         )
-        self.predicted = Predicted.none()
+        self.predicted = []
         at.phase = "done" if at.step == self.plan.total_steps else "train"
         self.reporter.epoch(at.epoch, at.metrics)
         value = at.metrics[self.task.metric_names[0]]
@@ -268,7 +269,6 @@ class Training:
         assert size is not None
         first = sum(sizes[: self.world.rank])
         mine = left[first : first + sizes[self.world.rank]]
-        before = self.predicted
         found = [np.empty(0, dtype=np.int64)]
         self.bare_model.eval()
         self.boundary.begin()
@@ -277,9 +277,8 @@ class Training:
             indices = mine[start : start + size]
             if len(indices):
                 found.append(self._predict(indices))
-            done = np.concatenate(found)
-            self.predicted = before.with_others(mine[: len(done)], done)
-            self.reporter.evaluating(len(done), len(mine))
+                self.predicted.append(Predicted(indices, found[-1]))
+            self.reporter.evaluating(min(start + size, len(mine)), len(mine))
             self._pass_boundary()
         return np.concatenate(found)
 
@@ -334,7 +333,7 @@ class Training:
         mine = {
             "rng": rng_state(self.world.device),
             "counts": self.reporter.counts(),
-            "predicted": self.predicted,
+            "predicted": Predicted.union(self.predicted),
         }
         ranks = self.world.gather_objects(mine)
         if not self.world.is_main:
@@ -409,7 +408,7 @@ class Training:
             counts |= {"tokens": 0, "padded_tokens": 0}
         self.reporter.set_counts(counts)
         self.clock.seconds.update(state["phases_s"])
-        self.predicted = Predicted.from_tensors(found.tensors["predicted"])
+        self.predicted = [Predicted.from_tensors(found.tensors["predicted"])]
         self.reporter.resumed(found.name, self.position.step, self._changes(state))
 
     def _changes(self, state: dict[str, Any]) -> list[str]:
@@ -498,15 +497,12 @@ class Predicted:
     """int64, (n,)"""
 
     @classmethod
-    def none(cls) -> Predicted:
-        return cls(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
-
-    @classmethod
     def union(cls, parts: list[Predicted]) -> Predicted:
-        """All parts; what several have is taken once."""
-        samples = np.concatenate([p.samples for p in parts])
+        """All parts, sorted by sample; what several have is taken once."""
+        none = np.empty(0, dtype=np.int64)
+        samples = np.concatenate([none, *(p.samples for p in parts)])
         unique, first = np.unique(samples, return_index=True)
-        return cls(unique, np.concatenate([p.values for p in parts])[first])
+        return cls(unique, np.concatenate([none, *(p.values for p in parts)])[first])
 
     @classmethod
     def from_tensors(cls, tensors: Tensors) -> Predicted:
@@ -514,13 +510,6 @@ class Predicted:
 
     def tensors(self) -> Tensors:
         return {"samples": torch.from_numpy(self.samples), "values": torch.from_numpy(self.values)}
-
-    def with_others(self, samples: np.ndarray, values: np.ndarray) -> Predicted:
-        return Predicted.union([self, Predicted(samples, values)])
-
-    def in_order(self) -> np.ndarray:
-        """The values, by index of the sample."""
-        return self.values[np.argsort(self.samples)]
 
 
 def checkpoint_name(step: int, predicted: int, evaluated: bool) -> str:
