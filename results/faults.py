@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,14 @@ from tests.faults import BASE, FAULTS, Fault, SmallDisk, recovery_s, steps_lost
 from tests.models import write_emotion, write_model
 from tests.test_resume import assert_same
 from tests.test_slurm_jobs import assert_nodes_are_clean
+
+SITES: dict[str, dict[str, Any]] = {
+    "preemption with GraceTime=0": {"grace_time_s": 0},
+    "preemption with preempt_send_user_signal": {
+        "extra_conf": ["SlurmctldParameters=preempt_send_user_signal"]
+    },
+}
+"""Sites that preempt in other ways than the test cluster does."""
 
 SHORT, LONG = ("--epochs", "12"), ("--epochs", "120")
 
@@ -113,6 +122,19 @@ def main(part: str) -> None:
             table.two_jobs(undisturbed)
     if not part:
         save("faults", {"steps": 612, "nodes": 2, "rows": table.rows})
+    rows = [row for site in SITES if part in site for row in preemption(site)]
+    if rows:
+        save("faults_preemption", {"steps": 612, "nodes": 2, "rows": rows})
+
+
+def preemption(site: str) -> list[dict[str, Any]]:
+    """The first fault, at another kind of site."""
+    fault = replace(FAULTS[0], name=site)
+    with tempfile.TemporaryDirectory() as name, Cluster(nodes=4, **SITES[site]) as cluster:
+        table = Table(cluster, Path(name))
+        undisturbed = table.end(table.start(table.folder / "undisturbed", *SHORT))
+        table.fault(fault, undisturbed)
+    return table.rows
 
 
 if __name__ == "__main__":

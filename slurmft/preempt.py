@@ -32,7 +32,7 @@ class Decision:
 
 GO_ON = Decision(0, 0, False)
 
-_ASK_EVERY_S, _MOST_STEPS = 0.25, 50
+_ASK_EVERY_S, _MOST_STEPS = 0.5, 50
 """How long a stop may wait for the next question, and for how many steps at most."""
 
 
