@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NoReturn
 
 from slurmft.config import JobConfig, TrainConfig, flag, is_repeatable, options, value_type
@@ -53,11 +53,18 @@ class Parser(argparse.ArgumentParser):
         return [f for action in self._actions for f in action.option_strings if f.startswith("--")]
 
 
-def add_options(parser: Parser, config: type[TrainConfig] | type[JobConfig], title: str) -> None:
-    """Adds a flag for every field of a configuration; absent flags leave no attribute behind."""
+def add_options(
+    parser: Parser,
+    config: type[TrainConfig] | type[JobConfig],
+    title: str,
+    only: Collection[str] | None = None,
+) -> None:
+    """Adds a flag for every field of a configuration, or some; absent flags leave no attribute
+    behind."""
     group = parser.add_argument_group(title)
     for name, option in options(config).items():
-        group.add_argument(flag(name), dest=name, **_argument(option))
+        if only is None or name in only:
+            group.add_argument(flag(name), dest=name, **_argument(option))
 
 
 def _argument(option: dataclasses.Field[Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from slurmft.errors import UsageError, unknown
+from slurmft.filesystem import LOCK_PRIMITIVES
 from slurmft.recipes import RECIPES, presets
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
@@ -178,6 +179,11 @@ class JobConfig:
         120,
         "stop, save and requeue this long before the time limit (at most a third of --time)",
         metavar="SECONDS",
+    )
+    file_locks: str = option(
+        "auto",
+        "locks of the Hugging Face caches: auto takes what holds between the nodes there",
+        choices=("auto", *LOCK_PRIMITIVES),
     )
     requeue: bool = option(True, "queue the job again after a stop or a node's death, to go on")
     max_requeues: int = option(

@@ -42,23 +42,28 @@ class World:
         return self.rank == 0
 
     def on_main(self, work: Callable[[], Any]) -> None:
-        """Runs `work` on the main rank while the others wait.
+        """Runs `work` on the main rank while the others wait; see `on_some`."""
+        self.on_some(self.is_main, work)
+
+    def on_some(self, chosen: bool, work: Callable[[], Any]) -> None:
+        """Runs `work` on the ranks that are chosen, while the others wait.
 
         Raises:
-            Exception: on the main rank, whatever `work` raises.
-            PeerFailedError: on the others, if it raised there. Nobody hangs.
+            Exception: on a chosen rank, whatever `work` raises.
+            PeerFailedError: on the others, if it raised anywhere; with those words. Nobody hangs.
         """
         error: Exception | None = None
-        if self.is_main:
+        if chosen:
             try:
                 work()
             except Exception as caught:
                 error = caught
-        failed = self.share_object(error is not None)
+        words = self.all_objects(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
-        if failed:
-            raise PeerFailedError("the main rank failed")
+        for rank, said in enumerate(words):
+            if said:
+                raise PeerFailedError(f"rank {rank} failed: {said}")
 
     def broadcast(self, values: Sequence[float] | None, count: int) -> list[float]:
         """The main rank's `count` floats, on every rank, as doubles. Others pass anything."""
@@ -84,10 +89,16 @@ class World:
         dist.gather_object(value, found if self.is_main else None, dst=0, group=self.control)
         return found
 
-    def share_object(self, value: Any) -> Any:
-        """The main rank's value, on every rank. Others pass anything."""
+    def all_objects(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank, on every rank."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self.control)
+        return found
+
+    def share_object(self, value: Any, source: int = 0) -> Any:
+        """One rank's value, on every rank. Others pass anything."""
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.control)
+        dist.broadcast_object_list(box, src=source, group=self.control)
         return box[0]
 
     def share_tensors(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

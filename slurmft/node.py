@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurmft import heartbeat, process, rendezvous, signals
+from slurmft import heartbeat, locks, process, rendezvous, signals
 from slurmft.config import JobConfig
 from slurmft.errors import Exit, SlurmftError
 from slurmft.profiles import NodeProfile
@@ -87,6 +87,7 @@ class NodeTask:
         environment = training_environment(profile, nproc, meeting, os.environ)
         if needs_hub(config.train) and "HF_HUB_OFFLINE" not in environment and not hub_in_reach():
             environment["HF_HUB_OFFLINE"] = "1"
+        environment |= locks.environment(config.job.file_locks, environment)
         watchdog = Watchdog(config.job.hang_timeout_s)
         environment[heartbeat.FOLDER] = str(watchdog.folder)
         if self.signal:

@@ -19,7 +19,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from slurmft import heartbeat, process, signals
+from slurmft import heartbeat, locks, process, signals
 from slurmft.errors import Exit, SlurmftError
 from slurmft.rundir import RunDir
 
@@ -48,6 +48,7 @@ def main(argv: list[str]) -> int:
         (folder / f"pid-{rank}").write_text(str(os.getpid()))
     training: Any = None
     try:
+        locks.install(run.load_config().job.file_locks)
         from slurmft.train import Training
 
         training = Training(run, stop, heart)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -187,6 +188,21 @@ def requeue(job: str, exclude: Sequence[str] = ()) -> str | None:
     except SlurmftError as error:
         return error.message
     return None
+
+
+def srun_command(nodes: int, options: Sequence[str], program: Sequence[str]) -> list[str]:
+    """An srun with one small task on each node: within the allocation that we are in, or in one of
+    its own, for which it waits in the queue."""
+    inside = "SLURM_JOB_ID" in os.environ
+    where = ["--overlap"] if inside else ["--job-name=slurmft-doctor", *options]
+    size = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    return ["srun", "--quiet", "--kill-on-bad-exit=1", *size, "--cpus-per-task=1", *where, *program]
+
+
+def allocated_nodes() -> int | None:
+    """Nodes of the allocation that this command runs in; None: it is in none."""
+    count = os.environ.get("SLURM_JOB_NUM_NODES")
+    return int(count) if count else None
 
 
 def down_hosts(hosts: Sequence[str]) -> list[str]:

@@ -24,7 +24,7 @@ import torch
 from accelerate import Accelerator
 from transformers.utils.logging import disable_progress_bar
 
-from slurmft import dist, metrics, tasks
+from slurmft import caches, dist, metrics, tasks
 from slurmft.checkpoint import Saver, Snapshot, Tensors, prune, read_newest, remove_leftovers
 from slurmft.clock import PhaseClock
 from slurmft.config import TrainConfig, duration_s
@@ -39,6 +39,7 @@ from slurmft.reporter import Reporter
 from slurmft.rundir import RunDir, current_attempt, write_folder
 from slurmft.signals import StopRequest
 from slurmft.snapshot import join_optimizer, rng_state, set_rng_state, split_optimizer
+from slurmft.sources import needs_hub
 
 # Logs are files: transformers' bars for loading and saving weights would only litter them.
 disable_progress_bar()
@@ -86,9 +87,11 @@ class Training:
             cpu=self.world.device.type == "cpu",
         )
         self.task = tasks.get(self.config)
+        lock_warning = self._settle_locks()
         self.world.on_main(self._prepare)
         self.data = TokenData.load(run_dir.tokens)
         warnings, found = self._find_checkpoint()
+        warnings += [lock_warning] if lock_warning else []
         self.plan = Plan(
             config=self.config,
             world_size=self.world.size,
@@ -108,7 +111,7 @@ class Training:
 
         stop.before_exit = lambda: self.saver.wait(_LAST_SAVE_S)
         seed_everything(self.config.seed)
-        model = self.task.model(self.data)
+        model = self._load_model()
         self.parameters = sum(p.numel() for p in model.parameters())
         # A fused optimizer skips fp16's overflowing steps by itself: the schedule would not know.
         optimizer = make_optimizer(model, self.config, fused=precision != "fp16")
@@ -122,6 +125,19 @@ class Training:
             self.reporter.warn(text)
         if found:
             self._restore(found)
+
+    def _settle_locks(self) -> str | None:
+        """Finds out which file locks hold where the hub's files are kept; returns a warning."""
+        if self.job.file_locks != "auto" or not needs_hub(self.config):
+            return None
+        return caches.settle_locks(self.world, caches.hub_cache())
+
+    def _load_model(self) -> Any:
+        """The model; of one from the hub, one rank for each cache fetches the files first."""
+        if needs_hub(self.config):
+            leads = caches.leads(self.world, caches.hub_cache())
+            self.world.on_some(leads, lambda: self.task.model(self.data))
+        return self.task.model(self.data)
 
     # --- the run ----------------------------------------------------------------------------------
 

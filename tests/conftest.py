@@ -15,6 +15,7 @@ import pytest
 
 from slurmft.rundir import RunDir
 from tests.cluster import Cluster
+from tests.lockfs import TwoNodes, missing
 from tests.models import write_emotion, write_model
 
 HOSTILE = 'it\'s a "test"; echo $HOME é 100% `x`'
@@ -47,6 +48,19 @@ def idle_cluster(cluster: Cluster) -> Cluster:
     cluster.run(["scancel", "--user=root"])
     cluster.wait_idle(60)
     return cluster
+
+
+@pytest.fixture(scope="session")
+def two_nodes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, Path]]:
+    """A shared folder as two nodes see it whose file system keeps flock() to itself."""
+    reason = missing()
+    if reason and not request.config.getoption("--slurm"):
+        pytest.skip(reason)
+    assert not reason, reason
+    with TwoNodes(tmp_path_factory.mktemp("lockfs")) as made:
+        yield made.nodes
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,157 @@
+"""`slurmft doctor`: what a cluster is like, measured on its nodes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from slurmft import lockprobe, slurm
+from slurmft.cli import Parser, add_options, given
+from slurmft.config import JobConfig, options
+from slurmft.errors import Exit, UsageError, run_main, unknown
+from slurmft.filesystem import FileSystem
+from slurmft.lockprobe import Ask, Finding, Talk
+from slurmft.site import site_defaults
+
+_WHERE = ("partition", "account", "qos", "reservation", "constraint", "time")
+"""Flags of `submit` that say on which nodes."""
+
+_ANSWER_S = 30
+_QUEUE_S = 3600
+"""How long the first answer may take: the nodes may have to be waited for."""
+
+_LOCKS_HELP = """\
+Measures on two nodes or more which kind of file lock holds between them in a folder, and records
+the choice for its file system; runs use the record. In an allocation (salloc, sbatch) the nodes are
+its own; without one, srun asks for some.
+
+  slurmft doctor locks ~/.cache/huggingface
+  slurmft doctor locks /gpfs/proj42/hf --nodes 2 --partition debug
+  salloc --nodes 2 slurmft doctor locks /lustre/hf
+"""
+
+
+def main(argv: list[str]) -> int:
+    """`slurmft doctor SUBJECT ...`."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: slurmft doctor locks DIR\n\n" + _LOCKS_HELP, end="")
+        return Exit.OK if argv else Exit.USAGE
+    if argv[0] != "locks":
+        raise unknown("subject", argv[0], ["locks"])
+    return locks_main(argv[1:])
+
+
+def locks_main(argv: list[str]) -> int:
+    """`slurmft doctor locks DIR`."""
+    parser = Parser(prog="slurmft doctor locks", description=_LOCKS_HELP)
+    parser.add_argument("dir", metavar="DIR", help="a folder on the file system in question")
+    parser.add_argument("--nodes", type=int, metavar="N", help="default: the allocation's, or 2")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    add_options(parser, JobConfig, "Where, outside of an allocation", only=_WHERE)
+    arguments = parser.parse(argv)
+    folder = Path(arguments.dir).expanduser().absolute()
+    if not folder.is_dir():
+        raise UsageError(f"no such folder: {str(folder)!r}", "give one that the nodes see, too")
+    nodes = _nodes(arguments)
+    with _agents(folder, nodes, arguments) as ask:
+        return examine(ask, nodes, arguments.json)
+
+
+def _nodes(arguments: argparse.Namespace) -> int:
+    if not slurm.available():
+        if arguments.nodes not in (None, 1):
+            raise UsageError(f"--nodes {arguments.nodes}, but there is no Slurm here")
+        return 1
+    nodes = arguments.nodes or slurm.allocated_nodes() or 2
+    if nodes < 1:
+        raise UsageError(f"--nodes {nodes} must be at least 1")
+    return int(nodes)
+
+
+@contextlib.contextmanager
+def _agents(folder: Path, nodes: int, arguments: argparse.Namespace) -> Iterator[Ask]:
+    """An agent on every node; without Slurm, on this machine."""
+    command = lockprobe.agent_command(folder)
+    if slurm.available():
+        where = {k: v for k, v in site_defaults().items() if k in _WHERE}
+        where |= given(arguments, _WHERE)
+        flags = [f"--{options(JobConfig)[k].metadata['sbatch']}={v}" for k, v in where.items()]
+        command = slurm.srun_command(nodes, flags, command)
+        if slurm.allocated_nodes() is None:
+            print(f"waiting for {nodes} nodes ...", file=sys.stderr)
+    with Talk(command, _QUEUE_S) as talk:
+        talk.ask(0, "place")  # all tasks of a step start together
+        talk.timeout_s = _ANSWER_S
+        try:
+            yield talk.ask
+        finally:
+            with contextlib.suppress(lockprobe.ProbeError):
+                talk.ask(0, "clear")
+
+
+def examine(ask: Ask, nodes: int, as_json: bool = False) -> int:
+    """Measures, prints and records; the exit code says whether some kind of lock holds."""
+    places = [json.loads(ask(agent, "place")) for agent in range(nodes)]
+    hosts, here = [place[0] for place in places], FileSystem.of_fields(places[0][1:])
+    if nodes > 1 and not lockprobe.same_folder(ask, nodes):
+        print(f"not one folder: {', '.join(hosts)} each have their own there ({here})")
+        print("locks need not hold between nodes; nothing is recorded")
+        return Exit.OK
+    found = lockprobe.measure(ask, nodes)
+    if as_json:
+        findings = {name: lockprobe.as_dict(finding) for name, finding in found.items()}
+        print(json.dumps({"hosts": hosts, "file_system": str(here), "findings": findings}))
+    else:
+        print(f"{here}, seen from {', '.join(hosts)}\n\n{table(found)}\n")
+    choice = lockprobe.choose(found, here)
+    if nodes == 1:
+        print(f"one node cannot know what holds between nodes; default here: {choice}")
+        print("measure it in an allocation of two: salloc --nodes 2 slurmft doctor locks DIR")
+        return Exit.OK
+    path = lockprobe.record(here, found, nodes)
+    if not as_json:
+        print(f"choice: {choice}\nrecorded for {here}, and used by runs: {path}")
+        if choice == "soft":
+            print("warning: a process that is killed leaves its soft locks behind on other nodes")
+    return Exit.OK
+
+
+def table(found: dict[str, Finding]) -> str:
+    """The findings, a line for each primitive."""
+    titles = ("", "this node", "other nodes", "unlock", "exit", "SIGKILL", "cost")
+    rows = [titles, *(_row(name, finding) for name, finding in found.items())]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(titles))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def _row(name: str, finding: Finding) -> tuple[str, ...]:
+    if finding.error:
+        return (name, finding.error, *[""] * 5)
+
+    def cell(value: bool | None, yes: str, no: str) -> str:
+        return "unknown" if value is None else yes if value else no
+
+    excludes = ("excludes", "DOES NOT EXCLUDE")
+    released = ("releases", "STAYS LOCKED")
+    return (
+        name,
+        cell(finding.on_node, *excludes),
+        cell(finding.between_nodes, *excludes),
+        *(cell(v, *released) for v in (finding.on_unlock, finding.on_exit, finding.on_kill)),
+        f"{finding.cost_us:.0f} us",
+    )
+
+
+def _console() -> int:
+    return run_main(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(_console())

@@ -1,0 +1,72 @@
+"""What file system a path lies on, and whether other nodes may see it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+LOCK_PRIMITIVES = ("flock", "lockf", "ofd", "soft")
+"""Kinds of file locks: flock; POSIX byte-range locks; byte-range locks of open file descriptions;
+the existence of a file. Which of them hold between nodes is the file system's choice."""
+
+_LOCAL = (
+    "bcachefs", "btrfs", "devtmpfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay",
+    "ramfs", "reiserfs", "rootfs", "squashfs", "tmpfs", "vfat", "xfs", "zfs",
+)  # fmt: skip
+"""Kernel file systems of one machine. All others are taken for shared: the safe side."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileSystem:
+    """A mounted file system, as /proc/self/mountinfo shows it."""
+
+    type: str
+    """The kernel's word: nfs4, gpfs, lustre, fuse.sshfs, ext4, ..."""
+    source: str
+    """What is mounted: server:/export, a device, ..."""
+    mount: str
+    """Where it is mounted here."""
+
+    @classmethod
+    def of_fields(cls, fields: Sequence[str]) -> FileSystem:
+        """From [type, source, mount]."""
+        return cls(type=fields[0], source=fields[1], mount=fields[2])
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other nodes may see it, by its type."""
+        return self.type not in _LOCAL
+
+    def __str__(self) -> str:
+        return f"{self.type} at {self.mount}"
+
+
+def of(path: str | Path) -> FileSystem:
+    """The file system of a path, or of the nearest folder above it that exists."""
+    place = Path(path).absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        return find(file.read(), os.path.realpath(place))
+
+
+def find(mountinfo: str, path: str) -> FileSystem:
+    """The file system of a real path, from the text of mountinfo; the last mount over it counts."""
+    best: FileSystem | None = None
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        mount = _unescape(left.split(" ")[4])
+        if path == mount or path.startswith(mount.rstrip("/") + "/"):
+            kind, source = right.split(" ")[:2]
+            if best is None or len(mount) >= len(best.mount):
+                best = FileSystem(type=kind, source=_unescape(source), mount=mount)
+    assert best is not None, f"no mount holds {path!r}"  # the root does
+    return best
+
+
+def _unescape(text: str) -> str:
+    r"""Spaces and backslashes are \040 and \134 there."""
+    return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), text)

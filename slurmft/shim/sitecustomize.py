@@ -1,0 +1,32 @@
+"""Found first on PYTHONPATH (see `slurmft.locks.environment`): puts the lock shim into a Python
+that a run has started, whatever it executes. Then the site's own sitecustomize has its turn."""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+_here = os.path.dirname(os.path.abspath(__file__))
+
+
+def _arm() -> None:
+    package = os.path.dirname(os.path.dirname(_here))
+    sys.path.append(package)
+    try:
+        from slurmft import locks
+    except (ImportError, SyntaxError):
+        return  # too old a Python: that of some tool, which does not touch our caches
+    finally:
+        sys.path.remove(package)
+    locks.arm(os.environ.get(locks.VARIABLE, "auto"))
+
+
+def _next() -> None:
+    others = [p for p in sys.path if os.path.abspath(p or ".") != _here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+_arm()
+_next()
