@@ -95,6 +95,16 @@ class TrainConfig:
         None, "optimizer steps between checkpoints, besides", metavar="STEPS"
     )
     keep_checkpoints: int = option(2, "newest checkpoints kept, besides the best one")
+    early_stopping: int | None = option(
+        None,
+        "end after this many evaluations in a row without a new best",
+        metavar="EVALUATIONS",
+    )
+    metric_gather: str = option(
+        "memory",
+        "how predictions reach the main process: memory, or evaluate's files in the run directory",
+        choices=("memory", "files"),
+    )
     log_every: int = option(10, "optimizer steps between progress records", metavar="STEPS")
 
     def __post_init__(self) -> None:
@@ -105,6 +115,7 @@ class TrainConfig:
             _check(self, name, lambda v: v >= 1, "at least 1")
         for name in ("gradient_accumulation_steps", "log_every", "keep_checkpoints"):
             _check(self, name, lambda v: v >= 1, "at least 1")
+        _check(self, "early_stopping", lambda v: v >= 1, "at least 1")
         _check(self, "checkpoint_every_steps", lambda v: v >= 1, "at least 1")
         duration_s(self.checkpoint_every, "--checkpoint-every")
         for name in ("warmup_steps", "weight_decay", "max_grad_norm", "seed"):

@@ -18,6 +18,7 @@ from slurmft.errors import SlurmftError, UsageError
 _TIMEOUT = timedelta(minutes=30)
 _CONTROL_TIMEOUT = timedelta(days=2)
 """Ranks may wait long for the main one, which reads data; real hangs are the watchdog's to find."""
+_GATHER_BYTES = 64 * 2**20
 _CCL = "oneccl_bindings_for_pytorch"
 
 
@@ -116,19 +117,27 @@ class World:
     def gather(self, array: np.ndarray, sizes: Sequence[int]) -> np.ndarray | None:
         """All ranks' arrays one after another, on the main rank; None elsewhere.
 
-        One collective, whatever the number of elements.
+        One collective for each `_GATHER_BYTES` that the main rank receives: it holds no more than
+        that besides the result.
 
         Args:
             array: this rank's part, of shape (sizes[rank],), int64 or float64.
             sizes: the number of elements of every rank.
         """
-        part = torch.zeros(max(sizes), dtype=torch.from_numpy(array[:0]).dtype, device=self.device)
-        part[: len(array)] = torch.from_numpy(array)
-        parts = [torch.empty_like(part) for _ in sizes] if self.is_main else None
-        dist.gather(part, parts, dst=0)
-        if parts is None:
+        parts: list[list[np.ndarray]] = [[] for _ in sizes]
+        chunk = max(1, _GATHER_BYTES // (self.size * array.dtype.itemsize))
+        for start in range(0, max(sizes), chunk):
+            width = min(chunk, max(sizes) - start)
+            mine = torch.zeros(width, dtype=torch.from_numpy(array[:0]).dtype, device=self.device)
+            piece = torch.from_numpy(array[start : start + width])
+            mine[: len(piece)] = piece
+            found = [torch.empty_like(mine) for _ in sizes] if self.is_main else None
+            dist.gather(mine, found, dst=0)
+            for part, got, size in zip(parts, found or [], sizes, strict=False):  # none elsewhere
+                part.append(got[: max(0, size - start)].cpu().numpy())
+        if not self.is_main:
             return None
-        return np.concatenate([p[:n].cpu().numpy() for p, n in zip(parts, sizes, strict=True)])
+        return np.concatenate([array[:0], *(piece for part in parts for piece in part)])
 
 
 def leave() -> None:

@@ -1,19 +1,45 @@
-"""Metrics: the main rank computes, everybody knows."""
+"""Metrics: the main rank computes, everybody knows.
+
+Predictions reach the main rank once, in memory (`World.gather`). evaluate's own way, where every
+rank writes its predictions into a file of a shared folder, is here for comparison, and for those
+who need it.
+"""
 
 from __future__ import annotations
 
+import secrets
+import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from slurmft.dist import PeerFailedError, World
+from slurmft.errors import SlurmftError
+
+Compute = Callable[[np.ndarray, np.ndarray], dict[str, float]]
+"""Predictions and labels, both (samples,), in any order, to the metrics by name."""
+
+NAN = -1
+"""The class predicted where the logits are not numbers."""
+
+_FILES_TIMEOUT_S = 600
+"""How long evaluate waits for the files of other ranks."""
 
 
-def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Fraction of predictions that equal their labels; both int, (samples,)."""
-    from sklearn.metrics import accuracy_score
+def check_numbers(predictions: np.ndarray) -> None:
+    """Refuses predictions that come from logits that are not numbers.
 
-    return float(accuracy_score(labels, predictions))
+    Raises:
+        SlurmftError: there are such; a metric of them would look like one of a bad model.
+    """
+    bad = int((predictions == NAN).sum())
+    if bad:
+        raise SlurmftError(
+            f"the model's logits are NaN for {bad} of {len(predictions)} validation samples",
+            "lower --learning-rate, lengthen --warmup-ratio, or use --precision bf16 or fp32",
+        )
 
 
 def preload() -> None:
@@ -36,7 +62,7 @@ def share_metrics(
 
     Raises:
         Exception: on the main rank, whatever `compute` raises.
-        PeerFailedError: on the others, if it raised there. Nobody hangs.
+        PeerFailedError: on the others, if it raised there, with its words. Nobody hangs.
     """
     values, error = [0.0] * len(names), None
     if world.is_main:
@@ -48,8 +74,78 @@ def share_metrics(
     lap("metric")
     failed, *values = world.broadcast([float(error is not None), *values], 1 + len(names))
     lap("broadcast")
-    if error is not None:
-        raise error
     if failed:
-        raise PeerFailedError("the metric failed on the main rank")
+        words = world.share_object(f"{type(error).__name__}: {error}")
+        if error is not None:
+            raise error
+        raise PeerFailedError(f"the metric failed on the main rank: {words}")
     return dict(zip(names, values, strict=True))
+
+
+def compute_by_files(
+    world: World,
+    folder: Path,
+    predictions: np.ndarray,
+    labels: np.ndarray,
+    compute: Compute,
+) -> dict[str, float]:
+    """The metrics, through evaluate's files: on the main rank; empty on the others.
+
+    Args:
+        folder: on a file system that all ranks see; made, and removed afterwards. Its file locks
+            must hold between nodes (`slurmft.locks`).
+        predictions: this rank's, int64 or float64, (its samples,).
+        labels: theirs.
+
+    Raises:
+        Exception: on the rank where evaluate failed.
+        PeerFailedError: on the others.
+    """
+    # Its own for each metric object and job: under one name, one evaluation would read, or delete,
+    # the files of another.
+    name = world.share_object(secrets.token_hex(8))
+    found: dict[str, float] = {}
+
+    def work() -> None:
+        metric = _evaluate_metric(
+            predictions.dtype.name,
+            compute,
+            num_process=world.size,
+            process_id=world.rank,
+            experiment_id=name,
+            cache_dir=str(folder),
+            timeout=_FILES_TIMEOUT_S,
+        )
+        metric.add_batch(predictions=predictions, references=labels)
+        found.update(metric.compute() or {})
+
+    try:
+        # Also the barrier behind which the next evaluation cannot overtake this one.
+        world.on_some(True, work)
+    finally:
+        if world.is_main:
+            shutil.rmtree(folder, ignore_errors=True)
+    return found
+
+
+def _evaluate_metric(dtype: str, compute: Compute, **where: Any) -> Any:
+    """An `evaluate.Metric` of our own: those of the hub are out of a compute node's reach."""
+    import datasets
+    import evaluate
+
+    columns = {name: datasets.Value(dtype) for name in ("predictions", "references")}
+
+    class Metric(evaluate.Metric):  # type: ignore[misc]
+        def _info(self) -> Any:
+            return evaluate.MetricInfo(
+                description="the metrics of a slurmft task",
+                citation="",
+                inputs_description="",
+                features=datasets.Features(columns),
+                format="numpy",
+            )
+
+        def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
+            return compute(np.asarray(predictions), np.asarray(references))
+
+    return Metric(**where)

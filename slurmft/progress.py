@@ -58,7 +58,7 @@ class Progress:
         if self._bar is not None:
             self._bar.set_description(f"epoch {record['epoch']:.2f}")
             self._bar.set_postfix_str(
-                f"loss {record['loss']:.4f}, {record['samples_per_s']:.0f} samples/s"
+                f"loss {number(record['loss'])}, {record['samples_per_s']:.0f} samples/s"
             )
             self._bar.update(record["step"] - self._bar.n)
         elif not self._live:
@@ -79,14 +79,14 @@ def describe_start(r: Record) -> str:
 
 def describe_step(r: Record) -> str:
     return (
-        f"epoch {r['epoch']:.2f}  step {r['step']}/{r['total_steps']}  loss {r['loss']:.4f}  "
+        f"epoch {r['epoch']:.2f}  step {r['step']}/{r['total_steps']}  loss {number(r['loss'])}  "
         f"{r['samples_per_s']:.0f} samples/s  {duration(r['left_s'])} left"
     )
 
 
 def describe_epoch(r: Record) -> str:
-    metrics = "  ".join(f"{k} {v:.4f}" for k, v in r["metrics"].items())
-    return f"epoch {r['epoch']} done: loss {r['loss']:.4f}  {metrics}"
+    metrics = "  ".join(f"{k} {number(v)}" for k, v in r["metrics"].items())
+    return f"epoch {r['epoch']} done: loss {number(r['loss'])}  {metrics}"
 
 
 def describe_resume(r: Record) -> str:
@@ -98,12 +98,25 @@ def describe_stopping(r: Record) -> str:
     return f"stopping after step {r['step']}: {r['reason']}"
 
 
+def describe_early_stop(r: Record) -> str:
+    return (
+        f"early stopping after step {r['step']}: {r['evaluations']} evaluation(s) without a better "
+        f"{r['metric']}"
+    )
+
+
 _DESCRIBED: dict[str, Callable[[Record], str]] = {
     "epoch": describe_epoch,
+    "early_stop": describe_early_stop,
     "resume": describe_resume,
     "stopping": describe_stopping,
     "warning": lambda r: f"warning: {r['text']}",
 }
+
+
+def number(value: float | None) -> str:
+    """Four digits; JSON has no NaN, and says null."""
+    return "nan" if value is None else f"{value:.4f}"
 
 
 def duration(seconds: float) -> str:
@@ -119,9 +132,9 @@ def duration(seconds: float) -> str:
 
 def result_table(result: Record) -> str:
     """The table at the end of a run, as text."""
-    rows = [(name, f"{value:.4f}") for name, value in result["metrics"].items()]
+    rows = [(name, number(value)) for name, value in result["metrics"].items()]
     rows += [
-        ("loss", f"{result['loss']:.4f}"),
+        ("loss", number(result["loss"])),
         ("processes", f"{result['world_size']} on {result['nodes']} node(s)"),
         ("global batch", f"{result['global_batch_size']} samples, {result['steps']} steps"),
         ("precision", f"{result['precision']}, {result['backend']}"),

@@ -86,6 +86,11 @@ class Reporter:
         """Records that the ranks agreed to stop."""
         self._tell({"event": "stopping", "reason": reason, "step": step})
 
+    def early_stop(self, step: int, metric: str, evaluations: int) -> None:
+        """Records that training ends before its time."""
+        fields = {"step": step, "metric": metric, "evaluations": evaluations}
+        self._tell({"event": "early_stop"} | fields)
+
     def checkpoint(self, name: str, step: int, copy_s: float) -> None:
         """Records that a checkpoint was begun; `copy_s` is what the training paid for it."""
         self._tell({"event": "checkpoint", "checkpoint": name, "step": step, "copy_s": copy_s})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -245,7 +246,23 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, to_json(value, indent=2) + "\n")
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON as all its readers take it: null for NaN and infinities."""
+    try:
+        return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), indent=indent, ensure_ascii=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_folder(path: Path, fill: Callable[[Path], Any]) -> None:
@@ -298,9 +315,7 @@ class RecordWriter:
         self._pending = b""
 
     def write(self, *records: dict[str, Any]) -> None:
-        lines = "".join(
-            json.dumps({"time": time.time()} | r, ensure_ascii=False) + "\n" for r in records
-        )
+        lines = "".join(to_json({"time": time.time()} | r) + "\n" for r in records)
         self._pending += lines.encode()
         with contextlib.suppress(OSError):
             while self._pending:

@@ -117,7 +117,7 @@ def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
     Raises:
         SlurmftError: a NaN, no samples, or not one prediction per label.
     """
-    from scipy.stats import pearsonr  # type: ignore[import-untyped]
+    from scipy.stats import pearsonr
 
     _check_arrays(predictions, labels)
     _check_numbers(predictions, labels)

@@ -66,6 +66,8 @@ class Position:
     best: float | None = None
     """Best value of the task's first metric."""
     best_checkpoint: str | None = None
+    since_best: int = 0
+    """Evaluations since that one."""
 
 
 class Training:
@@ -256,7 +258,20 @@ class Training:
         before = Predicted.union(self.predicted)
         left = np.setdiff1d(np.arange(len(self.data.validation)), before.samples)
         sizes = share_sizes(len(left), self.world.size)
-        gathered = self.world.gather(self._predictions(left, sizes), sizes)
+        predictions = self._predictions(left, sizes)
+        gather = self._by_files if self.config.metric_gather == "files" else self._by_memory
+        at.metrics = gather(before, left, sizes, predictions)
+        self.predicted = []
+        self.reporter.epoch(at.epoch, at.metrics)
+        is_best = self._judge(at.metrics[self.task.metric_names[0]])
+        if is_best:
+            self._checkpoint(is_best=True)
+
+    def _by_memory(
+        self, before: Predicted, left: Any, sizes: list[int], predictions: Any
+    ) -> dict[str, float]:
+        """The metrics, from one gather of all predictions on the main rank."""
+        gathered = self.world.gather(predictions, sizes)
         self.clock.lap("evaluate")
 
         def compute() -> dict[str, float]:
@@ -264,16 +279,35 @@ class Training:
             whole = Predicted.union([before, Predicted(left, gathered)])  # sorted by sample
             return self.task.compute(whole.values, self.data.validation.labels)
 
-        at.metrics = metrics.share_metrics(
-            self.world, self.task.metric_names, compute, self.clock.lap
+        return metrics.share_metrics(self.world, self.task.metric_names, compute, self.clock.lap)
+
+    def _by_files(
+        self, before: Predicted, left: Any, sizes: list[int], predictions: Any
+    ) -> dict[str, float]:
+        """The metrics, by the files of evaluate."""
+        self.clock.lap("evaluate")
+        first = sum(sizes[: self.world.rank])
+        mine = Predicted(left[first : first + len(predictions)], predictions)
+        if self.world.is_main:
+            mine = Predicted.union([before, mine])
+        labels = self.data.validation.labels[mine.samples]
+        folder = self.run_dir.path / "metrics"
+        found = metrics.compute_by_files(self.world, folder, mine.values, labels, self.task.compute)
+        return metrics.share_metrics(
+            self.world, self.task.metric_names, lambda: found, self.clock.lap
         )
-        self.predicted = []
-        at.phase = "done" if at.step == self.plan.total_steps else "train"
-        self.reporter.epoch(at.epoch, at.metrics)
-        value = at.metrics[self.task.metric_names[0]]
-        if at.best is None or value > at.best:
-            at.best = value
-            self._checkpoint(is_best=True)
+
+    def _judge(self, value: float) -> bool:
+        """Whether an evaluation was the best so far; decides what follows it. The value, and so the
+        judgement, is the same on every rank."""
+        at, patience = self.position, self.config.early_stopping
+        is_best = not math.isnan(value) and (at.best is None or value > at.best)
+        at.best, at.since_best = (value, 0) if is_best else (at.best, at.since_best + 1)
+        stops = patience is not None and at.since_best >= patience
+        if stops and at.step < self.plan.total_steps:
+            self.reporter.early_stop(at.step, self.task.metric_names[0], at.since_best)
+        at.phase = "done" if stops or at.step == self.plan.total_steps else "train"
+        return is_best
 
     def _predictions(self, left: Any, sizes: list[int]) -> Any:
         """This rank's predictions, of its consecutive part of the samples that are left.
@@ -285,7 +319,7 @@ class Training:
         assert size is not None
         first = sum(sizes[: self.world.rank])
         mine = left[first : first + sizes[self.world.rank]]
-        found = [np.empty(0, dtype=np.int64)]
+        found = [np.empty(0, dtype=self.task.prediction_dtype)]
         self.bare_model.eval()
         self.boundary.begin()
         for start in range(0, max(sizes), size):  # as many boundaries on every rank

@@ -50,7 +50,7 @@ def use_locks(kind: str) -> None:
 
         bare = types.SimpleNamespace(**vars(fcntl))
         bare.flock = fcntl.lockf
-        filelock._unix.fcntl = bare  # type: ignore[assignment]
+        vars(filelock._unix)["fcntl"] = bare
     elif kind != "flock":
         locks.install(kind)
 

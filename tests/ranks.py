@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
+import sys
+from pathlib import Path
 
-from slurmft import dist
+import numpy as np
+import pytest
+
+from slurmft import caches, dist, locks
 from slurmft.dist import PeerFailedError, World
-from slurmft.metrics import share_metrics
+from slurmft.metrics import compute_by_files, share_metrics
 
 
 def check_collectives(world: World) -> None:
@@ -27,6 +31,30 @@ def check_gather(world: World) -> None:
             assert whole is None
 
 
+def check_gather_in_chunks(world: World) -> None:
+    """The main rank never receives more than it may at once."""
+    sizes, before = [1000, 0, 257], dist._GATHER_BYTES
+    dist._GATHER_BYTES = 3 * 8 * 100
+    for dtype in (np.int64, np.float64):
+        parts = [(np.arange(n) + 10 * rank).astype(dtype) for rank, n in enumerate(sizes)]
+        whole = world.gather(parts[world.rank], sizes)
+        if whole is not None:
+            assert whole.dtype == dtype
+            assert whole.tolist() == np.concatenate(parts).tolist()
+    dist._GATHER_BYTES = before
+
+
+def check_work_of_some(world: World) -> None:
+    """The others wait; a failure of one is told to all, with its words."""
+    done = []
+    world.on_some(world.rank == 2, lambda: done.append(world.rank))
+    assert done == ([2] if world.rank == 2 else [])
+    with pytest.raises(PeerFailedError if world.is_main else KeyError) as raised:
+        world.on_some(world.rank > 0, lambda: {}[world.rank])
+    if world.is_main:
+        assert "rank 1 failed: KeyError: 1" in str(raised.value)
+
+
 def check_failures(world: World) -> None:
     """A failure on the main rank is everybody's, at once; the next collective still works."""
 
@@ -37,15 +65,50 @@ def check_failures(world: World) -> None:
         lambda: world.on_main(fail),
         lambda: share_metrics(world, ["accuracy"], fail, lambda phase: None),
     ):
-        try:
+        with pytest.raises(
+            ValueError if world.is_main else PeerFailedError, match="no such metric"
+        ):
             call()
-        except ValueError:
-            assert world.is_main
-        except PeerFailedError:
-            assert not world.is_main
-        else:
-            raise AssertionError("nobody noticed")
     assert world.sum([1.0]) == [3.0]
+
+
+def check_files(world: World, folder: Path) -> None:
+    """evaluate's files: uneven and empty shares, several evaluations right after each other, an
+    error in the middle, and nothing left behind."""
+    locks.install("lockf")
+
+    def compute(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        return {"right": float((predictions == labels).mean()), "samples": float(len(labels))}
+
+    def fail(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        raise ValueError("no such score")
+
+    for sizes in ([5, 0, 2], [0, 0, 3], [1, 1, 1]):
+        labels = np.arange(sizes[world.rank])
+        predictions = np.where(labels == 1, 7, labels)
+        for _ in range(3):
+            found = compute_by_files(world, folder, predictions, labels, compute)
+            if world.is_main:
+                wrong = sum(size > 1 for size in sizes)
+                total = sum(sizes)
+                assert found == {"right": (total - wrong) / total, "samples": total}
+        with pytest.raises(ValueError if world.is_main else PeerFailedError, match="no such score"):
+            compute_by_files(world, folder, predictions, labels, fail)
+    world.on_some(False, lambda: None)
+    assert not folder.exists()
+
+
+def check_leaders(world: World, folder: Path) -> None:
+    """Ranks 0 and 2 see one cache under two names; rank 1 has one of its own."""
+    if world.is_main:
+        (folder / "shared").mkdir(parents=True)
+        (folder / "other name").symlink_to("shared")
+    world.on_some(False, lambda: None)
+    mine = folder / ["shared", "own", "other name"][world.rank]
+    assert caches.leads(world, mine) == (world.rank != 2)
+    assert caches.leads(world, folder / "all") == world.is_main
+    world.on_some(False, lambda: None)
+    assert not list(folder.glob("*/.*"))
 
 
 def check_metrics(world: World) -> None:
@@ -60,7 +123,11 @@ if __name__ == "__main__":
     world = dist.init("gloo")
     check_collectives(world)
     check_gather(world)
+    check_gather_in_chunks(world)
+    check_work_of_some(world)
     check_failures(world)
     check_metrics(world)
+    check_leaders(world, Path(sys.argv[1]) / "caches")
+    check_files(world, Path(sys.argv[1]) / "it's metrics")
     dist.leave()
     print(f"rank {world.rank} done\n", end="")  # in one write: torchrun starts python -u

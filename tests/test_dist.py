@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +12,14 @@ from slurmft import dist
 from slurmft.errors import UsageError
 
 
-def test_ranks_agree() -> None:
+def test_ranks_agree(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
     done = subprocess.run(
-        [*torchrun, "-m", "tests.ranks"], capture_output=True, text=True, timeout=120, check=False
+        [*torchrun, "-m", "tests.ranks", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} done" for rank in range(3)]

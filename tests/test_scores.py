@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import stats
 from sklearn import metrics as sk
 
 from slurmft.errors import SlurmftError

@@ -16,6 +16,9 @@ class Task(Protocol):
     """What the training loop needs of a task; the class `Task` of its module."""
 
     metric_names: tuple[str, ...]
+    """The first one decides which checkpoint is the best."""
+    prediction_dtype: np.dtype[Any]
+    """Of one prediction: int64 classes, or float64 numbers."""
 
     def __init__(self, config: TrainConfig) -> None: ...
 
@@ -29,10 +32,10 @@ class Task(Protocol):
         """Writes the tokenizer, for the saved model. Called after `prepare`, where that was."""
 
     def predict(self, logits: Any) -> Any:
-        """From logits (batch, ...) to predictions: int64, (batch,)."""
+        """From logits (batch, ...) to predictions: (batch,)."""
 
     def compute(self, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        """The metrics of all predictions; both int64, (samples,)."""
+        """The metrics of all predictions; both (samples,), in any order."""
 
 
 def get(config: TrainConfig) -> Task:

@@ -7,23 +7,27 @@ from typing import Any
 import numpy as np
 
 from slurmft.config import TrainConfig
-from slurmft.metrics import accuracy
+from slurmft.metrics import NAN, check_numbers
+from slurmft.scores import SCORES
 
 
 class Classification:
-    """Argmax of the logits, and its accuracy."""
+    """Argmax of the logits, and its scores."""
 
-    metric_names = ("accuracy",)
+    metric_names: tuple[str, ...] = ("accuracy",)
+    """Names in `slurmft.scores`; the first one decides which checkpoint is the best."""
+    prediction_dtype = np.dtype(np.int64)
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
 
     def predict(self, logits: Any) -> Any:
-        """(batch, classes) -> int64, (batch,)."""
-        return logits.argmax(dim=-1)
+        """(batch, classes) -> int64, (batch,); NaN among its logits makes a sample's `NAN`."""
+        return logits.argmax(dim=-1).masked_fill(logits.isnan().any(dim=-1), NAN)
 
     def compute(self, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        return {"accuracy": accuracy(predictions, labels)}
+        check_numbers(predictions)
+        return {name: SCORES[name](predictions, labels) for name in self.metric_names}
 
 
 def label_maps(labels: list[str]) -> dict[str, Any]:
