@@ -83,8 +83,14 @@ def measure(ask: Ask, nodes: int, *, thorough: bool = True) -> dict[str, Finding
 def _measure_one(ask: Ask, nodes: int, primitive: str, thorough: bool) -> Finding:
     name, last = f"{primitive}-{secrets.token_hex(4)}", nodes - 1
 
-    def is_free(agent: int) -> bool:
-        return ask(agent, "try", primitive, name) == "got"
+    def is_free(name: str) -> bool:
+        """Whether the last node can have it."""
+        return ask(last, "try", primitive, name) == "got"
+
+    def comes_free(end: str) -> bool | None:
+        """Whether the lock of a process of the first node ends with that."""
+        own = f"{name}-{end}"  # an earlier lock may have stayed
+        return _in_time(lambda: is_free(own)) if ask(0, end, primitive, own) == "got" else None
 
     held = ask(0, "hold", primitive, name)
     if held != "got":
@@ -98,16 +104,14 @@ def _measure_one(ask: Ask, nodes: int, primitive: str, thorough: bool) -> Findin
     return Finding(
         on_node=on_node,
         between_nodes=between_nodes,
-        on_unlock=is_free(last),
-        on_exit=_comes_free(ask(0, "leave", primitive, name), lambda: is_free(last)),
-        on_kill=_comes_free(ask(0, "die", primitive, name), lambda: is_free(last)),
-        cost_us=float(ask(0, "cost", primitive, name)),
+        on_unlock=is_free(name),
+        on_exit=comes_free("leave"),
+        on_kill=comes_free("die"),
+        cost_us=float(ask(0, "cost", primitive, f"{name}-free")),
     )
 
 
-def _comes_free(answer: str, is_free: Callable[[], bool]) -> bool | None:
-    if answer != "got":
-        return None  # the earlier holder has not let it go
+def _in_time(is_free: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + _GONE_WITHIN_S
     while not (free := is_free()) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -50,7 +50,7 @@ def check_work_of_some(world: World) -> None:
     world.on_some(world.rank == 2, lambda: done.append(world.rank))
     assert done == ([2] if world.rank == 2 else [])
     with pytest.raises(PeerFailedError if world.is_main else KeyError) as raised:
-        world.on_some(world.rank > 0, lambda: {}[world.rank])
+        world.on_some(world.rank > 0, lambda: dict[int, int]()[world.rank])
     if world.is_main:
         assert "rank 1 failed: KeyError: 1" in str(raised.value)
 

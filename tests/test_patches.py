@@ -1,4 +1,4 @@
-"""The patches for historic releases: they apply, both are needed, and with them metrics are right."""
+"""The patches for historic releases apply, are needed, and make metrics of several nodes right."""
 
 from __future__ import annotations
 

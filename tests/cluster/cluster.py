@@ -195,9 +195,13 @@ class Cluster:
 
         system.wait_until("all nodes idle", ready, 30)
 
-    def _spawn_slurmd(self, host: str) -> int:
-        slurmd = network.as_host(host, ["slurmd", "-D", "-N", host])
-        return self._spawn(f"slurmd-{host}", slurmd, log=f"slurmd-{host}.out")
+    def _spawn_slurmd(self, host: str, shown: tuple[Path, Path] | None = None) -> int:
+        slurmd = ["slurmd", "-D", "-N", host]
+        if shown is not None:
+            bind = 'mount --bind "$0" "$1" && shift && exec "$@"'
+            slurmd = ["unshare", "--mount", "bash", "-c", bind, *map(str, shown), *slurmd]
+        argv = network.as_host(host, slurmd)
+        return self._spawn(f"slurmd-{host}", argv, log=f"slurmd-{host}.out")
 
     def _spawn(self, name: str, argv: Sequence[str], log: str | None = None) -> int:
         return system.spawn(argv, name, self.site.logs / (log or f"{name}.log"), self.env)
@@ -306,6 +310,16 @@ class Cluster:
         network.set_link(self._host(host), up)
         for pid in self._slurmd(host) if up else ():
             os.kill(pid, signal.SIGHUP)
+
+    def show(self, folders: Sequence[Path], path: Path) -> None:
+        """Shows the nodes different folders, one each in turn, under one path; none: as before.
+
+        Restarts every slurmd: what it starts sees what it sees.
+        """
+        for number, host in enumerate(self.hosts):
+            self.kill_slurmd(host)
+            self._spawn_slurmd(host, (folders[number % len(folders)], path) if folders else None)
+        self.run(["srun", f"--nodes={len(self.hosts)}", "true"])
 
     def shape(self, rate: str | None) -> None:
         """Limits every node's network in both directions, for example to "1gbit"."""

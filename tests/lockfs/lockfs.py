@@ -108,8 +108,10 @@ def _build() -> Path:
     """The compiled program; built once for each version of its source."""
     version = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
     program = Path(tempfile.gettempdir()) / f"slurmft-lockfs-{os.geteuid()}" / version
+    program.parent.mkdir(mode=0o700, exist_ok=True)
+    if program.parent.stat().st_uid != os.geteuid():
+        raise LockfsError(f"{program.parent} belongs to somebody else")
     if not program.exists():
-        program.parent.mkdir(mode=0o700, exist_ok=True)
         flags = shlex.split(_run(["pkg-config", "--cflags", "--libs", "fuse3"]))
         new = program.with_name(f"{version}.{os.getpid()}")
         _run(["gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-o", str(new), str(SOURCE), *flags])
