@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import secrets
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 from slurmft import filesystem, lockprobe, locks
 from slurmft.dist import World
+from slurmft.filesystem import FileSystem
 from slurmft.lockprobe import Ask, ProbeError, Talk
 
 _START_S, _ANSWER_S = 10.0, 1.0
@@ -28,6 +30,8 @@ def leads(world: World, folder: Path) -> bool:
     """Whether this rank is the one to fill a cache: one for each folder, be it shared by all nodes,
     by some, or by none. Found out with files that the ranks leave for each other there.
 
+    Nobody does where it cannot be written: what is there must do.
+
     Args:
         folder: this rank's path of the cache; made if it is not there.
     """
@@ -35,9 +39,12 @@ def leads(world: World, folder: Path) -> bool:
     first = places.index(places[world.rank]) == world.rank  # on this node, with this path
     name = world.share_object(f".slurmft-{secrets.token_hex(6)}")
     mine = folder / f"{name}-{world.rank}"
-    if first:
-        folder.mkdir(parents=True, exist_ok=True)
-        mine.touch()
+    try:
+        if first:
+            folder.mkdir(parents=True, exist_ok=True)
+            mine.touch()
+    except OSError:
+        first = False
     world.all_objects(None)  # all files are there
     # By name, one by one: NFS may answer a listing from its memory.
     seen = (r for r in range(world.rank) if (folder / f"{name}-{r}").exists())
@@ -57,12 +64,11 @@ def settle_locks(world: World, folder: Path) -> str | None:
     hosts = world.all_objects(platform.node())
     here = filesystem.of(folder)
     unknown = here.is_shared and locks.recorded(here) is None and len(set(hosts)) > 1
-    if not world.share_object(unknown):
+    if not world.share_object(unknown and _made(folder)):
         return None
     second = next(rank for rank, host in enumerate(hosts) if host != hosts[0])
-    folder.mkdir(parents=True, exist_ok=True)
     with _agents(world, folder, [0, second]) as ask:
-        found = _measure(ask) if ask else None
+        found = _measure(ask, here) if ask else None
     found = world.share_object(found)
     if isinstance(found, ProbeError):
         return f"{found.message}; file locks: {locks.default(here)}"
@@ -75,13 +81,20 @@ def settle_locks(world: World, folder: Path) -> str | None:
     return None
 
 
-def _measure(ask: Ask) -> Any:
+def _made(folder: Path) -> bool:
+    """Whether a folder is there, or could be made, and can be written; else nobody locks in it."""
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return os.access(folder, os.W_OK)
+
+
+def _measure(ask: Ask, here: FileSystem) -> Any:
     """The findings, on the main rank; None where the nodes see different folders."""
     try:
         if not lockprobe.same_folder(ask, 2):
             return None
         found = lockprobe.measure(ask, 2, thorough=False)
-        lockprobe.choose(found, filesystem.of("/"))  # raises where none holds
+        lockprobe.choose(found, here)  # raises where none holds
         return found
     except ProbeError as error:
         return error

@@ -125,15 +125,18 @@ def choose(found: dict[str, Finding], here: FileSystem) -> str:
     Raises:
         ProbeError: none holds.
     """
-    if all(finding.between_nodes is None for finding in found.values()):
+    usable = [finding for finding in found.values() if not finding.error]
+    if usable and all(finding.between_nodes is None for finding in usable):
         return locks.default(here)  # one node cannot know
     for primitive, finding in found.items():
         if finding.good:
             return primitive
     if "soft" in found and found["soft"].excludes:
         return "soft"
+    errors = {finding.error for finding in found.values()}
+    why = f": {errors.pop()}" if len(errors) == 1 and None not in errors else ""
     raise ProbeError(
-        f"no kind of file lock holds on {here}",
+        f"no kind of file lock holds on {here}{why}",
         "put the caches (HF_HOME) on another file system, or on node-local disks",
     )
 

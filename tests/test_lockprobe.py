@@ -95,6 +95,13 @@ def test_nothing_holds() -> None:
     assert "HF_HOME" in str(error.value.hint)
 
 
+def test_folder_that_takes_no_lock(tmp_path: Path) -> None:
+    with agents(tmp_path / "gone", tmp_path / "gone") as ask:
+        found = lockprobe.measure(ask, 2)
+    with pytest.raises(ProbeError, match="holds on nfs4 at /x: No such file or directory"):
+        lockprobe.choose(found, NFS)
+
+
 def test_record_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     here = filesystem.of(tmp_path)

@@ -154,6 +154,54 @@ def test_data_error_is_told_once(tmp_path: Path, tiny_model: Path) -> None:
     assert "Traceback" not in done.err
 
 
+def test_logits_that_are_no_numbers(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:
+    """A loss may be finite, and the step after it take the weights to infinity."""
+    done = train(
+        tmp_path, *emotion(tiny_data, tiny_model), *EXACT, "--nodes", "2", "--max-steps", "1",
+        "--learning-rate", "1e38", "--max-grad-norm", "0", "--warmup-steps", "0",
+    )  # fmt: skip
+    assert done.code == 1
+    assert "the model's logits are NaN for 67 of 67 validation samples" in done.err
+    assert "--learning-rate" in done.err
+    roots = [f for f in done.run.all_failures() if not f["echo"]]
+    assert [f["where"].split(" on ")[0] for f in roots] == ["rank 0"]
+
+
+def test_early_stopping(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:
+    """With a rate of next to nothing no evaluation is better than the first."""
+    done = train(
+        tmp_path, *emotion(tiny_data, tiny_model), *EXACT, "--nodes", "2", "--epochs", "9",
+        "--learning-rate", "1e-30", "--early-stopping", "2",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "2 evaluation(s) without a better accuracy" in done.out
+    assert len(records(done.run, "epoch")) == 3
+    steps = records(done.run, "step")[-1]
+    assert done.result["steps"] == steps["step"] < steps["total_steps"]
+
+
+def test_metrics_by_files(tmp_path: Path) -> None:
+    """With fewer samples than processes, too."""
+    data = write_emotion(tmp_path / "data", train=20, validation=3)
+    model = write_model(tmp_path / "model")
+    flags = (
+        *emotion(data, model),
+        *EXACT,
+        "--nodes",
+        "1",
+        "--nproc-per-node",
+        "4",
+        "--epochs",
+        "2",
+    )
+    runs = [train(tmp_path, *flags, "--metric-gather", way) for way in ("memory", "files")]
+    for run in runs:
+        assert run.code == 0, run.err
+    by_memory, by_files = (records(run.run, "epoch") for run in runs)
+    assert [r["metrics"] for r in by_files] == [r["metrics"] for r in by_memory]
+    assert not (runs[1].run.path / "metrics").exists()
+
+
 def test_missing_hub_gives_one_clear_line(tmp_path: Path, tiny_data: Path) -> None:
     done = slurmft(
         *("submit", "--cluster", "local", "--follow", "--runs-dir", str(tmp_path)),
