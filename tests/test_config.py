@@ -19,7 +19,7 @@ from slurmft.site import site_defaults
 from slurmft.submit import configure
 
 TRAIN_FLAGS = """task recipe preset model data text_column text_pair_column label_column max_length
-epochs max_steps
+doc_stride epochs max_steps
 batch_size eval_batch_size gradient_accumulation_steps learning_rate lr_schedule warmup_steps
 warmup_ratio weight_decay max_grad_norm precision backend dropout seed checkpoint_every
 checkpoint_every_steps keep_checkpoints early_stopping metric_gather log_every"""
