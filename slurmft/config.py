@@ -136,6 +136,7 @@ class TrainConfig:
         for name in ("gradient_accumulation_steps", "log_every", "keep_checkpoints"):
             _check(self, name, lambda v: v >= 1, "at least 1")
         _check(self, "doc_stride", lambda v: v >= 0, "0 or more")
+        _check(self, "doc_stride", lambda v: v < (self.max_length or v + 1), "below --max-length")
         _check(self, "early_stopping", lambda v: v >= 1, "at least 1")
         _check(self, "checkpoint_every_steps", lambda v: v >= 1, "at least 1")
         duration_s(self.checkpoint_every, "--checkpoint-every")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from slurmft import scores, tasks
 from slurmft.config import TrainConfig
-from slurmft.data import TokenTable
+from slurmft.data import TokenData, TokenTable
 from slurmft.errors import SlurmftError, UsageError
 from slurmft.sources import localize
 from slurmft.tasks.squad import (
