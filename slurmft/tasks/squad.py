@@ -72,7 +72,7 @@ class Task(Pretrained):
             read_questions(self.rows(split), self.may_have_none)
             for split in ("train", "validation")
         )
-        apart = self.tells_texts_apart()
+        apart = self.tells_texts_apart(tokenizer)
         return TokenData(
             self._table(tokenizer, train, apart),
             self._table(tokenizer, validation, apart, to_answer=True),
@@ -98,7 +98,8 @@ class Task(Pretrained):
         )
 
     def _windows(self, tokenizer: Any, questions: list[Question]) -> Iterator[Window]:
-        longest = min(self.config.max_length or 0, tokenizer.model_max_length)
+        assert self.config.max_length is not None  # from the recipe
+        longest = min(self.config.max_length, tokenizer.model_max_length)
         for first in range(0, len(questions), ROWS_AT_ONCE):
             part = questions[first : first + ROWS_AT_ONCE]
             self._check_room(tokenizer, part, longest)
