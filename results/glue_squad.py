@@ -22,7 +22,7 @@ from typing import Any
 
 from provenance import encoder, save
 
-TRAIN_QUESTIONS, VALIDATION_QUESTIONS = 2400, 1000
+TRAIN_QUESTIONS, VALIDATION_QUESTIONS = 4000, 1000
 COMMON = ("--nodes", "2", "--cluster", "local", "--precision", "bf16", "--follow")
 
 
