@@ -22,7 +22,8 @@ from typing import Any
 
 from provenance import encoder, save
 
-TRAIN_QUESTIONS, VALIDATION_QUESTIONS = 4000, 1000
+TRAIN_QUESTIONS, VALIDATION_QUESTIONS = 2000, 1000
+MAX_LENGTH, DOC_STRIDE = 256, 64
 COMMON = ("--nodes", "2", "--cluster", "local", "--precision", "bf16", "--follow")
 
 
@@ -45,7 +46,8 @@ def squad(folder: Path, data: Path) -> None:
     rows = head(data / "squad" / "validation.jsonl.gz", 10 * VALIDATION_QUESTIONS)[::10]
     (part / "train.jsonl").write_text("".join(train))
     (part / "validation.jsonl").write_text("".join(rows))
-    flags = ("--batch-size", "8", "--learning-rate", "2e-4", "--epochs", "1")
+    flags = ("--batch-size", "8", "--learning-rate", "3e-4", "--epochs", "1")
+    flags += ("--max-length", str(MAX_LENGTH), "--doc-stride", str(DOC_STRIDE))
     found = run(folder, "squad", part, *flags)
     own = independent_answers(found / "model", [json.loads(row) for row in rows])
     save("squad", {
@@ -90,7 +92,7 @@ def independent_answers(model: Path, rows: Sequence[dict[str, Any]]) -> dict[str
     exact = f1 = 0.0
     for row in rows:
         encoded = tokenizer(
-            row["question"], row["context"], truncation="only_second", max_length=384, stride=128,
+            row["question"], row["context"], truncation="only_second", max_length=MAX_LENGTH, stride=DOC_STRIDE,
             return_overflowing_tokens=True, return_offsets_mapping=True,
         )  # fmt: skip
         candidates = []
