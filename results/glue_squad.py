@@ -129,8 +129,9 @@ def independent_answers(model: Path, rows: Sequence[dict[str, Any]]) -> dict[str
             start, end = output.start_logits[0].tolist(), output.end_logits[0].tolist()
             of_context = [text == 1 for text in encoded.sequence_ids(window)]
             offsets = encoded["offset_mapping"][window]
-            for i in sorted(range(len(start)), key=lambda i: -start[i])[:20]:
-                for j in sorted(range(len(end)), key=lambda j: -end[j])[:20]:
+            firsts, lasts = (sorted(range(len(x)), key=lambda i: -x[i])[:20] for x in (start, end))
+            for i in firsts:
+                for j in lasts:
                     if of_context[i] and of_context[j] and i <= j < i + 30:
                         text = row["context"][offsets[i][0] : offsets[j][1]]
                         candidates.append((start[i] + end[j], text))
