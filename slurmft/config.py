@@ -19,8 +19,9 @@ from slurmft.filesystem import LOCK_PRIMITIVES
 from slurmft.recipes import RECIPES, presets
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
-BACKENDS = ("auto", "gloo", "nccl", "ccl")
+BACKENDS = ("auto", "gloo", "nccl", "ccl", "mpi")
 LR_SCHEDULES = ("linear", "cosine", "constant")
+PROFILES = ("auto", "gpu", "xeon", "cpu")
 CLUSTERS = ("auto", "slurm", "local")
 
 
@@ -84,6 +85,7 @@ class TrainConfig:
         "collectives: auto is nccl on GPUs; on CPUs ccl where oneCCL is installed, else gloo",
         choices=BACKENDS,
     )
+    ipex: bool = option(False, "use intel-extension-for-pytorch, on CPUs")
     dropout: float | None = option(
         None, "dropout everywhere in the model (default: the model's own)"
     )
@@ -140,6 +142,14 @@ class JobConfig:
     nodes: int = option(1, "nodes; one Slurm task and one torchrun on each", sbatch="nodes")
     nproc_per_node: int | None = option(
         None, "processes a node (default: one a GPU; without GPUs one a CPU socket)"
+    )
+    profile: str = option(
+        "auto",
+        "use of a node: auto finds out there; gpu; xeon (Intel's OpenMP, NUMA nodes); cpu",
+        choices=PROFILES,
+    )
+    comm_cores: int | None = option(
+        None, "cores of each process that oneCCL's threads get (default: 1 of 8, at most 4)"
     )
     cluster: str = option(
         "auto",
@@ -209,6 +219,7 @@ class JobConfig:
 
     def __post_init__(self) -> None:
         _check_choices(self)
+        _check(self, "comm_cores", lambda v: v >= 0, "0 or more")
         for name in ("stop_lead_s", "max_requeues", "max_restarts", "hang_timeout_s"):
             _check(self, name, lambda v: v >= 0, "0 or more")
         for name in ("nodes", "nproc_per_node", "gpus_per_node", "cpus_per_task", "rdzv_timeout_s"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from slurmft import ccl
 from slurmft.errors import SlurmftError, UsageError
 
 _TIMEOUT = timedelta(minutes=30)
 _CONTROL_TIMEOUT = timedelta(days=2)
 """Ranks may wait long for the main one, which reads data; real hangs are the watchdog's to find."""
 _GATHER_BYTES = 64 * 2**20
-_CCL = "oneccl_bindings_for_pytorch"
 
 
 class PeerFailedError(SlurmftError):
@@ -174,23 +174,25 @@ def choose_backend(asked: str, has_gpu: bool) -> str:
     """The backend asked for, or the fastest that is here.
 
     Raises:
-        UsageError: nccl without a GPU, or ccl without oneCCL's binding.
+        UsageError: the backend needs what this node, or this torch, does not have.
     """
-    has_ccl = importlib.util.find_spec(_CCL) is not None
-    if asked == "auto":
-        asked = "nccl" if has_gpu else "ccl" if has_ccl else "gloo"
     if asked == "nccl" and not has_gpu:
         raise UsageError(
             f"--backend nccl needs GPUs, and {os.uname().nodename} shows none", "use --backend gloo"
         )
-    if asked == "ccl":
-        if not has_ccl:
-            raise UsageError(
-                f"--backend ccl needs the package {_CCL}, which is not installed",
-                "install the version of your torch, or use --backend gloo",
-            )
-        importlib.import_module(_CCL)  # registers the backend
-    return asked
+    if asked == "mpi" and not dist.is_mpi_available():
+        raise UsageError(
+            f"--backend mpi needs a torch that was built with MPI; {torch.__version__} was not",
+            "use --backend gloo, or ccl where it is installed",
+        )
+    binding = ccl.choose(asked, has_gpu)
+    if binding is not None:
+        os.environ.update(ccl.rank_variables(os.environ))
+        importlib.import_module(binding.module)  # registers the backend
+        return "ccl"
+    if note := ccl.fall_back_note(asked, has_gpu):
+        print(note, flush=True)
+    return ("nccl" if has_gpu else "gloo") if asked == "auto" else asked
 
 
 def is_echo(error: BaseException) -> bool:

@@ -5,20 +5,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurmft import lockprobe, slurm
+from slurmft import ccl, hardware, lockprobe, profiles, slurm
 from slurmft.cli import Parser, add_options, given
-from slurmft.config import JobConfig, options
+from slurmft.config import JobConfig, TrainConfig, build, options
 from slurmft.errors import Exit, UsageError, run_main, unknown
 from slurmft.filesystem import FileSystem
 from slurmft.lockprobe import Ask, Finding, Talk
+from slurmft.profiles import Profile
 from slurmft.site import site_defaults
 
 _WHERE = ("partition", "account", "qos", "reservation", "constraint", "time")
 """Flags of `submit` that say on which nodes."""
+
+_USE = ("profile", "nproc_per_node", "comm_cores")
+"""Flags of `submit` that say how a node is used."""
 
 _ANSWER_S = 30
 _QUEUE_S = 3600
@@ -35,14 +41,81 @@ its own; without one, srun asks for some.
 """
 
 
+_NODE_HELP = """\
+Shows what a node is, what of it a job gets, and how a run would use that: processes, cores, and
+every variable that is set, with its reason. With Slurm on a compute node, by srun; else here.
+
+  slurmft doctor node --partition gpu
+  slurmft doctor node --here --profile xeon --nproc-per-node 2
+"""
+
+
 def main(argv: list[str]) -> int:
     """`slurmft doctor SUBJECT ...`."""
+    subjects = {"locks": locks_main, "node": node_main}
     if not argv or argv[0] in ("-h", "--help"):
-        print("usage: slurmft doctor locks DIR\n\n" + _LOCKS_HELP, end="")
+        print(f"slurmft doctor locks DIR\n{_LOCKS_HELP}\nslurmft doctor node\n{_NODE_HELP}", end="")
         return Exit.OK if argv else Exit.USAGE
-    if argv[0] != "locks":
-        raise unknown("subject", argv[0], ["locks"])
-    return locks_main(argv[1:])
+    if argv[0] not in subjects:
+        raise unknown("subject", argv[0], list(subjects))
+    return subjects[argv[0]](argv[1:])
+
+
+# --- slurmft doctor node --------------------------------------------------------------------------
+
+
+def node_main(argv: list[str]) -> int:
+    """`slurmft doctor node`."""
+    parser = Parser(prog="slurmft doctor node", description=_NODE_HELP)
+    parser.add_argument("--nodes", type=int, metavar="N", help="default: the allocation's, or 1")
+    parser.add_argument("--here", action="store_true", help="this machine, whatever Slurm has")
+    add_options(parser, TrainConfig, "What to run", only=("backend",))
+    add_options(parser, JobConfig, "Where", only=(*_WHERE, *_USE))
+    arguments = parser.parse(argv)
+    if not arguments.here and slurm.available():
+        nodes = arguments.nodes or slurm.allocated_nodes() or 1
+        again = [sys.executable, "-m", "slurmft.doctor", "node", "--here", *argv]
+        command = slurm.srun_command(nodes, _where(arguments), again, whole=True)
+        return subprocess.run(command, check=False).returncode
+    here = hardware.detect(os.environ)
+    job = build(JobConfig, given(arguments, _USE))
+    binding = ccl.choose(getattr(arguments, "backend", "auto"), bool(here.gpus))
+    profile = profiles.choose(here, job, uses_ccl=binding is not None)
+    print("\n".join([*describe(profile), "", *profiles.describe(profile, os.environ)]), flush=True)
+    return Exit.OK
+
+
+def describe(profile: Profile) -> list[str]:
+    """A node, what of it this job has, and what a run would make of that."""
+    here = profile.hardware
+    cores = {core.core for core in here.cpus}
+    granted = {
+        "affinity mask": hardware.as_list(cpu.number for cpu in here.cpus),
+        "Slurm": here.slurm_cpus and f"{here.slurm_cpus} CPUs",
+        "cgroup": here.quota_cpus and f"{here.quota_cpus:g} CPUs",
+    }
+    gpus = [f"{g.name}: {g.model}, {g.precision}" for g in here.gpus]
+    processes = [
+        hardware.as_list(own) + (f" and {hardware.as_list(comm)} for communication" if comm else "")
+        for own, comm in zip(profile.cores, profile.comm_cores, strict=True)
+    ]
+    rows = [
+        ("host", here.host),
+        ("CPU", f"{here.model}; {', '.join(here.flags) or 'no AVX'}"),
+        ("sockets", f"{len(here.places('socket'))}, NUMA nodes: {len(here.places('numa'))}"),
+        ("cores", f"{len(here.cores)} of {len(cores)}, {here.threads_per_core} thread(s) each"),
+        ("granted by", ", ".join(f"{k}: {v}" for k, v in granted.items() if v)),
+        ("memory", f"{here.memory_mib:,} MiB"),
+        ("GPUs", "; ".join(gpus) or "none"),
+        ("networks", ", ".join(here.interfaces) or "none"),
+        ("profile", f"{profile.name}: {profile.nproc} process(es); {profile.pinning}"),
+        ("compute on", "; ".join(processes)),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:<{width}}  {value}" for name, value in rows]
+
+
+# --- slurmft doctor locks -------------------------------------------------------------------------
 
 
 def locks_main(argv: list[str]) -> int:
@@ -77,10 +150,7 @@ def _agents(folder: Path, nodes: int, arguments: argparse.Namespace) -> Iterator
     """An agent on every node; without Slurm, on this machine."""
     command = lockprobe.agent_command(folder)
     if slurm.available():
-        where = {k: v for k, v in site_defaults().items() if k in _WHERE}
-        where |= given(arguments, _WHERE)
-        flags = [f"--{options(JobConfig)[k].metadata['sbatch']}={v}" for k, v in where.items()]
-        command = slurm.srun_command(nodes, flags, command)
+        command = slurm.srun_command(nodes, _where(arguments), command)
         if slurm.allocated_nodes() is None:
             print(f"waiting for {nodes} nodes ...", file=sys.stderr)
     with Talk(command, _QUEUE_S) as talk:
@@ -91,6 +161,13 @@ def _agents(folder: Path, nodes: int, arguments: argparse.Namespace) -> Iterator
         finally:
             with contextlib.suppress(lockprobe.ProbeError):
                 talk.ask(0, "clear")
+
+
+def _where(arguments: argparse.Namespace) -> list[str]:
+    """srun's flags for the nodes asked for, and the site's own."""
+    where = {k: v for k, v in site_defaults().items() if k in _WHERE}
+    where |= given(arguments, _WHERE)
+    return [f"--{options(JobConfig)[k].metadata['sbatch']}={v}" for k, v in where.items()]
 
 
 def examine(ask: Ask, nodes: int, as_json: bool = False) -> int:

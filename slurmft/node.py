@@ -13,10 +13,10 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurmft import heartbeat, locks, process, rendezvous, signals
-from slurmft.config import JobConfig
+from slurmft import ccl, hardware, heartbeat, locks, process, profiles, rendezvous, signals
+from slurmft.config import JobConfig, RunConfig
 from slurmft.errors import Exit, SlurmftError
-from slurmft.profiles import NodeProfile
+from slurmft.profiles import Profile
 from slurmft.rendezvous import Rendezvous
 from slurmft.rundir import ATTEMPT, RunDir, current_attempt
 from slurmft.sources import hub_in_reach, needs_hub
@@ -79,12 +79,11 @@ class NodeTask:
     def _run(self, run: RunDir) -> int:
         config = run.load_config()
         meeting = meeting_point(config.job, os.environ)
-        simulated = LOCAL_NODE in os.environ
-        profile = NodeProfile.detect(os.environ, share=config.job.nodes if simulated else 1)
-        profile.check_precision(config.train.precision)
-        nproc = profile.nproc_per_node(config.job.nproc_per_node)
+        profile, binding = use_of_node(config, os.environ)
         meeting.check(config.job.rdzv_timeout_s)
-        environment = training_environment(profile, nproc, meeting, os.environ)
+        environment = training_environment(profile, meeting, os.environ)
+        if binding is not None:
+            environment |= binding.environment()
         if needs_hub(config.train) and "HF_HUB_OFFLINE" not in environment and not hub_in_reach():
             environment["HF_HUB_OFFLINE"] = "1"
         environment |= locks.environment(config.job.file_locks, environment)
@@ -92,7 +91,7 @@ class NodeTask:
         environment[heartbeat.FOLDER] = str(watchdog.folder)
         if self.signal:
             environment[signals.STOPPING] = str(self.signal)
-        command = torchrun_command(run.path, meeting, str(nproc), config.job.max_restarts)
+        command = torchrun_command(run.path, meeting, str(profile.nproc), config.job.max_restarts)
         try:
             return self._supervise(run, command, environment, meeting, watchdog)
         finally:
@@ -267,14 +266,31 @@ def meeting_point(job: JobConfig, environment: Mapping[str, str]) -> Rendezvous:
     return meeting
 
 
+def use_of_node(
+    config: RunConfig, environment: Mapping[str, str]
+) -> tuple[Profile, ccl.Binding | None]:
+    """How a run uses this node, and oneCCL's binding if that does the collectives.
+
+    Raises:
+        UsageError: the node cannot serve what was asked for.
+    """
+    here = hardware.detect(environment)
+    profiles.check_precision(here, config.train.precision)
+    binding = ccl.choose(config.train.backend, bool(here.gpus))
+    part = None
+    if LOCAL_NODE in environment:
+        part = (int(environment[LOCAL_NODE]), config.job.nodes)
+    return profiles.choose(here, config.job, uses_ccl=binding is not None, part=part), binding
+
+
 def training_environment(
-    profile: NodeProfile, nproc: int, meeting: Rendezvous, environment: Mapping[str, str]
+    profile: Profile, meeting: Rendezvous, environment: Mapping[str, str]
 ) -> dict[str, str]:
     """The environment of torchrun and its processes.
 
     What the user has set in the environment wins over what is found here, but not over flags.
     """
-    found = profile.environment(nproc)
+    found = profiles.merge(profile.settings(), environment)
     found["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_STOP_TIMEOUT_S)
     # torchrun's agents keep one store for all restarts, and its old keys: restarted ranks may read
     # the addresses of those that died. Without sharing, every restart has a store of its own.

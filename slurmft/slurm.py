@@ -190,13 +190,16 @@ def requeue(job: str, exclude: Sequence[str] = ()) -> str | None:
     return None
 
 
-def srun_command(nodes: int, options: Sequence[str], program: Sequence[str]) -> list[str]:
-    """An srun with one small task on each node: within the allocation that we are in, or in one of
-    its own, for which it waits in the queue."""
+def srun_command(
+    nodes: int, options: Sequence[str], program: Sequence[str], whole: bool = False
+) -> list[str]:
+    """An srun with one task on each node: within the allocation that we are in, or in one of its
+    own, for which it waits in the queue. Tasks are small, or have the whole of their node."""
     inside = "SLURM_JOB_ID" in os.environ
     where = ["--overlap"] if inside else ["--job-name=slurmft-doctor", *options]
     size = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    return ["srun", "--quiet", "--kill-on-bad-exit=1", *size, "--cpus-per-task=1", *where, *program]
+    size += ["--exclusive"] if whole and not inside else [] if whole else ["--cpus-per-task=1"]
+    return ["srun", "--quiet", "--kill-on-bad-exit=1", *size, *where, *program]
 
 
 def allocated_nodes() -> int | None:

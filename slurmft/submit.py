@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import slurmft
-from slurmft import launchers, slurm
+from slurmft import ccl, hardware, launchers, profiles, slurm
 from slurmft.cli import Parser, add_options, given
 from slurmft.config import (
     JobConfig,
@@ -144,9 +144,25 @@ def dry_run(config: RunConfig, cluster: str) -> str:
             "# each node's task then runs (here: the first node's; NPROC: its GPUs or CPU sockets)",
             re.sub(r"'([^' ]*\$[^' ]*)'", r'"\1"', command),  # variables, not literal text
             "",
+            *node_variables(config),
+            "",
             "dry run: nothing was submitted",
         )
     )
+
+
+def node_variables(config: RunConfig) -> list[str]:
+    """The variables of the training processes and their reasons, on a node like this machine."""
+    title = (
+        "# variables of the processes, on a node like this machine (slurmft doctor node: others)"
+    )
+    try:
+        here = hardware.detect(os.environ)
+        uses_ccl = ccl.choose(config.train.backend, bool(here.gpus)) is not None
+        profile = profiles.choose(here, config.job, uses_ccl=uses_ccl)
+    except SlurmftError as error:
+        return [f"# {config.job.profile}: to be decided on the nodes; not here: {error.message}"]
+    return [f"{title}: {profile.name}", *profiles.describe(profile, os.environ)]
 
 
 def placeholder(config: RunConfig, cluster: str) -> Rendezvous:

@@ -24,7 +24,7 @@ import torch
 from accelerate import Accelerator
 from transformers.utils.logging import disable_progress_bar
 
-from slurmft import caches, dist, metrics, tasks
+from slurmft import caches, dist, hardware, ipex, metrics, tasks
 from slurmft.checkpoint import Saver, Snapshot, Tensors, prune, read_newest, remove_leftovers
 from slurmft.clock import PhaseClock
 from slurmft.config import TrainConfig, duration_s
@@ -34,7 +34,6 @@ from slurmft.errors import Exit, SlurmftError
 from slurmft.heartbeat import Heart
 from slurmft.plan import Plan
 from slurmft.preempt import Boundary, StopAgreed
-from slurmft.profiles import NodeProfile
 from slurmft.reporter import Reporter
 from slurmft.rundir import RunDir, current_attempt, write_folder
 from slurmft.signals import StopRequest
@@ -117,6 +116,8 @@ class Training:
         self.parameters = sum(p.numel() for p in model.parameters())
         # A fused optimizer skips fp16's overflowing steps by itself: the schedule would not know.
         optimizer = make_optimizer(model, self.config, fused=precision != "fp16")
+        if self.config.ipex:
+            model, optimizer = ipex.optimize(model, optimizer)
         self.bare_optimizer = optimizer
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.bare_model = self.accelerator.unwrap_model(self.model)
@@ -580,9 +581,7 @@ def choose_precision(asked: str, world: World) -> str:
     if asked != "auto":
         return asked
     native = (
-        torch.cuda.is_bf16_supported(False)
-        if on_gpu
-        else NodeProfile.detect(os.environ).native_bf16
+        torch.cuda.is_bf16_supported(False) if on_gpu else hardware.detect(os.environ).native_bf16
     )
     if all(world.all_values(float(native))):
         return "bf16"

@@ -17,8 +17,8 @@ from pathlib import Path
 from slurmft import attempt, launchers, process, rendezvous, signals
 from slurmft.config import RunConfig, time_limit_min
 from slurmft.errors import Exit, SlurmftError, UsageError
+from slurmft.hardware import visible_gpus
 from slurmft.node import LOCAL_NODE
-from slurmft.profiles import NodeProfile
 from slurmft.rundir import ATTEMPT, RunDir, read_json, write_json, write_text
 from slurmft.slurm import JobState
 
@@ -135,7 +135,7 @@ def submit(config: RunConfig, run: RunDir) -> str:
     """
     import submitit
 
-    gpus = NodeProfile.detect(os.environ).gpus
+    gpus = visible_gpus(os.environ)
     if 0 < len(gpus) < config.job.nodes:
         raise UsageError(
             f"--nodes {config.job.nodes} simulated nodes, but this machine has {len(gpus)} GPU(s)",
