@@ -22,6 +22,10 @@ _CONTROL_TIMEOUT = timedelta(days=2)
 _GATHER_BYTES = 64 * 2**20
 
 
+_EVALUATE_WAITED = ("Expected to find locked file", "Cannot acquire lock on cached file")
+"""evaluate's words for a rank that has not written its file, for whatever reason."""
+
+
 class PeerFailedError(SlurmftError):
     """Another rank failed: that one's error is the one to read."""
 
@@ -124,20 +128,20 @@ class World:
             array: this rank's part, of shape (sizes[rank],), int64 or float64.
             sizes: the number of elements of every rank.
         """
-        parts: list[list[np.ndarray]] = [[] for _ in sizes]
+        whole = np.empty(sum(sizes) if self.is_main else 0, dtype=array.dtype)
+        starts = np.concatenate(([0], np.cumsum(sizes)))
         chunk = max(1, _GATHER_BYTES // (self.size * array.dtype.itemsize))
-        for start in range(0, max(sizes), chunk):
-            width = min(chunk, max(sizes) - start)
+        for first in range(0, max(sizes), chunk):
+            width = min(chunk, max(sizes) - first)
             mine = torch.zeros(width, dtype=torch.from_numpy(array[:0]).dtype, device=self.device)
-            piece = torch.from_numpy(array[start : start + width])
+            piece = torch.from_numpy(array[first : first + width])
             mine[: len(piece)] = piece
             found = [torch.empty_like(mine) for _ in sizes] if self.is_main else None
             dist.gather(mine, found, dst=0)
-            for part, got, size in zip(parts, found or [], sizes, strict=False):  # none elsewhere
-                part.append(got[: max(0, size - start)].cpu().numpy())
-        if not self.is_main:
-            return None
-        return np.concatenate([array[:0], *(piece for part in parts for piece in part)])
+            for rank, got in enumerate(found or []):
+                part = whole[starts[rank] + first : starts[rank + 1]][:width]
+                part[:] = got[: len(part)].cpu().numpy()
+        return whole if self.is_main else None
 
 
 def leave() -> None:
@@ -198,6 +202,8 @@ def choose_backend(asked: str, has_gpu: bool) -> str:
 def is_echo(error: BaseException) -> bool:
     """Whether an error only says that another rank is gone."""
     if isinstance(error, (PeerFailedError, dist.DistBackendError, dist.DistNetworkError)):
+        return True
+    if isinstance(error, ValueError) and any(w in str(error) for w in _EVALUATE_WAITED):
         return True
     signs = ("connection closed by peer", "connection reset", "broken pipe", "gloo/transport")
     return isinstance(error, RuntimeError) and any(s in str(error).lower() for s in signs)

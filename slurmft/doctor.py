@@ -10,13 +10,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from slurmft import ccl, hardware, lockprobe, profiles, slurm
 from slurmft.cli import Parser, add_options, given
 from slurmft.config import JobConfig, TrainConfig, build, options
 from slurmft.errors import Exit, UsageError, run_main, unknown
 from slurmft.filesystem import FileSystem
-from slurmft.lockprobe import Ask, Finding, Talk
+from slurmft.lockprobe import Ask, Finding, Findings, Talk
 from slurmft.profiles import Profile
 from slurmft.site import site_defaults
 
@@ -154,13 +155,10 @@ def _agents(folder: Path, nodes: int, arguments: argparse.Namespace) -> Iterator
         if slurm.allocated_nodes() is None:
             print(f"waiting for {nodes} nodes ...", file=sys.stderr)
     with Talk(command, _QUEUE_S) as talk:
+        hint, talk.late = talk.late, "no nodes in an hour: try another --partition, or --time 2"
         talk.ask(0, "place")  # all tasks of a step start together
-        talk.timeout_s = _ANSWER_S
-        try:
-            yield talk.ask
-        finally:
-            with contextlib.suppress(lockprobe.ProbeError):
-                talk.ask(0, "clear")
+        talk.timeout_s, talk.late = _ANSWER_S, hint
+        yield talk.ask
 
 
 def _where(arguments: argparse.Namespace) -> list[str]:
@@ -171,33 +169,50 @@ def _where(arguments: argparse.Namespace) -> list[str]:
 
 
 def examine(ask: Ask, nodes: int, as_json: bool = False) -> int:
-    """Measures, prints and records; the exit code says whether some kind of lock holds."""
+    """Measures, records and prints.
+
+    Raises:
+        ProbeError: no kind of lock holds, or an agent gives no answer.
+    """
     places = [json.loads(ask(agent, "place")) for agent in range(nodes)]
     hosts, here = [place[0] for place in places], FileSystem.of_fields(places[0][1:])
-    if nodes > 1 and not lockprobe.same_folder(ask, nodes):
-        print(f"not one folder: {', '.join(hosts)} each have their own there ({here})")
-        print("locks need not hold between nodes; nothing is recorded")
-        return Exit.OK
-    found = lockprobe.measure(ask, nodes)
-    if as_json:
-        findings = {name: lockprobe.as_dict(finding) for name, finding in found.items()}
-        print(json.dumps({"hosts": hosts, "file_system": str(here), "findings": findings}))
+    found = lockprobe.probe(ask, nodes, here)
+    facts: dict[str, Any] = {"hosts": hosts, "file_system": str(here), "one_folder": bool(found)}
+    if found is None:
+        lines = [
+            f"not one folder: {', '.join(hosts)} each have their own there ({here})",
+            "locks need not hold between nodes; nothing is recorded",
+        ]
     else:
-        print(f"{here}, seen from {', '.join(hosts)}\n\n{table(found)}\n")
-    choice = lockprobe.choose(found, here)
-    if nodes == 1:
-        print(f"one node cannot know what holds between nodes; default here: {choice}")
-        print("measure it in an allocation of two: salloc --nodes 2 slurmft doctor locks DIR")
-        return Exit.OK
-    path = lockprobe.record(here, found, nodes)
-    if not as_json:
-        print(f"choice: {choice}\nrecorded for {here}, and used by runs: {path}")
-        if choice == "soft":
-            print("warning: a process that is killed leaves its soft locks behind on other nodes")
+        if not as_json:  # before an error that nothing holds
+            print(f"{here}, seen from {', '.join(hosts)}\n\n{table(found)}\n")
+        choice = lockprobe.choose(found, here)
+        findings = {name: lockprobe.as_dict(finding) for name, finding in found.items()}
+        facts |= {"choice": choice, "findings": findings}
+        lines = conclusion(here, found, nodes, choice)
+    print(json.dumps(facts) if as_json else "\n".join(lines))
     return Exit.OK
 
 
-def table(found: dict[str, Finding]) -> str:
+def conclusion(here: FileSystem, found: Findings, nodes: int, choice: str) -> list[str]:
+    """What follows from the findings; records them if nodes were compared."""
+    if nodes == 1:
+        return [
+            f"one node cannot know what holds between nodes; default here: {choice}",
+            "measure it in an allocation of two: salloc --nodes 2 slurmft doctor locks DIR",
+        ]
+    lines = [f"choice: {choice}"]
+    try:
+        path = lockprobe.record(here, found, nodes)
+        lines.append(f"recorded for {here}, and used by your runs: {path}")
+    except (OSError, RuntimeError) as error:
+        lines.append(f"not recorded ({error}): give --file-locks {choice} to runs")
+    if choice == "soft":
+        lines.append("warning: a process that is killed leaves its soft locks on other nodes")
+    return lines
+
+
+def table(found: Findings) -> str:
     """The findings, a line for each primitive."""
     titles = ("", "this node", "other nodes", "unlock", "exit", "SIGKILL", "cost")
     rows = [titles, *(_row(name, finding) for name, finding in found.items())]
@@ -222,7 +237,7 @@ def _row(name: str, finding: Finding) -> tuple[str, ...]:
         cell(finding.on_node, *excludes),
         cell(finding.between_nodes, *excludes),
         *(cell(v, *released) for v in (finding.on_unlock, finding.on_exit, finding.on_kill)),
-        f"{finding.cost_us:.0f} us",
+        "" if finding.cost_us is None else f"{finding.cost_us:.0f} us",
     )
 
 
