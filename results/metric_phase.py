@@ -145,7 +145,8 @@ class Phase:
 
         self.number += 1
         metric = _evaluate_metric(
-            "int64",
+            self.predictions,
+            self.labels,
             self.compute,
             num_process=self.world.size,
             process_id=self.world.rank,

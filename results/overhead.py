@@ -67,7 +67,7 @@ def make_run(part: str, folder: Path) -> Path:
     else:
         train |= {"batch_size": 12}
     job = JobConfig(runs_dir=str(folder))
-    return RunDir.create(RunConfig(train=TrainConfig(**train).resolve(), job=job)).path
+    return RunDir.create(RunConfig(train=TrainConfig.resolve(**train), job=job)).path
 
 
 class Bench:

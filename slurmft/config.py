@@ -16,13 +16,17 @@ from typing import Any, TypeVar
 
 from slurmft.errors import UsageError, unknown
 from slurmft.filesystem import LOCK_PRIMITIVES
-from slurmft.recipes import RECIPES, presets
+from slurmft.recipes import RECIPES, TASKS, fill, presets
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 BACKENDS = ("auto", "gloo", "nccl", "ccl", "mpi")
 LR_SCHEDULES = ("linear", "cosine", "constant")
 PROFILES = ("auto", "gpu", "xeon", "cpu")
 CLUSTERS = ("auto", "slurm", "local")
+
+
+PUBLISHED = ("icelake-", "spr-", "mn4-")
+"""How the names of recipes begin that are somebody's published setting."""
 
 
 def option(
@@ -49,9 +53,15 @@ def option(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """What to train. `None` where the task's recipe decides (see `resolve`)."""
+    """What to train; see `resolve`, which fills in what the recipe has."""
 
-    task: str = option("synthetic", "what to train", choices=tuple(RECIPES))
+    task: str = option("synthetic", "what to train", choices=tuple(TASKS))
+    recipe: str | None = option(
+        None,
+        "a task with all its settings, as published: "
+        + ", ".join(name for name in RECIPES if name.startswith(PUBLISHED)),
+        metavar="NAME",
+    )
     preset: str | None = option(None, "size of the task: synthetic has quick and paper")
     model: str | None = option(None, "hub id or local folder of the model", metavar="ID|DIR")
     data: str | None = option(
@@ -60,6 +70,9 @@ class TrainConfig:
         metavar="ID|DIR",
     )
     text_column: str | None = option(None, "column that holds the text", metavar="NAME")
+    text_pair_column: str | None = option(
+        None, "column that holds the second text of a pair", metavar="NAME"
+    )
     label_column: str | None = option(None, "column that holds the label", metavar="NAME")
     max_length: int | None = option(None, "tokens kept of each text", metavar="TOKENS")
     epochs: int | None = option(None, "passes over the training data")
@@ -111,6 +124,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _check_choices(self)
+        if self.recipe is not None and self.recipe not in RECIPES:
+            raise unknown("--recipe", self.recipe, list(RECIPES))
         if self.preset is not None and self.preset not in presets(self.task):
             raise unknown(f"preset of task {self.task}", self.preset, presets(self.task))
         for name in ("epochs", "max_steps", "batch_size", "eval_batch_size", "max_length"):
@@ -127,12 +142,10 @@ class TrainConfig:
         _check(self, "warmup_ratio", lambda v: 0 <= v <= 1, "between 0 and 1")
         _check(self, "dropout", lambda v: 0 <= v < 1, "0 or more and below 1")
 
-    def resolve(self) -> TrainConfig:
-        """This configuration with the recipe's values in place of every None that it sets."""
-        preset = self.preset or presets(self.task)[0]
-        recipe = RECIPES[self.task][preset]
-        missing = {k: v for k, v in recipe.items() if getattr(self, k) is None}
-        return dataclasses.replace(self, preset=preset, **missing)
+    @classmethod
+    def resolve(cls, **given: Any) -> TrainConfig:
+        """The values that are given, over those of the recipe that they name or imply."""
+        return build(cls, fill(given))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,8 +8,9 @@ ranks share it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,12 @@ from slurmft.sources import no_column
 Array = np.ndarray
 
 
+SPAN = ("start_positions", "end_positions")
+"""A model's inputs for labels that are spans: the places of an answer's first and last token."""
+TARGETS = ("labels", *SPAN)
+"""The inputs of a batch that a model learns from, and that predicting needs not."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenTable:
     """The samples of one split."""
@@ -31,31 +38,60 @@ class TokenTable:
     offsets: Array
     """Sample i is tokens[offsets[i]:offsets[i + 1]]: int64, (samples + 1,)."""
     labels: Array
-    """int64, (samples,)."""
+    """Classes: int64, (samples,). Numbers: float64, (samples,). Spans: int64, (samples, 2)."""
+    types: Array | None = None
+    """Which of two texts a token is of: int8, (total,). None: they are of one."""
+    extra: dict[str, Array] = field(default_factory=dict)
+    """What else a task wants to know of its tokens or samples."""
 
     @classmethod
-    def build(cls, samples: Sequence[Sequence[int]], labels: Sequence[int]) -> TokenTable:
-        """A table from lists of token ids."""
-        lengths = np.fromiter((len(s) for s in samples), dtype=np.int64, count=len(samples))
-        tokens = np.fromiter(
-            (t for s in samples for t in s), dtype=np.int32, count=int(lengths.sum())
+    def build(
+        cls,
+        samples: Iterable[Sequence[int]],
+        labels: Sequence[Any],
+        types: Iterable[Sequence[int]] | None = None,
+        **extra: Array,
+    ) -> TokenTable:
+        """A table from the token ids of every sample, its labels, and its tokens' types."""
+        tokens = [np.asarray(sample, dtype=np.int32) for sample in samples]
+        lengths = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
+        kinds = np.concatenate([np.asarray(t, dtype=np.int8) for t in types]) if types else None
+        if kinds is not None and not kinds.any():
+            kinds = None  # what models take where they are given none
+        return cls(np.concatenate(tokens), offsets_of(lengths), np.asarray(labels), kinds, extra)
+
+    @classmethod
+    def join(cls, tables: Sequence[TokenTable]) -> TokenTable:
+        """One table of the samples of several, without extras."""
+        lengths = [np.diff(table.offsets) for table in tables]
+        types = None
+        if any(table.types is not None for table in tables):
+            types = np.concatenate(
+                [np.zeros(len(t.tokens), np.int8) if t.types is None else t.types for t in tables]
+            )
+        return cls(
+            np.concatenate([table.tokens for table in tables]),
+            offsets_of(np.concatenate(lengths)),
+            np.concatenate([table.labels for table in tables]),
+            types,
         )
-        return cls(tokens, offsets_of(lengths), np.asarray(labels, dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def save(self, folder: Path) -> None:
         folder.mkdir()
-        for name in ("tokens", "offsets", "labels"):
-            np.save(folder / f"{name}.npy", getattr(self, name))
+        types = {} if self.types is None else {"types": self.types}
+        own = {name: getattr(self, name) for name in ("tokens", "offsets", "labels")}
+        for name, array in (own | types | self.extra).items():
+            np.save(folder / f"{name}.npy", array)
 
     @classmethod
     def load(cls, folder: Path) -> TokenTable:
         """Memory-maps a saved table: the ranks of a node share its pages."""
-        return cls(
-            *(np.load(folder / f"{n}.npy", mmap_mode="r") for n in ("tokens", "offsets", "labels"))
-        )
+        found = {path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}
+        tokens, offsets, labels = (found.pop(name) for name in ("tokens", "offsets", "labels"))
+        return cls(tokens, offsets, labels, found.pop("types", None), found)
 
     def batch(self, indices: Array, pad_id: int, multiple: int = 1) -> Batch:
         """The samples at `indices`, padded to the longest (rounded up to a multiple).
@@ -65,19 +101,39 @@ class TokenTable:
             pad_id: token id of the padding.
             multiple: the padded length is a multiple of this; tensor cores like 8.
         """
-        starts = self.offsets[indices]
-        lengths = self.offsets[indices + 1] - starts
+        lengths = self.offsets[indices + 1] - self.offsets[indices]
         width = -(-int(lengths.max()) // multiple) * multiple
         mask = np.arange(width) < lengths[:, None]
-        ids = np.full(mask.shape, pad_id, dtype=np.int64)
-        within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        ids[mask] = self.tokens[np.repeat(starts, lengths) + within]
         inputs = {
-            "input_ids": torch.from_numpy(ids),
+            "input_ids": torch.from_numpy(self.padded(self.tokens, indices, width, pad_id)),
             "attention_mask": torch.from_numpy(mask.astype(np.int64)),
-            "labels": torch.from_numpy(self.labels[indices]),
         }
-        return Batch(inputs, len(indices), int(lengths.sum()), ids.size)
+        if self.types is not None:
+            inputs["token_type_ids"] = torch.from_numpy(self.padded(self.types, indices, width, 0))
+        inputs |= self._targets(indices)
+        return Batch(inputs, len(indices), int(lengths.sum()), mask.size)
+
+    def padded(self, values: Array, indices: Array, width: int, fill: int) -> Array:
+        """A value of every token of the samples at `indices`: int64, (batch, width).
+
+        Args:
+            values: one of every token of the table, (total,).
+            indices: int64, (batch,).
+            width: at least the length of the longest.
+            fill: what stands behind a sample's last token.
+        """
+        starts = self.offsets[indices]
+        lengths = self.offsets[indices + 1] - starts
+        found = np.full((len(indices), width), fill, dtype=np.int64)
+        within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        found[np.arange(width) < lengths[:, None]] = values[np.repeat(starts, lengths) + within]
+        return found
+
+    def _targets(self, indices: Array) -> dict[str, torch.Tensor]:
+        labels = torch.from_numpy(self.labels[indices])
+        if labels.ndim == 2:
+            return dict(zip(SPAN, labels.unbind(1), strict=True))
+        return {"labels": labels.float() if labels.is_floating_point() else labels}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +156,22 @@ class TokenData:
     train: TokenTable
     validation: TokenTable
     labels: list[str]
-    """Label names by label id."""
+    """Label names by label id; none where labels are numbers or spans."""
     pad_id: int
+    sizes: tuple[int, ...] = ()
+    """Samples of each validation split, where there are several: one lies after the other."""
 
     def save(self, folder: Path) -> None:
         self.train.save(folder / "train")
         self.validation.save(folder / "validation")
-        meta = {"labels": self.labels, "pad_id": self.pad_id}
+        meta = {"labels": self.labels, "pad_id": self.pad_id, "sizes": self.sizes}
         (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> TokenData:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         train, validation = (TokenTable.load(folder / s) for s in ("train", "validation"))
-        return cls(train, validation, meta["labels"], meta["pad_id"])
+        return cls(train, validation, meta["labels"], meta["pad_id"], tuple(meta.get("sizes", ())))
 
 
 def offsets_of(lengths: Array) -> Array:
@@ -199,20 +257,68 @@ def column(table: Any, name: str, path: str) -> list[Any]:
     return values
 
 
-def label_ids(values: Sequence[Any], names: Sequence[str], where: str) -> list[int]:
-    """Labels, given as numbers or as names, as numbers.
+def label_ids(
+    values: Sequence[Any], names: Sequence[str], where: str, by_number: bool = True
+) -> list[int]:
+    """Labels, given as names or (unless not `by_number`) as numbers, as numbers.
 
     Raises:
         UsageError: a label beyond the known ones, with its row.
     """
     by_name = {name: i for i, name in enumerate(names)}
+    known = f"0 to {len(names) - 1}, or {', '.join(names)}" if by_number else ", ".join(names)
     ids = []
     for row, value in enumerate(values, start=1):
-        label = by_name.get(value) if isinstance(value, str) else value
+        named = isinstance(value, str) or not by_number
+        label = by_name.get(str(value)) if named else value
         if type(label) is not int or not 0 <= label < len(names):
-            raise UsageError(
-                f"{where!r}: row {row} has the label {value!r}",
-                f"labels are 0 to {len(names) - 1}, or {', '.join(names)}",
-            )
+            raise UsageError(f"{where!r}: row {row} has the label {value!r}", f"labels are {known}")
         ids.append(label)
     return ids
+
+
+def label_names(values: Sequence[Any], where: str) -> list[str]:
+    """The names of the labels that a column holds: texts by the alphabet, numbers by value.
+
+    Raises:
+        UsageError: values of another type, or of several; all the same, or all different.
+    """
+    kind = type(values[0])
+    for row, value in enumerate(values, start=1):
+        if type(value) is not kind or kind not in (str, int, bool):
+            raise UsageError(
+                f"{where!r}: row {row} has the label {value!r}",
+                "labels are all texts or all whole numbers; choose their column with "
+                "--label-column",
+            )
+    found = sorted(set(values))
+    if len(found) == 1 or len(found) == len(values):
+        same = f"the one label {found[0]!r}" if len(found) == 1 else "another label in every row"
+        raise UsageError(f"{where!r} has {same}", "choose the column with --label-column")
+    return [str(name) for name in found]
+
+
+def label_numbers(values: Sequence[Any], where: str) -> list[float]:
+    """Labels that are numbers, as floats.
+
+    Raises:
+        UsageError: a label that is none, with its row.
+    """
+    for row, value in enumerate(values, start=1):
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise UsageError(
+                f"{where!r}: row {row} has the label {value!r}, which is no number",
+                "choose the column with --label-column",
+            )
+    return [float(value) for value in values]
+
+
+def check_texts(values: Sequence[Any], where: str) -> None:
+    """Makes sure that a column holds texts.
+
+    Raises:
+        UsageError: a value that is none, with its row.
+    """
+    for row, value in enumerate(values, start=1):
+        if not isinstance(value, str):
+            raise UsageError(f"{where!r}: row {row} has the text {value!r}, which is no string")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -125,9 +126,14 @@ class World:
         that besides the result.
 
         Args:
-            array: this rank's part, of shape (sizes[rank],), int64 or float64.
-            sizes: the number of elements of every rank.
+            array: this rank's part, of shape (sizes[rank], ...), int64 or float64.
+            sizes: the length of every rank's part.
         """
+        shape = array.shape[1:]
+        if shape:  # rows, one value after another
+            row = math.prod(shape)
+            flat = self.gather(array.reshape(-1), [size * row for size in sizes])
+            return None if flat is None else flat.reshape(-1, *shape)
         whole = np.empty(sum(sizes) if self.is_main else 0, dtype=array.dtype)
         starts = np.concatenate(([0], np.cumsum(sizes)))
         chunk = max(1, _GATHER_BYTES // (self.size * array.dtype.itemsize))

@@ -19,7 +19,7 @@ from slurmft.dist import PeerFailedError, World
 from slurmft.errors import SlurmftError
 
 Compute = Callable[[np.ndarray, np.ndarray], dict[str, float]]
-"""Predictions and labels, both (samples,), in any order, to the metrics by name."""
+"""Predictions (samples, ...) and references (samples,), in any order, to the metrics by name."""
 
 NAN = -1
 """The class predicted where the logits are not numbers."""
@@ -34,7 +34,8 @@ def check_numbers(predictions: np.ndarray) -> None:
     Raises:
         SlurmftError: there are such; a metric of them would look like one of a bad model.
     """
-    bad = int((predictions == NAN).sum())
+    is_bad = np.isnan(predictions) if predictions.dtype.kind == "f" else predictions == NAN
+    bad = int(is_bad.reshape(len(predictions), -1).any(axis=1).sum())
     if bad:
         raise SlurmftError(
             f"the model's logits are NaN for {bad} of {len(predictions)} validation samples",
@@ -86,7 +87,7 @@ def compute_by_files(
     world: World,
     folder: Path,
     predictions: np.ndarray,
-    labels: np.ndarray,
+    references: np.ndarray,
     compute: Compute,
 ) -> dict[str, float]:
     """The metrics, through evaluate's files: on the main rank; empty on the others.
@@ -94,8 +95,8 @@ def compute_by_files(
     Args:
         folder: on a file system that all ranks see; made, and removed afterwards. Its file locks
             must hold between nodes (`slurmft.locks`).
-        predictions: this rank's, int64 or float64, (its samples,).
-        labels: theirs.
+        predictions: this rank's, int64 or float64, (its samples, ...): numbers or rows of them.
+        references: what `compute` is to compare them with: int64 or float64, (its samples,).
 
     Raises:
         Exception: on the rank where evaluate failed.
@@ -108,7 +109,8 @@ def compute_by_files(
 
     def work() -> None:
         metric = _evaluate_metric(
-            predictions.dtype.name,
+            predictions,
+            references,
             compute,
             num_process=world.size,
             process_id=world.rank,
@@ -116,7 +118,7 @@ def compute_by_files(
             cache_dir=str(folder),
             timeout=_FILES_TIMEOUT_S,
         )
-        metric.add_batch(predictions=predictions, references=labels)
+        metric.add_batch(predictions=predictions, references=references)
         found.update(metric.compute() or {})
 
     try:
@@ -128,12 +130,17 @@ def compute_by_files(
     return found
 
 
-def _evaluate_metric(dtype: str, compute: Compute, **where: Any) -> Any:
+def _evaluate_metric(
+    predictions: np.ndarray, references: np.ndarray, compute: Compute, **where: Any
+) -> Any:
     """An `evaluate.Metric` of our own: those of the hub are out of a compute node's reach."""
     import datasets
     import evaluate
 
-    columns = {name: datasets.Value(dtype) for name in ("predictions", "references")}
+    each = {"predictions": predictions, "references": references}
+    columns = {name: datasets.Value(array.dtype.name) for name, array in each.items()}
+    if predictions.ndim > 1:
+        columns["predictions"] = datasets.Sequence(columns["predictions"])
 
     class Metric(evaluate.Metric):  # type: ignore[misc]
         def _info(self) -> Any:
@@ -142,7 +149,7 @@ def _evaluate_metric(dtype: str, compute: Compute, **where: Any) -> Any:
                 citation="",
                 inputs_description="",
                 features=datasets.Features(columns),
-                format="numpy",
+                format="numpy" if predictions.ndim == 1 else None,  # lists otherwise
             )
 
         def _compute(self, predictions: Any, references: Any) -> dict[str, float]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from slurmft.config import TrainConfig
 from slurmft.errors import UsageError
+from slurmft.recipes import TASKS
 
-SPLITS = ("train", "validation")
 SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet")
 
 
@@ -35,10 +35,16 @@ def localize(train: TrainConfig) -> TrainConfig:
             file that is empty, unreadable, or has no such column.
     """
     changes: dict[str, Any] = {}
+    task = TASKS[train.task]
+    if train.data is None and task.splits:
+        raise UsageError(f"--task {train.task} needs data of your own", "give --data ID|DIR")
     if train.data is not None and is_local(train.data):
         folder = _folder("--data", train.data)
-        for split in SPLITS:
-            check_columns(find_split(folder, split), train.text_column, train.label_column)
+        chosen = (train.text_column, train.text_pair_column, train.label_column)
+        for split in task.splits:
+            path = find_split(folder, split)
+            check_columns(path, *chosen)
+            check_columns(path, *task.columns, can_choose=False)
         changes["data"] = str(folder)
     if train.model is not None and is_local(train.model):
         folder = _folder("--model", train.model)
@@ -51,8 +57,8 @@ def localize(train: TrainConfig) -> TrainConfig:
     return dataclasses.replace(train, **changes)
 
 
-def check_columns(path: Path, *names: str | None) -> None:
-    """Makes sure that a data file has these columns.
+def check_columns(path: Path, *names: str | None, can_choose: bool = True) -> None:
+    """Makes sure that a data file has these columns; flags name them, or the task does.
 
     Raises:
         UsageError: it lacks one, has no rows, or cannot be read.
@@ -60,7 +66,7 @@ def check_columns(path: Path, *names: str | None) -> None:
     found = columns(path)
     for name in names:
         if name is not None and name not in found:
-            raise no_column(str(path), name, found)
+            raise no_column(str(path), name, found, can_choose)
 
 
 def columns(path: Path) -> list[str]:
@@ -99,11 +105,9 @@ def _parquet_columns(path: Path) -> list[str]:
     return list(found.schema_arrow.names)
 
 
-def no_column(where: str, name: str, found: list[str]) -> UsageError:
-    return UsageError(
-        f"{where!r} has no column {name!r}",
-        f"it has {', '.join(found)}; choose with --text-column, --label-column",
-    )
+def no_column(where: str, name: str, found: list[str], can_choose: bool = True) -> UsageError:
+    flags = "; choose with --text-column, --text-pair-column, --label-column" if can_choose else ""
+    return UsageError(f"{where!r} has no column {name!r}", f"it has {', '.join(found)}{flags}")
 
 
 def needs_hub(train: TrainConfig) -> bool:

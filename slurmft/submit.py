@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import slurmft
-from slurmft import ccl, hardware, launchers, profiles, slurm
+from slurmft import ccl, hardware, launchers, profiles, recipes, slurm
 from slurmft.cli import Parser, add_options, given
 from slurmft.config import (
     JobConfig,
@@ -73,15 +73,15 @@ def parser() -> Parser:
 
 
 def configure(flags: dict[str, Any]) -> RunConfig:
-    """The resolved configuration: flags over the site file over the task's recipe.
+    """The resolved configuration: flags over the site file over the recipe.
 
     Raises:
         UsageError: a value that cannot be right, from whichever source.
     """
-    values = merge(site_defaults(), flags)
+    values = recipes.fill(merge(site_defaults(), flags))
     job = build(JobConfig, values)
     job = dataclasses.replace(job, runs_dir=str(Path(job.runs_dir).expanduser().absolute()))
-    return RunConfig(train=localize(build(TrainConfig, values).resolve()), job=job)
+    return RunConfig(train=localize(build(TrainConfig, values)), job=job)
 
 
 def merge(site: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from slurmft.checkpoint import (
 from slurmft.checkpoint import read as read_checkpoint
 from slurmft.clock import PhaseClock
 from slurmft.config import TrainConfig, duration_s
-from slurmft.data import TokenData, epoch_order, share, share_sizes
+from slurmft.data import TARGETS, TokenData, epoch_order, share, share_sizes
 from slurmft.dist import World
 from slurmft.errors import Exit, SlurmftError
 from slurmft.heartbeat import Heart
@@ -289,7 +289,7 @@ class Training:
         def compute() -> dict[str, float]:
             assert gathered is not None  # on the main rank, which alone computes
             whole = Predicted.union([before, Predicted(left, gathered)])  # sorted by sample
-            return self.task.compute(whole.values, self.data.validation.labels)
+            return self.task.compute(whole.values, self.data)
 
         return metrics.share_metrics(self.world, self.task.metric_names, compute, self.clock.lap)
 
@@ -302,9 +302,13 @@ class Training:
         mine = Predicted(left[first : first + len(predictions)], predictions)
         if self.world.is_main:
             mine = Predicted.union([before, mine])
-        labels = self.data.validation.labels[mine.samples]
+
+        def compute(predictions: Any, samples: Any) -> dict[str, float]:
+            return self.task.compute(predictions[np.argsort(samples)], self.data)
+
         folder = self.run_dir.path / "metrics"
-        found = metrics.compute_by_files(self.world, folder, mine.values, labels, self.task.compute)
+        # In place of labels: by their numbers the samples come back into their order.
+        found = metrics.compute_by_files(self.world, folder, mine.values, mine.samples, compute)
         return metrics.share_metrics(
             self.world, self.task.metric_names, lambda: found, self.clock.lap
         )
@@ -331,7 +335,7 @@ class Training:
         assert size is not None
         first = sum(sizes[: self.world.rank])
         mine = left[first : first + sizes[self.world.rank]]
-        found = [np.empty(0, dtype=self.task.prediction_dtype)]
+        found = [np.empty((0, *self.task.prediction_shape), self.task.prediction_dtype)]
         self.bare_model.eval()
         self.boundary.begin()
         for start in range(0, max(sizes), size):  # as many boundaries on every rank
@@ -348,8 +352,8 @@ class Training:
     def _predict(self, indices: Any) -> Any:
         batch = self.data.validation.batch(indices, self.data.pad_id, self.plan.pad_multiple)
         inputs = batch.to(self.world.device)
-        del inputs["labels"]
-        return self.task.predict(self.bare_model(**inputs).logits).cpu().numpy()
+        output = self.bare_model(**{k: v for k, v in inputs.items() if k not in TARGETS})
+        return self.task.predict(output, indices, self.data).cpu().numpy()
 
     # --- checkpoints ------------------------------------------------------------------------------
 
@@ -575,15 +579,16 @@ class Predicted:
     samples: np.ndarray
     """int64, (n,): indices into the split, without repetition."""
     values: np.ndarray
-    """int64, (n,)"""
+    """int64 or float64, (n, ...)."""
 
     @classmethod
     def union(cls, parts: list[Predicted]) -> Predicted:
         """All parts, sorted by sample; what several have is taken once."""
-        none = np.empty(0, dtype=np.int64)
-        samples = np.concatenate([none, *(p.samples for p in parts)])
-        unique, first = np.unique(samples, return_index=True)
-        return cls(unique, np.concatenate([none, *(p.values for p in parts)])[first])
+        nothing = np.empty(0, dtype=np.int64)
+        # Empty parts of a resumed training know neither type nor shape of what is to come.
+        filled = [p for p in parts if len(p.samples)] or [cls(nothing, nothing)]
+        samples, first = np.unique(np.concatenate([p.samples for p in filled]), return_index=True)
+        return cls(samples, np.concatenate([p.values for p in filled])[first])
 
     @classmethod
     def from_tensors(cls, tensors: Tensors) -> Predicted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 LABELS = ["sadness", "joy", "love", "anger", "fear", "surprise"]
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -32,6 +33,41 @@ def write_model(folder: Path, max_positions: int = 64) -> Path:
     )
     BertModel(config).save_pretrained(folder)
     return folder
+
+
+def write_splits(folder: Path, rows: dict[str, list[dict[str, Any]]]) -> Path:
+    """Writes the rows of every split as .jsonl."""
+    folder.mkdir(parents=True)
+    for split, values in rows.items():
+        text = "".join(json.dumps(row) + "\n" for row in values)
+        (folder / f"{split}.jsonl").write_text(text)
+    return folder
+
+
+def write_pairs(
+    folder: Path,
+    columns: tuple[str, str | None],
+    labels: int,
+    sizes: dict[str, int],
+) -> Path:
+    """Writes sentences, or pairs of them, whose first word tells the label.
+
+    Args:
+        columns: of the text, and of the second one or None.
+        labels: how many classes; 0: the label is a number from 0 to 5.
+        sizes: rows of every split.
+    """
+    rng = random.Random(0)
+
+    def row() -> dict[str, Any]:
+        label = rng.randrange(labels or 6)
+        words = [LABELS[label], *rng.choices(WORDS, k=rng.randint(1, 12))]
+        made: dict[str, Any] = {columns[0]: " ".join(words), "label": label}
+        if columns[1]:
+            made[columns[1]] = " ".join(rng.choices(WORDS, k=rng.randint(1, 8)))
+        return made if labels else made | {"label": label * 0.8 + 0.1}
+
+    return write_splits(folder, {k: [row() for _ in range(n)] for k, n in sizes.items()})
 
 
 def write_emotion(folder: Path, train: int, validation: int) -> Path:

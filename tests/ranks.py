@@ -44,6 +44,15 @@ def check_gather_in_chunks(world: World) -> None:
     dist._GATHER_BYTES = before
 
 
+def check_gather_of_rows(world: World) -> None:
+    """Predictions may be rows of numbers; a rank may have none."""
+    sizes = [2, 0, 1]
+    mine = np.full((sizes[world.rank], 3), world.rank + 0.5)
+    whole = world.gather(mine, sizes)
+    if whole is not None:
+        assert whole.tolist() == [[0.5] * 3, [0.5] * 3, [2.5] * 3]
+
+
 def check_work_of_some(world: World) -> None:
     """The others wait; a failure of one is told to all, with its words."""
     done = []
@@ -83,6 +92,13 @@ def check_files(world: World, folder: Path) -> None:
     def fail(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         raise ValueError("no such score")
 
+    def total(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        return {"total": float((predictions.sum(axis=1) * labels).sum())}
+
+    rows = np.full((2, 3), 0.1)
+    found = compute_by_files(world, folder, rows, np.arange(2) + world.rank, total)
+    assert found == ({"total": pytest.approx(2.7)} if world.is_main else {})
+
     for sizes in ([5, 0, 2], [0, 0, 3], [1, 1, 1]):
         labels = np.arange(sizes[world.rank])
         predictions = np.where(labels == 1, 7, labels)
@@ -90,8 +106,8 @@ def check_files(world: World, folder: Path) -> None:
             found = compute_by_files(world, folder, predictions, labels, compute)
             if world.is_main:
                 wrong = sum(size > 1 for size in sizes)
-                total = sum(sizes)
-                assert found == {"right": (total - wrong) / total, "samples": total}
+                count = sum(sizes)
+                assert found == {"right": (count - wrong) / count, "samples": count}
         with pytest.raises(ValueError if world.is_main else PeerFailedError, match="no such score"):
             compute_by_files(world, folder, predictions, labels, fail)
     world.on_some(False, lambda: None)
@@ -124,6 +140,7 @@ if __name__ == "__main__":
     check_collectives(world)
     check_gather(world)
     check_gather_in_chunks(world)
+    check_gather_of_rows(world)
     check_work_of_some(world)
     check_failures(world)
     check_metrics(world)

@@ -15,7 +15,7 @@ from slurmft.rundir import RunDir, write_json
 
 def make(tmp_path: Path, **job: object) -> RunDir:
     config = JobConfig(runs_dir=str(tmp_path), **job)  # type: ignore[arg-type]
-    return RunDir.create(RunConfig(train=TrainConfig().resolve(), job=config))
+    return RunDir.create(RunConfig(train=TrainConfig.resolve(), job=config))
 
 
 def begin(run: RunDir) -> int:

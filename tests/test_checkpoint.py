@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     job = JobConfig(runs_dir=str(tmp_path))
-    made = RunDir.create(RunConfig(train=TrainConfig().resolve(), job=job))
+    made = RunDir.create(RunConfig(train=TrainConfig.resolve(), job=job))
     made.checkpoints.mkdir()
     return made
 
@@ -106,7 +106,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_full_disk(small_disk: Path) -> None:
     """The save fails with a warning, what is there stays, and the next save works again."""
     job = JobConfig(runs_dir=str(small_disk))
-    run = RunDir.create(RunConfig(train=TrainConfig().resolve(), job=job))
+    run = RunDir.create(RunConfig(train=TrainConfig.resolve(), job=job))
     saver = Saver(run, attempt=0, every_s=0, keep=3)
     assert saver.save(snapshot(1), time.monotonic(), patience_s=0)
     too_large = snapshot(2, size=2**20)

@@ -18,7 +18,8 @@ from slurmft.recipes import RECIPES
 from slurmft.site import site_defaults
 from slurmft.submit import configure
 
-TRAIN_FLAGS = """task preset model data text_column label_column max_length epochs max_steps
+TRAIN_FLAGS = """task recipe preset model data text_column text_pair_column label_column max_length
+epochs max_steps
 batch_size eval_batch_size gradient_accumulation_steps learning_rate lr_schedule warmup_steps
 warmup_ratio weight_decay max_grad_norm precision backend ipex dropout seed checkpoint_every
 checkpoint_every_steps keep_checkpoints early_stopping metric_gather log_every"""
@@ -36,7 +37,7 @@ def test_flags_are_a_promise() -> None:
 
 def test_config_survives_json() -> None:
     config = RunConfig(
-        train=TrainConfig(task="emotion", data='/d/it\'s "é"\n').resolve(),
+        train=TrainConfig.resolve(task="emotion", data='/d/it\'s "é"\n'),
         job=JobConfig(nodes=3, setup=("module load x",), sbatch=("nice=3", "overcommit")),
         submission={"git": None},
     )
@@ -96,11 +97,11 @@ def test_time_limits_as_slurm_reads_them(text: str, minutes: int) -> None:
 
 
 def test_recipe_fills_what_nobody_gave() -> None:
-    train = TrainConfig(task="emotion", epochs=7).resolve()
+    train = TrainConfig.resolve(task="emotion", epochs=7)
     assert train.epochs == 7
-    assert train.batch_size == RECIPES["emotion"]["default"]["batch_size"]
-    assert TrainConfig().resolve().preset == "quick"
-    assert TrainConfig(preset="paper").resolve().batch_size == 256
+    assert train.batch_size == RECIPES["emotion"]["batch_size"]
+    assert TrainConfig.resolve().preset == "quick"
+    assert TrainConfig.resolve(preset="paper").batch_size == 256
 
 
 def test_site_file_gives_defaults_and_flags_win(

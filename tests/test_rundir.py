@@ -15,9 +15,7 @@ from slurmft.rundir import RecordReader, RecordWriter, RunDir, write_folder, wri
 
 
 def make(tmp_path: Path) -> RunDir:
-    config = RunConfig(
-        train=TrainConfig().resolve(), job=JobConfig(runs_dir=str(tmp_path / "runs"))
-    )
+    config = RunConfig(train=TrainConfig.resolve(), job=JobConfig(runs_dir=str(tmp_path / "runs")))
     return RunDir.create(config)
 
 
@@ -31,7 +29,7 @@ def test_name_has_task_time_and_a_random_part(tmp_path: Path) -> None:
 
 def test_config_comes_back(tmp_path: Path) -> None:
     run = make(tmp_path)
-    assert RunDir.open(run.path).load_config().train == TrainConfig().resolve()
+    assert RunDir.open(run.path).load_config().train == TrainConfig.resolve()
 
 
 def test_folder_that_is_no_run(tmp_path: Path) -> None:

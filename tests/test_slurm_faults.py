@@ -97,7 +97,7 @@ def test_requeue_of_one_array_task(cluster: Cluster, tmp_path: Path) -> None:
     runs = [tmp_path / "0", tmp_path / "1"]
     for folder in runs:
         job = JobConfig(nodes=1, runs_dir=str(folder))
-        RunDir.create(RunConfig(train=TrainConfig().resolve(), job=job))
+        RunDir.create(RunConfig(train=TrainConfig.resolve(), job=job))
     python, done = shlex.quote(sys.executable), tmp_path / "done"
     script = f"""#!/bin/bash
 run=$(echo {tmp_path}/$SLURM_ARRAY_TASK_ID/*)

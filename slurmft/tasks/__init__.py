@@ -10,6 +10,7 @@ import numpy as np
 
 from slurmft.config import TrainConfig
 from slurmft.data import TokenData
+from slurmft.recipes import TASKS
 
 
 class Task(Protocol):
@@ -19,6 +20,8 @@ class Task(Protocol):
     """The first one decides which checkpoint is the best."""
     prediction_dtype: np.dtype[Any]
     """Of one prediction: int64 classes, or float64 numbers."""
+    prediction_shape: tuple[int, ...]
+    """Of one prediction: () where it is one value."""
 
     def __init__(self, config: TrainConfig) -> None: ...
 
@@ -31,14 +34,20 @@ class Task(Protocol):
     def save_tokenizer(self, folder: Path) -> None:
         """Writes the tokenizer, for the saved model. Called after `prepare`, where that was."""
 
-    def predict(self, logits: Any) -> Any:
-        """From logits (batch, ...) to predictions: (batch,)."""
+    def predict(self, output: Any, samples: np.ndarray, data: TokenData) -> Any:
+        """Predictions of validation samples: (batch, *prediction_shape).
 
-    def compute(self, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        """The metrics of all predictions; both (samples,), in any order."""
+        Args:
+            output: what the model returned for them.
+            samples: which ones: int64, (batch,).
+        """
+
+    def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
+        """The metrics of the predictions of all validation samples, in their order."""
 
 
 def get(config: TrainConfig) -> Task:
     """The task that a configuration names."""
-    task: Task = importlib.import_module(f"slurmft.tasks.{config.task}").Task(config)
+    module = importlib.import_module(f"slurmft.tasks.{TASKS[config.task].module}")
+    task: Task = module.Task(config)
     return task

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from slurmft.config import TrainConfig
+from slurmft.data import TokenData
 from slurmft.metrics import NAN, check_numbers
 from slurmft.scores import SCORES
 
@@ -16,17 +17,20 @@ class Classification:
 
     metric_names: tuple[str, ...] = ("accuracy",)
     """Names in `slurmft.scores`; the first one decides which checkpoint is the best."""
-    prediction_dtype = np.dtype(np.int64)
+    prediction_dtype: np.dtype[Any] = np.dtype(np.int64)
+    prediction_shape: tuple[int, ...] = ()
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
 
-    def predict(self, logits: Any) -> Any:
-        """(batch, classes) -> int64, (batch,); NaN among its logits makes a sample's `NAN`."""
+    def predict(self, output: Any, samples: np.ndarray, data: TokenData) -> Any:
+        """Classes: int64, (batch,); NaN among its logits makes a sample's `NAN`."""
+        logits = output.logits
         return logits.argmax(dim=-1).masked_fill(logits.isnan().any(dim=-1), NAN)
 
-    def compute(self, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
         check_numbers(predictions)
+        labels = data.validation.labels
         return {name: SCORES[name](predictions, labels) for name in self.metric_names}
 
 

@@ -1,0 +1,150 @@
+"""What tasks on real data have in common: rows, tokenizer and model, from the hub or folders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError
+
+from slurmft.config import TrainConfig
+from slurmft.data import column, read_rows
+from slurmft.errors import UsageError
+from slurmft.sources import find_split, is_local
+from slurmft.tasks.classification import set_dropout
+
+Loaded = TypeVar("Loaded")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one split."""
+
+    table: Any
+    """A pyarrow table."""
+    where: str
+    """What to call it in messages."""
+    names: dict[str, list[str]] = field(default_factory=dict)
+    """Names of the classes of a column, where the data set has them."""
+
+    def column(self, name: str) -> list[Any]:
+        """A column's values.
+
+        Raises:
+            UsageError: there is no such column, or it has empty cells.
+        """
+        return column(self.table, name, self.where)
+
+
+class Pretrained:
+    """Loads what a configuration names."""
+
+    hub_subset: str | None = None
+    """Which of the data sets to take that a hub id stands for."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+
+    def rows(self, split: str) -> Rows:
+        """A split's rows.
+
+        Raises:
+            UsageError: no such data, no such split, or no rows.
+        """
+        name = self.config.data
+        assert name is not None  # from the recipe, or checked
+        if is_local(name):
+            path = find_split(Path(name), split)
+            return Rows(read_rows(path), str(path))
+        from datasets import ClassLabel
+
+        where = f"{name} ({split})"
+        dataset = from_hub("--data", name, lambda: load_split(name, self.hub_subset, split))
+        classes = {k: f.names for k, f in dataset.features.items() if isinstance(f, ClassLabel)}
+        if len(dataset) == 0:
+            raise UsageError(f"{where!r} has no rows")
+        return Rows(dataset.data.table, where, classes)
+
+    def tokenizer(self) -> Any:
+        """The model's tokenizer.
+
+        Raises:
+            UsageError: there is none to be had, or it has no padding token.
+        """
+        from transformers import AutoTokenizer
+
+        found = self._load(AutoTokenizer.from_pretrained)
+        if found.pad_token_id is None:
+            raise UsageError(f"the tokenizer of {self.config.model!r} has no padding token")
+        return found
+
+    def save_tokenizer(self, folder: Path) -> None:
+        self.tokenizer().save_pretrained(folder)
+
+    def tells_texts_apart(self) -> bool:
+        """Whether the model has token types for two texts: some tokenizers give them for models
+        that refuse them."""
+        from transformers import AutoConfig
+
+        return getattr(self._load(AutoConfig.from_pretrained), "type_vocab_size", 0) > 1
+
+    def pretrained(self, auto_model: Any, **settings: Any) -> Any:
+        """The weights with a head, in fp32, on the CPU.
+
+        Args:
+            auto_model: the class of transformers for that head.
+            settings: of the model's configuration.
+        """
+        import torch
+        from transformers import AutoConfig
+
+        config = self._load(AutoConfig.from_pretrained, **settings)
+        set_dropout(config, self.config.dropout)
+        return self._load(
+            auto_model.from_pretrained,
+            config=config,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,  # a head of another task gives way to a new one
+        )
+
+    def _load(self, load: Callable[..., Loaded], **kwargs: Any) -> Loaded:
+        name = self.config.model
+        assert name is not None  # from the recipe
+        return from_hub("--model", name, lambda: load(name, **kwargs))
+
+
+def load_split(name: str, subset: str | None, split: str) -> Any:
+    """One split of a data set of the hub, or of its cache.
+
+    Raises:
+        UsageError: the data set has no such split.
+    """
+    from datasets import load_dataset
+
+    try:
+        return load_dataset(name, subset, split=split)
+    except ValueError as error:
+        if "nknown split" in str(error):
+            raise UsageError(f"--data {name!r} has no {split} split", str(error)) from error
+        raise
+
+
+def from_hub(flag: str, name: str, load: Callable[[], Loaded]) -> Loaded:
+    """Loads something by name; a hub that is out of reach gives one clear line.
+
+    Raises:
+        UsageError: it is neither a readable folder, nor in the cache, nor on a hub in reach.
+    """
+    try:
+        return load()
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        first_line = str(error).strip().partition("\n")[0]
+        if is_local(name):
+            raise UsageError(f"{flag} {name!r} cannot be loaded: {first_line}") from error
+        raise UsageError(
+            f"{flag} {name!r} is neither a local folder nor to be had from the hub: {first_line}",
+            "without internet on the nodes, download it on the login node (hf download ...) and "
+            f"give its folder: {flag} DIR",
+        ) from error

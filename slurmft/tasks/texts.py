@@ -1,0 +1,80 @@
+"""What tasks have in common that put texts, or pairs of texts, into classes or on a scale."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+from slurmft.data import TokenData, TokenTable, check_texts
+from slurmft.recipes import TASKS
+from slurmft.tasks.classification import Classification, label_maps
+from slurmft.tasks.pretrained import Pretrained, Rows
+
+ROWS_AT_ONCE = 10_000
+"""Rows that the tokenizer gets: its lists of a whole split would take gigabytes."""
+
+
+class Texts(Pretrained, Classification):
+    """Sequence classification of texts from a hub data set or a local folder."""
+
+    @abstractmethod
+    def label_names(self, train: Rows) -> list[str]:
+        """Names of the classes, by class."""
+
+    @abstractmethod
+    def labels(self, rows: Rows, names: list[str]) -> list[Any]:
+        """A split's labels: classes, or numbers.
+
+        Raises:
+            UsageError: a label of the wrong type, or that does not exist.
+        """
+
+    def prepare(self) -> TokenData:
+        """Reads and tokenizes all splits.
+
+        Raises:
+            UsageError: no such data or model, no such column, an empty split, a text or label of
+                the wrong type, a label that does not exist.
+        """
+        tokenizer = self.tokenizer()
+        train, *validation = (self.rows(split) for split in TASKS[self.config.task].splits)
+        names = self.label_names(train)
+        table, *tables = (self._tokenize(tokenizer, r, names) for r in (train, *validation))
+        sizes = tuple(map(len, tables))
+        return TokenData(table, TokenTable.join(tables), names, tokenizer.pad_token_id, sizes)
+
+    def _tokenize(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
+        labels = self.labels(rows, names)
+        columns = (self.config.text_column, self.config.text_pair_column)
+        texts = [rows.column(name) for name in columns if name is not None]
+        for values in texts:
+            check_texts(values, rows.where)
+        assert self.config.max_length is not None  # from the recipe
+        longest = min(self.config.max_length, tokenizer.model_max_length)
+        samples, types = [], []
+        for ids, kinds in _encode(tokenizer, texts, longest):
+            samples.append(ids)
+            types.append(kinds)
+        apart = len(texts) > 1 and self.tells_texts_apart()
+        return TokenTable.build(samples, labels, types if apart else None)
+
+    def model(self, data: TokenData) -> Any:
+        from transformers import AutoModelForSequenceClassification
+
+        # One label, without a name: a number, which the model learns by its squared error.
+        settings = label_maps(data.labels) if data.labels else {"num_labels": 1}
+        return self.pretrained(AutoModelForSequenceClassification, **settings)
+
+
+def _encode(tokenizer: Any, texts: list[list[str]], longest: int) -> Iterator[tuple[Any, Any]]:
+    """Token ids and types of every row's text, or pair of texts."""
+    import numpy as np
+
+    for start in range(0, len(texts[0]), ROWS_AT_ONCE):
+        part = (values[start : start + ROWS_AT_ONCE] for values in texts)
+        found = tokenizer(*part, truncation=True, max_length=longest)
+        all_ids = found["input_ids"]
+        all_types = found.get("token_type_ids") or [[0] * len(ids) for ids in all_ids]
+        for ids, types in zip(all_ids, all_types, strict=True):
+            yield np.asarray(ids, dtype=np.int32), np.asarray(types, dtype=np.int8)
