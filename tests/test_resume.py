@@ -26,7 +26,8 @@ NODES, EPOCHS = 3, 12
 def arguments(data: Path, model: Path, runs: Path) -> tuple[str, ...]:
     sizes = ("--nodes", str(NODES), "--batch-size", "2", "--epochs", str(EPOCHS))
     return (
-        *EXACT,
+        "--precision",
+        "fp32",
         *sizes,
         "--runs-dir",
         str(runs),
@@ -159,7 +160,7 @@ def test_stop_in_the_evaluation(tmp_path: Path, tiny_model: Path) -> None:
     data = write_emotion(tmp_path / "data", train=24, validation=3000)
     flags = ("--nodes", "2", "--batch-size", "8", "--epochs", "1", "--eval-batch-size", "1")
     source = ("--runs-dir", str(tmp_path / "runs"), *emotion(data, tiny_model))
-    job = Following(*EXACT, *flags, *source)
+    job = Following("--precision", "fp32", *flags, *source)
     job.until("step 2/2")
     reader = RecordReader(job.run.records)
     while not any(r["event"] == "evaluate" and r["done"] > 1 for r in reader.read()):
@@ -172,7 +173,7 @@ def test_stop_in_the_evaluation(tmp_path: Path, tiny_model: Path) -> None:
     result = json.loads(job.run.result.read_text())
     assert result["evaluate_samples"] == 3000
     assert steps_twice(job.run) == 0
-    whole = slurmft("submit", "--follow", *EXACT, *flags, *source)
+    whole = slurmft("submit", "--follow", "--precision", "fp32", *flags, *source)
     assert whole.result["metrics"] == result["metrics"]
 
 
@@ -184,7 +185,7 @@ def test_exception_that_comes_back_ends_the_run(tmp_path: Path) -> None:
         file.write(json.dumps({"text": "word1 " * 40, "label": 0}) + "\n")
     flags = ("--nodes", "2", "--batch-size", "4", "--max-restarts", "5")
     source = ("--runs-dir", str(tmp_path / "runs"), *emotion(data, model))
-    done = slurmft("submit", "--follow", *EXACT, *flags, *source)
+    done = slurmft("submit", "--follow", "--precision", "fp32", *flags, *source)
     assert done.code == 1
     assert done.err.count("Traceback") == 1
     raised = [f for f in done.run.all_failures() if f["traceback"] and not f["echo"]]
@@ -214,3 +215,39 @@ def test_attempt_that_was_superseded_ends(
     assert job.end()[0] == 1
     assert_gone(job.run)
     assert "a later attempt" in (job.run.logs / "task-000.log").read_text()
+
+
+def test_early_stopping_keeps_the_best_model(
+    tmp_path: Path, tiny_data: Path, tiny_model: Path
+) -> None:
+    """Also after a resume in between: a rate so high that the weights only get worse."""
+    flags = (*emotion(tiny_data, tiny_model), "--precision", "fp32", "--epochs", "30")
+    flags += ("--batch-size", "8", "--learning-rate", "0.05", "--early-stopping", "3")
+    job = Following("--cluster", "local", *flags, "--runs-dir", str(tmp_path))
+    job.until("epoch 1 done")
+    pids = rank_pids(job.run)
+    for pid in pids:  # or it might have ended before it is cancelled
+        os.kill(pid, signal.SIGSTOP)
+    assert slurmft("cancel", str(job.run.path)).code == 0
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    code, text = job.end()
+    assert code == 5, text
+    done = slurmft("resume", "--follow", str(job.run.path))
+    assert done.code == 0, done.err
+    epochs = records(job.run, "epoch")
+    values = [r["metrics"]["accuracy"] for r in epochs]
+    best = max(range(len(values)), key=lambda i: (values[i], -i))
+    assert len(values) == best + 1 + 3
+    result = json.loads(job.run.result.read_text())
+    assert result["metrics"] == epochs[best]["metrics"]
+    names = [p.name for p in job.run.checkpoints.iterdir()]
+    assert len(names) == 1
+    saved, kept = (
+        load_file(p)
+        for p in (
+            job.run.model / "model.safetensors",
+            job.run.checkpoints / names[0] / "model.safetensors",
+        )
+    )
+    assert all(np.array_equal(saved[name], kept[name]) for name in saved)
