@@ -46,6 +46,7 @@ class RunDir:
         self.checkpoints = path / "checkpoints"
         self.attempt = path / "attempt.json"
         self.started = path / "started.json"
+        self.meeting = path / "meeting.json"
         self.submitit = path / "submitit"
         self.script = self.submitit / "job.sh"
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from slurmft import attempt, launchers, slurm
+from slurmft import attempt, container, launchers, slurm
 from slurmft.config import JobConfig, RunConfig, options
 from slurmft.errors import Exit, SlurmftError
 from slurmft.node import NodeTask
@@ -46,6 +46,8 @@ def job_lines(config: RunConfig, run: RunDir, program: list[str]) -> list[str]:
     if config.job.cpus_per_task:
         lines += ["# srun takes no --cpus-per-task from sbatch since Slurm 22.05"]
         lines += ['export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"']
+    if config.job.container and (caches := container.caches()):
+        lines += [shlex.join(["mkdir", "-p", *caches])]
     lines += [
         "# this script runs on the first node, where the others will meet",
         f"found=$({python} -m slurmft.attempt begin {path}); code=$?",
@@ -53,7 +55,7 @@ def job_lines(config: RunConfig, run: RunDir, program: list[str]) -> list[str]:
         "[ $code = 0 ] || exit $code",
         "export $found SUBMITIT_EXECUTOR=slurm",
         "trap : USR2 TERM  # bash waits for srun: the last line decides",
-        shlex.join([*srun, *program]),
+        shlex.join([*srun, *container.wrap(config, run, program)]),
         f'exec {python} -m slurmft.attempt end {path} "$?"',
     ]
     return lines
