@@ -22,7 +22,8 @@ PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 BACKENDS = ("auto", "gloo", "nccl", "ccl", "mpi")
 LR_SCHEDULES = ("linear", "cosine", "constant")
 PROFILES = ("auto", "gpu", "xeon", "cpu")
-CLUSTERS = ("auto", "slurm", "local")
+CLUSTERS = ("auto", "slurm", "local", "mpirun")
+DIALECTS = ("auto", "intel", "openmpi")
 
 
 PUBLISHED = ("icelake-", "spr-", "mn4-")
@@ -166,8 +167,17 @@ class JobConfig:
     )
     cluster: str = option(
         "auto",
-        "auto: Slurm where sbatch is on the PATH, else simulated nodes on this machine",
+        "auto: Slurm where sbatch is on the PATH, else simulated nodes on this machine; mpirun: "
+        "the hosts of --hostfile",
         choices=CLUSTERS,
+    )
+    hostfile: str | None = option(
+        None, "hosts for --cluster mpirun, a line each; the first --nodes of them", metavar="FILE"
+    )
+    dialect: str = option(
+        "auto",
+        "mpirun's: intel (also MPICH), openmpi; auto: which of the two is on the PATH",
+        choices=DIALECTS,
     )
     runs_dir: str = option("runs", "folder for run directories, seen by every node", metavar="DIR")
     job_name: str = option("slurmft", "name of the Slurm job", sbatch="job-name", metavar="NAME")
@@ -196,6 +206,9 @@ class JobConfig:
         (),
         'shell line that runs before the job, such as "module load cuda"; repeatable',
         metavar="LINE",
+    )
+    container: str | None = option(
+        None, "Apptainer image in which each node's task runs; under Slurm", metavar="FILE"
     )
     host_suffix: str = option(
         "", "appended to host names for the rendezvous, where the fabric's names differ, as n1-ib0"
@@ -239,6 +252,11 @@ class JobConfig:
             _check(self, name, lambda v: v >= 1, "at least 1")
         if self.time is not None:
             time_limit_min(self.time)
+        if self.hostfile is not None and self.cluster != "mpirun":
+            raise UsageError(
+                f"--hostfile {self.hostfile!r} is for --cluster mpirun, not {self.cluster}",
+                "Slurm chooses the hosts by itself; add --cluster mpirun, or leave the file out",
+            )
         for name, value in _strings(self):
             _check_one_line(name, value)
         for pair in self.sbatch:

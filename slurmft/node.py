@@ -46,6 +46,7 @@ class NodeTask:
         self.signal = 0
         """The first stop signal that came; 0: none."""
         self._torchrun: subprocess.Popen[bytes] | None = None
+        self._pass_fds: tuple[int, ...] = ()
 
     def __call__(self) -> None:
         """Becomes `python -m slurmft.node`: submitit's handlers, and threads that libraries have
@@ -78,9 +79,9 @@ class NodeTask:
 
     def _run(self, run: RunDir) -> int:
         config = run.load_config()
-        meeting = meeting_point(config.job, os.environ)
-        profile, binding = use_of_node(config, os.environ)
-        meeting.check(config.job.rdzv_timeout_s)
+        meeting = self._meet(run, config)
+        profile, binding = self._use_of_node(config)
+        self._check_meeting(meeting, config.job.rdzv_timeout_s)
         environment = training_environment(profile, meeting, os.environ)
         if binding is not None:
             environment |= binding.environment()
@@ -91,11 +92,27 @@ class NodeTask:
         environment[heartbeat.FOLDER] = str(watchdog.folder)
         if self.signal:
             environment[signals.STOPPING] = str(self.signal)
-        command = torchrun_command(run.path, meeting, str(profile.nproc), config.job.max_restarts)
+        command = self._command(run, meeting, profile.nproc, config.job.max_restarts)
         try:
             return self._supervise(run, command, environment, meeting, watchdog)
         finally:
             watchdog.close()
+
+    # What is another under mpirun (slurmft.mpi).
+
+    def _meet(self, run: RunDir, config: RunConfig) -> Rendezvous:
+        return meeting_point(config.job, os.environ)
+
+    def _use_of_node(self, config: RunConfig) -> tuple[Profile, ccl.Binding | None]:
+        return use_of_node(config, os.environ)
+
+    def _check_meeting(self, meeting: Rendezvous, timeout_s: float) -> None:
+        meeting.check(timeout_s)
+
+    def _command(
+        self, run: RunDir, meeting: Rendezvous, nproc: int, max_restarts: int
+    ) -> list[str]:
+        return torchrun_command(run.path, meeting, str(nproc), max_restarts)
 
     def _supervise(
         self,
@@ -109,7 +126,9 @@ class NodeTask:
         log_path = run.logs / f"node-{meeting.node_rank:03d}.log"
         with open(log_path, "ab") as log:
             start, look_at = log.tell(), 0.0
-            self._torchrun = process.start(command, env=environment, stdout=log, stderr=log)
+            self._torchrun = process.start(
+                command, env=environment, stdout=log, stderr=log, pass_fds=self._pass_fds
+            )
             while (code := poll(self._torchrun)) is None:
                 if time.monotonic() >= look_at:  # not every node at the shared files all the time
                     look_at = time.monotonic() + _LOOK_EVERY_S
@@ -306,9 +325,9 @@ def training_environment(
 
 
 def torchrun_command(
-    run_dir: Path, meeting: Rendezvous, nproc: str, max_restarts: int
+    run_dir: Path, meeting: Rendezvous, nproc: str, max_restarts: int, nodes: str | None = None
 ) -> list[str]:
-    """The torchrun command of a node."""
+    """The torchrun command of a node; `nodes` where their number may change, as in 2:4."""
     # torch matches host names to find the host of the store, which fails where the fabric's name
     # differs from the host's own: say it.
     conf = {
@@ -318,7 +337,7 @@ def torchrun_command(
     }
     return [
         sys.executable, "-m", "slurmft.torchrun",
-        "--nnodes", str(len(meeting.hosts)),
+        "--nnodes", nodes or str(len(meeting.hosts)),
         "--nproc-per-node", nproc,
         "--rdzv-backend", "c10d",
         "--rdzv-endpoint", f"{meeting.head}:{meeting.port}",

@@ -133,8 +133,6 @@ def submit(config: RunConfig, run: RunDir) -> str:
     Raises:
         UsageError: fewer GPUs than simulated nodes.
     """
-    import submitit
-
     gpus = visible_gpus(os.environ)
     if 0 < len(gpus) < config.job.nodes:
         raise UsageError(
@@ -142,6 +140,13 @@ def submit(config: RunConfig, run: RunDir) -> str:
             f"use --nodes {len(gpus)}, or hide the GPUs: CUDA_VISIBLE_DEVICES= slurmft submit ...",
         )
     os.environ[_GPUS] = ",".join(gpus)
+    return start(config, run, LocalNodes(str(run.path)))
+
+
+def start(config: RunConfig, run: RunDir, job: LocalNodes) -> str:
+    """Starts a job on this machine, in the background; returns its id, its process id."""
+    import submitit
+
     _pid_file(run).unlink(missing_ok=True)  # of the job before, where this is a resume
     script = run.submitit / "setup.sh"
     write_text(script, "\n".join(["set -e", *config.job.setup, "set +e", 'exec "$@"', ""]))
@@ -164,7 +169,7 @@ def submit(config: RunConfig, run: RunDir) -> str:
     executor.update_parameters(
         timeout_min=limit_min, signal_delay_s=config.job.lead_s, setup=detach
     )
-    return str(executor.submit(LocalNodes(str(run.path))).job_id)
+    return str(executor.submit(job).job_id)
 
 
 def never_starts(job_id: str) -> str | None:
