@@ -63,7 +63,9 @@ class TrainConfig:
         + ", ".join(name for name in RECIPES if name.startswith(PUBLISHED)),
         metavar="NAME",
     )
-    preset: str | None = option(None, "size of the task: synthetic has quick and paper")
+    preset: str | None = option(
+        None, "variety of the task: synthetic has quick and paper, squad has v1 and v2"
+    )
     model: str | None = option(None, "hub id or local folder of the model", metavar="ID|DIR")
     data: str | None = option(
         None,
@@ -76,6 +78,9 @@ class TrainConfig:
     )
     label_column: str | None = option(None, "column that holds the label", metavar="NAME")
     max_length: int | None = option(None, "tokens kept of each text", metavar="TOKENS")
+    doc_stride: int | None = option(
+        None, "tokens that neighbouring windows of a long text share (squad)", metavar="TOKENS"
+    )
     epochs: int | None = option(None, "passes over the training data")
     max_steps: int | None = option(None, "stop after this many optimizer steps", metavar="STEPS")
     batch_size: int | None = option(None, "training samples a process and micro-step")
@@ -133,6 +138,8 @@ class TrainConfig:
             _check(self, name, lambda v: v >= 1, "at least 1")
         for name in ("gradient_accumulation_steps", "log_every", "keep_checkpoints"):
             _check(self, name, lambda v: v >= 1, "at least 1")
+        _check(self, "doc_stride", lambda v: v >= 0, "0 or more")
+        _check(self, "doc_stride", lambda v: v < (self.max_length or v + 1), "below --max-length")
         _check(self, "early_stopping", lambda v: v >= 1, "at least 1")
         _check(self, "checkpoint_every_steps", lambda v: v >= 1, "at least 1")
         duration_s(self.checkpoint_every, "--checkpoint-every")

@@ -47,9 +47,9 @@ class TokenTable:
     @classmethod
     def build(
         cls,
-        samples: Iterable[Sequence[int]],
+        samples: Iterable[Sequence[int] | Array],
         labels: Sequence[Any],
-        types: Iterable[Sequence[int]] | None = None,
+        types: Iterable[Sequence[int] | Array] | None = None,
         **extra: Array,
     ) -> TokenTable:
         """A table from the token ids of every sample, its labels, and its tokens' types."""
@@ -160,18 +160,30 @@ class TokenData:
     pad_id: int
     sizes: tuple[int, ...] = ()
     """Samples of each validation split, where there are several: one lies after the other."""
+    texts: Any = None
+    """What computing the metrics needs besides: whatever JSON can hold; None after `load`."""
+    folder: Path | None = None
+    """Where it was loaded from."""
+
+    def read_texts(self) -> Any:
+        """The texts: they stay on disk until then, as one rank alone wants them."""
+        if self.folder is None:
+            return self.texts
+        return json.loads((self.folder / "texts.json").read_text(encoding="utf-8"))
 
     def save(self, folder: Path) -> None:
         self.train.save(folder / "train")
         self.validation.save(folder / "validation")
         meta = {"labels": self.labels, "pad_id": self.pad_id, "sizes": self.sizes}
-        (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+        for name, value in (("meta", meta), ("texts", self.texts)):
+            (folder / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> TokenData:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         train, validation = (TokenTable.load(folder / s) for s in ("train", "validation"))
-        return cls(train, validation, meta["labels"], meta["pad_id"], tuple(meta.get("sizes", ())))
+        sizes = tuple(meta.get("sizes", ()))
+        return cls(train, validation, meta["labels"], meta["pad_id"], sizes, folder=folder)
 
 
 def offsets_of(lengths: Array) -> Array:

@@ -45,6 +45,7 @@ TASKS: dict[str, TaskFacts] = {
         module="glue", splits=("train", "validation_matched", "validation_mismatched")
     ),
     "text-classification": TaskFacts(module="text_classification"),
+    "squad": TaskFacts(module="squad", columns=("id", "question", "context", "answers")),
 }
 
 _CLASSIFICATION = {
@@ -72,6 +73,19 @@ _GLUE: dict[str, dict[str, Any]] = {
     | {"task": task, "data": "nyu-mll/glue", "text_column": text}
     | ({"text_pair_column": pair} if pair else {})
     for task, (text, pair) in GLUE_COLUMNS.items()
+}
+_SQUAD = {
+    "task": "squad",
+    "preset": "v1",
+    "model": "distilbert-base-uncased",
+    "data": "rajpurkar/squad",
+    "max_length": 384,
+    "doc_stride": 128,
+    "epochs": 2,
+    "batch_size": 32,
+    "eval_batch_size": 64,
+    "learning_rate": 5e-5,
+    "warmup_ratio": 0.1,
 }
 # What run_glue.py and run_qa.py of transformers' examples do where the article says nothing.
 _TRAINER = {"warmup_ratio": 0.0, "weight_decay": 0.0}
@@ -121,6 +135,17 @@ RECIPES: dict[str, dict[str, Any]] = {
     **_GLUE,
     "icelake-mrpc": _GLUE["mrpc"] | _ICE_LAKE,
     "icelake-qqp": _GLUE["qqp"] | _ICE_LAKE,
+    "squad": _SQUAD,
+    "squad-v2": _SQUAD | {"preset": "v2", "data": "rajpurkar/squad_v2"},
+    "spr-squad": _SQUAD
+    | _TRAINER
+    | {
+        "nproc_per_node": 2,
+        "batch_size": 32,
+        "epochs": 1,
+        "learning_rate": 5e-5,  # run_qa.py's; the article names none
+        "precision": "bf16",
+    },
     "text-classification": _CLASSIFICATION | {"task": "text-classification", "text_column": "text"},
 }
 """name -> task, preset, and the values of other flags. The first one of a task, or of a preset of

@@ -191,6 +191,33 @@ def squad(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> dict[
     return {"squad_exact_match": 100 * fmean(exact), "squad_f1": 100 * fmean(shared)}
 
 
+def squad_v2(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Exact match and F1 as SQuAD v2.0's official script has them, 0..100.
+
+    Beside v1.1's rules (see `squad`): a question may have no answer, and the empty text says so. In
+    both scores that is right where there is none, and wrong elsewhere. Gold answers of which no
+    word is left do not count.
+
+    Args:
+        predictions: one text per question.
+        answers: the gold answers of each question; none where it has no answer.
+
+    Returns:
+        Means over the questions: squad_exact_match and squad_f1.
+
+    Raises:
+        SlurmftError: no questions, or not one prediction per question.
+    """
+    _check_counts(len(predictions), len(answers))
+    exact, shared = [], []
+    for text, golds in zip(predictions, answers, strict=True):
+        words, choices = _words(text), [found for gold in golds if (found := _words(gold))] or [[]]
+        exact.append(float(words in choices))
+        both = [(words, choice) for choice in choices]
+        shared.append(max(_word_f1(w, c) if w and c else float(w == c) for w, c in both))
+    return {"squad_exact_match": 100 * fmean(exact), "squad_f1": 100 * fmean(shared)}
+
+
 def _words(text: str) -> list[str]:
     """The words of a text that SQuAD compares."""
     # Punctuation goes before articles, and leaves no gap: "a.b" is the word "ab".

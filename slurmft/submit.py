@@ -43,6 +43,7 @@ examples:
   slurmft submit --nodes 4 --task emotion --follow      emotion from the hub, on 4 nodes
   slurmft submit --nodes 4 --task emotion --data /gpfs/emotion --model /gpfs/distilbert \\
       --partition gpu --gpus-per-node 4 --time 30 --setup "module load cuda"
+  slurmft submit --nodes 4 --recipe spr-squad --follow  a published setting
   slurmft submit --nodes 4 --dry-run                    show what would be submitted
 
 Defaults of your site go to ~/.config/slurmft/site.toml (or the file that $SLURMFT_SITE names):

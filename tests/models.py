@@ -70,6 +70,26 @@ def write_pairs(
     return write_splits(folder, {k: [row() for _ in range(n)] for k, n in sizes.items()})
 
 
+def write_squad(folder: Path, train: int, validation: int, none: bool = False) -> Path:
+    """Writes questions for the word behind one of the LABELS; with `none`, some without answer."""
+    rng = random.Random(0)
+
+    def row(number: int) -> dict[str, Any]:
+        label = rng.choice(LABELS)
+        words = rng.choices(WORDS[len(LABELS) :], k=rng.randint(6, 60))
+        place = rng.randrange(len(words) - 1)
+        words[place] = label
+        start = len(" ".join(words[: place + 1])) + 1
+        has = not none or number % 3 > 0
+        gold = {"text": [words[place + 1]] * has, "answer_start": [start] * has}
+        question = f"{label} {'word0' if has else 'word1'}"
+        context = " ".join(words)
+        return {"id": f"q{number}", "question": question, "context": context, "answers": gold}
+
+    sizes = {"train": train, "validation": validation}
+    return write_splits(folder, {k: [row(i) for i in range(n)] for k, n in sizes.items()})
+
+
 def write_emotion(folder: Path, train: int, validation: int) -> Path:
     """Writes texts that name their label among other words, as .jsonl."""
     folder.mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,13 @@ from slurmft.config import (
     time_limit_min,
 )
 from slurmft.errors import UsageError
-from slurmft.recipes import RECIPES
+from slurmft.plan import Plan
+from slurmft.recipes import RECIPES, TASKS
 from slurmft.site import site_defaults
 from slurmft.submit import configure
 
 TRAIN_FLAGS = """task recipe preset model data text_column text_pair_column label_column max_length
-epochs max_steps
+doc_stride epochs max_steps
 batch_size eval_batch_size gradient_accumulation_steps learning_rate lr_schedule warmup_steps
 warmup_ratio weight_decay max_grad_norm precision backend ipex dropout seed checkpoint_every
 checkpoint_every_steps keep_checkpoints early_stopping metric_gather log_every"""
@@ -55,6 +57,8 @@ def test_config_survives_json() -> None:
         ({"warmup_ratio": 1.5}, "between 0 and 1"),
         ({"dropout": 1.0}, "below 1"),
         ({"seed": 2**32}, "below 2^32"),
+        ({"doc_stride": 64, "max_length": 64}, "--doc-stride 64 must be below --max-length"),
+        ({"recipe": "squat"}, "did you mean squad?"),
     ],
 )
 def test_train_values_that_cannot_be_right(values: dict[str, object], message: str) -> None:
@@ -102,6 +106,88 @@ def test_recipe_fills_what_nobody_gave() -> None:
     assert train.batch_size == RECIPES["emotion"]["batch_size"]
     assert TrainConfig.resolve().preset == "quick"
     assert TrainConfig.resolve(preset="paper").batch_size == 256
+
+
+def test_first_recipe_of_a_task_is_its_default() -> None:
+    """No task is without, and a recipe's values are fields of the configuration."""
+    known = {*options(TrainConfig), *options(JobConfig)}
+    for task in TASKS:
+        train = TrainConfig.resolve(task=task)
+        assert train.recipe == task
+        assert None not in (train.epochs, train.batch_size, train.eval_batch_size)
+    for name, recipe in RECIPES.items():
+        assert set(recipe) <= known
+        assert TrainConfig.resolve(recipe=name).task == recipe["task"]
+    assert TrainConfig.resolve(task="squad", preset="v2").recipe == "squad-v2"
+    assert TrainConfig.resolve(preset="paper").recipe == "mn4-benchmark"
+
+
+PUBLISHED_VALUES: dict[str, dict[str, object]] = {
+    "icelake-mrpc": {
+        "task": "mrpc", "nproc_per_node": 1, "max_length": 128, "batch_size": 32,
+        "learning_rate": 2e-5, "epochs": 3,
+    },
+    "icelake-qqp": {
+        "task": "qqp", "nproc_per_node": 1, "max_length": 128, "batch_size": 32,
+        "learning_rate": 2e-5, "epochs": 3,
+    },
+    "spr-squad": {
+        "task": "squad", "nproc_per_node": 2, "batch_size": 32, "epochs": 1, "precision": "bf16",
+        "model": "distilbert-base-uncased",
+    },
+    "mn4-emotion": {
+        "task": "emotion", "batch_size": 256, "eval_batch_size": 256, "learning_rate": 5e-4,
+        "epochs": 5, "precision": "fp16", "lr_schedule": "linear",
+        "model": "distilbert-base-uncased",
+    },
+    "mn4-benchmark": {"task": "synthetic", "preset": "paper", "batch_size": 256},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED_VALUES)
+def test_published_recipes(name: str) -> None:
+    config = configure({"recipe": name})
+    found = dataclasses.asdict(config.job) | dataclasses.asdict(config.train)
+    assert {k: found[k] for k in PUBLISHED_VALUES[name]} == PUBLISHED_VALUES[name]
+    assert found["recipe"] == name
+
+
+def test_published_warm_up_is_100_steps_on_one_gpu() -> None:
+    plan = Plan(
+        config=TrainConfig.resolve(recipe="mn4-emotion"), world_size=1, precision="fp16",
+        train_samples=16_000, validation_samples=2_000,
+    )  # fmt: skip
+    assert plan.total_steps == 315
+    assert round((plan.config.warmup_ratio or 0) * plan.total_steps) == 100
+
+
+def test_flags_and_site_file_lie_over_recipes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where they give what is the default without a recipe."""
+    site = tmp_path / "site.toml"
+    site.write_text("nproc_per_node = 7\nepochs = 8\n")
+    monkeypatch.setenv("SLURMFT_SITE", str(site))
+    given = {"recipe": "spr-squad", "precision": "auto", "weight_decay": 0.01, "epochs": 9}
+    config = configure(given)
+    assert (config.job.nproc_per_node, config.train.epochs) == (7, 9)
+    assert (config.train.precision, config.train.weight_decay) == ("auto", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"recipe": "icelake-mprc"}, "did you mean icelake-mrpc?"),
+        ({"recipe": "icelake-mrpc", "task": "rte"}, "has the task mrpc, not rte"),
+        ({"recipe": "mn4-benchmark", "preset": "quick"}, "has the preset paper, not quick"),
+        ({"task": "squad", "preset": "v3"}, "unknown preset of task squad 'v3'"),
+        ({"task": "glue"}, "unknown --task 'glue'"),
+    ],
+)
+def test_recipes_that_cannot_be_right(values: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        configure(values)
+    assert message in str(error.value)
 
 
 def test_site_file_gives_defaults_and_flags_win(

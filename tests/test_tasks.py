@@ -18,6 +18,8 @@ from slurmft.recipes import GLUE_COLUMNS, TASKS
 from slurmft.scores import SCORES
 from slurmft.sources import localize
 from slurmft.tasks.glue import GLUE
+from slurmft.tasks.pretrained import Pretrained
+from slurmft.tasks.texts import Texts
 from tests.conftest import Done, records
 from tests.models import write_model, write_pairs, write_splits
 from tests.test_train import EXACT, train
@@ -222,6 +224,46 @@ def test_requests_that_cannot_be_right(
     with pytest.raises(UsageError) as error:
         localize(TrainConfig.resolve(**given(str(data))))
     assert message in str(error.value)
+
+
+def test_no_such_split_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = 'Unknown split "validation". Should be one of [train].'
+
+    def refuse(*arguments: object, **named: object) -> None:
+        raise ValueError(message)
+
+    monkeypatch.setattr("datasets.load_dataset", refuse)
+    task = tasks.get(TrainConfig.resolve(task="mrpc"))
+    assert isinstance(task, Pretrained)
+    with pytest.raises(UsageError, match="'nyu-mll/glue' has no validation split") as error:
+        task.rows("validation")
+    assert error.value.hint == message
+
+
+def test_hub_names_of_subsets_and_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GLUE is one data set with many parts; a column of classes knows their names."""
+    import datasets
+
+    asked = []
+
+    def load(*arguments: object, split: str) -> Any:
+        asked.append((*arguments, split))
+        features = datasets.Features(
+            {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["z", "a"])}
+        )
+        return datasets.Dataset.from_dict({"text": ["x", "y"], "label": [0, 1]}, features)
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    for given in ({"task": "rte"}, {"task": "rte", "data": "my/rte"}):
+        task = tasks.get(TrainConfig.resolve(**given))
+        assert isinstance(task, Pretrained)
+        task.rows("train")
+    assert asked == [("nyu-mll/glue", "rte", "train"), ("my/rte", None, "train")]
+    own = tasks.get(TrainConfig.resolve(task="text-classification", data="my/texts"))
+    assert isinstance(own, Texts)
+    rows = own.rows("train")
+    assert own.label_names(rows) == ["z", "a"]
+    assert own.labels(rows, ["z", "a"]) == [0, 1]
 
 
 def test_no_validation_split(tmp_path: Path) -> None:

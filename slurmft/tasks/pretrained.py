@@ -83,11 +83,13 @@ class Pretrained:
     def save_tokenizer(self, folder: Path) -> None:
         self.tokenizer().save_pretrained(folder)
 
-    def tells_texts_apart(self) -> bool:
-        """Whether the model has token types for two texts: some tokenizers give them for models
-        that refuse them."""
+    def tells_texts_apart(self, tokenizer: Any) -> bool:
+        """Whether the tokenizer gives types for the tokens of two texts, and the model has them:
+        there are tokenizers in use that give them for models that refuse them."""
         from transformers import AutoConfig
 
+        if "token_type_ids" not in tokenizer.model_input_names:
+            return False
         return getattr(self._load(AutoConfig.from_pretrained), "type_vocab_size", 0) > 1
 
     def pretrained(self, auto_model: Any, **settings: Any) -> Any:

@@ -6,6 +6,8 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from slurmft.data import TokenData, TokenTable, check_texts
 from slurmft.recipes import TASKS
 from slurmft.tasks.classification import Classification, label_maps
@@ -52,12 +54,10 @@ class Texts(Pretrained, Classification):
             check_texts(values, rows.where)
         assert self.config.max_length is not None  # from the recipe
         longest = min(self.config.max_length, tokenizer.model_max_length)
-        samples, types = [], []
-        for ids, kinds in _encode(tokenizer, texts, longest):
-            samples.append(ids)
-            types.append(kinds)
-        apart = len(texts) > 1 and self.tells_texts_apart()
-        return TokenTable.build(samples, labels, types if apart else None)
+        found = list(_encode(tokenizer, texts, longest))
+        apart = len(texts) > 1 and self.tells_texts_apart(tokenizer)
+        types = [types for _, types in found] if apart else None
+        return TokenTable.build([ids for ids, _ in found], labels, types)
 
     def model(self, data: TokenData) -> Any:
         from transformers import AutoModelForSequenceClassification
@@ -69,8 +69,6 @@ class Texts(Pretrained, Classification):
 
 def _encode(tokenizer: Any, texts: list[list[str]], longest: int) -> Iterator[tuple[Any, Any]]:
     """Token ids and types of every row's text, or pair of texts."""
-    import numpy as np
-
     for start in range(0, len(texts[0]), ROWS_AT_ONCE):
         part = (values[start : start + ROWS_AT_ONCE] for values in texts)
         found = tokenizer(*part, truncation=True, max_length=longest)
