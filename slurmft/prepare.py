@@ -85,7 +85,7 @@ def job_values(environment: Mapping[str, str], asked: Mapping[str, str]) -> dict
     if gpus and gpus[1]:
         others["gpus-per-node"] = f"{gpus[1]}:{gpus[2]}"
     elif gpus:
-        found["gpus_per_node"] = int(gpus[2])
+        found["gpus_per_node"] = int(gpus[2]) or None
     return found | {"sbatch": tuple(f"{key}={value}" for key, value in others.items() if value)}
 
 

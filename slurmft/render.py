@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from slurmft import recipes
 from slurmft.cli import Parser, add_options, given
 from slurmft.config import JobConfig, RunConfig, TrainConfig, build, options
 from slurmft.errors import Exit, UsageError, unknown
@@ -124,8 +125,8 @@ def render_kubernetes(argv: list[str]) -> dict[str, str]:
 
 def configure_pods(flags: dict[str, Any], argv: list[str]) -> RunConfig:
     """The configuration of pods: paths are theirs, and a site's Slurm defaults are not."""
-    train = build(TrainConfig, flags).resolve()
-    job = build(JobConfig, flags | {"runs_dir": kubernetes.RUNS})
+    values = recipes.fill(flags) | {"runs_dir": kubernetes.RUNS}
+    train, job = build(TrainConfig, values), build(JobConfig, values)
     return RunConfig(train=train, job=job, submission=provenance("render", ["kubernetes", *argv]))
 
 

@@ -66,7 +66,7 @@ def test_command(
     image = tmp_path / f"{HOSTILE}.sif"
     image.touch()
     job = JobConfig(runs_dir=str(tmp_path / "ru,ns"), container=str(image), gpus_per_node=1)
-    config = RunConfig(train=TrainConfig().resolve(), job=job)
+    config = RunConfig(train=TrainConfig.resolve(), job=job)
     run = RunDir.create(config)
     command = container.wrap(config, run, ["not", "this"])
     env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")} | apptainer

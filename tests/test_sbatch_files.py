@@ -14,10 +14,11 @@ import pytest
 from slurmft import slurm
 from slurmft.config import JobConfig, build
 from slurmft.prepare import job_values
+from slurmft.recipes import GLUE_COLUMNS
 from slurmft.rundir import RunDir
 from tests.cluster import Cluster
 from tests.conftest import HOSTILE, Done, records, slurmft
-from tests.models import write_emotion, write_model
+from tests.models import write_emotion, write_model, write_pairs
 from tests.test_slurm_jobs import assert_nodes_are_clean
 
 FOLDER = Path(__file__).parent.parent / "sbatch"
@@ -155,6 +156,9 @@ def test_requeue_keeps_the_run_directory(idle_cluster: Cluster, tmp_path: Path) 
     assert_nodes_are_clean(idle_cluster)
 
 
+STUDIES = {"mn4_emotion": "mn4-emotion", "icelake_glue": "icelake-mrpc", "spr_squad": "spr-squad"}
+
+
 @pytest.mark.slurm
 @pytest.mark.parametrize(
     ("name", "options", "flags"),
@@ -162,7 +166,7 @@ def test_requeue_keeps_the_run_directory(idle_cluster: Cluster, tmp_path: Path) 
         ("single_node", (), ()),
         ("xeon_multi_node", ("--nodes=2",), ("--nproc-per-node", "2")),
         ("mn4_emotion", ("--nodes=2", "--gpus-per-node=0"), ()),
-        ("mn4_benchmark", ("--nodes=2", "--gpus-per-node=0"), ("--preset", "quick")),
+        ("icelake_glue", ("--nodes=2",), ()),
     ],
 )
 def test_file(
@@ -176,12 +180,29 @@ def test_file(
 ) -> None:
     if name == "mn4_emotion":
         flags = ("--data", str(tiny_data), "--model", str(tiny_model))
+    if name == "icelake_glue":
+        sizes = {"train": 40, "validation": 20}
+        data = write_pairs(tmp_path / "mrpc", GLUE_COLUMNS["mrpc"], 2, sizes)
+        flags = ("--data", str(data), "--model", str(tiny_model))
     file = FOLDER / f"{name}.sbatch"
     job = sbatch(idle_cluster, tmp_path, file, "--time=5", *options, flags=(*flags, *SMALL))
     run = run_of(tmp_path, job)
     done = follow(idle_cluster, run)
     assert done.code == 0, done.err
     assert json.loads(run.result.read_text())["nodes"] == (1 if name == "single_node" else 2)
+    assert run.load_config().train.recipe == STUDIES.get(name, "synthetic")
+
+
+@pytest.mark.slurm
+def test_study_on_nodes_that_cannot_do_it(idle_cluster: Cluster, tmp_path: Path) -> None:
+    """The benchmark's fp16 needs GPUs."""
+    file = FOLDER / "mn4_benchmark.sbatch"
+    job = sbatch(idle_cluster, tmp_path, file, "--nodes=1", "--gpus-per-node=0", flags=())
+    run = run_of(tmp_path, job)
+    done = follow(idle_cluster, run)
+    assert done.code == 2
+    assert "--precision fp16 needs GPUs" in done.err
+    assert run.load_config().train.recipe == "mn4-benchmark"
 
 
 @pytest.mark.slurm
