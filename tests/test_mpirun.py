@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from slurmft.config import JobConfig
 from slurmft.errors import SlurmftError, UsageError
 from slurmft.launchers.mpirun import hosts_of, read_hostfile
 from slurmft.mpi import Place, own_name
+from tests.cluster import Cluster
 from tests.conftest import HOSTILE, Done, Following, slurmft
 from tests.test_resume import assert_same, rank_pids, states, steps_twice
 from tests.test_train import assert_gone, emotion
@@ -35,6 +37,18 @@ exec bash -c "$*"
 
 
 Mpi = tuple[str, dict[str, str]]
+
+SSH_TO_NODES = f"""\
+#!{sys.executable}
+# ssh [options] HOST COMMAND...: to the nodes of tests/cluster
+import os, sys
+from tests.cluster.network import as_host
+words = sys.argv[1:]
+while words[0].startswith("-"):
+    words.pop(0)
+command = as_host(words[0], ["bash", "-c", " ".join(words[1:])])
+os.execvp(command[0], command)
+"""
 
 
 @pytest.fixture(params=list(DIALECTS))
@@ -192,6 +206,27 @@ def test_dry_run_starts_nothing(mpi: Mpi, hostfile: Path, tmp_path: Path) -> Non
     assert done.code == 0, done.err
     assert re.search(r"-n 6 (-ppn|-N) 3 ", done.out)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slurm
+def test_hosts_of_their_own(mpi: Mpi, idle_cluster: Cluster, tmp_path: Path) -> None:
+    """Each with its own network, address and name, and none of them this one."""
+    dialect, env = mpi
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "ssh").write_text(SSH_TO_NODES)
+    (folder / "ssh").chmod(0o755)
+    env = env | {"PATH": f"{folder}:{env['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+    (tmp_path / "hosts").write_text("".join(f"{host}\n" for host in idle_cluster.hosts))
+    where = ("--cluster", "mpirun", "--hostfile", str(tmp_path / "hosts"), "--dialect", dialect)
+    flags = ("--nodes", "4", "--nproc-per-node", "1", "--max-steps", "2", "--eval-batch-size", "64")
+    command = [sys.executable, "-m", "slurmft", "submit", "--follow", *where, *flags]
+    command += ["--runs-dir", str(tmp_path / "runs"), "--batch-size", "2"]
+    done = idle_cluster.run(command, env=env, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    ranks = json.loads((run / "environment.json").read_text())["ranks"]
+    assert [rank["host"] for rank in ranks] == idle_cluster.hosts
 
 
 # --- without mpirun -------------------------------------------------------------------------------

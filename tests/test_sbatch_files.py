@@ -18,7 +18,7 @@ from slurmft.recipes import GLUE_COLUMNS
 from slurmft.rundir import RunDir
 from tests.cluster import Cluster
 from tests.conftest import HOSTILE, Done, records, slurmft
-from tests.models import write_emotion, write_model, write_pairs
+from tests.models import write_emotion, write_model, write_pairs, write_squad
 from tests.test_slurm_jobs import assert_nodes_are_clean
 
 FOLDER = Path(__file__).parent.parent / "sbatch"
@@ -167,6 +167,7 @@ STUDIES = {"mn4_emotion": "mn4-emotion", "icelake_glue": "icelake-mrpc", "spr_sq
         ("xeon_multi_node", ("--nodes=2",), ("--nproc-per-node", "2")),
         ("mn4_emotion", ("--nodes=2", "--gpus-per-node=0"), ()),
         ("icelake_glue", ("--nodes=2",), ()),
+        ("spr_squad", ("--nodes=2",), ()),
     ],
 )
 def test_file(
@@ -184,6 +185,10 @@ def test_file(
         sizes = {"train": 40, "validation": 20}
         data = write_pairs(tmp_path / "mrpc", GLUE_COLUMNS["mrpc"], 2, sizes)
         flags = ("--data", str(data), "--model", str(tiny_model))
+    if name == "spr_squad":
+        data = write_squad(tmp_path / "squad", train=24, validation=8)
+        flags = ("--data", str(data), "--model", str(tiny_model))
+        flags = (*flags, "--max-length", "24", "--doc-stride", "8")
     file = FOLDER / f"{name}.sbatch"
     job = sbatch(idle_cluster, tmp_path, file, "--time=5", *options, flags=(*flags, *SMALL))
     run = run_of(tmp_path, job)
