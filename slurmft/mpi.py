@@ -21,7 +21,7 @@ from typing import Any
 
 from slurmft import ccl, rendezvous, signals
 from slurmft.config import RunConfig
-from slurmft.errors import Exit, SlurmftError
+from slurmft.errors import Exit, SlurmftError, run_main
 from slurmft.node import NodeTask, host_name, name, use_of_node
 from slurmft.profiles import Profile
 from slurmft.rendezvous import Rendezvous, RendezvousError
@@ -255,10 +255,12 @@ def stopped_marker(run: RunDir) -> Path:
     return run.logs / f"stopped-{current_attempt()}"
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
     signals.block()
+    os.environ.pop("SLURMD_NODENAME", None)  # within an allocation: mpirun's host, for all ranks
     RankTask(argv[0]).main()
+    return Exit.OK
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    raise SystemExit(run_main(lambda: main(sys.argv[1:])))

@@ -115,8 +115,17 @@ def configure_inside(flags: dict[str, Any], environment: Mapping[str, str]) -> R
     return config
 
 
-def make_run(config: RunConfig, job: str) -> RunDir:
+def find_run(flags: dict[str, Any]) -> RunDir | None:
+    """The run directory of a job that was requeued; None for a job that starts."""
+    if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+        return None
+    return RunDir.of_job(configure(flags).job.runs_dir, slurm.job_name(os.environ))
+
+
+def make_run(flags: dict[str, Any], argv: list[str]) -> RunDir:
     """The run directory of a job that starts for the first time."""
+    config, job = configure_inside(flags, os.environ), slurm.job_name(os.environ)
+    config = dataclasses.replace(config, submission=provenance("prepare", argv))
     run = RunDir.create(config, mark=job)
     write_text(run.script, inside_text(config, run))
     write_json(run.job, {"cluster": "slurm", "id": job})
@@ -132,15 +141,8 @@ def main(argv: list[str]) -> int:
             "no SLURM_JOB_NUM_NODES: this is no Slurm job",
             "sbatch sbatch/multi_node.sbatch, or `slurmft submit` on a login node",
         )
-    config = configure_inside(
-        given(arguments, options(TrainConfig) | options(JobConfig)), os.environ
-    )
-    job = slurm.job_name(os.environ)
-    again = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
-    run = RunDir.of_job(config.job.runs_dir, job) if again else None
-    if run is None:
-        submission = provenance("prepare", argv)
-        run = make_run(dataclasses.replace(config, submission=submission), job)
+    flags = given(arguments, [*options(TrainConfig), *options(JobConfig)])
+    run = find_run(flags) or make_run(flags, argv)
     print(f"run directory: {run.path}\n{next_commands(run)}", file=sys.stderr)
     print(run.script)
     return Exit.OK

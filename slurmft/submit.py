@@ -44,6 +44,8 @@ examples:
   slurmft submit --nodes 4 --task emotion --data /gpfs/emotion --model /gpfs/distilbert \\
       --partition gpu --gpus-per-node 4 --time 30 --setup "module load cuda"
   slurmft submit --nodes 4 --recipe spr-squad --follow  a published setting
+  slurmft submit --nodes 4 --container /gpfs/images/torch.sif --follow
+  slurmft submit --cluster mpirun --hostfile hosts --nodes 4 --nproc-per-node 2 --follow
   slurmft submit --nodes 4 --dry-run                    show what would be submitted
 
 Defaults of your site go to ~/.config/slurmft/site.toml (or the file that $SLURMFT_SITE names):

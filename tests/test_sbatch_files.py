@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from slurmft import slurm
-from slurmft.config import JobConfig, build
-from slurmft.prepare import job_values
+from slurmft.config import JobConfig, RunConfig, TrainConfig, build
+from slurmft.prepare import find_run, job_values
 from slurmft.recipes import GLUE_COLUMNS
-from slurmft.rundir import RunDir
+from slurmft.rundir import RunDir, write_json
 from tests.cluster import Cluster
 from tests.conftest import HOSTILE, Done, records, slurmft
 from tests.models import write_emotion, write_model, write_pairs, write_squad
@@ -60,6 +60,25 @@ def test_gpus_without_a_type() -> None:
     found = job_values({"SLURM_JOB_NUM_NODES": "1"}, {"TresPerNode": "gres/gpu:2"})
     assert found["gpus_per_node"] == 2
     assert found["sbatch"] == ()
+
+
+def test_requeued_job_finds_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its id, and not one that only has the same letters in its name."""
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    config = RunConfig(train=TrainConfig.resolve(), job=JobConfig(runs_dir=str(tmp_path)))
+    flags = {"runs_dir": str(tmp_path)}
+    ours = RunDir.create(config, mark="4711")
+    write_json(ours.job, {"cluster": "slurm", "id": "4711"})
+    namesake = RunDir.create(config, mark="x-4711")
+    write_json(namesake.job, {"cluster": "slurm", "id": "12"})
+    RunDir.create(config, mark="y-4711")  # never submitted
+    assert find_run(flags) is None  # its first start
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    found = find_run(flags)
+    assert found is not None
+    assert found.path == ours.path
+    monkeypatch.setenv("SLURM_JOB_ID", "4712")
+    assert find_run(flags) is None
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
