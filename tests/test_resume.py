@@ -26,8 +26,7 @@ NODES, EPOCHS = 3, 12
 def arguments(data: Path, model: Path, runs: Path) -> tuple[str, ...]:
     sizes = ("--nodes", str(NODES), "--batch-size", "2", "--epochs", str(EPOCHS))
     return (
-        "--precision",
-        "fp32",
+        *EXACT,
         *sizes,
         "--runs-dir",
         str(runs),
@@ -160,7 +159,7 @@ def test_stop_in_the_evaluation(tmp_path: Path, tiny_model: Path) -> None:
     data = write_emotion(tmp_path / "data", train=24, validation=3000)
     flags = ("--nodes", "2", "--batch-size", "8", "--epochs", "1", "--eval-batch-size", "1")
     source = ("--runs-dir", str(tmp_path / "runs"), *emotion(data, tiny_model))
-    job = Following("--precision", "fp32", *flags, *source)
+    job = Following(*EXACT, *flags, *source)
     job.until("step 2/2")
     reader = RecordReader(job.run.records)
     while not any(r["event"] == "evaluate" and r["done"] > 1 for r in reader.read()):
@@ -173,7 +172,7 @@ def test_stop_in_the_evaluation(tmp_path: Path, tiny_model: Path) -> None:
     result = json.loads(job.run.result.read_text())
     assert result["evaluate_samples"] == 3000
     assert steps_twice(job.run) == 0
-    whole = slurmft("submit", "--follow", "--precision", "fp32", *flags, *source)
+    whole = slurmft("submit", "--follow", *EXACT, *flags, *source)
     assert whole.result["metrics"] == result["metrics"]
 
 
@@ -185,7 +184,7 @@ def test_exception_that_comes_back_ends_the_run(tmp_path: Path) -> None:
         file.write(json.dumps({"text": "word1 " * 40, "label": 0}) + "\n")
     flags = ("--nodes", "2", "--batch-size", "4", "--max-restarts", "5")
     source = ("--runs-dir", str(tmp_path / "runs"), *emotion(data, model))
-    done = slurmft("submit", "--follow", "--precision", "fp32", *flags, *source)
+    done = slurmft("submit", "--follow", *EXACT, *flags, *source)
     assert done.code == 1
     assert done.err.count("Traceback") == 1
     raised = [f for f in done.run.all_failures() if f["traceback"] and not f["echo"]]
