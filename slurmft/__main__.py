@@ -13,6 +13,8 @@ COMMANDS = {
     "follow": ("slurmft.follow", "follow_main", "stream a run's progress until its job ends"),
     "resume": ("slurmft.submit", "resume_main", "submit a stopped or failed run again"),
     "cancel": ("slurmft.follow", "cancel_main", "end the job of a run"),
+    "render": ("slurmft.render", "main", "print what others start: mpirun's command, manifests"),
+    "prepare": ("slurmft.prepare", "main", "inside a job: what the files in sbatch/ call"),
     "doctor": ("slurmft.doctor", "main", "examine the cluster: doctor locks DIR"),
 }
 """Command -> module, function, one line of help. Modules are imported when they are called."""

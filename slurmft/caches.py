@@ -62,23 +62,30 @@ def settle_locks(world: World, folder: Path) -> str | None:
     warning where it could not be found out.
     """
     hosts = world.all_objects(platform.node())
-    here = filesystem.of(folder)
-    unknown = here.is_shared and locks.recorded(here) is None and len(set(hosts)) > 1
-    if not world.share_object(unknown and _made(folder)):
-        return None
-    second = next(rank for rank, host in enumerate(hosts) if host != hosts[0])
-    with _agents(world, folder, [0, second]) as ask:
-        found = _measure(ask, here) if ask else None
-    found = world.share_object(found)
-    if isinstance(found, ProbeError):
-        return f"{found.message}; file locks: {locks.default(here)}"
-    if found is not None:
-        primitive = lockprobe.choose(found, here)
-        locks.settle(folder, primitive)
-        if world.is_main:
-            with contextlib.suppress(OSError):  # then the next run measures again
+    here, known = world.share_object(_known(folder))
+    if known is None and here.is_shared and len(set(hosts)) > 1:
+        if not world.share_object(_made(folder)):
+            return None
+        second = next(rank for rank, host in enumerate(hosts) if host != hosts[0])
+        with _agents(world, folder, [0, second]) as ask:
+            found = _measure(ask, here) if ask else None
+        found = world.share_object(found)
+        if isinstance(found, ProbeError):
+            return f"{found.message}; file locks: {locks.default(here)}"
+        known = found and lockprobe.choose(found, here)
+        if known and world.is_main:
+            with contextlib.suppress(OSError, RuntimeError):  # then the next run measures again
                 lockprobe.record(here, found, nodes=2)
+    if known:  # whatever each of them has on record
+        locks.settle(folder, known)
     return None
+
+
+def _known(folder: Path) -> tuple[FileSystem, str | None]:
+    """The file system of a folder, and the primitive on record for it."""
+    here = filesystem.of(folder)
+    record = locks.recorded(here)
+    return here, str(record["primitive"]) if record else None
 
 
 def _made(folder: Path) -> bool:
@@ -91,10 +98,9 @@ def _made(folder: Path) -> bool:
 def _measure(ask: Ask, here: FileSystem) -> Any:
     """The findings, on the main rank; None where the nodes see different folders."""
     try:
-        if not lockprobe.same_folder(ask, 2):
-            return None
-        found = lockprobe.measure(ask, 2, thorough=False)
-        lockprobe.choose(found, here)  # raises where none holds
+        found = lockprobe.probe(ask, 2, here, thorough=False)
+        if found:
+            lockprobe.choose(found, here)  # raises where none holds
         return found
     except ProbeError as error:
         return error
@@ -114,8 +120,6 @@ def _agents(world: World, folder: Path, ranks: list[int]) -> Iterator[Ask | None
 
         if world.is_main:
             yield ask
-            with contextlib.suppress(ProbeError):
-                ask(0, "clear")
             world.share_object(None)
             return
         while (said := world.share_object(None)) is not None:

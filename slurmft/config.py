@@ -19,9 +19,11 @@ from slurmft.filesystem import LOCK_PRIMITIVES
 from slurmft.recipes import RECIPES, TASKS, fill, presets
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
-BACKENDS = ("auto", "gloo", "nccl", "ccl")
+BACKENDS = ("auto", "gloo", "nccl", "ccl", "mpi")
 LR_SCHEDULES = ("linear", "cosine", "constant")
-CLUSTERS = ("auto", "slurm", "local")
+PROFILES = ("auto", "gpu", "xeon", "cpu")
+CLUSTERS = ("auto", "slurm", "local", "mpirun")
+DIALECTS = ("auto", "intel", "openmpi")
 
 
 PUBLISHED = ("icelake-", "spr-", "mn4-")
@@ -102,6 +104,7 @@ class TrainConfig:
         "collectives: auto is nccl on GPUs; on CPUs ccl where oneCCL is installed, else gloo",
         choices=BACKENDS,
     )
+    ipex: bool = option(False, "use intel-extension-for-pytorch, on CPUs")
     dropout: float | None = option(
         None, "dropout everywhere in the model (default: the model's own)"
     )
@@ -161,10 +164,27 @@ class JobConfig:
     nproc_per_node: int | None = option(
         None, "processes a node (default: one a GPU; without GPUs one a CPU socket)"
     )
+    profile: str = option(
+        "auto",
+        "use of a node: auto finds out there; gpu; xeon (Intel's OpenMP, NUMA nodes); cpu",
+        choices=PROFILES,
+    )
+    comm_cores: int | None = option(
+        None, "cores of each process that oneCCL's threads get (default: 1 of 8, at most 4)"
+    )
     cluster: str = option(
         "auto",
-        "auto: Slurm where sbatch is on the PATH, else simulated nodes on this machine",
+        "auto: Slurm where sbatch is on the PATH, else simulated nodes on this machine; mpirun: "
+        "the hosts of --hostfile",
         choices=CLUSTERS,
+    )
+    hostfile: str | None = option(
+        None, "hosts for --cluster mpirun, a line each; the first --nodes of them", metavar="FILE"
+    )
+    dialect: str = option(
+        "auto",
+        "mpirun's: intel (also MPICH), openmpi; auto: which of the two is on the PATH",
+        choices=DIALECTS,
     )
     runs_dir: str = option("runs", "folder for run directories, seen by every node", metavar="DIR")
     job_name: str = option("slurmft", "name of the Slurm job", sbatch="job-name", metavar="NAME")
@@ -193,6 +213,9 @@ class JobConfig:
         (),
         'shell line that runs before the job, such as "module load cuda"; repeatable',
         metavar="LINE",
+    )
+    container: str | None = option(
+        None, "Apptainer image in which each node's task runs; under Slurm", metavar="FILE"
     )
     host_suffix: str = option(
         "", "appended to host names for the rendezvous, where the fabric's names differ, as n1-ib0"
@@ -229,12 +252,18 @@ class JobConfig:
 
     def __post_init__(self) -> None:
         _check_choices(self)
+        _check(self, "comm_cores", lambda v: v >= 0, "0 or more")
         for name in ("stop_lead_s", "max_requeues", "max_restarts", "hang_timeout_s"):
             _check(self, name, lambda v: v >= 0, "0 or more")
         for name in ("nodes", "nproc_per_node", "gpus_per_node", "cpus_per_task", "rdzv_timeout_s"):
             _check(self, name, lambda v: v >= 1, "at least 1")
         if self.time is not None:
             time_limit_min(self.time)
+        if self.hostfile is not None and self.cluster != "mpirun":
+            raise UsageError(
+                f"--hostfile {self.hostfile!r} is for --cluster mpirun, not {self.cluster}",
+                "Slurm chooses the hosts by itself; add --cluster mpirun, or leave the file out",
+            )
         for name, value in _strings(self):
             _check_one_line(name, value)
         for pair in self.sbatch:

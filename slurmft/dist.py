@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -14,13 +14,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from slurmft import ccl
 from slurmft.errors import SlurmftError, UsageError
 
 _TIMEOUT = timedelta(minutes=30)
 _CONTROL_TIMEOUT = timedelta(days=2)
 """Ranks may wait long for the main one, which reads data; real hangs are the watchdog's to find."""
 _GATHER_BYTES = 64 * 2**20
-_CCL = "oneccl_bindings_for_pytorch"
+
+
+_EVALUATE_WAITED = ("Expected to find locked file", "Cannot acquire lock on cached file")
+"""evaluate's words for a rank that has not written its file, for whatever reason."""
 
 
 class PeerFailedError(SlurmftError):
@@ -130,20 +134,20 @@ class World:
             row = math.prod(shape)
             flat = self.gather(array.reshape(-1), [size * row for size in sizes])
             return None if flat is None else flat.reshape(-1, *shape)
-        parts: list[list[np.ndarray]] = [[] for _ in sizes]
+        whole = np.empty(sum(sizes) if self.is_main else 0, dtype=array.dtype)
+        starts = np.concatenate(([0], np.cumsum(sizes)))
         chunk = max(1, _GATHER_BYTES // (self.size * array.dtype.itemsize))
-        for start in range(0, max(sizes), chunk):
-            width = min(chunk, max(sizes) - start)
+        for first in range(0, max(sizes), chunk):
+            width = min(chunk, max(sizes) - first)
             mine = torch.zeros(width, dtype=torch.from_numpy(array[:0]).dtype, device=self.device)
-            piece = torch.from_numpy(array[start : start + width])
+            piece = torch.from_numpy(array[first : first + width])
             mine[: len(piece)] = piece
             found = [torch.empty_like(mine) for _ in sizes] if self.is_main else None
             dist.gather(mine, found, dst=0)
-            for part, got, size in zip(parts, found or [], sizes, strict=False):  # none elsewhere
-                part.append(got[: max(0, size - start)].cpu().numpy())
-        if not self.is_main:
-            return None
-        return np.concatenate([array[:0], *(piece for part in parts for piece in part)])
+            for rank, got in enumerate(found or []):
+                part = whole[starts[rank] + first : starts[rank + 1]][:width]
+                part[:] = got[: len(part)].cpu().numpy()
+        return whole if self.is_main else None
 
 
 def leave() -> None:
@@ -180,28 +184,32 @@ def choose_backend(asked: str, has_gpu: bool) -> str:
     """The backend asked for, or the fastest that is here.
 
     Raises:
-        UsageError: nccl without a GPU, or ccl without oneCCL's binding.
+        UsageError: the backend needs what this node, or this torch, does not have.
     """
-    has_ccl = importlib.util.find_spec(_CCL) is not None
-    if asked == "auto":
-        asked = "nccl" if has_gpu else "ccl" if has_ccl else "gloo"
     if asked == "nccl" and not has_gpu:
         raise UsageError(
             f"--backend nccl needs GPUs, and {os.uname().nodename} shows none", "use --backend gloo"
         )
-    if asked == "ccl":
-        if not has_ccl:
-            raise UsageError(
-                f"--backend ccl needs the package {_CCL}, which is not installed",
-                "install the version of your torch, or use --backend gloo",
-            )
-        importlib.import_module(_CCL)  # registers the backend
-    return asked
+    if asked == "mpi" and not dist.is_mpi_available():
+        raise UsageError(
+            f"--backend mpi needs a torch that was built with MPI; {torch.__version__} was not",
+            "use --backend gloo, or ccl where it is installed",
+        )
+    binding = ccl.choose(asked, has_gpu)
+    if binding is not None:
+        os.environ.update(ccl.rank_variables(os.environ))
+        importlib.import_module(binding.module)  # registers the backend
+        return "ccl"
+    if note := ccl.fall_back_note(asked, has_gpu):
+        print(note, flush=True)
+    return ("nccl" if has_gpu else "gloo") if asked == "auto" else asked
 
 
 def is_echo(error: BaseException) -> bool:
     """Whether an error only says that another rank is gone."""
     if isinstance(error, (PeerFailedError, dist.DistBackendError, dist.DistNetworkError)):
+        return True
+    if isinstance(error, ValueError) and any(w in str(error) for w in _EVALUATE_WAITED):
         return True
     signs = ("connection closed by peer", "connection reset", "broken pipe", "gloo/transport")
     return isinstance(error, RuntimeError) and any(s in str(error).lower() for s in signs)

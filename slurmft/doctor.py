@@ -5,20 +5,27 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from slurmft import lockprobe, slurm
+from slurmft import ccl, hardware, lockprobe, profiles, slurm
 from slurmft.cli import Parser, add_options, given
-from slurmft.config import JobConfig, options
+from slurmft.config import JobConfig, TrainConfig, build, options
 from slurmft.errors import Exit, UsageError, run_main, unknown
 from slurmft.filesystem import FileSystem
-from slurmft.lockprobe import Ask, Finding, Talk
+from slurmft.lockprobe import Ask, Finding, Findings, Talk
+from slurmft.profiles import Profile
 from slurmft.site import site_defaults
 
 _WHERE = ("partition", "account", "qos", "reservation", "constraint", "time")
 """Flags of `submit` that say on which nodes."""
+
+_USE = ("profile", "nproc_per_node", "comm_cores")
+"""Flags of `submit` that say how a node is used."""
 
 _ANSWER_S = 30
 _QUEUE_S = 3600
@@ -35,14 +42,81 @@ its own; without one, srun asks for some.
 """
 
 
+_NODE_HELP = """\
+Shows what a node is, what of it a job gets, and how a run would use that: processes, cores, and
+every variable that is set, with its reason. With Slurm on a compute node, by srun; else here.
+
+  slurmft doctor node --partition gpu
+  slurmft doctor node --here --profile xeon --nproc-per-node 2
+"""
+
+
 def main(argv: list[str]) -> int:
     """`slurmft doctor SUBJECT ...`."""
+    subjects = {"locks": locks_main, "node": node_main}
     if not argv or argv[0] in ("-h", "--help"):
-        print("usage: slurmft doctor locks DIR\n\n" + _LOCKS_HELP, end="")
+        print(f"slurmft doctor locks DIR\n{_LOCKS_HELP}\nslurmft doctor node\n{_NODE_HELP}", end="")
         return Exit.OK if argv else Exit.USAGE
-    if argv[0] != "locks":
-        raise unknown("subject", argv[0], ["locks"])
-    return locks_main(argv[1:])
+    if argv[0] not in subjects:
+        raise unknown("subject", argv[0], list(subjects))
+    return subjects[argv[0]](argv[1:])
+
+
+# --- slurmft doctor node --------------------------------------------------------------------------
+
+
+def node_main(argv: list[str]) -> int:
+    """`slurmft doctor node`."""
+    parser = Parser(prog="slurmft doctor node", description=_NODE_HELP)
+    parser.add_argument("--nodes", type=int, metavar="N", help="default: the allocation's, or 1")
+    parser.add_argument("--here", action="store_true", help="this machine, whatever Slurm has")
+    add_options(parser, TrainConfig, "What to run", only=("backend",))
+    add_options(parser, JobConfig, "Where", only=(*_WHERE, *_USE))
+    arguments = parser.parse(argv)
+    if not arguments.here and slurm.available():
+        nodes = arguments.nodes or slurm.allocated_nodes() or 1
+        again = [sys.executable, "-m", "slurmft.doctor", "node", "--here", *argv]
+        command = slurm.srun_command(nodes, _where(arguments), again, whole=True)
+        return subprocess.run(command, check=False).returncode
+    here = hardware.detect(os.environ)
+    job = build(JobConfig, given(arguments, _USE))
+    binding = ccl.choose(getattr(arguments, "backend", "auto"), bool(here.gpus))
+    profile = profiles.choose(here, job, uses_ccl=binding is not None)
+    print("\n".join([*describe(profile), "", *profiles.describe(profile, os.environ)]), flush=True)
+    return Exit.OK
+
+
+def describe(profile: Profile) -> list[str]:
+    """A node, what of it this job has, and what a run would make of that."""
+    here = profile.hardware
+    cores = {core.core for core in here.cpus}
+    granted = {
+        "affinity mask": hardware.as_list(cpu.number for cpu in here.cpus),
+        "Slurm": here.slurm_cpus and f"{here.slurm_cpus} CPUs",
+        "cgroup": here.quota_cpus and f"{here.quota_cpus:g} CPUs",
+    }
+    gpus = [f"{g.name}: {g.model}, {g.precision}" for g in here.gpus]
+    processes = [
+        hardware.as_list(own) + (f" and {hardware.as_list(comm)} for communication" if comm else "")
+        for own, comm in zip(profile.cores, profile.comm_cores, strict=True)
+    ]
+    rows = [
+        ("host", here.host),
+        ("CPU", f"{here.model}; {', '.join(here.flags) or 'no AVX'}"),
+        ("sockets", f"{len(here.places('socket'))}, NUMA nodes: {len(here.places('numa'))}"),
+        ("cores", f"{len(here.cores)} of {len(cores)}, {here.threads_per_core} thread(s) each"),
+        ("granted by", ", ".join(f"{k}: {v}" for k, v in granted.items() if v)),
+        ("memory", f"{here.memory_mib:,} MiB"),
+        ("GPUs", "; ".join(gpus) or "none"),
+        ("networks", ", ".join(here.interfaces) or "none"),
+        ("profile", f"{profile.name}: {profile.nproc} process(es); {profile.pinning}"),
+        ("compute on", "; ".join(processes)),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:<{width}}  {value}" for name, value in rows]
+
+
+# --- slurmft doctor locks -------------------------------------------------------------------------
 
 
 def locks_main(argv: list[str]) -> int:
@@ -77,50 +151,68 @@ def _agents(folder: Path, nodes: int, arguments: argparse.Namespace) -> Iterator
     """An agent on every node; without Slurm, on this machine."""
     command = lockprobe.agent_command(folder)
     if slurm.available():
-        where = {k: v for k, v in site_defaults().items() if k in _WHERE}
-        where |= given(arguments, _WHERE)
-        flags = [f"--{options(JobConfig)[k].metadata['sbatch']}={v}" for k, v in where.items()]
-        command = slurm.srun_command(nodes, flags, command)
+        command = slurm.srun_command(nodes, _where(arguments), command)
         if slurm.allocated_nodes() is None:
             print(f"waiting for {nodes} nodes ...", file=sys.stderr)
     with Talk(command, _QUEUE_S) as talk:
+        hint, talk.late = talk.late, "no nodes in an hour: try another --partition, or --time 2"
         talk.ask(0, "place")  # all tasks of a step start together
-        talk.timeout_s = _ANSWER_S
-        try:
-            yield talk.ask
-        finally:
-            with contextlib.suppress(lockprobe.ProbeError):
-                talk.ask(0, "clear")
+        talk.timeout_s, talk.late = _ANSWER_S, hint
+        yield talk.ask
+
+
+def _where(arguments: argparse.Namespace) -> list[str]:
+    """srun's flags for the nodes asked for, and the site's own."""
+    where = {k: v for k, v in site_defaults().items() if k in _WHERE}
+    where |= given(arguments, _WHERE)
+    return [f"--{options(JobConfig)[k].metadata['sbatch']}={v}" for k, v in where.items()]
 
 
 def examine(ask: Ask, nodes: int, as_json: bool = False) -> int:
-    """Measures, prints and records; the exit code says whether some kind of lock holds."""
+    """Measures, records and prints.
+
+    Raises:
+        ProbeError: no kind of lock holds, or an agent gives no answer.
+    """
     places = [json.loads(ask(agent, "place")) for agent in range(nodes)]
     hosts, here = [place[0] for place in places], FileSystem.of_fields(places[0][1:])
-    if nodes > 1 and not lockprobe.same_folder(ask, nodes):
-        print(f"not one folder: {', '.join(hosts)} each have their own there ({here})")
-        print("locks need not hold between nodes; nothing is recorded")
-        return Exit.OK
-    found = lockprobe.measure(ask, nodes)
-    if as_json:
-        findings = {name: lockprobe.as_dict(finding) for name, finding in found.items()}
-        print(json.dumps({"hosts": hosts, "file_system": str(here), "findings": findings}))
+    found = lockprobe.probe(ask, nodes, here)
+    facts: dict[str, Any] = {"hosts": hosts, "file_system": str(here), "one_folder": bool(found)}
+    if found is None:
+        lines = [
+            f"not one folder: {', '.join(hosts)} each have their own there ({here})",
+            "locks need not hold between nodes; nothing is recorded",
+        ]
     else:
-        print(f"{here}, seen from {', '.join(hosts)}\n\n{table(found)}\n")
-    choice = lockprobe.choose(found, here)
-    if nodes == 1:
-        print(f"one node cannot know what holds between nodes; default here: {choice}")
-        print("measure it in an allocation of two: salloc --nodes 2 slurmft doctor locks DIR")
-        return Exit.OK
-    path = lockprobe.record(here, found, nodes)
-    if not as_json:
-        print(f"choice: {choice}\nrecorded for {here}, and used by runs: {path}")
-        if choice == "soft":
-            print("warning: a process that is killed leaves its soft locks behind on other nodes")
+        if not as_json:  # before an error that nothing holds
+            print(f"{here}, seen from {', '.join(hosts)}\n\n{table(found)}\n")
+        choice = lockprobe.choose(found, here)
+        findings = {name: lockprobe.as_dict(finding) for name, finding in found.items()}
+        facts |= {"choice": choice, "findings": findings}
+        lines = conclusion(here, found, nodes, choice)
+    print(json.dumps(facts) if as_json else "\n".join(lines))
     return Exit.OK
 
 
-def table(found: dict[str, Finding]) -> str:
+def conclusion(here: FileSystem, found: Findings, nodes: int, choice: str) -> list[str]:
+    """What follows from the findings; records them if nodes were compared."""
+    if nodes == 1:
+        return [
+            f"one node cannot know what holds between nodes; default here: {choice}",
+            "measure it in an allocation of two: salloc --nodes 2 slurmft doctor locks DIR",
+        ]
+    lines = [f"choice: {choice}"]
+    try:
+        path = lockprobe.record(here, found, nodes)
+        lines.append(f"recorded for {here}, and used by your runs: {path}")
+    except (OSError, RuntimeError) as error:
+        lines.append(f"not recorded ({error}): give --file-locks {choice} to runs")
+    if choice == "soft":
+        lines.append("warning: a process that is killed leaves its soft locks on other nodes")
+    return lines
+
+
+def table(found: Findings) -> str:
     """The findings, a line for each primitive."""
     titles = ("", "this node", "other nodes", "unlock", "exit", "SIGKILL", "cost")
     rows = [titles, *(_row(name, finding) for name, finding in found.items())]
@@ -145,7 +237,7 @@ def _row(name: str, finding: Finding) -> tuple[str, ...]:
         cell(finding.on_node, *excludes),
         cell(finding.between_nodes, *excludes),
         *(cell(v, *released) for v in (finding.on_unlock, finding.on_exit, finding.on_kill)),
-        f"{finding.cost_us:.0f} us",
+        "" if finding.cost_us is None else f"{finding.cost_us:.0f} us",
     )
 
 

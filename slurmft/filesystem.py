@@ -47,7 +47,7 @@ class FileSystem:
 def of(path: str | Path) -> FileSystem:
     """The file system of a path, or of the nearest folder above it that exists."""
     place = Path(path).absolute()
-    while not place.exists() and place != place.parent:
+    while not os.path.exists(place) and place != place.parent:  # or in a folder closed to us
         place = place.parent
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         return find(file.read(), os.path.realpath(place))
@@ -55,15 +55,16 @@ def of(path: str | Path) -> FileSystem:
 
 def find(mountinfo: str, path: str) -> FileSystem:
     """The file system of a real path, from the text of mountinfo; the last mount over it counts."""
-    best: FileSystem | None = None
-    for line in mountinfo.splitlines():
+    best = FileSystem(
+        type="unknown", source="unknown", mount="/"
+    )  # in a chroot nothing may hold it
+    for line in mountinfo.rstrip("\n").split("\n"):  # a path may hold what splitlines splits at
         left, _, right = line.partition(" - ")
         mount = _unescape(left.split(" ")[4])
         if path == mount or path.startswith(mount.rstrip("/") + "/"):
             kind, source = right.split(" ")[:2]
-            if best is None or len(mount) >= len(best.mount):
+            if len(mount) >= len(best.mount):
                 best = FileSystem(type=kind, source=_unescape(source), mount=mount)
-    assert best is not None, f"no mount holds {path!r}"  # the root does
     return best
 
 

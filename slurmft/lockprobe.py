@@ -1,6 +1,6 @@
 """Which lock primitive holds between nodes: measured, with real processes on the real nodes.
 
-Every node has an agent, which does one thing at a time as it is told; `measure` tells them what.
+Every node has an agent, which does one thing at a time as it is told; `probe` tells them what.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ from slurmft.rundir import write_json
 
 Ask = Callable[..., str]
 """ask(agent, operation, primitive, name) -> the agent's answer."""
+
+_PREFIX = ".slurmft-lock-"
+_MARK = "slurmft-lockprobe "
+"""Begins the lines of an agent: prologs and the like print, too."""
 
 _COST_ROUNDS = 50
 _GONE_WITHIN_S = 2.0
@@ -65,23 +69,48 @@ class Finding:
         return self.excludes and bool(self.on_exit and self.on_kill)
 
 
-def measure(ask: Ask, nodes: int, *, thorough: bool = True) -> dict[str, Finding]:
-    """Tries the primitives one after another on the nodes of all agents.
+Findings = dict[str, Finding]
+"""By primitive."""
+
+
+def probe(ask: Ask, nodes: int, here: FileSystem, *, thorough: bool = True) -> Findings | None:
+    """Tries the primitives one after another on the nodes of all agents, the default first.
 
     Args:
         ask: tells one of the agents 0 to nodes - 1 what to do.
+        here: the file system in question.
         thorough: all primitives; else it ends at the first one that holds.
+
+    Returns what was found; None where the nodes see different folders under their paths.
     """
-    found: dict[str, Finding] = {}
-    for primitive in LOCK_PRIMITIVES:
-        found[primitive] = _measure_one(ask, nodes, primitive, thorough)
-        if found[primitive].good and not thorough:
-            break
-    return found
+    token = secrets.token_hex(6)  # others may measure in the same folder
+    try:
+        if not _is_one_folder(ask, nodes, token):
+            return None
+        found: Findings = {}
+        for primitive in preference(here):
+            found[primitive] = _measure(ask, nodes, primitive, f"{token}-{primitive}", thorough)
+            if found[primitive].good and not thorough:
+                break
+        return found
+    finally:
+        with contextlib.suppress(ProbeError):
+            ask(0, "clear", "-", token)
 
 
-def _measure_one(ask: Ask, nodes: int, primitive: str, thorough: bool) -> Finding:
-    name, last = f"{primitive}-{secrets.token_hex(4)}", nodes - 1
+def preference(here: FileSystem) -> list[str]:
+    """The default first: processes that know of no measurement use that, and must not be alone."""
+    first = locks.default(here)
+    return [first, *(primitive for primitive in LOCK_PRIMITIVES if primitive != first)]
+
+
+def _is_one_folder(ask: Ask, nodes: int, name: str) -> bool:
+    ask(0, "write", "-", name)
+    return all(ask(agent, "see", "-", name) == "yes" for agent in range(nodes))
+
+
+def _measure(ask: Ask, nodes: int, primitive: str, name: str, thorough: bool) -> Finding:
+    last = nodes - 1
 
     def is_free(name: str) -> bool:
         """Whether the last node can have it."""
@@ -107,8 +136,15 @@ def _measure_one(ask: Ask, nodes: int, primitive: str, thorough: bool) -> Findin
         on_unlock=is_free(name),
         on_exit=comes_free("leave"),
         on_kill=comes_free("die"),
-        cost_us=float(ask(0, "cost", primitive, f"{name}-free")),
+        cost_us=_number(ask(0, "cost", primitive, f"{name}-free")),
     )
+
+
+def _number(answer: str) -> float | None:
+    try:
+        return float(answer)
+    except ValueError:  # an error's text
+        return None
 
 
 def _in_time(is_free: Callable[[], bool]) -> bool:
@@ -118,9 +154,9 @@ def _in_time(is_free: Callable[[], bool]) -> bool:
     return free
 
 
-def choose(found: dict[str, Finding], here: FileSystem) -> str:
-    """The primitive to use: the first one that holds; soft locks, which a killed process leaves
-    behind, only where no other does.
+def choose(found: Findings, here: FileSystem) -> str:
+    """The primitive to use: the default if it holds, else the first one that does; soft locks,
+    which a killed process leaves behind, only where no other does.
 
     Raises:
         ProbeError: none holds.
@@ -128,8 +164,8 @@ def choose(found: dict[str, Finding], here: FileSystem) -> str:
     usable = [finding for finding in found.values() if not finding.error]
     if usable and all(finding.between_nodes is None for finding in usable):
         return locks.default(here)  # one node cannot know
-    for primitive, finding in found.items():
-        if finding.good:
+    for primitive in preference(here):
+        if primitive in found and found[primitive].good:
             return primitive
     if "soft" in found and found["soft"].excludes:
         return "soft"
@@ -141,7 +177,7 @@ def choose(found: dict[str, Finding], here: FileSystem) -> str:
     )
 
 
-def record(here: FileSystem, found: dict[str, Finding], nodes: int) -> Path:
+def record(here: FileSystem, found: Findings, nodes: int) -> Path:
     """Writes what was measured to where `locks.recorded` finds it."""
     path = locks.record_path(here)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -162,15 +198,6 @@ def as_dict(finding: Finding) -> dict[str, Any]:
     return {name: getattr(finding, name) for name in Finding.__slots__}
 
 
-def same_folder(ask: Ask, nodes: int) -> bool:
-    """Whether all agents see one folder under their paths."""
-    name = f"seen-{secrets.token_hex(4)}"
-    ask(0, "write", "", name)
-    seen = [ask(agent, "see", "", name) for agent in range(nodes)]
-    ask(0, "remove", "", name)
-    return all(answer == "yes" for answer in seen)
-
-
 # --- an agent -------------------------------------------------------------------------------------
 
 
@@ -183,7 +210,7 @@ class Agent:
 
     def do(self, operation: str, primitive: str, name: str) -> str:
         """Does what it is told; the answer is one word, or an error's text."""
-        path = self.folder / f".slurmft-lock-{name}"
+        path = self.folder / f"{_PREFIX}{name}"
         try:
             return str(getattr(self, f"_{operation}")(path, primitive))
         except BlockingIOError:
@@ -213,28 +240,35 @@ class Agent:
 
     def _beside(self, path: Path, primitive: str) -> str:
         """As another process of this node."""
-        answer, child = self._child(path, primitive)
-        _end(child)
-        return answer
+        return self._child(path, primitive, signal.SIGKILL)
 
     def _leave(self, path: Path, primitive: str) -> str:
         """A process takes the lock, and ends without giving it up."""
-        answer, child = self._child(path, primitive)
-        assert child.stdin is not None
-        child.stdin.close()
-        child.wait()
-        return answer
+        return self._child(path, primitive, None)
 
     def _die(self, path: Path, primitive: str) -> str:
-        answer, child = self._child(path, primitive)
-        _end(child)
-        return answer
+        """A process takes the lock, and is killed."""
+        return self._child(path, primitive, signal.SIGKILL)
 
-    def _child(self, path: Path, primitive: str) -> tuple[str, subprocess.Popen[bytes]]:
-        command = [sys.executable, "-m", "slurmft.lockprobe", "hold", str(path), primitive]
-        child = process.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert child.stdout is not None
-        return child.stdout.readline().decode().strip(), child
+    def _child(self, path: Path, primitive: str, sig: int | None) -> str:
+        """What a child process gets, before a signal or its own exit ends it."""
+        answers, answer = os.pipe()
+        orders, order = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(order)
+            os.write(answer, self.do("hold", primitive, path.name.removeprefix(_PREFIX)).encode())
+            os.read(orders, 1)  # until the parent closes its end
+            os._exit(0)  # with no unlock, and no library's care at exit
+        for end in (answer, orders):
+            os.close(end)
+        said = os.read(answers, 4096).decode()
+        if sig is not None:
+            os.kill(pid, sig)
+        for end in (order, answers):
+            os.close(end)
+        os.waitpid(pid, 0)
+        return said
 
     def _write(self, path: Path, primitive: str) -> str:
         path.touch()
@@ -243,13 +277,9 @@ class Agent:
     def _see(self, path: Path, primitive: str) -> str:
         return "yes" if path.exists() else "no"
 
-    def _remove(self, path: Path, primitive: str) -> str:
-        path.unlink(missing_ok=True)
-        return "yes"
-
     def _clear(self, path: Path, primitive: str) -> str:
-        """Removes what the probe has left here."""
-        for left in self.folder.glob(".slurmft-lock-*"):
+        """Removes what a probe has left here."""
+        for left in self.folder.glob(f"{path.name}*"):
             left.unlink(missing_ok=True)
         return "yes"
 
@@ -274,11 +304,6 @@ def release(held: tuple[int, Any], primitive: str) -> None:
     os.close(fd)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-
-
 def serve(folder: Path, number: int, lines: IO[str], out: IO[str]) -> None:
     """Does what lines "NUMBER OPERATION PRIMITIVE NAME" tell this agent; answers in JSON lines.
 
@@ -289,7 +314,7 @@ def serve(folder: Path, number: int, lines: IO[str], out: IO[str]) -> None:
         to, operation, primitive, name = line.split(" ")
         if int(to) == number:
             answer = agent.do(operation, primitive, name.strip())
-            print(json.dumps([number, answer]), file=out, flush=True)
+            print(_MARK + json.dumps([number, answer]), file=out, flush=True)
 
 
 class Talk:
@@ -297,19 +322,28 @@ class Talk:
 
     def __init__(self, command: list[str], timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self.process = process.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.late = "a lock that hangs: is the file system's lock service up?"
+        """The hint for an answer that does not come in time."""
+        self.process = process.start(
+            command, death=signal.SIGTERM, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._heard = b""
 
     def __enter__(self) -> Talk:
         return self
 
     def __exit__(self, *error: object) -> None:
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()  # the agents end with their input
-        try:
-            self.process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            process.end(self.process)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=2)
+        self.process.terminate()  # an srun that still waits for nodes gives its job up
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=2)
+        process.end(self.process)
+        self.process.stdout.close()
 
     def ask(self, agent: int, operation: str, primitive: str = "-", name: str = "-") -> str:
         """One agent's answer.
@@ -318,45 +352,44 @@ class Talk:
             ProbeError: there is none in time, or the agents have ended.
         """
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
         what = f"node {agent}: {operation} {primitive}"
         try:
-            self.process.stdin.write(f"{agent} {operation} {primitive or '-'} {name}\n".encode())
+            self.process.stdin.write(f"{agent} {operation} {primitive} {name}\n".encode())
             self.process.stdin.flush()
         except OSError:
             raise ProbeError(f"the probe ended before its time ({what})") from None
-        if not select.select([self.process.stdout], [], [], self.timeout_s)[0]:
-            raise ProbeError(
-                f"no answer within {self.timeout_s:.0f} s ({what})",
-                "a lock that hangs: is the file system's lock service up?",
-            )
-        line = self.process.stdout.readline()
-        if not line:
-            raise ProbeError(f"the probe ended before its time ({what})")
-        number, answer = json.loads(line)
-        assert number == agent
-        return str(answer)
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            line = self._line(deadline, what)
+            if line.startswith(_MARK):
+                number, answer = json.loads(line.removeprefix(_MARK))
+                assert number == agent
+                return str(answer)
+
+    def _line(self, deadline: float, what: str) -> str:
+        assert self.process.stdout is not None
+        out = self.process.stdout.fileno()
+        while b"\n" not in self._heard:
+            left = deadline - time.monotonic()
+            if left < 0 or not select.select([out], [], [], left)[0]:
+                raise ProbeError(f"no answer within {self.timeout_s:.0f} s ({what})", self.late)
+            data = os.read(out, 65536)
+            if not data:
+                raise ProbeError(f"the probe ended before its time ({what})")
+            self._heard += data
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line.decode(errors="replace")
 
 
 def agent_command(folder: Path) -> list[str]:
     """What runs an agent; its number is Slurm's of the task, else the one given."""
-    return [sys.executable, "-m", "slurmft.lockprobe", "agent", str(folder)]
+    return [sys.executable, "-m", "slurmft.lockprobe", str(folder)]
 
 
 def main(argv: list[str]) -> None:
-    """`python -m slurmft.lockprobe agent FOLDER [NUMBER]`, or `hold PATH PRIMITIVE`."""
-    if argv[0] == "hold":
-        try:
-            _held = acquire(Path(argv[1]), argv[2])  # a soft lock goes with its object
-            print("got", flush=True)
-        except BlockingIOError:
-            print("busy", flush=True)
-        except OSError as error:
-            print(error.strerror, flush=True)
-        sys.stdin.read()
-        os._exit(0)  # with no unlock, and no library's care at exit
-    number = argv[2] if len(argv) > 2 else os.environ.get("SLURM_PROCID", "0")
-    serve(Path(argv[1]), int(number), sys.stdin, sys.stdout)
+    """`python -m slurmft.lockprobe FOLDER [NUMBER]`: an agent."""
+    number = argv[1] if len(argv) > 1 else os.environ.get("SLURM_PROCID", "0")
+    serve(Path(argv[0]), int(number), sys.stdin, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ flock and lockf do not see each other: every process that uses a cache must have
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import functools
@@ -97,7 +98,11 @@ def _soft(fd: int, operation: int) -> Any:
     """A lock by the existence of a file beside the lock file."""
     from filelock import SoftFileLock, Timeout
 
-    held = SoftFileLock(_path_of(fd) + ".soft")
+    path = _path_of(fd) + ".soft"
+    try:
+        held = SoftFileLock(path, thread_local=False)  # any thread may release it
+    except TypeError:  # before 3.11
+        held = SoftFileLock(path)
     try:
         held.acquire(timeout=0 if operation & fcntl.LOCK_NB else -1)
     except Timeout:
@@ -128,7 +133,7 @@ def recorded(found: FileSystem) -> dict[str, Any] | None:
     """What was measured on a file system (`slurmft doctor locks`); None: nothing, or not read."""
     try:
         record: dict[str, Any] = json.loads(record_path(found).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # the last: no home is known
         return None
     return record if record.get("primitive") in LOCK_PRIMITIVES else None
 
@@ -171,6 +176,10 @@ class _Shim:
         os.register_at_fork(after_in_child=self._forget)  # a child inherits no POSIX lock
 
     def _forget(self) -> None:
+        for mine in self.__dict__.get("held", {}).values():
+            if mine.primitive == "soft":  # older ones would remove the file of the parent
+                with contextlib.suppress(AttributeError):
+                    mine.held.release = _nothing
         self.mutex = threading.RLock()
         self.held: dict[int, _Held] = {}
 
@@ -232,6 +241,10 @@ class _Shim:
         self._chosen.clear()
 
 
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
 _shim = _Shim()
 
 
@@ -281,7 +294,8 @@ def arm(primitive: str = "auto") -> None:
 
 def settle(path: str | Path, primitive: str) -> None:
     """Tells this process what was measured on the file system of a path."""
-    _shim.settle(os.stat(path).st_dev, primitive)
+    with contextlib.suppress(OSError):  # it sees no such path: then it has no lock there either
+        _shim.settle(os.stat(path).st_dev, primitive)
 
 
 def installed() -> str | None:
@@ -340,9 +354,11 @@ def _guard_acquire(acquire: Callable[[Any], None]) -> Callable[[Any], None]:
             if _shim.holds_path(self.lock_file):
                 return  # taken; opening and closing the file would drop the lock
             before = set(_shim.held)
-            acquire(self)
-            if not self.is_locked:
-                _shim.drop_new(before)
+            try:
+                acquire(self)
+            finally:  # also where Ctrl-C ends it
+                if not self.is_locked:
+                    _shim.drop_new(before)
 
     return guarded
 

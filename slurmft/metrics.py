@@ -24,8 +24,8 @@ Compute = Callable[[np.ndarray, np.ndarray], dict[str, float]]
 NAN = -1
 """The class predicted where the logits are not numbers."""
 
-_FILES_TIMEOUT_S = 600
-"""How long evaluate waits for the files of other ranks."""
+_FILES_TIMEOUT_S = 60
+"""How long evaluate waits for the files of other ranks, which begin at the same time."""
 
 
 def check_numbers(predictions: np.ndarray) -> None:

@@ -13,10 +13,10 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurmft import heartbeat, locks, process, rendezvous, signals
-from slurmft.config import JobConfig
+from slurmft import ccl, hardware, heartbeat, locks, process, profiles, rendezvous, signals
+from slurmft.config import JobConfig, RunConfig
 from slurmft.errors import Exit, SlurmftError
-from slurmft.profiles import NodeProfile
+from slurmft.profiles import Profile
 from slurmft.rendezvous import Rendezvous
 from slurmft.rundir import ATTEMPT, RunDir, current_attempt
 from slurmft.sources import hub_in_reach, needs_hub
@@ -46,6 +46,7 @@ class NodeTask:
         self.signal = 0
         """The first stop signal that came; 0: none."""
         self._torchrun: subprocess.Popen[bytes] | None = None
+        self._pass_fds: tuple[int, ...] = ()
 
     def __call__(self) -> None:
         """Becomes `python -m slurmft.node`: submitit's handlers, and threads that libraries have
@@ -78,13 +79,12 @@ class NodeTask:
 
     def _run(self, run: RunDir) -> int:
         config = run.load_config()
-        meeting = meeting_point(config.job, os.environ)
-        simulated = LOCAL_NODE in os.environ
-        profile = NodeProfile.detect(os.environ, share=config.job.nodes if simulated else 1)
-        profile.check_precision(config.train.precision)
-        nproc = profile.nproc_per_node(config.job.nproc_per_node)
-        meeting.check(config.job.rdzv_timeout_s)
-        environment = training_environment(profile, nproc, meeting, os.environ)
+        meeting = self._meet(run, config)
+        profile, binding = self._use_of_node(config)
+        self._check_meeting(meeting, config.job.rdzv_timeout_s)
+        environment = training_environment(profile, meeting, os.environ)
+        if binding is not None:
+            environment |= binding.environment()
         if needs_hub(config.train) and "HF_HUB_OFFLINE" not in environment and not hub_in_reach():
             environment["HF_HUB_OFFLINE"] = "1"
         environment |= locks.environment(config.job.file_locks, environment)
@@ -92,11 +92,27 @@ class NodeTask:
         environment[heartbeat.FOLDER] = str(watchdog.folder)
         if self.signal:
             environment[signals.STOPPING] = str(self.signal)
-        command = torchrun_command(run.path, meeting, str(nproc), config.job.max_restarts)
+        command = self._command(run, meeting, profile.nproc, config.job.max_restarts)
         try:
             return self._supervise(run, command, environment, meeting, watchdog)
         finally:
             watchdog.close()
+
+    # What is another under mpirun (slurmft.mpi).
+
+    def _meet(self, run: RunDir, config: RunConfig) -> Rendezvous:
+        return meeting_point(config.job, os.environ)
+
+    def _use_of_node(self, config: RunConfig) -> tuple[Profile, ccl.Binding | None]:
+        return use_of_node(config, os.environ)
+
+    def _check_meeting(self, meeting: Rendezvous, timeout_s: float) -> None:
+        meeting.check(timeout_s)
+
+    def _command(
+        self, run: RunDir, meeting: Rendezvous, nproc: int, max_restarts: int
+    ) -> list[str]:
+        return torchrun_command(run.path, meeting, str(nproc), max_restarts)
 
     def _supervise(
         self,
@@ -110,7 +126,9 @@ class NodeTask:
         log_path = run.logs / f"node-{meeting.node_rank:03d}.log"
         with open(log_path, "ab") as log:
             start, look_at = log.tell(), 0.0
-            self._torchrun = process.start(command, env=environment, stdout=log, stderr=log)
+            self._torchrun = process.start(
+                command, env=environment, stdout=log, stderr=log, pass_fds=self._pass_fds
+            )
             while (code := poll(self._torchrun)) is None:
                 if time.monotonic() >= look_at:  # not every node at the shared files all the time
                     look_at = time.monotonic() + _LOOK_EVERY_S
@@ -267,14 +285,31 @@ def meeting_point(job: JobConfig, environment: Mapping[str, str]) -> Rendezvous:
     return meeting
 
 
+def use_of_node(
+    config: RunConfig, environment: Mapping[str, str]
+) -> tuple[Profile, ccl.Binding | None]:
+    """How a run uses this node, and oneCCL's binding if that does the collectives.
+
+    Raises:
+        UsageError: the node cannot serve what was asked for.
+    """
+    here = hardware.detect(environment)
+    profiles.check_precision(here, config.train.precision)
+    binding = ccl.choose(config.train.backend, bool(here.gpus))
+    part = None
+    if LOCAL_NODE in environment:
+        part = (int(environment[LOCAL_NODE]), config.job.nodes)
+    return profiles.choose(here, config.job, uses_ccl=binding is not None, part=part), binding
+
+
 def training_environment(
-    profile: NodeProfile, nproc: int, meeting: Rendezvous, environment: Mapping[str, str]
+    profile: Profile, meeting: Rendezvous, environment: Mapping[str, str]
 ) -> dict[str, str]:
     """The environment of torchrun and its processes.
 
     What the user has set in the environment wins over what is found here, but not over flags.
     """
-    found = profile.environment(nproc)
+    found = profiles.merge(profile.settings(), environment)
     found["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_STOP_TIMEOUT_S)
     # torchrun's agents keep one store for all restarts, and its old keys: restarted ranks may read
     # the addresses of those that died. Without sharing, every restart has a store of its own.
@@ -290,9 +325,9 @@ def training_environment(
 
 
 def torchrun_command(
-    run_dir: Path, meeting: Rendezvous, nproc: str, max_restarts: int
+    run_dir: Path, meeting: Rendezvous, nproc: str, max_restarts: int, nodes: str | None = None
 ) -> list[str]:
-    """The torchrun command of a node."""
+    """The torchrun command of a node; `nodes` where their number may change, as in 2:4."""
     # torch matches host names to find the host of the store, which fails where the fabric's name
     # differs from the host's own: say it.
     conf = {
@@ -302,7 +337,7 @@ def torchrun_command(
     }
     return [
         sys.executable, "-m", "slurmft.torchrun",
-        "--nnodes", str(len(meeting.hosts)),
+        "--nnodes", nodes or str(len(meeting.hosts)),
         "--nproc-per-node", nproc,
         "--rdzv-backend", "c10d",
         "--rdzv-endpoint", f"{meeting.head}:{meeting.port}",

@@ -18,12 +18,14 @@ def die_with_parent(sig: int = signal.SIGKILL) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, sig)
 
 
-def start(command: Sequence[str], **kwargs: Any) -> subprocess.Popen[bytes]:
-    """Starts a child that is killed when this process ends, by SIGKILL too."""
+def start(
+    command: Sequence[str], death: int = signal.SIGKILL, **kwargs: Any
+) -> subprocess.Popen[bytes]:
+    """Starts a child that gets the signal `death` when this process ends, by SIGKILL too."""
     parent = os.getpid()
 
     def before_exec() -> None:
-        die_with_parent()
+        die_with_parent(death)
         if os.getppid() != parent:  # the parent ended before the request
             os._exit(1)
 

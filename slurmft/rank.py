@@ -16,10 +16,11 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurmft import heartbeat, locks, process, signals
+from slurmft import hardware, heartbeat, locks, process, profiles, signals
 from slurmft.errors import Exit, SlurmftError
 from slurmft.rundir import RunDir
 
@@ -48,6 +49,7 @@ def main(argv: list[str]) -> int:
         (folder / f"pid-{rank}").write_text(str(os.getpid()))
     training: Any = None
     try:
+        bind(os.environ)
         locks.install(run.load_config().job.file_locks)
         from slurmft.train import Training
 
@@ -62,6 +64,26 @@ def main(argv: list[str]) -> int:
         if training is not None:
             training.saver.wait(_LAST_SAVE_S)
         return code
+
+
+def bind(environment: Mapping[str, str]) -> None:
+    """Keeps this process, and the threads that it will start, on its cores (`profiles.CORES`).
+
+    Raises:
+        SlurmftError: the kernel does not allow it.
+    """
+    lists = environment.get(profiles.CORES)
+    if lists is None:
+        return
+    mine = lists.split(";")[int(environment["LOCAL_RANK"])]
+    try:
+        os.sched_setaffinity(0, hardware.numbers(mine))
+    except OSError as error:
+        raise SlurmftError(
+            f"cannot bind this rank to the cores {mine}: {error.strerror}",
+            f"cores that it may use: {hardware.as_list(os.sched_getaffinity(0))}; unset "
+            f"{profiles.CORES}, or set it to lists of these",
+        ) from None
 
 
 def node_folder() -> Path | None:

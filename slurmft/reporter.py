@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import math
 import os
 import platform
 import resource
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import slurmft
+from slurmft import hardware, profiles
 from slurmft.clock import PhaseClock
 from slurmft.data import Batch
 from slurmft.dist import World
@@ -77,6 +80,12 @@ class Reporter:
             "total_steps": self.plan.total_steps,
         }
         self._tell({"event": "start"} | self._facts)
+        for rank in ranks:
+            if stray := set(rank["cores"]) - set(rank["cores_asked"] or rank["cores"]):
+                self.warn(
+                    f"rank {rank['rank']} on {rank['host']} also runs on the cores "
+                    f"{hardware.as_list(stray)}, which are not its own"
+                )
 
     def resumed(self, name: str, step: int, changes: list[str]) -> None:
         """Records that the run goes on from a checkpoint, and what is not as it was."""
@@ -243,8 +252,23 @@ def describe_rank(world: Any) -> dict[str, Any]:
         "device": gpu or cpu_model(),
         "threads": torch.get_num_threads(),
         "cores": sorted(os.sched_getaffinity(0)),
+        "cores_asked": cores_asked(os.environ),
         "kernel": platform.release(),
-    }
+    } | (describe_node() if world.local_rank == 0 else {})
+
+
+def cores_asked(environment: Mapping[str, str]) -> list[int] | None:
+    """The cores that this rank was to be bound to; None: it was not."""
+    lists = environment.get(profiles.CORES)
+    if lists is None:
+        return None
+    return hardware.numbers(lists.split(";")[int(environment["LOCAL_RANK"])])
+
+
+def describe_node() -> dict[str, Any]:
+    """What the node gives this job."""
+    found = dataclasses.asdict(hardware.detect(os.environ))
+    return {"hardware": found | {"cpus": [cpu["number"] for cpu in found["cpus"]]}}
 
 
 def cpu_model() -> str:

@@ -46,19 +46,21 @@ class RunDir:
         self.checkpoints = path / "checkpoints"
         self.attempt = path / "attempt.json"
         self.started = path / "started.json"
+        self.meeting = path / "meeting.json"
         self.submitit = path / "submitit"
+        self.script = self.submitit / "job.sh"
 
     @classmethod
-    def create(cls, config: RunConfig) -> RunDir:
+    def create(cls, config: RunConfig, mark: str = "") -> RunDir:
         """Makes the directory of a new run and writes its configuration.
 
-        Its name is task, time and a random part: runs-dir/emotion-20261120-093012-a1b2.
+        Its name is task, time and a mark, or a random part: runs-dir/emotion-20261120-093012-a1b2.
 
         Raises:
             UsageError: the folder cannot be made or written to.
         """
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        name = f"{config.train.task}-{stamp}-{secrets.token_hex(2)}"
+        name = f"{config.train.task}-{stamp}-{mark or secrets.token_hex(2)}"
         run = cls(Path(config.job.runs_dir) / name)
         try:
             for folder in (run.path, run.logs, run.failures, run.submitit):
@@ -84,6 +86,13 @@ class RunDir:
         if not run.config.is_file():
             raise UsageError(f"{str(path)!r} is no run directory: it has no {run.config.name}")
         return run
+
+    @classmethod
+    def of_job(cls, runs_dir: str, mark: str) -> RunDir | None:
+        """The newest run that was created with its job's id as its mark; None: there is none."""
+        found = [cls(path) for path in Path(runs_dir).glob(f"*-{mark}")]
+        runs = [run for run in found if (read_json(run.job) or {}).get("id") == mark]
+        return max(runs, key=lambda run: run.job.stat().st_mtime, default=None)
 
     def load_config(self) -> RunConfig:
         """The configuration that the login node wrote."""

@@ -159,6 +159,20 @@ def job_name(environment: Mapping[str, str]) -> str:
     return f"{array}_{task}" if array and task else environment["SLURM_JOB_ID"]
 
 
+def job_request(job: str) -> dict[str, str]:
+    """What a job asked for, by scontrol's names."""
+    return parse_job_request(_call("scontrol", "show", "job", job))
+
+
+def parse_job_request(text: str) -> dict[str, str]:
+    """From `scontrol show job`: but for lines with free text, in which anything may stand."""
+    free = ("JobId=", "Command=", "WorkDir=", "Comment=", "AdminComment=", "StdErr=", "StdIn=")
+    lines = (line.strip() for line in text.splitlines())
+    words = [w for line in lines if not line.startswith((*free, "StdOut=")) for w in line.split()]
+    pairs = dict(word.split("=", 1) for word in words if "=" in word)
+    return {k: v for k, v in pairs.items() if v not in ("", "(null)", "N/A")}
+
+
 def requeue(job: str, exclude: Sequence[str] = ()) -> str | None:
     """Sends a running job back to the queue, to run on other hosts than those given.
 
@@ -190,13 +204,16 @@ def requeue(job: str, exclude: Sequence[str] = ()) -> str | None:
     return None
 
 
-def srun_command(nodes: int, options: Sequence[str], program: Sequence[str]) -> list[str]:
-    """An srun with one small task on each node: within the allocation that we are in, or in one of
-    its own, for which it waits in the queue."""
+def srun_command(
+    nodes: int, options: Sequence[str], program: Sequence[str], whole: bool = False
+) -> list[str]:
+    """An srun with one task on each node: within the allocation that we are in, or in one of its
+    own, for which it waits in the queue. Tasks are small, or have the whole of their node."""
     inside = "SLURM_JOB_ID" in os.environ
     where = ["--overlap"] if inside else ["--job-name=slurmft-doctor", *options]
     size = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    return ["srun", "--quiet", "--kill-on-bad-exit=1", *size, "--cpus-per-task=1", *where, *program]
+    size += ["--exclusive"] if whole and not inside else [] if whole else ["--cpus-per-task=1"]
+    return ["srun", "--quiet", "--kill-on-bad-exit=1", *size, *where, *program]
 
 
 def allocated_nodes() -> int | None:

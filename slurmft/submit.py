@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import slurmft
-from slurmft import launchers, recipes, slurm
+from slurmft import ccl, container, hardware, launchers, profiles, recipes, slurm
 from slurmft.cli import Parser, add_options, given
 from slurmft.config import (
     JobConfig,
@@ -34,6 +34,7 @@ from slurmft.sources import localize
 WHERE = {
     "slurm": "to Slurm: {} node(s)",
     "local": "on this machine, without Slurm: {} simulated node(s)",
+    "mpirun": "to mpirun: {} node(s)",
 }
 
 EXAMPLES = """\
@@ -43,6 +44,8 @@ examples:
   slurmft submit --nodes 4 --task emotion --data /gpfs/emotion --model /gpfs/distilbert \\
       --partition gpu --gpus-per-node 4 --time 30 --setup "module load cuda"
   slurmft submit --nodes 4 --recipe spr-squad --follow  a published setting
+  slurmft submit --nodes 4 --container /gpfs/images/torch.sif --follow
+  slurmft submit --cluster mpirun --hostfile hosts --nodes 4 --nproc-per-node 2 --follow
   slurmft submit --nodes 4 --dry-run                    show what would be submitted
 
 Defaults of your site go to ~/.config/slurmft/site.toml (or the file that $SLURMFT_SITE names):
@@ -59,6 +62,10 @@ examples:
 """
 
 
+_PATHS = ("runs_dir", "hostfile", "container")
+"""Options of a job that are paths: it may start in another folder."""
+
+
 def parser() -> Parser:
     """The command line of `slurmft submit`."""
     made = Parser(
@@ -67,6 +74,9 @@ def parser() -> Parser:
         epilog=EXAMPLES,
     )
     made.add_argument("--dry-run", action="store_true", help="show what would run; submit nothing")
+    made.add_argument(
+        "--create", action="store_true", help="write the run directory, print its path; no job"
+    )
     made.add_argument("--follow", action="store_true", help="stream progress until the job ends")
     add_options(made, TrainConfig, "what to train")
     add_options(made, JobConfig, "where to run it")
@@ -81,8 +91,13 @@ def configure(flags: dict[str, Any]) -> RunConfig:
     """
     values = recipes.fill(merge(site_defaults(), flags))
     job = build(JobConfig, values)
-    job = dataclasses.replace(job, runs_dir=str(Path(job.runs_dir).expanduser().absolute()))
+    paths: dict[str, Any] = {k: absolute(v) for k in _PATHS if (v := getattr(job, k)) is not None}
+    job = dataclasses.replace(job, **paths)
     return RunConfig(train=localize(build(TrainConfig, values)), job=job)
+
+
+def absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
 
 
 def merge(site: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
@@ -131,23 +146,46 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def dry_run(config: RunConfig, cluster: str) -> str:
-    """What would be submitted: configuration, job, and the torchrun command of the first node."""
+    """What would be submitted: configuration, job, and the command of the first node."""
     run = RunDir(Path(config.job.runs_dir) / f"{config.train.task}-<time>-<random>")
-    nproc = str(config.job.nproc_per_node or "$NPROC")
-    command = shlex.join(
-        torchrun_command(run.path, placeholder(config, cluster), nproc, config.job.max_restarts)
-    )
     return "\n".join(
         (
             f"# configuration, written to {run.config}",
             config.to_json(),
             launchers.get(cluster).plan(config, run),
-            "# each node's task then runs (here: the first node's; NPROC: its GPUs or CPU sockets)",
-            re.sub(r"'([^' ]*\$[^' ]*)'", r'"\1"', command),  # variables, not literal text
+            *([] if cluster == "mpirun" else node_command(config, run, cluster)),
+            "",
+            *node_variables(config),
             "",
             "dry run: nothing was submitted",
         )
     )
+
+
+def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
+    """The torchrun command, with its title."""
+    nproc = str(config.job.nproc_per_node or "$NPROC")
+    command = shlex.join(
+        torchrun_command(run.path, placeholder(config, cluster), nproc, config.job.max_restarts)
+    )
+    return [
+        "# each node's task then runs (here: the first node's; NPROC: its GPUs or CPU sockets)",
+        re.sub(r"'([^' ]*\$[^' ]*)'", r'"\1"', command),  # variables, not literal text
+    ]
+
+
+def node_variables(config: RunConfig) -> list[str]:
+    """The variables of the training processes and their reasons, on a node like this machine."""
+    title = (
+        "# variables of the processes, on a node like this machine (slurmft doctor node: others)"
+    )
+    try:
+        here = hardware.detect(os.environ)
+        uses_ccl = ccl.choose(config.train.backend, bool(here.gpus)) is not None
+        profile = profiles.choose(here, config.job, uses_ccl=uses_ccl)
+    except SlurmftError as error:
+        return [f"# {config.job.profile}: to be decided on the nodes; not here: {error.message}"]
+    return [f"{title}: {profile.name}", *profiles.describe(profile, os.environ)]
 
 
 def placeholder(config: RunConfig, cluster: str) -> Rendezvous:
@@ -186,10 +224,14 @@ def main(argv: list[str]) -> int:
     flags = given(arguments, [*options(TrainConfig), *options(JobConfig)])
     config = configure(flags)
     cluster = launchers.choose(config.job.cluster)
+    container.check(config.job, cluster)
     if arguments.dry_run:
         print(dry_run(config, cluster))
         return Exit.OK
     config = dataclasses.replace(config, submission=provenance("submit", argv))
+    if arguments.create:
+        print(RunDir.create(config).path)
+        return Exit.OK
     run = submit(config, cluster)
     print(f"job {launchers.job_of(run)[1]} submitted {WHERE[cluster].format(config.job.nodes)}")
     print(f"run directory: {run.path}", flush=True)
@@ -232,6 +274,7 @@ def resume(run: RunDir, flags: dict[str, Any], argv: list[str]) -> str:
         )
     job = dataclasses.replace(old.job, **flags)
     again = [*old.submission.get("resumed", []), provenance("resume", argv)]
+    container.check(job, launchers.choose(job.cluster))
     config = dataclasses.replace(old, job=job, submission=old.submission | {"resumed": again})
     write_text(run.config, config.to_json())
     launcher = launchers.get(launchers.choose(job.cluster))

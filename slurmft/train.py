@@ -24,8 +24,17 @@ import torch
 from accelerate import Accelerator
 from transformers.utils.logging import disable_progress_bar
 
-from slurmft import caches, dist, metrics, tasks
-from slurmft.checkpoint import Saver, Snapshot, Tensors, prune, read_newest, remove_leftovers
+from slurmft import caches, dist, hardware, ipex, metrics, tasks
+from slurmft.checkpoint import (
+    BadCheckpointError,
+    Saver,
+    Snapshot,
+    Tensors,
+    prune,
+    read_newest,
+    remove_leftovers,
+)
+from slurmft.checkpoint import read as read_checkpoint
 from slurmft.clock import PhaseClock
 from slurmft.config import TrainConfig, duration_s
 from slurmft.data import TARGETS, TokenData, epoch_order, share, share_sizes
@@ -34,7 +43,6 @@ from slurmft.errors import Exit, SlurmftError
 from slurmft.heartbeat import Heart
 from slurmft.plan import Plan
 from slurmft.preempt import Boundary, StopAgreed
-from slurmft.profiles import NodeProfile
 from slurmft.reporter import Reporter
 from slurmft.rundir import RunDir, current_attempt, write_folder
 from slurmft.signals import StopRequest
@@ -112,11 +120,14 @@ class Training:
         )
 
         stop.before_exit = lambda: self.saver.wait(_LAST_SAVE_S)
+        self._fetch_model()
         seed_everything(self.config.seed)
-        model = self._load_model()
+        model = self.task.model(self.data)
         self.parameters = sum(p.numel() for p in model.parameters())
         # A fused optimizer skips fp16's overflowing steps by itself: the schedule would not know.
         optimizer = make_optimizer(model, self.config, fused=precision != "fp16")
+        if self.config.ipex:
+            model, optimizer = ipex.optimize(model, optimizer)
         self.bare_optimizer = optimizer
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.bare_model = self.accelerator.unwrap_model(self.model)
@@ -134,12 +145,11 @@ class Training:
             return None
         return caches.settle_locks(self.world, caches.hub_cache())
 
-    def _load_model(self) -> Any:
-        """The model; of one from the hub, one rank for each cache fetches the files first."""
+    def _fetch_model(self) -> None:
+        """Lets one rank for each cache fetch the model's files from the hub; all load them then."""
         if needs_hub(self.config):
             leads = caches.leads(self.world, caches.hub_cache())
             self.world.on_some(leads, lambda: self.task.model(self.data))
-        return self.task.model(self.data)
 
     # --- the run ----------------------------------------------------------------------------------
 
@@ -160,6 +170,8 @@ class Training:
             self._stop(str(agreed))
             return True
         self.heart.beat(self.position.step, "save")
+        if self.config.early_stopping and self.position.since_best:
+            self._return_to_best()
         self.world.on_main(self._save_model)
         self.reporter.finish(self.position.step, self.position.metrics)
         self.world.on_main(self._leave_best_checkpoint)
@@ -510,6 +522,25 @@ class Training:
         self.world.on_main(save)
         dist.leave()
 
+    def _return_to_best(self) -> None:
+        """Weights (of the main rank, which saves them) and metrics of the best evaluation."""
+        best: Snapshot | None = None
+
+        def read() -> None:
+            nonlocal best
+            self.saver.wait()
+            self._pass_on_warnings()
+            try:
+                best = read_checkpoint(self.run_dir.checkpoints / str(self.saver.best))
+            except (OSError, BadCheckpointError) as error:
+                self.reporter.warn(f"the model is the last one, not the best: {error}")
+            else:
+                self.bare_model.load_state_dict(best.tensors["model"])
+
+        self.world.on_main(read)
+        metrics = best.state["position"]["metrics"] if best else self.position.metrics
+        self.position.metrics = self.world.share_object(metrics)
+
     def _leave_best_checkpoint(self) -> None:
         """A finished run keeps one checkpoint: the best, if it could be saved."""
         self.saver.wait()
@@ -585,9 +616,7 @@ def choose_precision(asked: str, world: World) -> str:
     if asked != "auto":
         return asked
     native = (
-        torch.cuda.is_bf16_supported(False)
-        if on_gpu
-        else NodeProfile.detect(os.environ).native_bf16
+        torch.cuda.is_bf16_supported(False) if on_gpu else hardware.detect(os.environ).native_bf16
     )
     if all(world.all_values(float(native))):
         return "bf16"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -148,3 +149,4 @@ if __name__ == "__main__":
     check_files(world, Path(sys.argv[1]) / "it's metrics")
     dist.leave()
     print(f"rank {world.rank} done\n", end="")  # in one write: torchrun starts python -u
+    os._exit(0)  # as ranks do: threads of the process group may not end in order

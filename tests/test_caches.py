@@ -72,7 +72,7 @@ def test_shared_and_node_local_caches_on_slurm(
     # What was measured at the start is there for the next run.
     record = json.loads(next((tmp_path / "cache").rglob("*.json")).read_text())
     assert record["primitive"] == "lockf"
-    assert record["findings"]["flock"]["between_nodes"] is False
+    assert record["findings"]["lockf"]["between_nodes"]
 
     folders = [tmp_path / "node a", tmp_path / "node b", tmp_path / "common"]
     for folder in folders:

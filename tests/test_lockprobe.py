@@ -45,16 +45,17 @@ def agents(*folders: Path, timeout_s: float = 20) -> Iterator[Ask]:
 
 def test_between_two_nodes(two_nodes: tuple[Path, Path]) -> None:
     with agents(*two_nodes) as ask:
-        assert lockprobe.same_folder(ask, 2)
-        found = lockprobe.measure(ask, 2)
-        quick = lockprobe.measure(ask, 2, thorough=False)
-        ask(0, "clear")
+        found = lockprobe.probe(ask, 2, NFS)
+        quick = lockprobe.probe(ask, 2, NFS, thorough=False)
+    assert found
+    assert quick
     good = [name for name, finding in found.items() if finding.good]
     assert found["flock"].between_nodes is False
     assert found["flock"].on_node
     assert good[:2] == ["lockf", "ofd"]
+    assert all(finding.cost_us for finding in found.values())
     assert found["soft"].excludes
-    assert list(quick) == ["flock", "lockf"]
+    assert list(quick) == ["lockf"]
     assert lockprobe.choose(found, NFS) == lockprobe.choose(quick, NFS) == "lockf"
     assert not list(two_nodes[0].glob(".slurmft-*"))
 
@@ -62,7 +63,8 @@ def test_between_two_nodes(two_nodes: tuple[Path, Path]) -> None:
 @pytest.mark.usefixtures("two_nodes")  # it says what is missing
 def test_locks_that_outlive_their_process_are_found(tmp_path: Path) -> None:
     with TwoNodes(tmp_path, leak_ofd=True) as two, agents(*two.nodes) as ask:
-        found = lockprobe.measure(ask, 2)
+        found = lockprobe.probe(ask, 2, NFS)
+    assert found
     assert found["ofd"].excludes
     assert found["ofd"].on_kill is False
     assert lockprobe.choose(found, NFS) == "lockf"
@@ -73,13 +75,14 @@ def test_folders_that_only_have_the_same_name(tmp_path: Path) -> None:
     for folder in folders:
         folder.mkdir()
     with agents(*folders) as ask:
-        assert not lockprobe.same_folder(ask, 2)
+        assert lockprobe.probe(ask, 2, NFS) is None
 
 
 @pytest.mark.parametrize(
     ("found", "choice"),
     [
-        ({"flock": GOOD, "lockf": GOOD}, "flock"),
+        ({"flock": GOOD, "lockf": GOOD}, "lockf"),  # as processes use that know of no measurement
+        ({"flock": GOOD, "lockf": LOCAL}, "flock"),
         ({"flock": LOCAL, "lockf": LEAVES_BEHIND, "ofd": GOOD}, "ofd"),
         ({"flock": Finding(error="No locks available"), "soft": LEAVES_BEHIND}, "soft"),
         ({"flock": Finding(on_node=True, on_unlock=True)}, "lockf"),  # one node cannot know
@@ -95,9 +98,42 @@ def test_nothing_holds() -> None:
     assert "HF_HOME" in str(error.value.hint)
 
 
-def test_folder_that_takes_no_lock(tmp_path: Path) -> None:
-    with agents(tmp_path / "gone", tmp_path / "gone") as ask:
-        found = lockprobe.measure(ask, 2)
+def test_two_probes_of_one_folder_do_not_disturb_each_other(two_nodes: tuple[Path, Path]) -> None:
+    """Array tasks start together."""
+    with agents(*two_nodes) as one, agents(*two_nodes) as other:
+        turns = iter(range(10**6))
+
+        def ask(agent: int, *what: str) -> str:
+            if next(turns) % 3 == 2:  # the other one begins, measures and clears up meanwhile
+                assert lockprobe.probe(other, 2, NFS, thorough=False)
+            return one(agent, *what)
+
+        found = lockprobe.probe(ask, 2, NFS)
+    assert found
+    assert [name for name in found if found[name].good][:2] == ["lockf", "ofd"]
+    assert not list(two_nodes[0].glob(".slurmft-*"))
+
+
+def test_what_others_print_is_no_answer(tmp_path: Path) -> None:
+    """A prolog, a sitecustomize; and half a line is no line."""
+    noise = 'echo "welcome to n1"; exec "$0" "$@"'
+    with Talk(["bash", "-c", noise, *lockprobe.agent_command(tmp_path)], timeout_s=20) as talk:
+        assert json.loads(talk.ask(0, "place"))[1] == filesystem.of(tmp_path).type
+    half = ["bash", "-c", "printf slurmft-; sleep 9"]
+    with Talk(half, timeout_s=0.3) as talk, pytest.raises(ProbeError, match="no answer within"):
+        talk.ask(0, "place")
+
+
+def test_an_srun_that_waits_is_told_to_give_up(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    waits = f'trap "touch {told}; exit" TERM; while :; do sleep 0.05; done'
+    with Talk(["bash", "-c", waits], timeout_s=0.3) as talk, pytest.raises(ProbeError):
+        talk.ask(0, "place")
+    assert told.exists()
+
+
+def test_folder_that_takes_no_lock() -> None:
+    found = {name: Finding(error="No such file or directory") for name in ("flock", "lockf")}
     with pytest.raises(ProbeError, match="holds on nfs4 at /x: No such file or directory"):
         lockprobe.choose(found, NFS)
 
@@ -110,6 +146,15 @@ def test_record_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     found = locks.recorded(here)
     assert found is not None
     assert (found["nodes"], found["findings"]["ofd"]["between_nodes"]) == (3, True)
+
+
+def test_two_users_on_one_file_system_use_one_primitive(two_nodes: tuple[Path, Path]) -> None:
+    """One has measured, the other not."""
+    with agents(two_nodes[0], two_nodes[0]) as ask:  # here flock holds as well
+        found = lockprobe.probe(ask, 2, filesystem.of(two_nodes[0]))
+    assert found
+    assert found["flock"].good
+    assert lockprobe.choose(found, NFS) == locks.default(NFS)
 
 
 def test_an_agent_that_hangs_or_ends_is_told(tmp_path: Path) -> None:
@@ -132,6 +177,9 @@ def test_doctor_on_one_machine(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert "one node cannot know what holds between nodes" in done.out
     assert not (tmp_path / "slurmft").exists()  # nothing recorded
+    found = json.loads(slurmft("doctor", "locks", "--json", str(tmp_path), env=alone).out)
+    assert found["choice"] == locks.default(filesystem.of(tmp_path))
+    assert set(found["findings"]) == {"flock", "lockf", "ofd", "soft"}
     assert slurmft("doctor", "locks", str(tmp_path), "--nodes", "2", env=alone).code == 2
 
 

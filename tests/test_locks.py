@@ -53,9 +53,10 @@ OTHER = """
 import sys, filelock
 from slurmft import locks
 locks.install(sys.argv[2])
+lock = filelock.FileLock(sys.argv[1])
 try:
-    filelock.FileLock(sys.argv[1]).acquire(timeout=0)
-    print("free")
+    lock.acquire(timeout=0)
+    print("free", flush=True)
 except filelock.Timeout:
     print("locked")
 """
@@ -115,27 +116,123 @@ def test_lock_that_vanishes_while_it_is_taken_is_not_held_for_ever(
 
 
 @pytest.mark.usefixtures("unshimmed")
-def test_primitive_may_change_while_a_lock_is_held(tmp_path: Path) -> None:
+def test_primitive_may_change_while_a_lock_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_up: list[str] = []
+    real = locks.unlock
+
+    def unlock(fd: int, primitive: str, held: Any) -> None:
+        given_up.append(primitive)
+        real(fd, primitive, held)
+
+    monkeypatch.setattr(locks, "unlock", unlock)
     locks.install("lockf")
     with filelock.FileLock(tmp_path / "x.lock"):
-        locks.install("ofd")
+        locks.arm("ofd")
+    assert given_up[-1] == "lockf"
     assert other_process(tmp_path / "x.lock", "lockf") == "free"
 
 
 @pytest.mark.usefixtures("unshimmed")
-def test_child_does_not_own_its_parents_lock(tmp_path: Path) -> None:
+def test_acquire_that_is_interrupted_leaves_nothing_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C right after the lock was taken, before filelock knows."""
     locks.install("lockf")
+    path, real = tmp_path / "x.lock", locks.lock
+
+    def interrupted(*arguments: Any) -> Any:
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(locks, "lock", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        filelock.FileLock(path).acquire()
+    monkeypatch.setattr(locks, "lock", real)
+    with filelock.FileLock(path, timeout=0):
+        pass
+
+
+@pytest.mark.parametrize("primitive", ["lockf", "soft"])
+@pytest.mark.usefixtures("unshimmed")
+def test_child_does_not_own_its_parents_lock(primitive: str, tmp_path: Path) -> None:
+    """It cannot take it, does not drop it at its end, and may have it afterwards."""
+    locks.install(primitive)
     path = tmp_path / "x.lock"
-    with filelock.FileLock(path):
+    lock = filelock.FileLock(path)
+    with lock:
+        reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
                 filelock.FileLock(path).acquire(timeout=0)
             except filelock.Timeout:
-                os._exit(0)
+                os.read(reader, 1)  # the parent has given it up
+                with filelock.FileLock(path, timeout=5):
+                    os._exit(0)
             os._exit(1)
-        assert os.waitpid(pid, 0)[1] == 0
-        assert other_process(path, "lockf") == "locked"
+        assert other_process(path, primitive) == "locked"
+    os.write(writer, b"x")
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+FORK = """
+import os, sys, threading, filelock
+from slurmft import locks
+locks.install("lockf")
+entered, leave = threading.Event(), threading.Event()
+def hold():
+    with locks._shim.mutex:  # in the middle of an acquire
+        entered.set()
+        leave.wait()
+thread = threading.Thread(target=hold)
+thread.start()
+entered.wait()
+pid = os.fork()
+if pid == 0:
+    with filelock.FileLock(sys.argv[1], timeout=5):
+        os._exit(0)
+leave.set()
+thread.join()
+assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
+def test_fork_while_another_thread_locks(tmp_path: Path) -> None:
+    python(FORK, str(tmp_path / "x.lock"))
+
+
+RELEASE = """
+import os, sys, threading, filelock
+from slurmft import locks
+locks.install("lockf")
+path = sys.argv[1]
+first, second = filelock.FileLock(path), filelock.FileLock(path)
+close, taken = os.close, threading.Event()
+def slow_close(fd):
+    if fd in fds:  # between the unlock and the close of the first
+        taken.wait(0.5)
+    close(fd)
+first.acquire()
+fds = list(locks._shim.held)
+os.close = slow_close
+def take():
+    second.acquire(timeout=5)
+    taken.set()
+thread = threading.Thread(target=take)
+thread.start()
+first.release()
+thread.join()
+child = "import sys, fcntl; fcntl.lockf(open(sys.argv[1], 'r+'), 6)"
+import subprocess
+code = subprocess.run([sys.executable, "-c", child, path], stderr=subprocess.DEVNULL).returncode
+assert code != 0, "the close of the first has dropped the lock of the second"
+"""
+
+
+def test_release_does_not_drop_a_lock_that_another_thread_takes_meanwhile(tmp_path: Path) -> None:
+    python(RELEASE, str(tmp_path / "x.lock"))
 
 
 # --- who is covered -------------------------------------------------------------------------------
@@ -212,10 +309,34 @@ assert not locks._shim.held
 """
 
 
+SOFT = """
+import os, sys, threading, filelock
+from slurmft import locks
+locks.install("soft")
+assert filelock.__file__.startswith(sys.argv[1]), filelock.__file__
+path = sys.argv[1] + "/soft.lock"
+lock = filelock.FileLock(path)
+lock.acquire()
+pid = os.fork()
+if pid == 0:
+    del lock
+    sys.exit(0)
+os.waitpid(pid, 0)
+try:
+    filelock.FileLock(path).acquire(timeout=0)
+    raise SystemExit("the end of a child has dropped its parent's lock")
+except filelock.Timeout:
+    pass
+lock.release()
+filelock.FileLock(path).acquire(timeout=0)
+"""
+
+
 @pytest.mark.parametrize("version", ["3.4.0", "3.12.4", "3.20.3", "4.0.0"])
 def test_versions_of_filelock(version: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     folder = wheel(f"filelock=={version}", tmp_path, request)
     python(VERSION, str(folder), PYTHONPATH=str(folder))
+    python(SOFT, str(folder), PYTHONPATH=str(folder))
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
@@ -348,6 +469,21 @@ def test_default_by_file_system(path: str, kind: str, primitive: str) -> None:
     assert locks.default(found) == primitive
 
 
+def test_odd_mounts() -> None:
+    odd = MOUNTS + "\n33 22 0:29 / /x\u2028y rw - nfs server:/z rw\n"
+    assert filesystem.find(odd, "/x\u2028y/z").type == "nfs"
+    nothing_over_it = "31 30 0:27 / /home rw - gpfs fs1 rw\n"  # the root of a chroot
+    assert locks.default(filesystem.find(nothing_over_it, "/usr")) == "lockf"
+
+
+def test_no_home_is_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    def expanduser(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", expanduser)
+    assert locks.primitive_for("/proc") == "lockf"
+
+
 def test_record_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     here = filesystem.of(tmp_path)
@@ -409,6 +545,12 @@ def test_a_sites_own_sitecustomize_is_not_lost(tmp_path: Path) -> None:
     script = "import filelock; from slurmft import locks; print(locks.installed())"
     assert python(script, **variables) == "the site\nlockf\n"
     assert locks.environment("lockf", variables) == variables  # not once more for each child
+
+
+def test_a_bad_primitive_does_not_hide_the_sites_own(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('the site')")
+    variables = locks.environment("lokf", {"PYTHONPATH": str(tmp_path)})
+    assert python("", **variables) == "the site\n"
 
 
 def test_module_and_exit_code(tmp_path: Path) -> None:

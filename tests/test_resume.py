@@ -214,3 +214,39 @@ def test_attempt_that_was_superseded_ends(
     assert job.end()[0] == 1
     assert_gone(job.run)
     assert "a later attempt" in (job.run.logs / "task-000.log").read_text()
+
+
+def test_early_stopping_keeps_the_best_model(
+    tmp_path: Path, tiny_data: Path, tiny_model: Path
+) -> None:
+    """Also after a resume in between: a rate so high that the weights only get worse."""
+    flags = (*emotion(tiny_data, tiny_model), "--precision", "fp32", "--epochs", "30")
+    flags += ("--batch-size", "8", "--learning-rate", "0.05", "--early-stopping", "3")
+    job = Following("--cluster", "local", *flags, "--runs-dir", str(tmp_path))
+    job.until("epoch 1 done")
+    pids = rank_pids(job.run)
+    for pid in pids:  # or it might have ended before it is cancelled
+        os.kill(pid, signal.SIGSTOP)
+    assert slurmft("cancel", str(job.run.path)).code == 0
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    code, text = job.end()
+    assert code == 5, text
+    done = slurmft("resume", "--follow", str(job.run.path))
+    assert done.code == 0, done.err
+    epochs = records(job.run, "epoch")
+    values = [r["metrics"]["accuracy"] for r in epochs]
+    best = max(range(len(values)), key=lambda i: (values[i], -i))
+    assert len(values) == best + 1 + 3
+    result = json.loads(job.run.result.read_text())
+    assert result["metrics"] == epochs[best]["metrics"]
+    names = [p.name for p in job.run.checkpoints.iterdir()]
+    assert len(names) == 1
+    saved, kept = (
+        load_file(p)
+        for p in (
+            job.run.model / "model.safetensors",
+            job.run.checkpoints / names[0] / "model.safetensors",
+        )
+    )
+    assert all(np.array_equal(saved[name], kept[name]) for name in saved)

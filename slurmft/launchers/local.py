@@ -17,8 +17,8 @@ from pathlib import Path
 from slurmft import attempt, launchers, process, rendezvous, signals
 from slurmft.config import RunConfig, time_limit_min
 from slurmft.errors import Exit, SlurmftError, UsageError
+from slurmft.hardware import visible_gpus
 from slurmft.node import LOCAL_NODE
-from slurmft.profiles import NodeProfile
 from slurmft.rundir import ATTEMPT, RunDir, read_json, write_json, write_text
 from slurmft.slurm import JobState
 
@@ -133,15 +133,20 @@ def submit(config: RunConfig, run: RunDir) -> str:
     Raises:
         UsageError: fewer GPUs than simulated nodes.
     """
-    import submitit
-
-    gpus = NodeProfile.detect(os.environ).gpus
+    gpus = visible_gpus(os.environ)
     if 0 < len(gpus) < config.job.nodes:
         raise UsageError(
             f"--nodes {config.job.nodes} simulated nodes, but this machine has {len(gpus)} GPU(s)",
             f"use --nodes {len(gpus)}, or hide the GPUs: CUDA_VISIBLE_DEVICES= slurmft submit ...",
         )
     os.environ[_GPUS] = ",".join(gpus)
+    return start(config, run, LocalNodes(str(run.path)))
+
+
+def start(config: RunConfig, run: RunDir, job: LocalNodes) -> str:
+    """Starts a job on this machine, in the background; returns its id, its process id."""
+    import submitit
+
     _pid_file(run).unlink(missing_ok=True)  # of the job before, where this is a resume
     script = run.submitit / "setup.sh"
     write_text(script, "\n".join(["set -e", *config.job.setup, "set +e", 'exec "$@"', ""]))
@@ -164,7 +169,7 @@ def submit(config: RunConfig, run: RunDir) -> str:
     executor.update_parameters(
         timeout_min=limit_min, signal_delay_s=config.job.lead_s, setup=detach
     )
-    return str(executor.submit(LocalNodes(str(run.path))).job_id)
+    return str(executor.submit(job).job_id)
 
 
 def never_starts(job_id: str) -> str | None:

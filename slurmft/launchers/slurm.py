@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from slurmft import attempt, launchers, slurm
+from slurmft import attempt, container, launchers, slurm
 from slurmft.config import JobConfig, RunConfig, options
 from slurmft.errors import Exit, SlurmftError
 from slurmft.node import NodeTask
@@ -20,19 +20,34 @@ from slurmft.slurm import JobState
 
 def sbatch_text(config: RunConfig, run: RunDir) -> str:
     """The sbatch script of a run."""
+    options = all_options(config, run)
+    program = [sys.executable, "-u", "-m", "submitit.core._submit", str(run.submitit)]
+    lines = ["#!/bin/bash", "", *(f"#SBATCH {_option(k, v, shlex.quote)}" for k, v in options), ""]
+    return "\n".join([*lines, *job_lines(config, run, program)]) + "\n"
+
+
+def inside_text(config: RunConfig, run: RunDir) -> str:
+    """What a job runs that was submitted without us: the same, but nothing is pickled."""
+    program = [sys.executable, "-u", "-m", "slurmft.node", str(run.path)]
+    return "\n".join(["#!/bin/bash", *job_lines(config, run, program)]) + "\n"
+
+
+def job_lines(config: RunConfig, run: RunDir, program: list[str]) -> list[str]:
+    """The shell lines of a job, which Slurm runs on its first node; `program` is a node's task."""
     python, path = shlex.quote(sys.executable), shlex.quote(str(run.path))
     log = f"{run.submitit}/%j_%t_log"
     # sbatch may have kept the environment of the submission from this script (--export=NONE).
     srun = ["srun", "--export=ALL", "--unbuffered", "--kill-on-bad-exit=1", "--wait=60"]
     srun += ["--open-mode=append"]
     srun += ["--output", f"{log}.out", "--error", f"{log}.err"]
-    options = all_options(config, run)
-    lines = ["#!/bin/bash", "", *(f"#SBATCH {_option(k, v, shlex.quote)}" for k, v in options), ""]
+    lines: list[str] = []
     if config.job.setup:
         lines += ["set -e", *config.job.setup, "set +e"]
     if config.job.cpus_per_task:
         lines += ["# srun takes no --cpus-per-task from sbatch since Slurm 22.05"]
         lines += ['export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"']
+    if config.job.container and (caches := container.caches()):
+        lines += [shlex.join(["mkdir", "-p", *caches])]
     lines += [
         "# this script runs on the first node, where the others will meet",
         f"found=$({python} -m slurmft.attempt begin {path}); code=$?",
@@ -40,10 +55,10 @@ def sbatch_text(config: RunConfig, run: RunDir) -> str:
         "[ $code = 0 ] || exit $code",
         "export $found SUBMITIT_EXECUTOR=slurm",
         "trap : USR2 TERM  # bash waits for srun: the last line decides",
-        f"{shlex.join(srun)} {python} -u -m submitit.core._submit {shlex.quote(str(run.submitit))}",
+        shlex.join([*srun, *container.wrap(config, run, program)]),
         f'exec {python} -m slurmft.attempt end {path} "$?"',
     ]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def all_options(config: RunConfig, run: RunDir) -> list[tuple[str, str | None]]:

@@ -10,12 +10,12 @@ _here = os.path.dirname(os.path.abspath(__file__))
 
 
 def _arm() -> None:
+    if sys.version_info < (3, 11):  # noqa: UP036 - any Python may find this file
+        return  # that of some tool, which does not touch our caches
     package = os.path.dirname(os.path.dirname(_here))
     sys.path.append(package)
     try:
         from slurmft import locks
-    except (ImportError, SyntaxError):
-        return  # too old a Python: that of some tool, which does not touch our caches
     finally:
         sys.path.remove(package)
     locks.arm(os.environ.get(locks.VARIABLE, "auto"))
@@ -28,5 +28,7 @@ def _next() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-_arm()
-_next()
+try:
+    _arm()
+finally:
+    _next()

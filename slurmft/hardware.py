@@ -1,0 +1,297 @@
+"""What a node is, and what of it this job may use, as the kernel and Slurm say."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_FLAGS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
+"""CPU flags that decide about precision and profile, the strongest first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cpu:
+    """One logical CPU."""
+
+    number: int
+    socket: int
+    numa: int
+    core: tuple[int, int]
+    """Its physical core: socket, and the core's number there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """One GPU that this process may use."""
+
+    name: str
+    """As CUDA_VISIBLE_DEVICES names it."""
+    model: str = "unknown"
+    capability: float | None = None
+    """Compute capability: 7.0 is Volta, 8.0 Ampere, 9.0 Hopper."""
+    memory_mib: int | None = None
+    near_cpus: tuple[int, ...] = ()
+    """Logical CPUs on its side of the node."""
+
+    @property
+    def precision(self) -> str:
+        """What it computes natively."""
+        if self.capability is None:
+            return "unknown"
+        return "bf16" if self.capability >= 8 else "fp16"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hardware:
+    """What this process may use of its node."""
+
+    host: str
+    model: str
+    """The CPU's name."""
+    vendor: str
+    flags: tuple[str, ...]
+    """Those of the CPU's flags that matter."""
+    cpus: tuple[Cpu, ...]
+    """Logical CPUs in the affinity mask."""
+    machine_cpus: int
+    """Logical CPUs of the whole node."""
+    slurm_cpus: int | None
+    """What Slurm granted, by its own count; None: no job of Slurm."""
+    quota_cpus: float | None
+    """CPUs that the cgroup's quota is worth; None: no quota."""
+    memory_mib: int
+    """What this job may take: the node's, or the cgroup's limit."""
+    gpus: tuple[Gpu, ...]
+    interfaces: tuple[str, ...]
+    """Network interfaces that are up, fabrics first."""
+
+    @property
+    def native_bf16(self) -> bool:
+        """The CPU multiplies bf16 in hardware."""
+        return "avx512_bf16" in self.flags or "amx_bf16" in self.flags
+
+    @property
+    def threads_per_core(self) -> int:
+        return max(1, len(self.cpus) // max(1, len({cpu.core for cpu in self.cpus})))
+
+    @property
+    def cores(self) -> tuple[Cpu, ...]:
+        """One logical CPU of each physical core that is really granted, near ones together."""
+        first: dict[tuple[int, int], Cpu] = {}
+        for cpu in sorted(self.cpus, key=lambda c: (c.socket, c.numa, c.number)):
+            first.setdefault(cpu.core, cpu)
+        limits = [len(first)]
+        if self.slurm_cpus is not None:  # it may count more than the mask shows, or fewer
+            limits.append(max(1, self.slurm_cpus // self.threads_per_core))
+        if self.quota_cpus is not None:
+            limits.append(max(1, int(self.quota_cpus)))
+        return tuple(first.values())[: min(limits)]
+
+    @property
+    def is_whole_node(self) -> bool:
+        """Whether the job has all of the node's CPUs: then no other job is there to disturb."""
+        granted = self.slurm_cpus is None or self.slurm_cpus >= self.machine_cpus
+        return len(self.cpus) == self.machine_cpus and granted
+
+    def places(self, what: str) -> list[tuple[Cpu, ...]]:
+        """The granted cores of each socket, or of each numa node."""
+        found: dict[int, list[Cpu]] = {}
+        for core in self.cores:
+            found.setdefault(getattr(core, what), []).append(core)
+        return [tuple(cores) for _, cores in sorted(found.items())]
+
+
+def detect(environment: Mapping[str, str], root: Path = Path("/")) -> Hardware:
+    """What this node gives.
+
+    Args:
+        environment: CUDA_VISIBLE_DEVICES and Slurm's variables are read from it.
+        root: where /proc and /sys are.
+    """
+    info = _cpuinfo(root)
+    mask = os.sched_getaffinity(0) if root == Path("/") else set(_present(root))
+    granted = environment.get("SLURM_CPUS_PER_TASK") or environment.get("SLURM_CPUS_ON_NODE")
+    return Hardware(
+        host=environment.get("SLURMD_NODENAME") or os.uname().nodename,
+        model=info.get("model name", os.uname().machine),
+        vendor=info.get("vendor_id", "unknown"),
+        flags=tuple(flag for flag in _FLAGS if flag in info.get("flags", "").split()),
+        cpus=tuple(_cpu(root, number) for number in sorted(mask)),
+        machine_cpus=len(_present(root)) or len(mask),
+        slurm_cpus=int(granted) if granted else None,
+        quota_cpus=_quota_cpus(root),
+        memory_mib=_memory_mib(root),
+        gpus=_gpus(environment, root),
+        interfaces=_interfaces(root),
+    )
+
+
+# --- CPUs -----------------------------------------------------------------------------------------
+
+
+def _cpuinfo(root: Path) -> dict[str, str]:
+    """The first processor's lines of /proc/cpuinfo."""
+    found: dict[str, str] = {}
+    for line in (_read(root / "proc/cpuinfo") or "").splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            found.setdefault(key.strip(), value.strip())
+    return found
+
+
+def _present(root: Path) -> list[int]:
+    return numbers(_read(root / "sys/devices/system/cpu/online") or "")
+
+
+def _cpu(root: Path, number: int) -> Cpu:
+    """Where a CPU lies; without sysfs, as in some containers, every CPU is a core of one socket."""
+    folder = root / f"sys/devices/system/cpu/cpu{number}"
+    socket = int(_read(folder / "topology/physical_package_id") or 0)
+    core = _read(folder / "topology/core_id")
+    numa = [path.name.removeprefix("node") for path in folder.glob("node[0-9]*")]
+    return Cpu(
+        number=number,
+        socket=socket,
+        numa=int(numa[0]) if numa else socket,
+        core=(socket, number if core is None else int(core)),
+    )
+
+
+def numbers(text: str) -> list[int]:
+    """The numbers of a list as the kernel writes it: "0-3,8" -> 0, 1, 2, 3, 8."""
+    found: list[int] = []
+    for part in text.strip().split(","):
+        if part:
+            first, _, last = part.partition("-")
+            found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def as_list(cpus: Iterable[int]) -> str:
+    """The other way round: 0, 1, 2, 3, 8 -> "0-3,8"."""
+    parts: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if parts and cpu == parts[-1][-1] + 1:
+            parts[-1].append(cpu)
+        else:
+            parts.append([cpu])
+    return ",".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
+
+
+# --- what the cgroup allows -----------------------------------------------------------------------
+
+
+def _cgroups(root: Path, controller: str) -> list[Path]:
+    """Folders of this process's cgroup of a controller, innermost first; version 2 or 1."""
+    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(",") or not controllers:
+            base = root / "sys/fs/cgroup" / (controller if controllers else "")
+            inner = base / path.lstrip("/")
+            above = [p for p in inner.parents if p == base or base in p.parents]
+            if inner.is_dir():
+                return [inner, *above]
+    return []
+
+
+def _quota_cpus(root: Path) -> float | None:
+    found = []
+    for folder in _cgroups(root, "cpu"):
+        quota, period = (_read(folder / "cpu.max") or "").split() or (None, None)
+        if quota is None:
+            quota = _read(folder / "cpu.cfs_quota_us")
+            period = _read(folder / "cpu.cfs_period_us")
+        if quota and period and quota not in ("max", "-1"):
+            found.append(int(quota) / int(period))
+    return min(found, default=None)
+
+
+def _memory_mib(root: Path) -> int:
+    total = re.search(r"MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo") or "")
+    limits = [int(total[1]) // 1024] if total else []
+    for folder in _cgroups(root, "memory"):
+        limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
+        if limit and limit != "max":
+            limits.append(int(limit) // 2**20)
+    return min(limits, default=0)
+
+
+# --- GPUs and networks ----------------------------------------------------------------------------
+
+
+def _gpus(environment: Mapping[str, str], root: Path) -> tuple[Gpu, ...]:
+    known = _nvidia_smi() if glob.glob(str(root / "dev/nvidia[0-9]*")) else {}
+    return tuple(known.get(name, Gpu(name=name)) for name in visible_gpus(environment, root))
+
+
+def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = (name.strip() for name in visible.split(","))
+        return tuple(name for name in names if name not in ("", "-1", "NoDevFiles"))
+    # One device file a GPU, in containers too, where only the granted ones are mounted.
+    files = glob.glob(str(root / "dev/nvidia[0-9]*"))
+    return tuple(str(i) for i in range(sum(os.access(f, os.R_OK | os.W_OK) for f in files)))
+
+
+def _nvidia_smi() -> dict[str, Gpu]:
+    """What nvidia-smi says of each GPU, by index and by uuid; empty where it does not answer."""
+    if shutil.which("nvidia-smi") is None:
+        return {}
+    query = "--query-gpu=index,uuid,name,compute_cap,memory.total,pci.bus_id"
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return parse_nvidia_smi(done.stdout)
+
+
+def parse_nvidia_smi(text: str, root: Path = Path("/")) -> dict[str, Gpu]:
+    """From lines "index, uuid, name, capability, MiB, bus"."""
+    found: dict[str, Gpu] = {}
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) != 6:
+            continue
+        index, uuid, model, capability, memory, bus = fields
+        domain, _, rest = bus.lower().partition(":")
+        near = _read(root / f"sys/bus/pci/devices/{domain[-4:]}:{rest}/local_cpulist")
+        for name in (index, uuid):
+            with contextlib.suppress(ValueError):
+                found[name] = Gpu(
+                    name=name,
+                    model=model,
+                    capability=float(capability),
+                    memory_mib=int(memory),
+                    near_cpus=tuple(numbers(near or "")),
+                )
+    return found
+
+
+def _interfaces(root: Path) -> tuple[str, ...]:
+    """Interfaces that are up, InfiniBand's first, then by speed; loopback is left out."""
+    rated = []
+    for path in (root / "sys/class/net").glob("*"):
+        state = _read(path / "operstate")
+        if path.name == "lo" or state not in ("up", "unknown"):
+            continue
+        fabric = _read(path / "type") == "32"  # InfiniBand
+        speed = int(_read(path / "speed") or 0)  # Mbit/s; unreadable for virtual ones
+        rated.append((not fabric, -speed, path.name))
+    return tuple(name for _, _, name in sorted(rated))
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,132 @@
+"""The task of one pod of a Kubernetes job: `python -m slurmft.pod CONFIG RUN_DIR`.
+
+What a node's task is under Slurm. The operator says how many pods there are and where they meet
+(the PET_* variables, which torchrun reads, too); the configuration comes with the manifest.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurmft import rendezvous
+from slurmft.config import RunConfig
+from slurmft.errors import Exit
+from slurmft.node import NodeTask, torchrun_command
+from slurmft.rendezvous import Rendezvous, RendezvousError
+from slurmft.rundir import RunDir, write_text
+
+_PORT = 29400
+
+
+class PodTask(NodeTask):
+    """A node's task, whose number of peers may change where the job is elastic."""
+
+    def __init__(self, config: str, run_dir: str) -> None:
+        super().__init__(run_dir)
+        self.config = Path(config)
+
+    def _run(self, run: RunDir) -> int:
+        """The first pod keeps the state: there is no batch script."""
+        index = pod_index(os.environ)
+        config = RunConfig.from_json(self.config.read_text(encoding="utf-8"))
+        make_run(run, config, index == 0)
+        if index:
+            return super()._run(run)
+        run.set_state("running", f"on {os.environ.get('PET_NNODES', '?')} pods")
+        code = super()._run(run)
+        states = {int(Exit.OK): "finished", int(Exit.STOPPED): "requeued"}
+        run.set_state(states.get(code, "failed"), "", code)
+        return code
+
+    def _meet(self, run: RunDir, config: RunConfig) -> Rendezvous:
+        return meeting_point(config, os.environ)
+
+    def _check_meeting(self, meeting: Rendezvous, timeout_s: float) -> None:
+        """Done by `meeting_point`: no pod but the first can know its ports before."""
+
+    def _command(
+        self, run: RunDir, meeting: Rendezvous, nproc: int, max_restarts: int
+    ) -> list[str]:
+        nnodes = os.environ.get("PET_NNODES", "1")
+        return torchrun_command(run.path, meeting, str(nproc), max_restarts, nnodes)
+
+
+def pod_index(environment: Mapping[str, str]) -> int:
+    """The pod's number among its peers: TrainJob says it, PyTorchJob puts it into the name."""
+    number = environment.get("PET_NODE_RANK") or environment.get("RANK")
+    if number is None:
+        match = re.search(r"-(\d+)$", environment.get("HOSTNAME", socket.gethostname()))
+        number = match[1] if match else "0"
+    return int(number)
+
+
+def meeting_point(config: RunConfig, environment: Mapping[str, str]) -> Rendezvous:
+    """Where the pods meet: at the first.
+
+    Raises:
+        RendezvousError: the operator does not say where, or the name stays unknown.
+    """
+    endpoint = environment.get("PET_RDZV_ENDPOINT") or ":".join(
+        environment.get(name, "") for name in ("PET_MASTER_ADDR", "PET_MASTER_PORT")
+    )
+    head, _, port = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", "")
+    if not head:
+        raise RendezvousError(
+            "neither PET_RDZV_ENDPOINT nor PET_MASTER_ADDR is set: no operator started this pod",
+            "apply what `slurmft render kubernetes` prints",
+        )
+    address = await_name(head, config.job.rdzv_timeout_s)
+    index = pod_index(environment)
+    return Rendezvous(
+        # Between the first and this one it does not matter who the others are.
+        hosts=(head,) if index == 0 else (*(head,) * index, address),
+        node_rank=index,
+        port=int(port or _PORT),
+        roll_call_port=0,
+        id=environment.get("PET_RDZV_ID") or head.partition(".")[0],
+        interface=config.job.interface,
+    )
+
+
+def await_name(head: str, timeout_s: float) -> str:
+    """This pod's address towards the first one, whose name is known once that has an address."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return rendezvous.address_towards(head)
+        except RendezvousError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(1)
+
+
+def make_run(run: RunDir, config: RunConfig, first: bool) -> None:
+    """The run directory, on the volume that all pods share: made by the first, unless it is there
+    from an earlier life of the job."""
+    deadline = time.monotonic() + config.job.rdzv_timeout_s
+    if first and not run.config.is_file():
+        for folder in (run.logs, run.failures, run.submitit):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_text(run.config, config.to_json())
+        run.set_state("submitted")
+    while not run.config.is_file():
+        if time.monotonic() > deadline:
+            raise RendezvousError(
+                f"the first pod makes no {str(run.config)!r}",
+                "is the volume mounted by all pods (ReadWriteMany)?",
+            )
+        time.sleep(1)
+
+
+def main(argv: list[str]) -> None:
+    PodTask(argv[0], argv[1]).main()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

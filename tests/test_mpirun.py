@@ -1,0 +1,302 @@
+"""Jobs by real mpiruns, Intel's and Open MPI's, on two hosts that both are this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurmft.config import JobConfig
+from slurmft.errors import SlurmftError, UsageError
+from slurmft.launchers.mpirun import hosts_of, read_hostfile
+from slurmft.mpi import Place, own_name
+from tests.cluster import Cluster
+from tests.conftest import HOSTILE, Done, Following, slurmft
+from tests.test_resume import assert_same, rank_pids, states, steps_twice
+from tests.test_train import assert_gone, emotion
+
+DIALECTS = {"intel": "mpiexec.hydra", "openmpi": "mpirun.openmpi"}
+FLAGS = ("--precision", "fp32", "--log-every", "1", "--learning-rate", "1e-3", "--batch-size", "2")
+EPOCHS = ("--epochs", "3", "--eval-batch-size", "8", "--nodes", "2", "--nproc-per-node", "1")
+
+SSH = """\
+#!/bin/bash
+# ssh [options] HOST COMMAND...: every host is this machine
+while [[ $1 == -* ]]; do shift; done
+[ "$1" = 127.0.0.9 ] && { echo "ssh: connect to host $1: No route to host" >&2; exit 255; }
+shift
+exec bash -c "$*"
+"""
+
+
+Mpi = tuple[str, dict[str, str]]
+
+SSH_TO_NODES = f"""\
+#!{sys.executable}
+# ssh [options] HOST COMMAND...: to the nodes of tests/cluster
+import os, sys
+from tests.cluster.network import as_host
+words = sys.argv[1:]
+while words[0].startswith("-"):
+    words.pop(0)
+command = as_host(words[0], ["bash", "-c", " ".join(words[1:])])
+os.execvp(command[0], command)
+"""
+
+
+@pytest.fixture(params=list(DIALECTS))
+def mpi(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mpi:
+    """A dialect, and the environment in which its mpirun is found."""
+    folder = tmp_path_factory.mktemp("bin")
+    (folder / "ssh").write_text(SSH)
+    (folder / "ssh").chmod(0o755)
+    path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    if shutil.which(DIALECTS[request.param], path=path) is None:
+        reason = (
+            f"{DIALECTS[request.param]} is not installed (the extra test; Debian's openmpi-bin)"
+        )
+        assert not request.config.getoption("--slurm"), reason
+        pytest.skip(reason)
+    return request.param, {"PATH": path, "OMP_NUM_THREADS": "1"}  # two "hosts" share the cores
+
+
+@pytest.fixture(scope="module")
+def hostfile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("hosts") / HOSTILE
+    path.write_text("# two names of this machine\n127.0.0.1 slots=4\n\n127.0.0.2:4\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, tiny_model: Path
+) -> Done:
+    """The same run on simulated nodes, by torchrun."""
+    runs = ("--runs-dir", str(tmp_path_factory.mktemp("undisturbed")), "--cluster", "local")
+    done = slurmft("submit", "--follow", *FLAGS, *EPOCHS, *runs, *emotion(tiny_data, tiny_model))
+    assert done.code == 0, done.err
+    return done
+
+
+def start(mpi: Mpi, hostfile: Path, runs: Path, *more: str) -> Following:
+    dialect, env = mpi
+    where = ("--cluster", "mpirun", "--hostfile", str(hostfile), "--dialect", dialect)
+    return Following(*where, "--runs-dir", str(runs), *FLAGS, *EPOCHS, *more, env=env)
+
+
+def test_same_as_by_torchrun(
+    mpi: Mpi,
+    hostfile: Path,
+    undisturbed: Done,
+    tmp_path: Path,
+    tiny_data: Path,
+    tiny_model: Path,
+) -> None:
+    """Also after a stop by a signal, and a rank that is killed."""
+    job = start(mpi, hostfile, tmp_path / HOSTILE, *emotion(tiny_data, tiny_model))
+    job.until("step 20/")
+    os.kill(rank_pids(job.run)[1], signal.SIGUSR2)
+    job.until("goes on after step")
+    job.until("step ")
+    os.kill(rank_pids(job.run)[1], signal.SIGKILL)
+    code, text = job.end(110)
+    assert code == 0, text
+    assert "was killed by SIGKILL" in str(job.run.history())
+    assert states(job.run).count("requeued") == 2
+    assert_same(job.run, undisturbed.run)
+    assert_gone(job.run)
+
+
+@pytest.mark.parametrize("mpi", ["intel"], indirect=True)
+def test_cancel_saves_and_resume_goes_on(
+    mpi: Mpi,
+    hostfile: Path,
+    undisturbed: Done,
+    tmp_path: Path,
+    tiny_data: Path,
+    tiny_model: Path,
+) -> None:
+    job = start(mpi, hostfile, tmp_path, *emotion(tiny_data, tiny_model))
+    job.until("step 20/")
+    assert slurmft("cancel", str(job.run.path)).code == 0
+    assert job.end()[0] == 5
+    assert job.run.checkpoint_names()
+    assert "stopping" in states(job.run)
+    done = slurmft("resume", str(job.run.path), "--follow", env=mpi[1])
+    assert done.code == 0, done.err
+    assert steps_twice(job.run) == 0
+    assert_same(job.run, undisturbed.run)
+
+
+@pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
+def test_rank_that_hangs(
+    mpi: Mpi,
+    hostfile: Path,
+    tmp_path: Path,
+    tiny_data: Path,
+    tiny_model: Path,
+) -> None:
+    flags = ("--hang-timeout-s", "5", "--checkpoint-every-steps", "10")
+    job = start(mpi, hostfile, tmp_path, *flags, *emotion(tiny_data, tiny_model))
+    job.until("step 20/")
+    os.kill(rank_pids(job.run)[1], signal.SIGSTOP)
+    code, text = job.end(110)
+    assert code == 0, text
+    assert "hangs: no step for" in str(job.run.history())
+    assert job.run.stacks(1).exists()
+    assert_gone(job.run)
+
+
+def test_error_of_a_rank_ends_the_job(mpi: Mpi, hostfile: Path, tmp_path: Path) -> None:
+    job = start(mpi, hostfile, tmp_path, "--interface", "ib9")
+    code, text = job.end()
+    assert code == 4
+    assert "has no network interface 'ib9'" in text
+    assert_gone(job.run)
+
+
+def test_host_that_cannot_be_reached(mpi: Mpi, tmp_path: Path) -> None:
+    """mpirun's own words, and what to try."""
+    (tmp_path / "hosts").write_text("127.0.0.1\n127.0.0.9\n")
+    job = start(mpi, tmp_path / "hosts", tmp_path)
+    code, text = job.end()
+    assert code != 0
+    assert "mpirun started no rank" in text
+    assert "try `ssh HOST true`" in text
+    assert states(job.run)[-1] == "failed"
+
+
+def test_rendered_lines_run(mpi: Mpi, hostfile: Path, tmp_path: Path) -> None:
+    """As printed, with two ranks a host, and with no secret in them."""
+    dialect, env = mpi
+    env = env | {"HF_TOKEN": "hf_secret"}
+    where = ("--hostfile", str(hostfile), "--dialect", dialect, "--runs-dir", str(tmp_path))
+    flags = (*where, "--nodes", "2", "--nproc-per-node", "2", "--max-steps", "2")
+    done = slurmft("render", "mpirun", *flags, "--batch-size", "2", env=env)
+    assert done.code == 0, done.err
+    assert "hf_secret" not in done.out
+    assert done.out.splitlines()[0].startswith("# 2 host(s): 127.0.0.1, 127.0.0.2")
+    ran = subprocess.run(
+        ["bash", "-c", done.out],
+        env=os.environ | env,
+        timeout=100,
+        capture_output=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    (result,) = tmp_path.glob("synthetic-*/result.json")
+    assert json.loads(result.read_text())["world_size"] == 4
+
+
+def test_dry_run_starts_nothing(mpi: Mpi, hostfile: Path, tmp_path: Path) -> None:
+    where = ("--cluster", "mpirun", "--hostfile", str(hostfile), "--runs-dir", str(tmp_path))
+    flags = ("--dialect", mpi[0], "--nodes", "2", "--nproc-per-node", "3")
+    done = slurmft("submit", "--dry-run", *where, *flags, env=mpi[1])
+    assert done.code == 0, done.err
+    assert re.search(r"-n 6 (-ppn|-N) 3 ", done.out)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slurm
+def test_hosts_of_their_own(mpi: Mpi, idle_cluster: Cluster, tmp_path: Path) -> None:
+    """Each with its own network, address and name, and none of them this one."""
+    dialect, env = mpi
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "ssh").write_text(SSH_TO_NODES)
+    (folder / "ssh").chmod(0o755)
+    env = env | {"PATH": f"{folder}:{env['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+    (tmp_path / "hosts").write_text("".join(f"{host}\n" for host in idle_cluster.hosts))
+    where = ("--cluster", "mpirun", "--hostfile", str(tmp_path / "hosts"), "--dialect", dialect)
+    flags = ("--nodes", "4", "--nproc-per-node", "1", "--max-steps", "2", "--eval-batch-size", "64")
+    command = [sys.executable, "-m", "slurmft", "submit", "--follow", *where, *flags]
+    command += ["--runs-dir", str(tmp_path / "runs"), "--batch-size", "2"]
+    done = idle_cluster.run(command, env=env, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    ranks = json.loads((run / "environment.json").read_text())["ranks"]
+    assert [rank["host"] for rank in ranks] == idle_cluster.hosts
+
+
+# --- without mpirun -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        "PMI_RANK=5 PMI_SIZE=8 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2",
+        "OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+        "OMPI_COMM_WORLD_LOCAL_SIZE=2 PMI_RANK=0",
+    ],
+)
+def test_place(environment: str) -> None:
+    found = dict(pair.split("=") for pair in environment.split())
+    assert Place.of(found) == Place(rank=5, size=8, local_rank=1, local_size=2)
+
+
+def test_no_place() -> None:
+    with pytest.raises(SlurmftError, match="neither OMPI_COMM_WORLD_RANK nor PMI_RANK"):
+        Place.of({"PMI_RANK": "0", "PMI_SIZE": "1"})
+
+
+def test_own_name() -> None:
+    """mpirun may begin with another host than the list."""
+    assert own_name(["192.0.2.77", "127.0.0.1"], 0) == "127.0.0.1"
+    assert own_name(["127.0.0.1", "127.0.0.2"], 1) == "127.0.0.2"
+    assert (
+        own_name(["192.0.2.77", "192.0.2.78"], 1) == "192.0.2.78"
+    )  # behind an address translation
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "words"),
+    [
+        (None, 1, "cannot be read: No such file"),
+        ("", 1, "names no host"),
+        ("# n1\n", 1, "names no host"),
+        ("n1\nn2 slots=3\nn1:4\n", 1, "names 'n1' twice"),
+        ("127.0.0.1\n", 2, "--nodes 2, but"),
+        ("127.0.0.1\nno.such.host.invalid\n", 2, "'no.such.host.invalid' of --hostfile"),
+    ],
+)
+def test_hostfiles_that_cannot_be_right(
+    text: str | None, nodes: int, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "hosts"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UsageError, match=re.escape(words)):
+        hosts_of(JobConfig(cluster="mpirun", hostfile=str(path), nodes=nodes))
+
+
+def test_hostfiles(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("n1 slots=2 # fast\n\n#n9\n  n2:2\r\nn3\n")
+    assert read_hostfile(str(tmp_path / "hosts")) == ["n1", "n2", "n3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--cluster", "mpirun"], "--cluster mpirun needs --hostfile"),
+        (["--hostfile", "hosts"], "is for --cluster mpirun, not auto"),
+        (["--cluster", "mpirun", "--hostfile", "{hosts}"], "needs --nproc-per-node"),
+        (
+            ["--cluster", "mpirun", "--hostfile", "{hosts}", "--nproc-per-node", "1"],
+            "the PATH has no mpiexec.hydra and no mpirun of Open MPI",
+        ),
+    ],
+)
+def test_mistakes(arguments: list[str], words: str, hostfile: Path, tmp_path: Path) -> None:
+    filled = [str(hostfile) if a == "{hosts}" else a for a in arguments]
+    runs = ("--runs-dir", str(tmp_path / "runs"))
+    done = slurmft("submit", *filled, *runs, env={"PATH": str(tmp_path)})
+    assert done.code == 2
+    assert words in done.err
+    assert not list(tmp_path.glob("runs/*"))
