@@ -6,12 +6,10 @@ own.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from slurmft.errors import UsageError
@@ -40,10 +38,10 @@ class Binding:
     def environment(self) -> dict[str, str]:
         """What its `setvars.sh` sets: the loader reads it before Python runs, so the processes that
         use it must be started with it. Empty where the binding brings no such script."""
-        spec = importlib.util.find_spec(self.module)
-        if spec is None or spec.origin is None:
+        origin = _origin(self.module)
+        if origin is None:
             return {}
-        script = Path(spec.origin).parent / "env" / "setvars.sh"
+        script = Path(origin).parent / "env" / "setvars.sh"
         if not script.is_file():
             return {}
         command = ["bash", "-c", 'source "$0" >/dev/null 2>&1; env -0', str(script)]
@@ -62,13 +60,23 @@ def _minor(text: str) -> list[str]:
 
 def find() -> Binding | None:
     """The binding that is installed, if any."""
-    module = next((m for m in _MODULES if importlib.util.find_spec(m) is not None), None)
+    module = next((m for m in _MODULES if _origin(m) is not None), None)
     if module is None:
         return None
     return Binding(module, _version(_PACKAGES), _version(("torch",)) or "unknown")
 
 
+def _origin(module: str) -> str | None:
+    """The file of a module that is not imported yet; None: it is not installed."""
+    from importlib.util import find_spec
+
+    spec = find_spec(module)
+    return None if spec is None else spec.origin
+
+
 def _version(packages: tuple[str, ...]) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version  # 20 ms
+
     for package in packages:
         try:
             return version(package)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from slurmft.errors import UsageError, unknown
 from slurmft.filesystem import LOCK_PRIMITIVES
-from slurmft.recipes import RECIPES, TASKS, fill, presets
+from slurmft.recipes import RECIPES, TASKS, fill, named, presets
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 BACKENDS = ("auto", "gloo", "nccl", "ccl", "mpi")
@@ -24,10 +24,6 @@ LR_SCHEDULES = ("linear", "cosine", "constant")
 PROFILES = ("auto", "gpu", "xeon", "cpu")
 CLUSTERS = ("auto", "slurm", "local", "mpirun")
 DIALECTS = ("auto", "intel", "openmpi")
-
-
-PUBLISHED = ("icelake-", "spr-", "mn4-")
-"""How the names of recipes begin that are somebody's published setting."""
 
 
 def option(
@@ -59,8 +55,7 @@ class TrainConfig:
     task: str = option("synthetic", "what to train", choices=tuple(TASKS))
     recipe: str | None = option(
         None,
-        "a task with all its settings, as published: "
-        + ", ".join(name for name in RECIPES if name.startswith(PUBLISHED)),
+        f"a task with all its settings, most as published: {', '.join(named())}",
         metavar="NAME",
     )
     preset: str | None = option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
@@ -187,7 +188,7 @@ def examine(ask: Ask, nodes: int, as_json: bool = False) -> int:
         if not as_json:  # before an error that nothing holds
             print(f"{here}, seen from {', '.join(hosts)}\n\n{table(found)}\n")
         choice = lockprobe.choose(found, here)
-        findings = {name: lockprobe.as_dict(finding) for name, finding in found.items()}
+        findings = {name: dataclasses.asdict(finding) for name, finding in found.items()}
         facts |= {"choice": choice, "findings": findings}
         lines = conclusion(here, found, nodes, choice)
     print(json.dumps(facts) if as_json else "\n".join(lines))

@@ -6,6 +6,7 @@ Every node has an agent, which does one thing at a time as it is told; `probe` t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import secrets
@@ -185,17 +186,13 @@ def record(here: FileSystem, found: Findings, nodes: int) -> Path:
         path,
         {
             "primitive": choose(found, here),
-            "file_system": {"type": here.type, "source": here.source, "mount": here.mount},
+            "file_system": dataclasses.asdict(here),
             "nodes": nodes,
             "time": time.time(),
-            "findings": {name: as_dict(finding) for name, finding in found.items()},
+            "findings": {name: dataclasses.asdict(finding) for name, finding in found.items()},
         },
     )
     return path
-
-
-def as_dict(finding: Finding) -> dict[str, Any]:
-    return {name: getattr(finding, name) for name in Finding.__slots__}
 
 
 # --- an agent -------------------------------------------------------------------------------------

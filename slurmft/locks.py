@@ -17,7 +17,6 @@ import contextlib
 import errno
 import fcntl
 import functools
-import importlib.abc
 import importlib.machinery
 import json
 import os
@@ -310,7 +309,7 @@ def environment(primitive: str, variables: dict[str, str]) -> dict[str, str]:
     return {VARIABLE: primitive, "PYTHONPATH": os.pathsep.join([_SHIM_FOLDER, *others])}
 
 
-class _PatchOnImport(importlib.abc.MetaPathFinder):
+class _PatchOnImport:
     """Patches the targets as they are imported, before anybody can lock by them."""
 
     def find_spec(

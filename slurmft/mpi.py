@@ -105,9 +105,8 @@ class RankTask(NodeTask):
         check_size(self.place, config)
         meeting = meet(run, config, self.place, os.environ)
         os.environ.update(self.place.environment(meeting))
-        if (
-            "I_MPI_HYDRA_UUID" in os.environ
-        ):  # oneCCL over MPI has shared memory; torchrun's has not
+        if "I_MPI_HYDRA_UUID" in os.environ:
+            # oneCCL over MPI has shared memory; torchrun's has not.
             os.environ.setdefault("CCL_ATL_TRANSPORT", "mpi")
             os.environ.setdefault("CCL_PROCESS_LAUNCHER", "hydra")
         return meeting

@@ -9,7 +9,6 @@ from __future__ import annotations
 import glob
 import os
 import sys
-import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -296,6 +295,8 @@ def describe(profile: Profile, environment: Mapping[str, str]) -> list[str]:
 
 def find_library(names: tuple[str, ...]) -> str | None:
     """A shared library where Debian, other distributions, conda and PyPI put it."""
+    import sysconfig  # 3 ms: only a node looks for libraries
+
     multiarch = sysconfig.get_config_var("MULTIARCH") or "x86_64-linux-gnu"
     folders = [
         f"{sys.prefix}/lib",

@@ -152,6 +152,11 @@ RECIPES: dict[str, dict[str, Any]] = {
 it, is what it trains by default."""
 
 
+def named() -> list[str]:
+    """The recipes that are more than their task's default."""
+    return [name for name in RECIPES if name not in TASKS]
+
+
 def presets(task: str) -> list[str]:
     """Names of a task's presets, the default one first."""
     return list(dict.fromkeys(r["preset"] for r in RECIPES.values() if r["task"] == task))

@@ -49,9 +49,7 @@ class Cluster:
     def __post_init__(self) -> None:
         for name in ("name", "namespace", "claim", "secret"):
             _check_dns(name, getattr(self, name))
-        if not re.fullmatch(
-            r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]+)?", self.image
-        ):
+        if not _IMAGE.fullmatch(self.image):
             raise UsageError(f"--image {self.image!r} is no image", "registry/name:tag")
         for name in ("memory", "shm"):
             if not re.fullmatch(r"\d+(\.\d+)?([KMGTP]i?)?", getattr(self, name)):

@@ -181,20 +181,12 @@ def mpirun_command(config: RunConfig, hosts: list[str], run_dir: str) -> list[st
 
 def _intel(hosts: list[str], nproc: int) -> list[str]:
     """Hydra's options. It hands on the whole environment."""
-    found = [
-        "-hosts",
-        ",".join(hosts),
-        "-n",
-        str(len(hosts) * nproc),
-        "-ppn",
-        str(nproc),
-        "-genvall",
-    ]
+    found = ["-hosts", ",".join(hosts), "-n", str(len(hosts) * nproc)]
+    found += ["-ppn", str(nproc), "-genvall"]
     # Under a scheduler, -ppn counts only with this.
     found += ["-genv", "I_MPI_JOB_RESPECT_PROCESS_PLACEMENT", "0"]
-    if not {"I_MPI_PIN", "I_MPI_PIN_DOMAIN"} & set(
-        os.environ
-    ):  # slurmft binds by the node's profile
+    # slurmft binds by the node's profile.
+    if not {"I_MPI_PIN", "I_MPI_PIN_DOMAIN"} & set(os.environ):
         found += ["-genv", "I_MPI_PIN", "0"]
     return [*found, "-genv", mpi.HOSTS, ",".join(hosts)]
 
