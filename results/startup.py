@@ -46,7 +46,9 @@ def with_sbatch(folder: Path) -> dict[str, str]:
     """An environment in which --cluster slurm can be planned: an sbatch that is never called."""
     (folder / "sbatch").write_text("#!/bin/sh\nexit 1\n")
     (folder / "sbatch").chmod(0o755)
-    return os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder)}
+    # As installed, with compiled modules: some environments switch those off.
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder)}
 
 
 def wall_time(arguments: list[str], environment: dict[str, str]) -> float:
