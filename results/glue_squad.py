@@ -1,35 +1,35 @@
-"""MRPC and SQuAD with a pretrained 22M-parameter encoder, on two simulated nodes of this machine.
+"""MRPC and SQuAD with a pretrained 22M-parameter encoder, on two nodes of a real Slurm.
 
-python results/glue_squad.py mrpc DATA_DIR     # 3 epochs of MRPC
-python results/glue_squad.py squad DATA_DIR    # 1 epoch of a part of SQuAD's training rows
+    python -m tests.cluster up 2 && eval "$(python -m tests.cluster env)"
+    python results/glue_squad.py mrpc DATA_DIR                  # 3 epochs of MRPC
+    python results/glue_squad.py squad DATA_DIR OFFICIAL        # 1 epoch of a part of SQuAD
 
-DATA_DIR holds mrpc/{train,validation}.jsonl and squad/{train_first11877,validation}.jsonl.gz.
+DATA_DIR holds mrpc/{train,validation}.jsonl and squad/{train_first11877,validation}.jsonl.gz;
+OFFICIAL is the evaluation script of SQuAD v1.1, evaluate-v1.1.py.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-import re
-import string
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from provenance import encoder, save
 
-TRAIN_QUESTIONS, VALIDATION_QUESTIONS = 2000, 1000
-MAX_LENGTH, DOC_STRIDE = 256, 64
-COMMON = ("--nodes", "2", "--cluster", "local", "--precision", "bf16", "--follow")
+VALIDATION_QUESTIONS = 1000
+MAX_LENGTH, DOC_STRIDE = 384, 128
+COMMON = ("--nodes", "2", "--cluster", "slurm", "--cpus-per-task", "1", "--time", "120")
+COMMON += ("--precision", "bf16", "--follow")
 
 
-def main(part: str, data: Path) -> None:
+def main(part: str, *paths: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        {"mrpc": mrpc, "squad": squad}[part](Path(folder), data)
+        {"mrpc": mrpc, "squad": squad}[part](Path(folder), *paths)
 
 
 def mrpc(folder: Path, data: Path) -> None:
@@ -38,12 +38,12 @@ def mrpc(folder: Path, data: Path) -> None:
     save("mrpc", {"result": result(found), "epochs": epochs(found)})
 
 
-def squad(folder: Path, data: Path) -> None:
+def squad(folder: Path, data: Path, official: Path) -> None:
     part = folder / "data"
     part.mkdir()
-    train = head(data / "squad" / "train_first11877.jsonl.gz", TRAIN_QUESTIONS)
+    train = lines(data / "squad" / "train_first11877.jsonl.gz")
     # Every tenth: of all articles.
-    rows = head(data / "squad" / "validation.jsonl.gz", 10 * VALIDATION_QUESTIONS)[::10]
+    rows = lines(data / "squad" / "validation.jsonl.gz")[::10][:VALIDATION_QUESTIONS]
     (part / "train.jsonl").write_text("".join(train))
     (part / "validation.jsonl").write_text("".join(rows))
     flags = ("--batch-size", "8", "--learning-rate", "3e-4", "--epochs", "1")
@@ -51,11 +51,11 @@ def squad(folder: Path, data: Path) -> None:
     found = run(folder, "squad", part, *flags)
     # In fp32: in bf16 a window's logits depend on the padding of its batch.
     ours = slurmft_answers(found)
-    own = independent_answers(found / "model", [json.loads(row) for row in rows])
-    print("fp32:", ours, "independent:", own)
+    own = independent_scores(found / "model", [json.loads(row) for row in rows], official)
+    print("fp32:", ours, "independent, official script:", own)
     save("squad", {
         "train_questions": len(train), "validation_questions": len(rows),
-        "result": result(found), "fp32": ours, "fp32_independent": own,
+        "result": result(found), "fp32": ours, "fp32_official": own,
     })  # fmt: skip
 
 
@@ -63,13 +63,13 @@ def run(folder: Path, task: str, data: Path, *flags: str) -> Path:
     """Trains; returns the run directory."""
     command = [sys.executable, "-m", "slurmft.submit", *COMMON, "--task", task]
     command += ["--data", str(data), "--model", str(encoder()), "--runs-dir", str(folder / "runs")]
-    subprocess.run([*command, *flags], check=True, timeout=3000)
+    subprocess.run([*command, *flags], check=True, timeout=7000)
     return next((folder / "runs").iterdir())
 
 
-def head(path: Path, lines: int) -> list[str]:
+def lines(path: Path) -> list[str]:
     with gzip.open(path, "rt") as file:
-        return [line for line, _ in zip(file, range(lines), strict=False)]
+        return list(file)
 
 
 def result(run: Path) -> dict[str, Any]:
@@ -107,14 +107,33 @@ def slurmft_answers(run: Path) -> dict[str, float]:
 # --- SQuAD again, without anything of slurmft -----------------------------------------------------
 
 
-def independent_answers(model: Path, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Exact match and F1 of the saved model, one question after another, in plain Python."""
+def independent_scores(
+    model: Path, rows: Sequence[dict[str, Any]], official: Path
+) -> dict[str, float]:
+    """Exact match and F1 of the saved model by the official script; answers in plain Python."""
+    questions = [
+        {"id": row["id"], "answers": [{"text": text} for text in row["answers"]["text"]]}
+        for row in rows
+    ]
+    dataset = {"data": [{"paragraphs": [{"qas": questions}]}]}
+    with tempfile.TemporaryDirectory() as name:
+        files = Path(name, "dataset.json"), Path(name, "predictions.json")
+        for file, content in zip(files, (dataset, independent_answers(model, rows)), strict=True):
+            file.write_text(json.dumps(content))
+        command = [sys.executable, str(official), *map(str, files)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def independent_answers(model: Path, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """The saved model's answer to each question, one after another."""
     import torch
     from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     loaded = AutoModelForQuestionAnswering.from_pretrained(model, dtype=torch.float32).eval()
-    exact = f1 = 0.0
+    answers = {}
     for row in rows:
         encoded = tokenizer(
             row["question"], row["context"], truncation="only_second", max_length=MAX_LENGTH,
@@ -135,27 +154,9 @@ def independent_answers(model: Path, rows: Sequence[dict[str, Any]]) -> dict[str
                     if of_context[i] and of_context[j] and i <= j < i + 30:
                         text = row["context"][offsets[i][0] : offsets[j][1]]
                         candidates.append((start[i] + end[j], text))
-        answer = max(candidates, key=lambda c: c[0])[1] if candidates else ""
-        golds = row["answers"]["text"]
-        exact += max(normal(answer) == normal(gold) for gold in golds)
-        f1 += max(word_f1(answer, gold) for gold in golds)
-    return {"squad_f1": 100 * f1 / len(rows), "squad_exact_match": 100 * exact / len(rows)}
-
-
-def normal(text: str) -> str:
-    """As the official script compares texts."""
-    bare = "".join(c for c in text.lower() if c not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
-
-
-def word_f1(answer: str, gold: str) -> float:
-    said, right = normal(answer).split(), normal(gold).split()
-    same = sum((Counter(said) & Counter(right)).values())
-    if not same:
-        return 0.0
-    precision, recall = same / len(said), same / len(right)
-    return 2 * precision * recall / (precision + recall)
+        answers[row["id"]] = max(candidates, key=lambda c: c[0])[1] if candidates else ""
+    return answers
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]).absolute())
+    main(sys.argv[1], *(Path(path).absolute() for path in sys.argv[2:]))
