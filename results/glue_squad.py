@@ -23,7 +23,7 @@ from provenance import encoder, save
 
 VALIDATION_QUESTIONS = 1000
 MAX_LENGTH, DOC_STRIDE = 384, 128
-COMMON = ("--nodes", "2", "--cluster", "slurm", "--cpus-per-task", "1", "--time", "120")
+COMMON = ("--nodes", "2", "--cluster", "slurm", "--cpus-per-task", "1", "--time", "60")
 COMMON += ("--precision", "bf16", "--follow")
 
 
