@@ -1,0 +1,164 @@
+"""Runs as they were measured: what their directories say of them, for tables, plots and models.
+
+Nothing here needs torch, numpy or the version of slurmft that made a run: files are read as the
+JSON that they are, and what cannot be read is said, never dropped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmft.errors import UsageError
+from slurmft.rundir import FINAL_STATES, RecordReader, RunDir, read_json
+
+_NOT_VARIED = frozenset({"runs_dir", "job_name", "comment", "seed"})
+"""Fields in which repeats of one measurement may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: raw contents of its files, and what most readers ask of them."""
+
+    path: Path
+    config: dict[str, Any]
+    """config.json: train, job, submission."""
+    state: dict[str, Any]
+    """state.json: state, time, reason, exit_code, history."""
+    result: dict[str, Any] | None
+    """result.json; None: the run has not finished."""
+    environment: dict[str, Any]
+    """environment.json: versions, python, ranks; empty before the ranks have met."""
+
+    @classmethod
+    def read(cls, path: Path) -> Run:
+        """Reads a run directory.
+
+        Raises:
+            UsageError: it has no config.json that can be read, or a result.json that is none.
+        """
+        files = RunDir(path)
+        config = read_json(files.config)
+        if config is None or not all(isinstance(config.get(k), dict) for k in ("train", "job")):
+            raise UsageError(f"{str(files.config)!r} is no configuration of a run")
+        result = read_json(files.result)
+        if result is None and files.result.exists():
+            raise UsageError(f"{str(files.result)!r} is not whole")
+        if result is not None and not result.keys() >= _RESULT_KEYS:
+            raise UsageError(f"{str(files.result)!r} is no result of a run")
+        return cls(
+            path=path,
+            config=config,
+            state=read_json(files.state) or {"state": "unknown", "reason": ""},
+            result=result,
+            environment=read_json(files.environment) or {},
+        )
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def is_finished(self) -> bool:
+        return self.result is not None and self.state["state"] == "finished"
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state["state"] in FINAL_STATES
+
+    @property
+    def study(self) -> dict[str, Any] | None:
+        """The study that it belongs to, as `study.Submission` wrote it: name, cell, repeat."""
+        found: dict[str, Any] | None = self.config.get("submission", {}).get("study")
+        return found
+
+    def value(self, field: str) -> Any:
+        """A field of the configuration, of training or job; None where it has none such."""
+        return self.config["train"].get(field, self.config["job"].get(field))
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """All fields of the configuration in which measurements differ, and repeats do not."""
+        both = self.config["train"] | self.config["job"]
+        return {k: v for k, v in both.items() if k not in _NOT_VARIED}
+
+    @property
+    def code(self) -> str:
+        """The code that submitted it: slurmft's version, and the commit where there was one."""
+        submission = self.config.get("submission", {})
+        git = submission.get("git") or {}
+        commit = (git.get("commit") or "")[:10] + ("-dirty" if git.get("dirty") else "")
+        return " ".join(filter(None, (submission.get("slurmft", "?"), commit)))
+
+    @property
+    def hosts(self) -> list[str]:
+        """Where its ranks ran, in the order of the ranks, each once."""
+        return list(dict.fromkeys(r["host"] for r in self.environment.get("ranks", [])))
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """The lines of records.jsonl; steps that were done again are there twice."""
+        return RecordReader(RunDir(self.path).records).read()
+
+
+_RESULT_KEYS = {"metrics", "phases_s", "world_size", "nodes", "steps", "wall_s"}
+
+
+def find(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
+    """The runs in run directories, or in folders that hold such at any depth.
+
+    Returns:
+        The runs, oldest first, each once; and a line for every directory that could not be read.
+
+    Raises:
+        UsageError: a path is no folder, or holds no run.
+    """
+    runs: dict[Path, Run] = {}
+    problems: list[str] = []
+    for given in paths:
+        top = Path(given).expanduser().absolute()
+        if not top.is_dir():
+            raise UsageError(f"{str(given)!r} is no folder")
+        folders = list(_run_folders(top))
+        if not folders:
+            raise UsageError(f"{str(given)!r} holds no run", "give a run directory or its folder")
+        for folder in folders:
+            try:
+                runs.setdefault(folder, Run.read(folder))
+            except UsageError as error:
+                problems.append(error.message)
+    return sorted(runs.values(), key=_submitted), problems
+
+
+def _run_folders(top: Path) -> Iterator[Path]:
+    """Folders with a config.json; what is below one is not searched."""
+    if RunDir(top).config.exists():
+        yield top
+        return
+    with os.scandir(top) as entries:
+        below = sorted(e.path for e in entries if e.is_dir() and not e.name.startswith("."))
+    for folder in below:
+        yield from _run_folders(Path(folder))
+
+
+def _submitted(run: Run) -> tuple[str, str]:
+    return run.config.get("submission", {}).get("time", ""), str(run.path)
+
+
+def varied(runs: Iterable[Run]) -> list[str]:
+    """The fields of the configuration that are not the same in all runs."""
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        for field, value in run.fields.items():
+            values.setdefault(field, set()).add(repr(value))
+    return [field for field, found in values.items() if len(found) > 1]
+
+
+def cells(runs: Iterable[Run]) -> list[list[Run]]:
+    """Runs grouped by measurement: repeats differ in seed, folder and name alone."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(repr(sorted(run.fields.items())), []).append(run)
+    return list(groups.values())

@@ -1,0 +1,66 @@
+"""Reading runs back from their directories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurmft.errors import UsageError
+from slurmft.runs import Run, cells, find, varied
+from tests.made_runs import write_run
+
+
+def test_runs_are_found_at_any_depth_oldest_first(tmp_path: Path) -> None:
+    write_run(tmp_path / "b" / "deep" / "new", submission={"time": "2026-11-21T11:00:00+00:00"})
+    write_run(tmp_path / "a" / "old", submission={"time": "2026-11-21T09:00:00+00:00"})
+    (tmp_path / "notes").mkdir()
+    runs, problems = find([tmp_path, tmp_path / "a" / "old"])
+    assert [run.name for run in runs] == ["old", "new"]
+    assert problems == []
+
+
+def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
+    study = {"name": "lab", "cell": {"nodes": 2}, "repeat": 1}
+    write_run(tmp_path / "r", nodes=2, nproc_per_node=2, submission={"study": study})
+    run = Run.read(tmp_path / "r")
+    assert (run.is_finished, run.has_ended, run.study) == (True, True, study)
+    assert (run.value("nodes"), run.value("task"), run.value("no_such")) == (2, "synthetic", None)
+    assert run.hosts == ["n1", "n2"]
+    assert run.code == "0.1 0123456789"
+    assert [r["step"] for r in run.records() if r["event"] == "step"] == list(range(1, 21))
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.json", '{"train": {'),
+        ("config.json", '{"architectures": ["BertModel"]}'),
+        ("result.json", '{"metrics": {"accu'),
+        ("result.json", '{"accuracy": 1}'),
+    ],
+)
+def test_half_written_and_foreign_files_are_named(tmp_path: Path, file: str, text: str) -> None:
+    write_run(tmp_path / "good")
+    bad = write_run(tmp_path / "bad")
+    (bad.path / file).write_text(text)
+    runs, problems = find([tmp_path])
+    assert [run.name for run in runs] == ["good"]
+    assert len(problems) == 1
+    assert f"bad/{file}" in problems[0]
+
+
+@pytest.mark.parametrize("name", ["missing", "empty"])
+def test_a_folder_without_runs_is_an_error(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=name):
+        find([tmp_path / name])
+
+
+def test_repeats_are_one_cell(tmp_path: Path) -> None:
+    for nodes in (1, 2):
+        for seed in (1, 2):
+            write_run(tmp_path / f"{nodes}-{seed}", nodes=nodes, seed=seed)
+    runs, _ = find([tmp_path])
+    assert varied(runs) == ["nodes"]
+    assert [[run.name for run in cell] for cell in cells(runs)] == [["1-1", "1-2"], ["2-1", "2-2"]]
