@@ -20,6 +20,7 @@ from slurmft.recipes import RECIPES, TASKS, fill, named, presets
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 BACKENDS = ("auto", "gloo", "nccl", "ccl", "mpi")
+BATCHINGS = ("packed", "grouped", "dynamic", "padded")
 LR_SCHEDULES = ("linear", "cosine", "constant")
 PROFILES = ("auto", "gpu", "xeon", "cpu")
 CLUSTERS = ("auto", "slurm", "local", "mpirun")
@@ -98,6 +99,12 @@ class TrainConfig:
         "auto",
         "collectives: auto is nccl on GPUs; on CPUs ccl where oneCCL is installed, else gloo",
         choices=BACKENDS,
+    )
+    batching: str = option(
+        "packed",
+        "padding: none (packed), to the longest of the batch (dynamic), the same with batches of "
+        "near lengths (grouped), to --max-length (padded)",
+        choices=BATCHINGS,
     )
     ipex: bool = option(False, "use intel-extension-for-pytorch, on CPUs")
     dropout: float | None = option(

@@ -25,6 +25,8 @@ Array = np.ndarray
 
 SPAN = ("start_positions", "end_positions")
 """A model's inputs for labels that are spans: the places of an answer's first and last token."""
+WINDOW_STEPS = 50
+"""Steps among whose samples near lengths are sought."""
 TARGETS = ("labels", *SPAN)
 """The inputs of a batch that a model learns from, and that predicting needs not."""
 
@@ -93,16 +95,22 @@ class TokenTable:
         tokens, offsets, labels = (found.pop(name) for name in ("tokens", "offsets", "labels"))
         return cls(tokens, offsets, labels, found.pop("types", None), found)
 
-    def batch(self, indices: Array, pad_id: int, multiple: int = 1) -> Batch:
+    def lengths(self, indices: Array) -> Array:
+        """Tokens of the samples at `indices`: int64, (batch,)."""
+        found: Array = self.offsets[indices + 1] - self.offsets[indices]
+        return found
+
+    def batch(self, indices: Array, pad_id: int, multiple: int = 1, least: int = 0) -> Batch:
         """The samples at `indices`, padded to the longest (rounded up to a multiple).
 
         Args:
             indices: int64, (batch,); at least one.
             pad_id: token id of the padding.
             multiple: the padded length is a multiple of this; tensor cores like 8.
+            least: the padded length is at least this.
         """
-        lengths = self.offsets[indices + 1] - self.offsets[indices]
-        width = -(-int(lengths.max()) // multiple) * multiple
+        lengths = self.lengths(indices)
+        width = max(-(-int(lengths.max()) // multiple) * multiple, least)
         mask = np.arange(width) < lengths[:, None]
         inputs = {
             "input_ids": torch.from_numpy(self.padded(self.tokens, indices, width, pad_id)),
@@ -197,6 +205,29 @@ def offsets_of(lengths: Array) -> Array:
 def epoch_order(samples: int, seed: int, epoch: int) -> Array:
     """The order of an epoch: a permutation that depends on seed and epoch alone."""
     return np.random.default_rng([seed, epoch]).permutation(samples)
+
+
+def near_lengths(order: Array, lengths: Array, size: int, seed: int, epoch: int) -> Array:
+    """An order in which the samples of a step have near lengths.
+
+    Within windows of `WINDOW_STEPS` steps samples are sorted by length; then the steps are
+    shuffled, so that lengths do not grow through a window. The step with too few samples stays the
+    last.
+
+    Args:
+        order: the order of the epoch: int64, (samples,).
+        lengths: tokens of every sample of the split: int64, (samples,).
+        size: samples of a step.
+    """
+    window = WINDOW_STEPS * size
+    steps = []
+    for start in range(0, len(order), window):
+        part = order[start : start + window]
+        part = part[np.argsort(lengths[part], kind="stable")]
+        steps += [part[i : i + size] for i in range(0, len(part), size)]
+    whole = len(order) // size
+    shuffled = np.random.default_rng([seed, epoch, 1]).permutation(whole).tolist()
+    return np.concatenate([steps[i] for i in [*shuffled, *range(whole, len(steps))]])
 
 
 def share(step: Array, parts: int, part: int) -> Array:

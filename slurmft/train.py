@@ -24,7 +24,7 @@ import torch
 from accelerate import Accelerator
 from transformers.utils.logging import disable_progress_bar
 
-from slurmft import caches, dist, hardware, ipex, metrics, tasks
+from slurmft import caches, dist, hardware, ipex, metrics, packing, tasks
 from slurmft.checkpoint import (
     BadCheckpointError,
     Saver,
@@ -37,7 +37,16 @@ from slurmft.checkpoint import (
 from slurmft.checkpoint import read as read_checkpoint
 from slurmft.clock import PhaseClock
 from slurmft.config import TrainConfig, duration_s
-from slurmft.data import TARGETS, TokenData, epoch_order, share, share_sizes
+from slurmft.data import (
+    TARGETS,
+    Batch,
+    TokenData,
+    TokenTable,
+    epoch_order,
+    near_lengths,
+    share,
+    share_sizes,
+)
 from slurmft.dist import World
 from slurmft.errors import Exit, SlurmftError
 from slurmft.heartbeat import Heart
@@ -126,6 +135,7 @@ class Training:
         self.parameters = sum(p.numel() for p in model.parameters())
         # A fused optimizer skips fp16's overflowing steps by itself: the schedule would not know.
         optimizer = make_optimizer(model, self.config, fused=precision != "fp16")
+        self.is_packed = self.config.batching == "packed" and self._pack(model, warnings)
         if self.config.ipex:
             model, optimizer = ipex.optimize(model, optimizer)
         self.bare_optimizer = optimizer
@@ -138,6 +148,12 @@ class Training:
             self.reporter.warn(text)
         if found:
             self._restore(found)
+
+    def _pack(self, model: Any, warnings: list[str]) -> bool:
+        """Makes the model compute without padding; a warning, where it cannot."""
+        if reason := packing.pack(model):
+            warnings.append(f"{reason}; batches are padded to their longest sample")
+        return reason is None
 
     def _settle_locks(self) -> str | None:
         """Finds out which file locks hold where the hub's files are kept; returns a warning."""
@@ -222,8 +238,11 @@ class Training:
             epoch: its number, from 0.
             done: steps of it to leave out.
         """
-        order = epoch_order(len(self.data.train), self.config.seed, epoch)
-        size = self.plan.global_batch_size
+        table, size = self.data.train, self.plan.global_batch_size
+        order = epoch_order(len(table), self.config.seed, epoch)
+        if self.config.batching == "grouped":
+            lengths = table.lengths(np.arange(len(table)))
+            order = near_lengths(order, lengths, size, self.config.seed, epoch)
         for start in range(done * size, len(order), size):
             yield order[start : start + size]
 
@@ -251,15 +270,23 @@ class Training:
         mine = share(samples, self.plan.parts, micro_step * self.world.size + self.world.rank)
         weight = len(mine) / len(samples)
         # A rank without a share computes any sample with weight 0: the others wait for it.
-        batch = self.data.train.batch(
-            mine if len(mine) else samples[:1], self.data.pad_id, self.plan.pad_multiple
-        )
+        batch = self._batch(self.data.train, mine if len(mine) else samples[:1])
         if len(mine) and not rehearsal:
             self.reporter.count(batch)
         loss = self.model(**batch.to(self.world.device)).loss * weight
         # DDP divides the sum of the ranks' gradients by their number.
         self.accelerator.backward(loss * self.world.size)
         return loss.detach().float()
+
+    def _batch(self, table: TokenTable, samples: Any) -> Batch:
+        """The samples as the model takes them."""
+        if self.is_packed:  # what padding there is, the model drops
+            batch = table.batch(samples, self.data.pad_id)
+            return dataclasses.replace(batch, padded_tokens=batch.tokens)
+        least = 0
+        if self.config.batching == "padded":
+            least = self.config.max_length or int(table.lengths(np.arange(len(table))).max())
+        return table.batch(samples, self.data.pad_id, self.plan.pad_multiple, least)
 
     def _evaluate(self) -> None:
         """The metrics of the validation split, equal on every rank."""
@@ -326,7 +353,8 @@ class Training:
         return is_best
 
     def _predictions(self, left: Any, sizes: list[int]) -> Any:
-        """This rank's predictions, of its consecutive part of the samples that are left.
+        """This rank's predictions, of its consecutive part of the samples that are left, in their
+        order. They are made in that of their lengths: near ones need little padding.
 
         Every sample is predicted once, on one rank, however the split divides: there is nothing to
         trim, as there is after gather_for_metrics on padded batches.
@@ -335,22 +363,23 @@ class Training:
         assert size is not None
         first = sum(sizes[: self.world.rank])
         mine = left[first : first + sizes[self.world.rank]]
+        by_length = np.argsort(self.data.validation.lengths(mine), kind="stable")
         found = [np.empty((0, *self.task.prediction_shape), self.task.prediction_dtype)]
         self.bare_model.eval()
         self.boundary.begin()
         for start in range(0, max(sizes), size):  # as many boundaries on every rank
             self.boundary.ask(self.stop.signal, self._checkpoint_is_due())
-            indices = mine[start : start + size]
+            indices = mine[by_length[start : start + size]]
             if len(indices):
                 found.append(self._predict(indices))
                 self.predicted.append(Predicted(indices, found[-1]))
             self.reporter.evaluating(min(start + size, len(mine)), len(mine))
             self._pass_boundary()
-        return np.concatenate(found)
+        return np.concatenate(found)[np.argsort(by_length)]
 
     @torch.inference_mode()
     def _predict(self, indices: Any) -> Any:
-        batch = self.data.validation.batch(indices, self.data.pad_id, self.plan.pad_multiple)
+        batch = self._batch(self.data.validation, indices)
         inputs = batch.to(self.world.device)
         output = self.bare_model(**{k: v for k, v in inputs.items() if k not in TARGETS})
         return self.task.predict(output, indices, self.data).cpu().numpy()
