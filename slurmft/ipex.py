@@ -25,7 +25,7 @@ def optimize(model: Any, optimizer: Any) -> tuple[Any, Any]:
     import torch
 
     torch_minor = ".".join(torch.__version__.split(".")[:2])
-    hint = "pip install 'slurmft[xeon]' into an environment of its own, or leave --ipex out"
+    hint = "pip install '.[xeon]' in slurmft's sources, for an environment of its own, or no --ipex"
     if importlib.util.find_spec(_MODULE) is None:
         raise UsageError(f"--ipex needs {_PACKAGE}, which is not installed", hint)
     if not version(_PACKAGE).startswith(f"{torch_minor}."):  # importing it would end the process

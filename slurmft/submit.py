@@ -90,14 +90,19 @@ def configure(flags: dict[str, Any]) -> RunConfig:
         UsageError: a value that cannot be right, from whichever source.
     """
     values = recipes.fill(merge(site_defaults(), flags))
-    job = build(JobConfig, values)
-    paths: dict[str, Any] = {k: absolute(v) for k in _PATHS if (v := getattr(job, k)) is not None}
-    job = dataclasses.replace(job, **paths)
+    job = absolute(build(JobConfig, values))
     return RunConfig(train=localize(build(TrainConfig, values)), job=job)
 
 
-def absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
+def absolute(job: JobConfig) -> JobConfig:
+    """The same with absolute paths; of "~name" without such a user, as the shell leaves it."""
+    given = {name: getattr(job, name) for name in _PATHS}
+    paths: dict[str, Any] = {
+        name: str(Path(os.path.expanduser(path)).absolute())
+        for name, path in given.items()
+        if path is not None
+    }
+    return dataclasses.replace(job, **paths)
 
 
 def merge(site: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
@@ -272,7 +277,7 @@ def resume(run: RunDir, flags: dict[str, Any], argv: list[str]) -> str:
             f"the job {job_id} of this run is {state.name.lower()}",
             f"slurmft cancel {shlex.quote(str(run.path))}",
         )
-    job = dataclasses.replace(old.job, **flags)
+    job = absolute(dataclasses.replace(old.job, **flags))
     again = [*old.submission.get("resumed", []), provenance("resume", argv)]
     container.check(job, launchers.choose(job.cluster))
     config = dataclasses.replace(old, job=job, submission=old.submission | {"resumed": again})
