@@ -7,6 +7,7 @@ which uses AMX by itself.
 from __future__ import annotations
 
 import importlib.util
+import sys
 from importlib.metadata import version
 from typing import Any
 
@@ -39,3 +40,16 @@ def optimize(model: Any, optimizer: Any) -> tuple[Any, Any]:
         model, optimizer=optimizer, dtype=torch.float32, inplace=True, weights_prepack=False
     )
     return found
+
+
+def in_use() -> str | None:
+    """The extension's version where torch calls its kernels in this process, else None.
+
+    Neither that it is installed nor that it was asked for says so: the dispatcher does. PyTorch has
+    no kernel of its own for a layer norm on CPUs, only a formula of other operators.
+    """
+    import torch
+
+    extension = sys.modules.get(_MODULE)
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("aten::layer_norm", "CPU")
+    return str(extension.__version__) if extension and has_kernel else None

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import slurmft
-from slurmft import hardware, heartbeat, profiles
+from slurmft import hardware, heartbeat, ipex, profiles
 from slurmft.clock import PhaseClock
 from slurmft.data import Batch
 from slurmft.dist import World
@@ -76,6 +76,7 @@ class Reporter:
             "nodes": len({r["node"] for r in ranks}),
             "precision": self.plan.precision,
             "backend": self.world.backend,
+            "ipex": ranks[0]["ipex"] if all(r["ipex"] for r in ranks) else None,
             "global_batch_size": self.plan.global_batch_size,
             "total_steps": self.plan.total_steps,
         }
@@ -251,6 +252,7 @@ def describe_rank(world: Any) -> dict[str, Any]:
         "host": platform.node(),
         "device": gpu or cpu_model(),
         "threads": torch.get_num_threads(),
+        "ipex": ipex.in_use(),
         "cores": sorted(os.sched_getaffinity(0)),
         "cores_asked": cores_asked(os.environ),
         "kernel": platform.release(),
