@@ -15,6 +15,7 @@ COMMANDS = {
     "cancel": ("slurmft.follow", "cancel_main", "end the job of a run"),
     "render": ("slurmft.render", "main", "print what others start: mpirun's command, manifests"),
     "prepare": ("slurmft.prepare", "main", "inside a job: what the files in sbatch/ call"),
+    "plan": ("slurmft.planner", "main", "how many nodes: time and cost by number of nodes"),
     "doctor": ("slurmft.doctor", "main", "examine the cluster: doctor node, doctor locks DIR"),
 }
 """Command -> module, function, one line of help. Modules are imported when they are called."""
