@@ -121,7 +121,7 @@ PRIORS: dict[str, Prior] = {
     "local_bandwidth": Prior(
         12e9, 3, "bytes/s", "from shared memory (4 GB/s) and PCIe 3 (12) to NVLink (40 and more)"
     ),
-    "network_latency": Prior(25e-6, 3, "s", "a message between nodes: from 5 us (verbs) to 100 (TCP)"),
+    "network_latency": Prior(25e-6, 3, "s", "a message between nodes: 5 us (verbs) to 100 (TCP)"),
     "network_bandwidth": Prior(
         3e9, 4, "bytes/s", "from 10 Gbit/s Ethernet (1 GB/s) to HDR InfiniBand (25 GB/s)"
     ),
