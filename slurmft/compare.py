@@ -124,8 +124,9 @@ def read(name: str, path: str) -> Side:
             "wait for one (slurmft follow RUN), or go on with it: slurmft resume RUN",
         )
     if len(runs.cells(finished)) > 1:
+        fields = ", ".join(runs.varied(finished))
         raise UsageError(
-            f"the runs in {path!r} are no repeats: they differ in {', '.join(runs.varied(finished))}",
+            f"the runs in {path!r} are no repeats: they differ in {fields}",
             "give a folder for each kind of run",
         )
     notes = [f"{name}: left out: {problem}" for problem in problems]
@@ -211,7 +212,7 @@ def cautions(a: Side, b: Side) -> list[str]:
     if not _has_repeats(a, b):
         counts = f"{len(a.runs)} and {len(b.runs)} run(s)"
         lines.append(
-            f"{counts}: how much repeats differ is not known; {_LEAST_REPEATS} of each would show it"
+            f"{counts}: how much repeats differ is not known; {_LEAST_REPEATS} of each show it"
         )
         dropped = [sum(w.left_out for w in map(windows, side.runs)) for side in (a, b)]
         lines.append(
@@ -266,14 +267,14 @@ def _has_repeats(a: Side, b: Side) -> bool:
 def _training(a: Side, b: Side, generator: np.random.Generator) -> Finding:
     if _has_repeats(a, b):
         times = [1 / np.array(side.results("train_samples_per_s")) for side in (a, b)]
-        found = ratio_of_repeats(*times, generator)
+        found = ratio_of_repeats(times[0], times[1], generator)
         rates = [1 / float(np.mean(t)) for t in times]
-        shown = [_rate(side, rate) for side, rate in zip((a, b), rates, strict=True)]
+        shown = (_rate(a, rates[0]), _rate(b, rates[1]))
         return _speed("training", *shown, found, "bootstrap over repeats")
     sides = [[windows(run) for run in side.runs] for side in (a, b)]
     rates = [_mean_rate(side) for side in sides]
-    shown = [_rate(side, rate) for side, rate in zip((a, b), rates, strict=True)]
-    interval = ratio_of_windows(*sides, generator)
+    shown = (_rate(a, rates[0]), _rate(b, rates[1]))
+    interval = ratio_of_windows(sides[0], sides[1], generator)
     if interval is None:
         counts = [sum(len(w.steps) for w in side) for side in sides]
         return Finding(
@@ -302,17 +303,18 @@ def _per_evaluation(
 ) -> Finding:
     """Phases that come once after each epoch: their seconds for a validation sample."""
     times = [[_sample_seconds(run, phases) for run in side.runs] for side in (a, b)]
-    shown = [
-        f"{1000 * float(np.mean(t)) * side.mean('evaluate_samples') / _evaluations(side):,.4g} ms "
-        f"each"
-        for t, side in zip(times, (a, b), strict=True)
-    ]
+    shown = (_each_ms(a, times[0]), _each_ms(b, times[1]))
     if not _has_repeats(a, b) or min(map(min, times)) <= 0:
         return Finding(
             what, *shown, f"cannot tell: {_LEAST_REPEATS} repeats of each are needed for the {unit}"
         )
     found = ratio_of_repeats(np.array(times[0]), np.array(times[1]), generator)
     return _speed(what, *shown, found, "bootstrap over repeats")
+
+
+def _each_ms(side: Side, sample_s: Sequence[float]) -> str:
+    samples = side.mean("evaluate_samples") / _evaluations(side)
+    return f"{1000 * float(np.mean(sample_s)) * samples:,.4g} ms each"
 
 
 def _sample_seconds(run: Run, phases: Sequence[str]) -> float:
@@ -324,7 +326,7 @@ def _sample_seconds(run: Run, phases: Sequence[str]) -> float:
 def _evaluations(side: Side) -> int:
     """How often the first run evaluated."""
     epochs = {r["epoch"] for r in side.runs[0].records() if r.get("event") == "epoch"}
-    return len(epochs) or side.runs[0].value("epochs") or 1
+    return len(epochs) or int(side.runs[0].value("epochs") or 1)
 
 
 def _speed(what: str, a: str, b: str, found: tuple[float, float, float], method: str) -> Finding:
@@ -344,11 +346,11 @@ def _metric(name: str, a: Side, b: Side, generator: np.random.Generator) -> Find
     """A metric of both; runs that are alone have an interval only where it is an accuracy."""
     values = [np.array([m[name] for m in side.results("metrics")], dtype=float) for side in (a, b)]
     means = [float(np.mean(v)) for v in values]
-    shown = [f"{mean:.4f}" for mean in means]
+    shown = (f"{means[0]:.4f}", f"{means[1]:.4f}")
     if not np.isfinite(np.concatenate(values)).all():
         return Finding(name, *shown, "cannot tell: it is no number in some run")
     if _has_repeats(a, b):
-        found = difference_of_repeats(*values, generator)
+        found = difference_of_repeats(values[0], values[1], generator)
         return Finding(name, *shown, verdict_of_metric(*found), "bootstrap over repeats", *found)
     samples = [round(side.mean("evaluate_samples") / _evaluations(side)) for side in (a, b)]
     if "accuracy" not in name or min(samples) < 1:
@@ -447,9 +449,12 @@ def _freedom(draws: Sequence[Array], counts: Sequence[float]) -> float:
 def _widened(draws: Array, estimate: float, freedom: float) -> tuple[float, float]:
     """The 95 % interval of draws around an estimate, widened as Student's t is wider than the
     normal distribution: a bootstrap of three values does not know how uncertain their spread is."""
-    factor = float(stdtrit(freedom, 0.975) / stdtrit(np.inf, 0.975))
-    low, high = np.quantile(draws, (0.025, 0.975)) - estimate
-    return estimate + factor * float(low), estimate + factor * float(high)
+    normal = float(stdtrit(np.inf, 0.975))
+    factor = float(stdtrit(freedom, 0.975)) / normal
+    # Resamples of few values have no tails: their quantiles may be nearer than their spread says.
+    near = normal * float(draws.std())
+    low, high = (float(q) - estimate for q in np.quantile(draws, (0.025, 0.975)))
+    return estimate + factor * min(low, -near), estimate + factor * max(high, near)
 
 
 def ratio_of_windows(
@@ -510,8 +515,8 @@ def block_length(rho: float, count: int) -> int:
         rho: the autocorrelation.
         count: the windows that there are.
     """
-    length = 1.1447 * (4 * rho**2 / (1 - rho**2) ** 2 * count) ** (1 / 3)
-    return math.ceil(max(length, count ** (1 / 3)))
+    length = 1.1447 * float((4 * rho**2 / (1 - rho**2) ** 2 * count) ** (1 / 3))
+    return math.ceil(max(length, float(count ** (1 / 3))))
 
 
 def _missed(rho: float, length: int) -> float:

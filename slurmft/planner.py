@@ -316,7 +316,7 @@ def recommend(
         within = fastest.stays_within(budget)
         return fastest, (
             f"the fastest of these within {budget:g} node-hours "
-            f"({fastest.node_hours.median:.3g}; probability {within:.0%})"
+            f"({fastest.node_hours.median:.3g}; probability {_percent(within)})"
         )
     efficient = [o for o in options if o.efficiency.median >= _EFFICIENT]
     if not efficient:
@@ -334,7 +334,7 @@ def _in_time(options: Sequence[Option], deadline_s: float, fastest: Option) -> t
             if (chance := option.meets(deadline_s)) >= surely:
                 text = f"the fewest of these that end within {amount(deadline_s)}"
                 doubt = "" if surely == _SURELY else ": not sure"
-                return option, f"{text} (probability {chance:.0%}{doubt})"
+                return option, f"{text} (probability {_percent(chance)}{doubt})"
     best = fastest.time_s
     raise UsageError(
         f"{asked} is not met by any of these: the fastest, {fastest.nodes} node(s), takes "
@@ -363,6 +363,11 @@ def _amounts(of: Interval) -> str:
 def _digits(value: float) -> str:
     """Three significant digits, never as a power of ten."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _percent(chance: float) -> str:
+    """Draws cannot tell more than 99 % from certainty."""
+    return ">99%" if chance > 0.99 else f"{chance:.0%}"
 
 
 def _range(of: Interval, scale: float = 1) -> str:
