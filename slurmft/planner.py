@@ -384,6 +384,7 @@ def describe(
     lines = [
         f"{series.name}: {len(series.rows)} run(s) on {counts} devices; "
         f"{options[0].prediction.devices // options[0].nodes} device(s) a node",
+        _planned(options[0].prediction.work),
         *(f"note: {note}" for note in series.notes),
         *_left_out(fit),
         "",
@@ -397,6 +398,20 @@ def describe(
         f"{why}",
     ]
     return lines
+
+
+def _planned(work: Workload) -> str:
+    """What would run: where the measured runs did different work, that of the first."""
+    batch = (
+        f"{work.kept_global_batch:,} in all"
+        if work.kept_global_batch
+        else f"{work.batch_size:,} a device"
+    )
+    micro_steps = f" x {work.micro_steps} micro-steps" if work.micro_steps > 1 else ""
+    return (
+        f"planned: {work.train_samples:,} samples x {work.epochs} epoch(s), batch {batch}"
+        f"{micro_steps}, {work.evaluate_samples:,} samples an evaluation"
+    )
 
 
 def _left_out(fit: Fit) -> list[str]:
@@ -440,10 +455,9 @@ def share_table(options: Sequence[Option]) -> list[str]:
     names = list(options[0].shares)
     rows = [("nodes", *names, "global batch", "steps")]
     for option in options:
-        work, devices = option.prediction.work, option.prediction.devices
         shares = [f"{option.shares[name]:.0%}" for name in names]
-        steps = f"{work.steps(devices):,}"
-        rows.append((str(option.nodes), *shares, f"{work.global_batch_size(devices):,}", steps))
+        sizes = (f"{_global_batch(option):,}", f"{_steps(option):,}")
+        rows.append((str(option.nodes), *shares, *sizes))
     return _columns(rows)
 
 
@@ -470,16 +484,25 @@ def _warnings(series: Series, options: Sequence[Option], chosen: Option) -> list
     if any(option.is_extrapolated for option in options):
         most = series.device_counts[-1]
         lines.append(f"extrapolated: no run had more than {most} devices; measure before you rely")
-    work, devices = chosen.prediction.work, chosen.prediction.devices
     smallest = min(row.work.global_batch_size(row.devices) for row in series.rows)
-    batch = work.global_batch_size(devices)
-    if batch > smallest:
+    growing = [o for o in (chosen, options[-1]) if _global_batch(o) > smallest]
+    if growing:
+        told = growing[0]
         lines.append(
-            f"accuracy: the global batch grows to {batch:,} ({smallest:,} in the smallest run) and "
-            f"leaves {work.steps(devices):,} optimizer steps; accuracy may fall "
+            f"accuracy: on {told.nodes} node(s) the global batch grows to {_global_batch(told):,} "
+            f"({smallest:,} in the smallest run) and leaves {_steps(told):,} optimizer steps; "
+            "accuracy may fall "
             f"({_accuracy_seen(series)}). --global-batch keeps it, and makes speedups smaller"
         )
     return lines
+
+
+def _global_batch(option: Option) -> int:
+    return option.prediction.work.global_batch_size(option.prediction.devices)
+
+
+def _steps(option: Option) -> int:
+    return option.prediction.work.steps(option.prediction.devices)
 
 
 def _accuracy_seen(series: Series) -> str:
@@ -503,6 +526,7 @@ def as_json(series: Series, options: Sequence[Option], chosen: Option, why: str)
             {"label": r.label, "devices": r.devices, "nodes": r.nodes, "seconds": dict(r.seconds)}
             for r in series.rows
         ],
+        "planned": dataclasses.asdict(options[0].prediction.work),
         "notes": list(series.notes),
         "interval": 0.9,
         "counts": [
@@ -516,8 +540,8 @@ def as_json(series: Series, options: Sequence[Option], chosen: Option, why: str)
                 "node_hours": dataclasses.asdict(o.node_hours),
                 "device_hours": dataclasses.asdict(o.device_hours),
                 "shares": o.shares,
-                "global_batch_size": o.prediction.work.global_batch_size(o.prediction.devices),
-                "steps": o.prediction.work.steps(o.prediction.devices),
+                "global_batch_size": _global_batch(o),
+                "steps": _steps(o),
             }
             for o in options
         ],
