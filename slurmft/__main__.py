@@ -15,6 +15,12 @@ COMMANDS = {
     "cancel": ("slurmft.follow", "cancel_main", "end the job of a run"),
     "render": ("slurmft.render", "main", "print what others start: mpirun's command, manifests"),
     "prepare": ("slurmft.prepare", "main", "inside a job: what the files in sbatch/ call"),
+    "plan": ("slurmft.planner", "main", "how many nodes: time and cost by number of nodes"),
+    "compare": (
+        "slurmft.compare",
+        "main",
+        "is one run faster or better than another, or is it noise",
+    ),
     "doctor": ("slurmft.doctor", "main", "examine the cluster: doctor node, doctor locks DIR"),
 }
 """Command -> module, function, one line of help. Modules are imported when they are called."""
