@@ -17,6 +17,7 @@ from slurmft.errors import Exit, SlurmftError
 
 _TIMEOUT_S = 30
 _SBATCH_TIMEOUT_S = 120
+_MAX_ARRAY_SIZE = 1001
 _ENDED = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "REVOKED", "TIMEOUT",
@@ -216,18 +217,18 @@ def sbatch(arguments: Sequence[str], script: str) -> str:
 
 
 def max_array_size() -> int:
-    """How many tasks a job array may have here (MaxArraySize).
-
-    Raises:
-        SlurmftError: the controller gives no answer.
-    """
-    return parse_max_array_size(_call("scontrol", "show", "config"))
+    """How many tasks a job array may have here (MaxArraySize); Slurm's default where it does not
+    say: sbatch will."""
+    try:
+        return parse_max_array_size(_call("scontrol", "show", "config"))
+    except SlurmftError:
+        return _MAX_ARRAY_SIZE
 
 
 def parse_max_array_size(text: str) -> int:
-    """From `scontrol show config`; Slurm's default where it does not say."""
+    """From `scontrol show config`."""
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
-    return int(found[1]) if found else 1001
+    return max(1, int(found[1])) if found else _MAX_ARRAY_SIZE
 
 
 def job_name(environment: Mapping[str, str]) -> str:

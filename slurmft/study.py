@@ -1,33 +1,25 @@
 """`slurmft study run|status|cancel`: measures every cell of a study file, several times over.
 
-A study has a folder of its own, STUDIES_DIR/NAME: run directories in `runs/`, copies of its file
-and of the published figures, and the scripts and logs of its job arrays in `arrays/`. Which runs
-there are is read from the run directories each time: there is no other state. See `slurmft.grid`
-for the file.
+Which runs there are is read from the run directories each time: there is no other state. See
+`slurmft.grid` for the file.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
-import os
 import shlex
 import sys
-import tomllib
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from slurmft import grid, launchers, locks, slurm, tally
+from slurmft import grid, launchers, slurm, studydir, tally
 from slurmft.cli import Parser, add_options, given
 from slurmft.config import JobConfig, TrainConfig, flag, options
 from slurmft.errors import Exit, UsageError, unknown
 from slurmft.grid import GLOBAL_BATCH_SIZE, Study
-from slurmft.rundir import RunDir, write_text
-from slurmft.runs import Run
+from slurmft.rundir import RunDir
 from slurmft.submission import (
     Submission,
     configurations,
@@ -37,7 +29,7 @@ from slurmft.submission import (
     run_here,
     submit_arrays,
 )
-from slurmft.submit import absolute, merge, provenance
+from slurmft.submit import merge, provenance
 from slurmft.tally import Repeat, Tally, Try
 
 ASK_ABOVE = 1000
@@ -101,14 +93,6 @@ def _add_place(parser: Parser) -> None:
     )
 
 
-def folder_of(study: Study, studies_dir: str) -> Path:
-    """Where a study's runs are; a study that was read from there stays there."""
-    home = study.path.parent
-    if study.path.name == grid.FILE and home.name == study.name:
-        return home
-    return Path(absolute(studies_dir)) / study.name
-
-
 def with_flags(study: Study, flags: dict[str, Any]) -> Study:
     """The study with flags in place of what its file fixes.
 
@@ -137,29 +121,29 @@ def run_main(argv: list[str]) -> int:
     arguments = run_parser().parse(argv)
     flags = given(arguments, [*options(TrainConfig), *options(JobConfig)])
     study = with_flags(grid.read(arguments.study), flags)
-    folder = folder_of(study, arguments.studies_dir)
+    folder = studydir.folder_of(study, arguments.studies_dir)
     configs = configurations(study, folder)
     if arguments.dry_run:
         todo = Submission(study, folder, configs, tally.take(study, folder), argv)
         check_settings(todo, arguments.yes)
         print(dry_run(todo))
         return Exit.OK
-    with exclusive(folder):
-        check_name(study, folder)
-        discard_cut_off(folder)
+    with studydir.exclusive(folder):
+        studydir.check_name(study, folder)
+        studydir.discard_cut_off(folder)
         todo = Submission(study, folder, configs, tally.take(study, folder), argv)
         for line in check_settings(todo, arguments.yes):
             print(line, file=sys.stderr)
         if not confirmed(len(todo.due()), arguments):
             print("nothing was submitted")
             return Exit.OK
-        keep_copies(study, folder)
+        studydir.keep_copies(study, folder)
         return submit_due(todo)
 
 
 def submit_due(todo: Submission) -> int:
     """Submits or runs what is due, and says so; returns the exit code."""
-    for line in warnings(todo.tally):
+    for line in studydir.warnings(todo.tally):
         print(line, file=sys.stderr)
     due, told = todo.due(), provenance("study", ["run", *todo.argv])
     given_up = [r for r in todo.tally.repeats if todo.given_up(r)]
@@ -198,19 +182,20 @@ def next_commands(todo: Submission) -> str:
     )
 
 
-def done_table(todo: Submission, jobs: dict[int, str]) -> str:
+def done_table(todo: Submission, jobs: dict[int, str], new: str = "submitted") -> str:
     """A line for every cell: what its repeats are now.
 
     Args:
         todo: the submission.
-        jobs: id of a repeat that was submitted -> its job.
+        jobs: id of a repeat that was submitted -> its job; "" for one that has none yet.
+        new: what those that were submitted are called.
     """
     rows = [[*todo.study.varied, "repeats"]]
     for cell, repeats in todo.tally.by_cell():
-        words = Counter("submitted" if id(r) in jobs else _word(todo, r) for r in repeats)
-        new = ", ".join(jobs[id(r)] for r in repeats if id(r) in jobs)
+        words = Counter(new if id(r) in jobs else _word(todo, r) for r in repeats)
+        ids = ", ".join(filter(None, (jobs.get(id(r)) for r in repeats)))
         text = ", ".join(f"{count} {word}" for word, count in words.items())
-        rows.append([*map(str, cell.values()), text + (f" ({new})" if new else "")])
+        rows.append([*map(str, cell.values()), text + (f" ({ids})" if ids else "")])
     return tally.table(rows)
 
 
@@ -221,9 +206,9 @@ def _word(todo: Submission, repeat: Repeat) -> str:
 def dry_run(todo: Submission) -> str:
     """What would be submitted."""
     due = todo.due()
-    jobs = {id(repeat): "new" for repeat in due}
+    none = {id(repeat): "" for repeat in due}
     lines = [f"# {todo.study.title}: {len(todo.study.cells)} cells x {todo.study.repeats} repeats"]
-    lines += [*warnings(todo.tally), done_table(todo, jobs), ""]
+    lines += [*studydir.warnings(todo.tally), done_table(todo, none, "to submit"), ""]
     if due and todo.cluster == "slurm":
         lines += dry_arrays(todo, due)
     elif due:
@@ -232,82 +217,6 @@ def dry_run(todo: Submission) -> str:
 
 
 # --- what must not be -----------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Holds the study's folder: nobody else, on any node, submits to it meanwhile.
-
-    By lockf, which shared file systems keep between nodes; it ends with the process.
-
-    Raises:
-        UsageError: somebody else holds it, or the folder cannot be written.
-    """
-    path = folder / ".lock"
-    try:
-        (folder / "runs").mkdir(parents=True, exist_ok=True)
-        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise UsageError(
-            f"cannot write the study folder {str(folder)!r}: {error.strerror or error}",
-            "give a folder that you can write, which the nodes see: --studies-dir",
-        ) from None
-    with file:
-        _hold(file.fileno(), folder)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {os.uname().nodename}")
-        file.flush()
-        yield
-
-
-def _hold(descriptor: int, folder: Path) -> None:
-    try:
-        locks.lock(descriptor, "lockf")
-    except BlockingIOError:
-        holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
-        raise UsageError(
-            f"another `slurmft study run` is at work in {str(folder)!r}: {holder}",
-            "wait for its end; slurmft study status shows how far it is",
-        ) from None
-    except OSError as error:
-        raise UsageError(
-            f"cannot lock {str(folder / '.lock')!r}: {error.strerror}",
-            "give a folder on a file system with POSIX locks: --studies-dir",
-        ) from None
-
-
-def check_name(study: Study, folder: Path) -> None:
-    """Raises UsageError where the folder is another study's."""
-    copy = folder / grid.FILE
-    try:
-        found = tomllib.loads(copy.read_text(encoding="utf-8")).get("name")
-    except (OSError, ValueError):
-        return  # a new folder; or what is no study file, which is written anew
-    if found != study.name:
-        raise UsageError(
-            f"{str(folder)!r} is the folder of the study {found!r}, not {study.name!r}",
-            "give another --studies-dir, or another name in the study file",
-        )
-
-
-def keep_copies(study: Study, folder: Path) -> None:
-    """Keeps the study file, and the figures that it names, in the study's folder."""
-    copy = folder / grid.FILE
-    if study.path != copy:
-        write_text(copy, study.text)
-    if study.published and study.published != folder / grid.PUBLISHED:
-        write_text(folder / grid.PUBLISHED, study.published.read_text(encoding="utf-8"))
-
-
-def discard_cut_off(folder: Path) -> None:
-    """Removes run directories whose submission was killed before they had a job.
-
-    Should there be a job all the same, it ends at once: its script is gone.
-    """
-    for run in tally.find(folder)[0]:
-        never = run.state["state"] in ("submitted", "unknown")
-        if never and not tally.job_of(run)[1]:
-            RunDir(run.path).discard()
 
 
 def check_settings(todo: Submission, yes: bool) -> list[str]:
@@ -343,23 +252,6 @@ def check_settings(todo: Submission, yes: bool) -> list[str]:
     )
 
 
-def warnings(found: Tally) -> list[str]:
-    """What lies in the folder that does not belong there."""
-    lines = [f"warning: {problem}; left out" for problem in found.problems]
-    groups: dict[str, list[Run]] = {}
-    for run in found.others:
-        told = run.study if isinstance(run.study, dict) else {}
-        cell = told.get("cell")
-        words = grid.label(cell) if isinstance(cell, dict) else "no cell"
-        groups.setdefault(f"{words}, repeat {told.get('repeat', '-')}", []).append(run)
-    for words, runs in groups.items():
-        lines.append(
-            f"warning: {len(runs)} run(s) of what the study does not have ({words}), such as "
-            f"{runs[0].path}; left out"
-        )
-    return lines
-
-
 def confirmed(count: int, arguments: argparse.Namespace) -> bool:
     """Whether so many runs are wanted: asks, where they are very many.
 
@@ -390,12 +282,12 @@ def status_main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="all that is known, as JSON")
     arguments = parser.parse(argv)
     study = grid.read(arguments.study)
-    folder = folder_of(study, arguments.studies_dir)
+    folder = studydir.folder_of(study, arguments.studies_dir)
     found = tally.take(study, folder)
     if arguments.json:
         print(json.dumps(tally.as_json(study, folder, found), indent=2, ensure_ascii=False))
         return Exit.OK
-    for line in warnings(found):
+    for line in studydir.warnings(found):
         print(line, file=sys.stderr)
     print(f"{study.title} ({folder})")
     print(tally.status_table(study, found))
@@ -431,7 +323,7 @@ def cancel_main(argv: list[str]) -> int:
     _add_place(parser)
     arguments = parser.parse(argv)
     study = grid.read(arguments.study)
-    folder = folder_of(study, arguments.studies_dir)
+    folder = studydir.folder_of(study, arguments.studies_dir)
     found = tally.find(folder)[0]
     alive = [t for t in tally.stand(r for r in found if not r.is_finished) if t.is_alive]
     on_slurm = [t for t in alive if tally.job_of(t.run)[0] == "slurm"]
