@@ -396,14 +396,14 @@ def test_status_imports_nothing_heavy(tmp_path: Path) -> None:
 # --- on this machine ------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(500)
 def test_on_this_machine(tmp_path: Path, tiny_model: Path, tiny_data: Path) -> None:
     """Two cells, then only the one that is missing; interrupted, nothing half is left."""
     (tmp_path / "s.toml").write_text(FILE.replace("repeats = 2", "repeats = 1"))
     source = ["--task", "emotion", "--data", str(tiny_data), "--model", str(tiny_model)]
     command = ["study", "run", str(tmp_path / "s.toml"), "--studies-dir", str(tmp_path)]
     command += ["--cluster", "local", *source]
-    done = slurmft(*command)
+    done = slurmft(*command, timeout_s=300)
     assert done.code == 0, done.err
     assert "1/2 nodes=1, repeat 1: finished in" in done.out
     runs = runs_of(tmp_path / "s").values()
