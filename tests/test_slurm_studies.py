@@ -16,7 +16,7 @@ from tests.cluster import Cluster
 from tests.conftest import Done, records
 from tests.test_slurm_jobs import LONG, QUICK, slurmft
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
 
 FILE = """\
 name = "two-shapes"
@@ -24,14 +24,14 @@ title = "Two shapes"
 repeats = 2
 [fixed]
 time = 5
-task = "emotion"
 [grid]
 nodes = [1, 2]
 """
 
 
 def study(cluster: Cluster, folder: Path, command: str, *arguments: str) -> Done:
-    (folder / "s.toml").write_text(FILE)
+    if not (folder / "s.toml").exists():
+        (folder / "s.toml").write_text(FILE)
     place = (str(folder / "s.toml"), "--studies-dir", str(folder / "it's studies"))
     return slurmft(cluster, "study", command, *place, *arguments)
 
@@ -44,7 +44,7 @@ def status(cluster: Cluster, folder: Path) -> dict[str, Any]:
 
 
 def await_totals(cluster: Cluster, folder: Path, good: Callable[[dict[str, int]], bool]) -> None:
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 200
     while not good(totals := status(cluster, folder)["totals"]):
         assert time.monotonic() < deadline, totals
         time.sleep(1)
@@ -56,8 +56,8 @@ def runs_of(cluster: Cluster, folder: Path) -> list[RunDir]:
 
 
 def test_study(idle_cluster: Cluster, tmp_path: Path, tiny_model: Path, tiny_data: Path) -> None:
-    """Interleaved, one at a time; then again: nothing; a failed one: once more."""
-    source = ("--data", str(tiny_data), "--model", str(tiny_model))
+    """Interleaved, one at a time; then again: nothing; a failed one: once more; cancelled."""
+    source = ("--task", "emotion", "--data", str(tiny_data), "--model", str(tiny_model))
     done = study(idle_cluster, tmp_path, "run", *QUICK, *source)
     assert done.code == 0, done.err
     again = study(idle_cluster, tmp_path, "run", *QUICK, *source)
@@ -77,29 +77,37 @@ def test_study(idle_cluster: Cluster, tmp_path: Path, tiny_model: Path, tiny_dat
     third = study(idle_cluster, tmp_path, "run", *QUICK, *source)
     assert third.code == 0, third.err
     assert third.out.count("1 submitted") == 1
-    await_totals(idle_cluster, tmp_path, lambda t: t["finished"] == 4)
     assert runs[1].path.exists()
+    totals = status(idle_cluster, tmp_path)["totals"]
+    assert (totals["finished"], totals["pending"] + totals["running"]) == (3, 1)
+    assert study(idle_cluster, tmp_path, "cancel").code == 0
 
 
 def test_array_task_is_a_job_like_others(idle_cluster: Cluster, tmp_path: Path) -> None:
-    """It is stopped, requeues itself and goes on; cancelled and resumed; the rest is cancelled."""
-    synthetic = ("--task", "synthetic", "--seed", "1")
-    assert study(idle_cluster, tmp_path, "run", *LONG, *synthetic).code == 0
-    run = runs_of(idle_cluster, tmp_path)[0]
-    job = json.loads(run.job.read_text())["id"]
-    await_steps(run, 1)
-    idle_cluster.run(["scancel", "--signal=USR2", job])
-    await_state(run, "requeued")
-    await_state(run, "running")
-    assert records(run, "stop") or run.checkpoint_names()
-    assert slurmft(idle_cluster, "cancel", str(run.path)).code == 0
-    assert run.get_state()["state"] == "cancelled"
+    """One of two that run is stopped, requeues itself and goes on; it is cancelled and resumed."""
+    one = FILE.replace("nodes = [1, 2]", "learning_rate = [1e-3, 1e-4]")
+    (tmp_path / "s.toml").write_text(one.replace("[fixed]", "at_most = 2\n[fixed]"))
+    assert study(idle_cluster, tmp_path, "run", *LONG, "--task", "synthetic").code == 0
+    runs = runs_of(idle_cluster, tmp_path)
+    jobs = [json.loads(r.job.read_text())["id"] for r in runs]
+    array = jobs[0].partition("_")[0]
+    assert jobs[:2] == [f"{array}_0", f"{array}_1"]
+    await_steps(runs[0], 1)
+    await_steps(runs[1], 1)
+    stopped = runs[1]  # the last one to start has the job id of the whole array
+    idle_cluster.run(["scancel", "--signal=USR2", jobs[1]])
+    await_state(stopped, "requeued")
+    await_state(stopped, "running")
+    assert stopped.checkpoint_names()
+    assert runs[0].get_state()["state"] == "running"
+    assert [r.attempt_number() for r in runs] == [1, 2, 0, 0]
+    assert slurmft(idle_cluster, "cancel", str(stopped.path)).code == 0
+    assert stopped.get_state()["state"] == "cancelled"
     cancelled = study(idle_cluster, tmp_path, "cancel")
     assert "3 run(s) of two-shapes are being cancelled" in cancelled.out
     idle_cluster.wait_idle(60)
-    totals = status(idle_cluster, tmp_path)["totals"]
-    assert totals["failed"] == 4
-    resumed = slurmft(idle_cluster, "resume", str(run.path))
+    assert status(idle_cluster, tmp_path)["totals"]["failed"] == 4
+    resumed = slurmft(idle_cluster, "resume", str(stopped.path))
     assert resumed.code == 0, resumed.err
     assert status(idle_cluster, tmp_path)["totals"]["failed"] == 3
     assert study(idle_cluster, tmp_path, "cancel").code == 0
