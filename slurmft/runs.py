@@ -42,7 +42,8 @@ class Run:
         """
         files = RunDir(path)
         config = read_json(files.config)
-        if config is None or not all(isinstance(config.get(k), dict) for k in ("train", "job")):
+        parts = ("train", "job", "submission")
+        if config is None or not all(isinstance(config.get(k), dict) for k in parts):
             raise UsageError(f"{str(files.config)!r} is no configuration of a run")
         result = read_json(files.result)
         if result is None and files.result.exists():
@@ -71,7 +72,7 @@ class Run:
 
     @property
     def study(self) -> dict[str, Any] | None:
-        """The study that it belongs to, as `study.Submission` wrote it: name, cell, repeat."""
+        """The study that it belongs to, as `slurmft study run` wrote it: name, cell, repeat."""
         found: dict[str, Any] | None = self.config.get("submission", {}).get("study")
         return found
 
@@ -106,8 +107,12 @@ class Run:
 _RESULT_KEYS = {"metrics", "phases_s", "world_size", "nodes", "steps", "wall_s"}
 
 
-def find(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
+def find(paths: Sequence[str | Path], may_be_none: bool = False) -> tuple[list[Run], list[str]]:
     """The runs in run directories, or in folders that hold such at any depth.
+
+    Args:
+        paths: the folders.
+        may_be_none: a folder without a run is no error.
 
     Returns:
         The runs, oldest first, each once; and a line for every directory that could not be read.
@@ -122,7 +127,7 @@ def find(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
         if not top.is_dir():
             raise UsageError(f"{str(given)!r} is no folder")
         folders = list(_run_folders(top))
-        if not folders:
+        if not folders and not may_be_none:
             raise UsageError(f"{str(given)!r} holds no run", "give a run directory or its folder")
         for folder in folders:
             try:

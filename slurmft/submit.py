@@ -201,13 +201,13 @@ def placeholder(config: RunConfig, cluster: str) -> Rendezvous:
     )
 
 
-def submit(config: RunConfig, cluster: str) -> RunDir:
-    """Submits a job; returns its run directory.
+def submit(config: RunConfig, cluster: str, mark: str = "") -> RunDir:
+    """Submits a job; returns its run directory, whose name ends with `mark`.
 
     Raises:
         SlurmftError: the job was refused, or would wait for ever. There is no run directory then.
     """
-    run, launcher = RunDir.create(config), launchers.get(cluster)
+    run, launcher = RunDir.create(config, mark), launchers.get(cluster)
     try:
         job_id = launcher.submit(config, run)
     except SlurmftError:
