@@ -13,6 +13,7 @@ COMMANDS = {
     "follow": ("slurmft.follow", "follow_main", "stream a run's progress until its job ends"),
     "resume": ("slurmft.submit", "resume_main", "submit a stopped or failed run again"),
     "cancel": ("slurmft.follow", "cancel_main", "end the job of a run"),
+    "report": ("slurmft.report", "main", "tables, plots and a page of what runs measured"),
     "render": ("slurmft.render", "main", "print what others start: mpirun's command, manifests"),
     "prepare": ("slurmft.prepare", "main", "inside a job: what the files in sbatch/ call"),
     "doctor": ("slurmft.doctor", "main", "examine the cluster: doctor node, doctor locks DIR"),

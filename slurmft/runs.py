@@ -98,9 +98,18 @@ class Run:
         """Where its ranks ran, in the order of the ranks, each once."""
         return list(dict.fromkeys(r["host"] for r in self.environment.get("ranks", [])))
 
-    def records(self) -> Iterator[dict[str, Any]]:
-        """The lines of records.jsonl; steps that were done again are there twice."""
-        return RecordReader(RunDir(self.path).records).read()
+    @property
+    def evaluations(self) -> int:
+        """Evaluations that it made, of the whole validation data each; at least one."""
+        config = self.config["train"]
+        epochs, stopped = config.get("epochs"), config.get("early_stopping") or config.get("max_steps")
+        if isinstance(epochs, int) and not stopped:
+            return max(1, epochs)
+        return max(1, len({r.get("epoch") for r in self.records("epoch")}))
+
+    def records(self, event: str | None = None) -> Iterator[dict[str, Any]]:
+        """The lines of records.jsonl, or those of one event; steps done again are there twice."""
+        return RecordReader(RunDir(self.path).records).read(event)
 
 
 _RESULT_KEYS = {"metrics", "phases_s", "world_size", "nodes", "steps", "wall_s"}
