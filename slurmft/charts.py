@@ -68,10 +68,14 @@ class Chart:
         """The plot in words, for those who do not see it."""
         parts = []
         for s in self.series:
-            ends = f"from {s.y[0]:.4g} at {self._at(s.x[0])} to {s.y[-1]:.4g} at {self._at(s.x[-1])}"
+            ends = (
+                f"from {s.y[0]:.4g} at {self._at(s.x[0])} to {s.y[-1]:.4g} at {self._at(s.x[-1])}"
+            )
             parts.append(f"{s.label}: {ends}" if len(s.x) > 1 else f"{s.label}: {s.y[0]:.4g}")
         kind = {"bars": "Grouped bars", "stack": "Stacked bars"}.get(self.kind, "Lines")
-        return f"{kind} of {self.y_label} by {self.x_label}. {'; '.join(parts)}. {self.note}".strip()
+        return (
+            f"{kind} of {self.y_label} by {self.x_label}. {'; '.join(parts)}. {self.note}".strip()
+        )
 
     def _at(self, x: float) -> str:
         return self.names[int(x)] if self.names else f"{x:g}"
@@ -93,7 +97,9 @@ class Chart:
         return Table(self.title, columns, rows)
 
 
-def charts_of(rows: Sequence[Row], runset: RunSet, published: Iterable[PublishedTable]) -> list[Chart]:
+def charts_of(
+    rows: Sequence[Row], runset: RunSet, published: Iterable[PublishedTable]
+) -> list[Chart]:
     """All plots of a set of runs that have data."""
     groups = _groups(rows, runset.fields)
     names = [f for f in runset.fields if f not in DEVICE_FIELDS]
@@ -105,7 +111,7 @@ def charts_of(rows: Sequence[Row], runset: RunSet, published: Iterable[Published
         _lines("wall_s", "Time of the whole job", "time (s)", groups),
         _speedups(groups, published),
         _lines("metric_s_per_evaluation", "Metric of one evaluation", "metric (s)", groups),
-        _lines("broadcast_ms_per_evaluation", "Broadcast of one evaluation's metrics", "broadcast (ms)", groups),
+        _lines("broadcast_ms_per_evaluation", "Broadcast of its result", "broadcast (ms)", groups),
         _phases(rows, runset.fields),
         _losses(rows, runset.fields),
     ]  # fmt: skip
@@ -129,7 +135,9 @@ def published_chart(published: PublishedTable) -> Chart | None:
     if len({x for s in series.values() for x in s.x}) < 2:
         return None
     kind = "bars" if "samples_per_s" in value else "lines"
-    chart = Chart(published.part, published.name, kind, "gpus", with_unit(value), list(series.values()))
+    y_label = with_unit(value)
+    title = f"Published: {y_label}"
+    chart = Chart(published.part, title, kind, "GPUs", y_label, list(series.values()))
     chart.legend = ", ".join(c.replace("_", " ") for c in published.labels)
     chart.logarithmic = kind == "lines"
     return _limited(chart)
@@ -141,7 +149,7 @@ def published_speedup_chart(published: PublishedTable) -> Chart | None:
     if not lines:
         return None
     series = [Series(k, [x for x, _ in v], [y for _, y in v]) for k, v in lines.items()]
-    return Chart("speedup", f"{published.name}: speedup", "lines", "gpus", "speedup", series, ideal=1)
+    return Chart("speedup", "Published: speedup", "lines", "GPUs", "speedup", series, ideal=1)
 
 
 _Groups = dict[str, list[Row]]
@@ -240,7 +248,9 @@ def _phases(rows: Sequence[Row], fields: Sequence[str]) -> Chart | None:
     series = []
     for phase in PHASES:
         values = [max(0.0, row.median(f"{phase}_s") or 0.0) for row in shown]
-        series.append(Series(phase.replace("startup", "start-up"), [*map(float, range(len(shown)))], values))
+        series.append(
+            Series(phase.replace("startup", "start-up"), [*map(float, range(len(shown)))], values)
+        )
     chart = Chart("phases", "Phases of a run", "stack", "cell (devices)", "time (s)", series)
     chart.names, chart.legend = names, "phase"
     if len(shown) < len(measured):
@@ -261,7 +271,9 @@ def _losses(rows: Sequence[Row], fields: Sequence[str]) -> Chart | None:
             series.append(Series(name, x, y))
     if not series:
         return None
-    chart = Chart("loss", "Training loss", "curves", "optimizer step", "loss", series, legend="cell")
+    chart = Chart(
+        "loss", "Training loss", "curves", "optimizer step", "loss", series, legend="cell"
+    )
     if len(shown) < len(begun):
         chart.note = f"one run each of {len(shown)} of {len(begun)} cells, evenly chosen."
     return chart

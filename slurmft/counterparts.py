@@ -135,7 +135,9 @@ def _in_columns(published: PublishedTable, found: Sequence[Match], fields: list[
             columns.append(Column(f"{name}_ours", f"{with_unit(name)} ours"))
             values.append(_ours([m.ours for m in found], measure))
     for name in fields:
-        columns.append(Column(f"{name}_ours", f"{name.replace('_', ' ')} ours", numeric=False, rank=1))
+        columns.append(
+            Column(f"{name}_ours", f"{name.replace('_', ' ')} ours", numeric=False, rank=1)
+        )
         values.append([Value.of(m.ours and m.ours.cell.get(name)) for m in found])
     if any(m.ours and m.ours.state for m in found):
         columns.append(Column("state_ours", "state of ours", numeric=False))
@@ -184,10 +186,10 @@ def _in_rows(published: PublishedTable, found: Sequence[Match], fields: list[str
             line = (at, f"ours: {more}" if more else "ours")
             lines.setdefault(line, {})[head] = values[i]
             if match.ours.state:
-                states.setdefault(line, []).append(f"{head} {across}: {match.ours.state}")
+                states.setdefault(line, []).append(f"{head}: {state_value(match.ours).text}")
     columns = [column(c, published.column(c)) for c in labels]
     columns += [Column("whose", numeric=False)]
-    columns += [Column(f"{across}_{h}", f"{h} {across}") for h in heads]
+    columns += [Column(f"{across}_{h}", with_unit(f"{h}_{across}")) for h in heads]
     if states:
         columns.append(Column("state", numeric=False))
     order = {at: i for i, at in enumerate(dict.fromkeys(at for at, _ in lines))}
@@ -245,6 +247,6 @@ def published_speedups(published: PublishedTable) -> dict[str, list[tuple[float,
     series: dict[str, list[tuple[float, float]]] = {}
     rest = [c for c in keys_of(published) if c != "gpus"]
     for row in map(published.named, published.rows):
-        name = ", ".join(f"{c.replace('_', ' ')} {row[c]}" for c in rest)
+        name = ", ".join(f"{with_unit(c)} {row[c]}" for c in rest)
         series.setdefault(name, []).append((row["gpus"], row["speedup"]))
     return series

@@ -73,9 +73,7 @@ def _phase(name: str) -> Callable[[Run], float]:
 
 def _rate(phase: str) -> Callable[[Run], float]:
     """Samples/s of a device in a phase."""
-    return lambda run: float(
-        _result(run)[f"{phase}_samples_per_s"] / _result(run)["world_size"]
-    )
+    return lambda run: float(_result(run)[f"{phase}_samples_per_s"] / _result(run)["world_size"])
 
 
 def _of_result(name: str) -> Callable[[Run], float]:
@@ -103,9 +101,16 @@ def _per_evaluation(phase: str, factor: float = 1) -> Callable[[Run], float]:
 SPEED = (
     Measure("wall_s", "time (s)", _of_result("wall_s"), rank=4, ranged=True),
     Measure("train_s", "train (s)", _phase("train"), ranged=True),
-    Measure("train_samples_per_s_per_device", "train samples/s per device", _rate("train"), ranged=True),
+    Measure(
+        "train_samples_per_s_per_device", "train samples/s per device", _rate("train"), ranged=True
+    ),
     Measure("train_samples_per_s", "train samples/s", _of_result("train_samples_per_s"), rank=5),
-    Measure("evaluate_samples_per_s_per_device", "evaluate samples/s per device", _rate("evaluate"), rank=3),
+    Measure(
+        "evaluate_samples_per_s_per_device",
+        "evaluate samples/s per device",
+        _rate("evaluate"),
+        rank=5,
+    ),
 )
 METRIC = Measure("metric", "metric", _first_metric, rank=2, decimals=4)
 """The task's first metric; its column has the metric's name."""
@@ -114,9 +119,16 @@ TIMES = (
     *(Measure(f"{p}_s", f"{p} (s)", _phase(p)) for p in PHASES[1:-1] if p != "train"),
     Measure("rest_s", "rest (s)", _rest_s),
     Measure("peak_memory_gib", "peak memory (GiB)", _memory_gib),
-    Measure("metric_s_per_evaluation", "metric (s) per evaluation", _per_evaluation("metric"), rank=1),
-    Measure("broadcast_ms_per_evaluation", "broadcast (ms) per evaluation", _per_evaluation("broadcast", 1000), rank=1),
-)  # fmt: skip
+    Measure(
+        "metric_s_per_evaluation", "metric (s) per evaluation", _per_evaluation("metric"), rank=1
+    ),
+    Measure(
+        "broadcast_ms_per_evaluation",
+        "broadcast (ms) per evaluation",
+        _per_evaluation("broadcast", 1000),
+        rank=1,
+    ),
+)
 MEASURES = {m.key: m for m in (*SPEED, METRIC, *TIMES)}
 
 
@@ -188,7 +200,9 @@ def others(row: Row, fields: Sequence[str]) -> dict[str, Any]:
 def _sortable(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Values of mixed types in a fixed order."""
     numbers = (int, float)
-    return [("", v) if isinstance(v, numbers) else (type(v).__name__, str(v)) for v in values.values()]
+    return [
+        ("", v) if isinstance(v, numbers) else (type(v).__name__, str(v)) for v in values.values()
+    ]
 
 
 def _common(runs: Sequence[Run]) -> Cell:
@@ -320,7 +334,12 @@ def label(row: Row, fields: Sequence[str]) -> str:
 
 def metric_name(rows: Iterable[Row]) -> str:
     """The first metric of the rows' task; where they differ, just "metric"."""
-    names = {next(iter(_result(run)["metrics"]), "metric") for r in rows for run in r.finished if isinstance(_result(run)["metrics"], dict)}
+    names = {
+        next(iter(_result(run)["metrics"]), "metric")
+        for r in rows
+        for run in r.finished
+        if isinstance(_result(run)["metrics"], dict)
+    }
     return str(names.pop()) if len(names) == 1 else "metric"
 
 
@@ -333,22 +352,25 @@ def speed_table(rows: Sequence[Row], runset: RunSet) -> Table:
     columns += _scaled(rows)
     columns.append((Column("metric", metric_name(rows), rank=METRIC.rank), _shown(METRIC, rows)))
     columns.append((_column(last), _shown(last, rows)))
-    return _table(runset.title, columns + _state_column(rows), _notes(rows, runset))
+    return _table(runset.title, columns, _notes(rows, runset))
 
 
 def phase_table(rows: Sequence[Row], runset: RunSet) -> Table:
     """Where the time of a run goes, and its memory."""
-    measures = [MEASURES[f"{p}_s"] for p in PHASES] + [m for m in TIMES if m.key.endswith("gib") or m.rank]
+    measures = [MEASURES[f"{p}_s"] for p in PHASES] + [
+        m for m in TIMES if m.key.endswith("gib") or m.rank
+    ]
     columns = _leading(rows, runset.fields)
     columns += [(_column(m, ranked=m.rank), _shown(m, rows, plain=True)) for m in measures]
-    return _table(f"{runset.title}: phases of a run, medians", columns + _state_column(rows), ())
+    return _table(f"{runset.title}: phases of a run, medians", columns, ())
 
 
 def data_table(rows: Sequence[Row], runset: RunSet) -> Table:
     """Everything, for CSV: median, smallest and largest of every measure."""
     columns: _Columns = [(Column("set"), [Value.of(runset.name)] * len(rows))]
     columns += _leading(rows, runset.fields)
-    columns += _state_column(rows) or [(Column("state"), [Value.of("")] * len(rows))]
+    if not _state_column(rows):
+        columns.append((Column("state"), [Value.of("finished")] * len(rows)))
     for measure in MEASURES.values():
         found = [row.measures.get(measure.key) for row in rows]
         for suffix, part in (("", "median"), ("_min", "low"), ("_max", "high")):
@@ -356,7 +378,12 @@ def data_table(rows: Sequence[Row], runset: RunSet) -> Table:
             columns.append((Column(measure.key + suffix), values))
     for key in SCALED:
         columns.append((Column(key), [Value.of(row.scaled.get(key)) for row in rows]))
-    columns.append((Column("baseline"), [Value.of(r.baseline and label(r.baseline, runset.fields)) for r in rows]))
+    columns.append(
+        (
+            Column("baseline"),
+            [Value.of(r.baseline and label(r.baseline, runset.fields)) for r in rows],
+        )
+    )
     columns.append((Column("metric_name"), [Value.of(metric_name([row])) for row in rows]))
     columns.append((Column("runs"), [Value.of(" ".join(x.name for x in r.runs)) for r in rows]))
     return _table(runset.title, columns, ())
@@ -371,7 +398,7 @@ def _table(title: str, columns: _Columns, notes: Sequence[str]) -> Table:
 
 
 def _leading(rows: Sequence[Row], fields: Sequence[str]) -> _Columns:
-    """What names a row: its fields, its devices, the number of its finished runs."""
+    """What names a row: its fields, its devices, its finished runs, what became of the others."""
     made: _Columns = []
     for name in in_order(fields):
         values = [row.cell.get(name) for row in rows]
@@ -379,7 +406,7 @@ def _leading(rows: Sequence[Row], fields: Sequence[str]) -> _Columns:
         made.append((Column(name, numeric=numeric), [Value.of(v) for v in values]))
     made.append((Column("devices"), [Value.of(row.devices) for row in rows]))
     made.append((Column("n"), [Value.of(len(row.finished)) for row in rows]))
-    return made
+    return made + _state_column(rows)
 
 
 def _column(measure: Measure, ranked: int | None = None) -> Column:
@@ -390,7 +417,7 @@ def _shown(measure: Measure, rows: Sequence[Row], plain: bool = False) -> list[V
     found = [row.measures.get(measure.key) for row in rows]
     decimals = measure.decimals
     if decimals is None:
-        decimals = decimals_of(s and s.median for s in found)
+        decimals = decimals_of(s.median for s in found if s)
     return [_value(s, decimals, measure.ranged and not plain) for s in found]
 
 
@@ -425,7 +452,7 @@ def state_value(row: Row) -> Value:
     return Value(text, text if len(text) <= _STATE else text[: _STATE - 3] + "...")
 
 
-_STATE = 32
+_STATE = 24
 """Characters of a state that fit into a text table."""
 
 

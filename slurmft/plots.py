@@ -56,7 +56,9 @@ def draw(chart: Chart) -> tuple[str, bytes]:
         figure = Figure(figsize=(_WIDTH_IN, _height_in(chart)), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
-        {"bars": _bars, "lines": _lines, "stack": _stack, "curves": _curves}[chart.kind](axes, chart)
+        {"bars": _bars, "lines": _lines, "stack": _stack, "curves": _curves}[chart.kind](
+            axes, chart
+        )
         axes.set_title(_wrapped(chart.title), loc="left", fontweight="bold")
         _add_legend(figure, axes, chart)
         png, svg = io.BytesIO(), io.StringIO()
@@ -74,7 +76,7 @@ def _height_in(chart: Chart) -> float:
 def _wrapped(title: str) -> str:
     import textwrap
 
-    return _plain("\n".join(textwrap.wrap(title, 80)))
+    return _plain("\n".join(textwrap.wrap(title, 64)))
 
 
 def _plain(text: str) -> str:
@@ -83,11 +85,15 @@ def _plain(text: str) -> str:
 
 
 def _add_legend(figure: Any, axes: Any, chart: Chart) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    if len(labels) < 2 and chart.series[0].label == "measured":
+    found = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    order = [_name(series) for series in chart.series] + ["ideal"]
+    labels = sorted(found, key=order.index)
+    handles = [found[label] for label in labels]
+    if len(labels) < 2 and labels[0] in ("measured", "published"):
         return
     longest = max(map(len, labels))
-    columns = max(1, min(len(labels), 90 // (longest + 8)))
+    lines = -(-len(labels) // max(1, 90 // (longest + 8)))
+    columns = -(-len(labels) // lines)
     title = _plain(chart.legend) if chart.legend else None
     figure.legend(handles, labels, loc="outside lower left", ncols=columns, title=title,
                   alignment="left", title_fontsize=7)  # fmt: skip
@@ -150,7 +156,8 @@ def _lines(axes: Any, chart: Chart) -> None:
                   markerfacecolor="white", linestyle=_DASHES[1 + i % 3], linewidth=1)  # fmt: skip
     if chart.ideal:
         ends = [chart.ideal, places[-1]]
-        axes.plot(ends, [1, ends[1] / ends[0]], color="#888888", linewidth=0.9, label="ideal", zorder=1)
+        ideal = [1, ends[1] / ends[0]]
+        axes.plot(ends, ideal, color="#888888", linewidth=0.9, label="ideal", zorder=1)
     if len(places) > 1 and places[0] > 0:
         axes.set_xscale("log", base=2)
         if chart.logarithmic or chart.ideal:
@@ -201,11 +208,13 @@ def _stack(axes: Any, chart: Chart) -> None:
 
 def _curves(axes: Any, chart: Chart) -> None:
     """Lines of many points; a marker now and then."""
+    from matplotlib.ticker import MaxNLocator
+
     for i, series in enumerate(chart.series):
         axes.plot(series.x, series.y, label=_name(series), color=_COLORS[i], linewidth=1.1,
                   linestyle=_DASHES[i % len(_DASHES)], marker=_MARKERS[i], markersize=3.5,
                   markevery=(0.02 * i, 0.2))  # fmt: skip
-    axes.set_ylim(bottom=min(0, *(y for s in chart.series for y in s.y)))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _label(axes, chart)
 
 

@@ -78,7 +78,7 @@ class PublishedTable:
             label = tuple(row[c] for c in self.labels)
             found.setdefault(label, {})[row[self.across]] = row[self.columns[-1]]
         columns = [column(c, self.column(c)) for c in self.labels]
-        columns += [Column(f"{self.across}_{h}", f"{h} {self.across}") for h in heads]
+        columns += [Column(f"{self.across}_{h}", with_unit(f"{h}_{self.across}")) for h in heads]
         rows = [[*label, *(values.get(h) for h in heads)] for label, values in found.items()]
         return Table(self.name, columns, [[Value.of(v) for v in row] for row in rows])
 
@@ -96,15 +96,15 @@ def column(name: str, values: Sequence[Any]) -> Column:
 
 
 def with_unit(name: str) -> str:
-    """time_s -> time (s), train_samples_per_s_per_gpu -> train samples/s per gpu"""
+    """time_s -> time (s), train_samples_per_s_per_gpu -> train samples/s per GPU"""
     for ending, unit in (("_ms", " (ms)"), ("_s", " (s)")):
         if name.endswith(ending):
             name = name.removesuffix(ending) + unit
-    return name.replace("_per_s_", "/s_").replace("_", " ")
+    return name.replace("_per_s_", "/s_").replace("_", " ").replace("gpu", "GPU")
 
 
-def load(path: Path) -> list[PublishedTable]:
-    """The published tables of a file.
+def load(path: Path, name: str = "") -> list[PublishedTable]:
+    """The published tables of a file; `name`: that of the file of which it is a copy.
 
     Raises:
         UsageError: it cannot be read, or is no such file.
@@ -113,8 +113,10 @@ def load(path: Path) -> list[PublishedTable]:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"cannot read published tables from {str(path)!r}: {reason}", _HINT) from None
-    tables = _tables(path.stem, raw) if isinstance(raw, dict) else []
+        raise UsageError(
+            f"cannot read published tables from {str(path)!r}: {reason}", _HINT
+        ) from None
+    tables = _tables(name or path.stem, raw) if isinstance(raw, dict) else []
     if not tables:
         raise UsageError(f"{str(path)!r} holds no published table", _HINT)
     return tables
@@ -135,7 +137,11 @@ def _tables(stem: str, raw: dict[str, Any]) -> list[PublishedTable]:
     }
     if "columns" in raw:
         table = _plain(raw.get("columns"), raw.get("rows"))
-        return [PublishedTable(part="", name=name, columns=table[0], rows=table[1], **common)] if table else []
+        return (
+            [PublishedTable(part="", name=name, columns=table[0], rows=table[1], **common)]
+            if table
+            else []
+        )
     devices = raw.get("gpus")
     if not isinstance(devices, list):
         return []
@@ -145,7 +151,9 @@ def _tables(stem: str, raw: dict[str, Any]) -> list[PublishedTable]:
         if chart:
             title = f"{name}: {with_unit(key)}"
             found.append(
-                PublishedTable(part=key, name=title, columns=chart[0], rows=chart[1], across="gpus", **common)
+                PublishedTable(
+                    part=key, name=title, columns=chart[0], rows=chart[1], across="gpus", **common
+                )
             )
     return found
 

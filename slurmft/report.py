@@ -39,13 +39,13 @@ def parser() -> Parser:
         epilog=EXAMPLES,
     )
     add = made.add_argument
-    add("paths", nargs="+", type=Path, metavar="DIR|FILE",
-        help="run directories, folders of such at any depth, files of published tables (.json)")  # fmt: skip
+    paths = "run directories, folders of such at any depth, files of published tables (.json)"
+    add("paths", nargs="+", type=Path, metavar="DIR|FILE", help=paths)
     add("--output", type=Path, metavar="FOLDER", help="write all files here, made if need be")
-    add("--format", default=None, metavar="|".join(FORMATS),
-        help="what to print (default: text; with --output only the files' names)")  # fmt: skip
-    add("--published", type=Path, action="append", default=[], metavar="FILE",
-        help="published tables to put ours beside; repeatable (default: what the study names)")  # fmt: skip
+    printed = "what to print (default: text; with --output only the files' names)"
+    add("--format", default=None, metavar="|".join(FORMATS), help=printed)
+    beside = "published tables to put ours beside; repeatable (default: what the study names)"
+    add("--published", type=Path, action="append", default=[], metavar="FILE", help=beside)
     add("--title", default="", metavar="TEXT", help="of the page, and of runs of no study")
     return made
 
@@ -105,7 +105,7 @@ def _study_tables(runset: runsets.RunSet) -> list[published.PublishedTable]:
     """The published tables that a study names; a file that is none is a problem of the study."""
     assert runset.published
     try:
-        return published.load(runset.published)
+        return published.load(runset.published, runset.published_name)
     except UsageError as error:
         runset.problems.append(error.message)
         return []
@@ -155,7 +155,11 @@ def _shown_csv(sections: Sequence[Section]) -> str:
 
 
 def write(
-    folder: Path, sections: Sequence[Section], problems: Sequence[str], title: str, paths: Sequence[Path]
+    folder: Path,
+    sections: Sequence[Section],
+    problems: Sequence[str],
+    title: str,
+    paths: Sequence[Path],
 ) -> list[str]:
     """Writes all files of a report, each at once; returns their names.
 
@@ -170,7 +174,7 @@ def write(
     def put(name: str, content: str | bytes) -> None:
         raw = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
         with _writing(folder):
-            write_bytes(folder / name, raw, sync=False)  # can be made again
+            write_bytes(folder / name, raw)
         names.append(name)
 
     for form, (_, ending) in FORMATS.items():
@@ -182,7 +186,8 @@ def write(
     drawn = _draw(sections, put)
     now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     told = [f"made by slurmft {slurmft.__version__}, {now}, from {', '.join(map(str, paths))}"]
-    heading = title or ", ".join(section.title for section in sections[:2])
+    more = f" and {len(sections) - 1} more" if len(sections) > 1 else ""
+    heading = title or sections[0].title + more
     put("report.html", page(heading, sections, drawn, told, problems))
     return names
 

@@ -102,7 +102,10 @@ class Run:
     def evaluations(self) -> int:
         """Evaluations that it made, of the whole validation data each; at least one."""
         config = self.config["train"]
-        epochs, stopped = config.get("epochs"), config.get("early_stopping") or config.get("max_steps")
+        epochs, stopped = (
+            config.get("epochs"),
+            config.get("early_stopping") or config.get("max_steps"),
+        )
         if isinstance(epochs, int) and not stopped:
             return max(1, epochs)
         return max(1, len({r.get("epoch") for r in self.records("epoch")}))

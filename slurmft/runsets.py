@@ -7,6 +7,7 @@ that exist are known.
 from __future__ import annotations
 
 import itertools
+import json
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,9 @@ from typing import Any
 from slurmft import runs as measured_runs
 from slurmft.runs import Run
 
-STUDY_FILE = "study.toml"
+STUDY_FILE, PUBLISHED_COPY = "study.toml", "published.json"
+_REPEATS = 3
+"""Where the study file does not say."""
 SCALINGS = ("strong", "weak", "none")
 
 Cell = dict[str, Any]
@@ -38,6 +41,9 @@ class RunSet:
     scaling: str | None = None
     """strong: the work is the same in all cells, weak: the same a device; None: nobody said."""
     published: Path | None = None
+    """Published tables to compare with."""
+    published_name: str = ""
+    """The name of their file, of which `published` may be a copy."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -85,7 +91,7 @@ def _of_study(name: str, folder: Path | None, runs: list[Run]) -> RunSet:
         cells[_key((run.study or {})["cell"])][1].append(run)
     fields = list(dict.fromkeys(f for cell, _ in cells.values() for f in cell))
     varied = [f for f in fields if len({repr(c.get(f)) for c, _ in cells.values()}) > 1]
-    repeats = raw.get("repeats", 1)
+    repeats = raw.get("repeats", _REPEATS if raw else 1)
     scaling = raw.get("scaling")
     if scaling is not None and scaling not in SCALINGS:
         problems.append(f"scaling {scaling!r} of study {name} is none of {', '.join(SCALINGS)}")
@@ -98,6 +104,7 @@ def _of_study(name: str, folder: Path | None, runs: list[Run]) -> RunSet:
         repeats=repeats if isinstance(repeats, int) else 1,
         scaling=scaling,
         published=_published(raw.get("published"), folder, runs, problems),
+        published_name=Path(str(raw.get("published", ""))).stem,
         problems=problems,
     )
 
@@ -121,7 +128,9 @@ def expected_cells(raw: dict[str, Any]) -> list[Cell]:
 
 
 def _key(cell: Cell) -> str:
-    return repr(sorted(cell.items()))
+    """What tells cells apart, as JSON and TOML have them: 1 is 1.0, the order does not count."""
+    plain = {k: float(v) if type(v) is int else v for k, v in cell.items()}
+    return json.dumps(plain, sort_keys=True, default=str)
 
 
 def _newest_of_repeats(runs: Iterable[Run]) -> list[Run]:
@@ -138,11 +147,13 @@ def _newest_of_repeats(runs: Iterable[Run]) -> list[Run]:
 def _published(
     given: Any, folder: Path | None, runs: Sequence[Run], problems: list[str]
 ) -> Path | None:
-    """The published tables that a study names; by the study's folder, or where it was submitted."""
+    """The published tables that a study names: their copy in its folder; else by that folder, or
+    by where it was submitted."""
     if not isinstance(given, str) or folder is None:
         return None
     from_folders = dict.fromkeys(r.config.get("submission", {}).get("folder", "") for r in runs)
-    candidates = [folder / given, *(Path(str(start)) / given for start in from_folders), Path(given)]
+    starts = [folder, *(Path(str(start)) for start in from_folders), Path()]
+    candidates = [folder / PUBLISHED_COPY, *(start / given for start in starts)]
     found = next((path for path in candidates if path.is_file()), None)
     if found is None:
         problems.append(f"published {given!r} of the study is no file: give --published FILE")

@@ -57,14 +57,16 @@ def of_runs(runset: RunSet, published: Sequence[PublishedTable]) -> Section:
     tables = [speed, phase_table(rows, runset)]
     data = [(key, data_table(rows, runset))]
     problems = [*runset.problems]
-    for theirs in published:
+    for i, theirs in enumerate(published):
         if not any(m.published and m.ours for m in matches(theirs, rows)):
-            told = ", ".join(k.replace("_", " ") for k in keys_of(theirs)) or "nothing"
-            problems.append(f"no row is as one of {theirs.name} (matched by {told})")
+            keys = ", ".join(k.replace("_", " ") for k in keys_of(theirs)) or "nothing"
+            problems.append(f"no row is as one of {theirs.name} (matched by {keys})")
         elif measured_of(theirs):
             table = beside(theirs, rows, runset.fields)
             data.append((f"{key}-{slug(theirs.key)}", table))
-            tables.append(replace(table, notes=[*table.notes, *changed, *theirs.told]))
+            is_last = all(later.file != theirs.file for later in published[i + 1 :])
+            told = theirs.told if is_last else ()  # of all tables of a file, once
+            tables.append(replace(table, notes=[*table.notes, *changed, *told]))
     return Section(
         key=key,
         title=runset.title,

@@ -12,6 +12,9 @@ from typing import Any
 
 import tabulate
 
+tabulate.MIN_PADDING = 0
+"""Else every header takes two columns more, of the 120 that there are."""
+
 WIDTH = 120
 """Columns of the terminal that a text table must fit."""
 
@@ -112,7 +115,7 @@ def as_latex(table: Table) -> str:
     """A `table` environment for LaTeX with the package booktabs; UTF-8."""
     shown, left_out = fitting(table)
     headers = [column.words for column in shown.columns]
-    grid = _tabulate(shown, headers, "latex_booktabs").replace("–", "--")
+    grid = _tabulate(shown, headers, "latex_booktabs").replace("±", _PLUS_MINUS)
     notes = [*table.notes] + ([f"left out here, in CSV: {', '.join(left_out)}"] * bool(left_out))
     lines = [
         r"\begin{table}",
@@ -162,13 +165,14 @@ FORMATS: dict[str, tuple[Callable[[Table], str], str]] = {
 
 
 def _tabulate(table: Table, headers: Sequence[str], form: str) -> str:
-    return tabulate.tabulate(
+    made = tabulate.tabulate(
         [[_line(value.text) for value in row] for row in table.rows],
         headers=headers,
         tablefmt=form,
         disable_numparse=True,
         colalign=[_alignment(table, i) for i in range(len(table.columns))] if table.rows else None,
     )
+    return str(made)
 
 
 def _alignment(table: Table, index: int) -> str:
@@ -176,7 +180,7 @@ def _alignment(table: Table, index: int) -> str:
     if not table.columns[index].numeric:
         return "left"
     plain = all(isinstance(row[index].raw, (int, float, type(None))) for row in table.rows)
-    ranges = any("(" in row[index].text for row in table.rows)
+    ranges = any("±" in row[index].text for row in table.rows)
     return "decimal" if plain and not ranges else "right"
 
 
@@ -188,7 +192,10 @@ def _line(text: str) -> str:
 def latex(text: str) -> str:
     """Text of which LaTeX takes nothing for a command."""
     escaped = "".join(tabulate.LATEX_ESCAPE_RULES.get(c, c) for c in _line(text))
-    return escaped.replace("–", "--")
+    return escaped.replace("±", _PLUS_MINUS)
+
+
+_PLUS_MINUS = r"$\pm$"
 
 
 _MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\|`*_[]<>"})
