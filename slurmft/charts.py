@@ -251,7 +251,14 @@ def _phases(rows: Sequence[Row], fields: Sequence[str]) -> Chart | None:
         series.append(
             Series(phase.replace("startup", "start-up"), [*map(float, range(len(shown)))], values)
         )
-    chart = Chart("phases", "Phases of a run", "stack", "cell (devices)", "time (s)", series)
+    chart = Chart(
+        "phases",
+        "Phases of a run, by cell (devices)",
+        "stack",
+        "cell (devices)",
+        "time (s)",
+        series,
+    )
     chart.names, chart.legend = names, "phase"
     if len(shown) < len(measured):
         chart.note = f"{len(shown)} of {len(measured)} cells, evenly chosen; the tables have all."

@@ -63,6 +63,7 @@ def draw(chart: Chart) -> tuple[str, bytes]:
         _add_legend(figure, axes, chart)
         png, svg = io.BytesIO(), io.StringIO()
         figure.savefig(png, format="png", dpi=200, metadata={"Software": "slurmft"})
+        figure.set_layout_engine("none")  # what it found for the first file holds for the second
         figure.savefig(svg, format="svg", metadata={"Date": None})
     return svg.getvalue(), png.getvalue()
 
@@ -203,7 +204,6 @@ def _stack(axes: Any, chart: Chart) -> None:
     axes.invert_yaxis()
     axes.grid(False, axis="y")
     axes.set_xlabel(chart.y_label)
-    axes.set_ylabel(chart.x_label)
 
 
 def _curves(axes: Any, chart: Chart) -> None:

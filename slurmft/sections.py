@@ -60,7 +60,7 @@ def of_runs(runset: RunSet, published: Sequence[PublishedTable]) -> Section:
     for i, theirs in enumerate(published):
         if not any(m.published and m.ours for m in matches(theirs, rows)):
             keys = ", ".join(k.replace("_", " ") for k in keys_of(theirs)) or "nothing"
-            problems.append(f"no row is as one of {theirs.name} (matched by {keys})")
+            problems.append(f"no row matches one of {theirs.name}, by {keys}")
         elif measured_of(theirs):
             table = beside(theirs, rows, runset.fields)
             data.append((f"{key}-{slug(theirs.key)}", table))
