@@ -132,7 +132,9 @@ def find(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
     for given in paths:
         top = Path(given).expanduser().absolute()
         if not top.is_dir():
-            raise UsageError(f"{str(given)!r} is no folder")
+            raise UsageError(
+                f"{str(given)!r} is no folder", "give a run directory, or a folder of such"
+            )
         folders = list(_run_folders(top))
         if not folders:
             raise UsageError(f"{str(given)!r} holds no run", "give a run directory or its folder")

@@ -176,7 +176,12 @@ def test_changed_code_and_versions_are_said(tmp_path: Path) -> None:
 
 
 def test_results_with_foreign_values_are_rows_without_them(tmp_path: Path) -> None:
-    odd = {"phases_s": {"train": "long"}, "metrics": [], "peak_memory_bytes": [], "wall_s": None}
+    odd: dict[str, Any] = {
+        "phases_s": {"train": "long"},
+        "metrics": [],
+        "peak_memory_bytes": [],
+        "wall_s": None,
+    }
     write_run(tmp_path / "odd", result=odd)
     (row,) = csv_of(report(tmp_path, "--format", "csv"))
     assert (row["state"], row["train_s"], row["wall_s"], row["metric"]) == ("finished", "", "", "")
@@ -262,9 +267,13 @@ def test_text_fits_a_terminal(tmp_path: Path) -> None:
     for nodes in (1, 2, 4):
         for batch in (16, 32):
             for seed in (1, 2):
-                cell = {"nodes": nodes, "batch_size": batch, "eval_batch_size": batch}
+                cell: dict[str, Any] = {
+                    "nodes": nodes,
+                    "batch_size": batch,
+                    "eval_batch_size": batch,
+                }
                 place = tmp_path / f"{nodes}-{batch}-{seed}"
-                write_run(place, nproc_per_node=1, seed=seed, step_s=seed, **cell)
+                write_run(place, nodes=nodes, nproc_per_node=1, seed=seed, step_s=seed, **cell)
     assert max(map(len, report(tmp_path).splitlines())) <= 120
 
 
