@@ -466,7 +466,7 @@ def _notes(rows: Sequence[Row], runset: RunSet) -> list[str]:
         way = "training time" if runset.scaling == "strong" else "training throughput"
         notes.append(
             f"speedup: by {way}, against the row with the fewest devices that is equal in all else;"
-            " efficiency: speedup a device"
+            " efficiency: speedup by the ratio of devices"
         )
     notes += [
         f"{label(row, runset.fields)}: {row.state}" for row in rows if len(row.state) > _STATE
