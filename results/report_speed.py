@@ -32,11 +32,7 @@ def make_runs(folder: Path) -> int:
         for batch in (16, 32, 64, 128):
             for rate in (1e-5, 2e-5, 5e-5, 1e-4, 5e-4):
                 for seed in range(5):
-                    cell: dict[str, Any] = {
-                        "nodes": nodes,
-                        "batch_size": batch,
-                        "learning_rate": rate,
-                    }
+                    cell: dict[str, Any] = {"nodes": nodes, "batch_size": batch}
                     run = write_run(
                         folder / f"run-{made:03d}", nproc_per_node=1, seed=seed,
                         step_s=0.1 + 0.001 * seed, learning_rate=rate, **cell,
