@@ -14,8 +14,7 @@ COMMANDS = {
     "resume": ("slurmft.submit", "resume_main", "submit a stopped or failed run again"),
     "cancel": ("slurmft.follow", "cancel_main", "end the job of a run"),
     "study": ("slurmft.study", "main", "measure many settings: study run, study status"),
-    "render": ("slurmft.render", "main", "print what others start: mpirun's command, manifests"),
-    "prepare": ("slurmft.prepare", "main", "inside a job: what the files in sbatch/ call"),
+    "report": ("slurmft.report", "main", "tables, plots and a page of what runs measured"),
     "plan": ("slurmft.planner", "main", "how many nodes: time and cost by number of nodes"),
     "compare": (
         "slurmft.compare",
@@ -23,6 +22,8 @@ COMMANDS = {
         "is one run faster or better than another, or is it noise",
     ),
     "doctor": ("slurmft.doctor", "main", "examine the cluster: doctor node, doctor locks DIR"),
+    "render": ("slurmft.render", "main", "print what others start: mpirun's command, manifests"),
+    "prepare": ("slurmft.prepare", "main", "inside a job: what the files in sbatch/ call"),
 }
 """Command -> module, function, one line of help. Modules are imported when they are called."""
 

@@ -38,6 +38,7 @@ from typing import Any
 
 from slurmft.config import JobConfig, TrainConfig, is_repeatable, options
 from slurmft.errors import UsageError, unknown
+from slurmft.filesystem import absolute
 from slurmft.site import in_file, typed_values
 
 FILE, PUBLISHED = "study.toml", "published.json"
@@ -93,7 +94,7 @@ def read(given: str | Path) -> Study:
     Raises:
         UsageError: there is no such file, or it is no study.
     """
-    path = Path(given).expanduser().absolute()
+    path = absolute(given)
     in_folder = path.is_dir()
     path = path / FILE if in_folder else path
     try:

@@ -9,13 +9,13 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from slurmft import runs, scaling
 from slurmft.cli import Parser
 from slurmft.config import duration_s
 from slurmft.errors import Exit, UsageError, run_main, unknown
+from slurmft.filesystem import absolute
 from slurmft.measurements import Series, published, series_of
 from slurmft.scaling import MAX_DEVICES, Array, Fit, Interval, Prediction, Workload
 
@@ -193,14 +193,14 @@ def read(sources: Sequence[str]) -> dict[str, Series]:
     Raises:
         UsageError: they hold no finished run; or a table that is none, or is not alone.
     """
-    tables = [source for source in sources if Path(source).expanduser().is_file()]
+    tables = [source for source in sources if absolute(source).is_file()]
     if tables and len(sources) > 1:
         raise UsageError(
             f"{tables[0]!r} is a table, and not the only source",
             "plan from one table, or from run directories",
         )
     if tables:
-        return published(Path(tables[0]).expanduser())
+        return published(absolute(tables[0]))
     found, problems = runs.find(sources)
     for problem in problems:
         print(f"warning: left out: {problem}", file=sys.stderr)

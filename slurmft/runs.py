@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.errors import UsageError
+from slurmft.filesystem import absolute
 from slurmft.rundir import FINAL_STATES, RecordReader, RunDir, read_json
 
 _NOT_VARIED = frozenset({"runs_dir", "job_name", "comment", "seed"})
@@ -99,9 +100,21 @@ class Run:
         """Where its ranks ran, in the order of the ranks, each once."""
         return list(dict.fromkeys(r["host"] for r in self.environment.get("ranks", [])))
 
-    def records(self) -> Iterator[dict[str, Any]]:
-        """The lines of records.jsonl; steps that were done again are there twice."""
-        return RecordReader(RunDir(self.path).records).read()
+    @property
+    def evaluations(self) -> int:
+        """Evaluations that it made, of the whole validation data each; at least one."""
+        config = self.config["train"]
+        epochs, stopped = (
+            config.get("epochs"),
+            config.get("early_stopping") or config.get("max_steps"),
+        )
+        if isinstance(epochs, int) and not stopped:
+            return max(1, epochs)
+        return max(1, len({r.get("epoch") for r in self.records("epoch")}))
+
+    def records(self, event: str | None = None) -> Iterator[dict[str, Any]]:
+        """The lines of records.jsonl, or those of one event; steps done again are there twice."""
+        return RecordReader(RunDir(self.path).records).read(event)
 
 
 _RESULT_KEYS = {"metrics", "phases_s", "world_size", "nodes", "steps", "wall_s"}
@@ -123,9 +136,11 @@ def find(paths: Sequence[str | Path], may_be_none: bool = False) -> tuple[list[R
     runs: dict[Path, Run] = {}
     problems: list[str] = []
     for given in paths:
-        top = Path(given).expanduser().absolute()
+        top = absolute(given)
         if not top.is_dir():
-            raise UsageError(f"{str(given)!r} is no folder")
+            raise UsageError(
+                f"{str(given)!r} is no folder", "give a run directory, or a folder of such"
+            )
         folders = list(_run_folders(top))
         if not folders and not may_be_none:
             raise UsageError(f"{str(given)!r} holds no run", "give a run directory or its folder")

@@ -13,6 +13,7 @@ from typing import Any
 
 from slurmft.config import TrainConfig
 from slurmft.errors import UsageError
+from slurmft.filesystem import absolute
 from slurmft.recipes import TASKS
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet")
@@ -164,9 +165,9 @@ def find_split(folder: Path, split: str) -> Path:
 
 
 def _folder(flag: str, name: str) -> Path:
-    path = Path(os.path.expanduser(name))
+    path = absolute(name)
     if not path.is_dir():
         raise UsageError(
             f"{flag} {name!r}: no such folder", "give a folder that exists, or a hub id"
         )
-    return path.absolute()
+    return path

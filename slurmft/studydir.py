@@ -14,10 +14,10 @@ from pathlib import Path
 
 from slurmft import grid, locks, tally
 from slurmft.errors import UsageError
+from slurmft.filesystem import absolute
 from slurmft.grid import Study
 from slurmft.rundir import RunDir, write_text
 from slurmft.runs import Run
-from slurmft.submit import absolute
 from slurmft.tally import Tally
 
 
@@ -26,7 +26,7 @@ def folder_of(study: Study, studies_dir: str) -> Path:
     home = study.path.parent
     if study.path.name == grid.FILE and home.name == study.name:
         return home
-    return Path(absolute(studies_dir)) / study.name
+    return absolute(studies_dir) / study.name
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from slurmft.config import (
     options,
 )
 from slurmft.errors import Exit, SlurmftError, UsageError, run_main
+from slurmft.filesystem import absolute
 from slurmft.follow import Follower, next_commands
 from slurmft.node import torchrun_command
 from slurmft.rendezvous import Rendezvous
@@ -90,18 +91,13 @@ def configure(flags: dict[str, Any]) -> RunConfig:
         UsageError: a value that cannot be right, from whichever source.
     """
     values = recipes.fill(merge(site_defaults(), flags))
-    job = absolute(build(JobConfig, values))
+    job = with_absolute_paths(build(JobConfig, values))
     return RunConfig(train=localize(build(TrainConfig, values)), job=job)
 
 
-def absolute(job: JobConfig) -> JobConfig:
-    """The same with absolute paths; of "~name" without such a user, as the shell leaves it."""
+def with_absolute_paths(job: JobConfig) -> JobConfig:
     given = {name: getattr(job, name) for name in _PATHS}
-    paths: dict[str, Any] = {
-        name: str(Path(os.path.expanduser(path)).absolute())
-        for name, path in given.items()
-        if path is not None
-    }
+    paths: dict[str, Any] = {k: str(absolute(v)) for k, v in given.items() if v is not None}
     return dataclasses.replace(job, **paths)
 
 
@@ -277,7 +273,7 @@ def resume(run: RunDir, flags: dict[str, Any], argv: list[str]) -> str:
             f"the job {job_id} of this run is {state.name.lower()}",
             f"slurmft cancel {shlex.quote(str(run.path))}",
         )
-    job = absolute(dataclasses.replace(old.job, **flags))
+    job = with_absolute_paths(dataclasses.replace(old.job, **flags))
     again = [*old.submission.get("resumed", []), provenance("resume", argv)]
     container.check(job, launchers.choose(job.cluster))
     config = dataclasses.replace(old, job=job, submission=old.submission | {"resumed": again})

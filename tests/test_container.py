@@ -13,7 +13,7 @@ import pytest
 from slurmft import container
 from slurmft.config import JobConfig, RunConfig, TrainConfig
 from slurmft.rundir import RunDir
-from slurmft.submit import absolute
+from slurmft.submit import with_absolute_paths
 from tests.cluster import Cluster
 from tests.conftest import HOSTILE, assert_two_lines, slurmft
 
@@ -110,7 +110,7 @@ def test_gpus_by_any_option_of_sbatch(option: str, asks: bool, tmp_path: Path) -
 
 def test_resume_in_another_image(tmp_path: Path) -> None:
     """A path is one from where the command is given, as for submit."""
-    assert absolute(JobConfig(container="a.sif")).container == str(Path.cwd() / "a.sif")
+    assert with_absolute_paths(JobConfig(container="a.sif")).container == str(Path.cwd() / "a.sif")
 
 
 def test_only_under_slurm(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 from slurmft import attempt, mpi, process
 from slurmft.config import JobConfig, RunConfig
 from slurmft.errors import Exit, SlurmftError, UsageError
+from slurmft.filesystem import absolute
 from slurmft.launchers import local
 from slurmft.launchers.local import LocalNodes
 from slurmft.rundir import ATTEMPT, RunDir, read_json
@@ -97,7 +97,7 @@ def read_hostfile(path: str) -> list[str]:
         UsageError: there is no such file, or it names no host, or one twice.
     """
     try:
-        text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
+        text = absolute(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         words = getattr(error, "strerror", None) or error
         raise UsageError(f"--hostfile {path!r} cannot be read: {words}", "a host a line") from None
