@@ -13,9 +13,17 @@ COMMANDS = {
     "follow": ("slurmft.follow", "follow_main", "stream a run's progress until its job ends"),
     "resume": ("slurmft.submit", "resume_main", "submit a stopped or failed run again"),
     "cancel": ("slurmft.follow", "cancel_main", "end the job of a run"),
+    "study": ("slurmft.study", "main", "measure many settings: study run, study status"),
+    "report": ("slurmft.report", "main", "tables, plots and a page of what runs measured"),
+    "plan": ("slurmft.planner", "main", "how many nodes: time and cost by number of nodes"),
+    "compare": (
+        "slurmft.compare",
+        "main",
+        "is one run faster or better than another, or is it noise",
+    ),
+    "doctor": ("slurmft.doctor", "main", "examine the cluster: doctor node, doctor locks DIR"),
     "render": ("slurmft.render", "main", "print what others start: mpirun's command, manifests"),
     "prepare": ("slurmft.prepare", "main", "inside a job: what the files in sbatch/ call"),
-    "doctor": ("slurmft.doctor", "main", "examine the cluster: doctor node, doctor locks DIR"),
 }
 """Command -> module, function, one line of help. Modules are imported when they are called."""
 

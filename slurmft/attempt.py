@@ -185,7 +185,7 @@ def blame_lost_nodes(run: RunDir) -> None:
 
 def end_on_slurm(run: RunDir, code: int) -> int:
     """Requeues this script's own job, or returns its exit code."""
-    state = slurm.job_state(os.environ["SLURM_JOB_ID"])
+    state = slurm.job_state(slurm.job_name(os.environ))
     if code != Exit.OK and state is not None and state.name not in ("RUNNING", "UNKNOWN"):
         # Cancelled, timed out, or requeued already by whoever ended the tasks: not ours to decide.
         print(f"slurmft: the job is {state.name.lower()}", file=sys.stderr)

@@ -37,7 +37,11 @@ class Binding:
 
     def environment(self) -> dict[str, str]:
         """What its `setvars.sh` sets: the loader reads it before Python runs, so the processes that
-        use it must be started with it. Empty where the binding brings no such script."""
+        use it must be started with it. Empty where the binding brings no such script.
+
+        Of the variables that are set already, only lists that the script lengthens: mpirun's own
+        I_MPI_ROOT must not give way to that of a library that the binding brings.
+        """
         origin = _origin(self.module)
         if origin is None:
             return {}
@@ -48,10 +52,15 @@ class Binding:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         pairs = (entry.partition("=") for entry in done.stdout.split("\0") if "=" in entry)
         found = {name: value for name, _, value in pairs}
-        return {k: v for k, v in found.items() if os.environ.get(k) != v and k not in _SHELL}
+        return {k: v for k, v in found.items() if k not in _SHELL and _adds(v, os.environ.get(k))}
 
 
-_SHELL = ("_", "SHLVL", "PWD", "OLDPWD", "PYTHONPATH")
+def _adds(value: str, before: str | None) -> bool:
+    """Whether a variable's value is new, or the one from before in a longer list."""
+    return before is None or (value != before and before in value)
+
+
+_SHELL = ("_", "SHLVL", "PWD", "OLDPWD", "PYTHONPATH", "COLUMNS", "LINES")
 
 
 def _minor(text: str) -> list[str]:

@@ -41,11 +41,18 @@ def wrap(config: RunConfig, run: RunDir, program: list[str]) -> list[str]:
     command = ["apptainer", "exec", "--mount", bind(package(), f"{_CODE}/slurmft", "ro")]
     for folder in folders(config, run):
         command += ["--mount", bind(folder, folder)]
-    if config.job.gpus_per_node or config.job.profile == "gpu":
+    if asks_for_gpus(config.job):
         command.append("--nv")
     # Not by submitit's pickle: the image may have another Python.
     task = ["python3", "-u", "-m", "slurmft.node", str(run.path)]
     return [*command, "--env", f"PYTHONPATH={_CODE}", image, *task]
+
+
+def asks_for_gpus(job: JobConfig) -> bool:
+    """Whether a job is to have GPUs, by whichever of sbatch's options."""
+    options = (pair.lstrip("-") for pair in job.sbatch)
+    others = any(o.startswith("gpus") or (o.startswith("gres") and "gpu" in o) for o in options)
+    return bool(job.gpus_per_node) or job.profile == "gpu" or others
 
 
 def package() -> str:

@@ -17,7 +17,7 @@ from slurmft import ccl, hardware, lockprobe, profiles, slurm
 from slurmft.cli import Parser, add_options, given
 from slurmft.config import JobConfig, TrainConfig, build, options
 from slurmft.errors import Exit, UsageError, run_main, unknown
-from slurmft.filesystem import FileSystem
+from slurmft.filesystem import FileSystem, absolute
 from slurmft.lockprobe import Ask, Finding, Findings, Talk
 from slurmft.profiles import Profile
 from slurmft.site import site_defaults
@@ -128,7 +128,7 @@ def locks_main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     add_options(parser, JobConfig, "Where, outside of an allocation", only=_WHERE)
     arguments = parser.parse(argv)
-    folder = Path(arguments.dir).expanduser().absolute()
+    folder = absolute(arguments.dir)
     if not folder.is_dir():
         raise UsageError(f"no such folder: {str(folder)!r}", "give one that the nodes see, too")
     nodes = _nodes(arguments)

@@ -44,6 +44,11 @@ class FileSystem:
         return f"{self.type} at {self.mount}"
 
 
+def absolute(path: str | Path) -> Path:
+    """An absolute path; of "~name" without such a user, as the shell leaves it."""
+    return Path(os.path.expanduser(path)).absolute()
+
+
 def of(path: str | Path) -> FileSystem:
     """The file system of a path, or of the nearest folder above it that exists."""
     place = Path(path).absolute()

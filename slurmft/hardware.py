@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import glob
+import itertools
 import os
 import re
 import shutil
@@ -11,6 +13,7 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _FLAGS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
 """CPU flags that decide about precision and profile, the strongest first."""
@@ -75,7 +78,7 @@ class Hardware:
     @property
     def native_bf16(self) -> bool:
         """The CPU multiplies bf16 in hardware."""
-        return "avx512_bf16" in self.flags or "amx_bf16" in self.flags
+        return computes_bf16(self.flags)
 
     @property
     def threads_per_core(self) -> int:
@@ -97,8 +100,8 @@ class Hardware:
     @property
     def is_whole_node(self) -> bool:
         """Whether the job has all of the node's CPUs: then no other job is there to disturb."""
-        granted = self.slurm_cpus is None or self.slurm_cpus >= self.machine_cpus
-        return len(self.cpus) == self.machine_cpus and granted
+        granted = min(self.slurm_cpus or self.machine_cpus, self.quota_cpus or self.machine_cpus)
+        return len(self.cpus) == self.machine_cpus and granted >= self.machine_cpus
 
     def places(self, what: str) -> list[tuple[Cpu, ...]]:
         """The granted cores of each socket, or of each numa node."""
@@ -106,6 +109,10 @@ class Hardware:
         for core in self.cores:
             found.setdefault(getattr(core, what), []).append(core)
         return [tuple(cores) for _, cores in sorted(found.items())]
+
+    def facts(self) -> dict[str, Any]:
+        """What there is to know, as JSON can hold it; of the CPUs their numbers."""
+        return dataclasses.asdict(self) | {"cpus": [cpu.number for cpu in self.cpus]}
 
 
 def detect(environment: Mapping[str, str], root: Path = Path("/")) -> Hardware:
@@ -122,7 +129,7 @@ def detect(environment: Mapping[str, str], root: Path = Path("/")) -> Hardware:
         host=environment.get("SLURMD_NODENAME") or os.uname().nodename,
         model=info.get("model name", os.uname().machine),
         vendor=info.get("vendor_id", "unknown"),
-        flags=tuple(flag for flag in _FLAGS if flag in info.get("flags", "").split()),
+        flags=_flags(info),
         cpus=tuple(_cpu(root, number) for number in sorted(mask)),
         machine_cpus=len(_present(root)) or len(mask),
         slurm_cpus=int(granted) if granted else None,
@@ -146,6 +153,16 @@ def _cpuinfo(root: Path) -> dict[str, str]:
     return found
 
 
+def _flags(info: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(flag for flag in _FLAGS if flag in info.get("flags", "").split())
+
+
+def computes_bf16(flags: Iterable[str] | None = None) -> bool:
+    """Whether a CPU with these flags, or this node's, multiplies bf16 in hardware."""
+    found = _flags(_cpuinfo(Path("/"))) if flags is None else flags
+    return bool({"avx512_bf16", "amx_bf16"} & set(found))
+
+
 def _present(root: Path) -> list[int]:
     return numbers(_read(root / "sys/devices/system/cpu/online") or "")
 
@@ -154,13 +171,13 @@ def _cpu(root: Path, number: int) -> Cpu:
     """Where a CPU lies; without sysfs, as in some containers, every CPU is a core of one socket."""
     folder = root / f"sys/devices/system/cpu/cpu{number}"
     socket = int(_read(folder / "topology/physical_package_id") or 0)
-    core = _read(folder / "topology/core_id")
+    core = int(_read(folder / "topology/core_id") or -1)  # -1 is the kernel's own "unknown", too
     numa = [path.name.removeprefix("node") for path in folder.glob("node[0-9]*")]
     return Cpu(
         number=number,
         socket=socket,
         numa=int(numa[0]) if numa else socket,
-        core=(socket, number if core is None else int(core)),
+        core=(socket, number if core < 0 else core),
     )
 
 
@@ -189,15 +206,18 @@ def as_list(cpus: Iterable[int]) -> str:
 
 
 def _cgroups(root: Path, controller: str) -> list[Path]:
-    """Folders of this process's cgroup of a controller, innermost first; version 2 or 1."""
+    """Folders of this process's cgroup of a controller, innermost first; version 2 or 1.
+
+    Where a container shows its own cgroup alone, under the path that it has on the host, that is
+    the root.
+    """
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(",") or not controllers:
             base = root / "sys/fs/cgroup" / (controller if controllers else "")
             inner = base / path.lstrip("/")
             above = [p for p in inner.parents if p == base or base in p.parents]
-            if inner.is_dir():
-                return [inner, *above]
+            return [inner, *above] if inner.is_dir() else [base]
     return []
 
 
@@ -236,7 +256,9 @@ def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tupl
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = (name.strip() for name in visible.split(","))
-        return tuple(name for name in names if name not in ("", "-1", "NoDevFiles"))
+        # CUDA reads no further than the first name that is none.
+        good = itertools.takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), names)
+        return tuple(good)
     # One device file a GPU, in containers too, where only the granted ones are mounted.
     files = glob.glob(str(root / "dev/nvidia[0-9]*"))
     return tuple(str(i) for i in range(sum(os.access(f, os.R_OK | os.W_OK) for f in files)))

@@ -14,6 +14,13 @@ from pathlib import Path
 FOLDER = "SLURMFT_NODE_FOLDER"
 """Variable with the folder of a node's heartbeats."""
 
+
+def hardware_file(folder: Path) -> Path:
+    """Where a node's task leaves for its ranks what it found out about the node: asking nvidia-smi
+    takes a second, and a rank that is bound to its cores sees no others."""
+    return folder / "hardware.json"
+
+
 _LAYOUT = struct.Struct("<ddq16s")
 _PATIENCE = {"start": 6.0, "save": 6.0}
 """How many times longer than a step these phases may take: imports, tokenizing and compilation;

@@ -256,7 +256,10 @@ def stopped_marker(run: RunDir) -> Path:
 
 def main(argv: list[str]) -> int:
     signals.block()
-    os.environ.pop("SLURMD_NODENAME", None)  # within an allocation: mpirun's host, for all ranks
+    # Within an allocation: those of mpirun's host, for all ranks; and of Slurm's tasks, which the
+    # ranks are not.
+    for variable in ("SLURMD_NODENAME", "SLURM_CPUS_PER_TASK"):
+        os.environ.pop(variable, None)
     RankTask(argv[0]).main()
     return Exit.OK
 

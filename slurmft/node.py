@@ -18,7 +18,7 @@ from slurmft.config import JobConfig, RunConfig
 from slurmft.errors import Exit, SlurmftError
 from slurmft.profiles import Profile
 from slurmft.rendezvous import Rendezvous
-from slurmft.rundir import ATTEMPT, RunDir, current_attempt
+from slurmft.rundir import ATTEMPT, RunDir, current_attempt, write_json
 from slurmft.sources import hub_in_reach, needs_hub
 from slurmft.watchdog import Watchdog, hang_marker
 
@@ -90,6 +90,7 @@ class NodeTask:
         environment |= locks.environment(config.job.file_locks, environment)
         watchdog = Watchdog(config.job.hang_timeout_s)
         environment[heartbeat.FOLDER] = str(watchdog.folder)
+        write_json(heartbeat.hardware_file(watchdog.folder), profile.hardware.facts())
         if self.signal:
             environment[signals.STOPPING] = str(self.signal)
         command = self._command(run, meeting, profile.nproc, config.job.max_restarts)

@@ -2,10 +2,14 @@
 
 What a node's task is under Slurm. The operator says how many pods there are and where they meet
 (the PET_* variables, which torchrun reads, too); the configuration comes with the manifest.
+
+An attempt is a life of the first pod: torchrun's store lives in it, so that all others end when it
+does. Another pod that starts again joins the attempt under way, whose number the first one tells.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import socket
@@ -14,12 +18,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurmft import rendezvous
+from slurmft import attempt, rendezvous
 from slurmft.config import RunConfig
-from slurmft.errors import Exit
-from slurmft.node import NodeTask, torchrun_command
+from slurmft.errors import UsageError
+from slurmft.node import NodeTask, host_name, record, torchrun_command
 from slurmft.rendezvous import Rendezvous, RendezvousError
-from slurmft.rundir import RunDir, write_text
+from slurmft.rundir import ATTEMPT, RunDir, current_attempt, write_text
 
 _PORT = 29400
 
@@ -38,17 +42,34 @@ class PodTask(NodeTask):
         make_run(run, config, index == 0)
         if index:
             return super()._run(run)
-        run.set_state("running", f"on {os.environ.get('PET_NNODES', '?')} pods")
-        code = super()._run(run)
-        states = {int(Exit.OK): "finished", int(Exit.STOPPED): "requeued"}
-        run.set_state(states.get(code, "failed"), "", code)
-        return code
+        os.environ[ATTEMPT] = str(attempt.begin(run, [host_name()], host_name()))
+        try:
+            code = super()._run(run)
+        except Exception as error:
+            code = record(run, error)
+        attempt.await_failure(run, code)
+        return attempt.end(run, code).code
 
     def _meet(self, run: RunDir, config: RunConfig) -> Rendezvous:
-        return meeting_point(config, os.environ)
+        """With the attempt's number in the meeting's id: the first pod tells it to the others."""
+        point = meeting_point(config, os.environ)
+        port, timeout_s = point.roll_call_port, config.job.rdzv_timeout_s
+        if point.is_head:
+            meeting_id = f"{point.id}.{current_attempt()}"
+            rendezvous.answer_roll_call(port, meeting_id)
+        else:
+            meeting_id = rendezvous.check_reachable(
+                point.host, point.head, port, point.id, timeout_s, attempts=True
+            )
+            os.environ[ATTEMPT] = meeting_id.rpartition(".")[2]
+        return dataclasses.replace(point, id=meeting_id)
 
     def _check_meeting(self, meeting: Rendezvous, timeout_s: float) -> None:
-        """Done by `meeting_point`: no pod but the first can know its ports before."""
+        """`_meet` has done it."""
+
+    def _is_over_elsewhere(self, run: RunDir) -> bool:
+        """Never: a stop is meant for this pod alone, not sent because another one has failed."""
+        return False
 
     def _command(
         self, run: RunDir, meeting: Rendezvous, nproc: int, max_restarts: int
@@ -88,7 +109,7 @@ def meeting_point(config: RunConfig, environment: Mapping[str, str]) -> Rendezvo
         hosts=(head,) if index == 0 else (*(head,) * index, address),
         node_rank=index,
         port=int(port or _PORT),
-        roll_call_port=0,
+        roll_call_port=int(port or _PORT) + 1,  # a pod's ports are all its own
         id=environment.get("PET_RDZV_ID") or head.partition(".")[0],
         interface=config.job.interface,
     )
@@ -108,13 +129,27 @@ def await_name(head: str, timeout_s: float) -> str:
 
 def make_run(run: RunDir, config: RunConfig, first: bool) -> None:
     """The run directory, on the volume that all pods share: made by the first, unless it is there
-    from an earlier life of the job."""
+    from an earlier life of the job.
+
+    Raises:
+        UsageError: the one that is there trains something else.
+        RendezvousError: the first pod does not make it.
+    """
     deadline = time.monotonic() + config.job.rdzv_timeout_s
     if first and not run.config.is_file():
         for folder in (run.logs, run.failures, run.submitit):
             folder.mkdir(parents=True, exist_ok=True)
         write_text(run.config, config.to_json())
         run.set_state("submitted")
+    elif first:
+        before = run.load_config()
+        if before.train != config.train:
+            raise UsageError(
+                f"{str(run.path)!r} is a run of the same name that trains something else",
+                "give this one another: slurmft render kubernetes --name NAME",
+            )
+        if before.job != config.job:  # on other nodes, as after `slurmft resume --nodes`
+            write_text(run.config, config.to_json())
     while not run.config.is_file():
         if time.monotonic() > deadline:
             raise RendezvousError(

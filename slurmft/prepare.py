@@ -29,7 +29,7 @@ examples (the files in sbatch/ do this):
 """
 
 _SBATCH = [name for name, option in options(JobConfig).items() if "sbatch" in option.metadata]
-_NOT_HERE = {*_SBATCH, "sbatch", "cluster"}
+_NOT_HERE = {*_SBATCH, "requeue", "sbatch", "cluster"}
 """Options of a job that are sbatch's to know."""
 
 
@@ -48,7 +48,7 @@ def parser() -> Parser:
 
 def refuse_sbatch_options(argv: list[str]) -> None:
     """Raises UsageError where a flag is one that sbatch must have."""
-    theirs = {flag(name) for name in _NOT_HERE}
+    theirs = {flag(f"{no}{name}") for name in _NOT_HERE for no in ("", "no_")}
     for word in argv:
         if word.partition("=")[0] in theirs:
             raise UsageError(

@@ -120,15 +120,16 @@ class Profile:
         if not workers:
             return []
         affinity = ",".join(str(cpu) for cores in self.comm_cores for cpu in cores)
+        bound = Setting(
+            name="CCL_WORKER_AFFINITY", value=affinity, reason="the cores set aside for them"
+        )
         return [
             Setting(
                 name="CCL_WORKER_COUNT",
                 value=str(workers),
                 reason="communication threads of each process",
             ),
-            Setting(
-                name="CCL_WORKER_AFFINITY", value=affinity, reason="the cores set aside for them"
-            ),
+            *([bound] if self.pinned else []),  # else these cores may be another job's
             Setting(name="CCL_ATL_TRANSPORT", value="ofi", reason="MPI's needs mpirun"),
             Setting(name="CCL_PROCESS_LAUNCHER", value="none", reason="torchrun starts the ranks"),
         ]
@@ -248,7 +249,9 @@ def _comm(share: list[Cpu], asked: int | None, uses_ccl: bool) -> int:
         if asked is None:
             return 0
         raise UsageError(
-            f"--comm-cores {asked} leaves a process with {len(share)} core(s) nothing to compute on"
+            f"--comm-cores {asked} leaves a process with {len(share)} core(s) nothing to compute "
+            "on",
+            "give fewer, or start fewer processes: --nproc-per-node",
         )
     return count
 
@@ -276,17 +279,17 @@ def check_precision(hardware: Hardware, precision: str) -> None:
 
 
 def merge(settings: list[Setting], environment: Mapping[str, str]) -> dict[str, str]:
-    """The settings as variables; those that the user has set stay the user's."""
-    return {s.name: s.value for s in settings if not environment.get(s.name)}
+    """The settings as variables; those that the user has set, if to nothing, stay the user's."""
+    return {s.name: s.value for s in settings if s.name not in environment}
 
 
 def describe(profile: Profile, environment: Mapping[str, str]) -> list[str]:
     """A line for each variable: its value, and why."""
     lines = []
     for setting in profile.settings():
-        yours = environment.get(setting.name)
-        value = yours or setting.value
-        why = f"yours (else {setting.value})" if yours else setting.reason
+        is_yours = setting.name in environment
+        why = f"yours (else {setting.value})" if is_yours else setting.reason
+        value = environment.get(setting.name, setting.value)
         lines.append(f"{setting.name}={value}  # {why}")
     if not profile.pinned:
         lines.append(f"# {profile.pinning}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from slurmft.cli import Parser, add_options, given
 from slurmft.config import JobConfig, RunConfig, TrainConfig, build, options
 from slurmft.errors import Exit, UsageError, unknown
 from slurmft.launchers import kubernetes, mpirun
+from slurmft.sources import check_given
 from slurmft.submit import configure, provenance
 
 _ON_PODS = (
@@ -104,6 +106,11 @@ def render_kubernetes(argv: list[str]) -> dict[str, str]:
         UsageError: a value that cannot be right.
     """
     arguments = kubernetes_parser().parse(argv)
+    if "\n" in str(arguments.output):
+        raise UsageError(
+            f"--output {str(arguments.output)!r} holds a line break",
+            "the manifest has it in a comment; give another folder",
+        )
     config = configure_pods(given(arguments, [*options(TrainConfig), *_ON_PODS]), argv)
     fields = {f.name for f in dataclasses.fields(kubernetes.Cluster)}
     values = {k: v for k, v in vars(arguments).items() if k in fields}
@@ -127,6 +134,7 @@ def configure_pods(flags: dict[str, Any], argv: list[str]) -> RunConfig:
     """The configuration of pods: paths are theirs, and a site's Slurm defaults are not."""
     values = recipes.fill(flags) | {"runs_dir": kubernetes.RUNS}
     train, job = build(TrainConfig, values), build(JobConfig, values)
+    check_given(train)
     return RunConfig(train=train, job=job, submission=provenance("render", ["kubernetes", *argv]))
 
 
@@ -134,13 +142,18 @@ def to_yaml(objects: list[dict[str, Any]]) -> str:
     import yaml  # 20 ms
 
     class Dumper(yaml.SafeDumper):  # type: ignore[misc, unused-ignore]
-        """Texts of several lines stay readable; nothing is an anchor."""
+        """Texts of several lines stay readable; nothing is an anchor.
+
+        Kubernetes' own reader takes more plain words for numbers and for truth values than PyYAML:
+        08, 1e3, y. So only what cannot be one stands without quotes.
+        """
 
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
     def text(dumper: Any, value: str) -> Any:
-        style = "|" if "\n" in value else None
+        plain = re.match(r"[A-Za-z/].", value)
+        style = "|" if "\n" in value else None if plain else "'"
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
     Dumper.add_representer(str, text)

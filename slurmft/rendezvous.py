@@ -287,8 +287,13 @@ def answer_roll_call(port: int, meeting_id: str) -> None:
     threading.Thread(target=answer, daemon=True).start()
 
 
-def check_reachable(host: str, head: str, port: int, meeting_id: str, timeout_s: float) -> None:
-    """Asks the head for the meeting's id until it answers.
+def check_reachable(
+    host: str, head: str, port: int, meeting_id: str, timeout_s: float, attempts: bool = False
+) -> str:
+    """Asks the head for the meeting's id until it answers, and returns it.
+
+    Args:
+        attempts: any attempt of the meeting is meant: "ID.1", "ID.2" and so on.
 
     Raises:
         RendezvousError: `head` does not resolve, does not answer, or belongs to another meeting.
@@ -299,8 +304,8 @@ def check_reachable(host: str, head: str, port: int, meeting_id: str, timeout_s:
         try:
             with socket.create_connection((head, port), timeout=min(left, 5.0)) as connection:
                 answer = connection.makefile("rb").readline(1000).decode(errors="replace").strip()
-            if answer == meeting_id:
-                return
+            if (answer.rpartition(".")[0] if attempts else answer) == meeting_id:
+                return answer
             problem = f"it answers {answer!r}, not {meeting_id!r}: is it another host?"
         except socket.gaierror as error:
             problem = f"the name does not resolve ({error.strerror})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib.metadata
 import math
 import os
@@ -11,20 +10,21 @@ import platform
 import resource
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import slurmft
-from slurmft import hardware, profiles
+from slurmft import hardware, heartbeat, ipex, profiles
 from slurmft.clock import PhaseClock
 from slurmft.data import Batch
 from slurmft.dist import World
 from slurmft.errors import SlurmftError
 from slurmft.plan import Plan
 from slurmft.progress import Progress, describe_epoch, result_table
-from slurmft.rundir import RecordWriter, RunDir, write_json
+from slurmft.rundir import RecordWriter, RunDir, read_json, write_json
 
 _PACKAGES = (
     "torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers", "numpy",
@@ -76,6 +76,7 @@ class Reporter:
             "nodes": len({r["node"] for r in ranks}),
             "precision": self.plan.precision,
             "backend": self.world.backend,
+            "ipex": ranks[0]["ipex"] if all(r["ipex"] for r in ranks) else None,
             "global_batch_size": self.plan.global_batch_size,
             "total_steps": self.plan.total_steps,
         }
@@ -251,6 +252,7 @@ def describe_rank(world: Any) -> dict[str, Any]:
         "host": platform.node(),
         "device": gpu or cpu_model(),
         "threads": torch.get_num_threads(),
+        "ipex": ipex.in_use(),
         "cores": sorted(os.sched_getaffinity(0)),
         "cores_asked": cores_asked(os.environ),
         "kernel": platform.release(),
@@ -266,9 +268,10 @@ def cores_asked(environment: Mapping[str, str]) -> list[int] | None:
 
 
 def describe_node() -> dict[str, Any]:
-    """What the node gives this job."""
-    found = dataclasses.asdict(hardware.detect(os.environ))
-    return {"hardware": found | {"cpus": [cpu["number"] for cpu in found["cpus"]]}}
+    """What the node gives this job: as its task found it, since this rank is bound to its cores."""
+    folder = os.environ.get(heartbeat.FOLDER)
+    found = read_json(heartbeat.hardware_file(Path(folder))) if folder else None
+    return {"hardware": found or hardware.detect(os.environ).facts()}
 
 
 def cpu_model() -> str:

@@ -21,6 +21,7 @@ from typing import Any
 
 from slurmft.config import RunConfig
 from slurmft.errors import SlurmftError, UsageError
+from slurmft.filesystem import absolute
 
 FINAL_STATES = ("finished", "failed", "cancelled")
 
@@ -82,7 +83,7 @@ class RunDir:
         Raises:
             UsageError: the folder holds no run.
         """
-        run = cls(Path(path).expanduser().absolute())
+        run = cls(absolute(path))
         if not run.config.is_file():
             raise UsageError(f"{str(path)!r} is no run directory: it has no {run.config.name}")
         return run
@@ -241,10 +242,15 @@ def current_attempt() -> int:
 
 def write_text(path: Path, text: str) -> None:
     """Replaces a file at once: readers see the old or the new text, also after a crash."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """The same for what is no text."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
     try:
-        with open(aside, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(aside, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
@@ -338,7 +344,9 @@ class RecordReader:
         self._path = path
         self._offset = 0
 
-    def read(self) -> Iterator[dict[str, Any]]:
+    def read(self, event: str | None = None) -> Iterator[dict[str, Any]]:
+        """Records that are new; of one event only, if it is given: the others are not parsed."""
+        mark = f'"event": "{event}"'.encode() if event else b""  # as RecordWriter writes it
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._offset)
@@ -348,6 +356,8 @@ class RecordReader:
         whole = text[: text.rfind(b"\n") + 1]
         self._offset += len(whole)
         for line in whole.splitlines():
+            if mark not in line:
+                continue
             with contextlib.suppress(ValueError):  # a line that a full disk cut short
                 record = json.loads(line)
                 if isinstance(record, dict):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.errors import UsageError
+from slurmft.filesystem import absolute
 from slurmft.rundir import FINAL_STATES, RecordReader, RunDir, read_json
 
 _NOT_VARIED = frozenset({"runs_dir", "job_name", "comment", "seed"})
@@ -42,7 +43,8 @@ class Run:
         """
         files = RunDir(path)
         config = read_json(files.config)
-        if config is None or not all(isinstance(config.get(k), dict) for k in ("train", "job")):
+        parts = ("train", "job", "submission")
+        if config is None or not all(isinstance(config.get(k), dict) for k in parts):
             raise UsageError(f"{str(files.config)!r} is no configuration of a run")
         result = read_json(files.result)
         if result is None and files.result.exists():
@@ -71,7 +73,7 @@ class Run:
 
     @property
     def study(self) -> dict[str, Any] | None:
-        """The study that it belongs to, as `study.Submission` wrote it: name, cell, repeat."""
+        """The study that it belongs to, as `slurmft study run` wrote it: name, cell, repeat."""
         found: dict[str, Any] | None = self.config.get("submission", {}).get("study")
         return found
 
@@ -98,16 +100,32 @@ class Run:
         """Where its ranks ran, in the order of the ranks, each once."""
         return list(dict.fromkeys(r["host"] for r in self.environment.get("ranks", [])))
 
-    def records(self) -> Iterator[dict[str, Any]]:
-        """The lines of records.jsonl; steps that were done again are there twice."""
-        return RecordReader(RunDir(self.path).records).read()
+    @property
+    def evaluations(self) -> int:
+        """Evaluations that it made, of the whole validation data each; at least one."""
+        config = self.config["train"]
+        epochs, stopped = (
+            config.get("epochs"),
+            config.get("early_stopping") or config.get("max_steps"),
+        )
+        if isinstance(epochs, int) and not stopped:
+            return max(1, epochs)
+        return max(1, len({r.get("epoch") for r in self.records("epoch")}))
+
+    def records(self, event: str | None = None) -> Iterator[dict[str, Any]]:
+        """The lines of records.jsonl, or those of one event; steps done again are there twice."""
+        return RecordReader(RunDir(self.path).records).read(event)
 
 
 _RESULT_KEYS = {"metrics", "phases_s", "world_size", "nodes", "steps", "wall_s"}
 
 
-def find(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
+def find(paths: Sequence[str | Path], may_be_none: bool = False) -> tuple[list[Run], list[str]]:
     """The runs in run directories, or in folders that hold such at any depth.
+
+    Args:
+        paths: the folders.
+        may_be_none: a folder without a run is no error.
 
     Returns:
         The runs, oldest first, each once; and a line for every directory that could not be read.
@@ -118,11 +136,13 @@ def find(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
     runs: dict[Path, Run] = {}
     problems: list[str] = []
     for given in paths:
-        top = Path(given).expanduser().absolute()
+        top = absolute(given)
         if not top.is_dir():
-            raise UsageError(f"{str(given)!r} is no folder")
+            raise UsageError(
+                f"{str(given)!r} is no folder", "give a run directory, or a folder of such"
+            )
         folders = list(_run_folders(top))
-        if not folders:
+        if not folders and not may_be_none:
             raise UsageError(f"{str(given)!r} holds no run", "give a run directory or its folder")
         for folder in folders:
             try:

@@ -34,28 +34,37 @@ def site_defaults() -> dict[str, Any]:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise UsageError(f"cannot read the site file {path}: {error}") from None
+    return typed_values(path, values)
+
+
+def typed_values(where: str | Path, values: dict[str, Any]) -> dict[str, Any]:
+    """Values from a TOML file, under the names of flags, as their fields have them.
+
+    Raises:
+        UsageError: an unknown name, or a value of another type than its field's.
+    """
     known = options(TrainConfig) | options(JobConfig)
-    for name, value in values.items():
+    for name in values:
         if name not in known:
-            raise _in_file(path, unknown("key", name, list(known)))
-        values[name] = _site_value(path, known[name], value)
-    return values
+            raise in_file(where, unknown("key", name, list(known)))
+    return {name: _typed(where, known[name], value) for name, value in values.items()}
 
 
-def _site_value(path: Path, option: dataclasses.Field[Any], value: Any) -> Any:
+def _typed(where: str | Path, option: dataclasses.Field[Any], value: Any) -> Any:
     kind = value_type(option)
     if is_repeatable(option):
         if isinstance(value, list) and all(isinstance(v, str) for v in value):
             return tuple(value)
-        raise UsageError(f"{path}: {option.name} must be a list of strings, not {value!r}")
+        raise UsageError(f"{where}: {option.name} must be a list of strings, not {value!r}")
     if kind is float and type(value) is int:
         return float(value)
     if kind is str and option.name == "time" and type(value) is int:
         return str(value)  # time = 60: minutes, as Slurm reads it
     if type(value) is not kind:
-        raise UsageError(f"{path}: {option.name} must be a {kind.__name__}, not {value!r}")
+        raise UsageError(f"{where}: {option.name} must be a {kind.__name__}, not {value!r}")
     return value
 
 
-def _in_file(path: Path, error: UsageError) -> UsageError:
-    return UsageError(f"{path}: {error.message}", error.hint)
+def in_file(where: str | Path, error: UsageError) -> UsageError:
+    """An error that says in which file it is."""
+    return UsageError(f"{where}: {error.message}", error.hint)

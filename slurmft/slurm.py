@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmft.config import time_limit_min
 from slurmft.errors import Exit, SlurmftError
 
 _TIMEOUT_S = 30
+_SBATCH_TIMEOUT_S = 120
+_MAX_ARRAY_SIZE = 1001
 _ENDED = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "REVOKED", "TIMEOUT",
@@ -105,6 +108,45 @@ def job_state(job_id: str) -> JobState | None:
     return None if answered else JobState(name="UNKNOWN")
 
 
+def job_states(job_ids: Iterable[str]) -> dict[str, JobState]:
+    """The states of many jobs and array tasks, by one squeue and at most one sacct.
+
+    A job that neither knows is not in it; one that a controller which gives no answer may yet know
+    is UNKNOWN.
+    """
+    wanted = set(job_ids)
+    arrays = ",".join(sorted({job.partition("_")[0] for job in wanted}))
+    if not arrays:
+        return {}
+    # Ended jobs, too: the controller knows them for minutes, and before accounting does.
+    queue = ("squeue", "--noheader", "--array", "--states=all", f"--jobs={arrays}")
+    try:
+        found = parse_squeue_jobs(_call(*queue, "--format=%i|%T|%r"))
+    except SlurmftError as error:
+        if not _NO_SUCH_JOB.search(error.message):
+            return dict.fromkeys(wanted, JobState(name="UNKNOWN"))
+        found = {}
+    if wanted - found.keys():
+        with contextlib.suppress(SlurmftError):  # the site keeps no accounting
+            text = _call("sacct", "-nPX", f"--jobs={arrays}", "--format=JobID,State,ExitCode")
+            found = parse_sacct_jobs(text) | found
+    return {job: found[job] for job in wanted & found.keys()}
+
+
+def parse_squeue_jobs(text: str) -> dict[str, JobState]:
+    """From lines of `squeue --array --format=%i|%T|%r`: job id, or array_index, -> state."""
+    pairs = (line.strip().partition("|") for line in text.splitlines())
+    states = ((job, parse_squeue(rest)) for job, _, rest in pairs)
+    return {job: state for job, state in states if state is not None}
+
+
+def parse_sacct_jobs(text: str) -> dict[str, JobState]:
+    """From lines of `sacct -nPX --format=JobID,State,ExitCode`; the last line of a job counts."""
+    pairs = (line.strip().partition("|") for line in text.splitlines())
+    states = ((job, parse_sacct(rest)) for job, _, rest in pairs)
+    return {job: state for job, state in states if state is not None}
+
+
 def parse_squeue(text: str) -> JobState | None:
     """From the line of `squeue --format=%T|%r`."""
     name, _, reason = text.strip().partition("|")
@@ -141,13 +183,52 @@ def _exit_code(text: str) -> int:
     return int(code or 0) or (128 + int(signal) if int(signal or 0) else 0)
 
 
-def cancel(job_id: str) -> None:
-    """Cancels a job.
+def cancel(*job_ids: str) -> None:
+    """Cancels jobs, in this order.
 
     Raises:
         SlurmftError: scancel refuses.
     """
-    _call("scancel", job_id)
+    _call("scancel", *job_ids)
+
+
+def sbatch(arguments: Sequence[str], script: str) -> str:
+    """Submits a script; returns the id of its job.
+
+    Raises:
+        SlurmftError: sbatch refused it; the message has sbatch's own words.
+    """
+    command = ["sbatch", "--parsable", *arguments, script]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SBATCH_TIMEOUT_S, check=False
+        )
+    except FileNotFoundError:
+        raise SlurmftError("sbatch is not on the PATH", code=Exit.SUBMIT) from None
+    except subprocess.TimeoutExpired:
+        raise SlurmftError(
+            f"sbatch gave no answer in {_SBATCH_TIMEOUT_S} s",
+            "it may have submitted the job all the same: look into squeue --me",
+            Exit.SUBMIT,
+        ) from None
+    if done.returncode:
+        raise refusal(done.stderr, done.returncode)
+    return done.stdout.strip().partition(";")[0]  # "12", or "12;cluster"
+
+
+def max_array_size() -> int:
+    """How many tasks a job array may have here (MaxArraySize); Slurm's default where it does not
+    say: sbatch will."""
+    try:
+        return parse_max_array_size(_call("scontrol", "show", "config"))
+    except SlurmftError:
+        return _MAX_ARRAY_SIZE
+
+
+def parse_max_array_size(text: str) -> int:
+    """From `scontrol show config`."""
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
+    return max(1, int(found[1])) if found else _MAX_ARRAY_SIZE
 
 
 def job_name(environment: Mapping[str, str]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from slurmft.config import TrainConfig
 from slurmft.errors import UsageError
+from slurmft.filesystem import absolute
 from slurmft.recipes import TASKS
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet")
@@ -21,7 +22,7 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet")
 def is_local(name: str) -> bool:
     """Whether a model or data set is meant as a folder: it is one, or it can be no hub id."""
     hub_id = re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", name, re.ASCII)
-    return hub_id is None or Path(name).expanduser().exists()
+    return hub_id is None or os.path.exists(os.path.expanduser(name))
 
 
 def localize(train: TrainConfig) -> TrainConfig:
@@ -36,8 +37,7 @@ def localize(train: TrainConfig) -> TrainConfig:
     """
     changes: dict[str, Any] = {}
     task = TASKS[train.task]
-    if train.data is None and task.splits:
-        raise UsageError(f"--task {train.task} needs data of your own", "give --data ID|DIR")
+    check_given(train)
     if train.data is not None and is_local(train.data):
         folder = _folder("--data", train.data)
         chosen = (train.text_column, train.text_pair_column, train.label_column)
@@ -55,6 +55,12 @@ def localize(train: TrainConfig) -> TrainConfig:
             )
         changes["model"] = str(folder)
     return dataclasses.replace(train, **changes)
+
+
+def check_given(train: TrainConfig) -> None:
+    """Raises UsageError where a task has no data of its own, and is given none."""
+    if train.data is None and TASKS[train.task].splits:
+        raise UsageError(f"--task {train.task} needs data of your own", "give --data ID|DIR")
 
 
 def check_columns(path: Path, *names: str | None, can_choose: bool = True) -> None:
@@ -159,9 +165,9 @@ def find_split(folder: Path, split: str) -> Path:
 
 
 def _folder(flag: str, name: str) -> Path:
-    path = Path(name).expanduser()
+    path = absolute(name)
     if not path.is_dir():
         raise UsageError(
             f"{flag} {name!r}: no such folder", "give a folder that exists, or a hub id"
         )
-    return path.absolute()
+    return path

@@ -24,6 +24,7 @@ from slurmft.config import (
     options,
 )
 from slurmft.errors import Exit, SlurmftError, UsageError, run_main
+from slurmft.filesystem import absolute
 from slurmft.follow import Follower, next_commands
 from slurmft.node import torchrun_command
 from slurmft.rendezvous import Rendezvous
@@ -90,14 +91,14 @@ def configure(flags: dict[str, Any]) -> RunConfig:
         UsageError: a value that cannot be right, from whichever source.
     """
     values = recipes.fill(merge(site_defaults(), flags))
-    job = build(JobConfig, values)
-    paths: dict[str, Any] = {k: absolute(v) for k in _PATHS if (v := getattr(job, k)) is not None}
-    job = dataclasses.replace(job, **paths)
+    job = with_absolute_paths(build(JobConfig, values))
     return RunConfig(train=localize(build(TrainConfig, values)), job=job)
 
 
-def absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
+def with_absolute_paths(job: JobConfig) -> JobConfig:
+    given = {name: getattr(job, name) for name in _PATHS}
+    paths: dict[str, Any] = {k: str(absolute(v)) for k, v in given.items() if v is not None}
+    return dataclasses.replace(job, **paths)
 
 
 def merge(site: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
@@ -196,13 +197,13 @@ def placeholder(config: RunConfig, cluster: str) -> Rendezvous:
     )
 
 
-def submit(config: RunConfig, cluster: str) -> RunDir:
-    """Submits a job; returns its run directory.
+def submit(config: RunConfig, cluster: str, mark: str = "") -> RunDir:
+    """Submits a job; returns its run directory, whose name ends with `mark`.
 
     Raises:
         SlurmftError: the job was refused, or would wait for ever. There is no run directory then.
     """
-    run, launcher = RunDir.create(config), launchers.get(cluster)
+    run, launcher = RunDir.create(config, mark), launchers.get(cluster)
     try:
         job_id = launcher.submit(config, run)
     except SlurmftError:
@@ -272,7 +273,7 @@ def resume(run: RunDir, flags: dict[str, Any], argv: list[str]) -> str:
             f"the job {job_id} of this run is {state.name.lower()}",
             f"slurmft cancel {shlex.quote(str(run.path))}",
         )
-    job = dataclasses.replace(old.job, **flags)
+    job = with_absolute_paths(dataclasses.replace(old.job, **flags))
     again = [*old.submission.get("resumed", []), provenance("resume", argv)]
     container.check(job, launchers.choose(job.cluster))
     config = dataclasses.replace(old, job=job, submission=old.submission | {"resumed": again})

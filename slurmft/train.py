@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import random
 import shutil
 import time
@@ -644,9 +643,7 @@ def choose_precision(asked: str, world: World) -> str:
         raise SlurmftError("--precision fp16 needs GPUs", "use --precision bf16", Exit.USAGE)
     if asked != "auto":
         return asked
-    native = (
-        torch.cuda.is_bf16_supported(False) if on_gpu else hardware.detect(os.environ).native_bf16
-    )
+    native = torch.cuda.is_bf16_supported(False) if on_gpu else hardware.computes_bf16()
     if all(world.all_values(float(native))):
         return "bf16"
     return "fp16" if on_gpu else "fp32"

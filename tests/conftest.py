@@ -151,6 +151,15 @@ def slurmft(*arguments: str, env: dict[str, str] | None = None, timeout_s: float
     return Done(done.returncode, done.stdout, done.stderr)
 
 
+def assert_two_lines(done: Done, fact: str) -> None:
+    """A request that cannot be right: what is wrong, with the value, and what to do about it."""
+    assert done.code == 2
+    error, hint = done.err.splitlines()
+    assert error.startswith("error: ")
+    assert fact in error
+    assert hint.startswith("hint: ")
+
+
 def records(run: RunDir, event: str) -> list[dict[str, Any]]:
     """The records of one kind."""
     lines = [json.loads(line) for line in run.records.read_text().splitlines()]

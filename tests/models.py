@@ -18,13 +18,11 @@ def write_model(folder: Path, max_positions: int = 64) -> Path:
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     folder.mkdir(parents=True)
-    vocabulary = folder / "vocab.txt"
-    vocabulary.write_text("\n".join([*SPECIALS, *WORDS]) + "\n")
-    tokens = {word: i for i, word in enumerate([*SPECIALS, *WORDS])}
-    BertTokenizerFast(vocab=tokens).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join([*SPECIALS, *WORDS]) + "\n")
+    BertTokenizerFast.from_pretrained(folder).save_pretrained(folder)
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=len(tokens),
+        vocab_size=len(SPECIALS) + len(WORDS),
         hidden_size=32,
         num_hidden_layers=1,
         num_attention_heads=2,

@@ -13,8 +13,9 @@ import pytest
 from slurmft import container
 from slurmft.config import JobConfig, RunConfig, TrainConfig
 from slurmft.rundir import RunDir
+from slurmft.submit import with_absolute_paths
 from tests.cluster import Cluster
-from tests.conftest import HOSTILE, slurmft
+from tests.conftest import HOSTILE, assert_two_lines, slurmft
 
 APPTAINER = f"""\
 #!{sys.executable}
@@ -92,10 +93,24 @@ def test_image_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "sbatch").chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = slurmft("submit", "--container", str(tmp_path / "no.sif"), *where, env=env)
-    assert done.code == 2
-    assert "no such image" in done.err
+    assert_two_lines(done, "no such image")
     assert "apptainer pull" in done.err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "asks"),
+    [("gpus-per-node=v100:4", True), ("gres=gpu:2", True), ("gres=lscratch:9", False)],
+)
+def test_gpus_by_any_option_of_sbatch(option: str, asks: bool, tmp_path: Path) -> None:
+    job = JobConfig(runs_dir=str(tmp_path), container="image.sif", sbatch=(option,))
+    config = RunConfig(train=TrainConfig.resolve(), job=job)
+    assert ("--nv" in container.wrap(config, RunDir.create(config), [])) == asks
+
+
+def test_resume_in_another_image(tmp_path: Path) -> None:
+    """A path is one from where the command is given, as for submit."""
+    assert with_absolute_paths(JobConfig(container="a.sif")).container == str(Path.cwd() / "a.sif")
 
 
 def test_only_under_slurm(tmp_path: Path) -> None:

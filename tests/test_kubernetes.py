@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import re
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from slurmft.config import RunConfig
+from slurmft.config import JobConfig, RunConfig, TrainConfig
+from slurmft.errors import SlurmftError, UsageError
 from slurmft.launchers import kubernetes
-from slurmft.pod import meeting_point, pod_index
+from slurmft.pod import make_run, meeting_point, pod_index
 from slurmft.rendezvous import RendezvousError
 from slurmft.rundir import RunDir
-from tests.conftest import slurmft
+from tests.conftest import records, slurmft
 
 FLAGS = ("--image", "registry.example.com:5000/team/slurmft:1", "--claim", "runs", "--nodes", "3")
 MORE = (
@@ -122,8 +127,13 @@ def test_files(tmp_path: Path) -> None:
         (["--name", "My_Run"], ": my-run"),
         (["--name", "x" * 41], "at most 40"),
         (["--claim", "a/b"], "--claim 'a/b'"),
+        (["--claim", "a..b"], "--claim 'a..b'"),
         (["--image", "a b"], "--image 'a b' is no image"),
+        (["--image", "-a"], "'-a'"),
         (["--memory", "lots"], "--memory 'lots' is no size"),
+        (["--memory", "64K"], "--memory '64K' is no size"),
+        (["--output", "a\nb"], "holds a line break"),
+        (["--task", "text-classification"], "needs data of your own"),
         (["--node-selector", "zone"], "is no KEY=VALUE"),
         (["--cpu", "0"], "at least one CPU"),
         (["--min-nodes", "4"], "--min-nodes 4 of --nodes 3"),
@@ -138,10 +148,54 @@ def test_mistakes(arguments: list[str], words: str) -> None:
     assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize("text", ["emotion", "GLUE/mrpc", "7b", "", "ä", "-x-", "a" * 60, "9" * 60])
+@pytest.mark.parametrize(
+    "text",
+    ["emotion", "GLUE/mrpc", "7b", "", "ä", "-x-", "a" * 60, "9" * 60, "9" * 35 + "-" + "9" * 4],
+)
 def test_names_are_safe(text: str) -> None:
     found = kubernetes.dns_name(text)
     assert re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", found)
+
+
+def test_words_that_other_readers_take_for_numbers() -> None:
+    """Kubernetes' reader of YAML is not PyYAML."""
+    from slurmft.render import to_yaml
+
+    words = ["08", "1e3", "y", "n", "0o7", "no", "1_0", "16", "slurmft", "/runs", "a: b", "x\ny"]
+    text = to_yaml([{"words": words, "y": "08"}])
+    assert next(yaml.safe_load_all(text)) == {"words": words, "y": "08"}
+    plain = re.findall(r"^- ([^'\"|\n]+)$", text, re.MULTILINE)
+    assert plain == ["slurmft", "/runs"]
+    assert "'y': '08'" in text
+
+
+def test_names_that_kubernetes_has(tmp_path: Path) -> None:
+    """Claims and secrets may begin with a digit and hold dots."""
+    names = ("--claim", "1e3", "--secret", "hub.v2", "--namespace", "7b")
+    done = slurmft("render", "kubernetes", *FLAGS, *names)
+    assert done.code == 0, done.err
+    assert "claimName: '1e3'" in done.out
+
+
+def test_image_and_pod_have_one_user() -> None:
+    """Else a new volume, which is root's, cannot be written."""
+    pod = pod_of("pytorchjob", render("pytorchjob"))
+    group = pod["securityContext"]["fsGroup"]
+    assert f"USER {group}:{group}\n" in kubernetes.dockerfile()
+
+
+def test_run_of_the_same_name(tmp_path: Path) -> None:
+    """Its configuration is not taken for that of another; other nodes are no other run."""
+    job, run = JobConfig(), RunDir(tmp_path / "run")
+    config = RunConfig(train=TrainConfig.resolve(), job=job)
+    make_run(run, config, first=True)
+    other = dataclasses.replace(config, job=JobConfig(nodes=2))
+    make_run(run, other, first=True)
+    assert run.load_config().job.nodes == 2
+    changed = dataclasses.replace(config, train=TrainConfig.resolve(learning_rate=0.5))
+    with pytest.raises(UsageError, match="of the same name that trains something else") as error:
+        make_run(run, changed, first=True)
+    assert "--name" in str(error.value.hint)
 
 
 def test_where_pods_meet(tmp_path: Path) -> None:
@@ -162,24 +216,10 @@ def test_where_pods_meet(tmp_path: Path) -> None:
         meeting_point(config, {})
 
 
-@pytest.mark.parametrize("kind", kubernetes.KINDS)
-def test_pods_train(kind: str, tmp_path: Path) -> None:
+@contextlib.contextmanager
+def pods(kind: str, config: Path, run: RunDir) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Two processes with the variables that the operators set, as two pods."""
-    port = free_port()
-    flags = (
-        "--nproc-per-node",
-        "1",
-        "--max-steps",
-        "2",
-        "--batch-size",
-        "8",
-        "--precision",
-        "fp32",
-    )
-    config = tmp_path / "config.json"
-    config.write_text(render(kind, *flags)["ConfigMap"]["data"]["config.json"])
-    run = RunDir(tmp_path / "runs" / "mrpc")
-    pods = []
+    port, started = free_port(), []
     for index in range(2):
         env = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port}
         env |= {"PET_NODE_RANK": str(index)}
@@ -187,11 +227,55 @@ def test_pods_train(kind: str, tmp_path: Path) -> None:
             env = {"PET_RDZV_ENDPOINT": f"127.0.0.1:{port}", "PET_NNODES": "1:2"}
             env |= {"HOSTNAME": f"mrpc-worker-{index}", "PET_RDZV_ID": "mrpc"}
         command = [sys.executable, "-m", "slurmft.pod", str(config), str(run.path)]
-        pods.append(subprocess.Popen(command, env=os.environ | env | {"OMP_NUM_THREADS": "1"}))
-    assert [pod.wait(110) for pod in pods] == [0, 0]
-    result = json.loads(run.result.read_text())
-    assert result["world_size"] == 2
+        started.append(subprocess.Popen(command, env=os.environ | env | {"OMP_NUM_THREADS": "1"}))
+    try:
+        yield started
+    finally:
+        for pod in started:
+            pod.kill()
+            pod.wait()
+
+
+def configured(folder: Path, kind: str, *more: str) -> Path:
+    """The configuration as the manifest has it."""
+    flags = ("--nproc-per-node", "1", "--batch-size", "8", "--precision", "fp32", *more)
+    path = folder / "config.json"
+    path.write_text(render(kind, *flags)["ConfigMap"]["data"]["config.json"])
+    return path
+
+
+def test_pods_train(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "runs" / "mrpc")
+    config = configured(tmp_path, "trainjob", "--max-steps", "2")
+    with pods("trainjob", config, run) as started:
+        assert [pod.wait(110) for pod in started] == [0, 0]
+    assert json.loads(run.result.read_text())["world_size"] == 2
     assert run.get_state()["state"] == "finished"
+
+
+@pytest.mark.timeout(400)
+def test_evicted_pod_and_those_that_start_again(tmp_path: Path) -> None:
+    """The first life stops and saves; the second is another attempt, and goes on from there."""
+    run = RunDir(tmp_path / "runs" / "mrpc")
+    config = configured(tmp_path, "pytorchjob", "--max-steps", "60", "--log-every", "1")
+    with pods("pytorchjob", config, run) as started:
+        while not (run.records.exists() and '"step"' in run.records.read_text()):
+            assert [pod.poll() for pod in started] == [None, None]
+            time.sleep(0.1)
+        started[1].terminate()
+        assert [pod.wait(100) for pod in started] == [75, 75]
+    (saved,) = run.checkpoint_names()
+    assert run.get_state()["state"] == "requeued"
+    run.add_failure("node mrpc-worker-1", SlurmftError("it was killed"), attempt=1)
+    with pods("pytorchjob", config, run) as started:
+        assert [pod.wait(150) for pod in started] == [0, 0]
+    assert [s["state"] for s in run.history()] == [
+        *("submitted", "running", "requeued", "running", "finished"),
+    ]
+    assert records(run, "resume")[0]["checkpoint"] == saved
+    assert run.attempt_number() == 2
+    assert json.loads(run.started.read_text())["attempt"] == 2  # the ranks know it, too
+    assert run.root_failure() is None  # that of the first life is none of the second's
 
 
 def free_port() -> str:

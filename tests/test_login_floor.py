@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import HOSTILE, slurmft
+from tests.conftest import HOSTILE, assert_two_lines, slurmft
 
 HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "submitit", "pyarrow")
 
@@ -41,6 +41,9 @@ def test_no_heavy_imports(arguments: list[str], ending: str, fake_sbatch: dict[s
         check=True,
     )
     assert done.stdout.splitlines()[-2:] == [ending, "HEAVY []"]
+
+
+MPIRUN = ("--cluster", "mpirun", "--nproc-per-node", "1", "--hostfile", "{folder}/hosts")
 
 
 @pytest.fixture
@@ -76,6 +79,30 @@ def test_mistakes_end_in_two_lines(arguments: list[str], hint: str, tmp_path: Pa
     assert "Traceback" not in done.err
     assert len(done.err.splitlines()) <= 2
     assert done.out == ""
+
+
+@pytest.mark.parametrize(
+    ("hosts", "arguments", "fact"),
+    [
+        ("", ["submit", "--task", "mrcp"], "unknown --task 'mrcp'"),
+        ("n1\nn1\n", ["submit", *MPIRUN], "names 'n1' twice"),
+        ("n1..cluster\n", ["submit", *MPIRUN], "the host 'n1..cluster' of --hostfile"),
+        (None, ["submit", *MPIRUN], "cannot be read: No such file"),
+        (
+            "",
+            ["doctor", "node", "--here", "--nproc-per-node", "4000"],
+            "--nproc-per-node 4000, but",
+        ),
+        ("", ["doctor", "node", "--here", "--profile", "gpu"], "looked at CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_mistakes_name_fact_and_cure(
+    hosts: str | None, arguments: list[str], fact: str, tmp_path: Path
+) -> None:
+    if hosts is not None:
+        (tmp_path / "hosts").write_text(hosts)
+    filled = [a.format(folder=tmp_path) for a in arguments]
+    assert_two_lines(slurmft(*filled, env={"CUDA_VISIBLE_DEVICES": ""}), fact)
 
 
 def test_commands() -> None:

@@ -13,10 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.config import JobConfig
+from slurmft import attempt
+from slurmft import mpi as ranks
+from slurmft.config import JobConfig, RunConfig, TrainConfig
 from slurmft.errors import SlurmftError, UsageError
-from slurmft.launchers.mpirun import hosts_of, read_hostfile
+from slurmft.launchers import mpirun
+from slurmft.launchers.local import LocalNodes
+from slurmft.launchers.mpirun import choose_program, hosts_of, read_hostfile
 from slurmft.mpi import Place, own_name
+from slurmft.rundir import RunDir
 from tests.cluster import Cluster
 from tests.conftest import HOSTILE, Done, Following, slurmft
 from tests.test_resume import assert_same, rank_pids, states, steps_twice
@@ -264,6 +269,7 @@ def test_own_name() -> None:
         ("n1\nn2 slots=3\nn1:4\n", 1, "names 'n1' twice"),
         ("127.0.0.1\n", 2, "--nodes 2, but"),
         ("127.0.0.1\nno.such.host.invalid\n", 2, "'no.such.host.invalid' of --hostfile"),
+        ("n1..cluster\n", 1, "does not resolve: it is no host name"),
     ],
 )
 def test_hostfiles_that_cannot_be_right(
@@ -274,6 +280,76 @@ def test_hostfiles_that_cannot_be_right(
         path.write_text(text)
     with pytest.raises(UsageError, match=re.escape(words)):
         hosts_of(JobConfig(cluster="mpirun", hostfile=str(path), nodes=nodes))
+
+
+def test_no_such_user_in_a_path(tmp_path: Path) -> None:
+    done = slurmft("submit", "--cluster", "mpirun", "--hostfile", "~no-such-user/hosts")
+    assert (done.code, done.out) == (2, "")
+    assert "~no-such-user/hosts' cannot be read: No such file" in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("version", "program"),
+    [
+        ("mpirun (Open MPI) 5.0.3", "mpirun"),
+        ("mpirun.openmpi (OpenRTE) 4.1.4", "mpirun"),
+        ("HYDRA build details:\n  Configure options: CFLAGS=-fopenmp", None),
+        ("Intel(R) MPI Library for Linux* OS", None),
+    ],
+)
+def test_whose_mpirun_it_is(
+    version: str, program: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mpirun").write_text(f"#!/bin/sh\necho '{version}'\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if program is None:
+        with pytest.raises(UsageError, match="no mpirun of Open MPI"):
+            choose_program("openmpi")
+    else:
+        assert choose_program("openmpi") == ("openmpi", str(tmp_path / program))
+
+
+def test_binding_that_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """stays; otherwise slurmft binds by the node's profile."""
+    monkeypatch.setattr(mpirun, "choose_program", lambda dialect: (dialect, dialect))
+    for dialect, default, variable in (
+        ("intel", "I_MPI_PIN", "I_MPI_PIN_DOMAIN"),
+        ("openmpi", "--bind-to", "OMPI_MCA_hwloc_base_binding_policy"),
+    ):
+        job = JobConfig(cluster="mpirun", nproc_per_node=2, dialect=dialect)
+        config = RunConfig(train=TrainConfig.resolve(), job=job)
+        monkeypatch.delenv(variable, raising=False)
+        assert default in mpirun.mpirun_command(config, ["n1"], "run")
+        monkeypatch.setenv(variable, "core")
+        assert default not in mpirun.mpirun_command(config, ["n1"], "run")
+
+
+def test_tasks_of_slurm_are_not_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an allocation of tasks with a CPU each, mpirun's ranks have them all."""
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
+    monkeypatch.setattr(ranks.RankTask, "main", lambda self: None)
+    for name in ("PMI_RANK", "MPI_LOCALRANKID"):
+        monkeypatch.setenv(name, "0")
+    for name in ("PMI_SIZE", "MPI_LOCALNRANKS"):
+        monkeypatch.setenv(name, "1")
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    ranks.main(["run"])
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    assert "SLURM_CPUS_PER_TASK" not in os.environ
+
+
+def test_killed_task_has_the_code_that_srun_gives(tmp_path: Path) -> None:
+    """128 + the signal: the job goes on after that, also before its first checkpoint."""
+    job = JobConfig(runs_dir=str(tmp_path))
+    run = RunDir.create(RunConfig(train=TrainConfig.resolve(), job=job))
+    nodes = LocalNodes(str(run.path))
+    nodes.tasks = [subprocess.Popen(["sh", "-c", "kill -KILL $$"])]
+    code = nodes._wait()
+    assert code == 128 + signal.SIGKILL
+    attempt.begin(run, ["n1"], "1")
+    assert attempt.judge(run, code).state == "requeued"
 
 
 def test_hostfiles(tmp_path: Path) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from slurmft import ccl, hardware, profiles
+from slurmft import ccl, hardware, heartbeat, profiles
 from slurmft.config import JobConfig
 from slurmft.errors import UsageError
 from slurmft.hardware import Hardware, as_list, numbers
 from slurmft.profiles import Profile, choose
 from slurmft.rank import bind
+from slurmft.rundir import write_json
 from tests.cluster import Cluster
 from tests.conftest import slurmft
 
@@ -113,6 +116,33 @@ def test_what_slurm_and_cgroups_really_grant(tmp_path: Path) -> None:
     assert node(tmp_path / "v1", files=old).quota_cpus == 2
 
 
+def test_container_with_a_part_of_its_host(tmp_path: Path) -> None:
+    """A quota says how much, not which cores: others of the host would bind to the same."""
+    quota = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "800000 100000\n"}
+    pod = node(tmp_path / "v2", files=quota)
+    assert len(pod.cores) == 8
+    profile = choose(pod, JobConfig(), uses_ccl=True)
+    assert (profile.pinned, profile.nproc) == (False, 1)
+    assert not {profiles.CORES, "CCL_WORKER_AFFINITY", "KMP_AFFINITY"} & set(settings(profile))
+    # Of version 1, whose paths are the host's, the container sees its own part alone.
+    host = {"proc/self/cgroup": "4:memory:/docker/ab\n3:cpu,cpuacct:/docker/ab\n"}
+    host |= {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "800000"}
+    host |= {"sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}
+    host |= {"sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**34)}
+    found = node(tmp_path / "v1", files=host)
+    assert (len(found.cores), found.memory_mib) == (8, 2**14)
+
+
+def test_kernel_that_does_not_know_the_cores(tmp_path: Path) -> None:
+    """It writes -1, as virtual machines and some boards have it: every CPU is a core."""
+    known = node(tmp_path, sockets=1, cores=4, threads=1)
+    for cpu in known.cpus:
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu.number}/topology"
+        (folder / "core_id").write_text("-1")
+        (folder / "physical_package_id").write_text("-1")
+    assert len(hardware.detect({}, tmp_path).cores) == 4
+
+
 def test_more_processes_than_cores(tmp_path: Path) -> None:
     small = node(tmp_path, sockets=1, cores=2, threads=1)
     with pytest.raises(UsageError, match=r"--nproc-per-node 3, but .* gives this job 2 core"):
@@ -150,6 +180,24 @@ def test_gpus_without_nvidia_smi(tmp_path: Path) -> None:
     assert node(tmp_path, CUDA_VISIBLE_DEVICES="").gpus == ()
     named = node(tmp_path, CUDA_VISIBLE_DEVICES="1,GPU-ab")
     assert [gpu.name for gpu in named.gpus] == ["1", "GPU-ab"]
+    assert [gpu.name for gpu in node(tmp_path, CUDA_VISIBLE_DEVICES="1,-1,2").gpus] == ["1"]
+
+
+def test_nvidia_smi_is_asked_once_a_node(tmp_path: Path) -> None:
+    """By the node's task. Its ranks are told what it found, though one sees its own cores alone."""
+    told = {"host": "n1", "cpus": list(range(128)), "gpus": [{"name": "0"}]}
+    write_json(heartbeat.hardware_file(tmp_path), told)
+    code = "from slurmft import hardware, reporter; hardware.detect = None\n"
+    code += "print(reporter.describe_node()['hardware']['cpus'][-1], hardware.computes_bf16())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {heartbeat.FOLDER: str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split()[:1] == ["127"], done.stderr
 
 
 def test_profile_that_the_node_cannot_serve(tmp_path: Path) -> None:
@@ -168,6 +216,9 @@ def test_what_the_user_has_set_wins(tmp_path: Path) -> None:
     assert "OMP_NUM_THREADS" not in profiles.merge(profile.settings(), {"OMP_NUM_THREADS": "7"})
     lines = profiles.describe(profile, {"OMP_NUM_THREADS": "7"})
     assert lines[0] == "OMP_NUM_THREADS=7  # yours (else 32)"
+    nothing = {"OMP_NUM_THREADS": ""}  # said as well as any value
+    assert "OMP_NUM_THREADS" not in profiles.merge(profile.settings(), nothing)
+    assert profiles.describe(profile, nothing)[0] == "OMP_NUM_THREADS=  # yours (else 32)"
 
 
 def test_libraries_where_distributions_put_them(
@@ -251,6 +302,25 @@ def test_ccl_is_wired(tmp_path: Path) -> None:
     assert "made by the stand-in" in done.run.rank_log(1).read_text()
 
 
+def test_what_the_binding_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists grow; mpirun's own library does not give way to the one that the binding brings."""
+    env = stand_in(tmp_path, torch_version())
+    script = tmp_path / "oneccl_bindings_for_pytorch" / "env" / "setvars.sh"
+    script.write_text(
+        "export I_MPI_ROOT=/its/own CCL_ROOT=/its/ccl\n"
+        'export LD_LIBRARY_PATH="/its/lib:$LD_LIBRARY_PATH"\n'
+    )
+    monkeypatch.syspath_prepend(env["PYTHONPATH"])
+    monkeypatch.setenv("I_MPI_ROOT", "/of/mpirun")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/my/lib")
+    binding = ccl.find()
+    assert binding is not None
+    assert binding.environment() == {
+        "CCL_ROOT": "/its/ccl",
+        "LD_LIBRARY_PATH": "/its/lib:/my/lib",
+    }
+
+
 def test_ccl_for_another_torch(tmp_path: Path) -> None:
     env = stand_in(tmp_path / "lib", "1.13.0")
     flags = ("--cluster", "local", "--max-steps", "1", "--runs-dir", str(tmp_path))
@@ -265,6 +335,49 @@ def test_ccl_for_another_torch(tmp_path: Path) -> None:
     assert "install oneccl_bind_pt==" in done.err
 
 
+IPEX_STAND_IN = """
+import torch
+
+__version__ = "stand-in"
+kernels = torch.library.Library("aten", "IMPL")
+
+
+def layer_norm(x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
+    return torch.native_layer_norm(x, shape, weight, bias, eps)[0]
+
+
+def optimize(model, optimizer, **_):
+    kernels.impl("layer_norm", layer_norm, "CPU")
+    return model, optimizer
+"""
+
+
+def ipex_stand_in(folder: Path) -> dict[str, str]:
+    """An extension with one kernel: what `--ipex` and its record can be tested with."""
+    folder.mkdir()
+    (folder / "intel_extension_for_pytorch.py").write_text(IPEX_STAND_IN)
+    info = folder / f"intel_extension_for_pytorch-{torch_version()}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Name: intel-extension-for-pytorch\nVersion: {torch_version()}\n"
+    )
+    more = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(folder), more] if more else [str(folder)])}
+
+
+@pytest.mark.parametrize(("flags", "used"), [(("--ipex",), "stand-in"), ((), None)])
+def test_ipex_is_recorded(tmp_path: Path, flags: tuple[str, ...], used: str | None) -> None:
+    """By what the ranks run, not by what is installed: it is, in both cases."""
+    env = ipex_stand_in(tmp_path / "lib")
+    flags += ("--cluster", "local", "--nodes", "2", "--max-steps", "2", "--batch-size", "8")
+    done = slurmft("submit", "--follow", *flags, "--runs-dir", str(tmp_path), env=env)
+    assert done.code == 0, done.err
+    environment = json.loads(done.run.environment.read_text())
+    assert [rank["ipex"] for rank in environment["ranks"]] == [used, used]
+    assert done.result["ipex"] == used
+
+
+@pytest.mark.skipif(find_spec("intel_extension_for_pytorch") is not None, reason="it is here")
 def test_ipex_that_is_not_here(tmp_path: Path) -> None:
     flags = ("--cluster", "local", "--max-steps", "1", "--runs-dir", str(tmp_path))
     done = slurmft("submit", "--follow", "--ipex", *flags)

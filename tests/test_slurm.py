@@ -59,3 +59,36 @@ def test_jobs_that_ask_for_more_than_their_partition_has() -> None:
     assert why("PENDING|Priority|long|4|UNLIMITED") is None
     assert why("RUNNING|None|batch|4|10:00") is None
     assert why("") is None
+
+
+def test_states_of_many_jobs() -> None:
+    text = "12_0|RUNNING|None\n12_1|PENDING|JobArrayTaskLimit\n13|PENDING|Dependency\n\n"
+    found = slurm.parse_squeue_jobs(text)
+    assert found["12_0"] == JobState(name="RUNNING")
+    assert found["12_1"] == JobState(name="PENDING", reason="JobArrayTaskLimit")
+    assert set(found) == {"12_0", "12_1", "13"}
+    ended = slurm.parse_sacct_jobs("12_0|REQUEUED|0:0\n12_0|FAILED|4:0\n14|COMPLETED|0:0\n")
+    assert ended["12_0"] == JobState(name="FAILED", exit_code=4)
+
+
+def test_many_jobs_are_asked_for_by_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, ...]] = []
+
+    def call(*command: str) -> str:
+        calls.append(command)
+        return "12_0|RUNNING|None\n" if command[0] == "squeue" else "12_1|TIMEOUT|0:0\n"
+
+    monkeypatch.setattr(slurm, "_call", call)
+    found = slurm.job_states(["12_0", "12_1", "9_7"])
+    assert {job: state.name for job, state in found.items()} == {
+        "12_0": "RUNNING",
+        "12_1": "TIMEOUT",
+    }
+    assert [c[0] for c in calls] == ["squeue", "sacct"]
+    assert "--jobs=12,9" in calls[0]
+    assert slurm.job_states([]) == {}
+
+
+def test_max_array_size() -> None:
+    assert slurm.parse_max_array_size("MaxArraySize            = 4001\nMaxJobCount = 7\n") == 4001
+    assert slurm.parse_max_array_size("") == 1001

@@ -139,6 +139,25 @@ def test_best_spans_are_those_of_the_slow_way(seed: int, width: int, step: float
     assert found.tolist() == [slow_span(*row) for row in rows]
 
 
+def test_padding_does_not_change_an_answer(tmp_path: Path, tiny_model: Path) -> None:
+    """However long the others of its batch are, and whatever the model says of the padding."""
+    task = squad_task(write_squad(tmp_path / "data", 5, 20), tiny_model)
+    data = task.prepare()
+    lengths = np.diff(data.validation.offsets)
+    samples = np.array([int(lengths.argmin())])
+    length = int(lengths[samples[0]])
+    logits = torch.full((2, 1, length + N_BEST), 9.0)
+    logits[:, :, :length] = torch.randn(2, 1, length, generator=torch.Generator().manual_seed(0))
+
+    def predicted(width: int) -> list[float]:
+        start, end = logits[:, :, :width]
+        output = type("Output", (), {"start_logits": start, "end_logits": end})
+        found: list[float] = task.predict(output, samples, data)[0].tolist()
+        return found
+
+    assert predicted(length + N_BEST) == predicted(length)
+
+
 def test_logits_that_are_no_numbers() -> None:
     start = torch.zeros(2, 5)
     start[1, 3] = torch.nan
@@ -280,6 +299,7 @@ def evaluate(task: Task, data: TokenData, model: Path) -> dict[str, float]:
         ({"answers": {"text": ["word1"], "answer_start": [99]}}, "not at character 99"),
         ({"answers": {"text": [], "answer_start": []}}, "question 'q1' has no answer"),
         ({"answers": {"text": ["a", "b"], "answer_start": [1]}}, "'q1' has the answers"),
+        ({"answers": {"text": [""], "answer_start": [6]}}, "question 'q1' has an empty answer"),
         ({"answers": "word1"}, "they are written as"),
         ({"answers": {"text": ["word1"]}}, "they are written as"),
         ({"context": 3}, "has the text 3, which is no string"),

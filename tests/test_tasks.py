@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from slurmft.sources import localize
 from slurmft.tasks.glue import GLUE
 from slurmft.tasks.pretrained import Pretrained
 from slurmft.tasks.texts import Texts
-from tests.conftest import Done, records
+from tests.conftest import Done, assert_two_lines, records
 from tests.models import write_model, write_pairs, write_splits
 from tests.test_train import EXACT, train
 
@@ -55,6 +56,70 @@ def test_every_task_of_glue_is_prepared(tmp_path: Path, tiny_model: Path) -> Non
         assert len(data.train) == 50
         assert data.train.labels.dtype == (np.int64 if data.labels else np.float64)
         assert (data.train.types is None) == (GLUE_COLUMNS[task][1] is None)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small tensors gain nothing by threads, and lose much where cores are shared."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_every_task_of_glue_is_trained(tmp_path: Path, tiny_model: Path, one_thread: None) -> None:
+    """Two steps and an evaluation of each, in this process; numbers in bf16 as well."""
+    import torch
+
+    for name, in_bf16 in [*((task, False) for task in GLUE), ("stsb", True)]:
+        folder = glue(tmp_path / f"{name} {in_bf16}", name)
+        task = tasks.get(TrainConfig.resolve(task=name, data=str(folder), model=str(tiny_model)))
+        data = task.prepare()
+        model = task.model(data).eval()  # without dropout, the loss falls
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        batch = data.train.batch(np.arange(16), data.pad_id, multiple=8).inputs
+        losses = []
+        with torch.autocast("cpu", torch.bfloat16, enabled=in_bf16):
+            for _ in range(3):
+                loss = model(**batch).loss
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+            everything = np.arange(len(data.validation))
+            inputs = data.validation.batch(everything, data.pad_id).inputs
+            del inputs["labels"]
+            with torch.inference_mode():
+                predictions = task.predict(model(**inputs), everything, data).numpy()
+        assert losses[2] < losses[0], name
+        assert predictions.dtype == task.prediction_dtype
+        found = task.compute(predictions, data)
+        assert tuple(found) == task.metric_names
+        assert np.isfinite(list(found.values())).all(), name
+
+
+@pytest.mark.parametrize(("task", "before"), [("stsb", "mnli"), ("mnli", "stsb")])
+def test_model_that_was_tuned_for_something_else(
+    task: str, before: str, tmp_path: Path, tiny_model: Path
+) -> None:
+    """Its configuration says for which labels; small tasks often begin with a model of MNLI."""
+    folders = {name: glue(tmp_path / name, name) for name in (task, before)}
+
+    def tuned(name: str, model: Path) -> tuple[Any, dict[str, Any]]:
+        made = tasks.get(TrainConfig.resolve(task=name, data=str(folders[name]), model=str(model)))
+        data = made.prepare()
+        found = made.model(data)
+        return found, data.train.batch(np.arange(8), data.pad_id).inputs
+
+    model, inputs = tuned(before, tiny_model)
+    model(**inputs)
+    shutil.copytree(tiny_model, tmp_path / "model")
+    model.save_pretrained(tmp_path / "model")
+    model, inputs = tuned(task, tmp_path / "model")
+    assert model(**inputs).loss.isfinite()
+    assert model.config.num_labels == (len(GLUE[task].labels) or 1)
 
 
 @pytest.mark.parametrize("task", ["mrpc", "mnli"])
@@ -190,6 +255,38 @@ def test_rows_that_are_wrong(
     with pytest.raises(UsageError) as error:
         prepare(task, data, tiny_model)
     assert message in str(error.value) or "cannot read" in str(error.value)
+
+
+ANSWER = {"id": "q1", "question": "joy", "context": "fear joy"}
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "flags", "fact"),
+    [
+        ("mrpc", GOOD, ["--profile", "gpu"], "looked at CUDA_VISIBLE_DEVICES and for /dev/nvidia*"),
+        ("mrpc", GOOD | {"label": 0.5}, [], "row 1 has the label 0.5"),
+        (
+            "squad",
+            ANSWER | {"answers": {"text": ["joy"], "answer_start": [99]}},
+            [],
+            "question 'q1' has the answer 'joy', which is not at character 99",
+        ),
+    ],
+)
+def test_mistakes_that_show_in_the_job(
+    task: str,
+    row: dict[str, Any],
+    flags: list[str],
+    fact: str,
+    tmp_path: Path,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """End it before it trains, with the two lines that others get on the login node."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    data = write_splits(tmp_path / "data", {"train": [row], "validation": [row]})
+    source = ("--task", task, "--data", str(data), "--model", str(tiny_model))
+    assert_two_lines(train(tmp_path, *source, *flags), fact)
 
 
 def test_label_that_training_did_not_have(tmp_path: Path, tiny_model: Path) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Protocol
 
-from slurmft import slurm
 from slurmft.config import RunConfig
 from slurmft.errors import Exit, SlurmftError
 from slurmft.rundir import RunDir, read_json
-from slurmft.slurm import JobState
+from slurmft.slurm import JobState, available
 
 
 class Launcher(Protocol):
@@ -38,8 +37,8 @@ def choose(cluster: str) -> str:
         SlurmftError: Slurm was asked for and is not here.
     """
     if cluster == "auto":
-        return "slurm" if slurm.available() else "local"
-    if cluster == "slurm" and not slurm.available():
+        return "slurm" if available() else "local"
+    if cluster == "slurm" and not available():
         raise SlurmftError(
             "--cluster slurm, but sbatch is not on the PATH",
             "log in to a Slurm login node, or use --cluster local",

@@ -17,10 +17,22 @@ RUNS = "/runs"
 """Where the volume claim is mounted."""
 
 _CONFIG = "/etc/slurmft"
+_USER = 1000
+"""Of the image, and of its group."""
 _NAME_MAX = 40
 """Characters of a job's name: the operators append theirs, and a DNS label has 63."""
 
-_IMAGE = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]+)?", re.ASCII)
+_LABEL = (63, r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", "small letters, digits and dashes")
+_SUBDOMAIN = (253, rf"{_LABEL[1]}(\.{_LABEL[1]})*", "small letters, digits, dashes and dots")
+_NAMES = {
+    "name": (_NAME_MAX, r"[a-z]([a-z0-9-]*[a-z0-9])?", f"{_LABEL[2]}, a letter first"),
+    "namespace": _LABEL,
+    "claim": _SUBDOMAIN,
+    "secret": _SUBDOMAIN,
+}
+"""What Kubernetes takes for the names of each kind: how many characters, and which."""
+
+_IMAGE = re.compile(r"\w[\w.-]*(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]+)?", re.ASCII)
 
 Manifest = dict[str, Any]
 
@@ -47,12 +59,13 @@ class Cluster:
     """Secret whose keys become variables, such as HF_TOKEN."""
 
     def __post_init__(self) -> None:
-        for name in ("name", "namespace", "claim", "secret"):
+        for name in _NAMES:
             _check_dns(name, getattr(self, name))
         if not _IMAGE.fullmatch(self.image):
             raise UsageError(f"--image {self.image!r} is no image", "registry/name:tag")
         for name in ("memory", "shm"):
-            if not re.fullmatch(r"\d+(\.\d+)?([KMGTP]i?)?", getattr(self, name)):
+            # A thousand is k there, 1024 is Ki: K alone is nothing.
+            if not re.fullmatch(r"\d+(\.\d+)?(k|[KMGTP]i|[MGTP])?", getattr(self, name)):
                 raise UsageError(f"--{name} {getattr(self, name)!r} is no size", "such as 64Gi")
         if self.cpu < 1 or self.gpus < 0:
             raise UsageError(f"--cpu {self.cpu} --gpus {self.gpus}", "at least one CPU a pod")
@@ -77,20 +90,18 @@ class Cluster:
 
 
 def _check_dns(name: str, value: str | None) -> None:
-    limit = _NAME_MAX if name == "name" else 63
-    good = value is None or re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", value)
-    if not good or len(value or "") > limit:
+    limit, pattern, words = _NAMES[name]
+    if value is not None and (len(value) > limit or not re.fullmatch(pattern, value)):
         raise UsageError(
             f"{flag(name)} {value!r} is no name for Kubernetes",
-            f"small letters, digits and dashes, a letter first, at most {limit}: "
-            f"{dns_name(value or '', limit)}",
+            f"{words}, at most {limit}: {dns_name(value, min(limit, _LABEL[0]))}",
         )
 
 
 def dns_name(text: str, limit: int = _NAME_MAX) -> str:
     """The text as a DNS label."""
     found = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:limit].strip("-")
-    return found if found[:1].isalpha() else f"run-{found}".strip("-")[:limit]
+    return found if found[:1].isalpha() else f"run-{found}"[:limit].strip("-")
 
 
 def manifests(kind: str, config: RunConfig, cluster: Cluster) -> list[Manifest]:
@@ -194,6 +205,8 @@ def _pod(config: RunConfig, cluster: Cluster, container: str) -> Manifest:
     mounts = {"runs": RUNS, "shm": "/dev/shm", "config": _CONFIG}
     command = ["python3", "-u", "-m", "slurmft.pod", f"{_CONFIG}/config.json", cluster.run_dir]
     found: Manifest = {
+        # Else the volume is root's alone, and the image's user is not root.
+        "securityContext": {"fsGroup": _USER},
         # Between SIGTERM and SIGKILL: the ranks agree on a step and save.
         "terminationGracePeriodSeconds": config.job.lead_s,
         "containers": [
@@ -228,7 +241,7 @@ def source_folder() -> Path | None:
 
 def dockerfile() -> str:
     """An image with slurmft, built in its source folder."""
-    return """\
+    return f"""\
 FROM python:3.11-slim
 # tcmalloc: fewer page faults in training on CPUs
 RUN apt-get update \\
@@ -237,7 +250,7 @@ RUN apt-get update \\
 WORKDIR /opt/slurmft
 COPY . .
 RUN pip install --no-cache-dir -c constraints.txt .
-USER 1000:1000
+USER {_USER}:{_USER}
 """
 
 

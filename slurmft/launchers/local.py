@@ -100,7 +100,7 @@ class LocalNodes:
         code, deadline, signalled = 0, None, False
         lead_s = RunDir.open(self.run_dir).load_config().job.lead_s
         while any(task.poll() is None for task in self.tasks):
-            code = code or next((t.returncode for t in self.tasks if t.returncode), 0)
+            code = code or self._failure()
             if (code or self.stopped_by) and not signalled:
                 patience_s = _KILL_AFTER_S if code else max(_KILL_AFTER_S, lead_s)
                 deadline, signalled = time.monotonic() + patience_s, True
@@ -108,7 +108,12 @@ class LocalNodes:
             if deadline is not None and time.monotonic() > deadline:
                 self._signal(signal.SIGKILL)
             time.sleep(0.05)
-        return code or next((t.returncode for t in self.tasks if t.returncode), 0)
+        return code or self._failure()
+
+    def _failure(self) -> int:
+        """The exit code of the first task that failed, as srun has it: 128 + a signal; 0: none."""
+        code = next((t.returncode for t in self.tasks if t.returncode), 0)
+        return 128 - code if code < 0 else code
 
     def _signal(self, sig: signal.Signals) -> None:
         for task in self.tasks:

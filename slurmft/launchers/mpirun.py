@@ -7,17 +7,18 @@ fault. This is how oneCCL runs over MPI.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 from slurmft import attempt, mpi, process
 from slurmft.config import JobConfig, RunConfig
 from slurmft.errors import Exit, SlurmftError, UsageError
+from slurmft.filesystem import absolute
 from slurmft.launchers import local
 from slurmft.launchers.local import LocalNodes
 from slurmft.rundir import ATTEMPT, RunDir, read_json
@@ -32,9 +33,16 @@ _PROGRAMS = {"intel": ("mpiexec.hydra",), "openmpi": ("mpirun.openmpi", "orterun
 _VARIABLES = (
     *("PATH", "LD_", "PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX", "TMPDIR", "SLURMFT_", "HF_"),
     *("TRANSFORMERS_", "TOKENIZERS_", "TORCH", "OMP_", "MKL_", "KMP_", "CCL_", "FI_", "I_MPI_"),
-    *("GLOO_", "NCCL_", "CUDA_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+    *("GLOO_", "NCCL_", "CUDA_", "UCX_", "DNNL_", "ONEDNN_", "XDG_CACHE_HOME"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_", "REQUESTS_CA_BUNDLE"),
 )
 """How the names of variables begin that Open MPI is to give to ranks on other hosts."""
+
+_OPENMPI_BINDING = (
+    *("OMPI_MCA_hwloc_base_binding_policy", "PRTE_MCA_hwloc_default_binding_policy"),
+    "OMPI_MCA_rmaps_base_mapping_policy",
+)
+"""By which a user has Open MPI 4 or 5 bind ranks to cores."""
 
 
 class MpiRun(LocalNodes):
@@ -89,7 +97,7 @@ def read_hostfile(path: str) -> list[str]:
         UsageError: there is no such file, or it names no host, or one twice.
     """
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
+        text = absolute(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         words = getattr(error, "strerror", None) or error
         raise UsageError(f"--hostfile {path!r} cannot be read: {words}", "a host a line") from None
@@ -124,10 +132,10 @@ def hosts_of(job: JobConfig) -> list[str]:
     for host in hosts:
         try:
             socket.getaddrinfo(host, None)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter for what can be no name at all
             raise UsageError(
                 f"the host {host!r} of --hostfile {job.hostfile!r} does not resolve: "
-                f"{error.strerror}",
+                f"{getattr(error, 'strerror', None) or 'it is no host name'}",
                 "correct the name, or --host-suffix",
             ) from None
     return hosts
@@ -158,7 +166,7 @@ def _speaks(path: str, dialect: str) -> bool:
     done = subprocess.run(
         [path, "--version"], capture_output=True, text=True, timeout=30, check=False
     )
-    return "open" in done.stdout.lower()
+    return bool(re.search(r"open ?mpi|openrte|open-mpi\.org", done.stdout, re.IGNORECASE))
 
 
 def mpirun_command(config: RunConfig, hosts: list[str], run_dir: str) -> list[str]:
@@ -195,7 +203,8 @@ def _openmpi(hosts: list[str], nproc: int) -> list[str]:
     """Open MPI's options. Variables go by name: commands are seen by all, values may be secrets."""
     slots = ",".join(f"{host}:{nproc}" for host in hosts)
     found = ["--host", slots, "-n", str(len(hosts) * nproc), "-N", str(nproc)]
-    found += ["--bind-to", "none"]  # slurmft binds by the node's profile
+    if not any(name in os.environ for name in _OPENMPI_BINDING):
+        found += ["--bind-to", "none"]  # slurmft binds by the node's profile
     if os.geteuid() == 0:
         found.append("--allow-run-as-root")
     for variable in sorted(os.environ):

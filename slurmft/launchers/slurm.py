@@ -7,7 +7,7 @@ import io
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from slurmft import attempt, container, launchers, slurm
@@ -22,20 +22,23 @@ def sbatch_text(config: RunConfig, run: RunDir) -> str:
     """The sbatch script of a run."""
     options = all_options(config, run)
     program = [sys.executable, "-u", "-m", "submitit.core._submit", str(run.submitit)]
-    lines = ["#!/bin/bash", "", *(f"#SBATCH {_option(k, v, shlex.quote)}" for k, v in options), ""]
+    lines = ["#!/bin/bash", "", *directives(options), ""]
     return "\n".join([*lines, *job_lines(config, run, program)]) + "\n"
 
 
-def inside_text(config: RunConfig, run: RunDir) -> str:
-    """What a job runs that was submitted without us: the same, but nothing is pickled."""
+def inside_text(config: RunConfig, run: RunDir, job: str = "%j") -> str:
+    """What a job runs that was submitted without submitit: the same, but nothing is pickled.
+
+    `job` is what the names of its logs begin with, as Slurm writes it.
+    """
     program = [sys.executable, "-u", "-m", "slurmft.node", str(run.path)]
-    return "\n".join(["#!/bin/bash", *job_lines(config, run, program)]) + "\n"
+    return "\n".join(["#!/bin/bash", *job_lines(config, run, program, job)]) + "\n"
 
 
-def job_lines(config: RunConfig, run: RunDir, program: list[str]) -> list[str]:
+def job_lines(config: RunConfig, run: RunDir, program: list[str], job: str = "%j") -> list[str]:
     """The shell lines of a job, which Slurm runs on its first node; `program` is a node's task."""
     python, path = shlex.quote(sys.executable), shlex.quote(str(run.path))
-    log = f"{run.submitit}/%j_%t_log"
+    log = f"{run.submitit}/{job}_%t_log"
     # sbatch may have kept the environment of the submission from this script (--export=NONE).
     srun = ["srun", "--export=ALL", "--unbuffered", "--kill-on-bad-exit=1", "--wait=60"]
     srun += ["--open-mode=append"]
@@ -62,19 +65,23 @@ def job_lines(config: RunConfig, run: RunDir, program: list[str]) -> list[str]:
 
 
 def all_options(config: RunConfig, run: RunDir) -> list[tuple[str, str | None]]:
-    """Every sbatch option of a run: what the user asked for, and what slurmft needs."""
-    options: dict[str, str | None] = {
-        **sbatch_options(config.job),
+    """Every sbatch option of a run: what it requests, and where its output goes."""
+    log = f"{run.submitit}/%j_0_log"
+    return [*request(config.job).items(), ("output", f"{log}.out"), ("error", f"{log}.err")]
+
+
+def request(job: JobConfig) -> dict[str, str | None]:
+    """The sbatch options that do not depend on the run: what the user asked for, and what slurmft
+    needs."""
+    return {
+        **sbatch_options(job),
         # After a node's death, too, by Slurm itself.
-        "requeue" if config.job.requeue else "no-requeue": None,
+        "requeue" if job.requeue else "no-requeue": None,
         # To the steps' processes, not to this script.
-        "signal": f"USR2@{config.job.lead_s}",
+        "signal": f"USR2@{job.lead_s}",
         "ntasks-per-node": "1",
-        "output": f"{run.submitit}/%j_0_log.out",
-        "error": f"{run.submitit}/%j_0_log.err",
         "open-mode": "append",
     }
-    return list(options.items())
 
 
 def sbatch_options(job: JobConfig) -> dict[str, str | None]:
@@ -88,6 +95,16 @@ def sbatch_options(job: JobConfig) -> dict[str, str | None]:
         key, equals, value = pair.lstrip("-").partition("=")
         found[key] = value if equals else None
     return found
+
+
+def directives(options: Iterable[tuple[str, str | None]]) -> list[str]:
+    """The #SBATCH lines of options."""
+    return [f"#SBATCH {_option(k, v, shlex.quote)}" for k, v in options]
+
+
+def arguments(options: Iterable[tuple[str, str | None]]) -> list[str]:
+    """Options on sbatch's command line, where they win over its variables."""
+    return [_option(k, v) for k, v in options]
 
 
 def _option(key: str, value: str | None, quote: Callable[[str], str] = str) -> str:
@@ -115,8 +132,7 @@ def submit(config: RunConfig, run: RunDir) -> str:
 
         def _make_submission_command(self, submission_file_path: Path) -> list[str]:
             # On the command line too: SBATCH_* variables override a script's directives.
-            options = [_option(k, v) for k, v in all_options(config, run)]
-            return ["sbatch", *options, str(submission_file_path)]
+            return ["sbatch", *arguments(all_options(config, run)), str(submission_file_path)]
 
         @classmethod
         def name(cls) -> str:

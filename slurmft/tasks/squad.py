@@ -141,8 +141,16 @@ class Task(Pretrained):
         table = data.validation
         width = output.start_logits.shape[1]
         first = table.padded(table.extra["characters"][:, 0], samples, width, -1)
-        in_context = torch.from_numpy(first >= 0).to(output.start_logits.device)
-        return best_spans(output.start_logits, output.end_logits, in_context)
+        device = output.start_logits.device
+        in_context = torch.from_numpy(first >= 0).to(device)
+        # Padding, of which a larger batch may have more, must not be among the best tokens.
+        lengths = table.offsets[samples + 1] - table.offsets[samples]
+        padding = torch.from_numpy(np.arange(width) >= lengths[:, None]).to(device)
+        starts, ends = (
+            logits.masked_fill(padding, -torch.inf)
+            for logits in (output.start_logits, output.end_logits)
+        )
+        return best_spans(starts, ends, in_context)
 
     def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
         check_numbers(predictions)
@@ -210,6 +218,11 @@ def _question(
             f"{what} has the answer {outside[0]!r}, which is not at character {outside[1]} of its "
             "context",
             "answer_start counts characters, not bytes, from 0",
+        )
+    if not all(texts):
+        raise UsageError(
+            f"{what} has an empty answer",
+            'a question without an answer has none at all: {"text": [], "answer_start": []}',
         )
     if not pairs and not may_have_none:
         raise UsageError(f"{what} has no answer", "for such questions there is --preset v2")

@@ -62,8 +62,10 @@ class Texts(Pretrained, Classification):
     def model(self, data: TokenData) -> Any:
         from transformers import AutoModelForSequenceClassification
 
-        # One label, without a name: a number, which the model learns by its squared error.
-        settings = label_maps(data.labels) if data.labels else {"num_labels": 1}
+        # A model that was fine-tuned before says in its configuration for what: that goes, too.
+        settings = label_maps(data.labels) | {"problem_type": "single_label_classification"}
+        if not data.labels:  # one label, without a name: a number, learnt by its squared error
+            settings = {"num_labels": 1, "problem_type": "regression"}
         return self.pretrained(AutoModelForSequenceClassification, **settings)
 
 

@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="its folder (%(default)s)")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    up = commands.add_parser("up", help="start it, after removing an earlier one")
+    up = commands.add_parser("up", help="start it; replaces one that no test session is using")
     up.add_argument("nodes", type=int, nargs="?", default=4, help="nodes (%(default)s)")
     up.add_argument("--cpus", type=int, default=4, help="CPUs per node (%(default)s)")
     up.add_argument("--grace", type=int, default=20, help="preemption grace, s (%(default)s)")
@@ -58,6 +58,7 @@ def up(args: argparse.Namespace) -> None:
     print(f"  python -m tests.cluster{root} status")
     print(f"  python -m tests.cluster{root} down\n")
     print(f"logs: {cluster.site.logs}")
+    print("nobody holds it now: the next `up`, or tests on Slurm, replace it")
 
 
 def down(args: argparse.Namespace) -> None:

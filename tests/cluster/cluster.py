@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from tests.cluster import config, network, system
+from tests.cluster import config, lock, network, system
 from tests.cluster.config import DEFAULT_ROOT, Site
 from tests.cluster.system import ClusterError
 
@@ -29,7 +30,8 @@ PLAIN_PATH = re.compile(r"[\w./+-]+", re.ASCII)
 class Cluster:
     """A Slurm of N nodes in network namespaces. One at a time on a machine.
 
-    The daemons outlive the Python process; `down` or the next `up` ends them, whatever their root.
+    The daemons outlive the Python process; `down` or the next `up` ends them, whatever their root,
+    unless the process that started them by `with Cluster()` is still in there.
     """
 
     def __init__(
@@ -54,6 +56,8 @@ class Cluster:
             requeue_delay_s=requeue_delay_s,
             extra_conf=tuple(extra_conf),
         )
+        self._session = contextlib.ExitStack()
+        """Holds the machine's lock, from __enter__ to __exit__."""
 
     @classmethod
     def attach(cls, root: Path = DEFAULT_ROOT) -> Cluster:
@@ -71,7 +75,11 @@ class Cluster:
         return cluster
 
     def __enter__(self) -> Cluster:
-        self.up()
+        system.require()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(lock.held(lock.SESSION))
+            self._up()
+            self._session = stack.pop_all()
         return self
 
     def __exit__(
@@ -80,7 +88,8 @@ class Cluster:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.down()
+        with self._session:
+            self._tear_down()
 
     @property
     def hosts(self) -> list[str]:
@@ -98,25 +107,33 @@ class Cluster:
         """Starts everything; returns when every node is idle and accounting answers.
 
         Raises:
-            ClusterError: with the ends of the daemons' logs. Nothing is left running.
+            ClusterError: with the ends of the daemons' logs, and nothing is left running; or a
+                living session has the cluster, and nothing was touched.
         """
         system.require()
-        with system.exclusive():
-            self._tear_down()
-            self._make_folders()
-            try:
-                self._start()
-            except BaseException as error:
-                self._tear_down()
-                if isinstance(error, ClusterError):
-                    raise ClusterError(f"{error}\n{self._tails()}") from error
-                raise
+        with lock.held(lock.UP):
+            self._up()
 
     def down(self) -> None:
-        """Ends all processes and removes the network, of whoever started it; the logs stay."""
+        """Ends all processes and removes the network, of whoever started it; the logs stay.
+
+        Raises:
+            ClusterError: a living session has the cluster.
+        """
         system.require()
-        with system.exclusive():
+        with lock.held(lock.DOWN):
             self._tear_down()
+
+    def _up(self) -> None:
+        self._tear_down()
+        self._make_folders()
+        try:
+            self._start()
+        except BaseException as error:
+            self._tear_down()
+            if isinstance(error, ClusterError):
+                raise ClusterError(f"{error}\n{self._tails()}") from error
+            raise
 
     def _tear_down(self) -> None:
         # Jobs write to disk and keep namespaces alive, so processes go first.

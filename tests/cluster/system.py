@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import signal
@@ -23,7 +22,6 @@ PROGRAMS = [
 MARK = "SLURMFT_CLUSTER"
 """Environment variable of every daemon that we start: how a later process recognises them."""
 
-LOCK = Path("/run/slurmft-cluster.lock")
 POLL_S = 0.03
 
 _children: set[int] = set()
@@ -265,22 +263,3 @@ def listening(port: int) -> bool:
                 if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
                     return True
     return False
-
-
-@contextlib.contextmanager
-def exclusive(timeout_s: float = 60) -> Iterator[None]:
-    """Holds the machine's one cluster lock: two `up` at once would tear each other down."""
-    descriptor = os.open(LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        wait_until(f"lock {LOCK} (another up or down runs)", lambda: _lock(descriptor), timeout_s)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -1,0 +1,157 @@
+"""How far the scaling model is from published rows that it has not seen.
+
+    python results/planner_errors.py        # some minutes
+
+Every series is fitted on its rows of 1, 2 and 4 devices (of Xeon nodes 1 and 2), and predicts the
+others. Besides: every row left out in turn, the rows with other seeds of the sampler, and what the
+network's line rate is worth, where the publication names it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from provenance import RESULTS, save
+
+sys.path.insert(0, str(RESULTS.parent))
+
+from slurmft import scaling
+from slurmft.measurements import Series, published
+from slurmft.scaling import Fit, Row
+
+FITTED_DEVICES = {
+    "mn4_emotion": 4,
+    "mn4_benchmark": 4,
+    "icelake_glue": 2,
+    "sapphire_rapids_squad": 1,
+}
+"""Table -> the most devices of a row that the fit is given."""
+
+SEEDS = range(2)
+
+
+def main() -> None:
+    found: dict[str, Any] = {}
+    for table, most in FITTED_DEVICES.items():
+        for name, series in published(RESULTS / "published" / f"{table}.json").items():
+            found[f"{table}: {name}"] = examine(series, most)
+            print_series(f"{table}: {name}", found[f"{table}: {name}"])
+    summary = summarize(found)
+    print(*(f"{k}: {v}" for k, v in summary.items()), sep="\n")
+    priors = {
+        name: {"median": p.median, "factor": p.factor, "unit": p.unit, "why": p.why}
+        for name, p in scaling.PRIORS.items()
+    }
+    save("planner_errors", {"summary": summary, "series": found, "priors": priors})
+
+
+def examine(series: Series, most: int) -> dict[str, Any]:
+    """All predictions of one series."""
+    fitted = [row for row in series.rows if row.devices <= most]
+    fits = [scaling.fit(fitted, series.network_gbit_s, seed) for seed in SEEDS]
+    rows = [facts(fits[0], row, row not in fitted) for row in series.rows]
+    for facts_of, row in zip(rows, series.rows, strict=True):
+        errors = [error(fit, row) for fit in fits]
+        facts_of["error_of_seeds"] = [round(min(errors), 4), round(max(errors), 4)]
+    return {
+        "network_gbit_s": series.network_gbit_s,
+        "fitted_rows": len(fitted),
+        "rows": rows,
+        "left_out": left_out(series),
+        "without_network_rate": without_network(series, fitted),
+    }
+
+
+def facts(fit: Fit, row: Row, is_held_out: bool) -> dict[str, Any]:
+    """One row: measured, predicted, 90 % interval, error (predicted / measured - 1)."""
+    phase, measured = next(iter(row.seconds.items()))
+    interval = fit.predict(row.devices, row.nodes, row.work).phase_s(phase)
+    return {
+        "row": row.label,
+        "devices": row.devices,
+        "phase": phase,
+        "held_out": is_held_out,
+        "measured_s": measured,
+        "predicted_s": interval.median,
+        "low_s": interval.low,
+        "high_s": interval.high,
+        "error": round(interval.median / measured - 1, 4),
+        "in_interval": interval.holds(measured),
+    }
+
+
+def error(fit: Fit, row: Row) -> float:
+    """Predicted over measured, less 1."""
+    phase, measured = next(iter(row.seconds.items()))
+    predicted = fit.predict(row.devices, row.nodes, row.work).phase_s(phase).median
+    return predicted / measured - 1
+
+
+def left_out(series: Series) -> list[dict[str, Any]]:
+    """Each row, predicted from all others; nothing where only one other is left."""
+    if len(series.rows) < 3:
+        return []
+    return [
+        facts(
+            scaling.fit([r for r in series.rows if r is not row], series.network_gbit_s), row, True
+        )
+        for row in series.rows
+    ]
+
+
+def without_network(series: Series, fitted: Sequence[Row]) -> list[dict[str, Any]]:
+    """The held-out rows, where nobody says what the network is."""
+    if series.network_gbit_s is None:
+        return []
+    fit = scaling.fit(fitted)
+    return [facts(fit, row, True) for row in series.rows if row not in fitted]
+
+
+def summarize(found: dict[str, Any]) -> dict[str, Any]:
+    """Errors and coverage, over kinds of tables."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for name, series in found.items():
+        table, _, rest = name.partition(": ")
+        kind = f"{table}, {rest.partition('-')[0]}" if table == "mn4_benchmark" else table
+        kinds.setdefault(kind, []).extend(r for r in series["rows"] if r["held_out"])
+    everything = [row for rows in kinds.values() for row in rows]
+    left = [row for series in found.values() for row in series["left_out"]]
+    blind = [row for series in found.values() for row in series["without_network_rate"]]
+    return {
+        "held_out": {kind: summary_of(rows) for kind, rows in kinds.items() if rows},
+        "all_held_out": summary_of(everything),
+        "each_left_out": summary_of(left),
+        "held_out_without_network_rate": summary_of(blind),
+    }
+
+
+def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    errors = [abs(row["error"]) for row in rows]
+    return {
+        "rows": len(rows),
+        "median_error": round(statistics.median(errors), 4),
+        "largest_error": max(errors),
+        "within_10_percent": sum(e <= 0.1 for e in errors),
+        "in_90_percent_interval": sum(row["in_interval"] for row in rows),
+    }
+
+
+def print_series(name: str, found: dict[str, Any]) -> None:
+    print(f"\n{name} (fitted on {found['fitted_rows']} rows)")
+    for row in found["rows"]:
+        kind = "held out" if row["held_out"] else "fitted"
+        inside = "" if row["in_interval"] else "  OUTSIDE"
+        low, high = row["error_of_seeds"]
+        print(
+            f"  {row['row']:<20} {kind:<8}  measured {row['measured_s']:10.4g} s  predicted "
+            f"{row['predicted_s']:10.4g} ({row['low_s']:.4g} to {row['high_s']:.4g})  "
+            f"{row['error']:+.1%} (seeds {low:+.1%} to {high:+.1%}){inside}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""`slurmft report`: tables, plots and a page of what runs measured, beside what was published."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import slurmft
+from slurmft import plots, published, runs, runsets
+from slurmft.cli import Parser
+from slurmft.errors import Exit, UsageError, unknown
+from slurmft.filesystem import absolute
+from slurmft.page import page
+from slurmft.rundir import write_bytes
+from slurmft.sections import Section, of_published, of_runs
+from slurmft.tabular import FORMATS, as_csv, as_list
+
+EXAMPLES = """\
+examples:
+  slurmft report runs                                      # tables of all runs below runs/
+  slurmft report studies/scaling --output report           # and plots, and report/report.html
+  slurmft report studies/scaling --published results/published/mn4_emotion.json
+  slurmft report results/published/mn4_benchmark.json --format markdown
+  slurmft report runs --format csv > runs.csv              # every measure of every cell
+"""
+
+
+def parser() -> Parser:
+    """The command line of `slurmft report`."""
+    made = Parser(
+        prog="slurmft report",
+        description="Prints what runs measured as tables: a row for every cell (runs that differ "
+        "in seed and folder alone), a table for every study. Published tables are printed as "
+        "published, and beside ours. With --output: tables in all formats, plots as SVG and PNG, "
+        "and a page, report.html, that needs no other file.",
+        epilog=EXAMPLES,
+    )
+    add = made.add_argument
+    paths = "run directories, folders of such at any depth, files of published tables (.json)"
+    add("paths", nargs="+", type=Path, metavar="DIR|FILE", help=paths)
+    add("--output", type=Path, metavar="FOLDER", help="write all files here, made if need be")
+    printed = "what to print (default: text; with --output only the files' names)"
+    add("--format", default=None, metavar="|".join(FORMATS), help=printed)
+    beside = "published tables to put ours beside; repeatable (default: what the study names)"
+    add("--published", type=Path, action="append", default=[], metavar="FILE", help=beside)
+    add("--title", default="", metavar="TEXT", help="of the page, and of runs of no study")
+    return made
+
+
+def main(argv: list[str]) -> int:
+    """The command."""
+    arguments = parser().parse(argv)
+    form = arguments.format
+    if form is not None and form not in FORMATS:
+        raise unknown("--format", form, list(FORMATS))
+    sections, problems = collect(arguments.paths, arguments.published, arguments.title)
+    if arguments.output is not None:
+        written = write(arguments.output, sections, problems, arguments.title, arguments.paths)
+        print(f"written to {arguments.output}: {', '.join(written)}")
+        if not plots.is_available():
+            print(f"without plots: {plots.HINT}", file=sys.stderr)
+    if form is not None or arguments.output is None:
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+        print(shown(sections, problems, form or "text"), end="")
+    return Exit.OK
+
+
+def collect(
+    paths: Sequence[Path], beside: Sequence[Path], title: str
+) -> tuple[list[Section], list[str]]:
+    """The sections of a report, and what could not be read.
+
+    Args:
+        paths: run directories, folders of them, files of published tables.
+        beside: further files of published tables.
+        title: of the runs of no study.
+
+    Raises:
+        UsageError: a path holds nothing that can be shown.
+    """
+    folders = [path for path in paths if not absolute(path).is_file()]
+    files = [path for path in paths if absolute(path).is_file()]
+    found, problems = runs.find(folders)
+    if folders and not found:
+        raise UsageError(f"no run can be read: {problems[0]}", "remove the folder, or give others")
+    given = {path: published.load(absolute(path)) for path in (*beside, *files)}
+    sections = []
+    names = ", ".join(folder.resolve().name or str(folder) for folder in folders)
+    for runset in runsets.group(found, title or f"Runs in {names}"):
+        if not given and runset.published:
+            given_here = _study_tables(runset)
+        else:
+            given_here = [table for tables in given.values() for table in tables]
+        sections.append(of_runs(runset, given_here))
+        if not given and given_here:
+            sections.append(of_published(given_here))
+    sections += [of_published(tables) for tables in given.values()]
+    return _with_own_keys(sections), problems
+
+
+def _study_tables(runset: runsets.RunSet) -> list[published.PublishedTable]:
+    """The published tables that a study names; a file that is none is a problem of the study."""
+    assert runset.published
+    try:
+        return published.load(runset.published, runset.published_name)
+    except UsageError as error:
+        runset.problems.append(error.message)
+        return []
+
+
+def _with_own_keys(sections: Sequence[Section]) -> list[Section]:
+    """The sections once each, and none with the file names of another."""
+    made: dict[str, Section] = {}
+    for section in sections:
+        key, number = section.key, 1
+        if key in made and key.startswith("published-") and made[key].title == section.title:
+            continue  # two studies beside the same tables
+        while key in made:
+            number += 1
+            key = f"{section.key}-{number}"
+        data = [(name.replace(section.key, key, 1), table) for name, table in section.data]
+        made[key] = replace(section, key=key, data=data)
+    return list(made.values())
+
+
+# --- printing -------------------------------------------------------------------------------------
+
+
+def shown(sections: Sequence[Section], problems: Sequence[str], form: str) -> str:
+    """All tables in one format."""
+    if form == "csv":
+        return _shown_csv(sections)
+    write_table, _ = FORMATS[form]
+    parts = []
+    for section in sections:
+        parts += [write_table(table) for table in section.tables]
+        parts.append(as_list("Where this comes from", section.origins, form))
+        parts.append(as_list("Problems", section.problems, form))
+    parts.append(as_list("Could not be read", problems, form))
+    return "\n".join(part for part in parts if part)
+
+
+def _shown_csv(sections: Sequence[Section]) -> str:
+    """One table as pure CSV; several with an empty line between them and their titles above."""
+    tables = [table for section in sections for _, table in section.data]
+    if len(tables) == 1:
+        return as_csv(tables[0])
+    return "\n".join(f"# {' '.join(table.title.split())}\n{as_csv(table)}" for table in tables)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def write(
+    folder: Path,
+    sections: Sequence[Section],
+    problems: Sequence[str],
+    title: str,
+    paths: Sequence[Path],
+) -> list[str]:
+    """Writes all files of a report, each at once; returns their names.
+
+    Raises:
+        UsageError: the folder cannot be written to.
+    """
+    folder = absolute(folder)
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    names: list[str] = []
+
+    def put(name: str, content: str | bytes) -> None:
+        raw = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
+        with _writing(folder):
+            write_bytes(folder / name, raw)
+        names.append(name)
+
+    for form, (_, ending) in FORMATS.items():
+        if form != "csv":
+            put(f"tables.{ending}", shown(sections, problems, form))
+    for section in sections:
+        for name, table in section.data:
+            put(f"{name}.csv", as_csv(table))
+    drawn = _draw(sections, put)
+    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    told = [f"made by slurmft {slurmft.__version__}, {now}, from {', '.join(map(str, paths))}"]
+    more = f" and {len(sections) - 1} more" if len(sections) > 1 else ""
+    heading = title or sections[0].title + more
+    put("report.html", page(heading, sections, drawn, told, problems))
+    return names
+
+
+def _draw(sections: Sequence[Section], put: Callable[[str, str | bytes], None]) -> dict[str, str]:
+    """Draws and writes the plots; returns their SVG by name. Without matplotlib: none."""
+    drawn: dict[str, str] = {}
+    if not plots.is_available():
+        return drawn
+    for section in sections:
+        for chart in section.charts:
+            name = section.file_of(chart)
+            drawn[name], png = plots.draw(chart)
+            put(f"{name}.svg", drawn[name])
+            put(f"{name}.png", png)
+    return drawn
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {str(folder)!r}: {error.strerror or error}",
+            "give a folder that you can write: --output",
+        ) from None

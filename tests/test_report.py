@@ -1,0 +1,381 @@
+"""`slurmft report`: tables of what runs measured, beside what was published."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmft import published, runs, runsets
+from slurmft.charts import MOST_POINTS, thinned
+from slurmft.errors import UsageError
+from slurmft.measured import Row, rows_of, state_of
+from slurmft.tabular import FORMATS, Column, Table, Value, as_csv, as_latex, as_markdown, as_text
+from tests.conftest import slurmft
+from tests.made_runs import write_run
+
+PUBLISHED = Path(__file__).parent.parent / "results" / "published"
+HOSTILE = "<script>alert('x')</script> & 50% $(rm) a_b {c} ~ ^ \\d | \"q\" #1"
+
+
+def write_study(
+    folder: Path, toml: str, cells: list[dict[str, Any]], repeats: int = 1, **more: Any
+) -> None:
+    """A study's folder: its file, and runs of some cells."""
+    (folder / "runs").mkdir(parents=True)
+    (folder / "study.toml").write_text(toml)
+    for cell in cells:
+        for repeat in range(1, repeats + 1):
+            name = "-".join(map(str, cell.values())) + f"-{repeat}"
+            study = {"name": folder.name, "cell": cell, "repeat": repeat}
+            values = {"nproc_per_node": 1, "seed": repeat} | cell | more
+            write_run(folder / "runs" / name, submission={"study": study}, **values)
+
+
+def rows_in(folder: Path) -> list[Row]:
+    found, _ = runs.find([folder])
+    (runset,) = runsets.group(found)
+    return rows_of(runset)
+
+
+def csv_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def report(*arguments: str | Path, **more: Any) -> str:
+    done = slurmft("report", *map(str, arguments), **more)
+    assert done.code == 0, done.err
+    return done.out
+
+
+# --- what runs measured ---------------------------------------------------------------------------
+
+
+def test_a_row_is_a_cell_with_median_and_spread(tmp_path: Path) -> None:
+    for seed, step_s in ((1, 0.1), (2, 0.11), (3, 0.2)):
+        write_run(tmp_path / f"r{seed}", seed=seed, step_s=step_s, nodes=2, nproc_per_node=2)
+    (row,) = csv_of(report(tmp_path, "--format", "csv"))
+    assert (row["devices"], row["n"], row["state"]) == ("4", "3", "finished")
+    numbers = [float(row[f"train_s{part}"]) for part in ("", "_min", "_max")]
+    assert numbers == pytest.approx([2.2, 2.0, 4.0])
+    assert float(row["train_samples_per_s_per_device"]) == pytest.approx(32 / 0.11)
+    assert float(row["rest_s"]) == pytest.approx(7 - 5 - 1.021)
+    assert (row["metric_name"], row["metric"]) == ("accuracy", "0.9")
+    text = report(tmp_path)
+    assert "2.20 ±82%" in text
+    assert "torch 2.13.0" in text
+    assert "0.1 0123456789" in text
+
+
+def test_strong_scaling_is_a_ratio_of_times(tmp_path: Path) -> None:
+    toml = 'scaling = "strong"\nrepeats = 1\n'
+    write_study(tmp_path / "s", toml, [{"nodes": 1}])
+    write_study(tmp_path / "t", toml, [{"nodes": 4}], step_s=0.04)
+    for run in (tmp_path / "t" / "runs").iterdir():
+        config = run / "config.json"
+        config.write_text(config.read_text().replace('"name": "t"', '"name": "s"'))
+        run.rename(tmp_path / "s" / "runs" / run.name)
+    one, four = rows_in(tmp_path / "s")
+    assert one.scaled == {"speedup": 1, "efficiency": 1}
+    assert four.scaled == pytest.approx({"speedup": 2.5, "efficiency": 0.625})
+
+
+def test_weak_scaling_is_a_ratio_of_throughputs_a_device(tmp_path: Path) -> None:
+    toml = 'scaling = "weak"\nrepeats = 1\n'
+    write_study(
+        tmp_path / "s", toml, [{"nodes": 1, "batch_size": 8}, {"nodes": 4, "batch_size": 8}]
+    )
+    one, four = rows_in(tmp_path / "s")
+    assert one.scaled == {"speedup": 1, "efficiency": 1}
+    assert four.scaled == pytest.approx({"speedup": 4, "efficiency": 1})
+
+
+def test_rows_are_compared_with_their_like(tmp_path: Path) -> None:
+    """Equal global batches are alike; where no equal batch has as few devices, another one is."""
+    cells = [(1, 64), (4, 16), (1, 16), (8, 128)]
+    write_study(
+        tmp_path / "s",
+        'scaling = "strong"\nrepeats = 1',
+        [{"nodes": n, "batch_size": b} for n, b in cells],
+    )
+    base = {
+        (r.devices, r.cell["batch_size"]): (r.baseline.devices, r.baseline.cell["batch_size"])
+        for r in rows_in(tmp_path / "s")
+        if r.baseline
+    }
+    assert base[4, 16] in ((1, 64), (1, 16))
+    assert base[8, 128] == (1, 64)
+    assert "batch size 128, nodes 8 is compared with batch size 64, nodes 1" in report(
+        tmp_path / "s"
+    )
+
+
+def test_nothing_is_dropped(tmp_path: Path) -> None:
+    toml = 'title = "All"\nscaling = "strong"\nrepeats = 2\n[grid]\nnodes = [1, 2, 4, 8]\n'
+    folder = tmp_path / "s"
+    write_study(folder, toml, [{"nodes": 1}], repeats=2)
+    for nodes, repeat, state in (
+        (2, 1, "finished"),
+        (2, 2, "failed"),
+        (4, 1, "failed"),
+        (4, 2, "failed"),
+    ):
+        study = {"name": "s", "cell": {"nodes": nodes}, "repeat": repeat}
+        run = write_run(
+            folder / "runs" / f"{nodes}-{repeat}", nodes=nodes, nproc_per_node=1, state=state,
+            submission={"study": study},
+        )  # fmt: skip
+        if state == "failed":
+            told = json.loads(run.state.read_text()) | {"reason": "out of memory\nrank 3"}
+            run.state.write_text(json.dumps(told))
+    rows = csv_of(report(folder, "--format", "csv"))
+    assert [(r["nodes"], r["n"], r["state"]) for r in rows] == [
+        ("1", "2", "finished"),
+        ("2", "1", "1 of 2 failed: out of memory"),
+        ("4", "0", "failed: out of memory"),
+        ("8", "0", "missing"),
+    ]
+    text = report(folder)
+    assert "n/a" in text
+    assert "nodes 2: 1 of 2 failed: out of memory" in text
+
+
+def test_states_of_rows(tmp_path: Path) -> None:
+    write_run(tmp_path / "good")
+    write_run(tmp_path / "on", state="running", seed=7)
+    found = {run.name: run for run in runs.find([tmp_path])[0]}
+    good, on = found["good"], found["on"]
+    assert state_of([good], 1) == ""
+    assert state_of([], 3) == "missing"
+    assert state_of([on], 1) == "running"
+    assert state_of([good, on], 3) == "1 of 3 running, 1 of 3 missing"
+
+
+def test_a_failed_repeat_that_was_done_again_does_not_count(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", "repeats = 1", [{"nodes": 1}])
+    study = {"name": "s", "cell": {"nodes": 1}, "repeat": 1}
+    write_run(tmp_path / "s" / "runs" / "old", nodes=1, state="failed", submission={"study": study})
+    (row,) = rows_in(tmp_path / "s")
+    assert (row.state, len(row.runs)) == ("", 1)
+
+
+def test_changed_code_and_versions_are_said(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", nodes=1)
+    write_run(tmp_path / "b", nodes=2, versions={"torch": "2.12.0"})
+    write_run(tmp_path / "c", nodes=4, submission={"git": {"commit": "fedcba9876543210"}})
+    text = " ".join(report(tmp_path).split())
+    assert "CHANGED between runs: torch: 2.13.0 in most, 2.12.0 in nodes 2" in text
+    assert "CHANGED between runs: code: 0.1 0123456789 in most, 0.1 fedcba9876 in nodes 4" in text
+
+
+def test_results_with_foreign_values_are_rows_without_them(tmp_path: Path) -> None:
+    odd: dict[str, Any] = {
+        "phases_s": {"train": "long"},
+        "metrics": [],
+        "peak_memory_bytes": [],
+        "wall_s": None,
+    }
+    write_run(tmp_path / "odd", result=odd)
+    (row,) = csv_of(report(tmp_path, "--format", "csv"))
+    assert (row["state"], row["train_s"], row["wall_s"], row["metric"]) == ("finished", "", "", "")
+    assert "n/a" in report(tmp_path)
+
+
+# --- what was published ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", list(FORMATS))
+@pytest.mark.parametrize("file", sorted(p.name for p in PUBLISHED.glob("*.json")))
+def test_published_values_are_unchanged(file: str, form: str) -> None:
+    """Every number of the file is there as the file has it, in rows of the published length."""
+    raw = json.loads((PUBLISHED / file).read_text())
+    write, _ = FORMATS[form]
+    text = "\n".join(write(table.layout()) for table in published.load(PUBLISHED / file))
+    rows = raw.get("rows") or [
+        bars
+        for key, values in raw.items()
+        if key.startswith(("train", "eval", "metric")) and isinstance(values, dict)
+        for bars in (v if isinstance(v, list) else list(v.values()) for v in values.values())
+    ]
+    assert rows
+    for row in rows:
+        shown = [re.escape(str(v)) for v in row]
+        assert re.search(r"[^\n]*".join(shown), text), row
+
+
+def test_published_files_alone() -> None:
+    text = report(PUBLISHED / "mn4_emotion.json")
+    assert re.search(r"^ +4 +256 +0\.941 +16\.55 +3\.655$", text, re.MULTILINE)
+    assert "doubt: accuracy collapses at 8 and 16 GPUs" in text
+    charts = report(PUBLISHED / "mn4_benchmark.json", "--format", "markdown")
+    assert "| fp16-256" in charts
+    assert charts.count("implies a speedup of 11.9") == 1
+
+
+def test_published_beside_ours(tmp_path: Path) -> None:
+    for nodes, batch in ((1, 256), (2, 256), (3, 256)):
+        write_run(
+            tmp_path / str(nodes), task="emotion", nodes=nodes, nproc_per_node=1, batch_size=batch
+        )
+    out = report(tmp_path, "--published", PUBLISHED / "mn4_emotion.json", "--format", "csv")
+    part = next(p for p in out.split("\n# ") if "published / ours" in p.splitlines()[0])
+    found = {(r["gpus"], r["batch_size_per_gpu"]): r for r in csv_of(part.split("\n", 1)[1])}
+    assert (found["2", "256"]["time_s"], found["2", "256"]["time_s_ours"]) == ("29.9", "2.0")
+    assert (found["8", "128"]["time_s"], found["8", "128"]["time_s_ours"]) == ("10.33", "")
+    assert (found["3", "256"]["time_s"], found["3", "256"]["time_s_ours"]) == ("", "2.0")
+    assert len(found) == 8
+    text = report(tmp_path, "--published", PUBLISHED / "mn4_emotion.json")
+    assert "doubt: accuracy collapses" in text
+    assert "not as published: epochs 2 (5); precision fp32 (fp16)" in text
+
+
+def test_a_study_names_what_to_compare_with(tmp_path: Path) -> None:
+    toml = 'published = "../x.json"\nrepeats = 1\n'
+    cells = [{"nodes": n, "eval_batch_size": 128} for n in (1, 2)]
+    write_study(tmp_path / "s", toml, cells)
+    (tmp_path / "s" / "published.json").write_text((PUBLISHED / "mn4_benchmark.json").read_text())
+    text = report(tmp_path / "s")
+    theirs, ours = re.findall(r"^ +128 +(?:published|ours) .*$", text, re.MULTILINE)[:2]
+    assert theirs.split() == ["128", "published", "2616", "2517", "2347", "2079", "1570"]
+    assert ours.split() == ["128", "ours", "1000", "500", "n/a", "n/a", "n/a"]
+
+
+# --- formats --------------------------------------------------------------------------------------
+
+
+def test_hostile_text_is_escaped() -> None:
+    table = Table(HOSTILE, [Column("name", numeric=False)], [[Value.of(HOSTILE)]], [HOSTILE])
+    (row,) = csv_of(as_csv(table))
+    assert row == {"name": HOSTILE}
+    latex = as_latex(table)
+    assert r"\& 50\% \$(rm) a\_b \{c\} \textasciitilde{} \^{} \textbackslash{}d" in latex
+    assert not re.search(r"(?<!\\)[%#_&$]", latex.replace("& ", "").replace("\\_", ""))
+    markdown = as_markdown(table)
+    assert "<script>" not in markdown
+    assert r"\| " in markdown
+    assert "\x1b" not in as_text(Table("\x1b[2J", table.columns, table.rows))
+
+
+def test_text_fits_a_terminal(tmp_path: Path) -> None:
+    for nodes in (1, 2, 4):
+        for batch in (16, 32):
+            for seed in (1, 2):
+                cell: dict[str, Any] = {
+                    "nodes": nodes,
+                    "batch_size": batch,
+                    "eval_batch_size": batch,
+                }
+                place = tmp_path / f"{nodes}-{batch}-{seed}"
+                write_run(place, nodes=nodes, nproc_per_node=1, seed=seed, step_s=seed, **cell)
+    assert max(map(len, report(tmp_path).splitlines())) <= 120
+
+
+def test_columns_give_way_by_rank() -> None:
+    columns = [Column("kept"), Column("first to go", rank=2), Column("second", rank=1)]
+    table = Table("t", columns, [[Value.of("x" * 30)] * 3])
+    text = as_text(table, width=70)
+    assert "left out here, in CSV: first to go" in text
+    assert "second" in text.splitlines()[2]
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_all_files_are_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for nodes in (1, 2, 4):
+        write_run(tmp_path / "runs" / str(nodes), nodes=nodes, nproc_per_node=1, step_s=0.1 / nodes)
+    done = slurmft("report", str(tmp_path / "runs"), "--output", str(tmp_path / "out" / "here"))
+    assert done.code == 0, done.err
+    names = {path.name for path in (tmp_path / "out" / "here").iterdir()}
+    assert {"tables.txt", "tables.md", "tables.tex", "runs.csv", "report.html"} <= names
+    plots = {n.removesuffix(".svg") for n in names if n.endswith(".svg")}
+    assert plots == {n.removesuffix(".png") for n in names if n.endswith(".png")}
+    assert {"runs-speedup", "runs-phases", "runs-loss", "runs-train-s"} <= plots
+    page = (tmp_path / "out" / "here" / "report.html").read_text()
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', page)) <= {
+        pair for i in ids for pair in ((i, ""), ("", i))
+    }
+
+
+def test_tables_need_no_matplotlib(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "r")
+    (tmp_path / "hide.py").write_text(
+        "import sys, importlib.util\n"
+        "real = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda n, *a: None if n == 'matplotlib' else real(n, *a)\n"
+        "from slurmft.__main__ import console\n"
+        "code = console()\n"
+        "print([m for m in ('matplotlib', 'torch', 'transformers', 'numpy') if m in sys.modules])\n"
+        "raise SystemExit(code)\n"
+    )
+    command = [sys.executable, str(tmp_path / "hide.py"), "report", str(tmp_path / "runs")]
+    for more in ([], ["--output", str(tmp_path / "out")]):
+        done = subprocess.run(
+            [*command, *more], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.endswith("[]\n")
+    assert 'pip install "slurmft[plots]"' in done.stderr
+    assert "slurmft[plots]" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_curves_are_thinned() -> None:
+    x, y = thinned([(float(i), 2.0 * i) for i in range(1, 1001)])
+    assert len(x) <= MOST_POINTS
+    assert (x[0], y[0]) == (2.5, 5.0)
+    assert thinned([(1.0, 2.0)]) == ([1.0], [2.0])
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_read_is_listed(tmp_path: Path) -> None:
+    write_run(tmp_path / "good")
+    bad = write_run(tmp_path / "bad")
+    bad.result.write_text('{"metrics": {"accu')
+    text = report(tmp_path)
+    assert "Could not be read:" in text
+    assert "bad/result.json" in "".join(text.split("\n  "))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["{empty}"], "holds no run"),
+        (["{broken}"], "no run can be read"),
+        (["{empty}/none"], "is no folder"),
+        (["{good}", "--format", "markdwon"], "did you mean markdown?"),
+        (["{good}", "--output", "/proc/none"], "cannot write to '/proc/none'"),
+        (["{good}", "--output", "{good}/config.json"], "cannot write to"),
+        (["{good}/config.json"], "holds no published table"),
+        (["{good}", "--published", "{empty}/x.json"], "cannot read published tables"),
+        ([], "required: DIR|FILE"),
+    ],
+)
+def test_mistakes_end_in_two_lines(arguments: list[str], told: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    write_run(tmp_path / "good")
+    write_run(tmp_path / "broken" / "r").config.write_text("{")
+    places = {name: str(tmp_path / name) for name in ("empty", "good", "broken")}
+    done = slurmft("report", *(a.format(**places) for a in arguments))
+    assert done.code == 2
+    assert told in done.err
+    assert len(done.err.splitlines()) == 2
+
+
+def test_published_files_of_wrong_shape(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    for text in ("[]", "{}", '{"columns": ["a"], "rows": [[1, 2]]}', '{"gpus": [1], "x": [1, 2]}'):
+        file.write_text(text)
+        with pytest.raises(UsageError, match="holds no published table"):
+            published.load(file)
