@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from slurmft.rundir import RunDir
 from tests.cluster import Cluster
 from tests.lockfs import TwoNodes, missing
 from tests.models import write_emotion, write_model
+
+settings.register_profile("slurmft", deadline=None)  # how fast a busy machine is, is no matter
+settings.load_profile("slurmft")
 
 HOSTILE = 'it\'s a "test"; echo $HOME é 100% `x`'
 """A folder name with everything that shells, Slurm and JSON treat specially, bar line breaks."""

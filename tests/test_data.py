@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from pathlib import Path
 
@@ -11,7 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmft.data import TokenData, TokenTable, epoch_order, label_ids, read_rows, share
+from slurmft.data import (
+    WINDOW_STEPS,
+    TokenData,
+    TokenTable,
+    epoch_order,
+    label_ids,
+    near_lengths,
+    read_rows,
+    share,
+)
 from slurmft.errors import UsageError
 from slurmft.sources import check_columns, find_split, is_local
 from slurmft.tasks.synthetic import LABELS, PRESETS, generate, words_by_label
@@ -48,6 +58,20 @@ def test_epoch_order_is_a_permutation_of_its_own() -> None:
     assert sorted(first) == list(range(1000))
     assert not np.array_equal(first, second)
     assert np.array_equal(first, epoch_order(1000, 42, 0))
+
+
+@given(st.integers(1, 400), st.integers(1, 9), st.integers(0, 3))
+def test_steps_of_near_lengths(count: int, size: int, epoch: int) -> None:
+    lengths = np.random.default_rng(count).integers(1, 100, count)
+    order = epoch_order(count, 42, epoch)
+    near = near_lengths(order, lengths, size, 42, epoch)
+    assert sorted(near) == list(range(count))
+    assert np.array_equal(near, near_lengths(order, lengths, size, 42, epoch))
+    window = WINDOW_STEPS * size
+    if count <= window:  # no length of another step lies between those of a step
+        steps = [lengths[near[i : i + size]] for i in range(0, count, size)]
+        steps.sort(key=lambda step: (step.min(), step.max()))
+        assert all(a.max() <= b.min() for a, b in itertools.pairwise(steps))
 
 
 @given(st.integers(0, 50), st.integers(1, 9))
