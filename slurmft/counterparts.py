@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slurmft.grid import GLOBAL_BATCH_SIZE
 from slurmft.measured import SCALED, Row, metric_name, state_value
 from slurmft.published import CONFIGURATION, PublishedTable, column, with_unit
 from slurmft.tabular import NOTHING, Column, Table, Value, decimals_of, rounded
@@ -115,6 +116,8 @@ def _used_fields(published: PublishedTable) -> set[str]:
     used = {_FIELDS[c] for c in keys_of(published) if c in _FIELDS}
     if CONFIGURATION in published.columns:
         used |= {"batch_size", "precision"}
+    if "batch_size" in used:
+        used.add(GLOBAL_BATCH_SIZE)
     if "gpus" in published.columns:
         used |= {"nodes", "nproc_per_node", "gpus_per_node"}
     return used

@@ -124,7 +124,6 @@ def test_site_file_and_repeatable_values(tmp_path: Path, monkeypatch: pytest.Mon
         ("scaling = 'strnog'\n[grid]\nnodes = [1]", "did you mean strong"),
         ("title = 'a\\nb'\n[grid]\nnodes = [1]", "is no TOML"),
         ('title = "a\\nb"\n[grid]\nnodes = [1]', "is more than a line"),
-        ("published = 'none.json'\n[grid]\nnodes = [1]", "'none.json' cannot be read as JSON"),
         ("scaling = 'weak'\n[grid]\nnodes = [1]", "'weak' without max_steps"),
         ("scaling = 'weak'\n[fixed]\nglobal_batch_size = 8\n[grid]\nnodes = [1]", "that of all"),
         ("scaling = 'strong'\n[fixed]\nmax_steps = 8\n[grid]\nnodes = [1]", "more work for more"),
@@ -177,6 +176,16 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
     with pytest.raises(UsageError, match="cannot read the study file"):
         grid.read(tmp_path / "latin.toml")
+
+
+def test_published_figures_that_cannot_be_read(tmp_path: Path) -> None:
+    """They end a study before it begins; what is read of it later does without."""
+    file = tmp_path / "s.toml"
+    file.write_text(HEAD + "published = '../none.json'\n[grid]\nnodes = [1]")
+    with pytest.raises(UsageError, match=r"'\.\./none\.json' cannot be read as JSON"):
+        grid.read(file)
+    study = grid.read(file, with_published=False)
+    assert (study.published, study.published_as) == (tmp_path / "../none.json", "../none.json")
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)

@@ -238,14 +238,16 @@ def test_sources_that_say_too_little(tmp_path: Path) -> None:
     write_run(tmp_path / "kinds" / "a")
     write_run(tmp_path / "kinds" / "b", nodes=2, model="other")
     (tmp_path / "foreign.json").write_text('{"rows": [1, 2], "setup": {}, "columns": []}')
+    (tmp_path / "speeds.json").write_text('{"columns": ["gpus", "speed"], "rows": [[1, 2]]}')
     (tmp_path / "half.json").write_text('{"rows": [')
     for source, message in (
         ("one", "one run on 2 device(s)"),
         ("same", "2 runs, all on 2 device(s)"),
         ("failed", "none of 1 run(s) has finished: failed"),
         ("kinds", "2 kinds of runs"),
-        ("foreign.json", "holds no table of measured runs"),
-        ("half.json", "holds no table of measured runs"),
+        ("foreign.json", "holds no published table"),
+        ("speeds.json", "holds no table of measured runs"),
+        ("half.json", "cannot read published tables"),
         ("none", "is no folder"),
     ):
         with pytest.raises(UsageError) as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -365,6 +366,31 @@ def test_status_as_json(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> 
     assert first["steps"] == {"done": 4, "total": 9}
     assert study.main(["status", "s.toml"]) == 0
     assert "step 4/9" in capsys.readouterr().out
+
+
+def test_what_to_type_next(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+    """The report is named as soon as there is something to show."""
+
+    def status() -> str:
+        capsys.readouterr()
+        assert study.main(["status", "s.toml"]) == 0
+        return capsys.readouterr().out
+
+    look = f"slurmft report {Path.cwd()}/studies/s --output {Path.cwd()}/studies/s/report"
+    run()
+    assert look not in status()
+    runs = list(runs_of().values())
+    finish(runs[0])
+    assert re.search(rf"Next: wait.*\n  so far: .*{re.escape(look)}$", status().rstrip())
+    run()
+    assert look in capsys.readouterr().out
+    for each in runs[1:]:
+        finish(each)
+    assert status().endswith(f"all runs have finished\nNext: python -m {look}\n")
+    run()
+    out = capsys.readouterr().out
+    assert out.rstrip().splitlines()[-2] == "Next:"
+    assert look in out
 
 
 def test_mistakes_end_in_two_lines(tmp_path: Path) -> None:
