@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     sections, problems = collect(arguments.paths, arguments.published, arguments.title, forecaster)
     if arguments.output is not None:
         written = write(arguments.output, sections, problems, arguments.title, arguments.paths)
-        print(f"written to {arguments.output}: {', '.join(written)}")
+        print(f"written to {arguments.output}: {summary(written)}")
         if not plots.is_available():
             print(f"without plots: {plots.HINT}", file=sys.stderr)
     if form is not None or arguments.output is None:
@@ -139,6 +139,17 @@ def _with_own_keys(sections: Sequence[Section]) -> list[Section]:
         data = [(name.replace(section.key, key, 1), table) for name, table in section.data]
         made[key] = replace(section, key=key, data=data)
     return list(made.values())
+
+
+def summary(names: Sequence[str]) -> str:
+    """The names of written files; of kinds of which there are many, their number."""
+    by_kind: dict[str, list[str]] = {}
+    for name in names:
+        by_kind.setdefault(Path(name).suffix, []).append(name)
+    return ", ".join(
+        found[0] if len(found) == 1 else f"{len(found)} {kind} files"
+        for kind, found in sorted(by_kind.items(), key=lambda item: len(item[1]))
+    )
 
 
 # --- printing -------------------------------------------------------------------------------------
