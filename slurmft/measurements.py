@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,15 +77,29 @@ def series_of(runs: Sequence[Run]) -> dict[str, Series]:
             f"none of {len(runs)} run(s) has finished: {states}",
             "wait for one (slurmft follow RUN), or go on with it: slurmft resume RUN",
         )
+    notes: list[str] = []
+    rows: dict[Path, Row] = {}
+    for run in finished:
+        try:
+            rows[run.path] = row_of(run)
+        except UsageError as error:
+            notes.append(f"left out: {error.message}")
+    if not rows:
+        raise UsageError(f"none of {len(finished)} finished run(s) can be used: {notes[0][10:]}")
+    left = len(runs) - len(finished)
+    finished = [run for run in finished if run.path in rows]
     identities = [{name: _resolved(run, name) for name in _IDENTITY} for run in finished]
     differing = [n for n in _IDENTITY if len({repr(i[n]) for i in identities}) > 1]
     groups: dict[str, list[Run]] = {}
+    if left:
+        notes.append(f"{left} run(s) that have not finished are left out")
     for run, identity in zip(finished, identities, strict=True):
         name = " ".join(str(identity[n]) for n in dict.fromkeys(("task", *differing)))
         groups.setdefault(name, []).append(run)
-    left = len(runs) - len(finished)
-    notes = (f"{left} run(s) that have not finished are left out",) if left else ()
-    return {name: _series(name, group, notes) for name, group in groups.items()}
+    return {
+        name: _series(name, group, [rows[run.path] for run in group], tuple(notes))
+        for name, group in groups.items()
+    }
 
 
 def _resolved(run: Run, name: str) -> Any:
@@ -92,8 +107,7 @@ def _resolved(run: Run, name: str) -> Any:
     return (run.result or {}).get(name) or run.value(name)
 
 
-def _series(name: str, runs: Sequence[Run], notes: tuple[str, ...]) -> Series:
-    rows = tuple(row_of(run) for run in runs)
+def _series(name: str, runs: Sequence[Run], rows: Sequence[Row], notes: tuple[str, ...]) -> Series:
     restarted = [run.name for run in runs if (run.result or {}).get("attempts", 1) > 1]
     if restarted:
         notes += (f"started more than once, start-up and rest not used: {', '.join(restarted)}",)
@@ -101,19 +115,44 @@ def _series(name: str, runs: Sequence[Run], notes: tuple[str, ...]) -> Series:
         notes += ("nodes were simulated on one host: this says nothing of real nodes",)
     return Series(
         name,
-        rows,
+        tuple(rows),
         devices_per_node=max(row.devices // row.nodes for row in rows),
         notes=notes,
-        metrics={run.name: next(iter((run.result or {})["metrics"].values())) for run in runs},
+        metrics={run.name: metric for run in runs if (metric := _metric(run)) is not None},
     )
 
 
+def _metric(run: Run) -> float | None:
+    """The first metric, where it is a number."""
+    metrics = (run.result or {})["metrics"]
+    first = next(iter(metrics.values()), None) if isinstance(metrics, dict) else None
+    return first if isinstance(first, (int, float)) and math.isfinite(first) else None
+
+
 def row_of(run: Run) -> Row:
-    """A finished run."""
+    """A finished run.
+
+    Raises:
+        UsageError: its result lacks what the model needs, or holds what cannot be.
+    """
+    try:
+        row = _row(run)
+        counts = (row.devices, row.nodes, row.work.train_samples)
+        times = row.seconds.values()
+        if min(counts) < 1 or "train" not in row.seconds or not all(map(math.isfinite, times)):
+            raise ValueError("no such run can be")
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
+        raise UsageError(
+            f"the result of {str(run.path)!r} lacks times, samples or devices, or they cannot be"
+        ) from None
+    return row
+
+
+def _row(run: Run) -> Row:
     result = run.result
     assert result is not None
     devices = result["world_size"]
-    epochs = len({r["epoch"] for r in run.records() if r.get("event") == "epoch"})
+    epochs = len({r.get("epoch") for r in run.records("epoch")})
     epochs = epochs or run.value("epochs") or 1
     per_step = devices * (run.value("batch_size") or 1)
     micro_steps = max(1, round(result["global_batch_size"] / per_step))
@@ -158,6 +197,11 @@ def published(path: Path) -> dict[str, Series]:
         raise _foreign(path) from None
     try:
         found = list(_charts(table) if "gpus" in table else _times(table))
+        rows = [row for series in found for row in series.rows]
+        if any(row.devices < 1 or row.nodes < 1 or row.work.train_samples < 1 for row in rows):
+            raise ValueError("no device, or nothing to do")
+        if not all(0 < s < math.inf for row in rows for s in row.seconds.values()):
+            raise ValueError("a time that cannot be")
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
         raise _foreign(path) from None
     return {series.name: series for series in found}
