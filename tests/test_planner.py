@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,22 @@ def test_intervals_hold_what_the_model_itself_makes() -> None:
         measured = simulated(16, costs).seconds["train"]
         inside += fit.predict(16, 16).phase_s("train").holds(measured)
     assert inside >= 6
+
+
+def test_repeats_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a hundred repeats of two cells cost is mostly what the two cost."""
+    costs = {name: prior.median for name, prior in scaling.PRIORS.items()}
+    rows = [replace(simulated(n, costs), label=str(i)) for n in (1, 2) for i in range(5)]
+    sizes, seconds = set(), scaling.phase_seconds
+
+    def counted(costs: Any, at: Any) -> Any:
+        sizes.add(len(at.devices))
+        return seconds(costs, at)
+
+    monkeypatch.setattr(scaling, "phase_seconds", counted)
+    monkeypatch.setattr(scaling, "PARTICLES", 50)
+    scaling.fit(rows)
+    assert sizes == {2}
 
 
 def test_a_ring_or_a_tree_whichever_is_faster() -> None:
