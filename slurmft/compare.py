@@ -118,12 +118,12 @@ def read(name: str, path: str) -> Side:
     """
     found, problems = runs.find([path])
     done = [run for run in found if run.is_finished]
-    lacking = {run.name: words for run in done if (words := _lacks(run))}
-    finished = tuple(run for run in done if run.name not in lacking)
+    lacking = {run.path: words for run in done if (words := _lacks(run))}
+    finished = tuple(run for run in done if run.path not in lacking)
     if lacking and not finished:
         which, words = next(iter(lacking.items()))
         raise UsageError(
-            f"{path!r} holds no run to compare: the result of {which} has no usable {words}",
+            f"{path!r} holds no run to compare: the result of {which.name} has no usable {words}",
             "give runs whose result.json is as slurmft wrote it",
         )
     if not finished:
@@ -138,7 +138,9 @@ def read(name: str, path: str) -> Side:
             "give a folder for each kind of run",
         )
     notes = [f"{name}: left out: {problem}" for problem in problems]
-    notes += [f"{name}: left out: the result of {r} has no usable {w}" for r, w in lacking.items()]
+    notes += [
+        f"{name}: left out: the result of {r.name} has no usable {w}" for r, w in lacking.items()
+    ]
     if len(done) < len(found):
         notes.append(f"{name}: {len(found) - len(done)} run(s) have not finished: left out")
     return Side(name, finished, tuple(notes))

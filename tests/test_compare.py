@@ -195,7 +195,7 @@ def test_requests_that_cannot_be_right(tmp_path: Path) -> None:
 def test_results_that_cannot_be_compared(
     changes: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_run(tmp_path / "a" / "good")
+    write_run(tmp_path / "a" / "elsewhere" / "odd")  # of the same name, but good
     write_run(tmp_path / "a" / "odd", seed=7, result=changes)
     write_run(tmp_path / "b")
     told = f"A: left out: the result of odd has no usable {words}"
