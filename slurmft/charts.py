@@ -18,7 +18,7 @@ from slurmft.measured import (
     label,
     others,
 )
-from slurmft.published import PublishedTable, with_unit
+from slurmft.published import PublishedTable, is_number, with_unit
 from slurmft.runs import Run
 from slurmft.runsets import RunSet
 from slurmft.tabular import Column, Table, Value, decimals_of, rounded
@@ -132,6 +132,8 @@ def published_chart(published: PublishedTable) -> Chart | None:
     value = published.columns[-1]
     series: dict[str, Series] = {}
     for row in map(published.named, published.rows):
+        if not is_number(row[value]):
+            continue  # the tables have it
         name = ", ".join(str(row[c]) for c in published.labels) or "published"
         its = series.setdefault(name, Series(name, [], []))
         its.x.append(row[published.across])
@@ -153,7 +155,8 @@ def published_speedup_chart(published: PublishedTable) -> Chart | None:
     if not lines:
         return None
     series = [Series(k, [x for x, _ in v], [y for _, y in v]) for k, v in lines.items()]
-    return Chart("speedup", "Published: speedup", "lines", "GPUs", "speedup", series, ideal=1)
+    chart = Chart("speedup", "Published: speedup", "lines", "GPUs", "speedup", series, ideal=1)
+    return _limited(chart)
 
 
 def forecast_chart(published: PublishedTable, found: Forecasts) -> Chart | None:

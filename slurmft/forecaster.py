@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmft import measurements, scaling
+from slurmft.errors import UsageError
 from slurmft.forecasts import Forecast
 from slurmft.measured import FORECAST
 from slurmft.measured import Row as MeasuredRow
@@ -85,7 +86,7 @@ def _row_of(run: Run) -> Row | None:
     """A run as a row of the model; None: its result is not as slurmft writes it."""
     try:
         return measurements.row_of(run)
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
+    except UsageError:
         return None
 
 

@@ -58,7 +58,7 @@ _NOT_VARIED = {
     "job_name": "give it in [fixed]",
 }
 _PROCESSES = ("nodes", "nproc_per_node")
-_MAX_CELLS = 100_000
+_MAX_CELLS = _MAX_RUNS = 100_000
 
 Cell = dict[str, Any]
 """Varied field -> value, in the order of the study file, as JSON has them."""
@@ -127,7 +127,7 @@ def parse(text: str, path: Path) -> Study:
     """
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # the latter: thousands of brackets
         raise UsageError(f"{path} is no TOML: {error}", "see slurmft study --help") from None
     _check_top(path, raw)
     fixed = _settings(f"{path}: [fixed]", raw.get("fixed", {}))
@@ -145,6 +145,9 @@ def parse(text: str, path: Path) -> Study:
         fixed=fixed,
         cells=_cells(path, raw, fixed),
     )
+    if len(study.cells) * study.repeats > _MAX_RUNS:
+        count = len(study.cells) * study.repeats
+        raise UsageError(f"{path}: {count:,} runs", f"{_MAX_RUNS:,} are the most: lower repeats")
     check_work(study)
     return study
 

@@ -323,9 +323,15 @@ def _baseline(row: Row, rows: Iterable[Row], fields: Sequence[str]) -> Row | Non
 _BATCH = ("batch_size", "gradient_accumulation_steps")
 
 
+def _number(value: Any) -> float:
+    """What a foreign file may have as something else; 0: it does."""
+    return float(value) if type(value) in (int, float) and math.isfinite(value) else 0.0
+
+
 def _batches(row: Row) -> tuple[float, float]:
     """Samples of a step: of a process, of all."""
-    mine = float((row.value("batch_size") or 0) * (row.value("gradient_accumulation_steps") or 1))
+    size, steps = (row.value(field) for field in _BATCH)
+    mine = _number(size) * (_number(steps) or 1)
     return mine, mine * (row.devices or 0)
 
 
@@ -506,10 +512,10 @@ def _uneven_work(rows: Sequence[Row]) -> str | None:
     for row in rows:
         for run in row.finished:
             base = (row.baseline.finished if row.baseline else [run])[0]
-            mine, its = (_result(r).get("train_samples") for r in (run, base))
+            mine, its = (_number(_result(r).get("train_samples")) for r in (run, base))
             if mine and its and abs(mine / its - 1) > _NEAR:
                 return (
                     f"strong scaling wants the same work in all rows, but {run.name} trained "
-                    f"{mine} samples and {base.name} {its}: the speedups say little"
+                    f"{mine:.0f} samples and {base.name} {its:.0f}: the speedups say little"
                 )
     return None

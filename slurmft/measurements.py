@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,9 +84,22 @@ def series_of(runs: Sequence[Run]) -> dict[str, Series]:
             f"none of {len(runs)} run(s) has finished: {states}",
             "wait for one (slurmft follow RUN), or go on with it: slurmft resume RUN",
         )
-    left = len(runs) - len(finished)
-    notes = (f"{left} run(s) that have not finished are left out",) if left else ()
-    return {name: _series(name, group, notes) for name, group in by_series(finished).items()}
+    notes: list[str] = []
+    rows: dict[Path, Row] = {}
+    for run in finished:
+        try:
+            rows[run.path] = row_of(run)
+        except UsageError as error:
+            notes.append(f"left out: {error.message}")
+    if not rows:
+        raise UsageError(f"none of {len(finished)} finished run(s) can be used: {notes[0][10:]}")
+    if left := len(runs) - len(finished):
+        notes.append(f"{left} run(s) that have not finished are left out")
+    groups = by_series([run for run in finished if run.path in rows])
+    return {
+        name: _series(name, group, [rows[run.path] for run in group], tuple(notes))
+        for name, group in groups.items()
+    }
 
 
 def by_series(finished: Sequence[Run]) -> dict[str, list[Run]]:
@@ -104,8 +118,7 @@ def _resolved(run: Run, name: str) -> Any:
     return (run.result or {}).get(name) or run.value(name)
 
 
-def _series(name: str, runs: Sequence[Run], notes: tuple[str, ...]) -> Series:
-    rows = tuple(row_of(run) for run in runs)
+def _series(name: str, runs: Sequence[Run], rows: Sequence[Row], notes: tuple[str, ...]) -> Series:
     restarted = [run.name for run in runs if (run.result or {}).get("attempts", 1) > 1]
     if restarted:
         notes += (f"started more than once, start-up and rest not used: {', '.join(restarted)}",)
@@ -113,19 +126,44 @@ def _series(name: str, runs: Sequence[Run], notes: tuple[str, ...]) -> Series:
         notes += ("nodes were simulated on one host: this says nothing of real nodes",)
     return Series(
         name,
-        rows,
+        tuple(rows),
         devices_per_node=max(row.devices // row.nodes for row in rows),
         notes=notes,
-        metrics={run.name: next(iter((run.result or {})["metrics"].values())) for run in runs},
+        metrics={run.name: metric for run in runs if (metric := _metric(run)) is not None},
     )
 
 
+def _metric(run: Run) -> float | None:
+    """The first metric, where it is a number."""
+    metrics = (run.result or {})["metrics"]
+    first = next(iter(metrics.values()), None) if isinstance(metrics, dict) else None
+    return first if isinstance(first, (int, float)) and math.isfinite(first) else None
+
+
 def row_of(run: Run) -> Row:
-    """A finished run."""
+    """A finished run.
+
+    Raises:
+        UsageError: its result lacks what the model needs, or holds what cannot be.
+    """
+    try:
+        row = _row(run)
+        counts = (row.devices, row.nodes, row.work.train_samples)
+        times = row.seconds.values()
+        if min(counts) < 1 or "train" not in row.seconds or not all(map(math.isfinite, times)):
+            raise ValueError("no such run can be")
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
+        raise UsageError(
+            f"the result of {str(run.path)!r} lacks times, samples or devices, or they cannot be"
+        ) from None
+    return row
+
+
+def _row(run: Run) -> Row:
     result = run.result
     assert result is not None
     devices = result["world_size"]
-    epochs = len({r["epoch"] for r in run.records() if r.get("event") == "epoch"})
+    epochs = len({r.get("epoch") for r in run.records("epoch")})
     epochs = epochs or run.value("epochs") or 1
     per_step = devices * (run.value("batch_size") or 1)
     micro_steps = max(1, round(result["global_batch_size"] / per_step))
@@ -217,7 +255,13 @@ def points(table: PublishedTable) -> list[Point]:
         return []
     make = _of_chart if table.part else _of_time
     try:
-        return [make(table, row) for row in map(table.named, table.rows)]
+        found = [make(table, row) for row in map(table.named, table.rows)]
+        for row in (point.row for point in found):
+            if row.devices < 1 or row.nodes < 1 or row.work.train_samples < 1:
+                raise ValueError("no device, or nothing to do")
+            if not all(0 < s < math.inf for s in row.seconds.values()):
+                raise ValueError("a time that cannot be")
+        return found
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
         raise _foreign(table.file) from None
 

@@ -91,7 +91,7 @@ def _add_legend(figure: Any, axes: Any, chart: Chart) -> None:
     order = [_name(series) for series in chart.series] + [_PREDICTED, "ideal"]
     labels = sorted(found, key=order.index)
     handles = [found[label] for label in labels]
-    if len(labels) < 2 and labels[0] in ("measured", "published"):
+    if not labels or (len(labels) < 2 and labels[0] in ("measured", "published")):
         return
     longest = max(map(len, labels))
     lines = -(-len(labels) // max(1, 90 // (longest + 8)))
@@ -102,7 +102,11 @@ def _add_legend(figure: Any, axes: Any, chart: Chart) -> None:
 
 
 def _name(series: Series) -> str:
-    return _plain(series.label if len(series.label) <= 60 else series.label[:57] + "...")
+    """As the legend has it: without its middle if it is long, as paths differ at their ends;
+    matplotlib leaves out what begins with an underscore."""
+    text = series.label
+    text = text if len(text) <= 60 else f"{text[:28]}...{text[-29:]}"
+    return _plain(f" {text}" if text.startswith("_") else text)
 
 
 def _errors(series: Series) -> Any:

@@ -273,7 +273,10 @@ def confirmed(count: int, arguments: argparse.Namespace) -> bool:
             f"the study would submit {count:,} runs, and there is no terminal to ask",
             "add --yes, if you mean it; --dry-run shows them",
         )
-    return input(f"submit {count:,} runs? [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        return input(f"submit {count:,} runs? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        return False
 
 
 # --- study status, study cancel -------------------------------------------------------------------
@@ -326,7 +329,7 @@ def _to_finish(study: Study, found: Tally) -> str:
     if not found.count("missing") and not found.count("failed"):
         return f"Next: wait; or look: slurmft follow {_running(found)}"
     newest = max(
-        (t.run for t in found.tries()), key=lambda r: r.config["submission"]["time"], default=None
+        (t.run for t in found.tries()), key=lambda r: str(r.config["submission"].get("time")), default=None
     )
     command = newest.config["submission"]["command"] if newest else None
     return f"Next: {command or shlex.join(['slurmft', 'study', 'run', str(study.path)])}"
@@ -346,7 +349,9 @@ def cancel_main(argv: list[str]) -> int:
     arguments = parser.parse(argv)
     study = grid.read(arguments.study)
     folder = studydir.folder_of(study, arguments.studies_dir)
-    found = tally.find(folder)[0]
+    found, problems = tally.find(folder)
+    for problem in problems:
+        print(f"warning: {problem}; its job, if it has one, is not cancelled", file=sys.stderr)
     alive = [t for t in tally.stand(r for r in found if not r.is_finished) if t.is_alive]
     on_slurm = [t for t in alive if tally.job_of(t.run)[0] == "slurm"]
     # The last arrays first: else each would start when the one before it is gone.

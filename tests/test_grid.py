@@ -147,6 +147,19 @@ def test_names_that_are_no_folder(name: str) -> None:
         grid.parse(f'name = "{name}"\n[grid]\nnodes = [1]\n', Path("s.toml"))
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("repeats = 1_000_000_000\n[grid]\nnodes = [1, 2]", "2,000,000,000 runs"),
+        ("repeats = " + "9" * 5000 + "\n[grid]\nnodes = [1]", "is no TOML: Exceeds the limit"),
+        ("[grid]\nnodes = " + "[" * 3000 + "]" * 3000, "is no TOML: maximum recursion"),
+    ],
+)
+def test_absurd_files_are_refused_at_once(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse(text)
+
+
 def test_a_million_cells_are_refused_at_once() -> None:
     many = "[" + ",".join(map(str, range(1, 1001))) + "]"
     with pytest.raises(UsageError, match="1,000,000 cells"):

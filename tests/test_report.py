@@ -251,6 +251,13 @@ def test_results_with_foreign_values_are_rows_without_them(tmp_path: Path) -> No
     assert "n/a" in report(tmp_path)
 
 
+def test_absurd_clocks_and_foreign_files(tmp_path: Path) -> None:
+    for i, time in enumerate((1e30, float("nan"), "noon")):
+        odd = write_run(tmp_path / f"odd{i}", submission={"study": 5, "time": i})
+        odd.state.write_text(json.dumps({"state": "finished", "time": time}))
+    assert "runs: 3, 3 finished" in report(tmp_path)
+
+
 # --- what was published ---------------------------------------------------------------------------
 
 
@@ -417,7 +424,6 @@ def test_text_fits_a_terminal(tmp_path: Path) -> None:
         for batch in (16, 32):
             for seed in (1, 2):
                 cell: dict[str, Any] = {
-                    "nodes": nodes,
                     "batch_size": batch,
                     "eval_batch_size": batch,
                 }
@@ -524,7 +530,32 @@ def test_mistakes_end_in_two_lines(arguments: list[str], told: str, tmp_path: Pa
 
 def test_published_files_of_wrong_shape(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
-    for text in ("[]", "{}", '{"columns": ["a"], "rows": [[1, 2]]}', '{"gpus": [1], "x": [1, 2]}'):
+    for text in (
+        "[]",
+        "{}",
+        '{"gpus": [[1]], "x": [1]}',
+        '{"columns": ["a"], "rows": [[1, 2]]}',
+        '{"gpus": [1], "x": [1, 2]}',
+    ):
         file.write_text(text)
         with pytest.raises(UsageError, match="holds no published table"):
             published.load(file)
+
+
+def test_published_values_that_are_no_points(tmp_path: Path) -> None:
+    (tmp_path / "chart.json").write_text('{"gpus": [1, 2, 4], "time_s": [3, null, "1"]}')
+    rows = [[n, batch, n] for batch in range(1, 11) for n in (1, 2)] + [["many", 1, None]]
+    table = {"columns": ["gpus", "batch_size_per_gpu", "speedup"], "rows": rows}
+    (tmp_path / "rows.json").write_text(json.dumps(table))
+    for name in ("chart", "rows"):
+        out = report(tmp_path / f"{name}.json", "--output", tmp_path / "out", "--format", "csv")
+        assert len(csv_of(out.partition("\n")[2])) == (1 if name == "chart" else len(rows))
+
+
+def test_names_that_matplotlib_hides(tmp_path: Path) -> None:
+    for name in ("_a", "_" + "b" * 70):
+        write_run(tmp_path / "runs" / name, model=name, data="$x")
+    report(tmp_path / "runs", "--output", tmp_path / "out")
+    assert ">_a<" in re.sub(
+        r"\s", "", next((tmp_path / "out").glob("*train-samples*.svg")).read_text()
+    )

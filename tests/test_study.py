@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -267,6 +268,7 @@ def test_cells_that_the_file_no_longer_has(
     shown = capsys.readouterr()
     assert "1 run(s) of what the study does not have (nodes=2, repeat 1)" in shown.err
     assert len(fake.submitted) == 6
+    assert fake.option("dependency")[4] == "afterany:10:20:30:40"  # they run, too: at_most
 
 
 def test_strange_things_in_the_folder(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,6 +283,32 @@ def test_strange_things_in_the_folder(fake: FakeSlurm, capsys: pytest.CaptureFix
     assert "is no configuration of a run; left out" in shown.err
     assert "of what the study does not have" in shown.err
     assert "4 runs: 2 pending, 2 missing" in shown.out
+
+
+def test_what_is_no_cut_off_submission_is_kept(fake: FakeSlurm) -> None:
+    """A result without a state; a run that waits for a job that somebody else submits."""
+    run()
+    done, foreign, *_ = runs_of().values()
+    finish(done)
+    for file in (done.state, done.job, foreign.job):
+        file.unlink()
+    raw = json.loads(foreign.config.read_text())
+    del raw["submission"]["study"]
+    foreign.config.write_text(json.dumps(raw))
+    run()
+    assert done.result.exists()
+    assert foreign.config.exists()
+
+
+def test_cancel_says_what_it_cannot_read(
+    fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run()
+    runs_of()["10_0"].config.write_text("{")
+    assert study.main(["cancel", "s.toml"]) == 0
+    shown = capsys.readouterr()
+    assert "is no configuration of a run; its job, if it has one, is not cancelled" in shown.err
+    assert "3 run(s) of s are being cancelled" in shown.out
 
 
 def test_folder_of_another_study(fake: FakeSlurm) -> None:
@@ -346,6 +374,17 @@ def test_very_many_runs_are_asked_for(fake: FakeSlurm, tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(text.replace("nodes = [1, 2]", f"batch_size = {sizes}"))
     with pytest.raises(UsageError, match="would submit 1,001 runs, and there is no terminal"):
         run()
+    assert fake.submitted == []
+
+
+def test_no_answer_is_no(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end_of_file(prompt: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr(study, "ASK_ABOVE", 1)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", end_of_file)
+    assert run() == 0
     assert fake.submitted == []
 
 
