@@ -328,10 +328,9 @@ def report_command(folder: Path) -> str:
 def _to_finish(study: Study, found: Tally) -> str:
     if not found.count("missing") and not found.count("failed"):
         return f"Next: wait; or look: slurmft follow {_running(found)}"
-    newest = max(
-        (t.run for t in found.tries()), key=lambda r: str(r.config["submission"].get("time")), default=None
-    )
-    command = newest.config["submission"]["command"] if newest else None
+    told = [t.run.config["submission"] for t in found.tries()]
+    newest: dict[str, Any] = max(told, key=lambda s: str(s.get("time")), default={})
+    command = newest.get("command")
     return f"Next: {command or shlex.join(['slurmft', 'study', 'run', str(study.path)])}"
 
 
