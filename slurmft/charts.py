@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurmft.counterparts import published_speedups
+from slurmft.counterparts import keys_of, published_speedups
+from slurmft.forecasts import Forecast, Forecasts, value_of
 from slurmft.measured import (
     DEVICE_FIELDS,
+    FORECAST,
     MEASURES,
     PHASES,
     Row,
@@ -16,7 +18,7 @@ from slurmft.measured import (
     label,
     others,
 )
-from slurmft.published import PublishedTable, with_unit
+from slurmft.published import PublishedTable, is_number, with_unit
 from slurmft.runs import Run
 from slurmft.runsets import RunSet
 from slurmft.tabular import Column, Table, Value, decimals_of, rounded
@@ -40,6 +42,8 @@ class Series:
     high: list[float] | None = None
     """Smallest and largest of the repeats."""
     published: bool = False
+    predicts: str | None = None
+    """The label of the series whose points these predict."""
 
 
 @dataclass(slots=True)
@@ -128,6 +132,8 @@ def published_chart(published: PublishedTable) -> Chart | None:
     value = published.columns[-1]
     series: dict[str, Series] = {}
     for row in map(published.named, published.rows):
+        if not is_number(row[value]):
+            continue  # the tables have it
         name = ", ".join(str(row[c]) for c in published.labels) or "published"
         its = series.setdefault(name, Series(name, [], []))
         its.x.append(row[published.across])
@@ -149,7 +155,59 @@ def published_speedup_chart(published: PublishedTable) -> Chart | None:
     if not lines:
         return None
     series = [Series(k, [x for x, _ in v], [y for _, y in v]) for k, v in lines.items()]
-    return Chart("speedup", "Published: speedup", "lines", "GPUs", "speedup", series, ideal=1)
+    chart = Chart("speedup", "Published: speedup", "lines", "GPUs", "speedup", series, ideal=1)
+    return _limited(chart)
+
+
+def forecast_chart(published: PublishedTable, found: Forecasts) -> Chart | None:
+    """A plot of a published table with what was predicted; None: nothing was."""
+    if not any(found):
+        return None
+    value, devices = value_of(published), "gpus" if "gpus" in published.columns else "nodes"
+    keys = [c for c in keys_of(published) if c != devices]
+    series: dict[str, Series] = {}
+    forecasts: dict[str, list[Forecast | None]] = {}
+    for row, forecast in zip(map(published.named, published.rows), found, strict=True):
+        name = ", ".join(str(row[c]) for c in keys) or "published"
+        its = series.setdefault(name, Series(name, [], []))
+        its.x.append(row[devices])
+        its.y.append(row[value])
+        forecasts.setdefault(name, []).append(forecast)
+    y_label = with_unit(value)
+    chart = Chart(
+        f"{published.part or value} predicted",
+        f"Published, and predicted from fewer devices: {y_label}",
+        "lines",
+        with_unit(devices),
+        y_label,
+        list(series.values()),
+        legend=", ".join(map(with_unit, keys)),
+        logarithmic=True,
+    )
+    limited = _limited(chart)
+    if limited:
+        _add_forecasts(limited, forecasts)
+    return limited
+
+
+def _add_forecasts(chart: Chart, forecasts: Mapping[str, Forecasts]) -> None:
+    """Adds to a chart, for every series in it, the predicted points."""
+    for series in list(chart.series):
+        found = [f for f in forecasts.get(series.label, ()) if f]
+        if found:
+            chart.series.append(
+                Series(
+                    f"{series.label}, predicted",
+                    [f.devices for f in found],
+                    [f.median for f in found],
+                    [f.low for f in found],
+                    [f.high for f in found],
+                    predicts=series.label,
+                )
+            )
+    if any(s.predicts for s in chart.series):
+        told = "Open markers: predicted from fewer devices, with what holds 90 %."
+        chart.note = f"{chart.note} {told}".strip()
 
 
 _Groups = dict[str, list[Row]]
@@ -217,7 +275,10 @@ def _lines(key: str, title: str, y_label: str, groups: _Groups) -> Chart | None:
     if len({x for s in series for x in s.x}) < 2:
         return None
     chart = Chart(key, title, "lines", DEVICES, y_label, series, logarithmic=True)
-    return _limited(chart)
+    limited = _limited(chart)
+    if limited and key == FORECAST:
+        _add_forecasts(limited, {n: [r.forecast for r in rows] for n, rows in groups.items()})
+    return limited
 
 
 def _speedups(groups: _Groups, published: Iterable[PublishedTable]) -> Chart | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from scipy.special import stdtrit
 from slurmft import runs
 from slurmft.cli import Parser
 from slurmft.errors import Exit, UsageError, run_main
+from slurmft.rundir import to_json
 from slurmft.runs import Run
 
 Array = NDArray[np.float64]
@@ -96,7 +96,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
     arguments = parser.parse(argv)
     a, b = read("A", arguments.a), read("B", arguments.b)
-    if shared := {run.path for run in a.runs} & {run.path for run in b.runs}:
+    if shared := {run.path.resolve() for run in a.runs} & {run.path.resolve() for run in b.runs}:
         raise UsageError(
             f"{str(min(shared))!r} is in A and in B", "give two runs, or folders that share none"
         )
@@ -104,7 +104,7 @@ def main(argv: list[str]) -> int:
     findings = compare(a, b, np.random.default_rng(arguments.seed))
     warnings = [*a.notes, *b.notes, *cautions(a, b)]
     if arguments.json:
-        print(json.dumps(as_json(a, b, different, findings, warnings), indent=2))
+        print(to_json(as_json(a, b, different, findings, warnings), indent=2))
     else:
         print("\n".join(describe(a, b, different, findings, warnings)))
     return Exit.OK
@@ -117,7 +117,15 @@ def read(name: str, path: str) -> Side:
         UsageError: none has finished, or they are no repeats of one measurement.
     """
     found, problems = runs.find([path])
-    finished = tuple(run for run in found if run.is_finished)
+    done = [run for run in found if run.is_finished]
+    lacking = {run.path: words for run in done if (words := _lacks(run))}
+    finished = tuple(run for run in done if run.path not in lacking)
+    if lacking and not finished:
+        which, words = next(iter(lacking.items()))
+        raise UsageError(
+            f"{path!r} holds no run to compare: the result of {which.name} has no usable {words}",
+            "give runs whose result.json is as slurmft wrote it",
+        )
     if not finished:
         raise UsageError(
             f"{path!r} holds no finished run, but {len(found)} other(s)",
@@ -130,9 +138,31 @@ def read(name: str, path: str) -> Side:
             "give a folder for each kind of run",
         )
     notes = [f"{name}: left out: {problem}" for problem in problems]
-    if len(finished) < len(found):
-        notes.append(f"{name}: {len(found) - len(finished)} run(s) have not finished: left out")
+    notes += [
+        f"{name}: left out: the result of {r.name} has no usable {w}" for r, w in lacking.items()
+    ]
+    if len(done) < len(found):
+        notes.append(f"{name}: {len(found) - len(done)} run(s) have not finished: left out")
     return Side(name, finished, tuple(notes))
+
+
+def _lacks(run: Run) -> str:
+    """The values of a result without which nothing can be compared; "" where it has all."""
+    result = run.result or {}
+    phases = result["phases_s"]
+    usable = {
+        "train_samples_per_s": _is_number(result.get("train_samples_per_s"), above=0),
+        "global_batch_size": _is_number(result.get("global_batch_size"), above=0),
+        "evaluate_samples": _is_number(result.get("evaluate_samples")),
+        "attempts": _is_number(result.get("attempts", 1)),
+        "phases_s": isinstance(phases, dict) and all(map(_is_number, phases.values())),
+        "metrics": isinstance(result["metrics"], dict),
+    }
+    return ", ".join(name for name, is_usable in usable.items() if not is_usable)
+
+
+def _is_number(value: Any, above: float = -math.inf) -> bool:
+    return isinstance(value, (int, float)) and above < value < math.inf
 
 
 # --- what differs ---------------------------------------------------------------------------------
@@ -325,7 +355,7 @@ def _sample_seconds(run: Run, phases: Sequence[str]) -> float:
 
 def _evaluations(side: Side) -> int:
     """How often the first run evaluated."""
-    epochs = {r["epoch"] for r in side.runs[0].records() if r.get("event") == "epoch"}
+    epochs = {r.get("epoch") for r in side.runs[0].records("epoch")}
     return len(epochs) or int(side.runs[0].value("epochs") or 1)
 
 
@@ -344,7 +374,7 @@ def verdict_of_speed(ratio: float, low: float, high: float) -> str:
 
 def _metric(name: str, a: Side, b: Side, generator: np.random.Generator) -> Finding:
     """A metric of both; runs that are alone have an interval only where it is an accuracy."""
-    values = [np.array([m[name] for m in side.results("metrics")], dtype=float) for side in (a, b)]
+    values = [np.array([_number(m.get(name)) for m in s.results("metrics")]) for s in (a, b)]
     means = [float(np.mean(v)) for v in values]
     shown = (f"{means[0]:.4f}", f"{means[1]:.4f}")
     if not np.isfinite(np.concatenate(values)).all():
@@ -364,6 +394,10 @@ def _metric(name: str, a: Side, b: Side, generator: np.random.Generator) -> Find
     return Finding(name, *shown, verdict_of_metric(*found), method, *found)
 
 
+def _number(value: Any) -> float:
+    return float(value) if _is_number(value) else math.nan
+
+
 def verdict_of_metric(difference: float, low: float, high: float) -> str:
     """In words: what an interval of the metric of B less that of A says."""
     if low > _ALIKE:
@@ -381,12 +415,12 @@ def windows(run: Run) -> Windows:
     for record in run.records():
         if record.get("event") == "start":
             steps = 0
-        if record.get("event") != "step":
+        if record.get("event") != "step" or not isinstance(record.get("step"), int):
             continue
         while found and found[-1][0] >= record["step"]:
             found.pop()
         steps += 1
-        if record.get("samples_per_s"):
+        if _is_number(record.get("samples_per_s"), above=0):
             found.append((record["step"], steps, record["samples_per_s"]))
             steps = 0
     left_out = math.ceil(_WARM_UP * len(found))

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slurmft.grid import GLOBAL_BATCH_SIZE
 from slurmft.measured import SCALED, Row, metric_name, state_value
-from slurmft.published import CONFIGURATION, PublishedTable, column, with_unit
+from slurmft.published import CONFIGURATION, PublishedTable, column, is_number, with_unit
 from slurmft.tabular import NOTHING, Column, Table, Value, decimals_of, rounded
 
 _FIELDS = {
@@ -115,6 +116,8 @@ def _used_fields(published: PublishedTable) -> set[str]:
     used = {_FIELDS[c] for c in keys_of(published) if c in _FIELDS}
     if CONFIGURATION in published.columns:
         used |= {"batch_size", "precision"}
+    if "batch_size" in used:
+        used.add(GLOBAL_BATCH_SIZE)
     if "gpus" in published.columns:
         used |= {"nodes", "nproc_per_node", "gpus_per_node"}
     return used
@@ -247,6 +250,8 @@ def published_speedups(published: PublishedTable) -> dict[str, list[tuple[float,
     series: dict[str, list[tuple[float, float]]] = {}
     rest = [c for c in keys_of(published) if c != "gpus"]
     for row in map(published.named, published.rows):
+        if not is_number(row["gpus"]) or not is_number(row["speedup"]):
+            continue  # the tables have it
         name = ", ".join(f"{with_unit(c)} {row[c]}" for c in rest)
         series.setdefault(name, []).append((row["gpus"], row["speedup"]))
     return series

@@ -58,7 +58,7 @@ _NOT_VARIED = {
     "job_name": "give it in [fixed]",
 }
 _PROCESSES = ("nodes", "nproc_per_node")
-_MAX_CELLS = 100_000
+_MAX_CELLS = _MAX_RUNS = 100_000
 
 Cell = dict[str, Any]
 """Varied field -> value, in the order of the study file, as JSON has them."""
@@ -78,6 +78,9 @@ class Study:
     at_most: int
     retries: int
     published: Path | None
+    """The file of published figures; in a study's folder, the copy that is there."""
+    published_as: str
+    """The same as the study file names it; empty: it names none."""
     fixed: dict[str, Any]
     """Settings of all cells; maybe `global_batch_size`."""
     cells: tuple[Cell, ...]
@@ -88,8 +91,12 @@ class Study:
         return list(self.cells[0])
 
 
-def read(given: str | Path) -> Study:
+def read(given: str | Path, with_published: bool = True) -> Study:
     """The study of a file, or of a study's folder.
+
+    Args:
+        given: the file or folder.
+        with_published: it must be possible to read the published figures that it names, too.
 
     Raises:
         UsageError: there is no such file, or it is no study.
@@ -106,7 +113,10 @@ def read(given: str | Path) -> Study:
         raise UsageError(
             f"cannot read the study file {str(given)!r}: {error}", "is it a text that you may read?"
         ) from None
-    return parse(text, path)
+    study = parse(text, path)
+    if with_published:
+        _check_published(study)
+    return study
 
 
 def parse(text: str, path: Path) -> Study:
@@ -117,7 +127,7 @@ def parse(text: str, path: Path) -> Study:
     """
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # the latter: thousands of brackets
         raise UsageError(f"{path} is no TOML: {error}", "see slurmft study --help") from None
     _check_top(path, raw)
     fixed = _settings(f"{path}: [fixed]", raw.get("fixed", {}))
@@ -131,9 +141,13 @@ def parse(text: str, path: Path) -> Study:
         at_most=raw.get("at_most", 1),
         retries=raw.get("retries", 2),
         published=_published(path, raw.get("published")),
+        published_as=raw.get("published", ""),
         fixed=fixed,
         cells=_cells(path, raw, fixed),
     )
+    if len(study.cells) * study.repeats > _MAX_RUNS:
+        count = len(study.cells) * study.repeats
+        raise UsageError(f"{path}: {count:,} runs", f"{_MAX_RUNS:,} are the most: lower repeats")
     check_work(study)
     return study
 
@@ -172,15 +186,19 @@ def _published(path: Path, given: str | None) -> Path | None:
     if given is None:
         return None
     copy = path.with_name(PUBLISHED)
-    found = copy if path.name == FILE and copy.exists() else path.parent / given
+    return copy if path.name == FILE and copy.exists() else path.parent / given
+
+
+def _check_published(study: Study) -> None:
+    if study.published is None:
+        return
     try:
-        json.loads(found.read_text(encoding="utf-8"))
+        json.loads(study.published.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{path}: published = {given!r} cannot be read as JSON: {error}",
+            f"{study.path}: published = {study.published_as!r} cannot be read as JSON: {error}",
             "give a path relative to this file, or leave it out",
         ) from None
-    return found
 
 
 def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:

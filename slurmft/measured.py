@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurmft import forecasts
+from slurmft.forecasts import Forecast
+from slurmft.grid import Cell
 from slurmft.rundir import RunDir
 from slurmft.runs import Run, varied
-from slurmft.runsets import Cell, RunSet
+from slurmft.runsets import RunSet, planned
 from slurmft.tabular import NOTHING, Column, Table, Value, decimals_of, rounded
 
 DEVICE_FIELDS = ("nodes", "nproc_per_node", "gpus_per_node")
@@ -142,13 +145,16 @@ class Row:
     state: str
     """Empty: all its runs finished."""
     common: Cell
-    """Fields that are the same in all runs of the set."""
+    """Fields that are the same in all runs of the set; of a cell without runs, all that it would
+    have."""
     measures: dict[str, Spread] = field(default_factory=dict)
     """By the key of a measure; without those that no run has."""
     scaled: dict[str, float] = field(default_factory=dict)
-    """speedup and efficiency, where there is a row to compare with. A model's predictions belong
-    here, too: see SCALED."""
+    """speedup and efficiency, where there is a row to compare with."""
     baseline: Row | None = None
+    forecast: Forecast | None = None
+    """Its training time, predicted from rows with fewer devices; None: nobody asked, or there are
+    too few."""
 
     def median(self, key: str) -> float | None:
         found = self.measures.get(key)
@@ -159,7 +165,7 @@ class Row:
         return [run for run in self.runs if run.is_finished]
 
     def value(self, name: str) -> Any:
-        """A field of its configuration; of a cell without runs that of all other cells."""
+        """A field of its configuration; of a cell without runs what it would be."""
         if name in self.cell:
             return self.cell[name]
         return self.runs[0].value(name) if self.runs else self.common.get(name)
@@ -177,14 +183,19 @@ SCALED = {
     "speedup": Column("speedup", "speedup"),
     "efficiency": Column("efficiency", "efficiency"),
 }
-"""Columns that follow from several rows. A further one: its column here, its values in
-`Row.scaled`."""
+"""Columns that follow from several rows."""
+
+FORECAST = "train_s"
+"""The measure that `Row.forecast` is of."""
 
 
 def rows_of(runset: RunSet) -> list[Row]:
     """A row for every cell: by what they differ in besides devices, then by devices."""
     common = _common(runset.runs)
-    rows = [_row(cell, runs, runset.repeats, common) for cell, runs in runset.cells]
+    rows = []
+    for cell, runs in runset.cells:
+        known = common if runs or not runset.study else planned(runset.study, cell, common)
+        rows.append(_row(cell, runs, runset.repeats, known))
     rows.sort(key=lambda row: (_sortable(others(row, runset.fields)), row.devices or 0))
     if runset.scaling != "none":
         for row in rows:
@@ -312,9 +323,15 @@ def _baseline(row: Row, rows: Iterable[Row], fields: Sequence[str]) -> Row | Non
 _BATCH = ("batch_size", "gradient_accumulation_steps")
 
 
+def _number(value: Any) -> float:
+    """What a foreign file may have as something else; 0: it does."""
+    return float(value) if type(value) in (int, float) and math.isfinite(value) else 0.0
+
+
 def _batches(row: Row) -> tuple[float, float]:
     """Samples of a step: of a process, of all."""
-    mine = float((row.value("batch_size") or 0) * (row.value("gradient_accumulation_steps") or 1))
+    size, steps = (row.value(field) for field in _BATCH)
+    mine = _number(size) * (_number(steps) or 1)
     return mine, mine * (row.devices or 0)
 
 
@@ -348,7 +365,10 @@ def speed_table(rows: Sequence[Row], runset: RunSet) -> Table:
     measures = [m for m in SPEED if m.key != "train_samples_per_s"]
     before, last = measures[:-1], measures[-1]
     columns = _leading(rows, runset.fields)
-    columns += [(_column(m), _shown(m, rows)) for m in before]
+    for measure in before:
+        columns.append((_column(measure), _shown(measure, rows)))
+        if measure.key == FORECAST:
+            columns += forecasts.columns("predicted train (s)", [r.forecast for r in rows])
     columns += _scaled(rows)
     columns.append((Column("metric", metric_name(rows), rank=METRIC.rank), _shown(METRIC, rows)))
     columns.append((_column(last), _shown(last, rows)))
@@ -376,6 +396,7 @@ def data_table(rows: Sequence[Row], runset: RunSet) -> Table:
         for suffix, part in (("", "median"), ("_min", "low"), ("_max", "high")):
             values = [Value.of(s and getattr(s, part)) for s in found]
             columns.append((Column(measure.key + suffix), values))
+    columns += forecasts.data_columns(f"predicted_{FORECAST}", [r.forecast for r in rows])
     for key in SCALED:
         columns.append((Column(key), [Value.of(row.scaled.get(key)) for row in rows]))
     columns.append(
@@ -491,10 +512,10 @@ def _uneven_work(rows: Sequence[Row]) -> str | None:
     for row in rows:
         for run in row.finished:
             base = (row.baseline.finished if row.baseline else [run])[0]
-            mine, its = (_result(r).get("train_samples") for r in (run, base))
+            mine, its = (_number(_result(r).get("train_samples")) for r in (run, base))
             if mine and its and abs(mine / its - 1) > _NEAR:
                 return (
                     f"strong scaling wants the same work in all rows, but {run.name} trained "
-                    f"{mine} samples and {base.name} {its}: the speedups say little"
+                    f"{mine:.0f} samples and {base.name} {its:.0f}: the speedups say little"
                 )
     return None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from slurmft.errors import UsageError
+from slurmft.published import PublishedTable, load
 from slurmft.runs import Run
 from slurmft.scaling import TOTAL, Row, Workload
 
@@ -40,8 +41,15 @@ are windows of 384 tokens with a stride of 128, as transformers' run_qa.py count
 
 _EDR_GBIT_S = 100.0
 
-_CHART_STEPS = {"train": 7.0, "evaluate": 14.0, "metric": 0.03, "broadcast": 2e-6}
-"""Resolution of the published charts, as `read_off` says: samples/s, samples/s, s, s."""
+_CHARTS = {
+    "train_samples_per_s_per_gpu": ("train", 7.0),
+    "eval_samples_per_s_per_gpu": ("evaluate", 14.0),
+    "metric_compute_s": ("metric", 0.03),
+    "broadcast_ms": ("broadcast", 2e-3),
+}
+"""Published chart -> its phase, and its resolution as `read_off` says, in the chart's own unit."""
+_CHART_BATCH_SIZE = 256
+"""Of the phases that a chart does not vary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +84,33 @@ def series_of(runs: Sequence[Run]) -> dict[str, Series]:
             f"none of {len(runs)} run(s) has finished: {states}",
             "wait for one (slurmft follow RUN), or go on with it: slurmft resume RUN",
         )
+    notes: list[str] = []
+    rows: dict[Path, Row] = {}
+    for run in finished:
+        try:
+            rows[run.path] = row_of(run)
+        except UsageError as error:
+            notes.append(f"left out: {error.message}")
+    if not rows:
+        raise UsageError(f"none of {len(finished)} finished run(s) can be used: {notes[0][10:]}")
+    if left := len(runs) - len(finished):
+        notes.append(f"{left} run(s) that have not finished are left out")
+    groups = by_series([run for run in finished if run.path in rows])
+    return {
+        name: _series(name, group, [rows[run.path] for run in group], tuple(notes))
+        for name, group in groups.items()
+    }
+
+
+def by_series(finished: Sequence[Run]) -> dict[str, list[Run]]:
+    """Name of a series -> its runs."""
     identities = [{name: _resolved(run, name) for name in _IDENTITY} for run in finished]
     differing = [n for n in _IDENTITY if len({repr(i[n]) for i in identities}) > 1]
     groups: dict[str, list[Run]] = {}
     for run, identity in zip(finished, identities, strict=True):
         name = " ".join(str(identity[n]) for n in dict.fromkeys(("task", *differing)))
         groups.setdefault(name, []).append(run)
-    left = len(runs) - len(finished)
-    notes = (f"{left} run(s) that have not finished are left out",) if left else ()
-    return {name: _series(name, group, notes) for name, group in groups.items()}
+    return groups
 
 
 def _resolved(run: Run, name: str) -> Any:
@@ -92,8 +118,7 @@ def _resolved(run: Run, name: str) -> Any:
     return (run.result or {}).get(name) or run.value(name)
 
 
-def _series(name: str, runs: Sequence[Run], notes: tuple[str, ...]) -> Series:
-    rows = tuple(row_of(run) for run in runs)
+def _series(name: str, runs: Sequence[Run], rows: Sequence[Row], notes: tuple[str, ...]) -> Series:
     restarted = [run.name for run in runs if (run.result or {}).get("attempts", 1) > 1]
     if restarted:
         notes += (f"started more than once, start-up and rest not used: {', '.join(restarted)}",)
@@ -101,19 +126,44 @@ def _series(name: str, runs: Sequence[Run], notes: tuple[str, ...]) -> Series:
         notes += ("nodes were simulated on one host: this says nothing of real nodes",)
     return Series(
         name,
-        rows,
+        tuple(rows),
         devices_per_node=max(row.devices // row.nodes for row in rows),
         notes=notes,
-        metrics={run.name: next(iter((run.result or {})["metrics"].values())) for run in runs},
+        metrics={run.name: metric for run in runs if (metric := _metric(run)) is not None},
     )
 
 
+def _metric(run: Run) -> float | None:
+    """The first metric, where it is a number."""
+    metrics = (run.result or {})["metrics"]
+    first = next(iter(metrics.values()), None) if isinstance(metrics, dict) else None
+    return first if isinstance(first, (int, float)) and math.isfinite(first) else None
+
+
 def row_of(run: Run) -> Row:
-    """A finished run."""
+    """A finished run.
+
+    Raises:
+        UsageError: its result lacks what the model needs, or holds what cannot be.
+    """
+    try:
+        row = _row(run)
+        counts = (row.devices, row.nodes, row.work.train_samples)
+        times = row.seconds.values()
+        if min(counts) < 1 or "train" not in row.seconds or not all(map(math.isfinite, times)):
+            raise ValueError("no such run can be")
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
+        raise UsageError(
+            f"the result of {str(run.path)!r} lacks times, samples or devices, or they cannot be"
+        ) from None
+    return row
+
+
+def _row(run: Run) -> Row:
     result = run.result
     assert result is not None
     devices = result["world_size"]
-    epochs = len({r["epoch"] for r in run.records() if r.get("event") == "epoch"})
+    epochs = len({r.get("epoch") for r in run.records("epoch")})
     epochs = epochs or run.value("epochs") or 1
     per_step = devices * (run.value("batch_size") or 1)
     micro_steps = max(1, round(result["global_batch_size"] / per_step))
@@ -144,60 +194,100 @@ def row_of(run: Run) -> Row:
 # --- published tables -----------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A row of a published table, as the model takes it."""
+
+    series: str
+    row: Row
+    phase: str
+    """What its seconds are of; or TOTAL."""
+    value: float
+    """As published."""
+    metric: float | None = None
+
+    def in_unit(self, seconds: float) -> float:
+        """Seconds as the table has them: as throughput of a device, in milliseconds, or as such."""
+        return _converted(self.phase, seconds, self.row.work, self.row.devices)
+
+
 def published(path: Path) -> dict[str, Series]:
-    """Name -> series of a published table: results/published/*.json.
+    """Name -> series of a file of published tables: results/published/*.json.
 
     Raises:
-        UsageError: the file cannot be read, or holds no such table.
+        UsageError: the file cannot be read, or holds no measured times.
     """
+    tables = load(path)
+    found = {name: series for table in tables for name, series in series_in(table).items()}
+    if not found:
+        raise _foreign(str(path))
+    return found
+
+
+def series_in(table: PublishedTable) -> dict[str, Series]:
+    """Name -> series of a published table; none of one that has no times, as of speedups.
+
+    Raises:
+        UsageError: its columns or setup are not as in results/published.
+    """
+    groups: dict[str, list[Point]] = {}
+    for point in points(table):
+        groups.setdefault(point.series, []).append(point)
+    return {
+        name: Series(
+            name,
+            tuple(point.row for point in found),
+            table.setup.get("gpus_per_node", 1),
+            network_gbit_s(table),
+            metrics={p.row.label: p.metric for p in found if p.metric is not None},
+        )
+        for name, found in groups.items()
+    }
+
+
+def points(table: PublishedTable) -> list[Point]:
+    """A point for every row of a published table, in their order; none if it has no times.
+
+    Raises:
+        UsageError: its columns or setup are not as in results/published.
+    """
+    if table.part and table.part not in _CHARTS:
+        return []
+    make = _of_chart if table.part else _of_time
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read {str(path)!r}: {error.strerror}") from None
-    except ValueError:
-        raise _foreign(path) from None
-    try:
-        found = list(_charts(table) if "gpus" in table else _times(table))
+        found = [make(table, row) for row in map(table.named, table.rows)]
+        for row in (point.row for point in found):
+            if row.devices < 1 or row.nodes < 1 or row.work.train_samples < 1:
+                raise ValueError("no device, or nothing to do")
+            if not all(0 < s < math.inf for s in row.seconds.values()):
+                raise ValueError("a time that cannot be")
+        return found
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
-        raise _foreign(path) from None
-    return {series.name: series for series in found}
+        raise _foreign(table.file) from None
 
 
-def _foreign(path: Path) -> UsageError:
+def _foreign(name: str) -> UsageError:
     return UsageError(
-        f"{str(path)!r} holds no table of measured runs",
+        f"{name!r} holds no table of measured runs",
         "give run directories, or a table as in results/published, with columns, rows and setup",
     )
 
 
-def _network_gbit_s(table: Mapping[str, Any]) -> float | None:
+def network_gbit_s(table: PublishedTable) -> float | None:
     """The line rate between nodes, where the publication names it."""
-    if "EDR" in table["setup"].get("interconnect", ""):
+    if "EDR" in str(table.setup.get("interconnect", "")):
         return _EDR_GBIT_S
-    named = re.search(r"([\d.]+) Gbit/s", table["name"])
+    named = re.search(r"([\d.]+) Gbit/s", table.work)
     return float(named[1]) if named else None
 
 
-def _times(table: Mapping[str, Any]) -> Iterable[Series]:
-    """Tables with a row for each run and its time: of GPUs, or of nodes, each one device."""
-    setup, names = table["setup"], table["columns"]
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for values in table["rows"]:
-        row = dict(zip(names, values, strict=True))
-        groups.setdefault(row.get("task") or row.get("system") or setup["dataset"], []).append(row)
-    for name, rows in groups.items():
-        data = f"{name} {setup.get('dataset', '')} {table['name']}".lower()
-        samples = _SAMPLES[next((known for known in _SAMPLES if known in data), "")]
-        found = tuple(_timed(row, setup, samples) for row in rows)
-        yield Series(
-            name,
-            found,
-            setup.get("gpus_per_node", 1),
-            _network_gbit_s(table),
-            metrics={f.label: r["accuracy"] for f, r in zip(found, rows, strict=True)}
-            if "accuracy" in names
-            else {},
-        )
+def _of_time(table: PublishedTable, row: Mapping[str, Any]) -> Point:
+    """Of a table with a row for each run and its time: of GPUs, or of nodes, each one device."""
+    setup = table.setup
+    name = row.get("task") or row.get("system") or setup["dataset"]
+    data = f"{name} {setup.get('dataset', '')} {table.work}".lower()
+    samples = _SAMPLES[next((known for known in _SAMPLES if known in data), "")]
+    return Point(name, _timed(row, setup, samples), TOTAL, row["time_s"], row.get("accuracy"))
 
 
 def _timed(row: Mapping[str, Any], setup: Mapping[str, Any], samples: tuple[int, int]) -> Row:
@@ -219,40 +309,37 @@ def _timed(row: Mapping[str, Any], setup: Mapping[str, Any], samples: tuple[int,
     return Row(label=label, work=work, devices=devices, nodes=nodes, seconds={TOTAL: row["time_s"]})
 
 
-def _charts(table: Mapping[str, Any]) -> Iterable[Series]:
-    """The benchmark's charts: a series for each phase and setting, over the numbers of GPUs."""
-    setup, gpus = table["setup"], table["gpus"]
-    network_gbit_s = _network_gbit_s(table)
+def _of_chart(table: PublishedTable, row: Mapping[str, Any]) -> Point:
+    """Of a chart of the benchmark: a series for each setting, over the numbers of GPUs."""
+    phase, step = _CHARTS[table.part]
+    setup, devices, value = table.setup, row["gpus"], row[table.part]
+    label = "".join(f"-{row[name]}" for name in table.labels)
+    batch = int(label.rpartition("-")[2]) if label else _CHART_BATCH_SIZE
+    work = Workload(
+        train_samples=setup["train_samples"],
+        batch_size=batch if phase == "train" else _CHART_BATCH_SIZE,
+        evaluate_samples=setup["eval_samples"],
+        eval_batch_size=_CHART_BATCH_SIZE if phase == "train" else batch,
+    )
+    seconds = _converted(phase, value, work, devices, from_unit=True)
+    made = Row(
+        label=f"{devices} GPU(s)",
+        work=work,
+        devices=devices,
+        nodes=-(-devices // setup["gpus_per_node"]),
+        seconds={phase: seconds},
+        resolution_s={phase: seconds * step / value / 12**0.5},  # uniform
+    )
+    return Point(f"{phase}{label}", made, phase, value)
 
-    def series(name: str, phase: str, values: Sequence[float], batch: int) -> Series:
-        work = Workload(
-            train_samples=setup["train_samples"],
-            batch_size=batch if phase == "train" else 256,
-            evaluate_samples=setup["eval_samples"],
-            eval_batch_size=256 if phase == "train" else batch,
-        )
+
+def _converted(
+    phase: str, value: float, work: Workload, devices: int, from_unit: bool = False
+) -> float:
+    """Seconds of a phase in the unit of its published table, or the other way round."""
+    if phase in ("train", "evaluate"):  # a ratio that is its own inverse
         samples = work.train_samples if phase == "train" else work.evaluate_samples
-        rows = []
-        for devices, value in zip(gpus, values, strict=True):
-            is_rate = phase in ("train", "evaluate")
-            seconds = samples / (devices * value) if is_rate else value
-            resolution_s = seconds * _CHART_STEPS[phase] / value / 12**0.5  # uniform
-            row = Row(
-                label=f"{devices} GPU(s)",
-                work=work,
-                devices=devices,
-                nodes=-(-devices // setup["gpus_per_node"]),
-                seconds={phase: seconds},
-                resolution_s={phase: resolution_s},
-            )
-            rows.append(row)
-        return Series(name, tuple(rows), setup["gpus_per_node"], network_gbit_s)
-
-    for name, values in table["train_samples_per_s_per_gpu"].items():
-        yield series(f"train-{name}", "train", values, int(name.partition("-")[2]))
-    for batch, values in table["eval_samples_per_s_per_gpu"].items():
-        yield series(f"evaluate-{batch}", "evaluate", values, int(batch))
-    for batch, values in table["metric_compute_s"].items():
-        yield series(f"metric-{batch}", "metric", values, int(batch))
-    seconds = [ms / 1000 for ms in table["broadcast_ms"]]
-    yield series("broadcast", "broadcast", seconds, 256)
+        return samples / (devices * value)
+    if phase == "broadcast":
+        return value / 1000 if from_unit else value * 1000
+    return value

@@ -105,7 +105,14 @@ def _device(run: Run) -> str:
 def _dates(runs: Sequence[Run]) -> str:
     """When the first was submitted and the last one changed its state."""
     submitted = [str(t) for r in runs if (t := r.config.get("submission", {}).get("time"))]
-    ended = [float(t) for r in runs if isinstance(t := r.state.get("time"), (int, float))]
+    ended = [t for r in runs if (t := _moment(r.state.get("time"))) is not None]
     first = min(submitted, default="")[:16].replace("T", " ")
-    last = f"{datetime.fromtimestamp(max(ended), UTC):%Y-%m-%d %H:%M}" if ended else ""
+    last = f"{max(ended):%Y-%m-%d %H:%M}" if ended else ""
     return " to ".join(filter(None, (first, last))) + " UTC"
+
+
+def _moment(seconds: Any) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (TypeError, ValueError, OverflowError, OSError):  # not as slurmft writes it
+        return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from slurmft.config import duration_s
 from slurmft.errors import Exit, UsageError, run_main, unknown
 from slurmft.filesystem import absolute
 from slurmft.measurements import Series, published, series_of
+from slurmft.rundir import to_json
 from slurmft.scaling import MAX_DEVICES, Array, Fit, Interval, Prediction, Workload
 
 _EFFICIENT = 0.7
@@ -128,7 +128,7 @@ def main(argv: list[str]) -> int:
     options = predict(fit, counts, _work(fit, arguments), _devices(series, arguments))
     chosen, why = recommend(options, arguments.deadline, arguments.budget)
     if arguments.json:
-        print(json.dumps(as_json(series, options, chosen, why), indent=2))
+        print(to_json(as_json(series, options, chosen, why), indent=2))
     else:
         print("\n".join(describe(series, fit, options, chosen, why)))
     return Exit.OK

@@ -7,6 +7,7 @@ them. Both become one form; no value is changed.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,11 @@ def column(name: str, values: Sequence[Any]) -> Column:
     return Column(name, with_unit(name), numeric)
 
 
+def is_number(value: Any) -> bool:
+    """Whether it can be a point of a plot."""
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
 def with_unit(name: str) -> str:
     """time_s -> time (s), train_samples_per_s_per_gpu -> train samples/s per GPU"""
     for ending, unit in (("_ms", " (ms)"), ("_s", " (s)")):
@@ -143,7 +149,7 @@ def _tables(stem: str, raw: dict[str, Any]) -> list[PublishedTable]:
             else []
         )
     devices = raw.get("gpus")
-    if not isinstance(devices, list):
+    if not isinstance(devices, list) or not all(map(is_number, devices)):
         return []
     found = []
     for key, values in raw.items():

@@ -16,7 +16,7 @@ from slurmft.errors import Exit, UsageError, unknown
 from slurmft.filesystem import absolute
 from slurmft.page import page
 from slurmft.rundir import write_bytes
-from slurmft.sections import Section, of_published, of_runs
+from slurmft.sections import Forecaster, Section, of_published, of_runs
 from slurmft.tabular import FORMATS, as_csv, as_list
 
 EXAMPLES = """\
@@ -25,6 +25,7 @@ examples:
   slurmft report studies/scaling --output report           # and plots, and report/report.html
   slurmft report studies/scaling --published results/published/mn4_emotion.json
   slurmft report results/published/mn4_benchmark.json --format markdown
+  slurmft report studies/scaling --predict                 # would the model have been right?
   slurmft report runs --format csv > runs.csv              # every measure of every cell
 """
 
@@ -47,6 +48,8 @@ def parser() -> Parser:
     add("--format", default=None, metavar="|".join(FORMATS), help=printed)
     beside = "published tables to put ours beside; repeatable (default: what the study names)"
     add("--published", type=Path, action="append", default=[], metavar="FILE", help=beside)
+    foretold = "predict every row from rows with fewer devices alone, by the model of slurmft plan"
+    add("--predict", action="store_true", help=f"{foretold}; about a second a device count")
     add("--title", default="", metavar="TEXT", help="of the page, and of runs of no study")
     return made
 
@@ -57,10 +60,11 @@ def main(argv: list[str]) -> int:
     form = arguments.format
     if form is not None and form not in FORMATS:
         raise unknown("--format", form, list(FORMATS))
-    sections, problems = collect(arguments.paths, arguments.published, arguments.title)
+    forecaster = _forecaster() if arguments.predict else None
+    sections, problems = collect(arguments.paths, arguments.published, arguments.title, forecaster)
     if arguments.output is not None:
         written = write(arguments.output, sections, problems, arguments.title, arguments.paths)
-        print(f"written to {arguments.output}: {', '.join(written)}")
+        print(f"written to {arguments.output}: {summary(written)}")
         if not plots.is_available():
             print(f"without plots: {plots.HINT}", file=sys.stderr)
     if form is not None or arguments.output is None:
@@ -69,8 +73,17 @@ def main(argv: list[str]) -> int:
     return Exit.OK
 
 
+def _forecaster() -> Forecaster:
+    from slurmft import forecaster  # and with it numpy, 0.1 s
+
+    return forecaster
+
+
 def collect(
-    paths: Sequence[Path], beside: Sequence[Path], title: str
+    paths: Sequence[Path],
+    beside: Sequence[Path],
+    title: str,
+    forecaster: Forecaster | None = None,
 ) -> tuple[list[Section], list[str]]:
     """The sections of a report, and what could not be read.
 
@@ -78,6 +91,7 @@ def collect(
         paths: run directories, folders of them, files of published tables.
         beside: further files of published tables.
         title: of the runs of no study.
+        forecaster: makes predictions, where they are wanted.
 
     Raises:
         UsageError: a path holds nothing that can be shown.
@@ -88,17 +102,19 @@ def collect(
     if folders and not found:
         raise UsageError(f"no run can be read: {problems[0]}", "remove the folder, or give others")
     given = {path: published.load(absolute(path)) for path in (*beside, *files)}
-    sections = []
+    sections: list[Section] = []
+    named_by_studies: list[list[published.PublishedTable]] = []
     names = ", ".join(folder.resolve().name or str(folder) for folder in folders)
     for runset in runsets.group(found, title or f"Runs in {names}"):
         if not given and runset.published:
             given_here = _study_tables(runset)
         else:
             given_here = [table for tables in given.values() for table in tables]
-        sections.append(of_runs(runset, given_here))
-        if not given and given_here:
-            sections.append(of_published(given_here))
-    sections += [of_published(tables) for tables in given.values()]
+        sections.append(of_runs(runset, given_here, forecaster))
+        if not given and given_here and given_here not in named_by_studies:
+            named_by_studies.append(given_here)
+            sections.append(of_published(given_here, forecaster))
+    sections += [of_published(tables, forecaster) for tables in given.values()]
     return _with_own_keys(sections), problems
 
 
@@ -117,14 +133,23 @@ def _with_own_keys(sections: Sequence[Section]) -> list[Section]:
     made: dict[str, Section] = {}
     for section in sections:
         key, number = section.key, 1
-        if key in made and key.startswith("published-") and made[key].title == section.title:
-            continue  # two studies beside the same tables
         while key in made:
             number += 1
             key = f"{section.key}-{number}"
         data = [(name.replace(section.key, key, 1), table) for name, table in section.data]
         made[key] = replace(section, key=key, data=data)
     return list(made.values())
+
+
+def summary(names: Sequence[str]) -> str:
+    """The names of written files; of kinds of which there are many, their number."""
+    by_kind: dict[str, list[str]] = {}
+    for name in names:
+        by_kind.setdefault(Path(name).suffix, []).append(name)
+    return ", ".join(
+        found[0] if len(found) == 1 else f"{len(found)} {kind} files"
+        for kind, found in sorted(by_kind.items(), key=lambda item: len(item[1]))
+    )
 
 
 # --- printing -------------------------------------------------------------------------------------

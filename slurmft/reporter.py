@@ -110,6 +110,9 @@ class Reporter:
         self._tell({"event": "warning", "text": text})
 
     def begin_window(self) -> None:
+        """Begins what the next throughput is measured over."""
+        if not self.startup_s:
+            self.startup_s = time.time() - self._began_at
         self._window_start, self._window_samples = time.perf_counter(), 0
 
     def count(self, batch: Batch) -> None:
@@ -126,8 +129,6 @@ class Reporter:
             learning_rate: the rate that it used.
             samples: samples of the global batch.
         """
-        if not self.startup_s:
-            self.startup_s = time.time() - self._began_at
         self.samples += samples
         self._window_samples += samples
         self._losses.append(loss)

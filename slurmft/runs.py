@@ -54,9 +54,9 @@ class Run:
         return cls(
             path=path,
             config=config,
-            state=read_json(files.state) or {"state": "unknown", "reason": ""},
+            state=_state(read_json(files.state)),
             result=result,
-            environment=read_json(files.environment) or {},
+            environment=_environment(read_json(files.environment)),
         )
 
     @property
@@ -74,8 +74,8 @@ class Run:
     @property
     def study(self) -> dict[str, Any] | None:
         """The study that it belongs to, as `slurmft study run` wrote it: name, cell, repeat."""
-        found: dict[str, Any] | None = self.config.get("submission", {}).get("study")
-        return found
+        found = self.config.get("submission", {}).get("study")
+        return found if isinstance(found, dict) else None
 
     def value(self, field: str) -> Any:
         """A field of the configuration, of training or job; None where it has none such."""
@@ -91,14 +91,16 @@ class Run:
     def code(self) -> str:
         """The code that submitted it: slurmft's version, and the commit where there was one."""
         submission = self.config.get("submission", {})
-        git = submission.get("git") or {}
-        commit = (git.get("commit") or "")[:10] + ("-dirty" if git.get("dirty") else "")
-        return " ".join(filter(None, (submission.get("slurmft", "?"), commit)))
+        git = submission.get("git")
+        git = git if isinstance(git, dict) else {}
+        commit = str(git.get("commit") or "")[:10] + ("-dirty" if git.get("dirty") else "")
+        return " ".join(filter(None, (str(submission.get("slurmft", "?")), commit)))
 
     @property
     def hosts(self) -> list[str]:
         """Where its ranks ran, in the order of the ranks, each once."""
-        return list(dict.fromkeys(r["host"] for r in self.environment.get("ranks", [])))
+        ranks = self.environment.get("ranks", [])
+        return list(dict.fromkeys(str(r["host"]) for r in ranks if "host" in r))
 
     @property
     def evaluations(self) -> int:
@@ -120,8 +122,27 @@ class Run:
 _RESULT_KEYS = {"metrics", "phases_s", "world_size", "nodes", "steps", "wall_s"}
 
 
+def _state(found: dict[str, Any] | None) -> dict[str, Any]:
+    """What state.json says, if it names a state."""
+    is_one = found is not None and isinstance(found.get("state"), str)
+    return found if found and is_one else {"state": "unknown", "reason": ""}
+
+
+def _environment(found: dict[str, Any] | None) -> dict[str, Any]:
+    """What environment.json says, without what are no ranks and no versions."""
+    if not found:
+        return {}
+    ranks, versions = found.get("ranks"), found.get("versions")
+    return found | {
+        "ranks": [r for r in ranks if isinstance(r, dict)] if isinstance(ranks, list) else [],
+        "versions": versions if isinstance(versions, dict) else {},
+    }
+
+
 def find(paths: Sequence[str | Path], may_be_none: bool = False) -> tuple[list[Run], list[str]]:
     """The runs in run directories, or in folders that hold such at any depth.
+
+    Links are followed; a run that can be reached in several ways is one run.
 
     Args:
         paths: the folders.
@@ -133,38 +154,65 @@ def find(paths: Sequence[str | Path], may_be_none: bool = False) -> tuple[list[R
     Raises:
         UsageError: a path is no folder, or holds no run.
     """
-    runs: dict[Path, Run] = {}
+    runs: dict[str, Run] = {}
     problems: list[str] = []
+    known: set[str] = set()
     for given in paths:
         top = absolute(given)
         if not top.is_dir():
             raise UsageError(
                 f"{str(given)!r} is no folder", "give a run directory, or a folder of such"
             )
-        folders = list(_run_folders(top))
-        if not folders and not may_be_none:
+        unreadable: list[str] = []
+        folders = dict(_run_folders(top, set(), unreadable))
+        problems += unreadable
+        if not folders and not unreadable and not may_be_none:
             raise UsageError(f"{str(given)!r} holds no run", "give a run directory or its folder")
-        for folder in folders:
+        for place, folder in folders.items():
+            if place in known:
+                continue
+            known.add(place)
             try:
-                runs.setdefault(folder, Run.read(folder))
+                runs[place] = Run.read(folder)
             except UsageError as error:
                 problems.append(error.message)
     return sorted(runs.values(), key=_submitted), problems
 
 
-def _run_folders(top: Path) -> Iterator[Path]:
-    """Folders with a config.json; what is below one is not searched."""
-    if RunDir(top).config.exists():
-        yield top
+def _run_folders(top: Path, seen: set[str], problems: list[str]) -> Iterator[tuple[str, Path]]:
+    """Real path and path of folders with a config.json; what is below one is not searched.
+
+    Args:
+        top: where to search.
+        seen: real paths of what was searched: links may lead back to it.
+        problems: takes a line for every folder that cannot be read.
+    """
+    place = os.path.realpath(top)
+    if place in seen:
         return
-    with os.scandir(top) as entries:
-        below = sorted(e.path for e in entries if e.is_dir() and not e.name.startswith("."))
-    for folder in below:
-        yield from _run_folders(Path(folder))
+    seen.add(place)
+    try:
+        if RunDir(top).config.exists():
+            yield place, top
+            return
+        with os.scandir(top) as entries:
+            below = [e for e in entries if not e.name.startswith(".") and _is_folder(e)]
+    except OSError as error:
+        problems.append(f"{str(top)!r} cannot be read: {error.strerror}")
+        return
+    for entry in sorted(below, key=lambda e: (e.is_symlink(), e.path)):  # a run by its own name
+        yield from _run_folders(Path(entry.path), seen, problems)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _submitted(run: Run) -> tuple[str, str]:
-    return run.config.get("submission", {}).get("time", ""), str(run.path)
+    return str(run.config.get("submission", {}).get("time", "")), str(run.path)
 
 
 def varied(runs: Iterable[Run]) -> list[str]:

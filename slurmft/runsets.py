@@ -6,24 +6,20 @@ that exist are known.
 
 from __future__ import annotations
 
-import itertools
-import json
-import tomllib
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurmft import grid, recipes
 from slurmft import runs as measured_runs
+from slurmft.errors import UsageError
+from slurmft.grid import GLOBAL_BATCH_SIZE, Cell, Study
 from slurmft.runs import Run
 
-STUDY_FILE, PUBLISHED_COPY = "study.toml", "published.json"
-_REPEATS = 3
-"""Where the study file does not say."""
-SCALINGS = ("strong", "weak", "none")
-
-Cell = dict[str, Any]
-"""Field -> value of what a study varies."""
+_SETS_OTHERS = ("recipe", "task", "preset")
+"""Fields from which values of other fields follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +40,8 @@ class RunSet:
     """Published tables to compare with."""
     published_name: str = ""
     """The name of their file, of which `published` may be a copy."""
+    study: Study | None = None
+    """Its file, where there is one that can be read."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -72,7 +70,7 @@ def group(runs: Sequence[Run], title: str = "") -> list[RunSet]:
 
 def _study_folder(run: Path) -> Path | None:
     """The nearest folder above a run that has a study.toml; not above its runs' folder's."""
-    return next((p for p in list(run.parents)[:3] if (p / STUDY_FILE).is_file()), None)
+    return next((p for p in list(run.parents)[:3] if (p / grid.FILE).is_file()), None)
 
 
 def _of_runs(runs: list[Run], title: str) -> RunSet:
@@ -83,54 +81,67 @@ def _of_runs(runs: list[Run], title: str) -> RunSet:
 
 def _of_study(name: str, folder: Path | None, runs: list[Run]) -> RunSet:
     problems: list[str] = []
-    raw = _read_toml(folder / STUDY_FILE, problems) if folder else {}
+    study = _read(name, folder, problems) if folder else None
     cells: dict[str, tuple[Cell, list[Run]]] = {}
-    for cell in [*expected_cells(raw), *((run.study or {})["cell"] for run in runs)]:
-        cells.setdefault(_key(cell), (cell, []))
+    for cell in [*(study.cells if study else ()), *((run.study or {})["cell"] for run in runs)]:
+        cells.setdefault(grid.key_of(cell), (cell, []))
     for run in _newest_of_repeats(runs):
-        cells[_key((run.study or {})["cell"])][1].append(run)
+        cells[grid.key_of((run.study or {})["cell"])][1].append(run)
     fields = list(dict.fromkeys(f for cell, _ in cells.values() for f in cell))
     varied = [f for f in fields if len({repr(c.get(f)) for c, _ in cells.values()}) > 1]
-    repeats = raw.get("repeats", _REPEATS if raw else 1)
-    scaling = raw.get("scaling")
-    if scaling is not None and scaling not in SCALINGS:
-        problems.append(f"scaling {scaling!r} of study {name} is none of {', '.join(SCALINGS)}")
-        scaling = None
     return RunSet(
         name=name,
-        title=str(raw.get("title") or name),
+        title=study.title if study else name,
         fields=varied,
         cells=list(cells.values()),
-        repeats=repeats if isinstance(repeats, int) else 1,
-        scaling=scaling,
-        published=_published(raw.get("published"), folder, runs, problems),
-        published_name=Path(str(raw.get("published", ""))).stem,
+        repeats=study.repeats if study else 1,
+        scaling=study.scaling if study else None,
+        published=_published(study, runs, problems) if study else None,
+        published_name=Path(study.published_as).stem if study else "",
+        study=study,
         problems=problems,
     )
 
 
-def _read_toml(path: Path, problems: list[str]) -> dict[str, Any]:
+def _read(name: str, folder: Path, problems: list[str]) -> Study | None:
+    """The study file in a folder; what is wrong with it is a problem, and no end."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        problems.append(f"cannot read {str(path)!r}, missing runs are not known: {error}")
-        return {}
+        study = grid.read(folder, with_published=False)
+    except UsageError as error:
+        problems.append(f"missing runs are not known: {error.message}")
+        return None
+    if study.name != name:
+        path = folder / grid.FILE
+        problems.append(f"missing runs are not known: {path} is of the study {study.name!r}")
+        return None
+    return study
 
 
-def expected_cells(raw: dict[str, Any]) -> list[Cell]:
-    """The cells of a study file: its listed cells, each with every point of its grid."""
-    grid, listed = raw.get("grid", {}), raw.get("cells", [])
-    if not isinstance(grid, dict) or not isinstance(listed, list) or not (grid or listed):
-        return []
-    axes = [v if isinstance(v, list) else [v] for v in grid.values()]
-    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*axes)]
-    return [cell | point for cell in (listed or [{}]) if isinstance(cell, dict) for point in points]
+def planned(study: Study, cell: Cell, common: Mapping[str, Any]) -> Cell:
+    """What a run of a cell would have as its fields, as far as that is known.
 
-
-def _key(cell: Cell) -> str:
-    """What tells cells apart, as JSON and TOML have them: 1 is 1.0, the order does not count."""
-    plain = {k: float(v) if type(v) is int else v for k, v in cell.items()}
-    return json.dumps(plain, sort_keys=True, default=str)
+    Args:
+        study: the study.
+        cell: one of its cells.
+        common: fields that are the same in all runs that there are: flags are not in the file.
+    """
+    values = study.fixed | grid.typed(cell)
+    rest = {k: v for k, v in values.items() if k != GLOBAL_BATCH_SIZE}
+    known = {k: v for k, v in common.items() if v is not None}
+    if GLOBAL_BATCH_SIZE in values:
+        known.pop("batch_size", None)  # that of other numbers of processes
+    try:
+        told = recipes.fill(rest)
+    except UsageError:
+        return known | cell
+    if GLOBAL_BATCH_SIZE in values:
+        told.pop("batch_size", None)
+    follows = any(name in cell for name in _SETS_OTHERS)
+    found = (known | told if follows else told | known) | grid.typed(cell)
+    if GLOBAL_BATCH_SIZE in values:
+        with contextlib.suppress(UsageError):  # the number of processes is not known
+            found["batch_size"] = grid.divide_batch(values, found)["batch_size"]
+    return found
 
 
 def _newest_of_repeats(runs: Iterable[Run]) -> list[Run]:
@@ -138,23 +149,23 @@ def _newest_of_repeats(runs: Iterable[Run]) -> list[Run]:
     found: dict[tuple[str, str], Run] = {}
     for run in runs:
         study = run.study or {}
-        key = (_key(study["cell"]), repr(study.get("repeat", run.name)))
+        key = (grid.key_of(study["cell"]), repr(study.get("repeat", run.name)))
         if key not in found or run.is_finished or not found[key].is_finished:
             found[key] = run
     return list(found.values())
 
 
-def _published(
-    given: Any, folder: Path | None, runs: Sequence[Run], problems: list[str]
-) -> Path | None:
+def _published(study: Study, runs: Sequence[Run], problems: list[str]) -> Path | None:
     """The published tables that a study names: their copy in its folder; else by that folder, or
     by where it was submitted."""
-    if not isinstance(given, str) or folder is None:
+    if study.published is None:
         return None
     from_folders = dict.fromkeys(r.config.get("submission", {}).get("folder", "") for r in runs)
-    starts = [folder, *(Path(str(start)) for start in from_folders), Path()]
-    candidates = [folder / PUBLISHED_COPY, *(start / given for start in starts)]
+    starts = [*(Path(str(start)) for start in from_folders), Path()]
+    candidates = [study.published, *(start / study.published_as for start in starts)]
     found = next((path for path in candidates if path.is_file()), None)
     if found is None:
-        problems.append(f"published {given!r} of the study is no file: give --published FILE")
+        problems.append(
+            f"published {study.published_as!r} of the study is no file: give --published FILE"
+        )
     return found

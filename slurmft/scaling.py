@@ -394,16 +394,19 @@ class _Target:
     """The likelihood of rows, of positions in which every prior is a standard normal."""
 
     def __init__(self, rows: Sequence[Row], priors: Mapping[str, Prior]) -> None:
-        self._points = _Points.of([(row.work, row.devices, row.nodes) for row in rows])
+        # Repeats are one point, which the model times once.
+        every = [(row.work, row.devices, row.nodes) for row in rows]
+        points = list(dict.fromkeys(every))
+        self._points = _Points.of(points)
         self._medians = np.log([prior.median for prior in priors.values()])
         self._scales = np.log([prior.factor for prior in priors.values()])
         found = [
-            (name, i, s, row.resolution_s.get(name, 0.0) / s)
-            for i, row in enumerate(rows)
+            (name, points.index(at), s, row.resolution_s.get(name, 0.0) / s)
+            for at, row in zip(every, rows, strict=True)
             for name, s in row.seconds.items()
         ]
-        self._names = [name for name, *_ in found]
-        self._runs = [i for _, i, *_ in found]
+        self._timed = list(dict.fromkeys((name, point) for name, point, *_ in found))
+        self._which = [self._timed.index((name, point)) for name, point, *_ in found]
         self._logs = np.log([s for _, _, s, _ in found])
         self._resolution = np.array([share for *_, share in found])
 
@@ -417,11 +420,9 @@ class _Target:
         costs = self.costs(positions)
         phases = phase_seconds(costs, self._points)
         phases[TOTAL] = sum((phases[name] for name in PHASES), np.zeros(1))
-        expected = np.stack(
-            [phases[k][:, i] for k, i in zip(self._names, self._runs, strict=True)], axis=1
-        )
+        expected = np.stack([phases[name][:, point] for name, point in self._timed], axis=1)
         variance = costs["noise"] ** 2 + self._resolution**2
-        distance = self._logs - np.log(np.maximum(expected, 1e-300))
+        distance = self._logs - np.log(np.maximum(expected, 1e-300))[:, self._which]
         found: Array = -0.5 * np.sum(distance**2 / variance + np.log(variance), axis=1)
         return found
 

@@ -5,10 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from slurmft.charts import Chart, charts_of, published_chart, published_speedup_chart
+from slurmft import forecasts
+from slurmft.charts import (
+    Chart,
+    charts_of,
+    forecast_chart,
+    published_chart,
+    published_speedup_chart,
+)
 from slurmft.counterparts import beside, keys_of, matches, measured_of
-from slurmft.measured import data_table, phase_table, rows_of, speed_table
+from slurmft.errors import UsageError
+from slurmft.forecasts import Forecast
+from slurmft.measured import Row, data_table, phase_table, rows_of, speed_table
 from slurmft.origins import changes, origins
 from slurmft.published import PublishedTable
 from slurmft.runsets import RunSet
@@ -42,17 +52,30 @@ class Section:
         return f"{self.key}-{slug(chart.key)}"
 
 
+class Forecaster(Protocol):
+    """The module `forecaster`, which needs numpy: only those who ask for it import it."""
+
+    def of_rows(self, rows: Sequence[Row], title: str) -> list[Forecast | None]: ...
+
+    def of_table(self, table: PublishedTable) -> list[Forecast | None]: ...
+
+    def network_gbit_s(self, table: PublishedTable) -> float | None: ...
+
+
 def slug(text: str) -> str:
     """Text as a part of a file name or an HTML id: letters, digits, hyphens."""
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower() or "report"
 
 
-def of_runs(runset: RunSet, published: Sequence[PublishedTable]) -> Section:
-    """The section of a set of runs, with published tables beside ours."""
+def of_runs(
+    runset: RunSet, published: Sequence[PublishedTable], forecaster: Forecaster | None = None
+) -> Section:
+    """The section of a set of runs, with published tables, and maybe predictions, beside ours."""
     rows = rows_of(runset)
+    told = _predict(rows, runset, forecaster) if forecaster else []
     speed = speed_table(rows, runset)
     changed = changes(rows, runset.fields)
-    speed = replace(speed, notes=[*speed.notes, *changed])
+    speed = replace(speed, notes=[*speed.notes, *told, *changed])
     key = slug(runset.name)
     tables = [speed, phase_table(rows, runset)]
     data = [(key, data_table(rows, runset))]
@@ -65,8 +88,8 @@ def of_runs(runset: RunSet, published: Sequence[PublishedTable]) -> Section:
             table = beside(theirs, rows, runset.fields)
             data.append((f"{key}-{slug(theirs.key)}", table))
             is_last = all(later.file != theirs.file for later in published[i + 1 :])
-            told = theirs.told if is_last else ()  # of all tables of a file, once
-            tables.append(replace(table, notes=[*table.notes, *changed, *told]))
+            doubts = theirs.told if is_last else ()  # of all tables of a file, once
+            tables.append(replace(table, notes=[*table.notes, *changed, *doubts]))
     return Section(
         key=key,
         title=runset.title,
@@ -78,13 +101,37 @@ def of_runs(runset: RunSet, published: Sequence[PublishedTable]) -> Section:
     )
 
 
-def of_published(tables: Sequence[PublishedTable]) -> Section:
-    """The section of a file of published tables, as they were published."""
-    shown = [table.layout() for table in tables]
-    shown[-1] = replace(shown[-1], notes=tables[-1].told)  # the file's, so once
+def _predict(rows: Sequence[Row], runset: RunSet, forecaster: Forecaster) -> list[str]:
+    """Gives rows their forecasts; returns what must be known of them."""
+    found = forecaster.of_rows(rows, runset.title)
+    for row, forecast in zip(rows, found, strict=True):
+        row.forecast = forecast
+    return forecasts.notes(found)
+
+
+def of_published(tables: Sequence[PublishedTable], forecaster: Forecaster | None = None) -> Section:
+    """The section of a file of published tables, as published; maybe with predictions."""
+    problems: list[str] = []
+    found = [_forecasts(table, forecaster, problems) for table in tables]
+    shown = [forecasts.layout(t, f) for t, f in zip(tables, found, strict=True)]
+    for i, (table, its) in enumerate(zip(tables, found, strict=True)):
+        if forecaster and any(its):
+            told = forecasts.notes(its, forecaster.network_gbit_s(table))
+            shown[i] = replace(shown[i], notes=told)
+    if forecaster and not any(any(its) for its in found):
+        shown[-1] = replace(shown[-1], notes=forecasts.notes([]))
+    shown[-1] = replace(shown[-1], notes=[*shown[-1].notes, *tables[-1].told])  # the file's: once
 
     def make_charts() -> list[Chart]:
-        made = [f(t) for t in tables for f in (published_chart, published_speedup_chart)]
+        made = [
+            chart
+            for table, its in zip(tables, found, strict=True)
+            for chart in (
+                published_chart(table),
+                published_speedup_chart(table),
+                forecast_chart(table, its),
+            )
+        ]
         return [chart for chart in made if chart]
 
     first = tables[0]
@@ -92,6 +139,22 @@ def of_published(tables: Sequence[PublishedTable]) -> Section:
         key=f"published-{slug(first.file)}",
         title=f"Published: {first.work}",
         tables=shown,
-        data=[(f"published-{slug(t.key)}", t.layout()) for t in tables],
+        data=[
+            (f"published-{slug(t.key)}", forecasts.data(t, f))
+            for t, f in zip(tables, found, strict=True)
+        ],
         make_charts=make_charts,
+        problems=problems,
     )
+
+
+def _forecasts(
+    table: PublishedTable, forecaster: Forecaster | None, problems: list[str]
+) -> list[Forecast | None]:
+    """A forecast for every row of a published table, where it is asked for and can be made."""
+    try:
+        if forecaster:
+            return forecaster.of_table(table)
+    except UsageError as error:
+        problems.append(f"nothing is predicted of {table.name}: {error.message}")
+    return [None] * len(table.rows)

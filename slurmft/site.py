@@ -10,6 +10,8 @@ from typing import Any
 from slurmft.config import JobConfig, TrainConfig, is_repeatable, options, value_type
 from slurmft.errors import UsageError, unknown
 
+WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+
 
 def site_file() -> Path:
     """The site's defaults: $SLURMFT_SITE, or ~/.config/slurmft/site.toml."""
@@ -61,7 +63,7 @@ def _typed(where: str | Path, option: dataclasses.Field[Any], value: Any) -> Any
     if kind is str and option.name == "time" and type(value) is int:
         return str(value)  # time = 60: minutes, as Slurm reads it
     if type(value) is not kind:
-        raise UsageError(f"{where}: {option.name} must be a {kind.__name__}, not {value!r}")
+        raise UsageError(f"{where}: {option.name} must be {WORDS[kind]}, not {value!r}")
     return value
 
 

@@ -12,6 +12,7 @@ import json
 import shlex
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from slurmft import grid, launchers, slurm, studydir, tally
@@ -146,18 +147,20 @@ def submit_due(todo: Submission) -> int:
     for line in studydir.warnings(todo.tally):
         print(line, file=sys.stderr)
     due, told = todo.due(), provenance("study", ["run", *todo.argv])
+    now = todo.tally
     given_up = [r for r in todo.tally.repeats if todo.given_up(r)]
     code: int = Exit.FAILED if given_up else Exit.OK
     if due and todo.cluster != "slurm":
         code = max(run_here(todo, due, told), code)
-        print(tally.status_table(todo.study, tally.take(todo.study, todo.folder)))
+        now = tally.take(todo.study, todo.folder)
+        print(tally.status_table(todo.study, now))
     else:
         jobs = submit_arrays(todo, due, told) if due else {}
         print(done_table(todo, jobs))
     for repeat in given_up:
         print(_given_up(repeat, todo.study))
     print(f"study folder: {todo.folder}")
-    print(next_commands(todo))
+    print(next_commands(todo, now))
     return code
 
 
@@ -170,16 +173,21 @@ def _given_up(repeat: Repeat, study: Study) -> str:
     )
 
 
-def next_commands(todo: Submission) -> str:
-    """The commands that a user types next."""
+def next_commands(todo: Submission, now: Tally) -> str:
+    """The commands that a user types next; `now`: how the study stands."""
     folder = shlex.quote(str(todo.folder))
     again = shlex.join(["python", "-m", "slurmft", "study", "run", *todo.argv])
-    return (
-        f"Next:\n"
-        f"  python -m slurmft study status {folder}   # how far it is\n"
-        f"  python -m slurmft study cancel {folder}   # end all its jobs\n"
-        f"  {again}   # submit again what failed"
-    )
+    look = f"  {report_command(todo.folder)}   # tables, plots, a page"
+    finished = now.count("finished")
+    if finished == len(now.repeats):
+        return f"Next:\n{look}"
+    lines = [
+        "Next:",
+        f"  python -m slurmft study status {folder}   # how far it is",
+        f"  python -m slurmft study cancel {folder}   # end all its jobs",
+        f"  {again}   # submit again what failed",
+    ]
+    return "\n".join(lines + ([look] if finished else []))
 
 
 def done_table(todo: Submission, jobs: dict[int, str], new: str = "submitted") -> str:
@@ -265,7 +273,10 @@ def confirmed(count: int, arguments: argparse.Namespace) -> bool:
             f"the study would submit {count:,} runs, and there is no terminal to ask",
             "add --yes, if you mean it; --dry-run shows them",
         )
-    return input(f"submit {count:,} runs? [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        return input(f"submit {count:,} runs? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        return False
 
 
 # --- study status, study cancel -------------------------------------------------------------------
@@ -293,20 +304,33 @@ def status_main(argv: list[str]) -> int:
     print(tally.status_table(study, found))
     totals = (f"{found.count(state)} {state}" for state in tally.STATES if found.count(state))
     print(f"{len(found.repeats)} runs: {', '.join(totals)}")
-    print(_next_of(study, found))
+    print(_next_of(study, folder, found))
     return Exit.OK
 
 
-def _next_of(study: Study, found: Tally) -> str:
-    """What to type next: the command that submitted the newest run, where some are left."""
-    if found.count("finished") == len(found.repeats):
-        return "all runs have finished"
+def _next_of(study: Study, folder: Path, found: Tally) -> str:
+    """What to type next: the command that submitted the newest run, where some are left; the one
+    that shows what was measured, where something was."""
+    finished = found.count("finished")
+    look = report_command(folder)
+    if finished == len(found.repeats):
+        return f"all runs have finished\nNext: {look}"
+    so_far = f"\n  so far: {look}" if finished else ""
+    return _to_finish(study, found) + so_far
+
+
+def report_command(folder: Path) -> str:
+    """The command that shows what a study has measured: tables, plots, a page in its folder."""
+    output = str(folder / "report")
+    return shlex.join(["python", "-m", "slurmft", "report", str(folder), "--output", output])
+
+
+def _to_finish(study: Study, found: Tally) -> str:
     if not found.count("missing") and not found.count("failed"):
         return f"Next: wait; or look: slurmft follow {_running(found)}"
-    newest = max(
-        (t.run for t in found.tries()), key=lambda r: r.config["submission"]["time"], default=None
-    )
-    command = newest.config["submission"]["command"] if newest else None
+    told = [t.run.config["submission"] for t in found.tries()]
+    newest: dict[str, Any] = max(told, key=lambda s: str(s.get("time")), default={})
+    command = newest.get("command")
     return f"Next: {command or shlex.join(['slurmft', 'study', 'run', str(study.path)])}"
 
 
@@ -324,7 +348,9 @@ def cancel_main(argv: list[str]) -> int:
     arguments = parser.parse(argv)
     study = grid.read(arguments.study)
     folder = studydir.folder_of(study, arguments.studies_dir)
-    found = tally.find(folder)[0]
+    found, problems = tally.find(folder)
+    for problem in problems:
+        print(f"warning: {problem}; its job, if it has one, is not cancelled", file=sys.stderr)
     alive = [t for t in tally.stand(r for r in found if not r.is_finished) if t.is_alive]
     on_slurm = [t for t in alive if tally.job_of(t.run)[0] == "slurm"]
     # The last arrays first: else each would start when the one before it is gone.

@@ -100,8 +100,8 @@ def discard_cut_off(folder: Path) -> None:
     Should there be a job all the same, it ends at once: its script is gone.
     """
     for run in tally.find(folder)[0]:
-        never = run.state["state"] in ("submitted", "unknown")
-        if never and not tally.job_of(run)[1]:
+        never = run.state["state"] in ("submitted", "unknown") and run.result is None
+        if run.study and never and not tally.job_of(run)[1]:
             RunDir(run.path).discard()
 
 

@@ -158,7 +158,7 @@ def submit_arrays(
     (todo.folder / "arrays").mkdir(exist_ok=True)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     jobs: dict[int, str] = {}
-    after = live_jobs(todo.tally.tries())
+    after = live_jobs(todo.tally.alive())
     for number, group in enumerate(by_request(todo, due), start=1):
         script = todo.folder / "arrays" / f"{stamp}-{number}.sh"
         try:
@@ -200,7 +200,7 @@ def uninterrupted() -> Iterator[None]:
 
 def dry_arrays(todo: Submission, due: Sequence[Repeat]) -> list[str]:
     groups, lines = by_request(todo, due), []
-    after = live_jobs(todo.tally.tries())
+    after = live_jobs(todo.tally.alive())
     for number, group in enumerate(groups, start=1):
         waits = f", after {', '.join(after)}" if after else ""
         cells = "; ".join(grid.label(r.cell) for r in group)
@@ -214,7 +214,7 @@ def dry_arrays(todo: Submission, due: Sequence[Repeat]) -> list[str]:
         RunDir(Path(config.job.runs_dir) / f"{config.train.task}-<time>-c{n}-r1-<random>")
         for n in range(1, len(groups[0]) + 1)
     ]
-    at_most, waits_for = todo.study.at_most, live_jobs(todo.tally.tries())
+    at_most, waits_for = todo.study.at_most, live_jobs(todo.tally.alive())
     made = array.array_options(config.job, len(runs), at_most, waits_for, folder)
     lines += ["", "# sbatch script of array 1", array.script_text(made, runs)]
     return [*lines, "# script of its first run", inside_text(config, runs[0], array.JOB)]
@@ -228,7 +228,7 @@ def run_here(todo: Submission, due: Sequence[Repeat], provenance: dict[str, Any]
     code, bar = int(Exit.OK), _bar(len(due))
     say: Callable[[str], None] = bar.write if bar else lambda text: print(text, flush=True)
     try:
-        for each in filter(lambda t: t.is_alive, todo.tally.tries()):
+        for each in todo.tally.alive():
             say(f"waits for the end of {each.run.path}, which runs since before")
             _await_end(RunDir(each.run.path))
         for number, repeat in enumerate(due, start=1):

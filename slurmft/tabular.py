@@ -180,7 +180,7 @@ def _alignment(table: Table, index: int) -> str:
     if not table.columns[index].numeric:
         return "left"
     plain = all(isinstance(row[index].raw, (int, float, type(None))) for row in table.rows)
-    ranges = any("±" in row[index].text for row in table.rows)
+    ranges = any(sign in row[index].text for row in table.rows for sign in "±(")
     return "decimal" if plain and not ranges else "right"
 
 

@@ -76,6 +76,8 @@ class Tally:
     """Runs of cells that the study file does not have, or of another study."""
     problems: list[str]
     """A line for every directory that could not be read."""
+    others_alive: list[Try]
+    """Those of the others that wait or run: they disturb measurements, too."""
 
     def by_cell(self) -> list[tuple[Cell, list[Repeat]]]:
         """Every cell with its repeats, in the order of the study file."""
@@ -87,6 +89,11 @@ class Tally:
 
     def tries(self) -> list[Try]:
         return [t for r in self.repeats for t in r.tries]
+
+    def alive(self) -> list[Try]:
+        """All whose jobs wait or run, of this study file or not."""
+        every = (*self.tries(), *self.others_alive)
+        return [t for t in every if t.is_alive and job_of(t.run)[1]]
 
     def count(self, state: str) -> int:
         return sum(r.state == state for r in self.repeats)
@@ -104,10 +111,11 @@ def take(study: Study, folder: Path) -> Tally:
             belongs.setdefault(key, []).append(run)
         else:
             others.append(run)
-    tries = {t.run.path: t for t in stand(r for group in belongs.values() for r in group)}
+    tries = {t.run.path: t for t in stand(found)}
     for key, group in belongs.items():
         repeats[key].tries = [tries[run.path] for run in group]
-    return Tally(list(repeats.values()), others, problems)
+    others_alive = [t for run in others if (t := tries[run.path]).is_alive]
+    return Tally(list(repeats.values()), others, problems, others_alive)
 
 
 def find(folder: Path) -> tuple[list[Run], list[str]]:
@@ -163,7 +171,9 @@ def _try(run: Run, cluster: str, job: str, states: dict[str, JobState]) -> Try:
 
 
 def _local_state(run: Run, cluster: str, job: str) -> JobState | None:
-    return launchers.get(cluster).job_state(job, RunDir(run.path)) if not run.has_ended else None
+    if run.has_ended or cluster not in ("local", "mpirun"):
+        return None
+    return launchers.get(cluster).job_state(job, RunDir(run.path))
 
 
 def _will_go_on(run: Run, state: JobState) -> bool:

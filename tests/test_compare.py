@@ -181,3 +181,46 @@ def test_requests_that_cannot_be_right(tmp_path: Path) -> None:
         with pytest.raises(UsageError) as caught:
             compare.main([str(tmp_path / "good"), str(tmp_path / other)])
         assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"phases_s": {"train": None}}, "phases_s"),
+        ({"metrics": None}, "metrics"),
+        ({"train_samples_per_s": 0.0}, "train_samples_per_s"),
+        ({"attempts": None, "global_batch_size": "8"}, "global_batch_size, attempts"),
+    ],
+)
+def test_results_that_cannot_be_compared(
+    changes: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "a" / "elsewhere" / "odd")  # of the same name, but good
+    write_run(tmp_path / "a" / "odd", seed=7, result=changes)
+    write_run(tmp_path / "b")
+    told = f"A: left out: the result of odd has no usable {words}"
+    assert told in compared(capsys, tmp_path / "a", tmp_path / "b")
+    with pytest.raises(UsageError, match=f"holds no run to compare: .* {words}"):
+        compare.main([str(tmp_path / "a" / "odd"), str(tmp_path / "b")])
+
+
+def test_values_that_are_no_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "a")
+    odd = write_run(tmp_path / "b", result={"metrics": {"accuracy": "high", "f1": None}})
+    lines = [
+        {"event": "step"},
+        {"event": "step", "step": 2, "samples_per_s": -1},
+        {"event": "epoch"},
+    ]
+    odd.records.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = json.loads(compared(capsys, tmp_path / "a", tmp_path / "b", "--json"))
+    verdicts = {f["what"]: f["verdict"] for f in found["findings"]}
+    assert verdicts["accuracy"] == "cannot tell: it is no number in some run"
+    assert "(3 and 0 windows" in verdicts["training"]
+
+
+def test_a_link_is_the_same_run(tmp_path: Path) -> None:
+    write_run(tmp_path / "a")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(UsageError, match="is in A and in B"):
+        compare.main([str(tmp_path / "a"), str(tmp_path / "b")])

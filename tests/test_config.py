@@ -209,7 +209,7 @@ def test_site_file_gives_defaults_and_flags_win(
     ("text", "message"),
     [
         ('partiton = "gpu"', "did you mean partition?"),
-        ('nodes = "4"', "nodes must be a int"),
+        ('nodes = "4"', "nodes must be a whole number"),
         ("setup = 3", "must be a list of strings"),
         ("nodes = ", "cannot read the site file"),
     ],

@@ -97,8 +97,8 @@ def test_site_file_and_repeatable_values(tmp_path: Path, monkeypatch: pytest.Mon
         ("[grid]\nnodse = [1]", "did you mean nodes"),
         ("[grid]\nnodes = []", "nodes must be a list of values, not []"),
         ("[grid]\nnodes = 4", "nodes must be a list of values, not 4"),
-        ("[grid]\nnodes = [1, 'two']", "nodes must be a int, not 'two'"),
-        ("[grid]\nnodes = [true]", "nodes must be a int, not True"),
+        ("[grid]\nnodes = [1, 'two']", "nodes must be a whole number, not 'two'"),
+        ("[grid]\nnodes = [true]", "nodes must be a whole number, not True"),
         ("[grid]\nnodes = [1, 1]", "'nodes=1' is there twice"),
         ("[grid]\nseed = [1, 2]", "varies seed"),
         ("[grid]\ncluster = ['local', 'slurm']", "varies cluster"),
@@ -124,7 +124,6 @@ def test_site_file_and_repeatable_values(tmp_path: Path, monkeypatch: pytest.Mon
         ("scaling = 'strnog'\n[grid]\nnodes = [1]", "did you mean strong"),
         ("title = 'a\\nb'\n[grid]\nnodes = [1]", "is no TOML"),
         ('title = "a\\nb"\n[grid]\nnodes = [1]', "is more than a line"),
-        ("published = 'none.json'\n[grid]\nnodes = [1]", "'none.json' cannot be read as JSON"),
         ("scaling = 'weak'\n[grid]\nnodes = [1]", "'weak' without max_steps"),
         ("scaling = 'weak'\n[fixed]\nglobal_batch_size = 8\n[grid]\nnodes = [1]", "that of all"),
         ("scaling = 'strong'\n[fixed]\nmax_steps = 8\n[grid]\nnodes = [1]", "more work for more"),
@@ -146,6 +145,19 @@ def test_bad_files(text: str, words: str) -> None:
 def test_names_that_are_no_folder(name: str) -> None:
     with pytest.raises(UsageError, match="names no folder"):
         grid.parse(f'name = "{name}"\n[grid]\nnodes = [1]\n', Path("s.toml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("repeats = 1_000_000_000\n[grid]\nnodes = [1, 2]", "2,000,000,000 runs"),
+        ("repeats = " + "9" * 5000 + "\n[grid]\nnodes = [1]", "is no TOML: Exceeds the limit"),
+        ("[grid]\nnodes = " + "[" * 3000 + "]" * 3000, "is no TOML: maximum recursion"),
+    ],
+)
+def test_absurd_files_are_refused_at_once(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse(text)
 
 
 def test_a_million_cells_are_refused_at_once() -> None:
@@ -177,6 +189,16 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
     with pytest.raises(UsageError, match="cannot read the study file"):
         grid.read(tmp_path / "latin.toml")
+
+
+def test_published_figures_that_cannot_be_read(tmp_path: Path) -> None:
+    """They end a study before it begins; what is read of it later does without."""
+    file = tmp_path / "s.toml"
+    file.write_text(HEAD + "published = '../none.json'\n[grid]\nnodes = [1]")
+    with pytest.raises(UsageError, match=r"'\.\./none\.json' cannot be read as JSON"):
+        grid.read(file)
+    study = grid.read(file, with_published=False)
+    assert (study.published, study.published_as) == (tmp_path / "../none.json", "../none.json")
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)

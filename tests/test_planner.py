@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,22 @@ def test_intervals_hold_what_the_model_itself_makes() -> None:
         measured = simulated(16, costs).seconds["train"]
         inside += fit.predict(16, 16).phase_s("train").holds(measured)
     assert inside >= 6
+
+
+def test_repeats_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a hundred repeats of two cells cost is mostly what the two cost."""
+    costs = {name: prior.median for name, prior in scaling.PRIORS.items()}
+    rows = [replace(simulated(n, costs), label=str(i)) for n in (1, 2) for i in range(5)]
+    sizes, seconds = set(), scaling.phase_seconds
+
+    def counted(costs: Any, at: Any) -> Any:
+        sizes.add(len(at.devices))
+        return seconds(costs, at)
+
+    monkeypatch.setattr(scaling, "phase_seconds", counted)
+    monkeypatch.setattr(scaling, "PARTICLES", 50)
+    scaling.fit(rows)
+    assert sizes == {2}
 
 
 def test_a_ring_or_a_tree_whichever_is_faster() -> None:
@@ -169,6 +186,28 @@ def test_plan_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.usefixtures("few_particles")
+def test_runs_that_cannot_be_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = study(tmp_path / "runs", (1, 2))
+    odd: list[dict[str, Any]] = [
+        {"world_size": None}, {"world_size": 0}, {"nodes": None}, {"train_samples": 0},
+        {"phases_s": None}, {"phases_s": {"train": 0.0}}, {"wall_s": 10**400},
+        {"wall_s": float("inf")}, {"attempts": None, "global_batch_size": "x"},
+    ]  # fmt: skip
+    for i, result in enumerate(odd):
+        write_run(tmp_path / "runs" / f"odd{i}", result=result, nodes=4, epochs=1)
+    write_run(tmp_path / "runs" / "bare", result={"metrics": None}, nodes=4, epochs=1)
+    assert planner.main([source, "--nodes", "1,2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {row["label"] for row in found["rows"]} == {"n1", "n2", "bare"}
+    told = [note for note in found["notes"] if note.startswith("left out: ")]
+    assert len(told) == len(odd)
+    with pytest.raises(UsageError, match=r"none of 1 finished run\(s\) can be used: the result of"):
+        planner.main([str(tmp_path / "runs" / "odd0")])
+
+
+@pytest.mark.usefixtures("few_particles")
 def test_plan_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         planner.main([study(tmp_path), "--deadline", "1h", "--json", "--global-batch", "32"]) == 0
@@ -238,14 +277,20 @@ def test_sources_that_say_too_little(tmp_path: Path) -> None:
     write_run(tmp_path / "kinds" / "a")
     write_run(tmp_path / "kinds" / "b", nodes=2, model="other")
     (tmp_path / "foreign.json").write_text('{"rows": [1, 2], "setup": {}, "columns": []}')
+    (tmp_path / "speeds.json").write_text('{"columns": ["gpus", "speed"], "rows": [[1, 2]]}')
     (tmp_path / "half.json").write_text('{"rows": [')
+    zero = json.loads(EMOTION.read_text())
+    zero["rows"][0][zero["columns"].index("time_s")] = 0
+    (tmp_path / "zero.json").write_text(json.dumps(zero))
     for source, message in (
         ("one", "one run on 2 device(s)"),
         ("same", "2 runs, all on 2 device(s)"),
         ("failed", "none of 1 run(s) has finished: failed"),
         ("kinds", "2 kinds of runs"),
-        ("foreign.json", "holds no table of measured runs"),
-        ("half.json", "holds no table of measured runs"),
+        ("foreign.json", "holds no published table"),
+        ("speeds.json", "holds no table of measured runs"),
+        ("half.json", "cannot read published tables"),
+        ("zero.json", "holds no table of measured runs"),
         ("none", "is no folder"),
     ):
         with pytest.raises(UsageError) as caught:

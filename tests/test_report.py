@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import re
@@ -13,10 +14,12 @@ from typing import Any
 
 import pytest
 
-from slurmft import published, runs, runsets
+from slurmft import forecaster, forecasts, published, runs, runsets, scaling
 from slurmft.charts import MOST_POINTS, thinned
 from slurmft.errors import UsageError
 from slurmft.measured import Row, rows_of, state_of
+from slurmft.report import main as report_main
+from slurmft.sections import of_published
 from slurmft.tabular import FORMATS, Column, Table, Value, as_csv, as_latex, as_markdown, as_text
 from tests.conftest import slurmft
 from tests.made_runs import write_run
@@ -25,12 +28,21 @@ PUBLISHED = Path(__file__).parent.parent / "results" / "published"
 HOSTILE = "<script>alert('x')</script> & 50% $(rm) a_b {c} ~ ^ \\d | \"q\" #1"
 
 
+@pytest.fixture
+def few_particles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fits that are fast, and less exact."""
+    monkeypatch.setattr(scaling, "PARTICLES", 300)
+
+
 def write_study(
     folder: Path, toml: str, cells: list[dict[str, Any]], repeats: int = 1, **more: Any
 ) -> None:
-    """A study's folder: its file, and runs of some cells."""
+    """A study's folder: its file, and runs of some cells; these are its cells, if it names none."""
     (folder / "runs").mkdir(parents=True)
-    (folder / "study.toml").write_text(toml)
+    if "[grid]" not in toml:
+        tables = ("\n".join(f"{k} = {json.dumps(v)}" for k, v in cell.items()) for cell in cells)
+        toml += "".join(f"\n[[cells]]\n{table}" for table in tables)
+    (folder / "study.toml").write_text(f'name = "{folder.name}"\n{toml}')
     for cell in cells:
         for repeat in range(1, repeats + 1):
             name = "-".join(map(str, cell.values())) + f"-{repeat}"
@@ -88,7 +100,7 @@ def test_strong_scaling_is_a_ratio_of_times(tmp_path: Path) -> None:
 
 
 def test_weak_scaling_is_a_ratio_of_throughputs_a_device(tmp_path: Path) -> None:
-    toml = 'scaling = "weak"\nrepeats = 1\n'
+    toml = 'scaling = "weak"\nrepeats = 1\nfixed = {max_steps = 20}\n'
     write_study(
         tmp_path / "s", toml, [{"nodes": 1, "batch_size": 8}, {"nodes": 4, "batch_size": 8}]
     )
@@ -147,6 +159,57 @@ def test_nothing_is_dropped(tmp_path: Path) -> None:
     assert "nodes 2: 1 of 2 failed: out of memory" in text
 
 
+def test_a_study_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
+    for text, told in (
+        ("name = 's'\nrepeats = many", "is no TOML"),
+        ("name = 's'\n[grid]\nnods = [1]", "unknown key 'nods'"),
+        ("name = 'other'\n[grid]\nnodes = [1, 2]", "is of the study 'other'"),
+    ):
+        folder = tmp_path / told.split()[-1].strip("'") / "s"
+        write_study(folder, "repeats = 1", [{"nodes": 1}])
+        (folder / "study.toml").write_text(text)
+        found = " ".join(report(folder).split())
+        assert "Problems: - missing runs are not known: " in found
+        assert told in found
+        (row,) = rows_in(folder)
+        assert row.state == ""
+
+
+GLOBAL_BATCH = """\
+scaling = "strong"
+repeats = 1
+[fixed]
+recipe = "mn4-emotion"
+global_batch_size = 512
+[grid]
+nodes = [1, 2, 4]
+nproc_per_node = [1, 4]
+"""
+
+
+def test_missing_cells_have_the_batch_that_they_would_have(tmp_path: Path) -> None:
+    """Their global batch, divided by their processes: so they stand beside what was published."""
+    cell = {"nodes": 2, "nproc_per_node": 1}
+    write_study(tmp_path / "s", GLOBAL_BATCH, [cell], recipe="mn4-emotion", batch_size=256)
+    rows = {(r.cell["nodes"], r.devices): r for r in rows_in(tmp_path / "s")}
+    batches = {at: row.value("batch_size") for at, row in rows.items()}
+    assert batches == {(1, 1): 512, (1, 4): 128, (2, 2): 256, (2, 8): 64, (4, 4): 128, (4, 16): 32}
+    assert rows[4, 4].value("task") == "emotion"
+    assert rows[4, 4].state == "missing"
+
+
+def test_a_missing_cell_stands_beside_its_published_row(tmp_path: Path) -> None:
+    toml = GLOBAL_BATCH.replace("512", "2048").replace("[1, 4]", "[4]")
+    cell = {"nodes": 1, "nproc_per_node": 4}
+    write_study(tmp_path / "s", toml, [cell], recipe="mn4-emotion", batch_size=512)
+    out = report(tmp_path / "s", "--published", PUBLISHED / "mn4_emotion.json", "--format", "csv")
+    part = next(p for p in out.split("\n# ") if "published / ours" in p.splitlines()[0])
+    found = {(r["gpus"], r["batch_size_per_gpu"]): r for r in csv_of(part.split("\n", 1)[1])}
+    assert found["8", "256"]["state_ours"] == "missing"
+    assert found["16", "128"]["state_ours"] == "missing"
+    assert found["8", "128"]["state_ours"] == ""
+
+
 def test_states_of_rows(tmp_path: Path) -> None:
     write_run(tmp_path / "good")
     write_run(tmp_path / "on", state="running", seed=7)
@@ -186,6 +249,13 @@ def test_results_with_foreign_values_are_rows_without_them(tmp_path: Path) -> No
     (row,) = csv_of(report(tmp_path, "--format", "csv"))
     assert (row["state"], row["train_s"], row["wall_s"], row["metric"]) == ("finished", "", "", "")
     assert "n/a" in report(tmp_path)
+
+
+def test_absurd_clocks_and_foreign_files(tmp_path: Path) -> None:
+    for i, time in enumerate((1e30, float("nan"), "noon")):
+        odd = write_run(tmp_path / f"odd{i}", submission={"study": 5, "time": i})
+        odd.state.write_text(json.dumps({"state": "finished", "time": time}))
+    assert "runs: 3, 3 finished" in report(tmp_path)
 
 
 # --- what was published ---------------------------------------------------------------------------
@@ -236,6 +306,92 @@ def test_published_beside_ours(tmp_path: Path) -> None:
     assert "not as published: epochs 2 (5); precision fp32 (fp16)" in text
 
 
+def test_predictions_are_tables_of_their_own_form() -> None:
+    """Charts of throughput get rows of predicted throughput; a speedup is no time."""
+    speedups, rates = (
+        next(t for t in published.load(PUBLISHED / "mn4_benchmark.json") if t.part == part)
+        for part in ("train_speedup_published_text", "train_samples_per_s_per_gpu")
+    )
+    assert forecaster.of_table(speedups) == [None]
+    one = dataclasses.replace(rates, rows=rates.rows[-5:])  # fp16-256
+    found = forecaster.of_table(one)
+    assert [f and f.fitted for f in found] == [None, None, (1, 2), (1, 2, 4), (1, 2, 4, 8)]
+    assert all(f.low < f.median < f.high and abs(f.error_percent) < 10 for f in found if f)
+    lines = as_text(forecasts.layout(one, found)).splitlines()
+    (theirs,) = (line for line in lines if " published" in line)
+    assert theirs.split() == ["fp16-256", "published", "1364", "1301", "1209", "1124", "1011"]
+    assert re.search(r" predicted +n/a +n/a +1\d{3} \(1\d{3}-1\d{3}\) ", "\n".join(lines))
+    rows = csv_of(as_csv(forecasts.data(one, found)))
+    assert [r["predicted_from_devices"] for r in rows] == ["", "", "1 2", "1 2 4", "1 2 4 8"]
+    assert float(rows[4]["train_samples_per_s_per_gpu"]) == 1011
+
+
+@pytest.mark.usefixtures("few_particles")
+def test_published_rows_are_predicted_from_fewer_devices() -> None:
+    (table,) = published.load(PUBLISHED / "mn4_emotion.json")
+    section = of_published([table], forecaster)
+    (shown,) = section.tables
+    heads = [column.words for column in shown.columns]
+    assert heads[4:6] == ["predicted time (s)", "error (%)"]
+    texts = [row[4].text for row in shown.rows]
+    assert texts[:2] == ["n/a", "n/a"]
+    assert all(re.fullmatch(r"[\d.]+ \([\d.]+-[\d.]+\)", text) for text in texts[2:])
+    assert (
+        "8 from 1, 2, 4; 16 from 1, 2, 4, 8 devices); line rate between nodes 100 Gbit/s"
+        in (shown.notes[0])
+    )
+    chart = next(c for c in section.charts if c.key == "time_s predicted")
+    assert [s.label for s in chart.series] == ["256", "128", "256, predicted", "128, predicted"]
+    assert chart.series[3].x == [8, 16]
+
+
+def test_files_that_the_model_does_not_know_are_shown_all_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    file.write_text('{"columns": ["gpus", "hours"], "rows": [[1, 8], [2, 5], [4, 3]]}')
+    section = of_published(published.load(file), forecaster)
+    assert section.problems == ["nothing is predicted of x: 'x' holds no table of measured runs"]
+    assert [row[1].text for row in section.tables[0].rows] == ["8", "5", "3"]
+
+
+@pytest.mark.usefixtures("few_particles")
+def test_runs_are_predicted_from_fewer_devices(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for nodes in (1, 2, 4, 8):
+        for seed in (1, 2):
+            step_s = (0.4 / nodes + 0.01) * (1 + seed / 100)
+            write_run(
+                tmp_path / "runs" / f"{nodes}-{seed}", nodes=nodes, nproc_per_node=1, seed=seed,
+                step_s=step_s, batch_size=32 // nodes, epochs=1,
+            )  # fmt: skip
+    broken = write_run(tmp_path / "runs" / "odd", nodes=16, nproc_per_node=1, epochs=1)
+    result = json.loads(broken.result.read_text())
+    del result["global_batch_size"]
+    broken.result.write_text(json.dumps(result))
+    output = tmp_path / "out"
+    assert report_main([str(tmp_path / "runs"), "--predict", "--output", str(output)]) == 0
+    rows = csv_of((output / "runs.csv").read_text())
+    found = {r["nodes"]: r for r in rows}
+    assert [found[n]["predicted_from_devices"] for n in ("1", "2", "4", "8", "16")] == [
+        "", "", "1 2", "1 2 4", "",
+    ]  # fmt: skip
+    eight = found["8"]
+    assert float(eight["predicted_train_s_low"]) < float(eight["predicted_train_s_high"])
+    error = float(eight["predicted_train_s"]) / float(eight["train_s"]) - 1
+    assert float(eight["predicted_error_percent"]) == pytest.approx(100 * error)
+    text = " ".join((output / "tables.txt").read_text().split())
+    assert "predicted: by the model of slurmft plan" in text
+    assert "(4 from 1, 2; 8 from 1, 2, 4 devices)" in text
+    assert "predicted (90 %)" in (output / "runs-train-s.svg").read_text()
+    assert "predicted train (s)" in (output / "report.html").read_text()
+
+
+def test_too_few_numbers_of_devices_are_said(tmp_path: Path) -> None:
+    for nodes in (1, 2):
+        write_run(tmp_path / str(nodes), nodes=nodes, nproc_per_node=1)
+    found = " ".join(report(tmp_path, "--predict").split())
+    assert "nothing is predicted: no row has two smaller numbers of devices" in found
+
+
 def test_a_study_names_what_to_compare_with(tmp_path: Path) -> None:
     toml = 'published = "../x.json"\nrepeats = 1\n'
     cells = [{"nodes": n, "eval_batch_size": 128} for n in (1, 2)]
@@ -268,12 +424,11 @@ def test_text_fits_a_terminal(tmp_path: Path) -> None:
         for batch in (16, 32):
             for seed in (1, 2):
                 cell: dict[str, Any] = {
-                    "nodes": nodes,
                     "batch_size": batch,
                     "eval_batch_size": batch,
                 }
                 place = tmp_path / f"{nodes}-{batch}-{seed}"
-                write_run(place, nodes=nodes, nproc_per_node=1, seed=seed, step_s=seed, **cell)
+                write_run(place, nproc_per_node=1, seed=seed, step_s=seed, **cell)
     assert max(map(len, report(tmp_path).splitlines())) <= 120
 
 
@@ -375,7 +530,32 @@ def test_mistakes_end_in_two_lines(arguments: list[str], told: str, tmp_path: Pa
 
 def test_published_files_of_wrong_shape(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
-    for text in ("[]", "{}", '{"columns": ["a"], "rows": [[1, 2]]}', '{"gpus": [1], "x": [1, 2]}'):
+    for text in (
+        "[]",
+        "{}",
+        '{"gpus": [[1]], "x": [1]}',
+        '{"columns": ["a"], "rows": [[1, 2]]}',
+        '{"gpus": [1], "x": [1, 2]}',
+    ):
         file.write_text(text)
         with pytest.raises(UsageError, match="holds no published table"):
             published.load(file)
+
+
+def test_published_values_that_are_no_points(tmp_path: Path) -> None:
+    (tmp_path / "chart.json").write_text('{"gpus": [1, 2, 4], "time_s": [3, null, "1"]}')
+    rows = [[n, batch, n] for batch in range(1, 11) for n in (1, 2)] + [["many", 1, None]]
+    table = {"columns": ["gpus", "batch_size_per_gpu", "speedup"], "rows": rows}
+    (tmp_path / "rows.json").write_text(json.dumps(table))
+    for name in ("chart", "rows"):
+        out = report(tmp_path / f"{name}.json", "--output", tmp_path / "out", "--format", "csv")
+        assert len(csv_of(out.partition("\n")[2])) == (1 if name == "chart" else len(rows))
+
+
+def test_names_that_matplotlib_hides(tmp_path: Path) -> None:
+    for name in ("_a", "_" + "b" * 70):
+        write_run(tmp_path / "runs" / name, model=name, data="$x")
+    report(tmp_path / "runs", "--output", tmp_path / "out")
+    assert ">_a<" in re.sub(
+        r"\s", "", next((tmp_path / "out").glob("*train-samples*.svg")).read_text()
+    )

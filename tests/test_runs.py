@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,3 +66,40 @@ def test_repeats_are_one_cell(tmp_path: Path) -> None:
     runs, _ = find([tmp_path])
     assert varied(runs) == ["nodes"]
     assert [[run.name for run in cell] for cell in cells(runs)] == [["1-1", "1-2"], ["2-1", "2-2"]]
+
+
+def test_links_make_no_repeats(tmp_path: Path) -> None:
+    """A link to the newest run, links in a circle, one folder given by two names."""
+    write_run(tmp_path / "r")
+    (tmp_path / "latest").symlink_to("r")
+    (tmp_path / "circle").symlink_to(".")
+    (tmp_path / "itself").symlink_to("itself")
+    runs, problems = find([tmp_path, tmp_path / "r" / "..", tmp_path / "latest"])
+    assert [run.name for run in runs] == ["r"]
+    assert problems == []
+
+
+def test_closed_folders_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "good")
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
+
+    def scan(path: Path) -> Any:
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    runs, problems = find([tmp_path])
+    assert [run.name for run in runs] == ["good"]
+    assert problems == [f"'{tmp_path / 'closed'}' cannot be read: Permission denied"]
+
+
+def test_files_of_others_are_read_as_far_as_they_go(tmp_path: Path) -> None:
+    write_run(tmp_path / "good")
+    odd = write_run(tmp_path / "odd", submission={"time": 5, "git": "abc", "study": "x"})
+    odd.state.write_text('{"reason": "no state"}')
+    odd.environment.write_text('{"ranks": [1, {"rank": 0}], "versions": []}')
+    runs, _ = find([tmp_path])
+    (run,) = (run for run in runs if run.name == "odd")
+    assert (run.state["state"], run.study, run.hosts, run.code) == ("unknown", None, [], "0.1")

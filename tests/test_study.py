@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -266,6 +268,7 @@ def test_cells_that_the_file_no_longer_has(
     shown = capsys.readouterr()
     assert "1 run(s) of what the study does not have (nodes=2, repeat 1)" in shown.err
     assert len(fake.submitted) == 6
+    assert fake.option("dependency")[4] == "afterany:10:20:30:40"  # they run, too: at_most
 
 
 def test_strange_things_in_the_folder(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,6 +283,32 @@ def test_strange_things_in_the_folder(fake: FakeSlurm, capsys: pytest.CaptureFix
     assert "is no configuration of a run; left out" in shown.err
     assert "of what the study does not have" in shown.err
     assert "4 runs: 2 pending, 2 missing" in shown.out
+
+
+def test_what_is_no_cut_off_submission_is_kept(fake: FakeSlurm) -> None:
+    """A result without a state; a run that waits for a job that somebody else submits."""
+    run()
+    done, foreign, *_ = runs_of().values()
+    finish(done)
+    for file in (done.state, done.job, foreign.job):
+        file.unlink()
+    raw = json.loads(foreign.config.read_text())
+    del raw["submission"]["study"]
+    foreign.config.write_text(json.dumps(raw))
+    run()
+    assert done.result.exists()
+    assert foreign.config.exists()
+
+
+def test_cancel_says_what_it_cannot_read(
+    fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run()
+    runs_of()["10_0"].config.write_text("{")
+    assert study.main(["cancel", "s.toml"]) == 0
+    shown = capsys.readouterr()
+    assert "is no configuration of a run; its job, if it has one, is not cancelled" in shown.err
+    assert "3 run(s) of s are being cancelled" in shown.out
 
 
 def test_folder_of_another_study(fake: FakeSlurm) -> None:
@@ -348,6 +377,17 @@ def test_very_many_runs_are_asked_for(fake: FakeSlurm, tmp_path: Path) -> None:
     assert fake.submitted == []
 
 
+def test_no_answer_is_no(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end_of_file(prompt: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr(study, "ASK_ABOVE", 1)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", end_of_file)
+    assert run() == 0
+    assert fake.submitted == []
+
+
 def test_status_as_json(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
     run()
     each = runs_of()["10_0"]
@@ -365,6 +405,31 @@ def test_status_as_json(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> 
     assert first["steps"] == {"done": 4, "total": 9}
     assert study.main(["status", "s.toml"]) == 0
     assert "step 4/9" in capsys.readouterr().out
+
+
+def test_what_to_type_next(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+    """The report is named as soon as there is something to show."""
+
+    def status() -> str:
+        capsys.readouterr()
+        assert study.main(["status", "s.toml"]) == 0
+        return capsys.readouterr().out
+
+    look = f"slurmft report {Path.cwd()}/studies/s --output {Path.cwd()}/studies/s/report"
+    run()
+    assert look not in status()
+    runs = list(runs_of().values())
+    finish(runs[0])
+    assert re.search(rf"Next: wait.*\n  so far: .*{re.escape(look)}$", status().rstrip())
+    run()
+    assert look in capsys.readouterr().out
+    for each in runs[1:]:
+        finish(each)
+    assert status().endswith(f"all runs have finished\nNext: python -m {look}\n")
+    run()
+    out = capsys.readouterr().out
+    assert out.rstrip().splitlines()[-2] == "Next:"
+    assert look in out
 
 
 def test_mistakes_end_in_two_lines(tmp_path: Path) -> None:
