@@ -20,7 +20,7 @@ from slurmft.recipes import RECIPES, TASKS, fill, named, presets
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 BACKENDS = ("auto", "gloo", "nccl", "ccl", "mpi")
-BATCHINGS = ("packed", "grouped", "dynamic", "padded")
+BATCHINGS = ("dynamic", "packed", "grouped", "padded")
 LR_SCHEDULES = ("linear", "cosine", "constant")
 PROFILES = ("auto", "gpu", "xeon", "cpu")
 CLUSTERS = ("auto", "slurm", "local", "mpirun")
@@ -101,9 +101,9 @@ class TrainConfig:
         choices=BACKENDS,
     )
     batching: str = option(
-        "packed",
-        "padding: none (packed), to the longest of the batch (dynamic), the same with batches of "
-        "near lengths (grouped), to --max-length (padded)",
+        "dynamic",
+        "padding: to the longest of the batch (dynamic), none (packed), to the longest in batches "
+        "of near lengths (grouped), to --max-length (padded)",
         choices=BATCHINGS,
     )
     ipex: bool = option(False, "use intel-extension-for-pytorch, on CPUs")
