@@ -93,7 +93,7 @@ def _split(lengths: list[int]) -> list[list[int]]:
 
 
 class _Spread(torch.autograd.Function):
-    """Puts rows at places among zeros: (n, ...) -> (total, ...). Backwards: takes them."""
+    """Backwards, it takes."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, places: Tensor, total: int) -> Tensor:
@@ -106,10 +106,8 @@ class _Spread(torch.autograd.Function):
 
 
 class _Take(torch.autograd.Function):
-    """Takes the rows at places, no place twice: (total, ...) -> (n, ...). Backwards: spreads them.
-
-    index_select's own backward adds up, for places that come twice, and is slow.
-    """
+    """Backwards, it spreads: index_select's own backward adds up, for places that come twice, and
+    is slow."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, places: Tensor) -> Tensor:
@@ -120,8 +118,21 @@ class _Take(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         gradient = gradients[0]
-        spread = gradient.new_zeros(ctx.total, *gradient.shape[1:])
-        return spread.index_copy_(0, *ctx.saved_tensors, gradient), None
+        (places,) = ctx.saved_tensors
+        found = gradient.new_zeros(ctx.total, *gradient.shape[1:])
+        return found.index_copy_(0, places, gradient), None
+
+
+def spread(rows: Tensor, places: Tensor, total: int) -> Tensor:
+    """Rows at places among zeros: (n, ...) -> (total, ...)."""
+    found: Tensor = _Spread.apply(rows, places, total)  # type: ignore[no-untyped-call]
+    return found
+
+
+def take(rows: Tensor, places: Tensor) -> Tensor:
+    """The rows at places, no place twice: (total, ...) -> (n, ...)."""
+    found: Tensor = _Take.apply(rows, places)  # type: ignore[no-untyped-call]
+    return found
 
 
 def attention(
@@ -157,14 +168,15 @@ def _group_attention(
     def apart(x: Tensor) -> Tensor:
         mine = x[group.start : group.end]
         if group.places is not None:
-            mine = _Spread.apply(mine, group.places, size)
-        return mine.unflatten(0, (group.sequences, group.length)).transpose(1, 2)
+            mine = spread(mine, group.places, size)
+        return mine.reshape(group.sequences, group.length, *mine.shape[1:]).transpose(1, 2)
 
+    query, key, value = map(apart, rows)
     found = scaled_dot_product_attention(
-        *map(apart, rows), attn_mask=group.mask, dropout_p=dropout, scale=scaling
+        query, key, value, attn_mask=group.mask, dropout_p=dropout, scale=scaling
     )
     flat = found.transpose(1, 2).flatten(0, 1)
-    return flat if group.places is None else _Take.apply(flat, group.places)
+    return flat if group.places is None else take(flat, group.places)
 
 
 def pack(model: Any) -> str | None:
@@ -232,12 +244,12 @@ def packed(forward: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(forward)
     def without_padding(hidden_states: Tensor, attention_mask: Tensor, **kwargs: Any) -> Any:
         layout = Layout.of(attention_mask)
-        rows = _Take.apply(hidden_states.flatten(0, 1), layout.places)
+        rows = take(hidden_states.flatten(0, 1), layout.places)
         output = forward(rows.unsqueeze(0), attention_mask=layout, **kwargs)
         batch, width = layout.shape
         rows = output.last_hidden_state.squeeze(0)
-        whole = _Spread.apply(rows, layout.places, batch * width)
-        output.last_hidden_state = whole.unflatten(0, (batch, width))
+        whole = spread(rows, layout.places, batch * width)
+        output.last_hidden_state = whole.reshape(batch, width, -1)
         return output
 
     return without_padding
