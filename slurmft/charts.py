@@ -128,6 +128,8 @@ def published_chart(published: PublishedTable) -> Chart | None:
     value = published.columns[-1]
     series: dict[str, Series] = {}
     for row in map(published.named, published.rows):
+        if not isinstance(row[value], (int, float)):
+            continue
         name = ", ".join(str(row[c]) for c in published.labels) or "published"
         its = series.setdefault(name, Series(name, [], []))
         its.x.append(row[published.across])

@@ -247,6 +247,8 @@ def published_speedups(published: PublishedTable) -> dict[str, list[tuple[float,
     series: dict[str, list[tuple[float, float]]] = {}
     rest = [c for c in keys_of(published) if c != "gpus"]
     for row in map(published.named, published.rows):
+        if not all(isinstance(row[c], (int, float)) for c in ("gpus", "speedup")):
+            continue
         name = ", ".join(f"{with_unit(c)} {row[c]}" for c in rest)
         series.setdefault(name, []).append((row["gpus"], row["speedup"]))
     return series

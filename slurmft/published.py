@@ -143,7 +143,7 @@ def _tables(stem: str, raw: dict[str, Any]) -> list[PublishedTable]:
             else []
         )
     devices = raw.get("gpus")
-    if not isinstance(devices, list):
+    if not isinstance(devices, list) or not all(isinstance(n, int) for n in devices):
         return []
     found = []
     for key, values in raw.items():

@@ -267,13 +267,9 @@ def test_text_fits_a_terminal(tmp_path: Path) -> None:
     for nodes in (1, 2, 4):
         for batch in (16, 32):
             for seed in (1, 2):
-                cell: dict[str, Any] = {
-                    "nodes": nodes,
-                    "batch_size": batch,
-                    "eval_batch_size": batch,
-                }
+                cell: dict[str, Any] = {"nodes": nodes, "batch_size": batch}
                 place = tmp_path / f"{nodes}-{batch}-{seed}"
-                write_run(place, nodes=nodes, nproc_per_node=1, seed=seed, step_s=seed, **cell)
+                write_run(place, nproc_per_node=1, seed=seed, step_s=seed, **cell)
     assert max(map(len, report(tmp_path).splitlines())) <= 120
 
 
@@ -371,6 +367,20 @@ def test_mistakes_end_in_two_lines(arguments: list[str], told: str, tmp_path: Pa
     assert done.code == 2
     assert told in done.err
     assert len(done.err.splitlines()) == 2
+
+
+def test_published_words_in_place_of_numbers_are_shown(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "r", nodes=1, nproc_per_node=1)
+    file = tmp_path / "x.json"
+    for text in (
+        '{"columns": ["gpus", "speedup"], "rows": [[1, "about 1"], [2, null], ["many", 3]]}',
+        '{"gpus": [1, 2], "metric_compute_s": {"64": ["fast", null]}}',
+    ):
+        file.write_text(text)
+        arguments = ("report", str(tmp_path / "runs"), str(file), "--output", str(tmp_path / "out"))
+        done = slurmft(*arguments)
+        assert done.code == 0, done.err
+        assert re.search("about 1|fast", (tmp_path / "out" / "tables.txt").read_text())
 
 
 def test_published_files_of_wrong_shape(tmp_path: Path) -> None:
