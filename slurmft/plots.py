@@ -70,9 +70,14 @@ def draw(chart: Chart) -> tuple[str, bytes]:
 
 
 def _height_in(chart: Chart) -> float:
+    """Room for the plot, and for the lines of its legend."""
     if chart.kind == "stack":
         return 1.4 + 0.2 * len(chart.names)
-    return 3.1
+    return 2.7 + 0.17 * _legend_lines([_name(series) for series in chart.series])
+
+
+def _legend_lines(labels: list[str]) -> int:
+    return -(-len(labels) // max(1, 90 // (max(map(len, labels)) + 8)))
 
 
 def _wrapped(title: str) -> str:
@@ -93,9 +98,7 @@ def _add_legend(figure: Any, axes: Any, chart: Chart) -> None:
     handles = [found[label] for label in labels]
     if not labels or (len(labels) < 2 and labels[0] in ("measured", "published")):
         return
-    longest = max(map(len, labels))
-    lines = -(-len(labels) // max(1, 90 // (longest + 8)))
-    columns = -(-len(labels) // lines)
+    columns = -(-len(labels) // _legend_lines(labels))
     title = _plain(chart.legend) if chart.legend else None
     figure.legend(handles, labels, loc="outside lower left", ncols=columns, title=title,
                   alignment="left", title_fontsize=7)  # fmt: skip
@@ -219,6 +222,7 @@ def _stack(axes: Any, chart: Chart) -> None:
         )
         lefts = [left + y for left, y in zip(lefts, series.y, strict=True)]
     axes.set_yticks(range(len(chart.names)), [_plain(n[:60]) for n in chart.names])
+    axes.margins(y=0.02)
     axes.invert_yaxis()
     axes.grid(False, axis="y")
     axes.set_xlabel(chart.y_label)
