@@ -18,8 +18,8 @@ from slurmft.measured import (
     label,
     others,
 )
-from slurmft.published import PublishedTable, is_number, with_unit
-from slurmft.runs import Run
+from slurmft.published import PublishedTable, with_unit
+from slurmft.runs import Run, is_number
 from slurmft.runsets import RunSet
 from slurmft.tabular import Column, Table, Value, decimals_of, rounded
 

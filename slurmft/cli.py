@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NoReturn
 
 from slurmft.config import JobConfig, TrainConfig, flag, is_repeatable, options, value_type
@@ -89,3 +89,10 @@ def given(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]
     """The options that the command line gave, repeatable ones as tuples."""
     found = {k: v for k, v in vars(arguments).items() if k in set(names)}
     return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines, in columns of equal width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
+    return [line.rstrip() for line in lines]

@@ -17,7 +17,7 @@ from slurmft import runs
 from slurmft.cli import Parser
 from slurmft.errors import Exit, UsageError, run_main
 from slurmft.rundir import to_json
-from slurmft.runs import Run
+from slurmft.runs import Run, is_number
 
 Array = NDArray[np.float64]
 
@@ -151,18 +151,14 @@ def _lacks(run: Run) -> str:
     result = run.result or {}
     phases = result["phases_s"]
     usable = {
-        "train_samples_per_s": _is_number(result.get("train_samples_per_s"), above=0),
-        "global_batch_size": _is_number(result.get("global_batch_size"), above=0),
-        "evaluate_samples": _is_number(result.get("evaluate_samples")),
-        "attempts": _is_number(result.get("attempts", 1)),
-        "phases_s": isinstance(phases, dict) and all(map(_is_number, phases.values())),
+        "train_samples_per_s": is_number(result.get("train_samples_per_s"), above=0),
+        "global_batch_size": is_number(result.get("global_batch_size"), above=0),
+        "evaluate_samples": is_number(result.get("evaluate_samples")),
+        "attempts": is_number(result.get("attempts", 1)),
+        "phases_s": isinstance(phases, dict) and all(map(is_number, phases.values())),
         "metrics": isinstance(result["metrics"], dict),
     }
     return ", ".join(name for name, is_usable in usable.items() if not is_usable)
-
-
-def _is_number(value: Any, above: float = -math.inf) -> bool:
-    return isinstance(value, (int, float)) and above < value < math.inf
 
 
 # --- what differs ---------------------------------------------------------------------------------
@@ -395,7 +391,7 @@ def _metric(name: str, a: Side, b: Side, generator: np.random.Generator) -> Find
 
 
 def _number(value: Any) -> float:
-    return float(value) if _is_number(value) else math.nan
+    return float(value) if is_number(value) else math.nan
 
 
 def verdict_of_metric(difference: float, low: float, high: float) -> str:
@@ -420,7 +416,7 @@ def windows(run: Run) -> Windows:
         while found and found[-1][0] >= record["step"]:
             found.pop()
         steps += 1
-        if _is_number(record.get("samples_per_s"), above=0):
+        if is_number(record.get("samples_per_s"), above=0):
             found.append((record["step"], steps, record["samples_per_s"]))
             steps = 0
     left_out = math.ceil(_WARM_UP * len(found))

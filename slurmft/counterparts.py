@@ -8,7 +8,8 @@ from typing import Any
 
 from slurmft.grid import GLOBAL_BATCH_SIZE
 from slurmft.measured import SCALED, Row, metric_name, state_value
-from slurmft.published import CONFIGURATION, PublishedTable, column, is_number, with_unit
+from slurmft.published import CONFIGURATION, PublishedTable, column, with_unit
+from slurmft.runs import is_number
 from slurmft.tabular import NOTHING, Column, Table, Value, decimals_of, rounded
 
 _FIELDS = {

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmft import ccl, hardware, lockprobe, profiles, slurm
-from slurmft.cli import Parser, add_options, given
+from slurmft.cli import Parser, add_options, aligned, given
 from slurmft.config import JobConfig, TrainConfig, build, options
 from slurmft.errors import Exit, UsageError, run_main, unknown
 from slurmft.filesystem import FileSystem, absolute
@@ -216,12 +216,7 @@ def conclusion(here: FileSystem, found: Findings, nodes: int, choice: str) -> li
 def table(found: Findings) -> str:
     """The findings, a line for each primitive."""
     titles = ("", "this node", "other nodes", "unlock", "exit", "SIGKILL", "cost")
-    rows = [titles, *(_row(name, finding) for name, finding in found.items())]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(titles))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    return "\n".join(aligned([titles, *(_row(name, finding) for name, finding in found.items())]))
 
 
 def _row(name: str, finding: Finding) -> tuple[str, ...]:

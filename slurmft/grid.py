@@ -39,7 +39,7 @@ from typing import Any
 from slurmft.config import JobConfig, TrainConfig, is_repeatable, options
 from slurmft.errors import UsageError, unknown
 from slurmft.filesystem import absolute
-from slurmft.site import in_file, typed_values
+from slurmft.site import WORDS, in_file, typed_values
 
 FILE, PUBLISHED = "study.toml", "published.json"
 """Names in a study's folder: copies of its file, and of the published figures."""
@@ -51,6 +51,7 @@ _TYPES: dict[str, type] = {
     "name": str, "title": str, "scaling": str, "repeats": int, "at_most": int, "retries": int,
     "published": str, "fixed": dict, "grid": dict, "cells": list,
 }  # fmt: skip
+_WORDS = WORDS | {dict: "a table", list: "a list of tables"}
 _NEVER_HERE = {"runs_dir": "the study has its own: --studies-dir"}
 _NOT_VARIED = {
     "cluster": "a study runs on one cluster: give it in [fixed], or as a flag",
@@ -160,7 +161,7 @@ def _check_top(path: Path, raw: dict[str, Any]) -> None:
             raise in_file(path, unknown("key", key, list(_TYPES)))
         if type(value) is not _TYPES[key]:
             raise UsageError(
-                f"{path}: {key} must be a {_word(_TYPES[key])}, not {value!r}",
+                f"{path}: {key} must be {_WORDS[_TYPES[key]]}, not {value!r}",
                 "see slurmft study --help",
             )
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", raw.get("name", "")):
@@ -175,10 +176,6 @@ def _check_top(path: Path, raw: dict[str, Any]) -> None:
             raise UsageError(f"{path}: {key} = {raw[key]} must be at least {least}")
     if "\n" in raw.get("title", ""):
         raise UsageError(f"{path}: the title {raw['title']!r} is more than a line", "shorten it")
-
-
-def _word(kind: type) -> str:
-    return {str: "text", int: "whole number", dict: "table", list: "list of tables"}[kind]
 
 
 def _published(path: Path, given: str | None) -> Path | None:

@@ -13,7 +13,7 @@ from slurmft import forecasts
 from slurmft.forecasts import Forecast
 from slurmft.grid import Cell
 from slurmft.rundir import RunDir
-from slurmft.runs import Run, varied
+from slurmft.runs import Run, is_number, varied
 from slurmft.runsets import RunSet, planned
 from slurmft.tabular import NOTHING, Column, Table, Value, decimals_of, rounded
 
@@ -325,7 +325,7 @@ _BATCH = ("batch_size", "gradient_accumulation_steps")
 
 def _number(value: Any) -> float:
     """What a foreign file may have as something else; 0: it does."""
-    return float(value) if type(value) in (int, float) and math.isfinite(value) else 0.0
+    return float(value) if is_number(value) else 0.0
 
 
 def _batches(row: Row) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmft import runs, scaling
-from slurmft.cli import Parser
+from slurmft.cli import Parser, aligned
 from slurmft.config import duration_s
 from slurmft.errors import Exit, UsageError, run_main, unknown
 from slurmft.filesystem import absolute
@@ -436,7 +436,7 @@ def table(options: Sequence[Option]) -> list[str]:
             "extrapolated" if option.is_extrapolated else "",
         ]
         rows.append(tuple(cells))
-    return _columns(rows)
+    return aligned(rows)
 
 
 def _several(options: Sequence[Option]) -> bool:
@@ -458,15 +458,7 @@ def share_table(options: Sequence[Option]) -> list[str]:
         shares = [f"{option.shares[name]:.0%}" for name in names]
         sizes = (f"{_global_batch(option):,}", f"{_steps(option):,}")
         rows.append((str(option.nodes), *shares, *sizes))
-    return _columns(rows)
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    return aligned(rows)
 
 
 def bottleneck(option: Option) -> str:

@@ -7,13 +7,13 @@ them. Both become one form; no value is changed.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurmft.errors import UsageError
+from slurmft.runs import is_number
 from slurmft.tabular import Column, Table, Value
 
 CONFIGURATION = "configuration"
@@ -94,11 +94,6 @@ def column(name: str, values: Sequence[Any]) -> Column:
     """A column of a published table."""
     numeric = all(isinstance(v, (int, float, type(None))) for v in values)
     return Column(name, with_unit(name), numeric)
-
-
-def is_number(value: Any) -> bool:
-    """Whether it can be a point of a plot."""
-    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def with_unit(name: str) -> str:

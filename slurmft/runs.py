@@ -6,6 +6,7 @@ JSON that they are, and what cannot be read is said, never dropped.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -230,3 +231,9 @@ def cells(runs: Iterable[Run]) -> list[list[Run]]:
     for run in runs:
         groups.setdefault(repr(sorted(run.fields.items())), []).append(run)
     return list(groups.values())
+
+
+def is_number(value: Any, above: float = -math.inf) -> bool:
+    """Whether a value of a file can be reckoned with: files may be foreign, or tell of NaN."""
+    is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_one and above < value < math.inf

@@ -10,7 +10,12 @@ from typing import Any
 from slurmft.config import JobConfig, TrainConfig, is_repeatable, options, value_type
 from slurmft.errors import UsageError, unknown
 
-WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+WORDS: dict[type, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+}
 
 
 def site_file() -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmft import grid, launchers, runs, slurm
+from slurmft.cli import aligned
 from slurmft.grid import Cell, Study
 from slurmft.rundir import RunDir, read_json
 from slurmft.runs import Run
@@ -237,9 +238,7 @@ def shown(text: str, width: int = 60) -> str:
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Rows as columns of equal width; the first row is their heads."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(aligned(rows))
 
 
 def status_table(study: Study, tally: Tally) -> str:
