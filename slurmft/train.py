@@ -28,7 +28,6 @@ from slurmft.checkpoint import (
     BadCheckpointError,
     Saver,
     Snapshot,
-    Tensors,
     prune,
     read_newest,
     remove_leftovers,
@@ -49,7 +48,9 @@ from slurmft.data import (
 from slurmft.dist import World
 from slurmft.errors import Exit, SlurmftError
 from slurmft.heartbeat import Heart
+from slurmft.optimizer import make_optimizer, make_scheduler
 from slurmft.plan import Plan
+from slurmft.predicted import Predicted
 from slurmft.preempt import Boundary, StopAgreed
 from slurmft.reporter import Reporter
 from slurmft.rundir import RunDir, current_attempt, write_folder
@@ -600,32 +601,6 @@ class Training:
         write_folder(self.run_dir.model, fill)
 
 
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """Predictions of a part of the validation split."""
-
-    samples: np.ndarray
-    """int64, (n,): indices into the split, without repetition."""
-    values: np.ndarray
-    """int64 or float64, (n, ...)."""
-
-    @classmethod
-    def union(cls, parts: list[Predicted]) -> Predicted:
-        """All parts, sorted by sample; what several have is taken once."""
-        nothing = np.empty(0, dtype=np.int64)
-        # Empty parts of a resumed training know neither type nor shape of what is to come.
-        filled = [p for p in parts if len(p.samples)] or [cls(nothing, nothing)]
-        samples, first = np.unique(np.concatenate([p.samples for p in filled]), return_index=True)
-        return cls(samples, np.concatenate([p.values for p in filled])[first])
-
-    @classmethod
-    def from_tensors(cls, tensors: Tensors) -> Predicted:
-        return cls(tensors["samples"].numpy(), tensors["values"].numpy())
-
-    def tensors(self) -> Tensors:
-        return {"samples": torch.from_numpy(self.samples), "values": torch.from_numpy(self.values)}
-
-
 def checkpoint_name(step: int, predicted: int, evaluated: bool) -> str:
     """See `RunDir.checkpoint_names`, which sorts them."""
     part = f"-e{predicted:08d}" if predicted else "-evaluated" if evaluated else ""
@@ -657,30 +632,3 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-
-def make_optimizer(
-    model: torch.nn.Module, config: TrainConfig, fused: bool
-) -> torch.optim.Optimizer:
-    """AdamW; biases and norms (one dimension) do not decay."""
-    assert config.learning_rate is not None  # from the recipe
-    trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, fused=fused)
-
-
-def make_scheduler(optimizer: Any, config: TrainConfig, total_steps: int) -> Any:
-    """Warm-up and decay in optimizer steps.
-
-    It is not prepared by Accelerate, whose scheduler advances by one step a rank.
-    """
-    from transformers import get_scheduler
-
-    warmup = config.warmup_steps
-    if warmup is None:
-        warmup = round((config.warmup_ratio or 0.0) * total_steps)
-    name = "constant_with_warmup" if config.lr_schedule == "constant" else config.lr_schedule
-    return get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=total_steps)

@@ -21,6 +21,7 @@ from slurmft import scores, tasks
 from slurmft.config import TrainConfig
 from slurmft.data import TokenData, TokenTable
 from slurmft.errors import SlurmftError, UsageError
+from slurmft.predicted import Predicted
 from slurmft.sources import localize
 from slurmft.tasks.squad import (
     MAX_ANSWER_TOKENS,
@@ -32,7 +33,6 @@ from slurmft.tasks.squad import (
     best_spans,
     texts_of,
 )
-from slurmft.train import Predicted
 from tests.conftest import Done, Following, records
 from tests.models import write_splits, write_squad
 from tests.test_resume import one_rank
