@@ -23,7 +23,7 @@ import torch
 from accelerate import Accelerator
 from transformers.utils.logging import disable_progress_bar
 
-from slurmft import caches, dist, hardware, ipex, metrics, packing, tasks
+from slurmft import caches, dist, dropout, hardware, ipex, metrics, packing, tasks
 from slurmft.checkpoint import (
     BadCheckpointError,
     Saver,
@@ -135,11 +135,14 @@ class Training:
         self.parameters = sum(p.numel() for p in model.parameters())
         # A fused optimizer skips fp16's overflowing steps by itself: the schedule would not know.
         optimizer = make_optimizer(model, self.config, fused=precision != "fp16")
-        self.is_packed = self.config.batching == "packed" and self._pack(model, warnings)
+        self.packing = self._pack(model, warnings)
+        if self.world.device.type == "cpu":
+            dropout.replace(model)
         if self.config.ipex:
             model, optimizer = ipex.optimize(model, optimizer)
         self.bare_optimizer = optimizer
-        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.model = self.accelerator.prepare_model(model, evaluation_mode=self.world.size == 1)
+        self.optimizer = self.accelerator.prepare_optimizer(optimizer)
         self.bare_model = self.accelerator.unwrap_model(self.model)
         self.scheduler = make_scheduler(optimizer, self.config, self.plan.total_steps)
         seed_everything(self.config.seed + 1 + self.world.rank)  # dropout differs between ranks
@@ -149,11 +152,15 @@ class Training:
         if found:
             self._restore(found)
 
-    def _pack(self, model: Any, warnings: list[str]) -> bool:
-        """Makes the model compute without padding; a warning, where it cannot."""
-        if reason := packing.pack(model):
-            warnings.append(f"{reason}; batches are padded to their longest sample")
-        return reason is None
+    def _pack(self, model: Any, warnings: list[str]) -> packing.Packing | None:
+        """Makes the model compute without padding, if asked to; a warning, where it cannot."""
+        if self.config.batching not in ("packed", "grouped"):
+            return None
+        found = packing.pack(model)
+        if isinstance(found, packing.Packing):
+            return found
+        warnings.append(f"{found}; batches are padded to their longest sample")
+        return None
 
     def _settle_locks(self) -> str | None:
         """Finds out which file locks hold where the hub's files are kept; returns a warning."""
@@ -280,8 +287,9 @@ class Training:
 
     def _batch(self, table: TokenTable, samples: Any) -> Batch:
         """The samples as the model takes them."""
-        if self.is_packed:  # what padding there is, the model drops
+        if self.packing:  # what padding there is, the model drops
             batch = table.batch(samples, self.data.pad_id)
+            self.packing.expect(batch.inputs["attention_mask"], self.world.device)
             return dataclasses.replace(batch, padded_tokens=batch.tokens)
         least = 0
         if self.config.batching == "padded":

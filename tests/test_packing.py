@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from slurmft import packing
 from slurmft.tasks.classification import set_dropout
@@ -32,6 +33,12 @@ def make(name: str, head: str = "ForSequenceClassification", **more: Any) -> Any
     return getattr(transformers, f"{name}{head}")(config)
 
 
+def pack(model: Any) -> packing.Packing:
+    found = packing.pack(model)
+    assert isinstance(found, packing.Packing), found
+    return found
+
+
 def batch(model: Any, lengths: list[int], width: int | None = None) -> dict[str, Tensor]:
     width = width or max(lengths)
     mask = torch.arange(width) < torch.tensor(lengths)[:, None]
@@ -46,7 +53,7 @@ def batch(model: Any, lengths: list[int], width: int | None = None) -> dict[str,
 def test_logits_and_gradients_are_those_of_the_padded_batch(name: str) -> None:
     padded = make(name)
     bare = copy.deepcopy(padded)
-    assert packing.pack(bare) is None
+    assert pack(bare).is_first_only
     inputs = batch(padded, LENGTHS, width=20)
     labels = torch.arange(len(LENGTHS)) % 3
     outputs = [model(**inputs, labels=labels) for model in (padded, bare)]
@@ -62,7 +69,7 @@ def test_logits_and_gradients_are_those_of_the_padded_batch(name: str) -> None:
 def test_every_token_has_its_place_again() -> None:
     padded = make("Bert", "ForQuestionAnswering", num_labels=2)
     bare = copy.deepcopy(padded)
-    assert packing.pack(bare) is None
+    assert not pack(bare).is_first_only
     inputs = batch(padded, LENGTHS)
     there = inputs["attention_mask"].bool()
     for name in ("start_logits", "end_logits"):
@@ -72,7 +79,7 @@ def test_every_token_has_its_place_again() -> None:
 
 def test_layers_see_real_tokens_alone() -> None:
     model = make("Bert")
-    packing.pack(model)
+    pack(model)
     seen: list[torch.Size] = []
     model.bert.encoder.layer[0].intermediate.dense.register_forward_hook(
         lambda _, inputs, __: seen.append(inputs[0].shape)
@@ -81,10 +88,66 @@ def test_layers_see_real_tokens_alone() -> None:
     assert seen == [torch.Size([1, sum(LENGTHS), 32])]
 
 
+@pytest.mark.parametrize(
+    ("name", "layers", "wide"),
+    [
+        ("Bert", "bert.encoder.layer", "output.dense"),
+        ("DistilBert", "distilbert.transformer.layer", "ffn.lin2"),
+    ],
+)
+def test_the_last_layer_sees_what_a_classifier_looks_at(name: str, layers: str, wide: str) -> None:
+    model = make(name)
+    pack(model)
+    seen: list[int] = []
+    for layer in model.get_submodule(layers):
+        layer.get_submodule(wide).register_forward_hook(
+            lambda _, inputs, __: seen.append(inputs[0].shape[1])
+        )
+    model(**batch(model, LENGTHS))
+    assert seen == [sum(LENGTHS), len(LENGTHS)]
+
+
+class MeanOfTokens(transformers.BertForSequenceClassification):  # type: ignore[misc, unused-ignore]
+    """A classifier that looks at every token."""
+
+    def forward(self, **inputs: Any) -> Any:
+        states = self.bert(**inputs).last_hidden_state
+        return SequenceClassifierOutput(logits=self.classifier(states.mean(1)))
+
+
+def test_a_classifier_that_looks_at_all_tokens_gets_them() -> None:
+    padded = MeanOfTokens(make("Bert").config).eval()
+    bare = copy.deepcopy(padded)
+    assert not pack(bare).is_first_only
+    inputs = batch(padded, [6, 6, 6])
+    torch.testing.assert_close(bare(**inputs).logits, padded(**inputs).logits)
+
+
+def test_a_batch_that_was_announced_is_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("Bert").eval()
+    packed, inputs = pack(model), batch(model, LENGTHS)
+    found = model(**inputs).logits
+    packed.expect(inputs["attention_mask"], torch.device("cpu"))
+    monkeypatch.setattr(packing.Layout, "of", lambda *_: pytest.fail("laid out again"))
+    assert torch.equal(model(**inputs).logits, found)
+
+
+def test_layers_that_are_computed_again_for_backward() -> None:
+    model = make("Bert")
+    again = copy.deepcopy(model)
+    again.gradient_checkpointing_enable()
+    for each in (model, again):
+        pack(each)
+        labels = torch.arange(len(LENGTHS)) % 3
+        each.train()(**batch(each, LENGTHS), labels=labels).loss.backward()
+    for p, q in zip(model.parameters(), again.parameters(), strict=True):
+        assert p.grad is None or torch.allclose(p.grad, q.grad)
+
+
 @pytest.mark.parametrize("lengths", [[4], [1, 1], [7, 7, 7, 7, 7], list(range(1, 14))])
 def test_groups_hold_every_token_once(lengths: list[int]) -> None:
     mask = torch.arange(15) < torch.tensor(lengths)[:, None]
-    layout = packing.Layout.of(mask.long())
+    layout = packing.Layout.of(mask.long(), mask.device)
     assert sorted(layout.places.tolist()) == mask.flatten().nonzero().squeeze(1).tolist()
     assert [g.end for g in layout.groups[:-1]] == [g.start for g in layout.groups[1:]]
     assert (layout.groups[0].start, layout.groups[-1].end) == (0, sum(lengths))
@@ -95,7 +158,7 @@ def test_groups_hold_every_token_once(lengths: list[int]) -> None:
 
 def test_attention_drops_out_in_training_alone() -> None:
     model = make("Bert")
-    packing.pack(model)
+    pack(model)
     inputs = batch(model, LENGTHS)
     for layer in model.bert.encoder.layer:
         layer.attention.self.dropout.p = 0.5
@@ -129,14 +192,14 @@ def test_a_model_that_gives_other_outputs_is_left_as_it_was(
 
     monkeypatch.setattr(packing, "attention", wrong)
     reason = packing.pack(model)
-    assert reason is not None
+    assert isinstance(reason, str)
     assert "gives other outputs without padding (outputs differ by" in reason
     assert torch.equal(model(**inputs).logits, before)
 
 
 def test_a_saved_model_loads_as_any_other(tmp_path: Path) -> None:
     model = make("Bert")
-    packing.pack(model)
+    pack(model)
     model.save_pretrained(tmp_path)
     assert packing.NAME not in (tmp_path / "config.json").read_text()
     loaded = transformers.BertForSequenceClassification.from_pretrained(tmp_path)
