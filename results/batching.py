@@ -50,8 +50,10 @@ CASES = {
     "slurmft, dynamic, bf16": ("slurmft", "dynamic", "bf16"),
     "slurmft, packed, bf16": ("slurmft", "packed", "bf16"),
     "slurmft, grouped, bf16": ("slurmft", "grouped", "bf16"),
+    "slurmft as submitted": ("slurmft", "packed", "bf16"),
 }
-"""Name -> program, batching, precision. Where batches are grouped they are other batches."""
+"""Name -> program, batching, precision. Where batches are grouped they are other batches. As
+submitted: with the environment that a job's processes get on this machine."""
 
 
 def main(task: str, data: Path) -> None:
@@ -62,6 +64,11 @@ def main(task: str, data: Path) -> None:
             for name in names:
                 found[name].append(run(Path(folder), task, data, name))
                 print(number, name, found[name][-1], flush=True)
+    report(task, found)
+
+
+def report(task: str, found: dict[str, list[dict[str, float]]]) -> None:
+    """Writes and prints medians, and ratios of them."""
     rates = {
         name: statistics.median(each["samples_per_s"] for each in all_of)
         for name, all_of in found.items()
@@ -70,7 +77,7 @@ def main(task: str, data: Path) -> None:
     ratios = {
         "packed / Trainer, padded": packed / rates["Trainer, padded, bf16"],
         "packed / Trainer, dynamic": packed / rates["Trainer, dynamic, bf16"],
-        "packed / Trainer, padded, fp32": packed / recipe,
+        "as submitted / Trainer, padded, fp32": rates["slurmft as submitted"] / recipe,
         "grouped / Trainer, padded": rates["slurmft, grouped, bf16"]
         / rates["Trainer, padded, bf16"],
         "padded / Trainer, padded": rates["slurmft, padded, bf16"] / rates["Trainer, padded, bf16"],
@@ -89,10 +96,25 @@ def run(folder: Path, task: str, data: Path, name: str) -> dict[str, float]:
     """One case in a process of its own."""
     output = folder / "measured.json"
     command = [sys.executable, __file__, "case", task, str(data), name, str(folder), str(output)]
-    threads = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
-    subprocess.run(command, check=True, timeout=900, env=os.environ | threads, capture_output=True)
+    environment = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
+    if name == "slurmft as submitted":
+        environment |= job_environment()
+    subprocess.run(
+        command, check=True, timeout=900, env=os.environ | environment, capture_output=True
+    )
     found: dict[str, float] = json.loads(output.read_text())
     return found
+
+
+def job_environment() -> dict[str, str]:
+    """What a job sets for the one process of this machine."""
+    from slurmft import hardware, profiles
+    from slurmft.config import JobConfig
+
+    profile = profiles.choose(
+        hardware.detect(os.environ), JobConfig(profile="cpu", nproc_per_node=1)
+    )
+    return {setting.name: setting.value for setting in profile.settings()}
 
 
 def case(task: str, data: Path, name: str, folder: Path, output: Path) -> None:
