@@ -20,7 +20,7 @@ from slurmft.recipes import RECIPES, TASKS, fill, named, presets
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 BACKENDS = ("auto", "gloo", "nccl", "ccl", "mpi")
-BATCHINGS = ("dynamic", "packed", "grouped", "padded")
+BATCHINGS = ("packed", "grouped", "dynamic", "padded")
 LR_SCHEDULES = ("linear", "cosine", "constant")
 PROFILES = ("auto", "gpu", "xeon", "cpu")
 CLUSTERS = ("auto", "slurm", "local", "mpirun")
@@ -101,10 +101,13 @@ class TrainConfig:
         choices=BACKENDS,
     )
     batching: str = option(
-        "dynamic",
-        "padding: to the longest of the batch (dynamic), none (packed), to the longest in batches "
-        "of near lengths (grouped), to --max-length (padded)",
+        "packed",
+        "padding: none (packed), none and near lengths in a batch (grouped), to the longest of the "
+        "batch (dynamic), to --max-length (padded)",
         choices=BATCHINGS,
+    )
+    activation_checkpointing: bool = option(
+        False, "compute layers again in the backward pass rather than keep what they computed"
     )
     ipex: bool = option(False, "use intel-extension-for-pytorch, on CPUs")
     dropout: float | None = option(

@@ -135,6 +135,8 @@ class Training:
         self.parameters = sum(p.numel() for p in model.parameters())
         # A fused optimizer skips fp16's overflowing steps by itself: the schedule would not know.
         optimizer = make_optimizer(model, self.config, fused=precision != "fp16")
+        if self.config.activation_checkpointing:
+            recompute_activations(model)
         self.packing = self._pack(model, warnings)
         if self.world.device.type == "cpu":
             dropout.replace(model)
@@ -634,6 +636,12 @@ def choose_precision(asked: str, world: World) -> str:
 
 def clock_of(device: torch.device) -> PhaseClock:
     return PhaseClock(torch.cuda.synchronize if device.type == "cuda" else lambda: None)
+
+
+def recompute_activations(model: Any) -> None:
+    """Keeps no activations of layers for the backward pass; transformers 4 has another name."""
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    (enable or model.gradient_checkpointing_enable)()
 
 
 def seed_everything(seed: int) -> None:

@@ -30,7 +30,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slurm", action="store_true", help="run the tests on a real Slurm too")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The one Slurm is one worker's, from the beginning: its tests wait more than they compute.
+    Others keep together by file, for what their modules share."""
+    items.sort(key=lambda item: item.get_closest_marker("slurm") is None)
+    for item in items:
+        group = "slurm" if item.get_closest_marker("slurm") else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(group))
     if config.getoption("--slurm"):
         return
     skip = pytest.mark.skip(reason="needs a real Slurm: give --slurm")
