@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers.modeling_utils  # noqa: F401 - models need it: time it as an import
 from accelerate import Accelerator
 from transformers.utils.logging import disable_progress_bar
 
@@ -90,7 +91,12 @@ class Position:
 class Training:
     """One rank's training run, set up and ready to go."""
 
-    def __init__(self, run_dir: RunDir, stop: StopRequest, heart: Heart) -> None:
+    def __init__(
+        self, run_dir: RunDir, stop: StopRequest, heart: Heart, imports_s: float | None = None
+    ) -> None:
+        """Args:
+        imports_s: seconds from this process's start until its imports were done.
+        """
         self.run_dir, self.stop, self.heart = run_dir, stop, heart
         self.config: TrainConfig = run_dir.load_config().train
         self.job = run_dir.load_config().job
@@ -120,7 +126,7 @@ class Training:
             resumed_batch_size=found.state["global_batch_size"] if found else None,
         )
         self.clock = clock_of(self.world.device)
-        self.reporter = Reporter(self.run_dir, self.world, self.plan, self.clock)
+        self.reporter = Reporter(self.run_dir, self.world, self.plan, self.clock, imports_s)
         self.saver = Saver(
             run_dir,
             current_attempt(),
@@ -292,7 +298,7 @@ class Training:
         """The metrics of the validation split, equal on every rank."""
         at = self.position
         if self.world.is_main:
-            metrics.preload()
+            metrics.preload(self.task.metric_names)
         self.clock.restart()
         before = Predicted.union(self.predicted)
         left = np.setdiff1d(np.arange(len(self.data.validation)), before.samples)
