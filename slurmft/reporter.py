@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import slurmft
-from slurmft import hardware, heartbeat, ipex, profiles
+from slurmft import hardware, heartbeat, ipex, profiles, stage
 from slurmft.clock import PhaseClock
 from slurmft.data import Batch
 from slurmft.dist import World
@@ -96,6 +96,12 @@ class Reporter:
             "imports_s": import_times(ranks),
         }
         self._tell({"event": "start"} | self._facts)
+        shared = sorted({rank["host"] for rank in ranks if not rank["is_staged"]})
+        if shared and self.run_dir.load_config().job.stage_env:
+            self.warn(
+                f"--stage-env: {', '.join(shared)} imported from the shared environment; why: "
+                f"{self.run_dir.submitit}"
+            )
         for rank in ranks:
             if stray := set(rank["cores"]) - set(rank["cores_asked"] or rank["cores"]):
                 self.warn(
@@ -294,6 +300,7 @@ def describe_rank(world: Any) -> dict[str, Any]:
         "cores_asked": cores_asked(os.environ),
         "kernel": platform.release(),
         "prefix": sys.prefix,
+        "is_staged": stage.STAGED in os.environ,
     } | (describe_node() if world.local_rank == 0 else {})
 
 
