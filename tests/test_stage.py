@@ -227,7 +227,7 @@ def test_script_goes_on_without_it(tmp_path: Path) -> None:
 
 @pytest.mark.slurm
 def test_ranks_on_slurm_run_from_the_disk_of_their_node(
-    idle_cluster: Cluster, tmp_path: Path, small_venv: Path
+    idle_cluster: Cluster, tmp_path: Path, small_venv: Path, tiny_data: Path, tiny_model: Path
 ) -> None:
     disk = tmp_path / HOSTILE
     disk.mkdir()
@@ -235,6 +235,7 @@ def test_ranks_on_slurm_run_from_the_disk_of_their_node(
     # One node: those of the cluster have one disk, where a path is not each node's own.
     command += ["--runs-dir", str(tmp_path / "runs"), "--nodes", "1", "--time", "5", "--stage-env"]
     command += ["--stage-dir", str(disk), "--cpus-per-task", "2", "--nproc-per-node", "2"]
+    command += ["--task", "emotion", "--data", str(tiny_data), "--model", str(tiny_model)]
     found = idle_cluster.run([*command, "--max-steps", "2"], timeout=110, check=False)
     done = Done(found.returncode, found.stdout, found.stderr)
     assert done.code == 0, done.err
