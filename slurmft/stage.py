@@ -18,7 +18,6 @@ import importlib.util
 import json
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import time
@@ -310,12 +309,8 @@ def remove_stale(folder: Path) -> None:
 
 
 def _remove(*paths: Path) -> None:
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
-                path.unlink()
+    # Not by Python, which is slower: a cancelled job has little time.
+    process.start(["rm", "-rf", *map(str, paths)], stderr=subprocess.DEVNULL).wait()
 
 
 def main(argv: list[str]) -> int:
