@@ -3,7 +3,7 @@
 The batch script packs it once for each state that it is in, and sends it to all nodes by sbcast:
 
     python -m slurmft.stage send RUN_DIR       prints where the archive is then, on every node
-    python -m slurmft.stage look FOLDER        what a node has there; also removes what is left over
+    python -m slurmft.stage look FOLDER BYTES  what a node has there
     python -m slurmft.stage clean ARCHIVE      removes what killed tasks left, on all nodes
 
 Every node's task unpacks it, starts torchrun with it, and removes it. Whatever goes wrong, a node
@@ -37,6 +37,7 @@ STAGED = "SLURMFT_STAGED"
 
 _NAME = "slurmft-env"
 _LOCK = ".slurmft-lock"
+_OLD = ".old"
 _ARCHIVES = ".environments"
 """Where packed environments are kept: in --runs-dir, which all nodes see and which has room."""
 _ROOM = 2.1
@@ -95,6 +96,7 @@ def send(run: RunDir, environment: Mapping[str, str]) -> str:
     packed_s = time.monotonic() - began
     folder = node_folder(job, environment)
     look = [sys.executable, "-m", "slurmft.stage", "look", folder]
+    look += [str(archive.stat().st_size)]
     target = f"{folder}/{_NAME}-{os.getuid()}-{secrets.token_hex(6)}.tar"
     try:
         check_nodes(slurm.on_all_nodes(job.nodes, look), folder, archive.stat().st_size, job.nodes)
@@ -134,18 +136,27 @@ def check_nodes(answers: list[str], folder: str, size: int, nodes: int) -> None:
             raise StageError(f"{where} has {room:.1f} GiB free, {needed:.1f} GiB are needed")
 
 
-def look(folder: str) -> dict[str, Any]:
-    """What this node has in a folder for archives, once those of ended jobs are removed."""
+def look(folder: str, size: int) -> dict[str, Any]:
+    """What this node has in a folder for an archive of `size` bytes.
+
+    Where that has too little room, what is left of ended jobs is removed first.
+    """
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
         return {"host": os.uname().nodename, "free_bytes": None}
-    remove_stale(Path(folder))
-    here, free = filesystem.of(folder), os.statvfs(folder)
+    if _free_bytes(folder) < _ROOM * size and (left := leftovers(Path(folder))):
+        _removal(left).wait()
+    here = filesystem.of(folder)
     return {
         "host": os.uname().nodename,
-        "free_bytes": free.f_bavail * free.f_frsize,
+        "free_bytes": _free_bytes(folder),
         "is_shared": here.is_shared,
         "type": here.type,
     }
+
+
+def _free_bytes(folder: str) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
 
 
 def pack(prefix: str, archives: Path) -> Path:
@@ -210,7 +221,8 @@ def _digest(lines: list[str]) -> str:
 def clean(archive: str, nodes: int) -> None:
     """Removes what a job has on all its nodes."""
     with contextlib.suppress(SlurmftError):  # the job ends: its next one on the node will
-        slurm.on_all_nodes(nodes, ["rm", "-rf", archive, _unpacked(archive)])
+        folder = _unpacked(archive)
+        slurm.on_all_nodes(nodes, ["rm", "-rf", archive, folder, folder + _OLD])
 
 
 # --- on a node ------------------------------------------------------------------------------------
@@ -231,17 +243,21 @@ def environment(
     folder = Path(_unpacked(archive)) if archive else None
     with contextlib.ExitStack() as stack:
         if archive and folder:
-            stack.callback(_remove, Path(archive), folder)
             began = time.monotonic()
             try:
                 stack.enter_context(_own(folder))
+                stack.callback(_remove_own, Path(archive), folder)
                 _unpack(Path(archive), folder, is_stopped)
                 Path(archive).unlink()
                 print(f"slurmft: environment unpacked in {time.monotonic() - began:.1f} s")
             except (OSError, StageError) as error:
                 words = f"warning: --stage-env: {error}: the shared environment it is"
                 print(words, file=sys.stderr, flush=True)
+                with contextlib.suppress(OSError):
+                    Path(archive).unlink()
             else:
+                # Beside the work, which it must not keep waiting.
+                stack.callback(process.end, _removal(leftovers(folder.parent)))
                 path = f"{folder}/bin:{variables.get('PATH', os.defpath)}"
                 found = {STAGED: str(folder), "PATH": path}
                 found[_variable(variables)] = str(folder)
@@ -273,12 +289,12 @@ def _unpack(archive: Path, folder: Path, is_stopped: Callable[[], bool]) -> None
     # The folder itself stays closed to others.
     command = ["tar", "-C", str(folder), "--no-overwrite-dir", "-xf", str(archive)]
     with process.start(command, stderr=subprocess.PIPE) as tar:
-        while tar.poll() is None:
+        while not is_stopped() and tar.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 tar.wait(0.2)
-            if is_stopped():
-                tar.kill()
-                raise StageError("the job is to stop")
+        if is_stopped():
+            tar.kill()
+            raise StageError("the job is to stop")
         words = tar.stderr.read().decode(errors="replace").strip() if tar.stderr else ""
     if tar.returncode:
         raise StageError(f"{archive} cannot be unpacked: {words[-300:]}")
@@ -296,27 +312,43 @@ def _output(*command: str) -> str:
     return done.stdout.strip()
 
 
-def remove_stale(folder: Path) -> None:
-    """Removes this user's environments whose tasks have ended without doing so."""
+def leftovers(folder: Path) -> list[Path]:
+    """What this user's tasks, which have ended, have not removed; nobody runs from it any more."""
+    found = []
     for path in folder.glob(f"{_NAME}-{os.getuid()}-*"):
         with contextlib.suppress(OSError):
-            if path.is_dir():
+            if path.suffix == _OLD:
+                found.append(path)
+            elif path.is_dir():
                 with open(path / _LOCK) as file:  # another one's, while its task lives
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _remove(path)
+                    found.append(_retired(path))
             elif time.time() - path.stat().st_mtime > _YOUNG_S:
-                path.unlink()
+                found.append(path)
+    return found
 
 
-def _remove(*paths: Path) -> None:
-    # Not by Python, which is slower: a cancelled job has little time.
-    process.start(["rm", "-rf", *map(str, paths)], stderr=subprocess.DEVNULL).wait()
+def _retired(folder: Path) -> Path:
+    """The folder under a name by which others see that it is to be removed, if we do not finish."""
+    return folder.rename(folder.with_name(folder.name + _OLD))
+
+
+def _remove_own(archive: Path, folder: Path) -> None:
+    paths = [archive]
+    with contextlib.suppress(OSError):
+        paths.append(_retired(folder))
+    _removal(paths).wait()
+
+
+def _removal(paths: list[Path]) -> subprocess.Popen[bytes]:
+    # Not by Python, which is slower: it may take minutes on a slow disk.
+    return process.start(["rm", "-rf", *map(str, paths)], stderr=subprocess.DEVNULL)
 
 
 def main(argv: list[str]) -> int:
-    what, argument = argv
+    what, argument = argv[:2]
     if what == "look":
-        print(json.dumps(look(argument)))
+        print(json.dumps(look(argument, int(argv[2]))))
     elif what == "clean":
         clean(argument, slurm.allocated_nodes() or 1)
     else:

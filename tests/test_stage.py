@@ -75,7 +75,7 @@ def test_node_runs_from_its_own_disk(tmp_path: Path, small_venv: Path) -> None:
         assert variables["PATH"] == f"{folder}/bin:/bin"
         assert folder.stat().st_mode & 0o77 == 0
         assert not archive.exists()
-        stage.look(str(tmp_path))  # another job's: it leaves alone what is in use
+        assert stage.leftovers(tmp_path) == []  # another job's task leaves alone what is in use
         assert Path(python).exists()
     assert not folder.exists()
 
@@ -110,6 +110,7 @@ def test_node_falls_back_to_the_shared_environment(
         assert found == (sys.executable, {})
     assert "warning: --stage-env: " in capsys.readouterr().err
     assert not archive.exists()
+    assert folder.exists() == (fault == "taken")  # what is not ours stays
 
 
 def test_what_killed_jobs_left_is_removed(tmp_path: Path) -> None:
@@ -120,7 +121,11 @@ def test_what_killed_jobs_left_is_removed(tmp_path: Path) -> None:
         Path(name).touch()
         if "young" not in name:
             os.utime(name, (long_ago, long_ago))
-    assert stage.look(str(tmp_path))["free_bytes"] > 0
+    dying = tmp_path / f"slurmft-env-{os.getuid()}-dying.old"  # its removal was cut short
+    dying.mkdir()
+    assert stage.look(str(tmp_path), 1)["free_bytes"] > 0
+    assert dying.exists()  # there is room: no job waits for a removal
+    stage.look(str(tmp_path), 2**60)
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == [f"slurmft-env-{os.getuid()}-dead-young.tar", "slurmft-env-99999-other.tar"]
 
