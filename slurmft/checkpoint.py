@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 
 from slurmft.errors import SlurmftError
-from slurmft.rundir import RunDir, write_folder
+from slurmft.rundir import RunDir, fingerprint, write_folder
 
 Tensors = dict[str, torch.Tensor]
 
@@ -60,7 +60,7 @@ def write(run: RunDir, snapshot: Snapshot, attempt: int) -> None:
         for name, tensors in snapshot.tensors.items():
             save_file(tensors, folder / f"{name}.safetensors")
         (folder / _STATE).write_text(json.dumps(snapshot.state), encoding="utf-8")
-        files = {p.name: _fingerprint(p) for p in sorted(folder.iterdir())}
+        files = {p.name: fingerprint(p) for p in sorted(folder.iterdir())}
         (folder / _MANIFEST).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
         if run.is_superseded(attempt):
             raise OSError("a later attempt of this run has begun")
@@ -145,12 +145,6 @@ def remove_leftovers(run: RunDir, bad: bool = False) -> None:
     """Removes what a kill during a save left behind, and `bad` checkpoints if asked to."""
     for path in (*run.checkpoints.glob(".*"), *(run.checkpoints.glob("bad-*") if bad else ())):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
 
 
 class Buffers:

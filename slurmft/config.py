@@ -222,6 +222,14 @@ class JobConfig:
     container: str | None = option(
         None, "Apptainer image in which each node's task runs; under Slurm", metavar="FILE"
     )
+    stage_env: bool = option(
+        False, "copy the Python environment to the nodes' own disks first; under Slurm"
+    )
+    stage_dir: str | None = option(
+        None,
+        "folder on the nodes' own disks for --stage-env (default: $SLURM_TMPDIR, $TMPDIR, /tmp)",
+        metavar="DIR",
+    )
     host_suffix: str = option(
         "", "appended to host names for the rendezvous, where the fabric's names differ, as n1-ib0"
     )
@@ -269,6 +277,7 @@ class JobConfig:
                 f"--hostfile {self.hostfile!r} is for --cluster mpirun, not {self.cluster}",
                 "Slurm chooses the hosts by itself; add --cluster mpirun, or leave the file out",
             )
+        _check(self, "stage_dir", lambda v: v.startswith("/"), "an absolute path")
         for name, value in _strings(self):
             _check_one_line(name, value)
         for pair in self.sbatch:

@@ -83,6 +83,10 @@ def _of_result(name: str) -> Callable[[Run], float]:
     return lambda run: float(_result(run)[name])
 
 
+def _imports_s(run: Run) -> float:
+    return float(_result(run)["imports_s"]["max"])
+
+
 def _rest_s(run: Run) -> float:
     found = _result(run)
     return float(found["wall_s"] - found["startup_s"] - sum(found["phases_s"].values()))
@@ -119,6 +123,7 @@ METRIC = Measure("metric", "metric", _first_metric, rank=2, decimals=4)
 """The task's first metric; its column has the metric's name."""
 TIMES = (
     Measure("startup_s", "start-up (s)", _of_result("startup_s")),
+    Measure("imports_s", "imports of the slowest node (s)", _imports_s),
     *(Measure(f"{p}_s", f"{p} (s)", _phase(p)) for p in PHASES[1:-1] if p != "train"),
     Measure("rest_s", "rest (s)", _rest_s),
     Measure("peak_memory_gib", "peak memory (GiB)", _memory_gib),

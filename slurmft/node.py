@@ -13,7 +13,17 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurmft import ccl, hardware, heartbeat, locks, process, profiles, rendezvous, signals
+from slurmft import (
+    ccl,
+    hardware,
+    heartbeat,
+    locks,
+    process,
+    profiles,
+    rendezvous,
+    signals,
+    stage,
+)
 from slurmft.config import JobConfig, RunConfig
 from slurmft.errors import Exit, SlurmftError
 from slurmft.profiles import Profile
@@ -82,11 +92,26 @@ class NodeTask:
         meeting = self._meet(run, config)
         profile, binding = self._use_of_node(config)
         self._check_meeting(meeting, config.job.rdzv_timeout_s)
+        with stage.environment(os.environ, lambda: bool(self.signal)) as (python, variables):
+            return self._train(run, config, meeting, profile, binding, python, variables)
+
+    def _train(
+        self,
+        run: RunDir,
+        config: RunConfig,
+        meeting: Rendezvous,
+        profile: Profile,
+        binding: ccl.Binding | None,
+        python: str,
+        variables: dict[str, str],
+    ) -> int:
+        """Runs this node's ranks, with a Python and the variables that belong to it."""
         environment = training_environment(profile, meeting, os.environ)
         if binding is not None:
             environment |= binding.environment()
         if needs_hub(config.train) and "HF_HUB_OFFLINE" not in environment and not hub_in_reach():
             environment["HF_HUB_OFFLINE"] = "1"
+        environment |= variables
         environment |= locks.environment(config.job.file_locks, environment)
         watchdog = Watchdog(config.job.hang_timeout_s)
         environment[heartbeat.FOLDER] = str(watchdog.folder)
@@ -94,6 +119,8 @@ class NodeTask:
         if self.signal:
             environment[signals.STOPPING] = str(self.signal)
         command = self._command(run, meeting, profile.nproc, config.job.max_restarts)
+        if variables:
+            command[0] = python
         try:
             return self._supervise(run, command, environment, meeting, watchdog)
         finally:

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,14 @@ def stat(pid: int) -> list[str] | None:
             return file.read().rpartition(")")[2].split()
     except OSError:
         return None
+
+
+def age_s() -> float:
+    """Seconds since this process was started, its interpreter's own start included."""
+    fields = stat(os.getpid())
+    if fields is None:  # no /proc
+        return time.process_time()
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def end(child: subprocess.Popen[bytes]) -> None:

@@ -6,15 +6,16 @@ reason, and what the user has set wins.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from slurmft.config import JobConfig
 from slurmft.errors import UsageError
-from slurmft.hardware import Cpu, Hardware, as_list
+from slurmft.hardware import Cpu, Hardware, as_list, numbers
 
 CORES = "SLURMFT_CORES"
 """The cores of each of a node's processes, as "0-3;4-7"; for `slurmft.rank`."""
@@ -331,3 +332,17 @@ def find_library(names: tuple[str, ...]) -> str | None:
     paths = (f"{folder}/{name}" for folder in folders for name in names)
     # The loader divides LD_PRELOAD at spaces and colons.
     return next((p for p in paths if os.path.exists(p) and not set(p) & set(" :")), None)
+
+
+@contextlib.contextmanager
+def all_cores(environment: Mapping[str, str]) -> Iterator[None]:
+    """Lets this thread, and those that it starts meanwhile, run on the cores of all the processes
+    of its node: for work that the others wait for."""
+    mine = os.sched_getaffinity(0)
+    wide = numbers(environment.get(CORES, "").replace(";", ","))
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, mine | set(wide))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, mine)

@@ -74,6 +74,17 @@ def describe_start(r: Record) -> str:
         f"{r['task']} on {r['world_size']} process(es), {r['nodes']} node(s): {r['precision']}, "
         f"{r['backend']}, global batch {r['global_batch_size']}, {r['total_steps']} steps, "
         f"{r['parameters'] / 1e6:.1f}M parameters"
+    ) + (f"\nimports took {imports(r)}" if r.get("imports_s") else "")
+
+
+def imports(r: Record) -> str:
+    """How long the ranks' imports took: of one node, or of several."""
+    seconds = r["imports_s"]
+    if r["nodes"] == 1:
+        return f"{seconds['max']:.1f} s"
+    return (
+        f"{seconds['min']:.1f} to {seconds['max']:.1f} s a node, median {seconds['median']:.1f} s; "
+        f"the slowest: {seconds['slowest']}"
     )
 
 
@@ -138,6 +149,7 @@ def result_table(result: Record) -> str:
         ("processes", f"{result['world_size']} on {result['nodes']} node(s)"),
         ("global batch", f"{result['global_batch_size']} samples, {result['steps']} steps"),
         ("precision", f"{result['precision']}, {result['backend']}"),
+        *([("imports", imports(result))] if result.get("imports_s") else []),
         *_phase_rows(result),
         ("train", _rates(result, "train")),
         ("evaluate", _rates(result, "evaluate")),

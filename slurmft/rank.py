@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
         locks.install(run.load_config().job.file_locks)
         from slurmft.train import Training
 
-        training = Training(run, stop, heart)
+        training = Training(run, stop, heart, imports_s=process.age_s())
         stopped = training.run()
         if stopped and folder is not None:
             (folder / "stopped").touch()

@@ -8,6 +8,8 @@ import math
 import os
 import platform
 import resource
+import statistics
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import slurmft
-from slurmft import hardware, heartbeat, ipex, profiles
+from slurmft import hardware, heartbeat, ipex, profiles, stage
 from slurmft.clock import PhaseClock
 from slurmft.data import Batch
 from slurmft.dist import World
@@ -41,11 +43,22 @@ class Reporter:
     into means that every rank knows.
     """
 
-    def __init__(self, run_dir: RunDir, world: World, plan: Plan, clock: PhaseClock) -> None:
+    def __init__(
+        self,
+        run_dir: RunDir,
+        world: World,
+        plan: Plan,
+        clock: PhaseClock,
+        imports_s: float | None = None,
+    ) -> None:
+        """Args:
+        imports_s: seconds that this rank took from its start until its imports were done.
+        """
         self.run_dir = run_dir
         self.world = world
         self.plan = plan
         self.clock = clock
+        self._imports_s = imports_s
         self.progress = Progress()
         self.records = RecordWriter(self.run_dir.records) if self.world.is_main else None
         self.loss = math.nan
@@ -62,7 +75,8 @@ class Reporter:
     def start(self, parameters: int) -> None:
         """Writes the environment and the first record. Called on every rank."""
         ranks: list[Any] = [None] * self.world.size
-        dist.all_gather_object(ranks, describe_rank(self.world))
+        mine = describe_rank(self.world) | {"imports_s": self._imports_s}
+        dist.all_gather_object(ranks, mine)
         if self.world.is_main:
             environment = {"versions": versions(), "python": platform.python_version()}
             with contextlib.suppress(OSError):  # a full disk does not end a run
@@ -79,8 +93,15 @@ class Reporter:
             "ipex": ranks[0]["ipex"] if all(r["ipex"] for r in ranks) else None,
             "global_batch_size": self.plan.global_batch_size,
             "total_steps": self.plan.total_steps,
+            "imports_s": import_times(ranks),
         }
         self._tell({"event": "start"} | self._facts)
+        shared = sorted({rank["host"] for rank in ranks if not rank["is_staged"]})
+        if shared and self.run_dir.load_config().job.stage_env:
+            self.warn(
+                f"--stage-env: {', '.join(shared)} imported from the shared environment; why: "
+                f"{self.run_dir.submitit}"
+            )
         for rank in ranks:
             if stray := set(rank["cores"]) - set(rank["cores_asked"] or rank["cores"]):
                 self.warn(
@@ -244,6 +265,27 @@ def began_at(history: list[dict[str, Any]]) -> float:
     return float(times[-1]) if times else time.time()
 
 
+def import_times(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """How long the nodes' ranks took from their start until their imports were done.
+
+    A node takes as long as the slowest of its ranks. Returns the seconds of the fastest, the median
+    and the slowest node, and the slowest's host; None where a rank does not know.
+    """
+    nodes: dict[str, tuple[float, str]] = {}
+    for rank in ranks:
+        if rank["imports_s"] is None:
+            return None
+        mine = (float(rank["imports_s"]), str(rank["host"]))
+        nodes[rank["node"]] = max(mine, nodes.get(rank["node"], mine))
+    seconds = [found for found, _ in nodes.values()]
+    return {
+        "min": round(min(seconds), 2),
+        "median": round(statistics.median(seconds), 2),
+        "max": round(max(seconds), 2),
+        "slowest": max(nodes.values())[1],
+    }
+
+
 def describe_rank(world: Any) -> dict[str, Any]:
     """What a rank runs on."""
     gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
@@ -257,6 +299,8 @@ def describe_rank(world: Any) -> dict[str, Any]:
         "cores": sorted(os.sched_getaffinity(0)),
         "cores_asked": cores_asked(os.environ),
         "kernel": platform.release(),
+        "prefix": sys.prefix,
+        "is_staged": stage.STAGED in os.environ,
     } | (describe_node() if world.local_rank == 0 else {})
 
 

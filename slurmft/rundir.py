@@ -302,6 +302,15 @@ def write_folder(path: Path, fill: Callable[[Path], Any]) -> None:
         raise
 
 
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Size and checksum of a file."""
+    import hashlib  # not for every command
+
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
 def _sync(path: Path) -> None:
     file = os.open(path, os.O_RDONLY)
     try:

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from slurmft.config import time_limit_min
 from slurmft.errors import Exit, SlurmftError
@@ -297,6 +298,25 @@ def srun_command(
     return ["srun", "--quiet", "--kill-on-bad-exit=1", *size, *where, *program]
 
 
+def on_all_nodes(nodes: int, program: Sequence[str], timeout_s: float = 120) -> list[str]:
+    """Runs a small program once on each node of the allocation that we are in; returns the lines
+    that they print.
+
+    Raises:
+        SlurmftError: it failed on a node, or takes too long.
+    """
+    return _call(*srun_command(nodes, ["--export=ALL"], program), timeout_s=timeout_s).splitlines()
+
+
+def broadcast(source: Path, target: str, timeout_s: float) -> None:
+    """Copies a file to the same path on every node of the allocation that we are in.
+
+    Raises:
+        SlurmftError: a node cannot take it; or it takes too long.
+    """
+    _call("sbcast", str(source), target, timeout_s=timeout_s)
+
+
 def allocated_nodes() -> int | None:
     """Nodes of the allocation that this command runs in; None: it is in none."""
     count = os.environ.get("SLURM_JOB_NUM_NODES")
@@ -320,16 +340,16 @@ def parse_down_hosts(text: str) -> list[str]:
     return sorted({name for name, state in pairs if state == "down" or state.endswith("*")})
 
 
-def _call(*command: str) -> str:
+def _call(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            command, capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except FileNotFoundError:
         raise SlurmftError(f"{command[0]} is not on the PATH", code=Exit.SUBMIT) from None
     except subprocess.TimeoutExpired:
         raise SlurmftError(
-            f"{command[0]} gave no answer in {_TIMEOUT_S} s",
+            f"{command[0]} gave no answer in {timeout_s:.0f} s",
             "is the Slurm controller up?",
             Exit.SUBMIT,
         ) from None

@@ -22,7 +22,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from slurmft import container, grid, launchers, recipes, slurm, tally
+from slurmft import container, grid, launchers, recipes, slurm, stage, tally
 from slurmft.config import RunConfig
 from slurmft.errors import Exit, SlurmftError, UsageError
 from slurmft.grid import Study
@@ -76,6 +76,7 @@ def _configure(study: Study, cell: grid.Cell, folder: Path) -> RunConfig:
     config = configure(divided | {"runs_dir": str(folder / "runs")})
     cluster = launchers.choose(config.job.cluster)
     container.check(config.job, cluster)
+    stage.check(config.job, cluster)
     return dataclasses.replace(config, job=dataclasses.replace(config.job, cluster=cluster))
 
 

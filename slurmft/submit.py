@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import slurmft
-from slurmft import ccl, container, hardware, launchers, profiles, recipes, slurm
+from slurmft import ccl, container, hardware, launchers, profiles, recipes, slurm, stage
 from slurmft.cli import Parser, add_options, given
 from slurmft.config import (
     JobConfig,
@@ -226,6 +226,7 @@ def main(argv: list[str]) -> int:
     config = configure(flags)
     cluster = launchers.choose(config.job.cluster)
     container.check(config.job, cluster)
+    stage.check(config.job, cluster)
     if arguments.dry_run:
         print(dry_run(config, cluster))
         return Exit.OK
@@ -276,6 +277,7 @@ def resume(run: RunDir, flags: dict[str, Any], argv: list[str]) -> str:
     job = with_absolute_paths(dataclasses.replace(old.job, **flags))
     again = [*old.submission.get("resumed", []), provenance("resume", argv)]
     container.check(job, launchers.choose(job.cluster))
+    stage.check(job, launchers.choose(job.cluster))
     config = dataclasses.replace(old, job=job, submission=old.submission | {"resumed": again})
     write_text(run.config, config.to_json())
     launcher = launchers.get(launchers.choose(job.cluster))

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import random
 import shutil
 import time
@@ -20,10 +21,22 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers.modeling_utils  # noqa: F401 - models need it: time it as an import
 from accelerate import Accelerator
 from transformers.utils.logging import disable_progress_bar
 
-from slurmft import caches, dist, dropout, hardware, ipex, metrics, packing, tasks
+from slurmft import (
+    caches,
+    dist,
+    dropout,
+    hardware,
+    ipex,
+    metrics,
+    packing,
+    profiles,
+    tasks,
+    tokencache,
+)
 from slurmft.checkpoint import (
     BadCheckpointError,
     Saver,
@@ -90,7 +103,12 @@ class Position:
 class Training:
     """One rank's training run, set up and ready to go."""
 
-    def __init__(self, run_dir: RunDir, stop: StopRequest, heart: Heart) -> None:
+    def __init__(
+        self, run_dir: RunDir, stop: StopRequest, heart: Heart, imports_s: float | None = None
+    ) -> None:
+        """Args:
+        imports_s: seconds from this process's start until its imports were done.
+        """
         self.run_dir, self.stop, self.heart = run_dir, stop, heart
         self.config: TrainConfig = run_dir.load_config().train
         self.job = run_dir.load_config().job
@@ -106,10 +124,13 @@ class Training:
             cpu=self.world.device.type == "cpu",
         )
         self.task = tasks.get(self.config)
+        self.warnings: list[str] = []
+        """To be told when there is a reporter."""
         lock_warning = self._settle_locks()
         self.world.on_main(self._prepare)
         self.data = TokenData.load(run_dir.tokens)
         warnings, found = self._find_checkpoint()
+        warnings += self.warnings
         warnings += [lock_warning] if lock_warning else []
         self.plan = Plan(
             config=self.config,
@@ -120,7 +141,7 @@ class Training:
             resumed_batch_size=found.state["global_batch_size"] if found else None,
         )
         self.clock = clock_of(self.world.device)
-        self.reporter = Reporter(self.run_dir, self.world, self.plan, self.clock)
+        self.reporter = Reporter(self.run_dir, self.world, self.plan, self.clock, imports_s)
         self.saver = Saver(
             run_dir,
             current_attempt(),
@@ -302,7 +323,7 @@ class Training:
         """The metrics of the validation split, equal on every rank."""
         at = self.position
         if self.world.is_main:
-            metrics.preload()
+            metrics.preload(self.task.metric_names)
         self.clock.restart()
         before = Predicted.union(self.predicted)
         left = np.setdiff1d(np.arange(len(self.data.validation)), before.samples)
@@ -594,13 +615,26 @@ class Training:
         """What the main rank does for all: the run's folders, and the tokens."""
         self.run_dir.mark_started()
         if not self.run_dir.tokens.exists():
-            data = self.task.prepare()
+            with profiles.all_cores(os.environ):  # the others wait
+                write_folder(self.run_dir.tokens, self._fill_tokens)
 
-            def fill(folder: Path) -> None:
-                data.save(folder)
-                self.task.save_tokenizer(folder / "tokenizer")
-
-            write_folder(self.run_dir.tokens, fill)
+    def _fill_tokens(self, folder: Path) -> None:
+        """The tokens that an earlier run made of the same; else they are made, and kept."""
+        sources, cache = self.task.sources(), tokencache.folder()
+        key = sources and tokencache.key_of(sources)
+        try:
+            if key and tokencache.take(cache, key, folder):
+                print(f"tokens: those of {cache / key}", flush=True)
+                return
+        except tokencache.DamagedError as error:
+            self.warnings.append(f"kept tokens were damaged, and are made again: {error}")
+        self.task.prepare().save(folder)
+        self.task.save_tokenizer(folder / "tokenizer")
+        try:
+            if key:
+                tokencache.keep(cache, key, folder)
+        except OSError as error:
+            print(f"the tokens cannot be kept in {cache}: {error}", flush=True)
 
     def _save_model(self) -> None:
         def fill(folder: Path) -> None:

@@ -46,6 +46,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def hf_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Caches of the tests' own: what earlier sessions kept is no matter."""
+    before = os.environ.get("HF_HOME")
+    os.environ["HF_HOME"] = str(tmp_path_factory.mktemp("hf"))
+    yield
+    os.environ.pop("HF_HOME")
+    if before is not None:
+        os.environ["HF_HOME"] = before
+
+
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Four nodes of a real Slurm. A test that wants it fails if it cannot start."""

@@ -28,7 +28,8 @@ dropout seed checkpoint_every checkpoint_every_steps keep_checkpoints early_stop
 log_every"""
 JOB_FLAGS = """nodes nproc_per_node profile comm_cores cluster hostfile dialect runs_dir job_name
 partition account qos time gpus_per_node cpus_per_task mem constraint exclusive reservation
-comment sbatch setup container host_suffix interface rdzv_timeout_s stop_lead_s file_locks
+comment sbatch setup container stage_env stage_dir host_suffix interface rdzv_timeout_s stop_lead_s
+file_locks
 requeue max_requeues max_restarts hang_timeout_s"""
 
 
@@ -85,6 +86,7 @@ def test_train_values_that_cannot_be_right(values: dict[str, object], message: s
         ({"runs_dir": "/runs/%j"}, "holds '%j', which Slurm replaces"),
         ({"runs_dir": "/runs/a\\b"}, "which Slurm replaces"),
         ({"cluster": "slrm"}, "did you mean slurm?"),
+        ({"stage_dir": "tmp"}, "--stage-dir tmp must be an absolute path"),
     ],
 )
 def test_job_values_that_cannot_be_right(values: dict[str, object], message: str) -> None:

@@ -29,6 +29,24 @@ PAIR = ("sentence1", "sentence2")
 SHORT = (*EXACT, "--max-steps", "6", "--epochs", "2", "--learning-rate", "0.01")
 
 
+def test_weights_are_mapped_from_their_file(tmp_path: Path) -> None:
+    """The ranks of a node share their pages, and nothing is initialised only to be replaced."""
+    folder = write_model(tmp_path / "model")
+    config = TrainConfig.resolve(task="emotion", data="unused/data", model=str(folder))
+    data: Any = type("Data", (), {"labels": ["a", "b"]})
+    model = tasks.get(config).model(data)
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    mapped = [
+        [int(end, 16) for end in fields[0].split("-")]
+        for fields in maps
+        if fields[-1] == str(folder / "model.safetensors")
+    ]
+    weights = dict(model.base_model.named_parameters())
+    for name, weight in weights.items():
+        address = weight.data_ptr()
+        assert any(first <= address < last for first, last in mapped), name
+
+
 def glue(folder: Path, task: str, validation: int = 21) -> Path:
     """Made-up data of a task of GLUE."""
     sizes = {split: validation + i for i, split in enumerate(TASKS[task].splits[1:])}

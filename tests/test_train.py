@@ -6,12 +6,15 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slurmft.reporter import import_times
 from slurmft.rundir import RunDir
 from tests.conftest import HOSTILE, Done, Following, records, slurmft
 from tests.models import LABELS, write_emotion, write_model
@@ -116,6 +119,39 @@ def test_result(four_ranks: Done) -> None:
     assert len(result["peak_memory_bytes"]) == 4
     assert 0 < result["startup_s"] < result["wall_s"] - sum(result["phases_s"].values())
     assert four_ranks.out.count("accuracy") >= 3  # after each epoch, and in the table
+
+
+def test_imports_of_the_nodes(four_ranks: Done) -> None:
+    ranks = json.loads(four_ranks.run.environment.read_text())["ranks"]
+    found = four_ranks.result["imports_s"]
+    assert found["max"] == round(max(rank["imports_s"] for rank in ranks), 2)
+    assert 0 < found["min"] <= found["median"] <= found["max"] < four_ranks.result["startup_s"]
+    assert f"{found['max']:.1f} s a node" in four_ranks.out
+
+
+def test_a_node_imports_as_long_as_its_slowest_rank() -> None:
+    ranks = [
+        {"node": node, "host": f"n{node}", "imports_s": seconds}
+        for node, seconds in (("0", 2.0), ("0", 9.0), ("1", 3.0), ("2", 4.0))
+    ]
+    found = import_times(ranks)
+    assert found == {"min": 3.0, "median": 4.0, "max": 9.0, "slowest": "n0"}
+    ranks[1]["imports_s"] = None
+    assert import_times(ranks) is None
+
+
+def test_ranks_import_only_what_they_need(four_ranks: Done) -> None:
+    """Of an emotion run: no rank needs datasets or evaluate, nor scikit-learn for an accuracy."""
+    code = (
+        "import sys; import slurmft.train; from slurmft import metrics, tasks; "
+        "from slurmft.rundir import RunDir; "
+        "task = tasks.get(RunDir.open(sys.argv[1]).load_config().train); "
+        "metrics.preload(task.metric_names); task.prepare(); "
+        "print([m for m in ('datasets', 'evaluate', 'sklearn', 'pandas') if m in sys.modules])"
+    )
+    command = [sys.executable, "-c", code, str(four_ranks.run.path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_metric_is_that_of_the_saved_model(four_ranks: Done, tiny_data: Path) -> None:

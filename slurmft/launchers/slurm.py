@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from slurmft import attempt, container, launchers, slurm
+from slurmft import attempt, container, launchers, slurm, stage
 from slurmft.config import JobConfig, RunConfig, options
 from slurmft.errors import Exit, SlurmftError
 from slurmft.node import NodeTask
@@ -58,10 +58,24 @@ def job_lines(config: RunConfig, run: RunDir, program: list[str], job: str = "%j
         "[ $code = 0 ] || exit $code",
         "export $found SUBMITIT_EXECUTOR=slurm",
         "trap : USR2 TERM  # bash waits for srun: the last line decides",
-        shlex.join([*srun, *container.wrap(config, run, program)]),
-        f'exec {python} -m slurmft.attempt end {path} "$?"',
     ]
-    return lines
+    task = shlex.join([*srun, *container.wrap(config, run, program)])
+    end = f"exec {python} -m slurmft.attempt end {path}"
+    if not config.job.stage_env:
+        return [*lines, task, f'{end} "$?"']
+    return [
+        *lines,
+        "# the Python environment on the nodes' own disks; without it they use the shared one",
+        f"if archive=$({python} -m slurmft.stage send {path}); then",
+        f'  export {stage.ARCHIVE}="$archive"',
+        "fi",
+        task,
+        "code=$?",
+        f'if [ -n "${{archive-}}" ] && [ $code != 0 ] && [ $code != {int(Exit.STOPPED)} ]; then',
+        f'  {python} -m slurmft.stage clean "$archive"  # what killed tasks left',
+        "fi",
+        f"{end} $code",
+    ]
 
 
 def all_options(config: RunConfig, run: RunDir) -> list[tuple[str, str | None]]:

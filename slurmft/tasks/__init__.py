@@ -25,6 +25,10 @@ class Task(Protocol):
 
     def __init__(self, config: TrainConfig) -> None: ...
 
+    def sources(self) -> dict[str, Any] | None:
+        """All that decides what `prepare` makes, as JSON; None: that is not worth keeping. Called
+        on the main rank alone."""
+
     def prepare(self) -> TokenData:
         """Reads and tokenizes the data. Called on the main rank alone."""
 

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
+import slurmft.data
 from slurmft.config import TrainConfig
 from slurmft.data import column, read_rows
 from slurmft.errors import UsageError
+from slurmft.recipes import TASKS
+from slurmft.rundir import fingerprint
 from slurmft.sources import find_split, is_local
 from slurmft.tasks.classification import set_dropout
 
 Loaded = TypeVar("Loaded")
+
+_SETTINGS = (
+    "task", "preset", "text_column", "text_pair_column", "label_column", "max_length", "doc_stride",
+)  # fmt: skip
+"""Those of a configuration that decide its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +76,36 @@ class Pretrained:
         if len(dataset) == 0:
             raise UsageError(f"{where!r} has no rows")
         return Rows(dataset.data.table, where, classes)
+
+    def sources(self) -> dict[str, Any] | None:
+        """What decides the tokens: data, tokenizer, settings, and the code that makes them.
+
+        None where the data is in no files that could be compared.
+        """
+        data = [self._files(split) for split in TASKS[self.config.task].splits]
+        if not all(data):
+            return None
+        code = [Path(slurmft.data.__file__), *sorted(Path(__file__).parent.glob("*.py"))]
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_tokenizer(Path(folder))
+            tokenizer = {path.name: fingerprint(path) for path in Path(folder).iterdir()}
+        return {
+            "settings": {name: getattr(self.config, name) for name in _SETTINGS},
+            "data": [[(path.suffixes, fingerprint(path)) for path in files] for files in data],
+            "tokenizer": tokenizer,
+            "types": self.tells_texts_apart(self.tokenizer()),
+            "code": [(path.name, fingerprint(path)) for path in code],
+            "versions": [version(name) for name in ("transformers", "tokenizers", "pyarrow")],
+        }
+
+    def _files(self, split: str) -> list[Path]:
+        """The files that hold a split's rows."""
+        name = self.config.data
+        assert name is not None  # from the recipe, or checked
+        if is_local(name):
+            return [find_split(Path(name), split)]
+        dataset = from_hub("--data", name, lambda: load_split(name, self.hub_subset, split))
+        return [Path(file["filename"]) for file in dataset.cache_files]
 
     def tokenizer(self) -> Any:
         """The model's tokenizer.

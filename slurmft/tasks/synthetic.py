@@ -59,6 +59,9 @@ class Task(Classification):
         assert self.config.preset is not None  # resolved on the login node
         return PRESETS[self.config.preset]
 
+    def sources(self) -> None:
+        """Generated as fast as read."""
+
     def prepare(self) -> TokenData:
         """Generates both splits; the same seed gives the same data anywhere."""
         preset, seed = self.preset, self.config.seed
