@@ -117,7 +117,8 @@ class Communication:
             )
             model.register_comm_hook(self._power, powerSGD_hook.powerSGD_hook)
         elif self.used == "bf16" or (self._trial and self.precision == "bf16"):
-            model.register_comm_hook(self, _sum_bucket)
+            # DDP wants no annotations, or classes; ours are texts.
+            model.register_comm_hook(self, lambda state, bucket: _sum_bucket(state, bucket))
 
     # --- in a step --------------------------------------------------------------------------------
 
@@ -280,13 +281,13 @@ class Measured:
     def words(self, precision: str, numbers: int) -> str:
         """What was measured and chosen, in a line; and what a poor network calls for."""
         used = self.choice(precision)
-        saved = max(0.0, self.fp32 - (self.bf16 if used == "bf16" else self.fp32))
-        taken = self.fp32 - saved
+        taken = self.bf16 if used == "bf16" else self.fp32
+        step = max(0.0, self.step - (self.fp32 - taken))
         text = (
             f"{used}: a step took {self.step:.3g} s, an all-reduce of {numbers / 1e6:.3g}M "
             f"gradients alone {self.fp32:.3g} s in fp32, {self.bf16:.3g} s in bf16"
         )
-        if taken > _POOR * (self.step - saved):
+        if taken > _POOR * step:
             more = "" if precision == "bf16" else "bf16, "
             text += (
                 f"; the network is poor for this model: --grad-comm {more}powersgd or local:16 "
