@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -81,6 +82,7 @@ def slow_down(mbit_s: float) -> None:
 
 
 def measure(part: str, data: Path) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the ranks end, too
     with tempfile.TemporaryDirectory() as folder, network():
         output = Path(folder) / "measured.json"
         port = str(random.randrange(20_000, 29_000))

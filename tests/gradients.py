@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from accelerate import Accelerator
@@ -77,10 +78,9 @@ class Rank:
 
 def plain(model: Any, micro_steps: int, world: World) -> dict[str, torch.Tensor]:
     """Gradients by DDP alone."""
-    before = communication._TABLE_BYTES
-    communication._TABLE_BYTES = 2**40
-    rank = Rank(world, "fp32", model)
-    communication._TABLE_BYTES = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(communication, "_TABLE_BYTES", 2**40)
+        rank = Rank(world, "fp32", model)
     assert rank.communication.tables is None
     rank.backward(micro_steps)
     return rank.gradients()
@@ -116,10 +116,10 @@ def check_few_rows_are_sent(world: World) -> None:
     for inputs in (batch(77), batch(78)):  # what a rehearsal looked up is not sent later
         rank.model(**inputs)
     rank.communication.forget()
-    communication.dist.all_reduce = counted
-    rank.backward()
-    communication.dist.all_reduce = own
-    rows = torch.cat([batch(r)["input_ids"].reshape(-1) for r in range(world.size)]).unique()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.distributed, "all_reduce", counted)
+        rank.backward()
+    rows = {word for r in range(world.size) for word in batch(r)["input_ids"].flatten().tolist()}
     assert sent == [WORDS + 1, len(rows) * 32]
 
 
@@ -191,9 +191,10 @@ def check_auto(world: World) -> None:
         rank = Rank(world, "auto", precision=precision)
         # Rank 0 alone finds the network slow.
         seconds = {torch.float32: 9.0 if world.is_main else 0.0, torch.bfloat16: 0.0}
-        rank.communication._probe_s = seconds.__getitem__  # type: ignore[method-assign]
-        for _ in range(6):
-            rank.step()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rank.communication, "_probe_s", seconds.__getitem__)
+            for _ in range(6):
+                rank.step()
         assert rank.communication.used == expected
         assert [told["used"] for told in rank.told] == [expected]
         assert "--grad-comm" not in rank.told[0]["words"] or expected == "fp32"
