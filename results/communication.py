@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -127,13 +128,16 @@ class Case:
                     return accelerator.prepare(model, optimizer)  # type: ignore[no-any-return]
                 return super().prepare(accelerator, model, optimizer)
 
-            def _ddp_options(self, model: Any) -> Any:
-                options = super()._ddp_options(model)
+            def _ignored(self, model: Any) -> list[str]:
+                names = super()._ignored(model)
+                return names if case.variant != "buffers broadcast" else names[:1]
+
+            def _ddp_options(self) -> Any:
+                options = super()._ddp_options()
                 changes = {
                     "25 MiB buckets": ("bucket_cap_mb", 24),  # 25 has a small first one
                     "1 MiB buckets": ("bucket_cap_mb", 1),
                     "no bucket views": ("gradient_as_bucket_view", False),
-                    "buffers broadcast": ("broadcast_buffers", True),
                     "static graph": ("static_graph", True),
                 }
                 if case.variant in changes:
@@ -196,8 +200,12 @@ def make_training(world: Any, mode: str, data: Path, folder: Path) -> Any:
         checkpoint_every="0", epochs=100, grad_comm=mode,
     )  # fmt: skip
     config = RunConfig(train=train, job=JobConfig(runs_dir=str(folder)))
-    path = world.share_object(RunDir.create(config).path if world.is_main else None)
-    training = Training(RunDir.open(path), StopRequest(), Heart(folder / f"beat-{world.rank}"))
+    run = RunDir.open(world.share_object(RunDir.create(config).path if world.is_main else None))
+    if world.is_main and (folder / "tokens").exists():
+        shutil.copytree(folder / "tokens", run.tokens)
+    training = Training(run, StopRequest(), Heart(folder / f"beat-{world.rank}"))
+    if world.is_main:
+        shutil.copytree(run.tokens, folder / "tokens", dirs_exist_ok=True)
     training.model.train()
     return training
 
@@ -235,6 +243,8 @@ def settle(cases: dict[str, Case]) -> tuple[float, list[tuple[float, float]]]:
         one, ddp = (cases[name].block(BLOCK) for name in ("one", "ddp"))
         efficiency = one / ddp
         tries.append((mbit_s, efficiency))
+        if Case.world.is_main:
+            print(f"{mbit_s:.0f} Mbit/s: efficiency {efficiency:.3f} of plain DDP", flush=True)
         if WANTED[0] <= efficiency <= WANTED[1]:
             break
         middle = sum(WANTED) / 2

@@ -85,22 +85,29 @@ class Communication:
         else:
             if self.world.device.type == "cpu":
                 self.tables = Tables.of(model)
-            accelerator.ddp_handler = self._ddp_options(model)
+            model._ddp_params_and_buffers_to_ignore = self._ignored(model)  # DDP's own name
+            accelerator.ddp_handler = self._ddp_options()
             model, optimizer = accelerator.prepare(model, optimizer)
             self._hook(model)
         return model, optimizer
 
-    def _ddp_options(self, model: Any) -> DistributedDataParallelKwargs:
+    def _ignored(self, model: Any) -> list[str]:
+        """Names of what DDP leaves alone: our tables, and buffers that cannot differ.
+
+        Those of batch norms may; numbers of positions, as BERT has, would be sent before every
+        forward pass for nothing.
+        """
+        names = list(self.tables.modules) if self.tables else []
+        if not any(b.is_floating_point() for b in model.buffers()):
+            names += [name for name, _ in model.named_buffers(remove_duplicate=False)]
+        return names
+
+    def _ddp_options(self) -> DistributedDataParallelKwargs:
         mib = min(_BUCKET_MIB, -(-self._numbers * 4 // (_BUCKETS * 2**20)))
         if self.used == "powersgd":
             # One bucket: each sends three messages in turn, and gloo would mix up those of several.
             mib = 2**20
-        return DistributedDataParallelKwargs(
-            bucket_cap_mb=mib,
-            gradient_as_bucket_view=True,
-            # Those of batch norms differ between ranks; tables of positions do not.
-            broadcast_buffers=any(b.is_floating_point() for b in model.buffers()),
-        )
+        return DistributedDataParallelKwargs(bucket_cap_mb=mib, gradient_as_bucket_view=True)
 
     @property
     def _numbers(self) -> int:
@@ -335,7 +342,6 @@ class Tables:
         }
         if not found:
             return None
-        model._ddp_params_and_buffers_to_ignore = list(found)  # as DDP's own setter does
         _share(module.weight.data for module in found.values())
         return cls(found)
 
