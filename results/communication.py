@@ -33,7 +33,7 @@ sys.path.insert(0, str(RESULTS.parent))
 
 BATCH, BLOCK, ROUNDS, WARM_UP = 32, 16, 2, 12
 FIRST_MBIT_S, WANTED = 1000.0, (0.65, 0.70)
-NODES = {"slurmft-a": "10.78.0.1", "slurmft-b": "10.78.0.2"}
+NODES = {"n-a": "10.78.0.1", "n-b": "10.78.0.2"}
 DEVICE = "veth0"
 
 SPEED = ("one", "both", "ddp", "fp32", "bf16", "auto", "powersgd", "local:16")
