@@ -54,7 +54,8 @@ class Communication:
             precision: fp32, bf16 or fp16.
 
         Raises:
-            SlurmftError: gradients that overflow, as fp16's may, would spoil what it keeps.
+            SlurmftError: gradients that overflow, as fp16's may, would spoil what it keeps; or the
+                backend cannot send bf16.
         """
         self.world, self.precision = world, precision
         alone = world.size == 1
@@ -66,8 +67,14 @@ class Communication:
                 f"--grad-comm {asked} cannot be used with fp16",
                 "use --precision bf16 or fp32, or --grad-comm auto",
             )
+        rounds = world.backend != "mpi"  # torch's MPI knows no bf16
+        if self.used == "bf16" and not rounds:
+            raise SlurmftError(
+                "--grad-comm bf16 cannot be used with --backend mpi",
+                "use --backend gloo, or --grad-comm fp32",
+            )
         self.tables: Tables | None = None
-        self._trial = Trial() if asked == "auto" and not alone else None
+        self._trial = Trial() if asked == "auto" and rounds and not alone else None
         self._power: powerSGD_hook.PowerSGDState | None = None
         self._apart = False
         self._model: Any = None
@@ -152,6 +159,8 @@ class Communication:
         self._apart = self.period > 1
         if self.meets(step):
             self.average()
+        if self._trial and self.world.device.type == "cuda":
+            torch.cuda.synchronize()  # in these few steps alone
         if self._trial and self._trial.lap():
             self._choose(self._trial.step_s, tell)
             self._trial = None
