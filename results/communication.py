@@ -31,7 +31,7 @@ from provenance import RESULTS, encoder, save
 
 sys.path.insert(0, str(RESULTS.parent))
 
-BATCH, BLOCK, ROUNDS, WARM_UP = 32, 16, 2, 12
+BATCH, BLOCK, ROUNDS, WARM_UP = 64, 16, 6, 12
 FIRST_MBIT_S, WANTED = 1000.0, (0.65, 0.70)
 NODES = {"n-a": "10.78.0.1", "n-b": "10.78.0.2"}
 DEVICE = "veth0"

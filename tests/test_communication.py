@@ -86,7 +86,7 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_resume_is_exact(mode: str, tmp_path: Path, tiny_data: Path, large_model: Path) -> None:
     """Stopped between two meetings of the ranks, too: they stop at the next one."""
     flags = (
-        *EXACT, "--nodes", "2", "--batch-size", "4", "--epochs", "4", "--grad-comm", mode,
+        *EXACT, "--nodes", "2", "--batch-size", "4", "--epochs", "2", "--grad-comm", mode,
         *emotion(tiny_data, large_model), "--runs-dir", str(tmp_path),
     )  # fmt: skip
     whole = slurmft("submit", "--follow", *flags)
