@@ -42,7 +42,7 @@ them; plain DDP."""
 VARIANTS = (
     "one", "ddp", "fp32", "fp32, rows off", "fp32, 25 MiB buckets", "fp32, 1 MiB buckets",
     "fp32, no bucket views", "fp32, buffers broadcast", "fp32, static graph", "bf16",
-    "bf16, rows off", "local:8", "local:16", "local:32",
+    "bf16, rows off", "local:8", "local:16",
 )  # fmt: skip
 ACCURACY = ("fp32", "bf16", "auto", "powersgd", "local:8", "local:16", "local:32")
 
