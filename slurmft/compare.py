@@ -191,6 +191,7 @@ def _resolved(key: str) -> Callable[[Run], Any]:
 _FACTS: dict[str, Callable[[Run], Any]] = {
     "precision used": _resolved("precision"),
     "backend used": _resolved("backend"),
+    "gradients sent as": lambda run: ((run.result or {}).get("gradients") or {}).get("used"),
     "processes": _resolved("world_size"),
     "parameters": _resolved("parameters"),
     "hosts": lambda run: ", ".join(run.hosts),

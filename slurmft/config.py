@@ -21,6 +21,8 @@ from slurmft.recipes import RECIPES, TASKS, fill, named, presets
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 BACKENDS = ("auto", "gloo", "nccl", "ccl", "mpi")
 BATCHINGS = ("packed", "grouped", "dynamic", "padded")
+GRAD_COMMS = ("auto", "fp32", "bf16", "powersgd")
+"""Besides local:K."""
 LR_SCHEDULES = ("linear", "cosine", "constant")
 PROFILES = ("auto", "gpu", "xeon", "cpu")
 CLUSTERS = ("auto", "slurm", "local", "mpirun")
@@ -106,6 +108,13 @@ class TrainConfig:
         "batch (dynamic), to --max-length (padded)",
         choices=BATCHINGS,
     )
+    grad_comm: str = option(
+        "auto",
+        "what ranks send each other: gradients as fp32, rounded to bf16, compressed (powersgd), or "
+        "their averaged weights every K steps (local:K); auto: fp32, or bf16 where a bf16 run "
+        "gains by it",
+        metavar="auto|fp32|bf16|powersgd|local:K",
+    )
     activation_checkpointing: bool = option(
         False, "compute layers again in the backward pass rather than keep what they computed"
     )
@@ -148,6 +157,7 @@ class TrainConfig:
         _check(self, "early_stopping", lambda v: v >= 1, "at least 1")
         _check(self, "checkpoint_every_steps", lambda v: v >= 1, "at least 1")
         duration_s(self.checkpoint_every, "--checkpoint-every")
+        local_steps(self.grad_comm)
         for name in ("warmup_steps", "weight_decay", "max_grad_norm", "seed"):
             _check(self, name, lambda v: v >= 0, "0 or more")
         _check(self, "seed", lambda v: v < 2**32, "below 2^32")
@@ -382,6 +392,24 @@ def duration_s(text: str, what: str) -> float:
     if not match:
         raise UsageError(f"{what} {text!r} is no duration", "write it as 90s, 10m or 2h")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def local_steps(grad_comm: str) -> int | None:
+    """K of local:K: steps of each rank by itself; None where ranks send gradients.
+
+    Raises:
+        UsageError: the text is none of the forms that --grad-comm has.
+    """
+    if grad_comm in GRAD_COMMS:
+        return None
+    match = re.fullmatch(r"local:(\d+)", grad_comm)
+    if not match:
+        raise unknown("--grad-comm", grad_comm, [*GRAD_COMMS, "local:16"])
+    if int(match[1]) < 2:
+        raise UsageError(
+            f"--grad-comm {grad_comm} leaves no steps between averages", "give local:2 or more"
+        )
+    return int(match[1])
 
 
 def _check(config: Any, name: str, good: Callable[[Any], bool], what: str) -> None:

@@ -15,8 +15,8 @@ from slurmft.runs import Run
 from slurmft.scaling import TOTAL, Row, Workload
 
 _IDENTITY = (
-    "task", "preset", "model", "data", "max_length", "precision", "backend", "ipex", "profile",
-    "partition",
+    "task", "preset", "model", "data", "max_length", "precision", "backend", "grad_comm", "ipex",
+    "profile", "partition",
 )  # fmt: skip
 """Fields in which runs are of one series only if they are the same: no cost may depend on one."""
 

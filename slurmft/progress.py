@@ -117,6 +117,7 @@ def describe_early_stop(r: Record) -> str:
 
 
 _DESCRIBED: dict[str, Callable[[Record], str]] = {
+    "communication": lambda r: f"gradients: {r['words']}",
     "epoch": describe_epoch,
     "early_stop": describe_early_stop,
     "resume": describe_resume,

@@ -126,6 +126,10 @@ class Reporter:
         """Records that a checkpoint was begun; `copy_s` is what the training paid for it."""
         self._tell({"event": "checkpoint", "checkpoint": name, "step": step, "copy_s": copy_s})
 
+    def communication(self, chosen: dict[str, Any]) -> None:
+        """Records what ranks measured of their network, and what they use."""
+        self._tell({"event": "communication"} | chosen)
+
     def warn(self, text: str) -> None:
         """Records something that the user should know, and that does not end the run."""
         self._tell({"event": "warning", "text": text})
@@ -224,8 +228,12 @@ class Reporter:
         if not self.world.is_main:
             self.progress.say(describe_epoch(record))
 
-    def finish(self, steps: int, metrics: dict[str, float]) -> None:
-        """Writes the result. Called on every rank."""
+    def finish(self, steps: int, metrics: dict[str, float], gradients: dict[str, Any]) -> None:
+        """Writes the result. Called on every rank.
+
+        Args:
+            gradients: how ranks sent them (`Communication.facts`).
+        """
         tokens, padded_tokens = self.world.sum([self.tokens, self.padded_tokens])
         memory = [int(v) for v in self.world.all_values(peak_memory_bytes(self.world.device))]
         if not self.world.is_main:
@@ -235,6 +243,7 @@ class Reporter:
             "metrics": metrics,
             "loss": self.loss,
             "steps": steps,
+            "gradients": gradients,
             "phases_s": phases,
             "train_samples": self.samples,
             "train_samples_per_s": self.samples / phases["train"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -70,3 +71,14 @@ def join_optimizer(
     for key, values in rest["others"].items():
         state.setdefault(int(key), {}).update(values)
     optimizer.load_state_dict({"state": state, "param_groups": rest["groups"]})
+
+
+def per_rank(tensors: Sequence[Tensors]) -> Tensors:
+    """Every rank's tensors, by "rank.name"."""
+    return {f"{rank}.{n}": t for rank, mine in enumerate(tensors) for n, t in mine.items()}
+
+
+def of_rank(tensors: Tensors, rank: int) -> Tensors:
+    """One rank's tensors, of those that `per_rank` put together."""
+    found = ((key.partition("."), tensor) for key, tensor in tensors.items())
+    return {name: tensor for (number, _, name), tensor in found if number == str(rank)}

@@ -47,6 +47,7 @@ from slurmft.checkpoint import (
 )
 from slurmft.checkpoint import read as read_checkpoint
 from slurmft.clock import PhaseClock
+from slurmft.communication import Communication
 from slurmft.config import TrainConfig, duration_s
 from slurmft.data import (
     TARGETS,
@@ -68,7 +69,14 @@ from slurmft.preempt import Boundary, StopAgreed
 from slurmft.reporter import Reporter
 from slurmft.rundir import RunDir, current_attempt, write_folder
 from slurmft.signals import StopRequest
-from slurmft.snapshot import join_optimizer, rng_state, set_rng_state, split_optimizer
+from slurmft.snapshot import (
+    join_optimizer,
+    of_rank,
+    per_rank,
+    rng_state,
+    set_rng_state,
+    split_optimizer,
+)
 from slurmft.sources import needs_hub
 
 # Logs are files: transformers' bars for loading and saving weights would only litter them.
@@ -123,6 +131,7 @@ class Training:
             mixed_precision="no" if precision == "fp32" else precision,
             cpu=self.world.device.type == "cpu",
         )
+        self.communication = Communication(self.config.grad_comm, self.world, precision)
         self.task = tasks.get(self.config)
         self.warnings: list[str] = []
         """To be told when there is a reporter."""
@@ -164,8 +173,7 @@ class Training:
         if self.config.ipex:
             model, optimizer = ipex.optimize(model, optimizer)
         self.bare_optimizer = optimizer
-        self.model = self.accelerator.prepare_model(model, evaluation_mode=self.world.size == 1)
-        self.optimizer = self.accelerator.prepare_optimizer(optimizer)
+        self.model, self.optimizer = self.communication.prepare(self.accelerator, model, optimizer)
         self.bare_model = self.accelerator.unwrap_model(self.model)
         self.scheduler = make_scheduler(optimizer, self.config, self.plan.total_steps)
         seed_everything(self.config.seed + 1 + self.world.rank)  # dropout differs between ranks
@@ -219,7 +227,7 @@ class Training:
         if self.config.early_stopping and self.position.since_best:
             self._return_to_best()
         self.world.on_main(self._save_model)
-        self.reporter.finish(self.position.step, self.position.metrics)
+        self.reporter.finish(self.position.step, self.position.metrics, self.communication.facts())
         self.world.on_main(self._leave_best_checkpoint)
         dist.leave()
         return False
@@ -234,30 +242,40 @@ class Training:
         for samples in self._global_batches(at.epoch, at.batch):
             if at.step == self.plan.total_steps:
                 break
-            self.boundary.ask(self.stop.signal, self._checkpoint_is_due())
+            meets = self.communication.meets(at.step + 1)
+            if meets:
+                self.boundary.ask(self.stop.signal, self._checkpoint_is_due())
             learning_rate = self.scheduler.get_last_lr()[0]
             loss = self._step(samples)
             at.step += 1
             at.batch += 1
             self.reporter.step(at.step, loss, learning_rate, len(samples))
-            self._pass_boundary()
+            self.communication.end_step(at.step, self.reporter.communication)
+            self._pass_boundary(meets)
+        self.communication.average()
         self.reporter.flush()
         self.clock.lap("train")
         at.epoch, at.batch, at.phase = at.epoch + 1, 0, "evaluate"
 
-    def _pass_boundary(self) -> None:
+    def _pass_boundary(self, meets: bool = True) -> None:
         """The point between two steps where all ranks can stop, or save.
+
+        Args:
+            meets: all ranks have the same weights; else they go on.
 
         Raises:
             StopAgreed: on every rank, after the same step.
         """
         self.heart.beat(self.position.step, self.position.phase)
+        if not meets:
+            return
         decision = self.boundary.decide()
         if decision.signal:
             raise StopAgreed(decision)
         every = self.config.checkpoint_every_steps
         training = self.position.phase == "train"
-        by_steps = every and training and self.position.step % every == 0  # nothing to agree on
+        since = self.communication.period  # nothing to agree on, but ranks may not have met then
+        by_steps = every and training and self.position.step % every < since
         if decision.save or by_steps:
             self._checkpoint()
 
@@ -287,6 +305,7 @@ class Training:
             last = micro_step == self.plan.micro_steps - 1
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
                 total = total + self._backward(samples, micro_step)
+        self.communication.reduce()
         if self.config.max_grad_norm:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
         self.optimizer.step()
@@ -443,12 +462,13 @@ class Training:
 
     def _check_lead(self) -> None:
         """Warns once where a stop's save may outlast the time between signal and kill."""
-        needed = self.saver.seconds + 2 * self.heart.slowest_s
+        steps = 1 + self.communication.period
+        needed = self.saver.seconds + steps * self.heart.slowest_s
         if not self._warned_of_lead and needed > self.job.lead_s:
             self._warned_of_lead = True
             self.reporter.warn(
-                f"to stop takes {needed:.1f} s (two steps and a save), but the stop signal comes "
-                f"{self.job.lead_s} s before the time limit: give --stop-lead-s "
+                f"to stop takes {needed:.1f} s ({steps} steps and a save), but the stop signal "
+                f"comes {self.job.lead_s} s before the time limit: give --stop-lead-s "
                 f"{math.ceil(2 * needed)}, and a --time of three times that at least"
             )
 
@@ -460,6 +480,7 @@ class Training:
             "rng": rng_state(self.world.device),
             "counts": self.reporter.counts(),
             "predicted": Predicted.union(self.predicted),
+            "communication": self.communication.tensors(),
         }
         ranks = self.world.gather_objects(mine)
         if not self.world.is_main:
@@ -473,6 +494,7 @@ class Training:
             "model": self.bare_model.state_dict(),
             "optimizer": optimizer_tensors,
             "predicted": predicted.tensors(),
+            "communication": per_rank([rank["communication"] for rank in ranks]),
         }
         scaler = self.accelerator.scaler
         counts = self.reporter.counts()
@@ -490,6 +512,7 @@ class Training:
             "scaler": scaler.state_dict() if scaler else None,
             "optimizer": optimizer_rest,
             "rng": [rank["rng"] for rank in ranks],
+            "communication": self.communication.state(),
             "counts": counts,
             "phases_s": self.clock.seconds,
         }
@@ -525,6 +548,7 @@ class Training:
         join_optimizer(self.bare_optimizer, found.tensors["optimizer"], state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self._rehearse()
+        self._restore_communication(found)
         if self.accelerator.scaler and state["scaler"]:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         if self.world.rank < len(state["rng"]):
@@ -536,6 +560,12 @@ class Training:
         self.clock.seconds.update(state["phases_s"])
         self.predicted = [Predicted.from_tensors(found.tensors["predicted"])]
         self.reporter.resumed(found.name, self.position.step, self._changes(state))
+
+    def _restore_communication(self, found: Snapshot) -> None:
+        same_ranks = found.state["world_size"] == self.world.size
+        tensors = found.tensors.get("communication", {}) if same_ranks else {}
+        mine = of_rank(tensors, self.world.rank)
+        self.communication.restore(found.state.get("communication", {}), mine, same_ranks)
 
     def _changes(self, state: dict[str, Any]) -> list[str]:
         """What is not as it was when the checkpoint was taken, in words."""
@@ -565,6 +595,7 @@ class Training:
         self.model.train()
         samples = np.arange(min(self.plan.global_batch_size, len(self.data.train)))
         self._backward(samples, self.plan.micro_steps - 1, rehearsal=True)
+        self.communication.forget()
         self.optimizer.zero_grad(set_to_none=True)
 
     def _stop(self, reason: str) -> None:

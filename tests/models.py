@@ -12,17 +12,22 @@ SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = LABELS + [f"word{i}" for i in range(40)]
 
 
-def write_model(folder: Path, max_positions: int = 64) -> Path:
-    """Saves a one-layer BERT with random weights and a WordPiece tokenizer of WORDS."""
+def write_model(folder: Path, max_positions: int = 64, words: int = 0) -> Path:
+    """Saves a one-layer BERT with random weights and a WordPiece tokenizer of WORDS.
+
+    Args:
+        words: more words in its vocabulary, that no text has.
+    """
     import torch
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     folder.mkdir(parents=True)
-    (folder / "vocab.txt").write_text("\n".join([*SPECIALS, *WORDS]) + "\n")
+    vocabulary = [*SPECIALS, *WORDS, *(f"more{i}" for i in range(words))]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
     BertTokenizerFast.from_pretrained(folder).save_pretrained(folder)
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=len(SPECIALS) + len(WORDS),
+        vocab_size=len(vocabulary),
         hidden_size=32,
         num_hidden_layers=1,
         num_attention_heads=2,
