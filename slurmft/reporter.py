@@ -79,6 +79,8 @@ class Reporter:
             "ipex": ranks[0]["ipex"] if all(r["ipex"] for r in ranks) else None,
             "global_batch_size": self.plan.global_batch_size,
             "total_steps": self.plan.total_steps,
+            "optimizer": self.plan.optimizer,
+            "learning_rate": self.plan.learning_rate,
         }
         self._tell({"event": "start"} | self._facts)
         for rank in ranks:
