@@ -96,6 +96,9 @@ class TrainConfig:
         choices=OPTIMIZERS,
     )
     learning_rate: float | None = option(None, "peak learning rate")
+    muon_learning_rate: float | None = option(
+        None, "peak learning rate where Muon trains (default: that of --learning-rate)"
+    )
     lr_rule: str = option(
         "none",
         "growth of the learning rate with the global batch, above --reference-batch-size",
@@ -171,7 +174,8 @@ class TrainConfig:
         for name in ("warmup_steps", "weight_decay", "max_grad_norm", "seed"):
             _check(self, name, lambda v: v >= 0, "0 or more")
         _check(self, "seed", lambda v: v < 2**32, "below 2^32")
-        _check(self, "learning_rate", lambda v: v > 0, "above 0")
+        for name in ("learning_rate", "muon_learning_rate"):
+            _check(self, name, lambda v: v > 0, "above 0")
         _check(self, "warmup_ratio", lambda v: 0 <= v <= 1, "between 0 and 1")
         _check(self, "dropout", lambda v: 0 <= v < 1, "0 or more and below 1")
 

@@ -61,8 +61,11 @@ class Plan:
     @property
     def learning_rate(self) -> float:
         """The peak of the schedule."""
-        assert self.config.learning_rate is not None  # from the recipe
-        return self.config.learning_rate * math.pow(self.growth, _POWERS[self.config.lr_rule])
+        rate = self.config.learning_rate
+        if self.optimizer == "muon":
+            rate = self.config.muon_learning_rate or rate
+        assert rate is not None  # from the recipe
+        return rate * math.pow(self.growth, _POWERS[self.config.lr_rule])
 
     @property
     def steps_per_epoch(self) -> int:

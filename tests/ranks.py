@@ -146,7 +146,9 @@ def check_muon(world: World) -> None:
     ours = [torch.nn.Parameter(torch.ones(s)) for s in shapes]
     alone = [torch.nn.Parameter(torch.ones(s)) for s in shapes]
     together = MuonAdamW([{"params": ours[:3]}], [{"params": ours[3:]}], lr=0.1, fused=False)
-    muon = torch.optim.Muon(alone[:3], lr=0.1, adjust_lr_fn="match_rms_adamw")
+    muon: torch.optim.Optimizer = torch.optim.Muon(
+        alone[:3], lr=0.1, adjust_lr_fn="match_rms_adamw"
+    )
     adamw = torch.optim.AdamW(alone[3:], lr=0.1)
     for step in gradients:
         for a, b, gradient in zip(ours, alone, step, strict=True):

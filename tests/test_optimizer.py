@@ -85,8 +85,8 @@ def test_recipe_by_number_of_ranks() -> None:
     plans = {n: plan(n, train=config) for n in (1, 4, 8, 16)}
     found = {n: (of.optimizer, of.learning_rate) for n, of in plans.items()}
     assert found[1] == found[4] == ("adamw", 5e-4)
-    assert found[8] == ("muon", 1e-3)
-    assert found[16] == ("muon", 2e-3)
+    assert found[8] == ("muon", 4e-3)
+    assert found[16] == ("muon", 8e-3)
     published = configure({"recipe": "mn4-emotion", "as_published": True}).train
     assert {plan(n, train=published).optimizer for n in (1, 16)} == {"adamw"}
     assert {plan(n, train=published).learning_rate for n in (1, 16)} == {5e-4}
@@ -125,7 +125,9 @@ def test_as_one_they_do_what_each_does_alone() -> None:
     train(one, make_optimizer(one, plan(optimizer="muon", learning_rate=1e-2), True), range(3))
     hidden = hidden_matrices(other)
     rest = [p for p in other.parameters() if all(p is not h for h in hidden)]
-    muon = torch.optim.Muon(hidden, lr=1e-2, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+    muon: torch.optim.Optimizer = torch.optim.Muon(
+        hidden, lr=1e-2, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+    )
     decays = [{"params": [p for p in rest if p.ndim > 1], "weight_decay": 0.01}]
     stays = [{"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0}]
     adamw = AdamW(decays + stays, lr=1e-2, fused=True)
