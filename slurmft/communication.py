@@ -215,7 +215,8 @@ class Communication:
             if parameter.requires_grad:
                 yield parameter
                 state = self._optimizer.state.get(parameter, {})
-                yield from (state[k] for k in sorted(state) if k.startswith("exp_avg"))
+                moments = (state[k] for k in sorted(state) if isinstance(state[k], Tensor))
+                yield from (moment for moment in moments if moment.ndim)  # not the count of steps
 
     # --- checkpoints ------------------------------------------------------------------------------
 

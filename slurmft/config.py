@@ -23,6 +23,8 @@ BACKENDS = ("auto", "gloo", "nccl", "ccl", "mpi")
 BATCHINGS = ("packed", "grouped", "dynamic", "padded")
 GRAD_COMMS = ("auto", "fp32", "bf16", "powersgd")
 """Besides local:K."""
+OPTIMIZERS = ("adamw", "muon", "auto")
+LR_RULES = ("none", "sqrt", "linear")
 LR_SCHEDULES = ("linear", "cosine", "constant")
 PROFILES = ("auto", "gpu", "xeon", "cpu")
 CLUSTERS = ("auto", "slurm", "local", "mpirun")
@@ -61,6 +63,9 @@ class TrainConfig:
         f"a task with all its settings, most as published: {', '.join(named())}",
         metavar="NAME",
     )
+    as_published: bool = option(
+        False, "the recipe exactly as it was published, also where that loses accuracy"
+    )
     preset: str | None = option(
         None, "variety of the task: synthetic has quick and paper, squad has v1 and v2"
     )
@@ -86,11 +91,30 @@ class TrainConfig:
     gradient_accumulation_steps: int = option(
         1, "micro-steps an optimizer step; global batch = processes x batch size x this"
     )
+    optimizer: str = option(
+        "adamw",
+        "muon takes few steps far (AdamW for embeddings and head); auto: muon where the global "
+        "batch is above --reference-batch-size, else adamw",
+        choices=OPTIMIZERS,
+    )
     learning_rate: float | None = option(None, "peak learning rate")
+    muon_learning_rate: float | None = option(
+        None, "peak learning rate where Muon trains (default: that of --learning-rate)"
+    )
+    lr_rule: str = option(
+        "none",
+        "growth of the learning rate with the global batch, above --reference-batch-size",
+        choices=LR_RULES,
+    )
+    reference_batch_size: int | None = option(
+        None,
+        "largest global batch for which the learning rate and AdamW are right as they are",
+        metavar="SAMPLES",
+    )
     lr_schedule: str = option("linear", "decay after the warm-up", choices=LR_SCHEDULES)
     warmup_steps: int | None = option(None, "warm-up in optimizer steps (overrides the ratio)")
     warmup_ratio: float | None = option(None, "warm-up as a fraction of all optimizer steps")
-    weight_decay: float = option(0.01, "AdamW weight decay; biases and norms have none")
+    weight_decay: float = option(0.01, "weight decay; biases and norms have none")
     max_grad_norm: float = option(1.0, "clip the gradient's norm to this; 0 does not clip")
     precision: str = option(
         "auto",
@@ -150,6 +174,8 @@ class TrainConfig:
             raise unknown(f"preset of task {self.task}", self.preset, presets(self.task))
         for name in ("epochs", "max_steps", "batch_size", "eval_batch_size", "max_length"):
             _check(self, name, lambda v: v >= 1, "at least 1")
+        _check(self, "reference_batch_size", lambda v: v >= 1, "at least 1")
+        _check_optimizer(self)
         for name in ("gradient_accumulation_steps", "log_every", "keep_checkpoints"):
             _check(self, name, lambda v: v >= 1, "at least 1")
         _check(self, "doc_stride", lambda v: v >= 0, "0 or more")
@@ -161,7 +187,8 @@ class TrainConfig:
         for name in ("warmup_steps", "weight_decay", "max_grad_norm", "seed"):
             _check(self, name, lambda v: v >= 0, "0 or more")
         _check(self, "seed", lambda v: v < 2**32, "below 2^32")
-        _check(self, "learning_rate", lambda v: v > 0, "above 0")
+        for name in ("learning_rate", "muon_learning_rate"):
+            _check(self, name, lambda v: v > 0, "above 0")
         _check(self, "warmup_ratio", lambda v: 0 <= v <= 1, "between 0 and 1")
         _check(self, "dropout", lambda v: 0 <= v < 1, "0 or more and below 1")
 
@@ -423,6 +450,22 @@ def _check_choices(config: TrainConfig | JobConfig) -> None:
         choices = option.metadata["choices"]
         if choices and getattr(config, name) not in choices:
             raise unknown(flag(name), getattr(config, name), list(choices))
+
+
+def _check_optimizer(train: TrainConfig) -> None:
+    """Options that need, or rule out, each other."""
+    for name, plain in (("optimizer", ("adamw", "muon")), ("lr_rule", ("none",))):
+        value = getattr(train, name)
+        if value not in plain and train.reference_batch_size is None:
+            raise UsageError(
+                f"{flag(name)} {value} needs the global batch that --learning-rate is right for",
+                "add --reference-batch-size",
+            )
+    if train.ipex and train.optimizer != "adamw":
+        raise UsageError(
+            f"--ipex knows no Muon, which --optimizer {train.optimizer} needs",
+            "add --optimizer adamw, or leave --ipex out",
+        )
 
 
 def _strings(config: JobConfig) -> list[tuple[str, str]]:

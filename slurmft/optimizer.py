@@ -2,35 +2,149 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import AdamW, Optimizer
 
-from slurmft.config import TrainConfig
+from slurmft.errors import UsageError
+from slurmft.plan import Plan
+
+Groups = list[dict[str, Any]]
 
 
-def make_optimizer(
-    model: torch.nn.Module, config: TrainConfig, fused: bool
-) -> torch.optim.Optimizer:
-    """AdamW; biases and norms (one dimension) do not decay."""
-    assert config.learning_rate is not None  # from the recipe
+def make_optimizer(model: torch.nn.Module, plan: Plan, fused: bool) -> Optimizer:
+    """The optimizer of the plan, on all weights that train.
+
+    Args:
+        fused: let AdamW work on all of its weights in one kernel.
+
+    Raises:
+        UsageError: this torch has no Muon.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    if plan.optimizer == "adamw":
+        return AdamW(decay_groups(trained, plan), lr=plan.learning_rate, fused=fused)
+    hidden = hidden_matrices(model)
+    taken = {id(p) for p in hidden}
+    others = decay_groups([p for p in trained if id(p) not in taken], plan)
+    return MuonAdamW(
+        [{"params": hidden, "weight_decay": plan.config.weight_decay}],
+        others,
+        lr=plan.learning_rate,
+        fused=fused,
+    )
+
+
+def decay_groups(weights: list[torch.nn.Parameter], plan: Plan) -> Groups:
+    """Weights by whether they decay: biases and norms (one dimension) do not."""
+    return [
+        {"params": [p for p in weights if p.ndim > 1], "weight_decay": plan.config.weight_decay},
+        {"params": [p for p in weights if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, fused=fused)
 
 
-def make_scheduler(optimizer: Any, config: TrainConfig, total_steps: int) -> Any:
+def hidden_matrices(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The weights between embeddings and head: matrices of the base model that are no table."""
+    base = getattr(model, "base_model", model)
+    tables = [m for m in model.modules() if isinstance(m, torch.nn.Embedding)]
+    in_tables = {id(p) for table in tables for p in table.parameters()}
+    return [
+        p for p in base.parameters() if p.requires_grad and p.ndim == 2 and id(p) not in in_tables
+    ]
+
+
+class MuonAdamW(Optimizer):
+    """PyTorch's Muon for the hidden matrices and its AdamW for all other weights, as one: one state
+    to save, one schedule, one step for fp16 to skip.
+
+    Muon makes all singular values of a step nearly equal, so that weak directions move as far as
+    strong ones: few steps get far. Its steps are scaled to be as large as AdamW's, so that both
+    take the same learning rate. To make a step orthogonal is work of its own. Every rank does it
+    for a part of the matrices and sends them to the others; the momentum all ranks keep, whole.
+    """
+
+    def __init__(self, hidden: Groups, others: Groups, lr: float, fused: bool) -> None:
+        """See `torch.optim.Muon` and `AdamW`.
+
+        Raises:
+            UsageError: this torch has no Muon.
+        """
+        self._muon = _muon()(hidden, lr=lr, adjust_lr_fn="match_rms_adamw")
+        self._adamw = AdamW(others, lr=lr, fused=fused)
+        self._count = len(self._muon.param_groups)
+        super().__init__([*self._muon.param_groups, *self._adamw.param_groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One step of both, on gradients that are the same on every rank."""
+        assert closure is None
+        # A schedule, or a resume, may have put other groups and another state here.
+        self._muon.state = self._adamw.state = self.state
+        self._adamw.param_groups = self.param_groups[self._count :]
+        self._adamw.step()
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        for group in self.param_groups[: self._count]:
+            with_gradient = [p for p in group["params"] if p.grad is not None]
+            parts = split(with_gradient, ranks)
+            mine = parts[dist.get_rank() if ranks > 1 else 0]
+            self._muon.param_groups = [{**group, "params": mine}]
+            self._muon.step()
+            if ranks > 1:
+                self._keep_momentum(group, [p for part in parts if part is not mine for p in part])
+                share(parts)
+
+    def _keep_momentum(self, group: dict[str, Any], theirs: list[Tensor]) -> None:
+        """Muon's momentum of the matrices that other ranks update: any rank may save it."""
+        for p in theirs:
+            state = self.state[p]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(p)
+            assert p.grad is not None
+            state["momentum_buffer"].lerp_(p.grad, 1 - group["momentum"])
+
+
+def _muon() -> Any:
+    if not hasattr(torch.optim, "Muon"):
+        raise UsageError(
+            f"--optimizer muon needs torch 2.9 or later, and this is {torch.__version__}",
+            "update torch, or use --optimizer adamw",
+        )
+    return torch.optim.Muon
+
+
+def split(matrices: list[Tensor], ranks: int) -> list[list[Tensor]]:
+    """The matrices of each rank: about as much work for each. The same on every rank."""
+    by_size = sorted(matrices, key=lambda p: -p.numel())
+    return [by_size[rank::ranks] for rank in range(ranks)]
+
+
+def share(parts: list[list[Tensor]]) -> None:
+    """Sends every rank's matrices to all others, in place: one broadcast a rank."""
+    flat = [torch.cat([p.reshape(-1) for p in part]) if part else None for part in parts]
+    sent = [dist.broadcast(x, rank, async_op=True) for rank, x in enumerate(flat) if x is not None]
+    for work in sent:
+        work.wait()
+    for rank, part in enumerate(parts):
+        whole = flat[rank]
+        if whole is not None and rank != dist.get_rank():
+            for p, new in zip(part, torch.split(whole, [p.numel() for p in part]), strict=True):
+                p.copy_(new.view_as(p))
+
+
+def make_scheduler(optimizer: Any, plan: Plan) -> Any:
     """Warm-up and decay in optimizer steps.
 
     It is not prepared by Accelerate, whose scheduler advances by one step a rank.
     """
     from transformers import get_scheduler
 
+    config, total = plan.config, plan.total_steps
     warmup = config.warmup_steps
     if warmup is None:
-        warmup = round((config.warmup_ratio or 0.0) * total_steps)
+        warmup = round((config.warmup_ratio or 0.0) * total)
     name = "constant_with_warmup" if config.lr_schedule == "constant" else config.lr_schedule
-    return get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=total_steps)
+    return get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=total)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from slurmft.config import TrainConfig
 
+_POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
+"""--lr-rule -> the power of the batch's growth that the learning rate grows by."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
@@ -39,6 +42,30 @@ class Plan:
         """Samples of one optimizer step."""
         assert self.config.batch_size is not None  # from the recipe
         return self.resumed_batch_size or self.config.batch_size * self.parts
+
+    @property
+    def growth(self) -> float:
+        """How many times the reference batch an optimizer step takes; at least 1.
+
+        What holds for the reference batch holds for smaller ones.
+        """
+        return max(1.0, self.global_batch_size / (self.config.reference_batch_size or math.inf))
+
+    @property
+    def optimizer(self) -> str:
+        """adamw or muon: what was chosen, where the configuration says auto."""
+        if self.config.optimizer == "auto":
+            return "muon" if self.growth > 1 else "adamw"
+        return self.config.optimizer
+
+    @property
+    def learning_rate(self) -> float:
+        """The peak of the schedule."""
+        rate = self.config.learning_rate
+        if self.optimizer == "muon":
+            rate = self.config.muon_learning_rate or rate
+        assert rate is not None  # from the recipe
+        return rate * math.pow(self.growth, _POWERS[self.config.lr_rule])
 
     @property
     def steps_per_epoch(self) -> int:

@@ -94,6 +94,8 @@ class Reporter:
             "global_batch_size": self.plan.global_batch_size,
             "total_steps": self.plan.total_steps,
             "imports_s": import_times(ranks),
+            "optimizer": self.plan.optimizer,
+            "learning_rate": self.plan.learning_rate,
         }
         self._tell({"event": "start"} | self._facts)
         shared = sorted({rank["host"] for rank in ranks if not rank["is_staged"]})

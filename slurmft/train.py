@@ -164,7 +164,7 @@ class Training:
         model = self.task.model(self.data)
         self.parameters = sum(p.numel() for p in model.parameters())
         # A fused optimizer skips fp16's overflowing steps by itself: the schedule would not know.
-        optimizer = make_optimizer(model, self.config, fused=precision != "fp16")
+        optimizer = make_optimizer(model, self.plan, fused=precision != "fp16")
         if self.config.activation_checkpointing:
             recompute_activations(model)
         self.packing = self._pack(model, warnings)
@@ -175,7 +175,7 @@ class Training:
         self.bare_optimizer = optimizer
         self.model, self.optimizer = self.communication.prepare(self.accelerator, model, optimizer)
         self.bare_model = self.accelerator.unwrap_model(self.model)
-        self.scheduler = make_scheduler(optimizer, self.config, self.plan.total_steps)
+        self.scheduler = make_scheduler(optimizer, self.plan)
         seed_everything(self.config.seed + 1 + self.world.rank)  # dropout differs between ranks
         self.reporter.start(self.parameters)
         for text in warnings:

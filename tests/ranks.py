@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from slurmft import caches, dist, locks
 from slurmft.dist import PeerFailedError, World
 from slurmft.metrics import compute_by_files, share_metrics
+from slurmft.optimizer import MuonAdamW
 
 
 def check_collectives(world: World) -> None:
@@ -136,6 +138,34 @@ def check_metrics(world: World) -> None:
     assert laps == ["metric", "broadcast"]
 
 
+def check_muon(world: World) -> None:
+    """Each rank works on a part of the matrices; all end with the weights, and the momentum, of one
+    rank that does it all."""
+    shapes = [(8, 4), (4, 8), (3, 3), (5, 2)]
+    gradients = [[torch.randn(s, generator=_drawn(i)) for s in shapes] for i in range(3)]
+    ours = [torch.nn.Parameter(torch.ones(s)) for s in shapes]
+    alone = [torch.nn.Parameter(torch.ones(s)) for s in shapes]
+    together = MuonAdamW([{"params": ours[:3]}], [{"params": ours[3:]}], lr=0.1, fused=False)
+    muon: torch.optim.Optimizer = torch.optim.Muon(
+        alone[:3], lr=0.1, adjust_lr_fn="match_rms_adamw"
+    )
+    adamw = torch.optim.AdamW(alone[3:], lr=0.1)
+    for step in gradients:
+        for a, b, gradient in zip(ours, alone, step, strict=True):
+            a.grad, b.grad = gradient, gradient.clone()
+        together.step()
+        muon.step()
+        adamw.step()
+    for a, b in zip(ours, alone, strict=True):
+        assert torch.equal(a, b)
+    for a, b in zip(ours[:3], alone[:3], strict=True):
+        assert torch.equal(together.state[a]["momentum_buffer"], muon.state[b]["momentum_buffer"])
+
+
+def _drawn(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 if __name__ == "__main__":
     world = dist.init("gloo")
     check_collectives(world)
@@ -145,6 +175,7 @@ if __name__ == "__main__":
     check_work_of_some(world)
     check_failures(world)
     check_metrics(world)
+    check_muon(world)
     check_leaders(world, Path(sys.argv[1]) / "caches")
     check_files(world, Path(sys.argv[1]) / "it's metrics")
     dist.leave()
