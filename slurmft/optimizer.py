@@ -16,11 +16,14 @@ from slurmft.plan import Plan
 Groups = list[dict[str, Any]]
 
 
-def make_optimizer(model: torch.nn.Module, plan: Plan, fused: bool) -> Optimizer:
+def make_optimizer(
+    model: torch.nn.Module, plan: Plan, fused: bool, divided: bool = True
+) -> Optimizer:
     """The optimizer of the plan, on all weights that train.
 
     Args:
         fused: let AdamW work on all of its weights in one kernel.
+        divided: let each rank do a part of Muon's work: gradients are the same on all ranks.
 
     Raises:
         UsageError: this torch has no Muon.
@@ -36,6 +39,7 @@ def make_optimizer(model: torch.nn.Module, plan: Plan, fused: bool) -> Optimizer
         others,
         lr=plan.learning_rate,
         fused=fused,
+        divided=divided,
     )
 
 
@@ -67,7 +71,9 @@ class MuonAdamW(Optimizer):
     for a part of the matrices and sends them to the others; the momentum all ranks keep, whole.
     """
 
-    def __init__(self, hidden: Groups, others: Groups, lr: float, fused: bool) -> None:
+    def __init__(
+        self, hidden: Groups, others: Groups, lr: float, fused: bool, divided: bool = True
+    ) -> None:
         """See `torch.optim.Muon` and `AdamW`.
 
         Raises:
@@ -75,6 +81,7 @@ class MuonAdamW(Optimizer):
         """
         self._muon = _muon()(hidden, lr=lr, adjust_lr_fn="match_rms_adamw")
         self._adamw = AdamW(others, lr=lr, fused=fused)
+        self._divided = divided and dist.is_initialized()
         self._count = len(self._muon.param_groups)
         super().__init__([*self._muon.param_groups, *self._adamw.param_groups], {})
 
@@ -86,7 +93,7 @@ class MuonAdamW(Optimizer):
         self._muon.state = self._adamw.state = self.state
         self._adamw.param_groups = self.param_groups[self._count :]
         self._adamw.step()
-        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        ranks = dist.get_world_size() if self._divided else 1
         for group in self.param_groups[: self._count]:
             with_gradient = [p for p in group["params"] if p.grad is not None]
             parts = split(with_gradient, ranks)

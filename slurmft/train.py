@@ -164,7 +164,12 @@ class Training:
         model = self.task.model(self.data)
         self.parameters = sum(p.numel() for p in model.parameters())
         # A fused optimizer skips fp16's overflowing steps by itself: the schedule would not know.
-        optimizer = make_optimizer(model, self.plan, fused=precision != "fp16")
+        optimizer = make_optimizer(
+            model,
+            self.plan,
+            fused=precision != "fp16",
+            divided=self.communication.period == 1,
+        )
         if self.config.activation_checkpointing:
             recompute_activations(model)
         self.packing = self._pack(model, warnings)
