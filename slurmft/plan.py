@@ -78,8 +78,3 @@ class Plan:
         assert self.config.epochs is not None  # from the recipe
         steps = self.config.epochs * self.steps_per_epoch
         return min(steps, self.config.max_steps or steps)
-
-    @property
-    def pad_multiple(self) -> int:
-        """Lengths divisible by 8 fill tensor cores, and AMX tiles."""
-        return 1 if self.precision == "fp32" else 8
