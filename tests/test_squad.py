@@ -158,6 +158,18 @@ def test_padding_does_not_change_an_answer(tmp_path: Path, tiny_model: Path) -> 
     assert predicted(length + N_BEST) == predicted(length)
 
 
+def test_padding_does_not_change_a_loss(tmp_path: Path, tiny_model: Path) -> None:
+    task = squad_task(write_squad(tmp_path / "data", 5, 20), tiny_model)
+    data = task.prepare()
+    model = task.model(data).eval()
+    samples = np.array([int(np.diff(data.train.offsets).argmin())])
+    losses = [
+        model(**data.train.batch(samples, data.pad_id, least=least).inputs).loss
+        for least in (0, 60)
+    ]
+    torch.testing.assert_close(losses[1], losses[0])
+
+
 def test_logits_that_are_no_numbers() -> None:
     start = torch.zeros(2, 5)
     start[1, 3] = torch.nan

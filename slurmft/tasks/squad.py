@@ -134,7 +134,9 @@ class Task(Pretrained):
     def model(self, data: TokenData) -> Any:
         from transformers import AutoModelForQuestionAnswering
 
-        return self.pretrained(AutoModelForQuestionAnswering)
+        model = self.pretrained(AutoModelForQuestionAnswering)
+        leave_out_padding(model)
+        return model
 
     def predict(self, output: Any, samples: np.ndarray, data: TokenData) -> Any:
         """The best answer of each window: float64, (batch, 4)."""
@@ -182,6 +184,25 @@ class Window:
         characters[texts != 1] = -1
         ids = np.array(encoding.ids, dtype=np.int32)
         return cls(question, ids, np.array(encoding.type_ids, dtype=np.int8), characters)
+
+
+def leave_out_padding(model: Any) -> None:
+    """Takes padding out of the places where an answer may begin or end.
+
+    transformers counts it as a place like others: a sample's loss would depend on how long the
+    others of its batch are.
+    """
+    tokens: dict[str, torch.Tensor] = {}
+
+    def note(_: Any, __: Any, inputs: dict[str, Any]) -> None:
+        tokens["mask"] = inputs["attention_mask"]
+
+    def mask(_: Any, __: Any, logits: torch.Tensor) -> torch.Tensor:
+        padding = tokens["mask"].unsqueeze(-1) == 0
+        return logits.masked_fill(padding, torch.finfo(logits.dtype).min)
+
+    model.register_forward_pre_hook(note, with_kwargs=True)
+    model.qa_outputs.register_forward_hook(mask)
 
 
 def read_questions(rows: Rows, may_have_none: bool) -> list[Question]:
