@@ -114,7 +114,7 @@ _OF_RUNS: dict[str, Callable[[Standing, float, float], Finding]] = {
     "tokens": tokens,
     "leftovers": leftovers,
 }
-"""Kind -> what of it a run has. A run that goes as a whole is not searched any further."""
+"""Kind -> what of it a run has. What lies in a folder that goes is not named again."""
 
 _OF_FOLDERS: dict[str, Callable[[Path], Finding]] = {"leftovers": asides}
 """Kind -> what of it lies in the folder of runs and belongs to none of them. What is shared by
@@ -160,13 +160,12 @@ def _of_run(each: Standing, kinds: Sequence[str], older_s: float) -> Iterator[Fo
     idle_s = time.time() - last_change(each)
     if each.is_alive and idle_s <= older_s:  # it may be about to be submitted
         return
+    whole: list[Path] = []
     for kind, finder in _OF_RUNS.items():
-        if kind not in kinds:
-            continue
-        for path, why in finder(each, idle_s, older_s):
-            yield kind, path, why
-            if path == each.run.path:
-                return
+        for path, why in finder(each, idle_s, older_s) if kind in kinds else ():
+            if not any(folder in path.parents for folder in whole):
+                whole.append(path)
+                yield kind, path, why
 
 
 def last_change(found: Standing) -> float:
@@ -205,12 +204,17 @@ def remove(item: Item) -> str | None:
     aside = item.path.with_name(f".{item.path.name}.{os.getpid()}.{secrets.token_hex(2)}")
     try:
         os.rename(item.path, aside)
+    except FileNotFoundError:
+        return None  # somebody else was faster
+    except OSError as error:
+        return f"{str(item.path)!r} could not be removed: {error.strerror or error}"
+    try:
         if aside.is_dir() and not aside.is_symlink():
             shutil.rmtree(aside)
         else:
             aside.unlink()
     except OSError as error:
-        return f"{str(item.path)!r} could not be removed: {error.strerror or error}"
+        return f"{str(aside)!r} could not be removed: {error.strerror or error}"
     return None
 
 

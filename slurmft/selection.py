@@ -53,6 +53,8 @@ def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
     top = folder(runs_dir)
     if not top.is_dir() and RunDir(absolute(name)).config.is_file():
         return RunDir.open(name)
+    if name != LAST and RunDir(top / name).config.is_file():  # a link to a run, too
+        return RunDir(top / name)
     found = look(top)
     if name == LAST:
         return RunDir(newest_of_mine(found))
