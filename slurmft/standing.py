@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from slurmft import launchers, slurm
 from slurmft.rundir import RunDir, read_json
@@ -62,10 +63,10 @@ class Standing:
     @property
     def requeues(self) -> int:
         """How often its job was queued again, since the run was last submitted."""
-        past = self.run.state.get("history", [])
+        past: list[dict[str, Any]] = self.run.state.get("history", [])
         since = max((i for i, h in enumerate(past) if h["state"] == "submitted"), default=0)
-        starts = sum(h["state"] == "running" for h in past[since:])
-        avoided = sum(bool(h.get("avoided")) for h in past[since:])
+        starts = len([h for h in past[since:] if h["state"] == "running"])
+        avoided = len([h for h in past[since:] if h.get("avoided")])
         waits = int(starts > 0 and self.state == "requeued")
         return max(0, starts - 1) + avoided + waits
 
