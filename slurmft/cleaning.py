@@ -134,7 +134,8 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
     Raises:
         UsageError: there is no such folder.
     """
-    made, left_out = listing.read(selection.look(top))
+    made, problems = listing.read(selection.look(top))
+    left_out = [listing.problem_line(problems)] if problems else []
     theirs = unsure = 0
     found: list[Found] = []
     for each in standing.stand(made):

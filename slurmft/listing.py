@@ -86,9 +86,7 @@ def _cells(run: dict[str, Any]) -> list[str]:
 
 def problem_line(problems: Sequence[str]) -> str:
     """What could not be read, in one line."""
-    if len(problems) == 1:
-        return f"warning: {problems[0]}; left out"
-    return f"warning: {len(problems)} folders left out, such as: {problems[0]}"
+    return problems[0] if len(problems) == 1 else f"{len(problems)} folders, such as: {problems[0]}"
 
 
 def parser() -> Parser:
@@ -129,7 +127,7 @@ def main(argv: list[str]) -> int:
         print(to_json(found, indent=2))
         return Exit.OK
     if found["problems"]:
-        print(problem_line(found["problems"]), file=sys.stderr)
+        print(f"warning: left out: {problem_line(found['problems'])}", file=sys.stderr)
     if found["runs"]:
         print(table(found["runs"]))
     else:

@@ -92,12 +92,25 @@ class RunDir:
         """An existing run.
 
         Raises:
-            UsageError: the folder holds no run.
+            UsageError: the folder holds no run, or is closed to this user.
         """
         run = cls(absolute(path))
-        if not run.config.is_file():
+        if not run.exists():
             raise UsageError(f"{str(path)!r} is no run directory: it has no {run.config.name}")
         return run
+
+    def exists(self) -> bool:
+        """Whether the folder holds a run.
+
+        Raises:
+            UsageError: it is closed to this user.
+        """
+        try:
+            return self.config.is_file()
+        except PermissionError:
+            raise UsageError(
+                f"{str(self.path)!r} cannot be read: Permission denied", "its owner can open it"
+            ) from None
 
     @classmethod
     def of_job(cls, runs_dir: str, mark: str) -> RunDir | None:

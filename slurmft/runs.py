@@ -45,6 +45,8 @@ class Run:
         files = RunDir(path)
         config = read_json(files.config)
         parts = ("train", "job", "submission")
+        if config is None and files.config.exists() and not os.access(files.config, os.R_OK):
+            raise UsageError(f"{str(files.config)!r} cannot be read: Permission denied")
         if config is None or not all(isinstance(config.get(k), dict) for k in parts):
             raise UsageError(f"{str(files.config)!r} is no configuration of a run")
         result = read_json(files.result)

@@ -51,9 +51,9 @@ def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
     if os.sep in name or name in ("", ".", "..") or name.startswith("~"):
         return RunDir.open(name)
     top = folder(runs_dir)
-    if not top.is_dir() and RunDir(absolute(name)).config.is_file():
+    if not top.is_dir() and RunDir(absolute(name)).exists():
         return RunDir.open(name)
-    if name != LAST and RunDir(top / name).config.is_file():  # a link to a run, too
+    if name != LAST and RunDir(top / name).exists():  # a link to a run, too
         return RunDir(top / name)
     found = look(top)
     if name == LAST:
@@ -61,7 +61,7 @@ def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
     matches = matching(name, found.paths)
     if len(matches) == 1:
         return RunDir(matches[0])
-    if not matches and RunDir(absolute(name)).config.is_file():
+    if not matches and RunDir(absolute(name)).exists():
         return RunDir.open(name)
     raise _ambiguous(name, matches) if matches else _none(name, found)
 

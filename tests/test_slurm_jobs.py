@@ -106,8 +106,8 @@ def test_submit_returns_at_once_with_the_next_commands(
 
 def test_living_with_runs(idle_cluster: Cluster, tmp_path: Path) -> None:
     """One job runs and is requeued, one waits behind it, and one is known to nobody."""
-    whole = ("--nodes", "4", "--batch-size", "8", "--epochs", "500", "--cpus-per-task", "4")
-    runs, waits = (submit(idle_cluster, tmp_path, *whole).run for _ in range(2))
+    runs = submit(idle_cluster, tmp_path, "--nodes", "1", *LONG).run
+    waits = submit(idle_cluster, tmp_path, "--nodes", "4", "--exclusive", *LONG).run
     gone = write_run(tmp_path / "gone", state="running")
     gone.job.write_text('{"cluster": "slurm", "id": "999999"}')
     now = await_list(idle_cluster, tmp_path, runs, lambda row: bool(row["steps_done"]))
@@ -133,14 +133,14 @@ def await_list(
     cluster: Cluster, runs: Path, run: RunDir, good: Callable[[dict[str, Any]], bool]
 ) -> dict[str, dict[str, Any]]:
     """The rows of `slurmft list` by name, when the one of a run is as it should be."""
-    deadline = time.monotonic() + 80
+    deadline = time.monotonic() + 100
     while True:
         done = slurmft(cluster, "list", "--json", "--runs-dir", str(runs))
         assert done.code == 0, done.err
         rows = {row["name"]: row for row in json.loads(done.out)["runs"]}
         if good(rows[run.path.name]):
             return rows
-        assert time.monotonic() < deadline, rows
+        assert time.monotonic() < deadline, rows[run.path.name]
         time.sleep(0.5)
 
 
