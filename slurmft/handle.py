@@ -15,7 +15,7 @@ from slurmft import dispatch, follow, latest, launchers, selection, site, standi
 from slurmft.config import JobConfig, RunConfig, options
 from slurmft.errors import unknown
 from slurmft.rundir import RecordReader, RunDir, read_json
-from slurmft.runs import Run as MeasuredRun
+from slurmft.runs import MeasuredRun
 
 
 class Run:

@@ -13,7 +13,7 @@ from slurmft.cli import Parser, aligned, shown
 from slurmft.errors import Exit, UsageError, unknown
 from slurmft.progress import duration
 from slurmft.rundir import to_json
-from slurmft.runs import Run
+from slurmft.runs import MeasuredRun
 from slurmft.selection import Found
 from slurmft.status import metrics_words, note, summary
 
@@ -26,12 +26,12 @@ examples:
 """
 
 
-def read(found: Found) -> tuple[list[Run], list[str]]:
+def read(found: Found) -> tuple[list[MeasuredRun], list[str]]:
     """The runs in a folder by when they were submitted, and a line for what cannot be read."""
     made, problems = [], list(found.problems)
     for path in sorted(found.paths, key=selection.submitted):
         try:
-            made.append(Run.read(path, with_environment=False))
+            made.append(MeasuredRun.read(path, with_environment=False))
         except UsageError as error:
             problems.append(error.message)
     return made, problems

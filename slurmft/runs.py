@@ -22,8 +22,11 @@ _NOT_VARIED = frozenset({"runs_dir", "job_name", "comment", "seed"})
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One run: raw contents of its files, and what most readers ask of them."""
+class MeasuredRun:
+    """One run: raw contents of its files, and what most readers ask of them.
+
+    `slurmft.Run` (handle.py) is what users have: it asks anew each time, and can act.
+    """
 
     path: Path
     config: dict[str, Any]
@@ -36,7 +39,7 @@ class Run:
     """environment.json: versions, python, ranks; empty before the ranks have met."""
 
     @classmethod
-    def read(cls, path: Path, with_environment: bool = True) -> Run:
+    def read(cls, path: Path, with_environment: bool = True) -> MeasuredRun:
         """Reads a run directory, with or without what its ranks ran on.
 
         Raises:
@@ -142,7 +145,9 @@ def _environment(found: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def find(paths: Sequence[str | Path], may_be_none: bool = False) -> tuple[list[Run], list[str]]:
+def find(
+    paths: Sequence[str | Path], may_be_none: bool = False
+) -> tuple[list[MeasuredRun], list[str]]:
     """The runs in run directories, or in folders that hold such at any depth.
 
     Links are followed; a run that can be reached in several ways is one run.
@@ -157,7 +162,7 @@ def find(paths: Sequence[str | Path], may_be_none: bool = False) -> tuple[list[R
     Raises:
         UsageError: a path is no folder, or holds no run.
     """
-    runs: dict[str, Run] = {}
+    runs: dict[str, MeasuredRun] = {}
     problems: list[str] = []
     known: set[str] = set()
     for given in paths:
@@ -176,7 +181,7 @@ def find(paths: Sequence[str | Path], may_be_none: bool = False) -> tuple[list[R
                 continue
             known.add(place)
             try:
-                runs[place] = Run.read(folder)
+                runs[place] = MeasuredRun.read(folder)
             except UsageError as error:
                 problems.append(error.message)
     return sorted(runs.values(), key=_submitted), problems
@@ -224,11 +229,11 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _submitted(run: Run) -> tuple[str, str]:
+def _submitted(run: MeasuredRun) -> tuple[str, str]:
     return str(run.config.get("submission", {}).get("time", "")), str(run.path)
 
 
-def varied(runs: Iterable[Run]) -> list[str]:
+def varied(runs: Iterable[MeasuredRun]) -> list[str]:
     """The fields of the configuration that are not the same in all runs."""
     values: dict[str, set[str]] = {}
     for run in runs:
@@ -237,9 +242,9 @@ def varied(runs: Iterable[Run]) -> list[str]:
     return [field for field, found in values.items() if len(found) > 1]
 
 
-def cells(runs: Iterable[Run]) -> list[list[Run]]:
+def cells(runs: Iterable[MeasuredRun]) -> list[list[MeasuredRun]]:
     """Runs grouped by measurement: repeats differ in seed, folder and name alone."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[MeasuredRun]] = {}
     for run in runs:
         groups.setdefault(repr(sorted(run.fields.items())), []).append(run)
     return list(groups.values())

@@ -12,7 +12,7 @@ from typing import Any
 
 from slurmft import launchers, slurm
 from slurmft.rundir import RunDir, read_json
-from slurmft.runs import Run
+from slurmft.runs import MeasuredRun
 from slurmft.slurm import JobState
 
 STATES = (
@@ -36,7 +36,7 @@ _NO_ANSWER = "Slurm gives no answer"
 class Standing:
     """How one run stands."""
 
-    run: Run
+    run: MeasuredRun
     state: str
     """One of STATES."""
     reason: str = ""
@@ -71,7 +71,7 @@ class Standing:
         return max(0, starts - 1) + avoided + waits
 
 
-def stand(found: Iterable[Run]) -> list[Standing]:
+def stand(found: Iterable[MeasuredRun]) -> list[Standing]:
     """How runs stand, by their own records and, where these do not say the end, their jobs'."""
     every = list(found)
     jobs = {run.path: job_of(run) for run in every}
@@ -82,7 +82,7 @@ def stand(found: Iterable[Run]) -> list[Standing]:
     return [_stand(run, *jobs[run.path], states) for run in every]
 
 
-def job_of(run: Run) -> tuple[str, str]:
+def job_of(run: MeasuredRun) -> tuple[str, str]:
     """Cluster and job id of a run; "" for one whose submission was cut off."""
     files = RunDir(run.path)
     job = read_json(files.job) or {}
@@ -90,7 +90,7 @@ def job_of(run: Run) -> tuple[str, str]:
     return job.get("cluster") or run.config["job"].get("cluster", ""), str(told)
 
 
-def _stand(run: Run, cluster: str, job: str, states: dict[str, JobState]) -> Standing:
+def _stand(run: MeasuredRun, cluster: str, job: str, states: dict[str, JobState]) -> Standing:
     if run.is_finished:
         return Standing(run, "finished", cluster=cluster, job=job)
     started = RunDir(run.path).attempt.exists()
@@ -115,11 +115,11 @@ def _by_itself(base: Standing, reason: str) -> Standing:
     return dataclasses.replace(base, state=word, reason=reason, is_sure=False)
 
 
-def _local_state(run: Run, cluster: str, job: str) -> JobState | None:
+def _local_state(run: MeasuredRun, cluster: str, job: str) -> JobState | None:
     return None if run.has_ended else launchers.get(cluster).job_state(job, RunDir(run.path))
 
 
-def _will_go_on(run: Run, state: JobState) -> bool:
+def _will_go_on(run: MeasuredRun, state: JobState) -> bool:
     """Whether a job waits or runs. A run that says that it has ended is right, unless Slurm has
     queued it again: its job may just be ending."""
     if state.name == "UNKNOWN":
@@ -141,7 +141,7 @@ def _alive(base: Standing, state: JobState) -> Standing:
     )
 
 
-def _own_word(run: Run, otherwise: str) -> str:
+def _own_word(run: MeasuredRun, otherwise: str) -> str:
     """ "running" or "stopping", where the run says so itself."""
     return run.state["state"] if run.state["state"] in ("running", "stopping") else otherwise
 

@@ -14,7 +14,7 @@ from slurmft.follow import next_commands
 from slurmft.latest import Latest
 from slurmft.progress import duration, number, result_table
 from slurmft.rundir import RunDir, to_json
-from slurmft.runs import Run
+from slurmft.runs import MeasuredRun
 from slurmft.standing import Standing
 
 EXAMPLES = """\
@@ -94,7 +94,7 @@ def describe(run: RunDir) -> dict[str, Any]:
     Raises:
         UsageError: its files cannot be read.
     """
-    found = standing.stand([Run.read(run.path)])[0]
+    found = standing.stand([MeasuredRun.read(run.path)])[0]
     said = latest.read(run.path)
     return summary(found, said) | {
         "train": found.run.config["train"],

@@ -17,7 +17,7 @@ from slurmft.errors import UsageError
 from slurmft.filesystem import absolute
 from slurmft.grid import Study
 from slurmft.rundir import RunDir, write_text
-from slurmft.runs import Run
+from slurmft.runs import MeasuredRun
 from slurmft.standing import job_of
 from slurmft.tally import Tally
 
@@ -109,7 +109,7 @@ def discard_cut_off(folder: Path) -> None:
 def warnings(found: Tally) -> list[str]:
     """What lies in the folder that does not belong there."""
     lines = [f"warning: {problem}; left out" for problem in found.problems]
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[MeasuredRun]] = {}
     for run in found.others:
         told = run.study if isinstance(run.study, dict) else {}
         cell = told.get("cell")

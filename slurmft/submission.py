@@ -32,7 +32,7 @@ from slurmft.launchers import array
 from slurmft.launchers.slurm import inside_text
 from slurmft.progress import duration
 from slurmft.rundir import RunDir
-from slurmft.runs import Run
+from slurmft.runs import MeasuredRun
 from slurmft.site import site_defaults
 from slurmft.standing import Standing
 from slurmft.tally import Repeat, Tally
@@ -118,7 +118,7 @@ class Submission:
         return config, f"c{number}-r{repeat.number}-{secrets.token_hex(2)}"
 
 
-def difference(run: Run, config: RunConfig) -> str:
+def difference(run: MeasuredRun, config: RunConfig) -> str:
     """In which settings a run differs from a configuration, in words; "" for none that matter."""
     wanted: dict[str, Any] = json.loads(config.to_json())
     found = []

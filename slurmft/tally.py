@@ -14,7 +14,7 @@ from typing import Any
 from slurmft import grid, latest, runs
 from slurmft.cli import aligned, shown
 from slurmft.grid import Cell, Study
-from slurmft.runs import Run
+from slurmft.runs import MeasuredRun
 from slurmft.standing import Standing, stand
 
 STATES = ("finished", "running", "pending", "failed", "missing")
@@ -49,7 +49,7 @@ class Tally:
     """All repeats of a study, and what else lies in its folder."""
 
     repeats: list[Repeat]
-    others: list[Run]
+    others: list[MeasuredRun]
     """Runs of cells that the study file does not have, or of another study."""
     problems: list[str]
     """A line for every directory that could not be read."""
@@ -80,8 +80,8 @@ def take(study: Study, folder: Path) -> Tally:
     """Looks at the runs in a study's folder, and asks how their jobs stand."""
     found, problems = find(folder)
     repeats = {(grid.key_of(c), n): Repeat(c, n) for n, c in grid.rounds(study)}
-    belongs: dict[tuple[str, int], list[Run]] = {}
-    others: list[Run] = []
+    belongs: dict[tuple[str, int], list[MeasuredRun]] = {}
+    others: list[MeasuredRun] = []
     for run in found:
         key = _key(run, study.name)
         if key in repeats:
@@ -95,13 +95,13 @@ def take(study: Study, folder: Path) -> Tally:
     return Tally(list(repeats.values()), others, problems, others_alive)
 
 
-def find(folder: Path) -> tuple[list[Run], list[str]]:
+def find(folder: Path) -> tuple[list[MeasuredRun], list[str]]:
     """The runs in a study's folder, and what could not be read."""
     top = folder / "runs"
     return runs.find([top], may_be_none=True) if top.is_dir() else ([], [])
 
 
-def _key(run: Run, name: str) -> tuple[str, int] | None:
+def _key(run: MeasuredRun, name: str) -> tuple[str, int] | None:
     """Cell and repeat of a run; None: it is of no study, or of another."""
     told = run.study
     if not isinstance(told, dict) or told.get("name") != name:

@@ -18,7 +18,7 @@ from slurmft import cleaning, follow, latest, listing, selection, slurm, standin
 from slurmft.cleaning import KINDS
 from slurmft.errors import Exit, SlurmftError, UsageError
 from slurmft.rundir import RunDir, write_json
-from slurmft.runs import Run
+from slurmft.runs import MeasuredRun
 from tests.conftest import slurmft as command
 from tests.made_runs import write_run
 from tests.test_login_floor import HEAVY
@@ -155,7 +155,7 @@ def test_runs_and_jobs_are_reconciled(
     else:
         write_json(run.attempt, {"number": 1, "job": "7", "hosts": ["n1"], "time": 0})
     queue.squeue, queue.sacct = squeue, sacct
-    found = standing.stand([Run.read(run.path)])[0]
+    found = standing.stand([MeasuredRun.read(run.path)])[0]
     assert found.state == state
     assert status.note(status.summary(found)) == note
     assert found.is_sure == (squeue != "down")
@@ -169,13 +169,13 @@ def test_requeues_are_counted_from_the_last_submission(queue: FakeQueue, tmp_pat
     run.set_state("running")
     write_json(run.attempt, {"number": 4, "job": "7", "hosts": ["n1"], "time": 0})
     queue.squeue = "7|RUNNING|N/A|None"
-    assert standing.stand([Run.read(run.path)])[0].requeues == 1
+    assert standing.stand([MeasuredRun.read(run.path)])[0].requeues == 1
 
 
 def test_a_run_of_pods_is_believed(queue: FakeQueue, tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", state="running")
     write_json(run.attempt, {"number": 1, "job": "pod", "hosts": ["n1"], "time": 0})
-    found = standing.stand([Run.read(run.path)])[0]
+    found = standing.stand([MeasuredRun.read(run.path)])[0]
     assert (found.state, found.is_sure, queue.calls) == ("running", False, [])
 
 
