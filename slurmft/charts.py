@@ -19,7 +19,7 @@ from slurmft.measured import (
     others,
 )
 from slurmft.published import PublishedTable, with_unit
-from slurmft.runs import Run, is_number
+from slurmft.runs import MeasuredRun, is_number
 from slurmft.runsets import RunSet
 from slurmft.tabular import Column, Table, Value, decimals_of, rounded
 
@@ -347,7 +347,7 @@ def _losses(rows: Sequence[Row], fields: Sequence[str]) -> Chart | None:
     return chart
 
 
-def _loss_points(run: Run) -> list[tuple[float, float]]:
+def _loss_points(run: MeasuredRun) -> list[tuple[float, float]]:
     """Step and loss; of steps that were done again the last time counts."""
     points = {}
     for record in run.records("step"):

@@ -17,7 +17,7 @@ from slurmft import runs
 from slurmft.cli import Parser
 from slurmft.errors import Exit, UsageError, run_main
 from slurmft.rundir import to_json
-from slurmft.runs import Run, is_number
+from slurmft.runs import MeasuredRun, is_number
 
 Array = NDArray[np.float64]
 
@@ -49,7 +49,7 @@ class Side:
 
     name: str
     """What it is called in the output: A or B."""
-    runs: tuple[Run, ...]
+    runs: tuple[MeasuredRun, ...]
     notes: tuple[str, ...] = ()
 
     def results(self, key: str) -> list[Any]:
@@ -146,7 +146,7 @@ def read(name: str, path: str) -> Side:
     return Side(name, finished, tuple(notes))
 
 
-def _lacks(run: Run) -> str:
+def _lacks(run: MeasuredRun) -> str:
     """The values of a result without which nothing can be compared; "" where it has all."""
     result = run.result or {}
     phases = result["phases_s"]
@@ -177,18 +177,18 @@ def differences(a: Side, b: Side) -> list[tuple[str, str, str]]:
     return [(name, of_a, of_b) for name, of_a, of_b in found if of_a != of_b]
 
 
-def _ranks(key: str) -> Callable[[Run], Any]:
+def _ranks(key: str) -> Callable[[MeasuredRun], Any]:
     """What the ranks of a run say of themselves, each value once."""
     return lambda run: ", ".join(
         dict.fromkeys(str(rank.get(key)) for rank in run.environment.get("ranks", []))
     )
 
 
-def _resolved(key: str) -> Callable[[Run], Any]:
+def _resolved(key: str) -> Callable[[MeasuredRun], Any]:
     return lambda run: (run.result or {}).get(key)
 
 
-_FACTS: dict[str, Callable[[Run], Any]] = {
+_FACTS: dict[str, Callable[[MeasuredRun], Any]] = {
     "precision used": _resolved("precision"),
     "backend used": _resolved("backend"),
     "gradients sent as": lambda run: ((run.result or {}).get("gradients") or {}).get("used"),
@@ -204,16 +204,16 @@ _FACTS: dict[str, Callable[[Run], Any]] = {
 """Name -> what a run says of what it ran on."""
 
 
-def _versions(run: Run) -> dict[str, str]:
+def _versions(run: MeasuredRun) -> dict[str, str]:
     found: dict[str, str] = run.environment.get("versions", {})
     return found
 
 
-def _version_of(package: str) -> Callable[[Run], Any]:
+def _version_of(package: str) -> Callable[[MeasuredRun], Any]:
     return lambda run: _versions(run).get(package)
 
 
-def _each(side: Side, of: Callable[[Run], Any]) -> str:
+def _each(side: Side, of: Callable[[MeasuredRun], Any]) -> str:
     return " | ".join(dict.fromkeys(_text(of(run)) for run in side.runs))
 
 
@@ -344,7 +344,7 @@ def _each_ms(side: Side, sample_s: Sequence[float]) -> str:
     return f"{1000 * float(np.mean(sample_s)) * samples:,.4g} ms each"
 
 
-def _sample_seconds(run: Run, phases: Sequence[str]) -> float:
+def _sample_seconds(run: MeasuredRun, phases: Sequence[str]) -> float:
     result = run.result or {}
     seconds = sum(result["phases_s"].get(phase, 0.0) for phase in phases)
     return float(seconds / max(1, result["evaluate_samples"]))
@@ -404,7 +404,7 @@ def verdict_of_metric(difference: float, low: float, high: float) -> str:
     return f"no difference beyond noise ({low:+.4f} to {high:+.4f})"
 
 
-def windows(run: Run) -> Windows:
+def windows(run: MeasuredRun) -> Windows:
     """The windows of a run's steps, without warm-up. Of steps that were done again after a restart,
     the last counts."""
     found: list[tuple[int, int, float]] = []  # last step, steps, samples/s

@@ -17,7 +17,7 @@ from slurmft.forecasts import Forecast
 from slurmft.measured import FORECAST
 from slurmft.measured import Row as MeasuredRow
 from slurmft.published import PublishedTable
-from slurmft.runs import Run
+from slurmft.runs import MeasuredRun
 from slurmft.scaling import Fit, Row
 
 _LEAST_COUNTS = 2
@@ -82,7 +82,7 @@ def network_gbit_s(table: PublishedTable) -> float | None:
     return measurements.network_gbit_s(table)
 
 
-def _row_of(run: Run) -> Row | None:
+def _row_of(run: MeasuredRun) -> Row | None:
     """A run as a row of the model; None: its result is not as slurmft writes it."""
     try:
         return measurements.row_of(run)

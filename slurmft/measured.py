@@ -13,7 +13,7 @@ from slurmft import forecasts
 from slurmft.forecasts import Forecast
 from slurmft.grid import Cell
 from slurmft.rundir import RunDir
-from slurmft.runs import Run, is_number, varied
+from slurmft.runs import MeasuredRun, is_number, varied
 from slurmft.runsets import RunSet, planned
 from slurmft.tabular import NOTHING, Column, Table, Value, decimals_of, rounded
 
@@ -55,7 +55,7 @@ class Measure:
 
     key: str
     label: str
-    read: Callable[[Run], float]
+    read: Callable[[MeasuredRun], float]
     """The value of a run; errors mean that it has none."""
     rank: int = 0
     """See `tabular.Column`."""
@@ -65,42 +65,42 @@ class Measure:
     """The spread is shown beside the median."""
 
 
-def _result(run: Run) -> dict[str, Any]:
+def _result(run: MeasuredRun) -> dict[str, Any]:
     assert run.result is not None
     return run.result
 
 
-def _phase(name: str) -> Callable[[Run], float]:
+def _phase(name: str) -> Callable[[MeasuredRun], float]:
     return lambda run: float(_result(run)["phases_s"][name])
 
 
-def _rate(phase: str) -> Callable[[Run], float]:
+def _rate(phase: str) -> Callable[[MeasuredRun], float]:
     """Samples/s of a device in a phase."""
     return lambda run: float(_result(run)[f"{phase}_samples_per_s"] / _result(run)["world_size"])
 
 
-def _of_result(name: str) -> Callable[[Run], float]:
+def _of_result(name: str) -> Callable[[MeasuredRun], float]:
     return lambda run: float(_result(run)[name])
 
 
-def _imports_s(run: Run) -> float:
+def _imports_s(run: MeasuredRun) -> float:
     return float(_result(run)["imports_s"]["max"])
 
 
-def _rest_s(run: Run) -> float:
+def _rest_s(run: MeasuredRun) -> float:
     found = _result(run)
     return float(found["wall_s"] - found["startup_s"] - sum(found["phases_s"].values()))
 
 
-def _memory_gib(run: Run) -> float:
+def _memory_gib(run: MeasuredRun) -> float:
     return float(max(_result(run)["peak_memory_bytes"])) / 2**30
 
 
-def _first_metric(run: Run) -> float:
+def _first_metric(run: MeasuredRun) -> float:
     return float(next(iter(_result(run)["metrics"].values())))
 
 
-def _per_evaluation(phase: str, factor: float = 1) -> Callable[[Run], float]:
+def _per_evaluation(phase: str, factor: float = 1) -> Callable[[MeasuredRun], float]:
     """Seconds (times a factor) of a phase in one evaluation."""
     return lambda run: _phase(phase)(run) * factor / run.evaluations
 
@@ -145,7 +145,7 @@ class Row:
     """A cell of a set: its fields, its runs and what they measured."""
 
     cell: Cell
-    runs: Sequence[Run]
+    runs: Sequence[MeasuredRun]
     devices: int | None
     state: str
     """Empty: all its runs finished."""
@@ -166,7 +166,7 @@ class Row:
         return found.median if found else None
 
     @property
-    def finished(self) -> list[Run]:
+    def finished(self) -> list[MeasuredRun]:
         return [run for run in self.runs if run.is_finished]
 
     def value(self, name: str) -> Any:
@@ -221,7 +221,7 @@ def _sortable(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
     ]
 
 
-def _common(runs: Sequence[Run]) -> Cell:
+def _common(runs: Sequence[MeasuredRun]) -> Cell:
     """The fields that are the same in all runs; for auto what it became, if that is the same."""
     differ = set(varied(runs))
     same = {k: v for k, v in runs[0].fields.items() if k not in differ} if runs else {}
@@ -232,7 +232,7 @@ def _common(runs: Sequence[Run]) -> Cell:
     return same
 
 
-def _row(cell: Cell, runs: Sequence[Run], repeats: int, common: Cell) -> Row:
+def _row(cell: Cell, runs: Sequence[MeasuredRun], repeats: int, common: Cell) -> Row:
     row = Row(cell, runs, _devices(runs, common | cell), state_of(runs, repeats), common)
     for measure in MEASURES.values():
         found = Spread.of([v for run in row.finished if (v := _read(measure, run)) is not None])
@@ -241,7 +241,7 @@ def _row(cell: Cell, runs: Sequence[Run], repeats: int, common: Cell) -> Row:
     return row
 
 
-def _read(measure: Measure, run: Run) -> float | None:
+def _read(measure: Measure, run: MeasuredRun) -> float | None:
     """A run's value; None where its result lacks it, or holds what is no number."""
     try:
         value = measure.read(run)
@@ -250,7 +250,7 @@ def _read(measure: Measure, run: Run) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _devices(runs: Sequence[Run], fields: Cell) -> int | None:
+def _devices(runs: Sequence[MeasuredRun], fields: Cell) -> int | None:
     """Ranks of a cell: what its runs say, else what its configuration asks for."""
     for run in runs:
         if run.result and isinstance(run.result["world_size"], int):
@@ -262,7 +262,7 @@ def _devices(runs: Sequence[Run], fields: Cell) -> int | None:
     return nodes * processes if isinstance(nodes, int) and processes else None
 
 
-def state_of(runs: Sequence[Run], repeats: int) -> str:
+def state_of(runs: Sequence[MeasuredRun], repeats: int) -> str:
     """What is not as it should be: "missing", "failed: reason", "1 of 3 failed"; or nothing."""
     total = max(len(runs), repeats)
     states = [_state(run) for run in runs if not run.is_finished]
@@ -276,7 +276,7 @@ def state_of(runs: Sequence[Run], repeats: int) -> str:
     return ", ".join(f"{n} of {total} {state}" for state, n in counts.items()) + reason
 
 
-def _state(run: Run) -> tuple[str, str]:
+def _state(run: MeasuredRun) -> tuple[str, str]:
     """The state of a run that has no result, and the reason where it failed."""
     state = str(run.state["state"])
     if state == "finished":

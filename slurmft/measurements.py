@@ -11,7 +11,7 @@ from typing import Any
 
 from slurmft.errors import UsageError
 from slurmft.published import PublishedTable, load
-from slurmft.runs import Run
+from slurmft.runs import MeasuredRun
 from slurmft.scaling import TOTAL, Row, Workload
 
 _IDENTITY = (
@@ -71,7 +71,7 @@ class Series:
         return sorted({row.devices for row in self.rows})
 
 
-def series_of(runs: Sequence[Run]) -> dict[str, Series]:
+def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
     """Name -> series, of all runs that have finished; the name says what differs between them.
 
     Raises:
@@ -102,23 +102,25 @@ def series_of(runs: Sequence[Run]) -> dict[str, Series]:
     }
 
 
-def by_series(finished: Sequence[Run]) -> dict[str, list[Run]]:
+def by_series(finished: Sequence[MeasuredRun]) -> dict[str, list[MeasuredRun]]:
     """Name of a series -> its runs."""
     identities = [{name: _resolved(run, name) for name in _IDENTITY} for run in finished]
     differing = [n for n in _IDENTITY if len({repr(i[n]) for i in identities}) > 1]
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[MeasuredRun]] = {}
     for run, identity in zip(finished, identities, strict=True):
         name = " ".join(str(identity[n]) for n in dict.fromkeys(("task", *differing)))
         groups.setdefault(name, []).append(run)
     return groups
 
 
-def _resolved(run: Run, name: str) -> Any:
+def _resolved(run: MeasuredRun, name: str) -> Any:
     """What a run really used, where its configuration may say auto."""
     return (run.result or {}).get(name) or run.value(name)
 
 
-def _series(name: str, runs: Sequence[Run], rows: Sequence[Row], notes: tuple[str, ...]) -> Series:
+def _series(
+    name: str, runs: Sequence[MeasuredRun], rows: Sequence[Row], notes: tuple[str, ...]
+) -> Series:
     restarted = [run.name for run in runs if (run.result or {}).get("attempts", 1) > 1]
     if restarted:
         notes += (f"started more than once, start-up and rest not used: {', '.join(restarted)}",)
@@ -133,14 +135,14 @@ def _series(name: str, runs: Sequence[Run], rows: Sequence[Row], notes: tuple[st
     )
 
 
-def _metric(run: Run) -> float | None:
+def _metric(run: MeasuredRun) -> float | None:
     """The first metric, where it is a number."""
     metrics = (run.result or {})["metrics"]
     first = next(iter(metrics.values()), None) if isinstance(metrics, dict) else None
     return first if isinstance(first, (int, float)) and math.isfinite(first) else None
 
 
-def row_of(run: Run) -> Row:
+def row_of(run: MeasuredRun) -> Row:
     """A finished run.
 
     Raises:
@@ -159,7 +161,7 @@ def row_of(run: Run) -> Row:
     return row
 
 
-def _row(run: Run) -> Row:
+def _row(run: MeasuredRun) -> Row:
     result = run.result
     assert result is not None
     devices = result["world_size"]

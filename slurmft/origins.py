@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from slurmft.measured import Row, label
-from slurmft.runs import Run
+from slurmft.runs import MeasuredRun
 
 _MOST = 3
 """Values of a kind that are listed; the rest is counted."""
@@ -34,7 +34,10 @@ def origins(rows: Sequence[Row]) -> list[str]:
 
 def changes(rows: Sequence[Row], fields: Sequence[str]) -> list[str]:
     """What did not stay the same from run to run, and where: such rows are not comparable."""
-    asked: dict[str, Callable[[Run], str]] = {"code": lambda run: run.code, "devices": _device}
+    asked: dict[str, Callable[[MeasuredRun], str]] = {
+        "code": lambda run: run.code,
+        "devices": _device,
+    }
     packages = {p for row in rows for run in row.runs for p in _packages(run)}
     for name in ("python", *sorted(packages)):
         asked[name] = _version_of(name)
@@ -51,18 +54,18 @@ def changes(rows: Sequence[Row], fields: Sequence[str]) -> list[str]:
     return lines
 
 
-def _version_of(package: str) -> Callable[[Run], str]:
+def _version_of(package: str) -> Callable[[MeasuredRun], str]:
     if package == "python":
         return lambda run: str(run.environment.get("python", ""))
     return lambda run: str(_packages(run).get(package, ""))
 
 
-def _packages(run: Run) -> dict[str, Any]:
+def _packages(run: MeasuredRun) -> dict[str, Any]:
     found = run.environment.get("versions")
     return found if isinstance(found, dict) else {}
 
 
-def _values(runs: Sequence[Run], ask: Callable[[Run], str]) -> list[str]:
+def _values(runs: Sequence[MeasuredRun], ask: Callable[[MeasuredRun], str]) -> list[str]:
     """What the runs say, each once; those that say nothing are left out."""
     return [value for value in dict.fromkeys(map(ask, runs)) if value]
 
@@ -73,18 +76,18 @@ def _listed(values: Sequence[str], separator: str = ", ") -> str:
     return separator.join(values[:_MOST]) + (f" and {more} more" if more > 0 else "")
 
 
-def _commands(runs: Sequence[Run]) -> list[str]:
+def _commands(runs: Sequence[MeasuredRun]) -> list[str]:
     found = _values(runs, lambda run: str(run.config.get("submission", {}).get("command", "")))
     return [c if len(c) <= _LONGEST else c[: _LONGEST - 3] + "..." for c in found]
 
 
-def _versions(runs: Sequence[Run]) -> str:
+def _versions(runs: Sequence[MeasuredRun]) -> str:
     names = ("python", *_VERSIONS)
     told = [(name, _values(runs, _version_of(name))) for name in names]
     return ", ".join(f"{name} {' and '.join(found)}" for name, found in told if found)
 
 
-def _hosts(runs: Sequence[Run]) -> list[str]:
+def _hosts(runs: Sequence[MeasuredRun]) -> list[str]:
     """All hosts, each once."""
     found: dict[str, None] = {}
     for run in runs:
@@ -95,14 +98,14 @@ def _hosts(runs: Sequence[Run]) -> list[str]:
     return list(found)
 
 
-def _device(run: Run) -> str:
+def _device(run: MeasuredRun) -> str:
     try:
         return ", ".join(dict.fromkeys(str(r["device"]) for r in run.environment.get("ranks", [])))
     except (KeyError, TypeError, AttributeError):
         return "unknown"
 
 
-def _dates(runs: Sequence[Run]) -> str:
+def _dates(runs: Sequence[MeasuredRun]) -> str:
     """When the first was submitted and the last one changed its state."""
     submitted = [str(t) for r in runs if (t := r.config.get("submission", {}).get("time"))]
     ended = [t for r in runs if (t := _moment(r.state.get("time"))) is not None]

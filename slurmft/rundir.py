@@ -29,27 +29,38 @@ ATTEMPT = "SLURMFT_ATTEMPT"
 """Variable with the number of the attempt, from 1, in every process of a job."""
 
 
+class _Below:
+    """A path below that of a run. Made when it is asked for: paths are slow to make, runs many."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunDir, owner: type[RunDir]) -> Path:
+        return run.path / self._name
+
+
 class RunDir:
     """The files of one run, below `path`."""
 
+    config = _Below("config.json")
+    environment = _Below("environment.json")
+    records = _Below("records.jsonl")
+    result = _Below("result.json")
+    state = _Below("state.json")
+    job = _Below("job.json")
+    model = _Below("model")
+    tokens = _Below("tokens")
+    logs = _Below("logs")
+    failures = _Below("failures")
+    checkpoints = _Below("checkpoints")
+    attempt = _Below("attempt.json")
+    started = _Below("started.json")
+    meeting = _Below("meeting.json")
+    submitit = _Below("submitit")
+    script = _Below("submitit/job.sh")
+
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = path / "config.json"
-        self.environment = path / "environment.json"
-        self.records = path / "records.jsonl"
-        self.result = path / "result.json"
-        self.state = path / "state.json"
-        self.job = path / "job.json"
-        self.model = path / "model"
-        self.tokens = path / "tokens"
-        self.logs = path / "logs"
-        self.failures = path / "failures"
-        self.checkpoints = path / "checkpoints"
-        self.attempt = path / "attempt.json"
-        self.started = path / "started.json"
-        self.meeting = path / "meeting.json"
-        self.submitit = path / "submitit"
-        self.script = self.submitit / "job.sh"
 
     @classmethod
     def create(cls, config: RunConfig, mark: str = "") -> RunDir:
@@ -81,12 +92,25 @@ class RunDir:
         """An existing run.
 
         Raises:
-            UsageError: the folder holds no run.
+            UsageError: the folder holds no run, or is closed to this user.
         """
         run = cls(absolute(path))
-        if not run.config.is_file():
+        if not run.exists():
             raise UsageError(f"{str(path)!r} is no run directory: it has no {run.config.name}")
         return run
+
+    def exists(self) -> bool:
+        """Whether the folder holds a run.
+
+        Raises:
+            UsageError: it is closed to this user.
+        """
+        try:
+            return self.config.is_file()
+        except PermissionError:
+            raise UsageError(
+                f"{str(self.path)!r} cannot be read: Permission denied", "its owner can open it"
+            ) from None
 
     @classmethod
     def of_job(cls, runs_dir: str, mark: str) -> RunDir | None:

@@ -22,8 +22,11 @@ _NOT_VARIED = frozenset({"runs_dir", "job_name", "comment", "seed"})
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One run: raw contents of its files, and what most readers ask of them."""
+class MeasuredRun:
+    """One run: raw contents of its files, and what most readers ask of them.
+
+    `slurmft.Run` (handle.py) is what users have: it asks anew each time, and can act.
+    """
 
     path: Path
     config: dict[str, Any]
@@ -36,8 +39,8 @@ class Run:
     """environment.json: versions, python, ranks; empty before the ranks have met."""
 
     @classmethod
-    def read(cls, path: Path) -> Run:
-        """Reads a run directory.
+    def read(cls, path: Path, with_environment: bool = True) -> MeasuredRun:
+        """Reads a run directory, with or without what its ranks ran on.
 
         Raises:
             UsageError: it has no config.json that can be read, or a result.json that is none.
@@ -45,6 +48,8 @@ class Run:
         files = RunDir(path)
         config = read_json(files.config)
         parts = ("train", "job", "submission")
+        if config is None and files.config.exists() and not os.access(files.config, os.R_OK):
+            raise UsageError(f"{str(files.config)!r} cannot be read: Permission denied")
         if config is None or not all(isinstance(config.get(k), dict) for k in parts):
             raise UsageError(f"{str(files.config)!r} is no configuration of a run")
         result = read_json(files.result)
@@ -57,7 +62,7 @@ class Run:
             config=config,
             state=_state(read_json(files.state)),
             result=result,
-            environment=_environment(read_json(files.environment)),
+            environment=_environment(read_json(files.environment) if with_environment else None),
         )
 
     @property
@@ -140,7 +145,9 @@ def _environment(found: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def find(paths: Sequence[str | Path], may_be_none: bool = False) -> tuple[list[Run], list[str]]:
+def find(
+    paths: Sequence[str | Path], may_be_none: bool = False
+) -> tuple[list[MeasuredRun], list[str]]:
     """The runs in run directories, or in folders that hold such at any depth.
 
     Links are followed; a run that can be reached in several ways is one run.
@@ -155,7 +162,7 @@ def find(paths: Sequence[str | Path], may_be_none: bool = False) -> tuple[list[R
     Raises:
         UsageError: a path is no folder, or holds no run.
     """
-    runs: dict[str, Run] = {}
+    runs: dict[str, MeasuredRun] = {}
     problems: list[str] = []
     known: set[str] = set()
     for given in paths:
@@ -165,19 +172,29 @@ def find(paths: Sequence[str | Path], may_be_none: bool = False) -> tuple[list[R
                 f"{str(given)!r} is no folder", "give a run directory, or a folder of such"
             )
         unreadable: list[str] = []
-        folders = dict(_run_folders(top, set(), unreadable))
+        found = dict(folders(top, unreadable))
         problems += unreadable
-        if not folders and not unreadable and not may_be_none:
+        if not found and not unreadable and not may_be_none:
             raise UsageError(f"{str(given)!r} holds no run", "give a run directory or its folder")
-        for place, folder in folders.items():
+        for place, folder in found.items():
             if place in known:
                 continue
             known.add(place)
             try:
-                runs[place] = Run.read(folder)
+                runs[place] = MeasuredRun.read(folder)
             except UsageError as error:
                 problems.append(error.message)
     return sorted(runs.values(), key=_submitted), problems
+
+
+def folders(top: Path, problems: list[str]) -> Iterator[tuple[str, Path]]:
+    """Real path and path of the run directories in a folder, at any depth; links are followed.
+
+    Args:
+        top: where to search.
+        problems: takes a line for every folder that cannot be read.
+    """
+    return _run_folders(top, set(), problems)
 
 
 def _run_folders(top: Path, seen: set[str], problems: list[str]) -> Iterator[tuple[str, Path]]:
@@ -212,11 +229,11 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _submitted(run: Run) -> tuple[str, str]:
+def _submitted(run: MeasuredRun) -> tuple[str, str]:
     return str(run.config.get("submission", {}).get("time", "")), str(run.path)
 
 
-def varied(runs: Iterable[Run]) -> list[str]:
+def varied(runs: Iterable[MeasuredRun]) -> list[str]:
     """The fields of the configuration that are not the same in all runs."""
     values: dict[str, set[str]] = {}
     for run in runs:
@@ -225,9 +242,9 @@ def varied(runs: Iterable[Run]) -> list[str]:
     return [field for field, found in values.items() if len(found) > 1]
 
 
-def cells(runs: Iterable[Run]) -> list[list[Run]]:
+def cells(runs: Iterable[MeasuredRun]) -> list[list[MeasuredRun]]:
     """Runs grouped by measurement: repeats differ in seed, folder and name alone."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[MeasuredRun]] = {}
     for run in runs:
         groups.setdefault(repr(sorted(run.fields.items())), []).append(run)
     return list(groups.values())

@@ -16,7 +16,7 @@ from slurmft import grid, recipes
 from slurmft import runs as measured_runs
 from slurmft.errors import UsageError
 from slurmft.grid import GLOBAL_BATCH_SIZE, Cell, Study
-from slurmft.runs import Run
+from slurmft.runs import MeasuredRun
 
 _SETS_OTHERS = ("recipe", "task", "preset")
 """Fields from which values of other fields follow."""
@@ -30,7 +30,7 @@ class RunSet:
     title: str
     fields: Sequence[str]
     """What its cells differ in."""
-    cells: Sequence[tuple[Cell, Sequence[Run]]]
+    cells: Sequence[tuple[Cell, Sequence[MeasuredRun]]]
     """Values of the fields, and the runs with them; none: they are missing."""
     repeats: int = 1
     """Runs that a cell should have, at least."""
@@ -45,19 +45,19 @@ class RunSet:
     problems: list[str] = field(default_factory=list)
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[MeasuredRun]:
         return [run for _, found in self.cells for run in found]
 
 
-def group(runs: Sequence[Run], title: str = "") -> list[RunSet]:
+def group(runs: Sequence[MeasuredRun], title: str = "") -> list[RunSet]:
     """The runs by study, in the order in which these began; then those of no study.
 
     Args:
         runs: the runs, oldest first.
         title: of the runs of no study.
     """
-    studies: dict[tuple[str, Path | None], list[Run]] = {}
-    others: list[Run] = []
+    studies: dict[tuple[str, Path | None], list[MeasuredRun]] = {}
+    others: list[MeasuredRun] = []
     for run in runs:
         name = (run.study or {}).get("name")
         if isinstance(name, str) and isinstance((run.study or {}).get("cell"), dict):
@@ -73,16 +73,16 @@ def _study_folder(run: Path) -> Path | None:
     return next((p for p in list(run.parents)[:3] if (p / grid.FILE).is_file()), None)
 
 
-def _of_runs(runs: list[Run], title: str) -> RunSet:
+def _of_runs(runs: list[MeasuredRun], title: str) -> RunSet:
     fields = measured_runs.varied(runs)
     cells = [({f: c[0].value(f) for f in fields}, c) for c in measured_runs.cells(runs)]
     return RunSet("runs", title or "Runs", fields, cells)
 
 
-def _of_study(name: str, folder: Path | None, runs: list[Run]) -> RunSet:
+def _of_study(name: str, folder: Path | None, runs: list[MeasuredRun]) -> RunSet:
     problems: list[str] = []
     study = _read(name, folder, problems) if folder else None
-    cells: dict[str, tuple[Cell, list[Run]]] = {}
+    cells: dict[str, tuple[Cell, list[MeasuredRun]]] = {}
     for cell in [*(study.cells if study else ()), *((run.study or {})["cell"] for run in runs)]:
         cells.setdefault(grid.key_of(cell), (cell, []))
     for run in _newest_of_repeats(runs):
@@ -144,9 +144,9 @@ def planned(study: Study, cell: Cell, common: Mapping[str, Any]) -> Cell:
     return found
 
 
-def _newest_of_repeats(runs: Iterable[Run]) -> list[Run]:
+def _newest_of_repeats(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
     """One run of each repeat of a cell: one that finished, or the last one begun."""
-    found: dict[tuple[str, str], Run] = {}
+    found: dict[tuple[str, str], MeasuredRun] = {}
     for run in runs:
         study = run.study or {}
         key = (grid.key_of(study["cell"]), repr(study.get("repeat", run.name)))
@@ -155,7 +155,7 @@ def _newest_of_repeats(runs: Iterable[Run]) -> list[Run]:
     return list(found.values())
 
 
-def _published(study: Study, runs: Sequence[Run], problems: list[str]) -> Path | None:
+def _published(study: Study, runs: Sequence[MeasuredRun], problems: list[str]) -> Path | None:
     """The published tables that a study names: their copy in its folder; else by that folder, or
     by where it was submitted."""
     if study.published is None:

@@ -17,7 +17,8 @@ from slurmft.errors import UsageError
 from slurmft.filesystem import absolute
 from slurmft.grid import Study
 from slurmft.rundir import RunDir, write_text
-from slurmft.runs import Run
+from slurmft.runs import MeasuredRun
+from slurmft.standing import job_of
 from slurmft.tally import Tally
 
 
@@ -101,14 +102,14 @@ def discard_cut_off(folder: Path) -> None:
     """
     for run in tally.find(folder)[0]:
         never = run.state["state"] in ("submitted", "unknown") and run.result is None
-        if run.study and never and not tally.job_of(run)[1]:
+        if run.study and never and not job_of(run)[1]:
             RunDir(run.path).discard()
 
 
 def warnings(found: Tally) -> list[str]:
     """What lies in the folder that does not belong there."""
     lines = [f"warning: {problem}; left out" for problem in found.problems]
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[MeasuredRun]] = {}
     for run in found.others:
         told = run.study if isinstance(run.study, dict) else {}
         cell = told.get("cell")

@@ -22,18 +22,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from slurmft import container, grid, launchers, recipes, slurm, stage, tally
+from slurmft import container, grid, launchers, recipes, slurm, stage
+from slurmft.cli import shown
 from slurmft.config import RunConfig
+from slurmft.dispatch import configure, merge, submit
 from slurmft.errors import Exit, SlurmftError, UsageError
 from slurmft.grid import Study
 from slurmft.launchers import array
 from slurmft.launchers.slurm import inside_text
 from slurmft.progress import duration
 from slurmft.rundir import RunDir
-from slurmft.runs import Run
+from slurmft.runs import MeasuredRun
 from slurmft.site import site_defaults
-from slurmft.submit import configure, merge, submit
-from slurmft.tally import Repeat, Tally, Try
+from slurmft.standing import Standing
+from slurmft.tally import Repeat, Tally
 
 _POLL_S = 0.3
 _CANCEL_S = 60
@@ -117,7 +119,7 @@ class Submission:
         return config, f"c{number}-r{repeat.number}-{secrets.token_hex(2)}"
 
 
-def difference(run: Run, config: RunConfig) -> str:
+def difference(run: MeasuredRun, config: RunConfig) -> str:
     """In which settings a run differs from a configuration, in words; "" for none that matter."""
     wanted: dict[str, Any] = json.loads(config.to_json())
     found = []
@@ -132,9 +134,9 @@ def difference(run: Run, config: RunConfig) -> str:
 # --- on Slurm -------------------------------------------------------------------------------------
 
 
-def live_jobs(tries: Sequence[Try]) -> list[str]:
+def live_jobs(tries: Sequence[Standing]) -> list[str]:
     """Jobs and arrays of runs that wait or run, the newest last."""
-    jobs = {tally.job_of(t.run)[1].partition("_")[0] for t in tries if t.is_alive}
+    jobs = {t.job.partition("_")[0] for t in tries if t.is_alive}
     return sorted(filter(None, jobs), key=lambda job: (len(job), job))
 
 
@@ -207,7 +209,7 @@ def dry_arrays(todo: Submission, due: Sequence[Repeat]) -> list[str]:
         cells = "; ".join(grid.label(r.cell) for r in group)
         lines.append(
             f"# array {number}: repeat {group[0].number}, {len(group)} run(s), at most "
-            f"{todo.study.at_most} at a time{waits}: {tally.shown(cells, 100)}"
+            f"{todo.study.at_most} at a time{waits}: {shown(cells, 100)}"
         )
         after = [f"array {number}"]
     config, folder = todo.config(groups[0][0]), todo.folder / "arrays"

@@ -19,7 +19,7 @@ from slurmft.compare import (
     verdict_of_speed,
 )
 from slurmft.errors import UsageError
-from slurmft.runs import Run
+from slurmft.runs import MeasuredRun
 from tests.made_runs import write_run
 
 SEEDS = 300
@@ -111,7 +111,7 @@ def log_steps(path: Path, rates: list[float], redone: list[float] | None = None)
 def test_steps_done_again_count_once(tmp_path: Path) -> None:
     write_run(tmp_path / "r")
     log_steps(tmp_path / "r", [100.0] * 8 + [1.0, 1.0], redone=[50.0, 50.0])
-    found = compare.windows(Run.read(tmp_path / "r"))
+    found = compare.windows(MeasuredRun.read(tmp_path / "r"))
     assert found.left_out == 1
     assert (1 / found.sample_s).tolist() == pytest.approx([100.0] * 7 + [50.0] * 2)
     assert found.steps.tolist() == [10.0] * 9

@@ -16,7 +16,7 @@ from slurmft.optimizer import MuonAdamW, hidden_matrices, make_optimizer, make_s
 from slurmft.plan import Plan
 from slurmft.recipes import CHANGES, RECIPES
 from slurmft.snapshot import join_optimizer, split_optimizer
-from slurmft.submit import configure
+from slurmft.dispatch import configure
 
 BASE = {"learning_rate": 5e-4, "warmup_ratio": 0.25, "batch_size": 256, "epochs": 4}
 

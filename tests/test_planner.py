@@ -15,7 +15,7 @@ from slurmft import planner, scaling
 from slurmft.errors import UsageError
 from slurmft.measurements import published, row_of
 from slurmft.planner import recommend
-from slurmft.runs import Run
+from slurmft.runs import MeasuredRun
 from slurmft.scaling import TOTAL, Fit, Row, Workload
 from tests.made_runs import write_run
 
@@ -151,7 +151,7 @@ def test_times_that_are_none_are_refused(seconds: float) -> None:
 
 def test_a_run_is_a_row(tmp_path: Path) -> None:
     write_run(tmp_path / "r", nodes=2, nproc_per_node=2, batch_size=8, epochs=1)
-    row = row_of(Run.read(tmp_path / "r"))
+    row = row_of(MeasuredRun.read(tmp_path / "r"))
     assert (row.devices, row.nodes) == (4, 2)
     assert (row.work.train_samples, row.work.steps(4)) == (20 * 32, 20)
     assert row.seconds["startup"] == 5.0
@@ -160,7 +160,7 @@ def test_a_run_is_a_row(tmp_path: Path) -> None:
 
 def test_a_restarted_run_counts_without_its_start_up(tmp_path: Path) -> None:
     write_run(tmp_path / "r", result={"attempts": 2})
-    assert not {"startup", "rest"} & row_of(Run.read(tmp_path / "r")).seconds.keys()
+    assert not {"startup", "rest"} & row_of(MeasuredRun.read(tmp_path / "r")).seconds.keys()
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_recommendations(emotion_fit: Fit) -> None:
     [
         (["--deadline", "1s"], "is not met by any of these: the fastest"),
         (["--budget", "0.0001"], "is below one run: the cheapest"),
-        (["--deadline", "3d"], "'3d' is no duration"),
+        (["--deadline", "3w"], "'3w' is no duration"),
         (["--budget", "12EUR"], "no number above 0, without a unit"),
         (["--budget", "0"], "no number above 0"),
         (["--epochs", "0"], "no number of 1 or more"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slurmft.errors import UsageError
-from slurmft.runs import Run, cells, find, varied
+from slurmft.runs import MeasuredRun, cells, find, varied
 from tests.made_runs import write_run
 
 
@@ -25,7 +25,7 @@ def test_runs_are_found_at_any_depth_oldest_first(tmp_path: Path) -> None:
 def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
     study = {"name": "lab", "cell": {"nodes": 2}, "repeat": 1}
     write_run(tmp_path / "r", nodes=2, nproc_per_node=2, submission={"study": study})
-    run = Run.read(tmp_path / "r")
+    run = MeasuredRun.read(tmp_path / "r")
     assert (run.is_finished, run.has_ended, run.study) == (True, True, study)
     assert (run.value("nodes"), run.value("task"), run.value("no_such")) == (2, "synthetic", None)
     assert run.hosts == ["n1", "n2"]
