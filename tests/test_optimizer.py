@@ -11,12 +11,12 @@ import torch
 from torch.optim import AdamW
 
 from slurmft.config import TrainConfig
+from slurmft.dispatch import configure
 from slurmft.errors import UsageError
 from slurmft.optimizer import MuonAdamW, hidden_matrices, make_optimizer, make_scheduler, split
 from slurmft.plan import Plan
 from slurmft.recipes import CHANGES, RECIPES
 from slurmft.snapshot import join_optimizer, split_optimizer
-from slurmft.dispatch import configure
 
 BASE = {"learning_rate": 5e-4, "warmup_ratio": 0.25, "batch_size": 256, "epochs": 4}
 
