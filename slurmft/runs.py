@@ -165,11 +165,11 @@ def find(paths: Sequence[str | Path], may_be_none: bool = False) -> tuple[list[R
                 f"{str(given)!r} is no folder", "give a run directory, or a folder of such"
             )
         unreadable: list[str] = []
-        folders = dict(_run_folders(top, set(), unreadable))
+        found = dict(folders(top, unreadable))
         problems += unreadable
-        if not folders and not unreadable and not may_be_none:
+        if not found and not unreadable and not may_be_none:
             raise UsageError(f"{str(given)!r} holds no run", "give a run directory or its folder")
-        for place, folder in folders.items():
+        for place, folder in found.items():
             if place in known:
                 continue
             known.add(place)
@@ -178,6 +178,16 @@ def find(paths: Sequence[str | Path], may_be_none: bool = False) -> tuple[list[R
             except UsageError as error:
                 problems.append(error.message)
     return sorted(runs.values(), key=_submitted), problems
+
+
+def folders(top: Path, problems: list[str]) -> Iterator[tuple[str, Path]]:
+    """Real path and path of the run directories in a folder, at any depth; links are followed.
+
+    Args:
+        top: where to search.
+        problems: takes a line for every folder that cannot be read.
+    """
+    return _run_folders(top, set(), problems)
 
 
 def _run_folders(top: Path, seen: set[str], problems: list[str]) -> Iterator[tuple[str, Path]]:
