@@ -33,7 +33,7 @@ from slurmft.checkpoint import (
     remove_leftovers,
 )
 from slurmft.checkpoint import read as read_checkpoint
-from slurmft.clock import PhaseClock
+from slurmft.clock import OwnClock, PhaseClock
 from slurmft.config import TrainConfig, duration_s
 from slurmft.data import (
     TARGETS,
@@ -144,6 +144,7 @@ class Training:
         self.model = self.accelerator.prepare_model(model, evaluation_mode=self.world.size == 1)
         self.optimizer = self.accelerator.prepare_optimizer(optimizer)
         self.bare_model = self.accelerator.unwrap_model(self.model)
+        self.reporter.own_clock = OwnClock(self.bare_model, self.world.device)
         self.scheduler = make_scheduler(optimizer, self.config, self.plan.total_steps)
         seed_everything(self.config.seed + 1 + self.world.rank)  # dropout differs between ranks
         self.reporter.start(self.parameters)

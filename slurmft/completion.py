@@ -1,0 +1,1 @@
+"""`slurmft completion`."""

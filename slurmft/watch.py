@@ -1,0 +1,1 @@
+"""`slurmft watch`: a live view of a run."""
