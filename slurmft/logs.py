@@ -38,9 +38,7 @@ def parser() -> Parser:
     made.add_argument(
         "--rank", type=int, action="append", metavar="R", help="of this rank alone; repeatable"
     )
-    made.add_argument(
-        "--node", default="", metavar="NAME", help="of this host, or node number"
-    )
+    made.add_argument("--node", default="", metavar="NAME", help="of this host, or node number")
     made.add_argument("--attempt", type=int, metavar="N", help="of this start of the job alone")
     made.add_argument("--tail", type=int, metavar="N", help="only the last N lines")
     made.add_argument(
