@@ -144,8 +144,7 @@ class Terminal:
         """Reads on until the screen's text fulfils a condition."""
         deadline = time.monotonic() + 60
         while not seen(text := "\n".join(self.screen.display)):
-            assert time.monotonic() < deadline, text
-            self._read()
+            assert self._read() and time.monotonic() < deadline, text
         return text
 
     def _read(self) -> bool:
