@@ -116,6 +116,18 @@ def test_result(four_ranks: Done) -> None:
     assert four_ranks.out.count("accuracy") >= 3  # after each epoch, and in the table
 
 
+def test_ranks_record_their_own_work(four_ranks: Done) -> None:
+    """At the first chance, and then seldom: a short run has one such record or two."""
+    found = records(four_ranks.run, "ranks")
+    assert 1 <= len(found) < len(records(four_ranks.run, "step"))
+    first = next(r for r in records(four_ranks.run, "step") if "samples_per_s" in r)
+    step_ms = 1000 * 64 / first["samples_per_s"]
+    assert found[0]["step"] == first["step"] == 4  # the end of an epoch
+    assert len(found[0]["own_ms"]) == len(found[0]["memory_mib"]) == 4
+    assert all(0 < own < step_ms for own in found[0]["own_ms"])
+    assert all(50 < mib < 20_000 for mib in found[0]["memory_mib"])
+
+
 def test_metric_is_that_of_the_saved_model(four_ranks: Done, tiny_data: Path) -> None:
     """On 67 samples over 4 ranks: no sample lost, none counted twice."""
     from transformers import pipeline
