@@ -11,6 +11,8 @@ from slurmft.errors import Exit, run_main, unknown
 COMMANDS = {
     "submit": ("slurmft.dispatch", "main", "submit a training job"),
     "follow": ("slurmft.follow", "follow_main", "stream a run's progress until its job ends"),
+    "logs": ("slurmft.logs", "main", "the logs of all ranks as one, what failed first before it"),
+    "watch": ("slurmft.watch", "main", "a live view of a run: speed, loss, ranks, time left"),
     "resume": ("slurmft.dispatch", "resume_main", "submit a stopped or failed run again"),
     "list": ("slurmft.listing", "main", "all runs: state, progress, speed, metrics"),
     "status": ("slurmft.status", "main", "one run in full, and what to type next"),
@@ -26,13 +28,14 @@ COMMANDS = {
     ),
     "doctor": ("slurmft.doctor", "main", "examine the cluster: doctor node, doctor locks DIR"),
     "render": ("slurmft.render", "main", "print what others start: mpirun's command, manifests"),
+    "completion": ("slurmft.completion", "main", "print what makes TAB complete in bash or zsh"),
     "prepare": ("slurmft.prepare", "main", "inside a job: what the files in sbatch/ call"),
 }
 """Command -> module, function, one line of help. Modules are imported when they are called."""
 
 
 def usage() -> str:
-    lines = [f"  {name:<8} {text}" for name, (_, _, text) in COMMANDS.items()]
+    lines = [f"  {name:<10} {text}" for name, (_, _, text) in COMMANDS.items()]
     return "\n".join(
         (
             "usage: slurmft COMMAND ...",

@@ -15,7 +15,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from slurmft import rendezvous, signals, slurm
+from slurmft import rendezvous, signals, slurm, stamps
 from slurmft.errors import Exit, SlurmftError, run_main
 from slurmft.rundir import ATTEMPT, RunDir, current_attempt, read_json, write_json
 
@@ -224,4 +224,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    stamps.stamp_output("stderr")  # the batch script reads stdout
     raise SystemExit(run_main(lambda: main(sys.argv[1:])))

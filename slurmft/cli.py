@@ -4,15 +4,45 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, ClassVar, NoReturn
 
 from slurmft.config import JobConfig, TrainConfig, flag, is_repeatable, options, value_type
 from slurmft.errors import UsageError, unknown
 
 
+class Asked(Exception):
+    """A command was only asked for its parser."""
+
+    def __init__(self, parser: Parser) -> None:
+        super().__init__(parser.prog)
+        self.parser = parser
+
+
+def parser_of(command: Callable[[list[str]], Any], argv: list[str]) -> Parser | None:
+    """The parser that a command would parse its arguments with; None: it parses none.
+
+    Args:
+        command: does nothing before it parses.
+        argv: what it needs to come that far, such as the name of a command of its own.
+    """
+    Parser.asked = True
+    try:
+        command(argv)
+    except Asked as asked:
+        return asked.parser
+    except SystemExit:
+        pass
+    finally:
+        Parser.asked = False
+    return None
+
+
 class Parser(argparse.ArgumentParser):
     """argparse that raises our errors, takes no abbreviations, and suggests the near flag."""
+
+    asked: ClassVar[bool] = False
+    """Parsers do not parse, but show themselves: see `parser_of`."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(
@@ -29,6 +59,8 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: an unknown flag, a value of the wrong type, or a stray argument.
         """
+        if Parser.asked:
+            raise Asked(self)
         known, rest = self.parse_known_args(self._join_dashed_values(argv))
         for word in rest:
             if word.startswith("-") and word != "-":

@@ -1,9 +1,13 @@
-"""Phase clocks: where the time of a run goes."""
+"""Clocks: where the time of a run goes, and what of a step is a rank's own work."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import Any
+
+import torch
 
 
 class PhaseClock:
@@ -28,3 +32,46 @@ class PhaseClock:
         now = time.perf_counter()
         self.seconds[phase] += now - self._since
         self._since = now
+
+
+class OwnClock:
+    """How long a rank computes by itself: its forward passes in training, in which it waits for
+    nobody. The backward pass ends with the slowest rank's, on all ranks alike.
+
+    On GPUs events in the stream measure, which are read when they have passed: nothing waits.
+    """
+
+    def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
+        """Measures `model`: what the parallel wrapper calls, after its own exchanges."""
+        self._on_gpu = device.type == "cuda"
+        self._began: Any = None
+        self._seconds = 0.0
+        self._passes: deque[tuple[Any, Any]] = deque()
+        model.register_forward_pre_hook(self._begin)
+        model.register_forward_hook(self._end)
+
+    def seconds(self) -> float:
+        """What was measured since the last call."""
+        while self._passes and self._passes[0][1].query():
+            began, ended = self._passes.popleft()
+            self._seconds += began.elapsed_time(ended) / 1000
+        found, self._seconds = self._seconds, 0.0
+        return found
+
+    def _begin(self, model: torch.nn.Module, _: Any) -> None:
+        self._began = self._now() if model.training else None
+
+    def _end(self, model: torch.nn.Module, _: Any, __: Any) -> None:
+        if self._began is None:
+            return
+        if self._on_gpu:
+            self._passes.append((self._began, self._now()))
+        else:
+            self._seconds += time.perf_counter() - self._began
+
+    def _now(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call, unused-ignore]
+        event.record()
+        return event

@@ -54,13 +54,12 @@ every variable that is set, with its reason. With Slurm on a compute node, by sr
 
 def main(argv: list[str]) -> int:
     """`slurmft doctor SUBJECT ...`."""
-    subjects = {"locks": locks_main, "node": node_main}
     if not argv or argv[0] in ("-h", "--help"):
         print(f"slurmft doctor locks DIR\n{_LOCKS_HELP}\nslurmft doctor node\n{_NODE_HELP}", end="")
         return Exit.OK if argv else Exit.USAGE
-    if argv[0] not in subjects:
-        raise unknown("subject", argv[0], list(subjects))
-    return subjects[argv[0]](argv[1:])
+    if argv[0] not in COMMANDS:
+        raise unknown("subject", argv[0], list(COMMANDS))
+    return COMMANDS[argv[0]](argv[1:])
 
 
 # --- slurmft doctor node --------------------------------------------------------------------------
@@ -239,6 +238,9 @@ def _row(name: str, finding: Finding) -> tuple[str, ...]:
 
 def _console() -> int:
     return run_main(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)
+
+
+COMMANDS = {"locks": locks_main, "node": node_main}
 
 
 if __name__ == "__main__":

@@ -50,68 +50,47 @@ examples:
 """
 
 
-class Follower:
-    """Follows one run from the login node, by its run directory and its job's state."""
+class JobWatch:
+    """Asks how the job of a run stands: often at first, seldom where it waits for long."""
 
-    def __init__(self, run: RunDir, only_new: bool = False, quiet: bool = False) -> None:
-        """Shows the run's records from its beginning, or only those that are still to come, or
-        nothing at all."""
+    def __init__(self, run: RunDir) -> None:
+        """Raises SlurmftError where the run has no job."""
         self.run = run
-        self._quiet = quiet
         self.cluster, self.job_id = launchers.job_of(run)
-        self.launcher = launchers.get(self.cluster)
-        self.progress = Progress()
-        self._records = RecordReader(run.records)
-        if only_new and not quiet:
-            list(self._records.read())
-        self._said = ""
-        self._seen_at = time.monotonic()
+        self.state = JobState(name="UNKNOWN")
+        """As of the last time that it was asked."""
+        self._launcher = launchers.get(self.cluster)
+        self._began = self._seen_at = time.monotonic()
+        self._ask_at = -math.inf
         self._may_requeue_until = math.inf
 
-    def follow(self) -> int:
-        """Shows progress until the job ends; returns the exit code of the job."""
-        try:
-            state = self._until_ended()
-            self._show_records()
-        except KeyboardInterrupt:
-            self.progress.close()
-            print(
-                f"\nno longer following; the job {self.job_id} goes on. {next_commands(self.run)}"
-            )
-            return 130
-        finally:
-            self.progress.close()
-        return self._conclude(state)
+    def has_ended(self) -> bool:
+        """Whether the job has ended for good; asks if it is time to."""
+        if time.monotonic() >= self._ask_at:
+            self.state = self._ask()
+            now = time.monotonic()
+            pending_s = now - self._began if self.state.name == "PENDING" else 0.0
+            every_s = min(max(_STATE_EVERY_S, pending_s / 10), _STATE_AT_MOST_EVERY_S)
+            self._ask_at = now + every_s
+        if self.state.ended or self.state.name == "LOST":
+            return not self._may_requeue()
+        self._may_requeue_until = math.inf
+        return False
 
-    def wait(self, timeout_s: float = math.inf) -> dict[str, Any]:
-        """The result of the run, when its job has ended.
+    @property
+    def succeeded(self) -> bool:
+        """Whether an ended job did so well."""
+        return self.state.name == "COMPLETED" and self.state.exit_code == 0
 
-        Raises:
-            SlurmftError: the run failed or was cancelled; its notes have tracebacks and last words.
-            TimeoutError: the job has not ended by then.
-        """
-        return self._outcome(self._until_ended(timeout_s))
-
-    def _until_ended(self, timeout_s: float = math.inf) -> JobState:
-        began, asked, every_s = time.monotonic(), -math.inf, _STATE_EVERY_S
-        while True:
-            self._show_records()
-            if time.monotonic() - asked >= every_s:
-                state = self._state()
-                if (state.ended or state.name == "LOST") and not self._may_requeue(state):
-                    return state
-                if not state.ended:
-                    self._may_requeue_until = math.inf
-                self._say_waiting(state)
-                asked = time.monotonic()
-                pending_s = asked - began if state.name == "PENDING" else 0.0
-                every_s = min(max(_STATE_EVERY_S, pending_s / 10), _STATE_AT_MOST_EVERY_S)
-            if time.monotonic() - began >= timeout_s:
-                raise TimeoutError(f"the job {self.job_id} has not ended after {timeout_s:g} s")
+    def await_result(self) -> None:
+        """Waits for the result of a job that succeeded: a file system may show it here some seconds
+        after the job's end."""
+        deadline = time.monotonic() + _FILE_LAG_S
+        while self.succeeded and not self.run.result.exists() and time.monotonic() < deadline:
             time.sleep(_RECORDS_EVERY_S)
 
-    def _state(self) -> JobState:
-        state = self.launcher.job_state(self.job_id, self.run)
+    def _ask(self) -> JobState:
+        state = self._launcher.job_state(self.job_id, self.run)
         if state is not None:  # UNKNOWN, too: a controller that is down may know it
             self._seen_at = time.monotonic()
             return state
@@ -119,61 +98,101 @@ class Follower:
             return JobState(name="LOST", reason="neither queue nor accounting knows it")
         return JobState(name="UNKNOWN")
 
-    def _may_requeue(self, state: JobState) -> bool:
+    def _may_requeue(self) -> bool:
         """Whether a job that a preemption or a dead node ended may yet be queued again."""
-        if state.name not in _REQUEUED or not self.run.load_config().job.requeue:
+        if self.state.name not in _REQUEUED or not self.run.load_config().job.requeue:
             return False
         self._may_requeue_until = min(self._may_requeue_until, time.monotonic() + _REQUEUE_S)
         return time.monotonic() < self._may_requeue_until
 
+
+class Follower:
+    """Follows one run from the login node, by its run directory and its job's state."""
+
+    def __init__(self, run: RunDir, only_new: bool = False) -> None:
+        """Shows the run's records from its beginning, or only those that are still to come."""
+        self.run = run
+        self.job = JobWatch(run)
+        self.progress = Progress()
+        self._records = RecordReader(run.records)
+        if only_new:
+            list(self._records.read())
+        self._said = ""
+
+    def follow(self) -> int:
+        """Shows progress until the job ends; returns the exit code of the job."""
+        try:
+            self._show_records()
+            while not self.job.has_ended():
+                self._say_waiting(self.job.state)
+                time.sleep(_RECORDS_EVERY_S)
+                self._show_records()
+            self.job.await_result()
+            self._show_records()
+        except KeyboardInterrupt:
+            self.progress.close()
+            print(
+                f"\nno longer following; the job {self.job.job_id} goes on. "
+                f"{next_commands(self.run)}"
+            )
+            return 130
+        finally:
+            self.progress.close()
+        return conclude(self.job)
+
     def _show_records(self) -> None:
-        if self._quiet:
-            return
         for record in self._records.read():
             self.progress.show(record)
 
     def _say_waiting(self, state: JobState) -> None:
         """Says once what the job does, and what it waits for."""
-        text = f"job {self.job_id} is {state.name.lower()}"
+        text = f"job {self.job.job_id} is {state.name.lower()}"
         if state.reason:
             text += f" ({state.reason})"
-        worth_it = state.name in ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED")
-        if worth_it and text != self._said and not self._quiet:
+        if state.name in ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED") and text != self._said:
             self._said = text
             self.progress.say(text)
 
-    def _conclude(self, state: JobState) -> int:
-        try:
-            result = self._outcome(state)
-        except SlurmftError as error:
-            for text in (*getattr(error, "__notes__", ()), f"error: {error}"):
-                print(text, file=sys.stderr)
-            return int(error.code)
-        print(result_table(result))
-        print(f"model and records: {self.run.path}")
-        return Exit.OK
 
-    def _outcome(self, state: JobState) -> dict[str, Any]:
-        """The result of a job that has ended; raises why there is none."""
-        if state.name == "COMPLETED" and state.exit_code == 0:
-            result = self._await_result()
-            if result is not None:
-                return result
-        error = job_error(self.run, self.job_id, state)
-        if state.ended:
-            with contextlib.suppress(OSError):  # where the job could not say it itself
-                name = "cancelled" if error.code == Exit.CANCELLED else "failed"
-                self.run.set_state(name, error.message, error.code)
-        raise error
+def wait(run: RunDir, timeout_s: float = math.inf) -> dict[str, Any]:
+    """The result of a run, when its job has ended.
 
-    def _await_result(self) -> dict[str, Any] | None:
-        """The result; a file system may show it here some seconds after the job's end."""
-        deadline = time.monotonic() + _FILE_LAG_S
-        while (result := read_json(self.run.result)) is None and time.monotonic() < deadline:
-            time.sleep(_RECORDS_EVERY_S)
-        self._show_records()
-        self.progress.close()
+    Raises:
+        SlurmftError: the run failed or was cancelled; its notes have tracebacks and last words.
+        TimeoutError: the job has not ended by then.
+    """
+    job, began = JobWatch(run), time.monotonic()
+    while not job.has_ended():
+        if time.monotonic() - began >= timeout_s:
+            raise TimeoutError(f"the job {job.job_id} has not ended after {timeout_s:g} s")
+        time.sleep(_RECORDS_EVERY_S)
+    return outcome(job)
+
+
+def conclude(job: JobWatch) -> int:
+    """Shows how an ended job ended: its result, or its error; returns its exit code."""
+    try:
+        result = outcome(job)
+    except SlurmftError as error:
+        for text in (*getattr(error, "__notes__", ()), f"error: {error}"):
+            print(text, file=sys.stderr)
+        return int(error.code)
+    print(result_table(result))
+    print(f"model and records: {job.run.path}")
+    return Exit.OK
+
+
+def outcome(job: JobWatch) -> dict[str, Any]:
+    """The result of a job that has ended; raises why there is none."""
+    job.await_result()
+    if job.succeeded and (result := read_json(job.run.result)) is not None:
         return result
+    error = job_error(job.run, job.job_id, job.state)
+    if job.state.ended:
+        with contextlib.suppress(OSError):  # where the job could not say it itself
+            name = "cancelled" if error.code == Exit.CANCELLED else "failed"
+            job.run.set_state(name, error.message, error.code)
+    raise error
 
 
 def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
@@ -250,6 +269,8 @@ def _failure_error(failure: dict[str, Any]) -> SlurmftError:
 
 _NEXT = {
     "follow": "progress, and the result at the end",
+    "watch": "live: speed, loss, ranks",
+    "logs": "of all ranks as one",
     "status": "how it stands",
     "cancel": "end the job",
     "resume": "go on after a stop or a failure",
@@ -257,11 +278,13 @@ _NEXT = {
 }
 
 
-def next_commands(run: RunDir, which: Sequence[str] = ("follow", "cancel", "resume")) -> str:
+def next_commands(
+    run: RunDir, which: Sequence[str] = ("follow", "watch", "logs", "cancel", "resume")
+) -> str:
     """The commands that a user types next, with this run's names in them."""
     path = shlex.quote(str(run.path))
     lines = [f"  python -m slurmft {name} {path}   # {_NEXT[name]}" for name in which]
-    return "\n".join(["Next:", *lines, f"  tail -F {shlex.quote(str(run.rank_log(0)))}"])
+    return "\n".join(["Next:", *lines])
 
 
 def cancel(run: RunDir) -> JobState | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slurmft import dispatch, follow, latest, launchers, selection, site, standing, status
+from slurmft import dispatch, follow, latest, launchers, selection, site, stamps, standing, status
 from slurmft.config import JobConfig, RunConfig, options
 from slurmft.errors import unknown
 from slurmft.rundir import RecordReader, RunDir, read_json
@@ -97,11 +97,12 @@ class Run:
         return RecordReader(self._files.records).read(event)
 
     def logs(self, rank: int = 0) -> str:
-        """What a rank has printed so far; "" before it starts."""
+        """What a rank has printed so far, without the times; "" before it starts."""
         try:
-            return self._files.rank_log(rank).read_text(encoding="utf-8", errors="replace")
+            text = self._files.rank_log(rank).read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return ""
+        return "".join(stamps.split(line)[1] for line in text.splitlines(keepends=True))
 
     def wait(self, timeout_s: float | None = None) -> dict[str, Any]:
         """Waits until its job has ended, requeues and all; returns the result.
@@ -112,7 +113,7 @@ class Run:
             TimeoutError: it has not ended in so many seconds; the job goes on.
         """
         limit_s = math.inf if timeout_s is None else timeout_s
-        return follow.Follower(self._files, quiet=True).wait(limit_s)
+        return follow.wait(self._files, limit_s)
 
     def cancel(self) -> bool:
         """Ends its job; False: it had ended already.

@@ -23,12 +23,13 @@ from slurmft import (
     rendezvous,
     signals,
     stage,
+    stamps,
 )
 from slurmft.config import JobConfig, RunConfig
 from slurmft.errors import Exit, SlurmftError
 from slurmft.profiles import Profile
 from slurmft.rendezvous import Rendezvous
-from slurmft.rundir import ATTEMPT, RunDir, current_attempt, write_json
+from slurmft.rundir import ATTEMPT, RunDir, current_attempt, log_head, write_json
 from slurmft.sources import hub_in_reach, needs_hub
 from slurmft.watchdog import Watchdog, hang_marker
 
@@ -154,6 +155,8 @@ class NodeTask:
         log_path = run.logs / f"node-{meeting.node_rank:03d}.log"
         with open(log_path, "ab") as log:
             start, look_at = log.tell(), 0.0
+            head = log_head(f"node {meeting.node_rank}", host_name())
+            stamps.StampedLog(log.fileno()).write(f"{head}\n".encode())
             self._torchrun = process.start(
                 command, env=environment, stdout=log, stderr=log, pass_fds=self._pass_fds
             )
@@ -380,6 +383,7 @@ def torchrun_command(
 
 def main(argv: list[str]) -> None:
     """`python -m slurmft.node RUN_DIR`: the task of one node, started by whoever starts tasks."""
+    stamps.stamp_output("stdout", "stderr")
     NodeTask(argv[0]).main()
 
 

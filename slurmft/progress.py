@@ -31,8 +31,8 @@ class Progress:
             self._show_step(record)
         elif event == "evaluate":
             self._show_evaluate(record)
-        elif event in _DESCRIBED:
-            self.say(_DESCRIBED[event](record))
+        elif text := describe(record):
+            self.say(text)
 
     def say(self, text: str) -> None:
         """A line above the bar."""
@@ -124,6 +124,12 @@ _DESCRIBED: dict[str, Callable[[Record], str]] = {
     "stopping": describe_stopping,
     "warning": lambda r: f"warning: {r['text']}",
 }
+
+
+def describe(record: Record) -> str | None:
+    """An event in words; None for one that is shown in another way, or not at all."""
+    event = str(record.get("event"))
+    return _DESCRIBED[event](record) if event in _DESCRIBED else None
 
 
 def number(value: float | None) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import faulthandler
-import io
 import os
 import platform
 import signal
@@ -20,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurmft import hardware, heartbeat, locks, process, profiles, signals
+from slurmft import hardware, heartbeat, locks, process, profiles, rundir, signals, stamps
 from slurmft.errors import Exit, SlurmftError
 from slurmft.rundir import RunDir
 
@@ -127,34 +126,14 @@ def is_echo(error: Exception) -> bool:
 
 
 def redirect_output(run: RunDir, rank: int) -> None:
-    """Sends stdout and stderr, those of libraries too, to the rank's log."""
+    """Sends stdout and stderr, those of libraries too, to the rank's log; Python's with stamps."""
     log = os.open(run.rank_log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         os.dup2(log, stream.fileno())
     os.close(log)
-    sys.stdout, sys.stderr = (
-        io.TextIOWrapper(io.BufferedWriter(Log(fd)), "utf-8", "replace", line_buffering=True)
-        for fd in (1, 2)
-    )
-
-
-class Log(io.RawIOBase):
-    """A log file that loses lines where the disk is full, instead of ending the run."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        with contextlib.suppress(OSError):
-            return os.write(self._fd, data)
-        return len(data)
+    sys.stdout, sys.stderr = stamps.stamped(1), stamps.stamped(2)
+    print(rundir.log_head(f"rank {rank}", platform.node()))
 
 
 if __name__ == "__main__":

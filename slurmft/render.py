@@ -180,15 +180,15 @@ def print_kubernetes(argv: list[str]) -> str:
     )
 
 
-_RENDER = {"mpirun": render_mpirun, "kubernetes": print_kubernetes}
+COMMANDS = {"mpirun": render_mpirun, "kubernetes": print_kubernetes}
 
 
 def main(argv: list[str]) -> int:
     """The command: prints one kind of thing."""
     if not argv or argv[0] in ("-h", "--help"):
-        print(f"usage: slurmft render {{{','.join(_RENDER)}}} ...\n\n{EXAMPLES}")
+        print(f"usage: slurmft render {{{','.join(COMMANDS)}}} ...\n\n{EXAMPLES}")
         return Exit.OK if argv else Exit.USAGE
-    if argv[0] not in _RENDER:
-        raise unknown("kind of job", argv[0], list(_RENDER))
-    print(_RENDER[argv[0]](argv[1:]))
+    if argv[0] not in COMMANDS:
+        raise unknown("kind of job", argv[0], list(COMMANDS))
+    print(COMMANDS[argv[0]](argv[1:]))
     return Exit.OK

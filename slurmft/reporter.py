@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import slurmft
 from slurmft import hardware, heartbeat, ipex, profiles, stage
-from slurmft.clock import PhaseClock
+from slurmft.clock import OwnClock, PhaseClock
 from slurmft.data import Batch
 from slurmft.dist import World
 from slurmft.errors import SlurmftError
@@ -34,6 +34,10 @@ _PACKAGES = (
 )  # fmt: skip
 
 _EVALUATE_RECORD_EVERY_S = 1.0
+
+_RANKS_EVERY_S = 10.0
+_RANKS_AT_MOST_EVERY_S = 60.0
+"""A record of all ranks has some ten characters for each: 64 ranks make 1 MB a day."""
 
 
 class Reporter:
@@ -71,6 +75,10 @@ class Reporter:
         self._window_start = self._window_samples = 0.0
         self._evaluate_told_at = 0.0
         self._facts: dict[str, Any] = {}
+        self.own_clock: OwnClock | None = None
+        self._own_s = [0.0] * world.size
+        self._own_steps = 0
+        self._ranks_told_at = 0.0
 
     def start(self, parameters: int) -> None:
         """Writes the environment and the first record. Called on every rank."""
@@ -192,7 +200,7 @@ class Reporter:
         """
         if not self._steps:
             return
-        losses = self.world.sum(torch.stack(self._losses))
+        losses, own_s, memory_mib = self._sums()
         for record, loss in zip(self._steps, losses, strict=True):
             record["loss"] = loss
         last = self._steps[-1]
@@ -202,9 +210,37 @@ class Reporter:
         last["left_s"] = left * seconds / len(losses)
         last["total_steps"] = self.plan.total_steps
         self._tell(*self._steps)
+        self._tell_ranks(last["step"], len(losses), own_s, memory_mib)
         self.loss, self._steps, self._losses = losses[-1], [], []
         self.begin_window()
         self._check_finite(losses, last["step"])
+
+    def _sums(self) -> tuple[list[float], list[float], list[float]]:
+        """The noted losses, and of every rank the seconds of its own work since the last call and
+        its peak memory in MiB: all by one reduction."""
+        size, rank = self.world.size, self.world.rank
+        mine = torch.zeros(2, size, dtype=torch.float64)
+        mine[0, rank] = self.own_clock.seconds() if self.own_clock else 0.0
+        mine[1, rank] = peak_memory_bytes(self.world.device) >> 20
+        losses = torch.stack(self._losses).double()
+        sums = self.world.sum(torch.cat([losses, mine.flatten().to(losses.device)]))
+        count = len(losses)
+        return sums[:count], sums[count : count + size], sums[count + size :]
+
+    def _tell_ranks(
+        self, step: int, steps: int, own_s: list[float], memory_mib: list[float]
+    ) -> None:
+        """Records how the ranks differ, now and then."""
+        self._own_s = [a + b for a, b in zip(self._own_s, own_s, strict=True)]
+        self._own_steps += steps
+        now = time.time()
+        every_s = max(_RANKS_EVERY_S, min(_RANKS_AT_MOST_EVERY_S, (now - self._began_at) / 100))
+        if now - self._ranks_told_at < every_s:
+            return
+        own_ms = [round(1000 * seconds / self._own_steps, 2) for seconds in self._own_s]
+        memory = [int(mib) for mib in memory_mib]
+        self._tell({"event": "ranks", "step": step, "own_ms": own_ms, "memory_mib": memory})
+        self._own_s, self._own_steps, self._ranks_told_at = [0.0] * self.world.size, 0, now
 
     def _check_finite(self, losses: list[float], step: int) -> None:
         bad = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)

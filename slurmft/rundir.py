@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import time
@@ -262,6 +263,20 @@ class RunDir:
 def current_attempt() -> int:
     """The attempt that this process belongs to; 0: none, it was started by hand."""
     return int(os.environ.get(ATTEMPT, "0"))
+
+
+def log_head(what: str, host: str) -> str:
+    """The first line of a process in its log, which later ones of the same rank continue."""
+    return f"{what} on {host}, attempt {current_attempt()}, pid {os.getpid()}"
+
+
+_LOG_HEAD = re.compile(r"(?:rank|node) \d+ on (\S+), attempt (\d+), pid \d+")
+
+
+def read_log_head(line: str) -> tuple[str, int] | None:
+    """Host and attempt, from a line that `log_head` made; None for another line."""
+    found = _LOG_HEAD.fullmatch(line)
+    return (found[1], int(found[2])) if found else None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -11,7 +11,7 @@ import glob
 import os
 import sys
 
-from slurmft import signals
+from slurmft import signals, stamps
 
 
 def relay(signum: int, sender: int) -> None:
@@ -33,6 +33,7 @@ def children() -> list[int]:
 
 def main(argv: list[str]) -> None:
     signals.block()
+    stamps.stamp_output("stdout", "stderr")  # before torch's logging takes hold of them
     signals.listen(relay)
     from torch.distributed.run import main as torchrun
 

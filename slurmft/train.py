@@ -46,7 +46,7 @@ from slurmft.checkpoint import (
     remove_leftovers,
 )
 from slurmft.checkpoint import read as read_checkpoint
-from slurmft.clock import PhaseClock
+from slurmft.clock import OwnClock, PhaseClock
 from slurmft.communication import Communication
 from slurmft.config import TrainConfig, duration_s
 from slurmft.data import (
@@ -180,6 +180,7 @@ class Training:
         self.bare_optimizer = optimizer
         self.model, self.optimizer = self.communication.prepare(self.accelerator, model, optimizer)
         self.bare_model = self.accelerator.unwrap_model(self.model)
+        self.reporter.own_clock = OwnClock(self.bare_model, self.world.device)
         self.scheduler = make_scheduler(optimizer, self.plan)
         seed_everything(self.config.seed + 1 + self.world.rank)  # dropout differs between ranks
         self.reporter.start(self.parameters)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from slurmft import stamps
 from slurmft.rundir import RunDir
 from tests import conftest
 from tests.cluster import Cluster
@@ -86,7 +87,7 @@ def test_metric_is_the_same_on_every_rank(four_nodes: Done) -> None:
     told = set()
     for rank in range(4):
         lines = four_nodes.run.rank_log(rank).read_text().splitlines()
-        told.add(tuple(line for line in lines if " done:" in line))
+        told.add(tuple(stamps.split(line)[1] for line in lines if " done:" in line))
     assert len(told) == 1
     assert len(told.pop()) >= 1
 
@@ -96,7 +97,14 @@ def test_submit_returns_at_once_with_the_next_commands(
 ) -> None:
     done = submit(idle_cluster, tmp_path, "--nodes", "2", *LONG)
     assert done.code == 0
-    for text in ("submitted to Slurm: 2 node(s)", "run directory: ", "follow", "cancel", "tail -F"):
+    for text in (
+        "submitted to Slurm: 2 node(s)",
+        "run directory: ",
+        "follow",
+        "cancel",
+        "watch",
+        "logs",
+    ):
         assert text in done.out
     assert slurmft(idle_cluster, "cancel", str(done.run.path)).code == 0
     followed = slurmft(idle_cluster, "follow", str(done.run.path))

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from slurmft import stamps
 from slurmft.reporter import import_times
 from slurmft.rundir import RunDir
 from tests.conftest import HOSTILE, Done, Following, records, slurmft
@@ -162,6 +163,18 @@ def test_ranks_import_only_what_they_need(four_ranks: Done) -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_ranks_record_their_own_work(four_ranks: Done) -> None:
+    """At the first chance, and then seldom: a short run has one such record or two."""
+    found = records(four_ranks.run, "ranks")
+    assert 1 <= len(found) < len(records(four_ranks.run, "step"))
+    first = next(r for r in records(four_ranks.run, "step") if "samples_per_s" in r)
+    step_ms = 1000 * 64 / first["samples_per_s"]
+    assert found[0]["step"] == first["step"] == 4  # the end of an epoch
+    assert len(found[0]["own_ms"]) == len(found[0]["memory_mib"]) == 4
+    assert all(0 < own < step_ms for own in found[0]["own_ms"])
+    assert all(50 < mib < 20_000 for mib in found[0]["memory_mib"])
+
+
 def test_metric_is_that_of_the_saved_model(four_ranks: Done, tiny_data: Path) -> None:
     """On 67 samples over 4 ranks: no sample lost, none counted twice."""
     from transformers import pipeline
@@ -176,7 +189,7 @@ def test_metric_is_that_of_the_saved_model(four_ranks: Done, tiny_data: Path) ->
 def test_every_rank_logs_the_same_metric(four_ranks: Done) -> None:
     told = [
         [
-            line
+            stamps.split(line)[1]
             for line in four_ranks.run.rank_log(rank).read_text().splitlines()
             if " done:" in line
         ]

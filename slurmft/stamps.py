@@ -1,0 +1,98 @@
+"""Times in logs: what a process of a run prints begins with when it did.
+
+Each line is written at once, so that a kill loses none: there is no pipe and no process between a
+rank and its log. Lines that libraries write by themselves have no stamp; some bring a time of their
+own, the others follow the stamped line before them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+import time
+from datetime import datetime
+from typing import Any, TextIO
+
+_LENGTH = len("2026-11-20T10:31:07.123+01:00")
+_FOREIGN = re.compile(r"(?<!\d)(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d(?:[.,]\d{3})?)(?!\d)")
+"""NCCL, submitit, slurmstepd, Python's logging."""
+_GLOG = re.compile(r"(?:\[rank\d+\]:)?\[?[IWEF](\d{1,2})(\d\d) (\d\d:\d\d:\d\d)\.(\d{3})")
+"""PyTorch's C++ and torchrun: no year."""
+_WITHIN = 160
+"""Characters of a line in which a foreign time is looked for."""
+
+
+def stamp(when: float) -> str:
+    """A Unix time as stamps have it: local, to the millisecond, with the distance from UTC."""
+    return datetime.fromtimestamp(when).astimezone().isoformat(timespec="milliseconds")
+
+
+def split(line: str) -> tuple[float | None, str]:
+    """The Unix time of a stamped line, and what was printed; None and the line for another."""
+    if line[4:5] == "-" and line[10:11] == "T" and line[_LENGTH : _LENGTH + 1] == " ":
+        with contextlib.suppress(ValueError):
+            return datetime.fromisoformat(line[:_LENGTH]).timestamp(), line[_LENGTH + 1 :]
+    return None, line
+
+
+def foreign(line: str, year: int) -> float | None:
+    """The time that a library or Slurm has written into a line of its own, as local time here.
+
+    Args:
+        line: a line without a stamp.
+        year: of the log: PyTorch's C++ leaves it out.
+    """
+    text = line[:_WITHIN]
+    with contextlib.suppress(ValueError):  # there is no 31 February
+        if found := _GLOG.match(text):
+            month, day, clock, millis = found.groups()
+            return datetime.fromisoformat(f"{year}-{month:0>2}-{day}T{clock}.{millis}").timestamp()
+        if found := _FOREIGN.search(text):
+            clock = found[2].replace(",", ".")
+            return datetime.fromisoformat(f"{found[1]}T{clock}").timestamp()
+    return None
+
+
+class StampedLog(io.RawIOBase):
+    """Stamps what begins a line, and loses lines where the disk is full, instead of ending the run.
+
+    Of a text of several lines only the first is stamped: the others belong to it.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._begins_line = True
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        text = bytes(data)
+        left = f"{stamp(time.time())} ".encode() + text if self._begins_line else text
+        self._begins_line = text.endswith(b"\n")
+        with contextlib.suppress(OSError):
+            while left:
+                left = left[os.write(self._fd, left) :]
+        return len(text)
+
+
+def stamped(fd: int) -> TextIO:
+    """A text stream that stamps its lines; like Python's own, it writes each at once."""
+    return io.TextIOWrapper(
+        io.BufferedWriter(StampedLog(fd)), "utf-8", "replace", line_buffering=True
+    )
+
+
+def stamp_output(*names: str) -> None:
+    """Stamps what this process prints on "stdout" or "stderr", but on a terminal."""
+    for name in names:
+        stream = getattr(sys, name)
+        if not stream.isatty():
+            stream.flush()
+            setattr(sys, name, stamped(stream.fileno()))
