@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,19 @@ def site_defaults() -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise UsageError(f"cannot read the site file {path}: {error}") from None
     return typed_values(path, values)
+
+
+def sbatch_flags(values: Mapping[str, Any]) -> list[str]:
+    """Options by their fields' names, as sbatch, salloc and srun take them."""
+    known = options(JobConfig)
+    found = []
+    for name, value in values.items():
+        flag = f"--{known[name].metadata['sbatch']}"
+        if value is True:
+            found.append(flag)
+        elif value not in (None, False):
+            found.append(f"{flag}={value}")
+    return found
 
 
 def typed_values(where: str | Path, values: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,580 @@
+"""What an allocation's nodes are like: asked of all of them at once, then judged side by side."""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurmft import lockprobe
+from slurmft.checks import (
+    Check,
+    Level,
+    blame,
+    failure,
+    in_words,
+    ok,
+    same_everywhere,
+    slow_ones,
+    warning,
+)
+from slurmft.cli import aligned
+from slurmft.config import JobConfig
+from slurmft.errors import SlurmftError
+from slurmft.filesystem import FileSystem, Room
+from slurmft.lockprobe import ProbeError
+from slurmft.login_checks import judge_room, size
+from slurmft.nodeprobe import Nodes, Site, new_token
+
+_START_S, _ANSWER_S, _REACH_S = 25.0, 8.0, 4.0
+_SEND_S = 0.3
+_SLOW_DEVICE, _SLOW_LINK, _LITTLE_MEMORY = 0.8, 0.5, 0.9
+"""Shares of the median that are worth a word. Links of one switch differ more than processors."""
+_SKEW_S, _BAD_SKEW_S = 0.5, 30.0
+"""Failures of ranks are put in order by their times, to half a second; credentials of munge and of
+the hub's addresses end within minutes."""
+_MOST_NAMES = 8
+
+Answers = dict[str, Any]
+"""By node."""
+
+
+@dataclass
+class Examination:
+    """An examination of the nodes of one allocation; `run` does it."""
+
+    site: Site
+    nodes: Nodes
+    job: JobConfig
+    backend: str
+    folders: dict[str, Path]
+    deadline: float
+    """By time.monotonic(): what is not measured by then is not measured."""
+    checks: list[Check] = field(default_factory=list)
+    facts: Answers = field(default_factory=dict)
+    """What each node that answers is."""
+    found: dict[str, Any] = field(default_factory=dict)
+    """Everything that was measured, for programs."""
+
+    def run(self) -> None:
+        """One part after another; a part that fails leaves the others alone."""
+        self._meet()
+        parts = (self._judge_nodes, self._network, self._folders, self._speeds)
+        for part in parts if self.facts else ():
+            try:
+                part()
+            except (SlurmftError, OSError) as error:
+                self.checks.append(failure(part.__name__.strip("_"), in_words(error)))
+
+    def _left(self, most_s: float) -> float:
+        return max(0.5, min(most_s, self.deadline - time.monotonic()))
+
+    def _ask(
+        self,
+        what: str,
+        arguments: Mapping[str, Mapping[str, Any]],
+        most_s: float,
+        about: str | None = None,
+    ) -> Answers:
+        """The good answers; the others are failures under `about`."""
+        answers = self.nodes.ask(what, arguments, self._left(most_s))
+        wrong = {n: a.message for n, a in answers.items() if isinstance(a, ProbeError)}
+        for text, names in same_everywhere(wrong).items():
+            self.checks.append(failure(about or what, f"{some(names)}: {text}"))
+        return {name: answer for name, answer in answers.items() if name not in wrong}
+
+    # --- who is there ---
+
+    def _meet(self) -> None:
+        given = {k: str(v) for k, v in self.folders.items() if k != "tmp"}
+        job = {name: getattr(self.job, name) for name in JobConfig.__dataclass_fields__}
+        question = {"folders": given, "job": job}
+        answers = self.nodes.ask(
+            "facts", dict.fromkeys(self.site.hosts, question), self._left(_START_S)
+        )
+        dead = {n: a.message for n, a in answers.items() if isinstance(a, ProbeError)}
+        for text, names in same_everywhere(dead).items():
+            cure = "leave it out (--sbatch exclude=NODE for runs), and tell the site"
+            self.checks.append(failure("nodes", f"{some(names)} cannot be used: {text}", cure))
+        self.facts = {name: answers[name] for name in self.site.hosts if name not in dead}
+        self.found["nodes"] = self.facts
+        if not dead:
+            self.checks.append(ok("nodes", f"{some(list(self.facts))} answer"))
+
+    def _judge_nodes(self) -> None:
+        self.checks += judge_cores(self.facts, self.job.cpus_per_task)
+        self.checks += judge_devices(self.facts, self.job.gpus_per_node)
+        self.checks += judge_memory(self.facts)
+        self.checks += judge_versions(self.facts)
+
+    # --- the network ---
+
+    def _network(self) -> None:
+        token = new_token()
+        address = {n: h if self.site.simulated else "" for n, h in self.site.hosts.items()}
+        asked = {n: {"token": token, "job_id": self.site.job_id, "address": address[n]}
+                 for n in self.facts}  # fmt: skip
+        ports = self._ask("listen", asked, _ANSWER_S, "ports")
+        self.found["ports"] = ports
+        self._fabric(list(ports))
+        peers = {
+            self.site.hosts[n]: {k: p for k, p in found.items() if k != "torchrun"}
+            for n, found in ports.items()
+        }
+        question = {"peers": peers, "token": token, "timeout_s": _REACH_S}
+        seen = self._ask("reach", dict.fromkeys(ports, question), _REACH_S + 4, "network")
+        self.found["reach"] = seen
+        names = {self.site.hosts[n]: n for n in ports}
+        self.checks += judge_reach(seen, names)
+        broken = broken_pairs(seen, names)
+        self.found["usable"] = healthy(list(seen), broken)
+        self._clocks(ports, broken)
+        self._links(ports, broken)
+
+    def _fabric(self, names: Sequence[str]) -> None:
+        hosts = [self.site.hosts[n] for n in names]
+        asked = {n: {"hosts": hosts, "rank": i, "asked": self.job.interface}
+                 for i, n in enumerate(names)}  # fmt: skip
+        chosen = self._ask("interface", asked, _ANSWER_S, "fabric")
+        self.found["interfaces"] = chosen
+        self.checks += judge_fabric({n: self.facts[n]["networks"] for n in chosen}, chosen)
+
+    def _clocks(self, ports: Answers, broken: set[tuple[str, str]]) -> None:
+        first = next(iter(self.found["usable"]), "")
+        asked = {
+            n: {"host": self.site.hosts[first], "port": ports[first]["ephemeral"],
+                "timeout_s": _REACH_S}
+            for n in ports if n != first and (n, first) not in broken
+        }  # fmt: skip
+        if not asked:
+            return
+        found = self._ask("clock", asked, _ANSWER_S, "clocks")
+        # What the first one's clock is ahead of theirs; its own is 0 ahead of itself.
+        self.found["clocks"] = found
+        behind = {n: -a["ahead_s"] for n, a in found.items()} | {first: 0.0}
+        ways = {n: a["round_trip_s"] for n, a in found.items()}
+        self.checks += judge_clocks(behind, ways)
+
+    def _links(self, ports: Answers, broken: set[tuple[str, str]]) -> None:
+        """What passes between neighbours in a ring; no node is in two pairs at the same time."""
+        rates: dict[tuple[str, str], float] = {}
+        for pairs in rounds([n for n in ports if n in self.found["usable"]]):
+            asked = {
+                start: {"host": self.site.hosts[goal], "port": ports[goal]["ephemeral"],
+                        "seconds": _SEND_S, "timeout_s": _REACH_S}
+                for start, goal in pairs if (start, goal) not in broken
+            }  # fmt: skip
+            answers = self._ask("send", asked, _ANSWER_S, "links")
+            rates |= {(n, dict(pairs)[n]): rate for n, rate in answers.items()}
+        self.found["links_bytes_s"] = {f"{a} to {b}": rate for (a, b), rate in rates.items()}
+        self.checks += judge_links(rates)
+
+    # --- folders and locks ---
+
+    def _folders(self) -> None:
+        for what in ("runs", "cache"):
+            self.checks += judge_rooms(what, {n: f["rooms"][what] for n, f in self.facts.items()})
+            if len(self.facts) > 1:
+                self.checks += self._is_common(what, self.folders[what])
+        for what in ("tmp", "shm"):
+            self.checks += judge_rooms(what, {n: f["rooms"][what] for n, f in self.facts.items()})
+
+    def _is_common(self, what: str, folder: Path) -> list[Check]:
+        """Whether all nodes see what this host writes there; then, how locks hold."""
+        names = list(self.facts)
+        place = next(p for p in (folder, *folder.parents) if p.is_dir())
+        mark = f"{secrets.token_hex(6)}-seen"
+        mine = lockprobe.Agent(place)
+        if mine.do("write", "-", mark) != "yes":
+            return []  # said already: it cannot be written
+        try:
+            question = {"folder": str(place), "operation": "see", "primitive": "-", "name": mark}
+            seen = self._ask("lock", dict.fromkeys(names, question), _ANSWER_S, what)
+        finally:
+            mine.do("clear", "-", mark)
+        blind = [n for n, answer in seen.items() if answer != "yes"]
+        if blind and what == "runs":
+            cure = "give --runs-dir on a file system that all nodes share"
+            return [failure(what, f"{some(blind)} see no files that are written in {place} here",
+                            cure)]  # fmt: skip
+        if blind:
+            return [ok(what, f"{some(blind)} have {place} to themselves: each fills its own")]
+        return self._locks(what, place)
+
+    def _locks(self, what: str, place: Path) -> list[Check]:
+        names = list(self.facts)
+        fields = self.facts[names[0]]["rooms"][what].get("file_system")
+        here = FileSystem.of_fields(fields) if fields else None
+        if here is None or self.site.simulated or not here.is_shared:
+            kind = "one machine" if self.site.simulated else f"{here}, not shared by its type"
+            return [ok(f"{what} locks", f"not measured: {kind}")]
+        ask = self.nodes.lock_ask(names, place, self._left(_ANSWER_S))
+        found = lockprobe.probe(ask, len(names), here, thorough=False)
+        if found is None:
+            return []
+        choice = lockprobe.choose(found, here)
+        with suppress(OSError, RuntimeError):
+            lockprobe.record(here, found, len(names))
+        tried = ", ".join(f"{p} does not" for p, f in found.items() if p != choice and not f.good)
+        text = f"{choice} holds between {some(names)} on {here}" + (f"; {tried}" if tried else "")
+        return [ok(f"{what} locks", text, choice=choice)]
+
+    # --- devices and collectives ---
+
+    def _speeds(self) -> None:
+        usable = self.found.get("usable", [])
+        ports = self.found.get("ports", {})
+        if not usable:
+            return
+        left_s = self.deadline - time.monotonic() - 2
+        if left_s < 5:
+            self.checks.append(warning("speeds", "not measured: no time was left",
+                                       "give it more: --within 120"))  # fmt: skip
+            return
+        asked = self._speed_questions(usable, ports[usable[0]]["torchrun"], left_s)
+        answers = self._ask("speeds", asked, left_s + 2)
+        ranks = {n: a["ranks"] for n, a in answers.items()}
+        self.found["speeds"] = ranks
+        missing = [n for n in self.facts if n not in usable]
+        if missing:
+            text = f"measured without {some(missing)}"
+            self.checks.append(warning("speeds", text, "the lines on the network say why"))
+        problems = {n: a["problem"] for n, a in answers.items() if a["problem"]}
+        for text, names in same_everywhere(problems).items():
+            self.checks.append(failure("all-reduce", f"{some(names)}: {text}"))
+        self.checks += judge_products(ranks)
+        self.checks += judge_all_reduce(ranks.get(usable[0], []))
+
+    def _speed_questions(
+        self, usable: Sequence[str], port: int, left_s: float
+    ) -> dict[str, dict[str, Any]]:
+        job = {name: getattr(self.job, name) for name in JobConfig.__dataclass_fields__}
+        hosts = [self.site.hosts[n] for n in usable]
+        common = {"hosts": hosts, "port": port, "id": self.site.job_id, "backend": self.backend}
+        common |= {"job": job | {"nodes": len(usable)}, "timeout_s": left_s}
+        return {n: common | {"rank": i} for i, n in enumerate(usable)}
+
+
+# --- judgement, of what the nodes said ------------------------------------------------------------
+
+
+def some(names: Sequence[str]) -> str:
+    """Names, not too many."""
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
+
+
+def judge_cores(facts: Answers, asked: int | None) -> list[Check]:
+    """Whether a job gets the cores that it asks for, and that Slurm counts."""
+    texts, short = {}, []
+    for name, fact in facts.items():
+        counted, mask = fact["hardware"]["slurm_cpus"], fact["mask_cpus"]
+        quota = fact["hardware"]["quota_cpus"]
+        text = f"{fact['cores']} core(s) to compute on"
+        text += f"; Slurm counts {counted} CPU(s)" if counted is not None else ""
+        text += f", the affinity mask has {mask}"
+        text += f", the cgroup's quota is {quota:g}" if quota is not None else ""
+        text += f"; {asked} were asked for" if asked is not None else ""
+        texts[name] = text
+        really = mask if quota is None else min(mask, quota)
+        if really < (counted or 0) or (asked is not None and (counted or mask) < asked):
+            short.append(name)
+    cure = "the node's definition in Slurm, or its cgroups, do not fit its hardware: tell the site"
+    found = []
+    for text, names in same_everywhere(texts).items():
+        bad = [n for n in names if n in short]
+        found.append(
+            warning("cores", f"{some(names)}: {text}", cure)
+            if bad
+            else ok("cores", f"{some(names)}: {text}")
+        )
+    counts = same_everywhere({n: f["cores"] for n, f in facts.items()})
+    if len(counts) > 1:
+        words = "; ".join(f"{some(names)}: {count}" for count, names in counts.items())
+        found.append(warning("cores", f"not the same on all nodes: {words}",
+                             "the fewest decide how fast a step is: --constraint"))  # fmt: skip
+    return found
+
+
+def judge_devices(facts: Answers, asked: int | None) -> list[Check]:
+    """What computes: GPUs, or the CPUs with what they know."""
+    kinds = {}
+    for name, fact in facts.items():
+        gpus = [gpu["model"] for gpu in fact["hardware"]["gpus"]]
+        cpu = f"{fact['hardware']['model']} ({', '.join(fact['hardware']['flags']) or 'no AVX'})"
+        kinds[name] = f"{len(gpus)} x {', '.join(sorted(set(gpus)))}" if gpus else f"CPU {cpu}"
+    few = [n for n, f in facts.items() if len(f["hardware"]["gpus"]) < (asked or 0)]
+    found = same_everywhere(kinds)
+    checks = []
+    if few:
+        cure = "look at the site's GRES and at CUDA_VISIBLE_DEVICES in --setup lines"
+        text = f"{some(few)}: fewer GPUs than the {asked} asked for"
+        checks.append(failure("devices", text, cure))
+    text = "; ".join(f"{some(names)}: {kind}" for kind, names in found.items())
+    if len(found) > 1:
+        cure = "a job is as fast as its slowest node: choose by --constraint"
+        return [*checks, warning("devices", f"not the same on all nodes: {text}", cure)]
+    return [*checks, ok("devices", text)]
+
+
+def judge_memory(facts: Answers) -> list[Check]:
+    """Memory of each node, and who has little."""
+    total = {n: float(f["hardware"]["memory_mib"]) for n, f in facts.items()}
+    free = {n: float(f["available_mib"]) for n, f in facts.items()}
+    found = []
+    for name, share in slow_ones(total, _LITTLE_MEMORY).items():
+        text = f"{name} has {total[name]:,.0f} MiB, {share:.0%} of the median"
+        found.append(warning("memory", text, "tell the site: a module may have failed"))
+    least = min(free, key=lambda name: free[name])
+    text = f"{min(total.values()):,.0f} MiB or more for a job; available now: at least "
+    text += f"{free[least]:,.0f} MiB ({least})"
+    return found or [ok("memory", text)]
+
+
+def judge_versions(facts: Answers) -> list[Check]:
+    """Whether all nodes run the same Python, with the same packages."""
+    asked: dict[str, Callable[[Any], Any]] = {
+        "python": lambda f: f["python"],
+        "slurmft": lambda f: f["slurmft"],
+        "kernel": lambda f: f["kernel"],
+    }
+    for package in ("torch", "transformers", "datasets"):
+        asked[package] = lambda f, p=package: f["versions"][p]  # type: ignore[misc]
+    found, words = [], []
+    for what, get in asked.items():
+        values = same_everywhere({n: get(f) for n, f in facts.items()})
+        if len(values) == 1:
+            words.append(str(next(iter(values))) if what == "python" else
+                         f"{what} {next(iter(values))}")  # fmt: skip
+            continue
+        text = "; ".join(f"{some(names)}: {value}" for value, names in values.items())
+        level = warning if what == "kernel" else failure
+        cure = None if what == "kernel" else "use one environment, on a file system of all nodes"
+        found.append(level("versions", f"{what} is not the same on all nodes: {text}", cure))
+    return found or [ok("versions", f"the same on all nodes: {', '.join(words)}")]
+
+
+def judge_fabric(networks: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[Check]:
+    """Which interface a run's collectives take, and whether a node has a better one."""
+    texts, better = {}, {}
+    for name, interface in chosen.items():
+        known = {n[0]: n for n in networks[name]}
+        texts[name] = str(known[interface][3]) if interface in known else str(interface or "any")
+        first = networks[name][0] if networks[name] else None
+        if first is None or interface is None or first[0] == interface:
+            continue
+        speed = known[interface][2] if interface in known else 0
+        if first[1] or (speed and first[2] > 1.5 * speed):
+            better[name] = first[3]
+    text = "; ".join(f"{some(n)}: {what}" for what, n in same_everywhere(texts).items())
+    if better:
+        there = "; ".join(f"{some(n)}: {what}" for what, n in same_everywhere(better).items())
+        cure = "--interface NAME, or --host-suffix where the fabric has host names of its own"
+        return [warning("fabric", f"collectives take {text}; faster ones are up, {there}", cure)]
+    return [ok("fabric", f"collectives take {text}", **{n: str(t) for n, t in texts.items()})]
+
+
+def broken_pairs(seen: Answers, names: Mapping[str, str]) -> set[tuple[str, str]]:
+    """(from, to) of all pairs of which one does not find, or not reach, the other."""
+    return {
+        (start, names[host])
+        for start, hosts in seen.items()
+        for host, found in hosts.items()
+        if names[host] != start and (found["problem"] or any(found["ports"].values()))
+    }
+
+
+def judge_reach(seen: Answers, names: Mapping[str, str]) -> list[Check]:
+    """Names and ports between all pairs.
+
+    Args:
+        seen: node -> host -> what `nodeprobe.Agent.reach` returns.
+        names: host -> node.
+    """
+    found, problems = [], dict[tuple[str, str], dict[tuple[str, str], str]]()
+    for start, hosts in seen.items():
+        for host, what in hosts.items():
+            goal = names[host]
+            if goal == start:
+                continue
+            if what["problem"]:
+                problems.setdefault(("names", ""), {})[start, goal] = what["problem"]
+            for kind, problem in what.get("ports", {}).items():
+                if problem:
+                    problems.setdefault(("ports", kind), {})[start, goal] = problem
+    for (about, kind), pairs in problems.items():
+        for node, way, others in blame(pairs):
+            ends = [(o, node) if way == "to" else (node, o) for o in others]
+            why = ", ".join(dict.fromkeys(pairs[end] for end in ends))
+            found.append(_unreached(about, kind, node, way, others, why))
+    found += _odd_addresses(seen, names)
+    about = [check.about for check in found]
+    if "names" not in about:
+        found.insert(0, ok("names", f"all {len(seen)} nodes find each other's names"))
+    if "ports" not in about and "names" not in about:
+        text = "all pairs reach each other, on rendezvous and on ephemeral ports"
+        found.append(ok("ports", text))
+    return found
+
+
+def _unreached(
+    about: str, kind: str, node: str, way: str, others: Sequence[str], why: str
+) -> Check:
+    starts, goals = (some(others), node) if way == "to" else (node, some(others))
+    if about == "names":
+        cure = "the hosts' /etc/hosts or name service; --host-suffix, if the fabric has own names"
+        return failure("names", f"{starts} cannot resolve {goals}: {why}", cure)
+    use = "the rendezvous" if kind == "rendezvous" else "the collectives"
+    cure = f"a firewall, or a cable: {use} need(s) {kind} ports open between nodes; tell the site"
+    return failure("ports", f"{starts} cannot reach {goals} on a {kind} port: {why}", cure)
+
+
+def _odd_addresses(seen: Answers, names: Mapping[str, str]) -> list[Check]:
+    """Names that mean different addresses on different nodes, or the asking node itself."""
+    found = []
+    for host, node in names.items():
+        known = {
+            n: hosts[host]["address"]
+            for n, hosts in seen.items()
+            if n != node and hosts[host].get("address")
+        }
+        addresses = same_everywhere(known)
+        if len(addresses) > 1:
+            text = "; ".join(f"{some(who)}: {address}" for address, who in addresses.items())
+            found.append(warning("names", f"{host} is not one address: {text}",
+                                 "make the nodes' /etc/hosts agree"))  # fmt: skip
+    return found
+
+
+def healthy(names: Sequence[str], broken: set[tuple[str, str]]) -> list[str]:
+    """The nodes that are left when those with the most broken pairs are taken out."""
+    left, pairs = list(names), set(broken)
+    while pairs := {(a, b) for a, b in pairs if a in left and b in left}:
+        counts = {n: sum(n in pair for pair in pairs) for n in left}
+        left.remove(max(left, key=lambda n: counts[n]))
+    return left
+
+
+def judge_clocks(behind: Mapping[str, float], ways: Mapping[str, float]) -> list[Check]:
+    """Clocks against their median.
+
+    Args:
+        behind: each clock's lead over one of them, in s.
+        ways: the way there and back, in s, half of which is not known.
+    """
+    middle = statistics.median(behind.values())
+    found = []
+    for name, lead in behind.items():
+        off, unsure = lead - middle, ways.get(name, 0.0) / 2
+        if abs(off) - unsure > _SKEW_S:
+            way = "ahead of" if off > 0 else "behind"
+            text = f"{name} is {abs(off):.1f} s {way} the others (give or take {unsure:.3f} s)"
+            level = failure if abs(off) > _BAD_SKEW_S else warning
+            cure = "its time service (chrony, ntpd) does not run: tell the site"
+            found.append(level("clocks", text, cure, off_s=off))
+    most = max(abs(lead - middle) for lead in behind.values())
+    unsure = max(ways.values(), default=0.0) / 2
+    text = f"within {1000 * most:.1f} ms (give or take {1000 * unsure:.1f} ms)"
+    return found or [ok("clocks", text, most_s=most)]
+
+
+def rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:
+    """The neighbours in a ring, in rounds in which no node is in two pairs."""
+    if len(names) < 2:
+        return []
+    ring = [(name, names[(i + 1) % len(names)]) for i, name in enumerate(names)]
+    last = [ring.pop()] if len(names) % 2 else []
+    return [pairs for pairs in (ring[::2], ring[1::2], last) if pairs]
+
+
+def judge_links(rates: Mapping[tuple[str, str], float]) -> list[Check]:
+    """Bytes a second between neighbours; a node is as fast as the better one of its links."""
+    if not rates:
+        return []
+    best: dict[str, float] = {}
+    for pair, rate in rates.items():
+        for name in pair:
+            best[name] = max(rate, best.get(name, 0.0))
+    found = []
+    for name, share in slow_ones(best, _SLOW_LINK).items():
+        text = f"{name} is slow: {_gbit(best[name])}, {share:.0%} of the median"
+        found.append(warning("links", text, "its cable, port or driver: leave it out, tell the "
+                             "site", bytes_s=best[name]))  # fmt: skip
+    middle, least = statistics.median(rates.values()), min(rates.values())
+    text = f"one TCP connection carries {_gbit(middle)} (median of {len(rates)} pairs; least "
+    return [*found, ok("links", f"{text}{_gbit(least)})", median_bytes_s=middle)]
+
+
+def _gbit(bytes_s: float) -> str:
+    return f"{8 * bytes_s / 1e9:.3g} Gbit/s"
+
+
+def judge_rooms(what: str, rooms: Mapping[str, Any]) -> list[Check]:
+    """Room in one kind of folder on each node; those with the same words are one line."""
+    found: dict[tuple[Level, str], list[str]] = {}
+    last: dict[tuple[Level, str], Check] = {}
+    for name, room in rooms.items():
+        check = _judge_room(what, room)
+        key = (check.level, check.text)
+        found.setdefault(key, []).append(name)
+        last[key] = check
+    good = [key for key in found if key[0] == Level.OK]
+    if len(good) == len(found):
+        least = min(room["free_bytes"] for room in rooms.values())
+        paths = same_everywhere({n: room["path"] for n, room in rooms.items()})
+        where = "; ".join(str(path) for path in paths)
+        return [ok(f"{what} there", f"{where} on all nodes: {size(least)} free or more")]
+    return [
+        Check(level=key[0], about=f"{what} there", text=f"{some(names)}: {key[1]}",
+              cure=last[key].cure, figures=last[key].figures)
+        for key, names in found.items() if key[0] != Level.OK
+    ]  # fmt: skip
+
+
+def _judge_room(what: str, room: Mapping[str, Any]) -> Check:
+    if "free_bytes" not in room:
+        return failure(what, f"no answer: {room['problem']}", "is the file system up?")
+    text = f"{room['path']} on {FileSystem.of_fields(room['file_system'])}"
+    return judge_room(what, text, Room(free_bytes=room["free_bytes"], problem=room["problem"],
+                                       free_inodes=room["free_inodes"]))  # fmt: skip
+
+
+def judge_products(ranks: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Check]:
+    """The rate of each device, and the slow ones."""
+    found = []
+    for precision in ("fp32", "bf16"):
+        rates = {
+            name if len(mine) == 1 else f"{name} process {i}": float(rank["tflop_s"][precision])
+            for name, mine in ranks.items()
+            for i, rank in enumerate(mine)
+        }
+        if not rates:
+            continue
+        for name, share in slow_ones(rates, _SLOW_DEVICE).items():
+            text = f"{name} is slow in {precision}: {rates[name]:.3g} TFLOP/s, {share:.0%} of "
+            cure = "clocks, cooling, other jobs on the node, or fewer cores: leave it out"
+            found.append(warning("products", f"{text}the median", cure, tflop_s=rates[name]))
+        middle = statistics.median(rates.values())
+        text = f"{precision}: {middle:.3g} TFLOP/s a process (median of {len(rates)}; least "
+        text += f"{min(rates.values()):.3g}, most {max(rates.values()):.3g})"
+        found.append(ok("products", text, median_tflop_s=middle))
+    return found
+
+
+def judge_all_reduce(ranks: Sequence[Mapping[str, Any]]) -> list[Check]:
+    """The first rank's times, as a table."""
+    first = next((rank for rank in ranks if rank.get("all_reduce")), None)
+    if first is None:
+        return []
+    rows = [("size", "time", "each rank sends"), *(
+        (size(row["bytes"]), f"{1e6 * row['seconds']:,.0f} us",
+         f"{size(row['bus_bytes_s'])}/s" if row["bytes"] > 8 else "")
+        for row in first["all_reduce"]
+    )]  # fmt: skip
+    table = "\n".join(aligned(rows))
+    return [ok("all-reduce", f"by {first['backend']}, fp32\n{table}")]
