@@ -173,6 +173,16 @@ def in_words(error: Exception) -> str:
     return words if isinstance(error, (OSError, TimeoutError)) and words else repr(error)
 
 
+def installed(package: str) -> str | None:
+    """The version of a package, which is not imported for it; None: it is not there."""
+    from importlib import metadata  # 20 ms
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 # --- output ---------------------------------------------------------------------------------------
 
 

@@ -55,21 +55,17 @@ def main(argv: list[str]) -> int:
     job = build(JobConfig, defaults | given(arguments, _JOB))
     if job.cluster == "mpirun":
         raise UsageError("--cluster mpirun has no nodes to ask", "use slurm, local or auto")
-    with_slurm = job.cluster != "local"
-    where, found = login_checks.folders(job.runs_dir), dict[str, Any]()
-    held = slurm.allocated_nodes() if with_slurm else None
-    wants_nodes = hasattr(arguments, "nodes") or held is not None
-    _say(arguments, "looking at this host ...")
-    results = login_checks.examine(job, with_slurm)
+    found: dict[str, Any] = {}
     waited_s = 0.0
-    if wants_nodes and with_slurm and not slurm.available():
-        pass  # said by the first line
-    elif wants_nodes:
+    _say(arguments, "looking at this host ...")
+    results = login_checks.examine(job)
+    with_slurm = slurm.available() and job.cluster != "local"
+    possible = with_slurm or job.cluster != "slurm"  # else said by the first line
+    if possible and (hasattr(arguments, "nodes") or (with_slurm and slurm.allocated_nodes())):
         try:
             with _site(arguments, job, with_slurm) as (site, waited_s):
                 _say(arguments, f"looking at {len(site.hosts)} node(s) ...")
-                deadline = time.monotonic() + arguments.within
-                results += _examine(site, job, arguments, where, deadline, found)
+                results += _examine(site, job, arguments, found)
         except SlurmftError as error:
             results.append(failure("allocation", error.message, error.hint))
     seconds = time.monotonic() - began - waited_s
@@ -84,7 +80,10 @@ def _parser() -> Parser:
         "--output", metavar="FILE", help="a report to send to support: text and JSON, no secrets"
     )
     parser.add_argument(
-        "--within", type=float, default=45, metavar="SECONDS",
+        "--quick", action="store_true", help="leave devices and collectives out: no torch is loaded"
+    )
+    parser.add_argument(
+        "--within", type=float, default=40, metavar="SECONDS",
         help="time for the nodes' part; what is not measured by then is not (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -130,19 +129,19 @@ def _examine(
     site: Site,
     job: JobConfig,
     arguments: argparse.Namespace,
-    folders: dict[str, Any],
-    deadline: float,
     found: dict[str, Any],
 ) -> list[Check]:
     """What the nodes show; `found` gets the measurements."""
+    deadline = time.monotonic() + arguments.within
     with Nodes(site.commands, site.env) as nodes:
         examination = Examination(
             site=site,
             nodes=nodes,
             job=job,
             backend=getattr(arguments, "backend", "auto"),
-            folders=folders,
+            folders=login_checks.folders(job.runs_dir),
             deadline=deadline,
+            quick=arguments.quick,
         )
         examination.run()
     found |= examination.found
@@ -169,7 +168,8 @@ def _report(
         "exit_code": checks.exit_code(results),
         "checks": checks.as_dict(results),
     }
-    print(to_json(facts) if arguments.json else "\n".join(text), flush=True)
+    shown = to_json(facts) if arguments.json else "\n".join(text)
+    print(checks.without_secrets(shown, os.environ), flush=True)
     if arguments.output is None:
         return
     facts |= {"measured": found, "environment": checks.told(os.environ)}

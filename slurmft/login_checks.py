@@ -14,28 +14,27 @@ from pathlib import Path
 
 import slurmft
 from slurmft import filesystem, locks, slurm, sources
-from slurmft.checks import Check, all_within, failure, in_words, ok, warning
+from slurmft.checks import Check, all_within, failure, in_words, installed, ok, warning
 from slurmft.config import JobConfig
 from slurmft.errors import SlurmftError
 from slurmft.filesystem import Room, absolute
 from slurmft.slurm import Partition
 
-_TIMEOUT_S = 15.0
+_TIMEOUT_S = 12.0
 _HUB_TIMEOUT_S = 5.0
 _LOW_BYTES, _LOW_INODES = 5 * 2**30, 10_000
 _LOW_SHM_BYTES = 2**29
 """Less room than that is worth a word."""
 
 
-def examine(job: JobConfig, with_slurm: bool) -> list[Check]:
+def examine(job: JobConfig) -> list[Check]:
     """Everything that the login node shows, all of it at the same time.
 
     Args:
-        job: runs directory, and partition and nodes of the jobs to come.
-        with_slurm: else the cluster is this machine alone.
+        job: cluster, runs directory, and partition and nodes of the jobs to come.
     """
     parts: dict[str, Callable[[], list[Check]]] = {}
-    if with_slurm:
+    if job.cluster != "local":
         parts["Slurm"] = partial(controller, job)
     parts |= {"packages": packages, "hub": hub}
     for name, folder in folders(job.runs_dir).items():
@@ -56,9 +55,7 @@ def examine(job: JobConfig, with_slurm: bool) -> list[Check]:
 def controller(job: JobConfig) -> list[Check]:
     """Whether Slurm answers; if so, what it offers."""
     if not slurm.available():
-        cure = "on a login node: put Slurm's commands on the PATH, perhaps by module load slurm"
-        text = "there is no Slurm here: sbatch is not on the PATH"
-        return [failure("Slurm", text, f"{cure}; without Slurm: --cluster local")]
+        return [no_slurm(job.cluster)]
     try:
         version, settings = slurm.version(), slurm.settings()
     except SlurmftError as error:
@@ -74,6 +71,16 @@ def controller(job: JobConfig) -> list[Check]:
         judge_down(slurm.unwell_hosts()),
         accounting(settings),
     ]
+
+
+def no_slurm(asked: str) -> Check:
+    """A machine without Slurm's commands: runs there are simulated nodes, unless Slurm is asked
+    for."""
+    cure = "where there is one: put its commands on the PATH, perhaps by module load slurm"
+    text = "there is no Slurm here: sbatch is not on the PATH"
+    if asked == "slurm":
+        return failure("Slurm", text, cure)
+    return warning("Slurm", f"{text}; runs are simulated nodes on this machine", cure)
 
 
 def judge_down(unwell: dict[str, str]) -> Check:
@@ -142,7 +149,7 @@ def packages() -> list[Check]:
         cure = "install it (pip install .): what it requires is not known otherwise"
         return [warning("packages", f"{here}; slurmft runs without being installed", cure)]
     wanted = [r for r in required if r.marker is None or r.marker.evaluate({"extra": ""})]
-    versions = {r.name: _version(r.name) for r in wanted}
+    versions = {r.name: installed(r.name) for r in wanted}
     wrong = [
         f"{r} is required, {versions[r.name] or 'none'} is installed"
         for r in wanted
@@ -154,15 +161,6 @@ def packages() -> list[Check]:
         return [failure("packages", f"{here}; {'; '.join(wrong)}", cure, **versions)]
     main = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers"))
     return [ok("packages", f"{here}, {main}; all {len(wanted)} requirements are met", **versions)]
-
-
-def _version(package: str) -> str | None:
-    from importlib import metadata
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def hub() -> list[Check]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,9 +29,9 @@ from slurmft.errors import SlurmftError
 from slurmft.filesystem import FileSystem, Room
 from slurmft.lockprobe import ProbeError
 from slurmft.login_checks import judge_room, size
-from slurmft.nodeprobe import Nodes, Site, new_token
+from slurmft.nodeprobe import Nodes, Site, new_token, software
 
-_START_S, _ANSWER_S, _REACH_S = 25.0, 8.0, 4.0
+_START_S, _ANSWER_S, _REACH_S = 20.0, 8.0, 4.0
 _SEND_S = 0.3
 _SLOW_DEVICE, _SLOW_LINK, _LITTLE_MEMORY = 0.8, 0.5, 0.9
 """Shares of the median that are worth a word. Links of one switch differ more than processors."""
@@ -55,6 +55,8 @@ class Examination:
     folders: dict[str, Path]
     deadline: float
     """By time.monotonic(): what is not measured by then is not measured."""
+    quick: bool = False
+    """Without devices and collectives."""
     checks: list[Check] = field(default_factory=list)
     facts: Answers = field(default_factory=dict)
     """What each node that answers is."""
@@ -64,7 +66,8 @@ class Examination:
     def run(self) -> None:
         """One part after another; a part that fails leaves the others alone."""
         self._meet()
-        parts = (self._judge_nodes, self._network, self._folders, self._speeds)
+        parts = [self._judge_nodes, self._network, self._folders]
+        parts += [] if self.quick else [self._speeds]
         for part in parts if self.facts else ():
             try:
                 part()
@@ -86,7 +89,7 @@ class Examination:
         wrong = {n: a.message for n, a in answers.items() if isinstance(a, ProbeError)}
         for text, names in same_everywhere(wrong).items():
             self.checks.append(failure(about or what, f"{some(names)}: {text}"))
-        return {name: answer for name, answer in answers.items() if name not in wrong}
+        return {name: answers[name] for name in arguments if name not in wrong}
 
     # --- who is there ---
 
@@ -110,7 +113,8 @@ class Examination:
         self.checks += judge_cores(self.facts, self.job.cpus_per_task)
         self.checks += judge_devices(self.facts, self.job.gpus_per_node)
         self.checks += judge_memory(self.facts)
-        self.checks += judge_versions(self.facts)
+        self.checks += judge_versions(self.facts, software())
+        self.checks += judge_hub(self.facts)
 
     # --- the network ---
 
@@ -336,27 +340,33 @@ def judge_memory(facts: Answers) -> list[Check]:
     return found or [ok("memory", text)]
 
 
-def judge_versions(facts: Answers) -> list[Check]:
-    """Whether all nodes run the same Python, with the same packages."""
-    asked: dict[str, Callable[[Any], Any]] = {
-        "python": lambda f: f["python"],
-        "slurmft": lambda f: f["slurmft"],
-        "kernel": lambda f: f["kernel"],
-    }
-    for package in ("torch", "transformers", "datasets"):
-        asked[package] = lambda f, p=package: f["versions"][p]  # type: ignore[misc]
+def judge_versions(facts: Answers, here: Mapping[str, str | None]) -> list[Check]:
+    """Whether all nodes, and this host, run the same Python with the same packages."""
     found, words = [], []
-    for what, get in asked.items():
-        values = same_everywhere({n: get(f) for n, f in facts.items()})
-        if len(values) == 1:
-            words.append(str(next(iter(values))) if what == "python" else
-                         f"{what} {next(iter(values))}")  # fmt: skip
-            continue
-        text = "; ".join(f"{some(names)}: {value}" for value, names in values.items())
-        level = warning if what == "kernel" else failure
-        cure = None if what == "kernel" else "use one environment, on a file system of all nodes"
-        found.append(level("versions", f"{what} is not the same on all nodes: {text}", cure))
-    return found or [ok("versions", f"the same on all nodes: {', '.join(words)}")]
+    for what, mine in here.items():
+        values = {n: f["software"][what] for n, f in facts.items()} | {"this host": mine}
+        groups = same_everywhere(values)
+        words.append(f"{what} {mine}")
+        if len(groups) > 1:
+            text = "; ".join(f"{some(names)}: {value}" for value, names in groups.items())
+            cure = "use one environment, on a file system that all nodes see"
+            found.append(failure("versions", f"not one {what}: {text}", cure))
+    kernels = same_everywhere({n: f["kernel"] for n, f in facts.items()})
+    if len(kernels) > 1:
+        text = "; ".join(f"{some(names)}: {kernel}" for kernel, names in kernels.items())
+        found.append(warning("versions", f"not one kernel: {text}", "nodes were not all updated"))
+    return found or [ok("versions", f"the same there as here: {', '.join(words)}")]
+
+
+def judge_hub(facts: Answers) -> list[Check]:
+    """Which nodes reach the hub; a run whose nodes differ uses the caches where they do not."""
+    without = [name for name, fact in facts.items() if not fact["hub"]]
+    if not without:
+        return [ok("hub there", "all nodes reach it")]
+    if len(without) == len(facts):
+        return [ok("hub there", "no node reaches it: runs use the caches there")]
+    cure = "fill the caches from a node that reaches it, or use folders: --model, --data"
+    return [warning("hub there", f"{some(without)} do not reach it, others do", cure)]
 
 
 def judge_fabric(networks: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[Check]:
@@ -397,6 +407,8 @@ def judge_reach(seen: Answers, names: Mapping[str, str]) -> list[Check]:
         names: host -> node.
     """
     found, problems = [], dict[tuple[str, str], dict[tuple[str, str], str]]()
+    if len(seen) < 2:
+        return []
     for start, hosts in seen.items():
         for host, what in hosts.items():
             goal = names[host]
@@ -413,10 +425,10 @@ def judge_reach(seen: Answers, names: Mapping[str, str]) -> list[Check]:
             why = ", ".join(dict.fromkeys(pairs[end] for end in ends))
             found.append(_unreached(about, kind, node, way, others, why))
     found += _odd_addresses(seen, names)
-    about = [check.about for check in found]
-    if "names" not in about:
+    told = [check.about for check in found]
+    if "names" not in told:
         found.insert(0, ok("names", f"all {len(seen)} nodes find each other's names"))
-    if "ports" not in about and "names" not in about:
+    if "ports" not in told and "names" not in told:
         text = "all pairs reach each other, on rendezvous and on ephemeral ports"
         found.append(ok("ports", text))
     return found
@@ -461,19 +473,20 @@ def healthy(names: Sequence[str], broken: set[tuple[str, str]]) -> list[str]:
 
 
 def judge_clocks(behind: Mapping[str, float], ways: Mapping[str, float]) -> list[Check]:
-    """Clocks against their median.
+    """Clocks against the one in the middle.
 
     Args:
         behind: each clock's lead over one of them, in s.
         ways: the way there and back, in s, half of which is not known.
     """
-    middle = statistics.median(behind.values())
+    middle = statistics.median_low(behind.values())
     found = []
     for name, lead in behind.items():
         off, unsure = lead - middle, ways.get(name, 0.0) / 2
         if abs(off) - unsure > _SKEW_S:
+            others = "the others" if len(behind) > 2 else next(n for n in behind if n != name)
             way = "ahead of" if off > 0 else "behind"
-            text = f"{name} is {abs(off):.1f} s {way} the others (give or take {unsure:.3f} s)"
+            text = f"{name} is {abs(off):.1f} s {way} {others} (give or take {unsure:.3f} s)"
             level = failure if abs(off) > _BAD_SKEW_S else warning
             cure = "its time service (chrony, ntpd) does not run: tell the site"
             found.append(level("clocks", text, cure, off_s=off))
@@ -505,8 +518,8 @@ def judge_links(rates: Mapping[tuple[str, str], float]) -> list[Check]:
         text = f"{name} is slow: {_gbit(best[name])}, {share:.0%} of the median"
         found.append(warning("links", text, "its cable, port or driver: leave it out, tell the "
                              "site", bytes_s=best[name]))  # fmt: skip
-    middle, least = statistics.median(rates.values()), min(rates.values())
-    text = f"one TCP connection carries {_gbit(middle)} (median of {len(rates)} pairs; least "
+    middle, least = statistics.median(best.values()), min(best.values())
+    text = f"one TCP connection carries {_gbit(middle)} (median of {len(best)} nodes; least "
     return [*found, ok("links", f"{text}{_gbit(least)})", median_bytes_s=middle)]
 
 

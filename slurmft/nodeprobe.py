@@ -23,13 +23,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
 import slurmft
-from slurmft import filesystem, hardware, node, process, rendezvous, slurm
-from slurmft.checks import all_within, in_words, within
+from slurmft import filesystem, hardware, node, process, rendezvous, slurm, sources
+from slurmft.checks import all_within, in_words, installed, within
 from slurmft.config import JobConfig, RunConfig, TrainConfig, build
 from slurmft.lockprobe import Agent as LockAgent
 from slurmft.lockprobe import ProbeError
@@ -193,23 +192,23 @@ class Agent:
         here = hardware.detect(os.environ)
         places = {name: Path(path) for name, path in folders.items()}
         places |= {"tmp": Path(tempfile.gettempdir()), "shm": Path("/dev/shm")}
-        looks = [partial(_look, place) for place in places.values()]
-        rooms = dict(zip(places, all_within(_ROOM_S, looks), strict=True))
+        looks: list[Callable[[], Any]] = [partial(_look, place) for place in places.values()]
+        looks.append(partial(sources.hub_in_reach, _ROOM_S - 1))
+        *rooms, hub = all_within(_ROOM_S, looks)
         return {
             "hardware": here.facts(),
             "cores": len(here.cores),
             "mask_cpus": len(here.cpus),
             "available_mib": _available_mib(),
-            "python": f"Python {platform.python_version()} ({sys.executable})",
-            "versions": {name: _version(name) for name in ("torch", "transformers", "datasets")},
-            "slurmft": slurmft.__version__,
+            "software": software(),
             "kernel": platform.release(),
             "networks": [
                 [n.name, n.infiniband, n.speed_mbit_s, str(n)]
                 for n in hardware.networks()
                 if n.name in rendezvous.interfaces()
             ],
-            "rooms": {name: _answer(give) for name, give in rooms.items()},
+            "rooms": {n: _answer(give) for n, give in zip(places, rooms, strict=True)},
+            "hub": _answer(hub) is True,
             "profile": node.use_of_node(_config(job), os.environ)[0].name,
         }
 
@@ -425,11 +424,14 @@ def _available_mib() -> int:
     return 0
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+def software() -> dict[str, str | None]:
+    """What must be the same on all nodes, and here."""
+    packages = ("torch", "transformers", "accelerate", "datasets")
+    return {
+        "Python": f"{platform.python_version()} ({sys.executable})",
+        "slurmft": slurmft.__version__,
+        **{name: installed(name) for name in packages},
+    }
 
 
 def serve(agent: Agent, lines: IO[str], out: IO[str]) -> None:

@@ -409,7 +409,9 @@ def _granted(child: subprocess.Popen[bytes], words: IO[bytes], wait_s: float) ->
     assert child.stdout is not None
     if not select.select([child.stdout], [], [], wait_s)[0]:
         raise SlurmftError(
-            f"the nodes did not come within {wait_s:.0f} s", offers(), code=Exit.SUBMIT
+            f"the nodes did not come within {wait_s:.0f} s",
+            "squeue shows who has them; wait longer (--wait), or take another --partition",
+            code=Exit.SUBMIT,
         )
     line = child.stdout.readline()
     if not line:
