@@ -65,7 +65,10 @@ class Examination:
 
     def run(self) -> None:
         """One part after another; a part that fails leaves the others alone."""
+        took = self.found["seconds"] = {}
+        began = time.monotonic()
         self._meet()
+        took["meet"] = time.monotonic() - began
         parts = [self._judge_nodes, self._network, self._folders]
         parts += [] if self.quick else [self._speeds]
         for part in parts if self.facts else ():
@@ -73,6 +76,7 @@ class Examination:
                 part()
             except (SlurmftError, OSError) as error:
                 self.checks.append(failure(part.__name__.strip("_"), in_words(error)))
+            took[part.__name__.strip("_")] = time.monotonic() - began - sum(took.values())
 
     def _left(self, most_s: float) -> float:
         return max(0.5, min(most_s, self.deadline - time.monotonic()))
@@ -120,17 +124,19 @@ class Examination:
 
     def _network(self) -> None:
         token = new_token()
-        address = {n: h if self.site.simulated else "" for n, h in self.site.hosts.items()}
-        asked = {n: {"token": token, "job_id": self.site.job_id, "address": address[n]}
-                 for n in self.facts}  # fmt: skip
+        job = self.site.job_id
+        asked = {n: {"token": f"{n} {token}", "job_id": job} for n in self.facts}
         ports = self._ask("listen", asked, _ANSWER_S, "ports")
         self.found["ports"] = ports
         self._fabric(list(ports))
         peers = {
-            self.site.hosts[n]: {k: p for k, p in found.items() if k != "torchrun"}
+            self.site.hosts[n]: {
+                "token": f"{n} {token}",
+                "ports": {kind: port for kind, port in found.items() if kind != "torchrun"},
+            }
             for n, found in ports.items()
         }
-        question = {"peers": peers, "token": token, "timeout_s": _REACH_S}
+        question = {"peers": peers, "timeout_s": _REACH_S}
         seen = self._ask("reach", dict.fromkeys(ports, question), _REACH_S + 4, "network")
         self.found["reach"] = seen
         names = {self.site.hosts[n]: n for n in ports}
@@ -441,8 +447,8 @@ def _unreached(
     if about == "names":
         cure = "the hosts' /etc/hosts or name service; --host-suffix, if the fabric has own names"
         return failure("names", f"{starts} cannot resolve {goals}: {why}", cure)
-    use = "the rendezvous" if kind == "rendezvous" else "the collectives"
-    cure = f"a firewall, or a cable: {use} need(s) {kind} ports open between nodes; tell the site"
+    use = "torchrun's stores" if kind == "rendezvous" else "the collectives"
+    cure = f"a firewall, or a cable: {use} need {kind} ports that are open between nodes"
     return failure("ports", f"{starts} cannot reach {goals} on a {kind} port: {why}", cure)
 
 

@@ -30,6 +30,7 @@ import slurmft
 from slurmft import filesystem, hardware, node, process, rendezvous, slurm, sources
 from slurmft.checks import all_within, in_words, installed, within
 from slurmft.config import JobConfig, RunConfig, TrainConfig, build
+from slurmft.errors import SlurmftError
 from slurmft.lockprobe import Agent as LockAgent
 from slurmft.lockprobe import ProbeError
 from slurmft.rendezvous import Rendezvous
@@ -212,16 +213,19 @@ class Agent:
             "profile": node.use_of_node(_config(job), os.environ)[0].name,
         }
 
-    def listen(self, token: str, job_id: str, address: str) -> dict[str, int]:
+    def listen(self, token: str, job_id: str) -> dict[str, int]:
         """Answers on a port of the rendezvous' range and on an ephemeral one, from now on.
+
+        Args:
+            token: what this node answers to those who ask who it is.
 
         Returns both ports, and a free one for torchrun's store.
         """
         self._token = token
-        first, second = rendezvous.free_ports(job_id)
-        found = {"torchrun": first}
-        for name, port in (("rendezvous", second), ("ephemeral", 0)):
-            server = socket.create_server((address, port), backlog=1024)
+        found = {"torchrun": rendezvous.free_ports(job_id, 1)[0]}
+        ports = [p for p in rendezvous.candidate_ports(job_id) if p != found["torchrun"]]
+        for name, tried in (("rendezvous", ports), ("ephemeral", [0])):
+            server = _listener(tried)
             found[name] = server.getsockname()[1]
             threading.Thread(target=self._serve, args=(server,), daemon=True).start()
         return found
@@ -246,18 +250,16 @@ class Agent:
                 stream.write(answer.encode() + b"\n")
                 stream.flush()
 
-    def reach(
-        self, peers: Mapping[str, Mapping[str, int]], token: str, timeout_s: float
-    ) -> dict[str, Any]:
+    def reach(self, peers: Mapping[str, Mapping[str, Any]], timeout_s: float) -> dict[str, Any]:
         """Resolves the peers' names and connects to their ports, all at the same time.
 
         Args:
-            peers: host -> port by what it is for.
+            peers: host -> {"token": what it answers, "ports": {what for: port}}.
 
         Returns host -> {"address": of its name, "problem": why it has none, "ports": {what it is
         for: why it cannot be reached, or None}}.
         """
-        calls = [partial(_reach, host, ports, token, timeout_s) for host, ports in peers.items()]
+        calls = [partial(_reach, host, **peer, timeout_s=timeout_s) for host, peer in peers.items()]
         answers = all_within(timeout_s + 1, calls)
         return {host: _answer(give) for host, give in zip(peers, answers, strict=True)}
 
@@ -381,7 +383,7 @@ def _answer(give: Callable[[], Any]) -> Any:
         return {"problem": in_words(error)}
 
 
-def _reach(host: str, ports: Mapping[str, int], token: str, timeout_s: float) -> dict[str, Any]:
+def _reach(host: str, token: str, ports: Mapping[str, int], timeout_s: float) -> dict[str, Any]:
     deadline = time.monotonic() + timeout_s
 
     def resolve() -> str:
@@ -406,7 +408,15 @@ def _problem_with(address: str, port: int, token: str, timeout_s: float) -> str 
             said = connection.makefile("rb").readline(200).decode(errors="replace").strip()
     except OSError as error:
         return error.strerror or str(error) or "timed out"
-    return None if said == token else f"another program answers there: {said!r}"
+    return None if said == token else f"{said!r} answers there, at {address}: another host?"
+
+
+def _listener(ports: Sequence[int]) -> socket.socket:
+    """A server on the first of the ports that nobody has."""
+    for port in ports:
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", port), backlog=1024)
+    raise SlurmftError(f"cannot listen on any of these ports: {ports}", "ss -tlnp shows who does")
 
 
 def _swallow(stream: Any) -> int:
