@@ -58,10 +58,8 @@ def test_few_lines_name_all_broken_pairs() -> None:
     assert checks.blame(("n3", o) for o in others) == [("n3", "from", others)]
     both = [("n1", "n3"), ("n2", "n3"), ("n4", "n1")]
     assert checks.blame(both) == [("n3", "to", ["n1", "n2"]), ("n1", "to", ["n4"])]
-    assert node_checks.healthy(["n1", "n2", "n3", "n4"], set(both)) in (
-        ["n1", "n2"],
-        ["n2", "n4"],
-    )
+    three = {("n1", "n3"), ("n2", "n3"), ("n3", "n4")}
+    assert node_checks.healthy(["n1", "n2", "n3", "n4"], three) == ["n1", "n2", "n4"]
     assert node_checks.healthy(["n1", "n2"], set()) == ["n1", "n2"]
 
 
@@ -231,7 +229,7 @@ def test_a_faster_fabric_that_would_not_be_taken() -> None:
 def test_one_slow_node_is_named() -> None:
     rates = {("n1", "n2"): 1e9, ("n2", "n3"): 1e8, ("n3", "n4"): 1.1e8, ("n4", "n1"): 1.2e9}
     found = wrong(node_checks.judge_links(rates))
-    assert found == ["warning: n3 is slow: 0.88 Gbit/s, 11% of the median"]
+    assert found == ["warning: n3 is slow: 0.88 Gbit/s, 9% of the median"]
 
     def rank(fp32: float) -> dict[str, Any]:
         return {"tflop_s": {"fp32": fp32, "bf16": 9.0}}
@@ -354,11 +352,8 @@ def test_the_login_part_imports_no_torch(tmp_path: Path) -> None:
         f"print('HEAVY', [m for m in {HEAVY} if m in sys.modules])"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    env = os.environ | NO_SLURM
-    said = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, timeout=60, env=env, check=True
-    )
-    assert said.stdout.splitlines()[-1] == "HEAVY []"
+    said = subprocess.check_output(command, text=True, timeout=60, env=os.environ | NO_SLURM)
+    assert said.splitlines()[-1] == "HEAVY []"
 
 
 # --- on a real Slurm ------------------------------------------------------------------------------
