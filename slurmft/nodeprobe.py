@@ -310,7 +310,8 @@ class Agent:
     ) -> dict[str, Any]:
         """Measures devices and collectives by torchrun, as a run starts it.
 
-        Returns the ranks of this node, and why torchrun failed, if it did.
+        Returns "ranks" of this node as far as they came, "problem" (why torchrun failed, or None)
+        and "late" (whether that is because it took too long).
         """
         config = _config(job, backend)
         profile, binding = node.use_of_node(config, os.environ)
@@ -325,25 +326,28 @@ class Agent:
             command = node.torchrun_command(
                 folder, meeting, str(profile.nproc), 0, module="slurmft.speeds"
             )
-            problem = _run(command, environment, folder / "log", timeout_s)
+            problem, late = _run(command, environment, folder / "log", timeout_s)
             ranks = [read_json(path) for path in sorted(folder.glob("rank-*.json"))]
-        return {"problem": problem, "ranks": [found for found in ranks if found]}
+        return {"problem": problem, "late": late, "ranks": [found for found in ranks if found]}
 
 
-def _run(command: list[str], environment: dict[str, str], log: Path, limit_s: float) -> str | None:
-    """Runs a command; why it failed, or None."""
+def _run(
+    command: list[str], environment: dict[str, str], log: Path, limit_s: float
+) -> tuple[str | None, bool]:
+    """Runs a command; why it failed, or None, and whether it had to be ended."""
     with open(log, "wb") as file:
         child = process.start(command, env=environment, stdout=file, stderr=file)
         try:
             code = child.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
             process.end(child)
-            return f"torchrun did not end within {limit_s:.0f} s"
+            return f"torchrun did not end within {limit_s:.0f} s", True
     if code == 0:
-        return None
+        return None, False
     said = [x.strip() for x in log.read_text(errors="replace")[-_TAIL:].splitlines() if x.strip()]
     errors = [line for line in said if "Error" in line]
-    return f"torchrun ended with exit code {code}: {(errors or said or ['without a word'])[-1]}"
+    last = (errors or said or ["without a word"])[-1]
+    return f"torchrun ended with exit code {code}: {last}", False
 
 
 def _config(job: Mapping[str, Any], backend: str = "auto") -> RunConfig:

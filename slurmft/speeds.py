@@ -11,8 +11,10 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as distributed
@@ -22,7 +24,7 @@ from slurmft.rank import bind
 from slurmft.rundir import write_json
 
 REQUEST = "request.json"
-"""What is asked for: {"backend": of --backend, "seconds": for all of it}."""
+"""What is asked for: {"backend": of --backend, "seconds": for all collectives}."""
 
 _PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _PRODUCT_S = 0.5
@@ -30,7 +32,8 @@ _WIDTH_CPU, _WIDTH_GPU = 1024, 8192
 _MIB = 2**20
 SIZES_BYTES = (8, 64 * 2**10, _MIB, 16 * _MIB, 64 * _MIB, 256 * _MIB)
 _MOST_BYTES_CPU = 64 * _MIB
-_ROUNDS = 20
+_ROUNDS, _SIZE_S = 20, 0.5
+"""The most times, and the longest time, for one size."""
 
 
 def main(argv: list[str]) -> None:
@@ -42,12 +45,14 @@ def main(argv: list[str]) -> None:
     device = torch.device("cpu")
     if torch.cuda.is_available() and request["backend"] in ("auto", "nccl"):
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    found = {"device": name_of(device), "threads": torch.get_num_threads()}
+    found: dict[str, Any] = {"device": name_of(device), "threads": torch.get_num_threads()}
     found["tflop_s"] = {name: product_tflop_s(device, kind) for name, kind in _PRECISIONS.items()}
     write_json(folder / f"rank-{rank}.json", found)
     world = dist.init(request["backend"])
-    found |= {"backend": world.backend, "all_reduce": all_reduces(world, request["seconds"])}
-    write_json(folder / f"rank-{rank}.json", found)
+    found["backend"] = world.backend
+    for times in all_reduces(world, request["seconds"]):
+        found["all_reduce"] = times
+        write_json(folder / f"rank-{rank}.json", found)  # at once: the next one may hang
     dist.leave()
 
 
@@ -66,11 +71,11 @@ def product_tflop_s(device: torch.device, kind: torch.dtype) -> float:
     return 2 * width**3 / statistics.median(times) / 1e12
 
 
-def all_reduces(world: dist.World, limit_s: float) -> list[dict[str, float]]:
+def all_reduces(world: dist.World, limit_s: float) -> Iterator[list[dict[str, float]]]:
     """Sums of fp32 tensors over all ranks, the small ones first, as long as there is time.
 
-    Returns for each size: bytes; seconds, the median on this rank; bus_bytes_s, what each rank
-    sends and receives of it in a second if it goes around in a ring.
+    Yields after each size what is known: bytes; seconds, the median on this rank; bus_bytes_s, what
+    each rank sends and receives of it in a second if it goes around in a ring.
     """
     deadline = time.monotonic() + limit_s
     found: list[dict[str, float]] = []
@@ -82,17 +87,16 @@ def all_reduces(world: dist.World, limit_s: float) -> list[dict[str, float]]:
         if not world.share_object(fits):  # the main rank's clock decides for all
             break
         tensor = torch.zeros(max(1, size // 4), device=world.device)
-        first_s = [_timed(world.device, lambda t=tensor: distributed.all_reduce(t)) for _ in "12"]  # type: ignore[misc]
-        left_s = min(0.5, max(0.0, deadline - time.monotonic()) / 4)
-        rounds = world.share_object(max(1, min(_ROUNDS, int(left_s / max(first_s[1], 1e-6)))))
+        second_s = [_timed(world.device, partial(distributed.all_reduce, tensor)) for _ in "12"][1]
+        left_s = min(_SIZE_S, max(0.0, deadline - time.monotonic()) / 4)
+        rounds = world.share_object(max(1, min(_ROUNDS, int(left_s / max(second_s, 1e-6)))))
         times = [
-            _timed(world.device, lambda t=tensor: distributed.all_reduce(t))  # type: ignore[misc]
-            for _ in range(rounds)
+            _timed(world.device, partial(distributed.all_reduce, tensor)) for _ in range(rounds)
         ]
         last_s = statistics.median(times)
         bus = 2 * (world.size - 1) / world.size * size / last_s
         found.append({"bytes": size, "seconds": last_s, "bus_bytes_s": bus})
-    return found
+        yield found
 
 
 def _timed(device: torch.device, work: Callable[[], object]) -> float:

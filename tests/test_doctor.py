@@ -241,6 +241,19 @@ def test_one_slow_node_is_named() -> None:
     assert "n2 process 1 is slow in fp32" in wrong(node_checks.judge_products(both))[0]
 
 
+def test_collectives_that_do_not_end() -> None:
+    def answer(problem: str | None, late: bool, ranks: int) -> dict[str, Any]:
+        return {"problem": problem, "late": late, "ranks": [{}] * ranks}
+
+    judge = node_checks.judge_torchrun
+    assert judge({"n1": answer(None, False, 1)}) == []
+    hung, dead = answer("torchrun did not end", True, 1), answer("Error: no ib0", False, 0)
+    assert wrong(judge({"n1": hung, "n2": dead})) == ["failure: n2: Error: no ib0"]
+    assert wrong(judge({"n1": hung, "n2": hung}))[0].startswith("failure: n1, n2: the processes")
+    slow = answer("torchrun did not end", True, 0)
+    assert wrong(judge({"n1": hung, "n2": slow}))[0].startswith("warning: n2: no process had")
+
+
 def test_clocks() -> None:
     ways = {"n2": 0.002, "n3": 0.002}
     assert not wrong(node_checks.judge_clocks({"n1": 0.0, "n2": 0.1, "n3": -0.1}, ways))
@@ -360,6 +373,7 @@ def test_the_login_part_imports_no_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slurm
+@pytest.mark.timeout(180)  # the cluster may have to start first
 def test_four_nodes_that_are_well(
     idle_cluster: Cluster, shared_folder: Path, tmp_path: Path
 ) -> None:
