@@ -38,6 +38,8 @@ from slurmft.rundir import read_json, write_json
 
 _MARK = "slurmft-nodeprobe "
 """Begins the lines of an agent: prologs and the like print, too."""
+REQUEST = "request.json"
+"""What `slurmft.speeds` is asked for: {"backend": of --backend, "seconds": for all collectives}."""
 _ROOM_S = 5.0
 _CHUNK = bytes(2**20)
 _CLOCK_ROUNDS = 5
@@ -322,7 +324,7 @@ class Agent:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
             folder = Path(name)
             (folder / "logs").mkdir()
-            write_json(folder / "request.json", {"backend": backend, "seconds": timeout_s / 3})
+            write_json(folder / REQUEST, {"backend": backend, "seconds": timeout_s / 3})
             command = node.torchrun_command(
                 folder, meeting, str(profile.nproc), 0, module="slurmft.speeds"
             )

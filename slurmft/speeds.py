@@ -20,11 +20,9 @@ import torch
 import torch.distributed as distributed
 
 from slurmft import dist, process
+from slurmft.nodeprobe import REQUEST
 from slurmft.rank import bind
 from slurmft.rundir import write_json
-
-REQUEST = "request.json"
-"""What is asked for: {"backend": of --backend, "seconds": for all collectives}."""
 
 _PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _PRODUCT_S = 0.5
