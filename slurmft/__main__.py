@@ -26,7 +26,11 @@ COMMANDS = {
         "main",
         "is one run faster or better than another, or is it noise",
     ),
-    "doctor": ("slurmft.doctor", "main", "examine the cluster: doctor node, doctor locks DIR"),
+    "doctor": (
+        "slurmft.doctor",
+        "main",
+        "is the cluster well? and doctor node, doctor locks DIR",
+    ),
     "render": ("slurmft.render", "main", "print what others start: mpirun's command, manifests"),
     "completion": ("slurmft.completion", "main", "print what makes TAB complete in bash or zsh"),
     "prepare": ("slurmft.prepare", "main", "inside a job: what the files in sbatch/ call"),

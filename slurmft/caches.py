@@ -19,13 +19,6 @@ _START_S, _ANSWER_S = 10.0, 1.0
 """How long an agent may take to start, and to answer: longer, and it hangs in a lock."""
 
 
-def hub_cache() -> Path:
-    """Where this process's downloads go."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE)
-
-
 def leads(world: World, folder: Path) -> bool:
     """Whether this rank is the one to fill a cache: one for each folder, be it shared by all nodes,
     by some, or by none. Found out with files that the ranks leave for each other there.

@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slurmft import ccl, hardware, lockprobe, profiles, slurm
+from slurmft import ccl, checkup, hardware, lockprobe, profiles, slurm
 from slurmft.cli import Parser, add_options, aligned, given
-from slurmft.config import JobConfig, TrainConfig, build, options
+from slurmft.config import JobConfig, TrainConfig, build
 from slurmft.errors import Exit, UsageError, run_main, unknown
 from slurmft.filesystem import FileSystem, absolute
 from slurmft.lockprobe import Ask, Finding, Findings, Talk
 from slurmft.profiles import Profile
-from slurmft.site import site_defaults
+from slurmft.site import sbatch_flags, site_defaults
 
 _WHERE = ("partition", "account", "qos", "reservation", "constraint", "time")
 """Flags of `submit` that say on which nodes."""
@@ -53,10 +53,11 @@ every variable that is set, with its reason. With Slurm on a compute node, by sr
 
 
 def main(argv: list[str]) -> int:
-    """`slurmft doctor SUBJECT ...`."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print(f"slurmft doctor locks DIR\n{_LOCKS_HELP}\nslurmft doctor node\n{_NODE_HELP}", end="")
-        return Exit.OK if argv else Exit.USAGE
+    """`slurmft doctor [SUBJECT] ...`."""
+    if not argv or argv[0].startswith("-"):
+        if argv and argv[0] in ("-h", "--help"):
+            print(f"{_LOCKS_HELP}\n{_NODE_HELP}")
+        return checkup.main(argv)
     if argv[0] not in COMMANDS:
         raise unknown("subject", argv[0], list(COMMANDS))
     return COMMANDS[argv[0]](argv[1:])
@@ -165,7 +166,7 @@ def _where(arguments: argparse.Namespace) -> list[str]:
     """srun's flags for the nodes asked for, and the site's own."""
     where = {k: v for k, v in site_defaults().items() if k in _WHERE}
     where |= given(arguments, _WHERE)
-    return [f"--{options(JobConfig)[k].metadata['sbatch']}={v}" for k, v in where.items()]
+    return sbatch_flags(where)
 
 
 def examine(ask: Ask, nodes: int, as_json: bool = False) -> int:

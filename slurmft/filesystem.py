@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,36 @@ class FileSystem:
         return f"{self.type} at {self.mount}"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """What a file system still takes from this user, in one folder."""
+
+    free_bytes: int
+    free_inodes: int | None
+    """None: the file system does not count them."""
+    problem: str | None
+    """Why a file of a megabyte could not be written there; None: it could."""
+
+
+def room(folder: Path) -> Room:
+    """Tries a folder, or the nearest one above it that exists; a quota shows in the trial only."""
+    place = _existing(folder)
+    counted = os.statvfs(place)
+    problem = None
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:  # unnamed: nothing can be left behind
+            file.write(bytes(2**20))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        problem = error.strerror or str(error)
+    return Room(
+        free_bytes=counted.f_bavail * counted.f_frsize,
+        free_inodes=counted.f_favail if counted.f_files else None,
+        problem=problem,
+    )
+
+
 def absolute(path: str | Path) -> Path:
     """An absolute path; of "~name" without such a user, as the shell leaves it."""
     return Path(os.path.expanduser(path)).absolute()
@@ -51,11 +82,16 @@ def absolute(path: str | Path) -> Path:
 
 def of(path: str | Path) -> FileSystem:
     """The file system of a path, or of the nearest folder above it that exists."""
-    place = Path(path).absolute()
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        return find(file.read(), os.path.realpath(_existing(Path(path))))
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest one above it that exists."""
+    place = path.absolute()
     while not os.path.exists(place) and place != place.parent:  # or in a folder closed to us
         place = place.parent
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        return find(file.read(), os.path.realpath(place))
+    return place
 
 
 def find(mountinfo: str, path: str) -> FileSystem:

@@ -52,6 +52,21 @@ class Gpu:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """A network interface that is up."""
+
+    name: str
+    infiniband: bool
+    speed_mbit_s: int
+    """0: the kernel does not know it, as of virtual ones."""
+
+    def __str__(self) -> str:
+        kind = "InfiniBand" if self.infiniband else "Ethernet"
+        speed = f", {self.speed_mbit_s / 1000:g} Gbit/s" if self.speed_mbit_s else ""
+        return f"{self.name} ({kind}{speed})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
     """What this process may use of its node."""
 
@@ -136,7 +151,7 @@ def detect(environment: Mapping[str, str], root: Path = Path("/")) -> Hardware:
         quota_cpus=_quota_cpus(root),
         memory_mib=_memory_mib(root),
         gpus=_gpus(environment, root),
-        interfaces=_interfaces(root),
+        interfaces=tuple(network.name for network in networks(root)),
     )
 
 
@@ -299,17 +314,17 @@ def parse_nvidia_smi(text: str, root: Path = Path("/")) -> dict[str, Gpu]:
     return found
 
 
-def _interfaces(root: Path) -> tuple[str, ...]:
+def networks(root: Path = Path("/")) -> tuple[Network, ...]:
     """Interfaces that are up, InfiniBand's first, then by speed; loopback is left out."""
-    rated = []
+    found = []
     for path in (root / "sys/class/net").glob("*"):
         state = _read(path / "operstate")
         if path.name == "lo" or state not in ("up", "unknown"):
             continue
-        fabric = _read(path / "type") == "32"  # InfiniBand
-        speed = int(_read(path / "speed") or 0)  # Mbit/s; unreadable for virtual ones
-        rated.append((not fabric, -speed, path.name))
-    return tuple(name for _, _, name in sorted(rated))
+        fabric = _read(path / "type") == "32"
+        speed = int(_read(path / "speed") or 0)  # unreadable, or -1, for virtual ones
+        found.append(Network(name=path.name, infiniband=fabric, speed_mbit_s=max(0, speed)))
+    return tuple(sorted(found, key=lambda n: (not n.infiniband, -n.speed_mbit_s, n.name)))
 
 
 def _read(path: Path) -> str | None:

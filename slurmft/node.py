@@ -356,9 +356,17 @@ def training_environment(
 
 
 def torchrun_command(
-    run_dir: Path, meeting: Rendezvous, nproc: str, max_restarts: int, nodes: str | None = None
+    run_dir: Path,
+    meeting: Rendezvous,
+    nproc: str,
+    max_restarts: int,
+    nodes: str | None = None,
+    module: str = "slurmft.rank",
 ) -> list[str]:
-    """The torchrun command of a node; `nodes` where their number may change, as in 2:4."""
+    """The torchrun command of a node; `nodes` where their number may change, as in 2:4.
+
+    Every rank runs `module`, with the run directory and nothing else as its argument.
+    """
     # torch matches host names to find the host of the store, which fails where the fabric's name
     # differs from the host's own: say it.
     conf = {
@@ -377,7 +385,7 @@ def torchrun_command(
         "--local-addr", meeting.host,
         "--max-restarts", str(max_restarts),
         "--log-dir", str(run_dir / "logs" / "torchrun"),
-        "--module", "slurmft.rank", str(run_dir),
+        "--module", module, str(run_dir),
     ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,19 @@ def site_defaults() -> dict[str, Any]:
 def known_options() -> dict[str, dataclasses.Field[Any]]:
     """Name -> field of all options of a run."""
     return options(TrainConfig) | options(JobConfig)
+
+
+def sbatch_flags(values: Mapping[str, Any]) -> list[str]:
+    """Options by their fields' names, as sbatch, salloc and srun take them."""
+    known = options(JobConfig)
+    found = []
+    for name, value in values.items():
+        flag = f"--{known[name].metadata['sbatch']}"
+        if value is True:
+            found.append(flag)
+        elif value not in (None, False):
+            found.append(f"{flag}={value}")
+    return found
 
 
 def typed_values(where: str | Path, values: dict[str, Any]) -> dict[str, Any]:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import re
+import select
 import shutil
+import signal
 import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
+from slurmft import process
 from slurmft.config import time_limit_min
 from slurmft.errors import Exit, SlurmftError
 
@@ -86,6 +93,73 @@ def parse_partitions(text: str) -> list[Partition]:
             name=name, state=state, time_limit=limit, nodes=count, cpus_per_node=cpus
         )
     return list(found.values())
+
+
+def version() -> str:
+    """Slurm's version, as its commands have it: "slurm 22.05.8".
+
+    Raises:
+        SlurmftError: sinfo is not there, or finds no configuration.
+    """
+    return _call("sinfo", "--version").strip()
+
+
+def settings() -> dict[str, str]:
+    """The controller's settings, by their names in slurm.conf.
+
+    Raises:
+        SlurmftError: the controller does not answer.
+    """
+    return parse_settings(_call("scontrol", "show", "config"))
+
+
+def parse_settings(text: str) -> dict[str, str]:
+    """From `scontrol show config`."""
+    pairs = (line.partition("=") for line in text.splitlines())
+    found = {name.strip(): value.strip() for name, equals, value in pairs if equals}
+    return {name: value for name, value in found.items() if value not in ("", "(null)")}
+
+
+def unwell_hosts() -> dict[str, str]:
+    """Nodes that take no jobs now -> state and reason.
+
+    Raises:
+        SlurmftError: the controller does not answer.
+    """
+    return parse_unwell_hosts(_call("sinfo", "--noheader", "--Node", "--format=%N|%T|%E"))
+
+
+def parse_unwell_hosts(text: str) -> dict[str, str]:
+    """From lines of `sinfo --Node --format=%N|%T|%E`, one for each partition of a node."""
+    found = {}
+    for line in text.splitlines():
+        name, state, reason = line.strip().split("|", 2)
+        if state.endswith("*") or state.startswith(("down", "drain", "fail", "unknown")):
+            found[name] = state if reason == "none" else f"{state}: {reason}"
+    return found
+
+
+def associations(user: str) -> list[dict[str, str]]:
+    """What accounting lets a user have: a row for each of the user's accounts, by sacctmgr's names.
+
+    Raises:
+        SlurmftError: there is no accounting database, or it does not answer.
+    """
+    fields = "Account,Partition,QOS,MaxJobs,MaxSubmit,MaxTRES,MaxWall,GrpTRES"
+    where = ("show", "assoc", f"user={user}", f"format={fields}")
+    return parse_associations(_call("sacctmgr", "--noheader", "--parsable2", *where), fields)
+
+
+def parse_associations(text: str, fields: str) -> list[dict[str, str]]:
+    """From lines of `sacctmgr --noheader --parsable2 show assoc format=FIELDS`."""
+    rows = (line.split("|") for line in text.splitlines() if line.strip())
+    pairs = (zip(fields.split(","), row, strict=True) for row in rows)
+    return [{name: value for name, value in row if value} for row in pairs]
+
+
+def check_accounting() -> None:
+    """Raises SlurmftError where sacct does not answer."""
+    _call("sacct", "-nX", "--starttime=now", "--format=JobID")
 
 
 def job_state(job_id: str) -> JobState | None:
@@ -327,6 +401,81 @@ def broadcast(source: Path, target: str, timeout_s: float) -> None:
         SlurmftError: a node cannot take it; or it takes too long.
     """
     _call("sbcast", str(source), target, timeout_s=timeout_s)
+
+
+@contextlib.contextmanager
+def allocation(options: Sequence[str], wait_s: float) -> Iterator[dict[str, str]]:
+    """An allocation of one's own, until the end of the block.
+
+    Args:
+        options: salloc's.
+        wait_s: how long it may wait in the queue.
+
+    Yields Slurm's variables for what runs in it.
+
+    Raises:
+        SlurmftError: salloc refuses, or the nodes do not come in time.
+    """
+    held = (
+        "import json, os, sys; names = [n for n in os.environ if n.startswith('SLURM_')]; "
+        "print(json.dumps({n: os.environ[n] for n in names}), flush=True); sys.stdin.read()"
+    )
+    # Not --immediate: where no node is free, it gives up at once, or waits for a single try.
+    command = ["salloc", "--quiet", "--no-kill", "--job-name=slurmft-doctor", *options]
+    with tempfile.TemporaryFile() as words:
+        child = process.start(
+            [*command, sys.executable, "-c", held],
+            death=signal.SIGTERM,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=words,
+        )
+        try:
+            yield _granted(child, words, wait_s)
+        finally:
+            _give_back(child)
+
+
+def _granted(child: subprocess.Popen[bytes], words: IO[bytes], wait_s: float) -> dict[str, str]:
+    """The variables that the program in the allocation prints."""
+    assert child.stdout is not None
+    if not select.select([child.stdout], [], [], wait_s)[0]:
+        raise SlurmftError(
+            f"the nodes did not come within {wait_s:.0f} s",
+            "squeue shows who has them; wait longer (--wait), or take another --partition",
+            code=Exit.SUBMIT,
+        )
+    line = child.stdout.readline()
+    if not line:
+        words.seek(0)
+        said = _own_words(words.read().decode(errors="replace").splitlines())
+        refused = " ".join(w.removeprefix("salloc: ").removeprefix("error: ") for w in said)
+        raise SlurmftError(f"salloc refused: {refused}", offers(), code=Exit.SUBMIT)
+    found: dict[str, str] = json.loads(line)
+    return found
+
+
+def _give_back(child: subprocess.Popen[bytes]) -> None:
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.close()  # its program ends, and with it the job
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=2)
+    child.terminate()  # one that still waits gives its job up
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=5)
+    process.end(child)
+    child.stdout.close()
+
+
+def on_host(host: str, program: Sequence[str]) -> list[str]:
+    """An srun with one task on one node of the allocation that it is started in.
+
+    A step for each node: one that does not start leaves the others alone. It has the whole of what
+    the allocation has there.
+    """
+    size = ("--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={host}")
+    return ["srun", "--quiet", "--overlap", *size, *program]
 
 
 def allocated_nodes() -> int | None:

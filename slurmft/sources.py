@@ -143,6 +143,13 @@ def hub_in_reach(timeout_s: float = 10.0) -> bool:
         return False
 
 
+def hub_cache() -> Path:
+    """Where this process's downloads go."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
 def find_split(folder: Path, split: str) -> Path:
     """The file of one split of a local data set.
 

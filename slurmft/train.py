@@ -77,7 +77,7 @@ from slurmft.snapshot import (
     set_rng_state,
     split_optimizer,
 )
-from slurmft.sources import needs_hub
+from slurmft.sources import hub_cache, needs_hub
 
 # Logs are files: transformers' bars for loading and saving weights would only litter them.
 disable_progress_bar()
@@ -203,12 +203,12 @@ class Training:
         """Finds out which file locks hold where the hub's files are kept; returns a warning."""
         if self.job.file_locks != "auto" or not needs_hub(self.config):
             return None
-        return caches.settle_locks(self.world, caches.hub_cache())
+        return caches.settle_locks(self.world, hub_cache())
 
     def _fetch_model(self) -> None:
         """Lets one rank for each cache fetch the model's files from the hub; all load them then."""
         if needs_hub(self.config):
-            leads = caches.leads(self.world, caches.hub_cache())
+            leads = caches.leads(self.world, hub_cache())
             self.world.on_some(leads, lambda: self.task.model(self.data))
 
     # --- the run ----------------------------------------------------------------------------------

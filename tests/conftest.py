@@ -85,6 +85,20 @@ def two_nodes(
         yield made.nodes
 
 
+@pytest.fixture
+def shared_folder(cluster: Cluster, two_nodes: tuple[Path, Path], tmp_path: Path) -> Iterator[Path]:
+    """A folder of all nodes whose flock is local to each: n1 and n3 are one client, n2 and n4 the
+    other."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    mount = ["mount", "--bind", str(two_nodes[0]), str(folder)]
+    subprocess.run(mount, check=True, timeout=30)  # the login node sees it, too
+    cluster.show(two_nodes[::-1], folder)
+    yield folder
+    cluster.show([], folder)
+    subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=30)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved BERT of a few thousand weights, with its tokenizer."""

@@ -15,7 +15,6 @@ from tests.cluster import Cluster
 from tests.conftest import Following, slurmft
 from tests.faults import BASE
 from tests.hub import NAME, Hub
-from tests.test_lockprobe import shared_folder  # noqa: F401 - a fixture
 from tests.test_resume import rank_pids
 
 WEIGHTS = "model.safetensors"
@@ -58,7 +57,7 @@ def test_death_of_the_one_that_fetches(tiny_model: Path, tmp_path: Path, tiny_da
 @pytest.mark.slurm
 def test_shared_and_node_local_caches_on_slurm(
     idle_cluster: Cluster,
-    shared_folder: Path,  # noqa: F811
+    shared_folder: Path,
     hub: Hub,
     tmp_path: Path,
     tiny_data: Path,

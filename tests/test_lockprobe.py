@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -198,20 +197,6 @@ def test_doctor_bad_input(arguments: list[str], words: str) -> None:
     assert done.code == 2
     assert words in done.err
     assert "Traceback" not in done.err
-
-
-@pytest.fixture
-def shared_folder(cluster: Cluster, two_nodes: tuple[Path, Path], tmp_path: Path) -> Iterator[Path]:
-    """A folder of all nodes whose flock is local to each: n1 and n3 are one client, n2 and n4 the
-    other."""
-    folder = tmp_path / "shared"
-    folder.mkdir()
-    mount = ["mount", "--bind", str(two_nodes[0]), str(folder)]
-    subprocess.run(mount, check=True, timeout=30)  # the login node sees it, too
-    cluster.show(two_nodes[::-1], folder)
-    yield folder
-    cluster.show([], folder)
-    subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=30)
 
 
 @pytest.mark.slurm

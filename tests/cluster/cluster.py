@@ -338,10 +338,14 @@ class Cluster:
             self._spawn_slurmd(host, (folders[number % len(folders)], path) if folders else None)
         self.run(["srun", f"--nodes={len(self.hosts)}", "true"])
 
-    def shape(self, rate: str | None) -> None:
-        """Limits every node's network in both directions, for example to "1gbit"."""
-        for host in self.hosts:
-            network.shape(host, rate)
+    def shape(self, rate: str | None, *hosts: str) -> None:
+        """Limits nodes' network in both directions, for example to "1gbit"; without hosts, all."""
+        for host in hosts or self.hosts:
+            network.shape(self._host(host), rate)
+
+    def close_ports(self, host: str, ports: str | None) -> None:
+        """Keeps a node from these TCP ports of all others ("10000-20000"), or from none."""
+        network.close_ports(self._host(host), ports)
 
     def restart_slurmctld(self) -> None:
         """Stops slurmctld in order, starts it again and waits until it answers; jobs run on."""

@@ -118,6 +118,15 @@ def set_link(host: str, up: bool) -> None:
     _ip([f"link set {CABLE}{host} {'up' if up else 'down'}"])
 
 
+def close_ports(host: str, ports: str | None) -> None:
+    """Keeps the node from these TCP ports of others ("10000-20000"); None: from none."""
+    for line in system.sh("nsenter", f"--net={namespace(host)}", "ip", "rule").splitlines():
+        if "dport" in line:
+            _ip(["rule del priority " + line.split(":")[0]], inside=host)
+    if ports is not None:
+        _ip([f"rule add ipproto tcp dport {ports} unreachable"], inside=host)
+
+
 def shape(host: str, rate: str | None) -> None:
     """Limits the node's cable in both directions; None removes the limit.
 
