@@ -1,7 +1,33 @@
 """slurmft: fine-tune Hugging Face transformers on Slurm clusters, from one command.
 
-This package is two floors. The login floor (config, submit, follow) imports no torch; the compute
+In scripts and notebooks: `from slurmft import Run, SlurmftError, submit`.
+
+This package is two floors. The login floor (config, dispatch, follow) imports no torch; the compute
 floor (train and what it needs) does. The run directory is all that passes between them.
 """
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from slurmft.errors import SlurmftError
+    from slurmft.handle import Run, submit
+
 __version__ = "0.1.0"
+
+__all__ = ["Run", "SlurmftError", "submit"]
+
+_HOMES = {"Run": "handle", "SlurmftError": "errors", "submit": "handle"}
+"""Public name -> its module, which is imported when the name is first used: commands and ranks
+import this package, too."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

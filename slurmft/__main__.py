@@ -9,12 +9,15 @@ import slurmft
 from slurmft.errors import Exit, run_main, unknown
 
 COMMANDS = {
-    "submit": ("slurmft.submit", "main", "submit a training job"),
+    "submit": ("slurmft.dispatch", "main", "submit a training job"),
     "follow": ("slurmft.follow", "follow_main", "stream a run's progress until its job ends"),
     "logs": ("slurmft.logs", "main", "the logs of all ranks as one, what failed first before it"),
     "watch": ("slurmft.watch", "main", "a live view of a run: speed, loss, ranks, time left"),
-    "resume": ("slurmft.submit", "resume_main", "submit a stopped or failed run again"),
+    "resume": ("slurmft.dispatch", "resume_main", "submit a stopped or failed run again"),
+    "list": ("slurmft.listing", "main", "all runs: state, progress, speed, metrics"),
+    "status": ("slurmft.status", "main", "one run in full, and what to type next"),
     "cancel": ("slurmft.follow", "cancel_main", "end the job of a run"),
+    "clean": ("slurmft.cleaning", "main", "remove what is no longer needed"),
     "study": ("slurmft.study", "main", "measure many settings: study run, study status"),
     "report": ("slurmft.report", "main", "tables, plots and a page of what runs measured"),
     "plan": ("slurmft.planner", "main", "how many nodes: time and cost by number of nodes"),

@@ -287,7 +287,7 @@ class RunConfig:
     train: TrainConfig
     job: JobConfig
     submission: dict[str, Any] = field(default_factory=dict)
-    """When, where, by whom and from which code the run was submitted (see `submit.provenance`)."""
+    """When, where, by whom and from which code the run was submitted (`dispatch.provenance`)."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
@@ -361,15 +361,15 @@ def time_limit_min(text: str) -> int:
 
 
 def duration_s(text: str, what: str) -> float:
-    """Seconds of "90s", "10m", "2h", or of a bare number.
+    """Seconds of "90s", "10m", "2h", "3d", or of a bare number.
 
     Raises:
         UsageError: the text is no duration.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     if not match:
-        raise UsageError(f"{what} {text!r} is no duration", "write it as 90s, 10m or 2h")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+        raise UsageError(f"{what} {text!r} is no duration", "write it as 90s, 10m, 2h or 3d")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
 def _check(config: Any, name: str, good: Callable[[Any], bool], what: str) -> None:

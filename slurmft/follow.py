@@ -9,13 +9,14 @@ import re
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from slurmft import launchers
+from slurmft import launchers, selection
 from slurmft.cli import Parser
 from slurmft.errors import Exit, SlurmftError
 from slurmft.progress import Progress, result_table
-from slurmft.rundir import RecordReader, RunDir, read_json
+from slurmft.rundir import RecordReader, RunDir, read_json, to_json
 from slurmft.slurm import JobState
 from slurmft.stamps import split
 
@@ -43,6 +44,9 @@ _LOST_AFTER_S = 60
 
 EXAMPLES = """\
 examples:
+  slurmft follow last
+  slurmft follow emotion-2026              first letters of its name, where only one begins so
+  slurmft follow 8123                      the id of its job
   slurmft follow runs/emotion-20261120-093012-a1b2
 """
 
@@ -74,17 +78,45 @@ class JobWatch:
         self._may_requeue_until = math.inf
         return False
 
-    @property
-    def succeeded(self) -> bool:
-        """Whether an ended job did so well."""
-        return self.state.name == "COMPLETED" and self.state.exit_code == 0
-
     def await_result(self) -> None:
         """Waits for the result of a job that succeeded: a file system may show it here some seconds
         after the job's end."""
         deadline = time.monotonic() + _FILE_LAG_S
         while self.succeeded and not self.run.result.exists() and time.monotonic() < deadline:
             time.sleep(_RECORDS_EVERY_S)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether an ended job did so well."""
+        return self.state.name == "COMPLETED" and self.state.exit_code == 0
+
+    def outcome(self) -> dict[str, Any]:
+        """The result of a job that has ended.
+
+        Raises:
+            SlurmftError: there is none; why not.
+        """
+        self.await_result()
+        if self.succeeded and (result := read_json(self.run.result)) is not None:
+            return result
+        error = job_error(self.run, self.job_id, self.state)
+        if self.state.ended:
+            with contextlib.suppress(OSError):  # where the job could not say it itself
+                name = "cancelled" if error.code == Exit.CANCELLED else "failed"
+                self.run.set_state(name, error.message, error.code)
+        raise error
+
+    def conclude(self) -> int:
+        """Shows how an ended job ended: its result, or its error; returns its exit code."""
+        try:
+            result = self.outcome()
+        except SlurmftError as error:
+            for text in (*getattr(error, "__notes__", ()), f"error: {error}"):
+                print(text, file=sys.stderr)
+            return int(error.code)
+        print(result_table(result))
+        print(f"model and records: {self.run.path}")
+        return Exit.OK
 
     def _ask(self) -> JobState:
         state = self._launcher.job_state(self.job_id, self.run)
@@ -106,38 +138,56 @@ class JobWatch:
 class Follower:
     """Follows one run from the login node, by its run directory and its job's state."""
 
-    def __init__(self, run: RunDir, only_new: bool = False) -> None:
-        """Shows the run's records from its beginning, or only those that are still to come."""
+    def __init__(self, run: RunDir, only_new: bool = False, quiet: bool = False) -> None:
+        """Shows the run's records from its beginning, or only those that are still to come, or
+        nothing at all."""
         self.run = run
         self.job = JobWatch(run)
         self.progress = Progress()
+        self._quiet = quiet
         self._records = RecordReader(run.records)
-        if only_new:
+        if only_new and not quiet:
             list(self._records.read())
         self._said = ""
 
     def follow(self) -> int:
         """Shows progress until the job ends; returns the exit code of the job."""
         try:
-            self._show_records()
-            while not self.job.has_ended():
-                self._say_waiting(self.job.state)
-                time.sleep(_RECORDS_EVERY_S)
-                self._show_records()
-            self.job.await_result()
-            self._show_records()
+            self._until_ended()
         except KeyboardInterrupt:
             self.progress.close()
-            print(
-                f"\nno longer following; the job {self.job.job_id} goes on. "
-                f"{next_commands(self.run)}"
-            )
+            job_id = self.job.job_id
+            print(f"\nno longer following; the job {job_id} goes on. {next_commands(self.run)}")
             return 130
         finally:
             self.progress.close()
-        return conclude(self.job)
+        return self.job.conclude()
+
+    def wait(self, timeout_s: float = math.inf) -> dict[str, Any]:
+        """The result of the run, when its job has ended.
+
+        Raises:
+            SlurmftError: the run failed or was cancelled; its notes have tracebacks and last words.
+            TimeoutError: the job has not ended by then.
+        """
+        self._until_ended(timeout_s)
+        return self.job.outcome()
+
+    def _until_ended(self, timeout_s: float = math.inf) -> None:
+        began = time.monotonic()
+        self._show_records()
+        while not self.job.has_ended():
+            self._say_waiting(self.job.state)
+            if time.monotonic() - began >= timeout_s:
+                raise TimeoutError(f"the job {self.job.job_id} has not ended after {timeout_s:g} s")
+            time.sleep(_RECORDS_EVERY_S)
+            self._show_records()
+        self.job.await_result()
+        self._show_records()
 
     def _show_records(self) -> None:
+        if self._quiet:
+            return
         for record in self._records.read():
             self.progress.show(record)
 
@@ -146,30 +196,17 @@ class Follower:
         text = f"job {self.job.job_id} is {state.name.lower()}"
         if state.reason:
             text += f" ({state.reason})"
-        if state.name in ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED") and text != self._said:
+        worth_it = state.name in ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED")
+        if worth_it and text != self._said and not self._quiet:
             self._said = text
             self.progress.say(text)
 
 
-def conclude(job: JobWatch) -> int:
-    """Shows how an ended job ended: its result, or its error; returns its exit code."""
-    run, state = job.run, job.state
-    job.await_result()
-    if job.succeeded and (result := read_json(run.result)) is not None:
-        print(result_table(result))
-        print(f"model and records: {run.path}")
-        return Exit.OK
-    error = job_error(run, job.job_id, state)
-    if state.ended:
-        with contextlib.suppress(OSError):  # where the job could not say it itself
-            name = "cancelled" if error.code == Exit.CANCELLED else "failed"
-            run.set_state(name, error.message, error.code)
-    print(f"error: {error}", file=sys.stderr)
-    return int(error.code)
-
-
 def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
-    """Why a job did not finish: the rank or node that failed first, else the scheduler's words."""
+    """Why a job did not finish: the rank or node that failed first, else the scheduler's words.
+
+    Its notes are what else helps to understand it: a traceback, the end of the job's logs.
+    """
     failure = run.root_failure()
     if state.name == "CANCELLED":
         return SlurmftError(
@@ -181,9 +218,15 @@ def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
     recorded = run.get_state()
     if recorded["state"] == "cancelled":
         return SlurmftError(f"the job {job_id} was cancelled", _resume(run), Exit.CANCELLED)
-    if failure is None and state.name == "FAILED":
-        for line in _last_words(run, job_id):
-            print(line, file=sys.stderr)
+    error = _ended_error(run, job_id, state)
+    if failure is None and state.name == "FAILED" and (words := _last_words(run, job_id)):
+        error.add_note("\n".join(words))
+    return error
+
+
+def _ended_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
+    """Why a job ended of which no process said so: the run's own words, else the scheduler's."""
+    recorded = run.get_state()
     if recorded["state"] == "failed" and recorded["reason"]:
         return SlurmftError(recorded["reason"], _resume(run), recorded["exit_code"] or Exit.FAILED)
     message = f"the job {job_id} ended as {state.name}"
@@ -219,50 +262,89 @@ def _last_words(run: RunDir, job_id: str) -> list[str]:
     for log in (*sorted(run.submitit.glob(f"{job_id}_*_log.err")), run.logs / "job.log"):
         with contextlib.suppress(OSError):
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-            words += (
-                [f"end of {log}:", *(f"  {split(line)[1]}" for line in lines[-8:])] if lines else []
-            )
+            lines = [f"  {split(line)[1]}" for line in lines[-8:]]
+            words += [f"end of {log}:", *lines] if lines else []
     return words
 
 
 def _failure_error(failure: dict[str, Any]) -> SlurmftError:
-    if failure["traceback"]:
-        print(failure["traceback"].rstrip(), file=sys.stderr)
     message = f"{failure['where']}: {failure['message']}"
-    return SlurmftError(message, failure["hint"], failure["code"])
+    error = SlurmftError(message, failure["hint"], failure["code"])
+    if failure["traceback"]:
+        error.add_note(failure["traceback"].rstrip())
+    return error
 
 
-def next_commands(run: RunDir) -> str:
+_NEXT = {
+    "follow": "progress, and the result at the end",
+    "watch": "live: speed, loss, ranks",
+    "logs": "of all ranks, what failed first before them",
+    "status": "how it stands",
+    "cancel": "end the job",
+    "resume": "go on after a stop or a failure",
+    "report": "what it measured",
+}
+
+
+_USUAL = ("follow", "watch", "logs", "cancel", "resume")
+
+
+def next_commands(run: RunDir, which: Sequence[str] = _USUAL) -> str:
     """The commands that a user types next, with this run's names in them."""
     path = shlex.quote(str(run.path))
-    python = "python -m slurmft"
-    return (
-        f"Next:\n"
-        f"  {python} follow {path}   # progress, and the result at the end\n"
-        f"  {python} cancel {path}   # end the job\n"
-        f"  {python} resume {path}   # go on after a stop or a failure\n"
-        f"  {python} watch {path}    # live: speed, loss, ranks\n"
-        f"  {python} logs {path} --follow"
-    )
+    lines = [f"  python -m slurmft {name} {path}   # {_NEXT[name]}" for name in which]
+    return "\n".join(["Next:", *lines])
+
+
+def cancel(run: RunDir) -> JobState | None:
+    """Ends the job of a run; returns how it had ended, if it had.
+
+    Raises:
+        SlurmftError: there is no job, or it is not this user's to end.
+    """
+    cluster, job_id = launchers.job_of(run)
+    launcher = launchers.get(cluster)
+    state = launcher.job_state(job_id, run)
+    if state is not None and state.ended:
+        return state
+    try:
+        launcher.cancel(job_id, run)
+    except PermissionError:
+        raise SlurmftError(
+            f"the job {job_id} of {str(run.path)!r} belongs to {_owner(run)}",
+            "ask them to cancel it",
+        ) from None
+    return None
+
+
+def _owner(run: RunDir) -> str:
+    try:
+        return run.path.owner()
+    except (KeyError, OSError):
+        return "somebody else"
 
 
 def follow_main(argv: list[str]) -> int:
-    """`slurmft follow RUN_DIR`"""
+    """`slurmft follow RUN`"""
     parser = Parser(prog="slurmft follow", description=__doc__, epilog=EXAMPLES)
-    parser.add_argument("run_dir", help="run directory that `slurmft submit` printed")
-    return Follower(RunDir.open(parser.parse(argv).run_dir)).follow()
+    selection.add_argument(parser)
+    arguments = parser.parse(argv)
+    return Follower(selection.find(arguments.run, arguments.runs_dir)).follow()
 
 
 def cancel_main(argv: list[str]) -> int:
-    """`slurmft cancel RUN_DIR`"""
+    """`slurmft cancel RUN`"""
     parser = Parser(prog="slurmft cancel", description="Ends the job of a run.")
-    parser.add_argument("run_dir", help="run directory that `slurmft submit` printed")
-    run = RunDir.open(parser.parse(argv).run_dir)
-    cluster, job_id = launchers.job_of(run)
-    state = launchers.get(cluster).job_state(job_id, run)
-    if state is not None and state.ended:
-        print(f"the job {job_id} has already ended ({state.name.lower()})")
-        return Exit.OK
-    launchers.get(cluster).cancel(job_id, run)
-    print(f"the job {job_id} is being cancelled")
+    selection.add_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print run, job, cancelled, state")
+    arguments = parser.parse(argv)
+    run = selection.find(arguments.run, arguments.runs_dir)
+    state, job_id = cancel(run), launchers.job_of(run)[1]
+    if arguments.json:
+        told = {"run": str(run.path), "job": job_id, "cancelled": state is None}
+        print(to_json(told | {"state": state.name.lower() if state else "cancelled"}, indent=2))
+    elif state is not None:
+        print(f"the job {job_id} of {run.path.name} has already ended ({state.name.lower()})")
+    else:
+        print(f"the job {job_id} of {run.path.name} is being cancelled")
     return Exit.OK

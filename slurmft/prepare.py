@@ -16,11 +16,11 @@ from typing import Any
 from slurmft import container, slurm
 from slurmft.cli import Parser, add_options, given
 from slurmft.config import JobConfig, RunConfig, TrainConfig, flag, options, time_limit_min
+from slurmft.dispatch import configure, provenance
 from slurmft.errors import Exit, UsageError
 from slurmft.follow import next_commands
 from slurmft.launchers.slurm import inside_text
 from slurmft.rundir import RunDir, write_json, write_text
-from slurmft.submit import configure, provenance
 
 EXAMPLES = """\
 examples (the files in sbatch/ do this):

@@ -12,10 +12,10 @@ from typing import Any
 from slurmft import recipes
 from slurmft.cli import Parser, add_options, given
 from slurmft.config import JobConfig, RunConfig, TrainConfig, build, options
+from slurmft.dispatch import configure, provenance
 from slurmft.errors import Exit, UsageError, unknown
 from slurmft.launchers import kubernetes, mpirun
 from slurmft.sources import check_given
-from slurmft.submit import configure, provenance
 
 _ON_PODS = (
     *("nodes", "nproc_per_node", "profile", "comm_cores", "interface", "rdzv_timeout_s"),

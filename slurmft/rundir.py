@@ -30,27 +30,38 @@ ATTEMPT = "SLURMFT_ATTEMPT"
 """Variable with the number of the attempt, from 1, in every process of a job."""
 
 
+class _Below:
+    """A path below that of a run. Made when it is asked for: paths are slow to make, runs many."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunDir, owner: type[RunDir]) -> Path:
+        return run.path / self._name
+
+
 class RunDir:
     """The files of one run, below `path`."""
 
+    config = _Below("config.json")
+    environment = _Below("environment.json")
+    records = _Below("records.jsonl")
+    result = _Below("result.json")
+    state = _Below("state.json")
+    job = _Below("job.json")
+    model = _Below("model")
+    tokens = _Below("tokens")
+    logs = _Below("logs")
+    failures = _Below("failures")
+    checkpoints = _Below("checkpoints")
+    attempt = _Below("attempt.json")
+    started = _Below("started.json")
+    meeting = _Below("meeting.json")
+    submitit = _Below("submitit")
+    script = _Below("submitit/job.sh")
+
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = path / "config.json"
-        self.environment = path / "environment.json"
-        self.records = path / "records.jsonl"
-        self.result = path / "result.json"
-        self.state = path / "state.json"
-        self.job = path / "job.json"
-        self.model = path / "model"
-        self.tokens = path / "tokens"
-        self.logs = path / "logs"
-        self.failures = path / "failures"
-        self.checkpoints = path / "checkpoints"
-        self.attempt = path / "attempt.json"
-        self.started = path / "started.json"
-        self.meeting = path / "meeting.json"
-        self.submitit = path / "submitit"
-        self.script = self.submitit / "job.sh"
 
     @classmethod
     def create(cls, config: RunConfig, mark: str = "") -> RunDir:

@@ -36,8 +36,8 @@ class Run:
     """environment.json: versions, python, ranks; empty before the ranks have met."""
 
     @classmethod
-    def read(cls, path: Path) -> Run:
-        """Reads a run directory.
+    def read(cls, path: Path, with_environment: bool = True) -> Run:
+        """Reads a run directory, with or without what its ranks ran on.
 
         Raises:
             UsageError: it has no config.json that can be read, or a result.json that is none.
@@ -57,7 +57,7 @@ class Run:
             config=config,
             state=_state(read_json(files.state)),
             result=result,
-            environment=_environment(read_json(files.environment)),
+            environment=_environment(read_json(files.environment) if with_environment else None),
         )
 
     @property

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmft import runs, site
+from slurmft.cli import Parser
 from slurmft.config import JobConfig
 from slurmft.errors import UsageError, nearest
 from slurmft.filesystem import absolute
@@ -18,8 +19,7 @@ from slurmft.rundir import RunDir, read_json
 LAST = "last"
 """The name of the newest of one's own runs."""
 
-HELP = f"run: path, first letters of its folder's name, job id, or {LAST!r} (the newest of yours)"
-"""What commands say of an argument that names a run."""
+_HELP = f"path, first letters of its folder's name, job id, or {LAST!r}: the newest of yours"
 
 _SHOWN = 8
 _JOB = re.compile(r"\d+(_\d+)?")
@@ -53,6 +53,8 @@ def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
     top = folder(runs_dir)
     if not top.is_dir() and RunDir(absolute(name)).config.is_file():
         return RunDir.open(name)
+    if name != LAST and RunDir(top / name).config.is_file():  # a link to a run, too
+        return RunDir(top / name)
     found = look(top)
     if name == LAST:
         return RunDir(newest_of_mine(found))
@@ -62,6 +64,26 @@ def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
     if not matches and RunDir(absolute(name)).config.is_file():
         return RunDir.open(name)
     raise _ambiguous(name, matches) if matches else _none(name, found)
+
+
+def add_argument(parser: Parser, default: str | None = None) -> None:
+    """Adds the argument that names a run, and the folder where it is looked for.
+
+    Args:
+        parser: of a command about one run.
+        default: the name where none is given; None: one must be given.
+    """
+    text = _HELP if default is None else f"{_HELP} (default: {default})"
+    parser.add_argument(
+        "run", metavar="RUN", nargs=None if default is None else "?", default=default, help=text
+    )
+    add_folder(parser)
+
+
+def add_folder(parser: Parser) -> None:
+    """Adds the folder where runs are looked for."""
+    text = "folder of run directories (default: the site file's runs_dir, else runs)"
+    parser.add_argument("--runs-dir", metavar="DIR", help=text)
 
 
 def folder(runs_dir: str | Path | None = None) -> Path:

@@ -44,13 +44,18 @@ def site_defaults() -> dict[str, Any]:
     return typed_values(path, values)
 
 
+def known_options() -> dict[str, dataclasses.Field[Any]]:
+    """Name -> field of all options of a run."""
+    return options(TrainConfig) | options(JobConfig)
+
+
 def typed_values(where: str | Path, values: dict[str, Any]) -> dict[str, Any]:
     """Values from a TOML file, under the names of flags, as their fields have them.
 
     Raises:
         UsageError: an unknown name, or a value of another type than its field's.
     """
-    known = options(TrainConfig) | options(JobConfig)
+    known = known_options()
     for name in values:
         if name not in known:
             raise in_file(where, unknown("key", name, list(known)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import re
@@ -38,6 +39,8 @@ class JobState:
     """Why it is pending, or who cancelled it."""
     exit_code: int = 0
     """Of an ended job; 128 + signal where a signal ended it."""
+    expected_start: str = ""
+    """When Slurm expects a pending job to start, in its own words; "": it does not say."""
 
     @property
     def ended(self) -> bool:
@@ -108,36 +111,45 @@ def job_state(job_id: str) -> JobState | None:
     return None if answered else JobState(name="UNKNOWN")
 
 
-def job_states(job_ids: Iterable[str]) -> dict[str, JobState]:
+def job_states(job_ids: Iterable[str], only_queued: Iterable[str] = ()) -> dict[str, JobState]:
     """The states of many jobs and array tasks, by one squeue and at most one sacct.
 
     A job that neither knows is not in it; one that a controller which gives no answer may yet know
-    is UNKNOWN.
+    is UNKNOWN. Accounting is not asked for those that only matter while the controller has them.
     """
     wanted = set(job_ids)
-    arrays = ",".join(sorted({job.partition("_")[0] for job in wanted}))
-    if not arrays:
+    if not wanted:
         return {}
     # Ended jobs, too: the controller knows them for minutes, and before accounting does.
-    queue = ("squeue", "--noheader", "--array", "--states=all", f"--jobs={arrays}")
+    queue = ("squeue", "--noheader", "--array", "--states=all", f"--jobs={_arrays(wanted)}")
     try:
-        found = parse_squeue_jobs(_call(*queue, "--format=%i|%T|%r"))
+        found = parse_squeue_jobs(_call(*queue, "--format=%i|%T|%S|%r"))
     except SlurmftError as error:
         if not _NO_SUCH_JOB.search(error.message):
             return dict.fromkeys(wanted, JobState(name="UNKNOWN"))
         found = {}
-    if wanted - found.keys():
+    if left := wanted - found.keys() - set(only_queued):
+        accounting = ("sacct", "-nPX", f"--jobs={_arrays(left)}", "--format=JobID,State,ExitCode")
         with contextlib.suppress(SlurmftError):  # the site keeps no accounting
-            text = _call("sacct", "-nPX", f"--jobs={arrays}", "--format=JobID,State,ExitCode")
-            found = parse_sacct_jobs(text) | found
+            found = parse_sacct_jobs(_call(*accounting)) | found
     return {job: found[job] for job in wanted & found.keys()}
 
 
+def _arrays(job_ids: Iterable[str]) -> str:
+    return ",".join(sorted({job.partition("_")[0] for job in job_ids}))
+
+
 def parse_squeue_jobs(text: str) -> dict[str, JobState]:
-    """From lines of `squeue --array --format=%i|%T|%r`: job id, or array_index, -> state."""
-    pairs = (line.strip().partition("|") for line in text.splitlines())
-    states = ((job, parse_squeue(rest)) for job, _, rest in pairs)
-    return {job: state for job, state in states if state is not None}
+    """From lines of `squeue --array --format=%i|%T|%S|%r`: job id, or array_index, -> state."""
+    found = {}
+    for line in text.splitlines():
+        job, _, rest = line.strip().partition("|")
+        name, _, rest = rest.partition("|")
+        start, _, reason = rest.partition("|")
+        if state := parse_squeue(f"{name}|{reason}"):
+            known = name == "PENDING" and start != "N/A"
+            found[job] = dataclasses.replace(state, expected_start=start if known else "")
+    return found
 
 
 def parse_sacct_jobs(text: str) -> dict[str, JobState]:

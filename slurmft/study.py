@@ -15,12 +15,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from slurmft import grid, launchers, slurm, studydir, tally
-from slurmft.cli import Parser, add_options, given
+from slurmft import grid, launchers, slurm, standing, studydir, tally
+from slurmft.cli import Parser, add_options, given, shown
 from slurmft.config import JobConfig, TrainConfig, flag, options
+from slurmft.dispatch import merge, provenance
 from slurmft.errors import Exit, UsageError, unknown
 from slurmft.grid import GLOBAL_BATCH_SIZE, Study
 from slurmft.rundir import RunDir
+from slurmft.standing import Standing
 from slurmft.submission import (
     Submission,
     configurations,
@@ -30,8 +32,7 @@ from slurmft.submission import (
     run_here,
     submit_arrays,
 )
-from slurmft.submit import merge, provenance
-from slurmft.tally import Repeat, Tally, Try
+from slurmft.tally import Repeat, Tally
 
 ASK_ABOVE = 1000
 """Runs that are submitted without a question."""
@@ -168,7 +169,7 @@ def _given_up(repeat: Repeat, study: Study) -> str:
     assert repeat.best is not None
     return (
         f"given up after {repeat.failures} failed run(s): {grid.label(repeat.cell)}, repeat "
-        f"{repeat.number}: {tally.shown(repeat.best.reason)}\n"
+        f"{repeat.number}: {shown(repeat.best.reason)}\n"
         f"  look into {repeat.best.run.path}, or raise retries = {study.retries} in the study file"
     )
 
@@ -238,7 +239,7 @@ def check_settings(todo: Submission, yes: bool) -> list[str]:
     Raises:
         UsageError: finished or running ones have others.
     """
-    different: list[tuple[Try, str]] = []
+    different: list[tuple[Standing, str]] = []
     for repeat in todo.tally.repeats:
         for each in list(repeat.tries):
             if not (words := difference(each.run, todo.config(repeat))):
@@ -335,7 +336,7 @@ def _to_finish(study: Study, found: Tally) -> str:
 
 
 def _running(found: Tally) -> str:
-    alive = sorted((t for t in found.tries() if t.is_alive), key=lambda t: t.state != "running")
+    alive = sorted((t for t in found.tries() if t.is_alive), key=lambda t: t.outcome != "running")
     return shlex.quote(str(alive[0].run.path))
 
 
@@ -351,13 +352,13 @@ def cancel_main(argv: list[str]) -> int:
     found, problems = tally.find(folder)
     for problem in problems:
         print(f"warning: {problem}; its job, if it has one, is not cancelled", file=sys.stderr)
-    alive = [t for t in tally.stand(r for r in found if not r.is_finished) if t.is_alive]
-    on_slurm = [t for t in alive if tally.job_of(t.run)[0] == "slurm"]
+    alive = [t for t in standing.stand(r for r in found if not r.is_finished) if t.is_alive]
+    on_slurm = [t for t in alive if t.cluster == "slurm"]
     # The last arrays first: else each would start when the one before it is gone.
     if jobs := live_jobs(on_slurm)[::-1]:
         slurm.cancel(*jobs)
     for each in alive:
-        run, (cluster, job) = RunDir(each.run.path), tally.job_of(each.run)
+        run, cluster, job = RunDir(each.run.path), each.cluster, each.job
         if cluster == "slurm":  # those that have not started have no time to say so
             run.set_state("cancelled", "by slurmft study cancel", Exit.CANCELLED)
         elif job:

@@ -18,6 +18,7 @@ from slurmft.filesystem import absolute
 from slurmft.grid import Study
 from slurmft.rundir import RunDir, write_text
 from slurmft.runs import Run
+from slurmft.standing import job_of
 from slurmft.tally import Tally
 
 
@@ -101,7 +102,7 @@ def discard_cut_off(folder: Path) -> None:
     """
     for run in tally.find(folder)[0]:
         never = run.state["state"] in ("submitted", "unknown") and run.result is None
-        if run.study and never and not tally.job_of(run)[1]:
+        if run.study and never and not job_of(run)[1]:
             RunDir(run.path).discard()
 
 

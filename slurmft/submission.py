@@ -22,8 +22,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from slurmft import container, grid, launchers, recipes, slurm, tally
+from slurmft import container, grid, launchers, recipes, slurm
+from slurmft.cli import shown
 from slurmft.config import RunConfig
+from slurmft.dispatch import configure, merge, submit
 from slurmft.errors import Exit, SlurmftError, UsageError
 from slurmft.grid import Study
 from slurmft.launchers import array
@@ -32,8 +34,8 @@ from slurmft.progress import duration
 from slurmft.rundir import RunDir
 from slurmft.runs import Run
 from slurmft.site import site_defaults
-from slurmft.submit import configure, merge, submit
-from slurmft.tally import Repeat, Tally, Try
+from slurmft.standing import Standing
+from slurmft.tally import Repeat, Tally
 
 _POLL_S = 0.3
 _CANCEL_S = 60
@@ -131,9 +133,9 @@ def difference(run: Run, config: RunConfig) -> str:
 # --- on Slurm -------------------------------------------------------------------------------------
 
 
-def live_jobs(tries: Sequence[Try]) -> list[str]:
+def live_jobs(tries: Sequence[Standing]) -> list[str]:
     """Jobs and arrays of runs that wait or run, the newest last."""
-    jobs = {tally.job_of(t.run)[1].partition("_")[0] for t in tries if t.is_alive}
+    jobs = {t.job.partition("_")[0] for t in tries if t.is_alive}
     return sorted(filter(None, jobs), key=lambda job: (len(job), job))
 
 
@@ -206,7 +208,7 @@ def dry_arrays(todo: Submission, due: Sequence[Repeat]) -> list[str]:
         cells = "; ".join(grid.label(r.cell) for r in group)
         lines.append(
             f"# array {number}: repeat {group[0].number}, {len(group)} run(s), at most "
-            f"{todo.study.at_most} at a time{waits}: {tally.shown(cells, 100)}"
+            f"{todo.study.at_most} at a time{waits}: {shown(cells, 100)}"
         )
         after = [f"array {number}"]
     config, folder = todo.config(groups[0][0]), todo.folder / "arrays"

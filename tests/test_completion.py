@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from slurmft.__main__ import COMMANDS
+from slurmft.dispatch import parser
 from slurmft.recipes import TASKS
-from slurmft.submit import parser
 from tests.conftest import slurmft
 from tests.made_runs import write_run
 

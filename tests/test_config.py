@@ -14,11 +14,11 @@ from slurmft.config import (
     options,
     time_limit_min,
 )
+from slurmft.dispatch import configure
 from slurmft.errors import UsageError
 from slurmft.plan import Plan
 from slurmft.recipes import RECIPES, TASKS
 from slurmft.site import site_defaults
-from slurmft.submit import configure
 
 TRAIN_FLAGS = """task recipe preset model data text_column text_pair_column label_column max_length
 doc_stride epochs max_steps batch_size eval_batch_size gradient_accumulation_steps learning_rate

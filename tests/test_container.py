@@ -12,8 +12,8 @@ import pytest
 
 from slurmft import container
 from slurmft.config import JobConfig, RunConfig, TrainConfig
+from slurmft.dispatch import with_absolute_paths
 from slurmft.rundir import RunDir
-from slurmft.submit import with_absolute_paths
 from tests.cluster import Cluster
 from tests.conftest import HOSTILE, assert_two_lines, slurmft
 

@@ -26,7 +26,7 @@ HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "submitit",
 def test_no_heavy_imports(arguments: list[str], ending: str, fake_sbatch: dict[str, str]) -> None:
     code = (
         "import sys\n"
-        "from slurmft.submit import main\n"
+        "from slurmft.dispatch import main\n"
         "try: ending = repr(int(main(sys.argv[1:])))\n"
         "except BaseException as error: ending = repr(error)\n"
         "print(ending)\n"

@@ -249,7 +249,7 @@ def test_recommendations(emotion_fit: Fit) -> None:
     [
         (["--deadline", "1s"], "is not met by any of these: the fastest"),
         (["--budget", "0.0001"], "is below one run: the cheapest"),
-        (["--deadline", "3d"], "'3d' is no duration"),
+        (["--deadline", "3w"], "'3w' is no duration"),
         (["--budget", "12EUR"], "no number above 0, without a unit"),
         (["--budget", "0"], "no number above 0"),
         (["--epochs", "0"], "no number of 1 or more"),

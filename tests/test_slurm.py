@@ -62,10 +62,13 @@ def test_jobs_that_ask_for_more_than_their_partition_has() -> None:
 
 
 def test_states_of_many_jobs() -> None:
-    text = "12_0|RUNNING|None\n12_1|PENDING|JobArrayTaskLimit\n13|PENDING|Dependency\n\n"
+    text = "12_0|RUNNING|2026-11-22T10:00:00|None\n12_1|PENDING|N/A|JobArrayTaskLimit\n"
+    text += "13|PENDING|2026-11-22T14:05:00|Resources\n\n"
     found = slurm.parse_squeue_jobs(text)
     assert found["12_0"] == JobState(name="RUNNING")
     assert found["12_1"] == JobState(name="PENDING", reason="JobArrayTaskLimit")
+    start = "2026-11-22T14:05:00"
+    assert found["13"] == JobState(name="PENDING", reason="Resources", expected_start=start)
     assert set(found) == {"12_0", "12_1", "13"}
     ended = slurm.parse_sacct_jobs("12_0|REQUEUED|0:0\n12_0|FAILED|4:0\n14|COMPLETED|0:0\n")
     assert ended["12_0"] == JobState(name="FAILED", exit_code=4)
@@ -76,7 +79,7 @@ def test_many_jobs_are_asked_for_by_two_calls(monkeypatch: pytest.MonkeyPatch) -
 
     def call(*command: str) -> str:
         calls.append(command)
-        return "12_0|RUNNING|None\n" if command[0] == "squeue" else "12_1|TIMEOUT|0:0\n"
+        return "12_0|RUNNING|N/A|None\n" if command[0] == "squeue" else "12_1|TIMEOUT|0:0\n"
 
     monkeypatch.setattr(slurm, "_call", call)
     found = slurm.job_states(["12_0", "12_1", "9_7"])
@@ -86,6 +89,9 @@ def test_many_jobs_are_asked_for_by_two_calls(monkeypatch: pytest.MonkeyPatch) -
     }
     assert [c[0] for c in calls] == ["squeue", "sacct"]
     assert "--jobs=12,9" in calls[0]
+    calls.clear()  # of 9_7 only a place in the queue would matter
+    slurm.job_states(["12_0", "9_7"], only_queued=["9_7"])
+    assert [c[0] for c in calls] == ["squeue"]
     assert slurm.job_states([]) == {}
 
 

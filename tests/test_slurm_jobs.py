@@ -6,14 +6,18 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurmft import stamps
+from slurmft.rundir import RunDir
 from tests import conftest
 from tests.cluster import Cluster
 from tests.conftest import HOSTILE, Done, Following, records
+from tests.made_runs import write_run
 from tests.models import write_emotion, write_model
 
 pytestmark = pytest.mark.slurm
@@ -106,6 +110,46 @@ def test_submit_returns_at_once_with_the_next_commands(
     followed = slurmft(idle_cluster, "follow", str(done.run.path))
     assert followed.code == 5
     assert "was cancelled" in followed.err
+
+
+def test_living_with_runs(idle_cluster: Cluster, tmp_path: Path) -> None:
+    """One job runs and is requeued, one waits behind it, and one is known to nobody."""
+    whole = ("--nodes", "4", "--batch-size", "8", "--epochs", "500", "--cpus-per-task", "4")
+    runs, waits = (submit(idle_cluster, tmp_path, *whole).run for _ in range(2))
+    gone = write_run(tmp_path / "gone", state="running")
+    gone.job.write_text('{"cluster": "slurm", "id": "999999"}')
+    now = await_list(idle_cluster, tmp_path, runs, lambda row: bool(row["steps_done"]))
+    assert [now[run.path.name]["state"] for run in (runs, waits, gone)] == [
+        "running", "pending", "vanished",
+    ]  # fmt: skip
+    assert now[waits.path.name]["reason"] in ("Resources", "Priority")
+    job, waiting = now[runs.path.name]["job"], now[waits.path.name]["job"]
+    cancelled = slurmft(idle_cluster, "cancel", waiting, "--runs-dir", str(tmp_path))
+    assert f"the job {waiting} of {waits.path.name} is being cancelled" in cancelled.out
+    idle_cluster.run(["scancel", "--signal=USR2", job])
+    now = await_list(idle_cluster, tmp_path, runs, lambda row: row["requeues"] == 1)
+    assert now[runs.path.name]["state"] in ("requeued", "running")
+    assert now[waits.path.name]["state"] == "cancelled"
+    told = slurmft(idle_cluster, "status", job, "--runs-dir", str(tmp_path))
+    assert "requeued once" in told.out
+    assert "step-" in told.out
+    assert slurmft(idle_cluster, "cancel", job, "--runs-dir", str(tmp_path)).code == 0
+    assert runs.get_state()["state"] == "cancelled"
+
+
+def await_list(
+    cluster: Cluster, runs: Path, run: RunDir, good: Callable[[dict[str, Any]], bool]
+) -> dict[str, dict[str, Any]]:
+    """The rows of `slurmft list` by name, when the one of a run is as it should be."""
+    deadline = time.monotonic() + 80
+    while True:
+        done = slurmft(cluster, "list", "--json", "--runs-dir", str(runs))
+        assert done.code == 0, done.err
+        rows = {row["name"]: row for row in json.loads(done.out)["runs"]}
+        if good(rows[run.path.name]):
+            return rows
+        assert time.monotonic() < deadline, rows
+        time.sleep(0.5)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,9 @@ class FakeSlurm:
         self.scripts.append(Path(script).read_text())
         return str(10 * len(self.submitted))
 
-    def job_states(self, jobs: Sequence[str]) -> dict[str, JobState]:
+    def job_states(
+        self, jobs: Sequence[str], only_queued: Sequence[str] = ()
+    ) -> dict[str, JobState]:
         default = JobState(name="PENDING", reason="Dependency")
         return {j: s for j in jobs if (s := self.states.get(j, default)).name != "GONE"}
 
@@ -174,7 +176,7 @@ def test_how_a_run_stands(state: str, word: str, reason: str, fake: FakeSlurm) -
         each.set_state("running")
     fake.states = {job: JobState(name=state) for job in runs_of()}
     found = tally.take(grid.read("s.toml"), Path("studies/s"))
-    assert {t.state for t in found.tries()} == {word}
+    assert {t.outcome for t in found.tries()} == {word}
     assert reason in found.tries()[0].reason
 
 
@@ -183,7 +185,7 @@ def test_a_run_that_ends_while_slurm_is_asked(
 ) -> None:
     run()
 
-    def states(jobs: Sequence[str]) -> dict[str, JobState]:
+    def states(jobs: Sequence[str], only_queued: Sequence[str]) -> dict[str, JobState]:
         for each in runs_of().values():
             finish(each)
         return {job: JobState(name="COMPLETED") for job in jobs}
