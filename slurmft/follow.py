@@ -18,6 +18,7 @@ from slurmft.errors import Exit, SlurmftError
 from slurmft.progress import Progress, result_table
 from slurmft.rundir import RecordReader, RunDir, read_json, to_json
 from slurmft.slurm import JobState
+from slurmft.stamps import split
 
 _RECORDS_EVERY_S = 0.3
 _STATE_EVERY_S = 2.0
@@ -77,10 +78,18 @@ class JobWatch:
         self._may_requeue_until = math.inf
         return False
 
-    @property
-    def succeeded(self) -> bool:
-        """Whether an ended job did so well."""
-        return self.state.name == "COMPLETED" and self.state.exit_code == 0
+    def wait(self, timeout_s: float = math.inf) -> dict[str, Any]:
+        """The result of the run, when its job has ended.
+
+        Raises:
+            SlurmftError: the run failed or was cancelled; its notes have tracebacks and last words.
+            TimeoutError: the job has not ended by then.
+        """
+        while not self.has_ended():
+            if time.monotonic() - self._began >= timeout_s:
+                raise TimeoutError(f"the job {self.job_id} has not ended after {timeout_s:g} s")
+            time.sleep(_RECORDS_EVERY_S)
+        return self.outcome()
 
     def await_result(self) -> None:
         """Waits for the result of a job that succeeded: a file system may show it here some seconds
@@ -88,6 +97,39 @@ class JobWatch:
         deadline = time.monotonic() + _FILE_LAG_S
         while self.succeeded and not self.run.result.exists() and time.monotonic() < deadline:
             time.sleep(_RECORDS_EVERY_S)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether an ended job did so well."""
+        return self.state.name == "COMPLETED" and self.state.exit_code == 0
+
+    def outcome(self) -> dict[str, Any]:
+        """The result of a job that has ended.
+
+        Raises:
+            SlurmftError: there is none; why not.
+        """
+        self.await_result()
+        if self.succeeded and (result := read_json(self.run.result)) is not None:
+            return result
+        error = job_error(self.run, self.job_id, self.state)
+        if self.state.ended:
+            with contextlib.suppress(OSError):  # where the job could not say it itself
+                name = "cancelled" if error.code == Exit.CANCELLED else "failed"
+                self.run.set_state(name, error.message, error.code)
+        raise error
+
+    def conclude(self) -> int:
+        """Shows how an ended job ended: its result, or its error; returns its exit code."""
+        try:
+            result = self.outcome()
+        except SlurmftError as error:
+            for text in (*getattr(error, "__notes__", ()), f"error: {error}"):
+                print(text, file=sys.stderr)
+            return int(error.code)
+        print(result_table(result))
+        print(f"model and records: {self.run.path}")
+        return Exit.OK
 
     def _ask(self) -> JobState:
         state = self._launcher.job_state(self.job_id, self.run)
@@ -122,23 +164,24 @@ class Follower:
     def follow(self) -> int:
         """Shows progress until the job ends; returns the exit code of the job."""
         try:
-            self._show_records()
-            while not self.job.has_ended():
-                self._say_waiting(self.job.state)
-                time.sleep(_RECORDS_EVERY_S)
-                self._show_records()
-            self.job.await_result()
-            self._show_records()
+            self._until_ended()
         except KeyboardInterrupt:
             self.progress.close()
-            print(
-                f"\nno longer following; the job {self.job.job_id} goes on. "
-                f"{next_commands(self.run)}"
-            )
+            job_id = self.job.job_id
+            print(f"\nno longer following; the job {job_id} goes on. {next_commands(self.run)}")
             return 130
         finally:
             self.progress.close()
-        return conclude(self.job)
+        return self.job.conclude()
+
+    def _until_ended(self) -> None:
+        self._show_records()
+        while not self.job.has_ended():
+            self._say_waiting(self.job.state)
+            time.sleep(_RECORDS_EVERY_S)
+            self._show_records()
+        self.job.await_result()
+        self._show_records()
 
     def _show_records(self) -> None:
         for record in self._records.read():
@@ -149,50 +192,10 @@ class Follower:
         text = f"job {self.job.job_id} is {state.name.lower()}"
         if state.reason:
             text += f" ({state.reason})"
-        if state.name in ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED") and text != self._said:
+        worth_it = state.name in ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED")
+        if worth_it and text != self._said:
             self._said = text
             self.progress.say(text)
-
-
-def wait(run: RunDir, timeout_s: float = math.inf) -> dict[str, Any]:
-    """The result of a run, when its job has ended.
-
-    Raises:
-        SlurmftError: the run failed or was cancelled; its notes have tracebacks and last words.
-        TimeoutError: the job has not ended by then.
-    """
-    job, began = JobWatch(run), time.monotonic()
-    while not job.has_ended():
-        if time.monotonic() - began >= timeout_s:
-            raise TimeoutError(f"the job {job.job_id} has not ended after {timeout_s:g} s")
-        time.sleep(_RECORDS_EVERY_S)
-    return outcome(job)
-
-
-def conclude(job: JobWatch) -> int:
-    """Shows how an ended job ended: its result, or its error; returns its exit code."""
-    try:
-        result = outcome(job)
-    except SlurmftError as error:
-        for text in (*getattr(error, "__notes__", ()), f"error: {error}"):
-            print(text, file=sys.stderr)
-        return int(error.code)
-    print(result_table(result))
-    print(f"model and records: {job.run.path}")
-    return Exit.OK
-
-
-def outcome(job: JobWatch) -> dict[str, Any]:
-    """The result of a job that has ended; raises why there is none."""
-    job.await_result()
-    if job.succeeded and (result := read_json(job.run.result)) is not None:
-        return result
-    error = job_error(job.run, job.job_id, job.state)
-    if job.state.ended:
-        with contextlib.suppress(OSError):  # where the job could not say it itself
-            name = "cancelled" if error.code == Exit.CANCELLED else "failed"
-            job.run.set_state(name, error.message, error.code)
-    raise error
 
 
 def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
@@ -255,7 +258,8 @@ def _last_words(run: RunDir, job_id: str) -> list[str]:
     for log in (*sorted(run.submitit.glob(f"{job_id}_*_log.err")), run.logs / "job.log"):
         with contextlib.suppress(OSError):
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-            words += [f"end of {log}:", *(f"  {line}" for line in lines[-8:])] if lines else []
+            lines = [f"  {split(line)[1]}" for line in lines[-8:]]
+            words += [f"end of {log}:", *lines] if lines else []
     return words
 
 
@@ -270,7 +274,7 @@ def _failure_error(failure: dict[str, Any]) -> SlurmftError:
 _NEXT = {
     "follow": "progress, and the result at the end",
     "watch": "live: speed, loss, ranks",
-    "logs": "of all ranks as one",
+    "logs": "of all ranks, what failed first before them",
     "status": "how it stands",
     "cancel": "end the job",
     "resume": "go on after a stop or a failure",
@@ -278,9 +282,10 @@ _NEXT = {
 }
 
 
-def next_commands(
-    run: RunDir, which: Sequence[str] = ("follow", "watch", "logs", "cancel", "resume")
-) -> str:
+_USUAL = ("follow", "watch", "logs", "cancel", "resume")
+
+
+def next_commands(run: RunDir, which: Sequence[str] = _USUAL) -> str:
     """The commands that a user types next, with this run's names in them."""
     path = shlex.quote(str(run.path))
     lines = [f"  python -m slurmft {name} {path}   # {_NEXT[name]}" for name in which]

@@ -113,7 +113,7 @@ class Run:
             TimeoutError: it has not ended in so many seconds; the job goes on.
         """
         limit_s = math.inf if timeout_s is None else timeout_s
-        return follow.wait(self._files, limit_s)
+        return follow.JobWatch(self._files).wait(limit_s)
 
     def cancel(self) -> bool:
         """Ends its job; False: it had ended already.

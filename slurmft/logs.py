@@ -11,7 +11,7 @@ from typing import Any
 from slurmft import selection
 from slurmft.cli import Parser
 from slurmft.errors import Exit, UsageError
-from slurmft.follow import JobWatch, conclude
+from slurmft.follow import JobWatch
 from slurmft.logfiles import Choice, Line, Logs
 from slurmft.rundir import FINAL_STATES, RunDir, read_json, to_json
 
@@ -100,7 +100,7 @@ def _follow(job: JobWatch, logs: Logs, printer: Printer) -> int:
         time.sleep(_READ_EVERY_S)
     job.await_result()
     printer.lines(logs.lines())
-    return Exit.OK if job.succeeded else conclude(job)
+    return Exit.OK if job.succeeded else job.conclude()
 
 
 def first_failure(run: RunDir, attempt: int | None = None) -> dict[str, Any] | None:

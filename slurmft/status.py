@@ -269,8 +269,8 @@ def next_of(state: str) -> tuple[str, ...]:
     if state == "finished":
         return ("report",)
     if state in ("failed", "cancelled", "vanished"):
-        return ("resume", "follow")
-    return ("follow", "cancel")
+        return ("logs", "resume", "follow")
+    return ("follow", "watch", "logs", "cancel")
 
 
 def main(argv: list[str]) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 from slurmft import selection
 from slurmft.cli import Parser
 from slurmft.errors import Exit
-from slurmft.follow import JobWatch, conclude
+from slurmft.follow import JobWatch
 from slurmft.progress import describe
 from slurmft.rundir import RecordReader, RunDir, read_json
 from slurmft.runview import ASCII, UNICODE, Line, RunView
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
         return 130
     if not ended:
         return Exit.OK
-    return conclude(watcher.job)
+    return watcher.job.conclude()
 
 
 def has_screen() -> bool:
