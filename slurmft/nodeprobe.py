@@ -103,7 +103,8 @@ class Nodes:
         for line in lines:
             text = line.decode(errors="replace")
             if text.startswith(_MARK):
-                self._said.put((name, json.loads(text.removeprefix(_MARK))))
+                with contextlib.suppress(ValueError):  # half a line, of an agent that was killed
+                    self._said.put((name, json.loads(text.removeprefix(_MARK))))
         self._said.put((name, None))
 
     def ask(

@@ -281,7 +281,11 @@ nodeprobe.Agent.listen = lambda *a, **k: real(*a, **k) | {"rendezvous": 9}
 nodeprobe.main()
 """
 DEAF = "import sys; sys.stdin.read()"
-DEAD = "import sys; sys.exit('srun: error: Node failure on n7')"
+DEAD = """\
+import sys
+print('slurmft-nodeprobe {"number": 1, "answ', end="")  # killed while it spoke
+sys.exit("srun: error: Node failure on n7")
+"""
 
 
 def test_sick_nodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
