@@ -226,7 +226,9 @@ def follow_main(argv: list[str]) -> int:
     """`slurmft follow RUN_DIR`"""
     parser = Parser(prog="slurmft follow", description=__doc__, epilog=EXAMPLES)
     parser.add_argument("run_dir", help="run directory that `slurmft submit` printed")
-    return Follower(RunDir.open(parser.parse(argv).run_dir)).follow()
+    run = RunDir.open(parser.parse(argv).run_dir)
+    run.settle_permissions()
+    return Follower(run).follow()
 
 
 def cancel_main(argv: list[str]) -> int:
@@ -234,6 +236,7 @@ def cancel_main(argv: list[str]) -> int:
     parser = Parser(prog="slurmft cancel", description="Ends the job of a run.")
     parser.add_argument("run_dir", help="run directory that `slurmft submit` printed")
     run = RunDir.open(parser.parse(argv).run_dir)
+    run.settle_permissions()
     cluster, job_id = launchers.job_of(run)
     state = launchers.get(cluster).job_state(job_id, run)
     if state is not None and state.ended:

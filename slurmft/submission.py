@@ -39,8 +39,9 @@ _POLL_S = 0.3
 _CANCEL_S = 60
 
 _MAY_DIFFER = frozenset({
-    "runs_dir", "job_name", "account", "qos", "time", "mem", "reservation", "comment", "hostfile",
-    "rdzv_timeout_s", "stop_lead_s", "requeue", "max_requeues", "max_restarts", "hang_timeout_s",
+    "runs_dir", "share_with_group", "job_name", "account", "qos", "time", "mem", "reservation",
+    "comment", "hostfile", "rdzv_timeout_s", "stop_lead_s", "requeue", "max_requeues",
+    "max_restarts", "hang_timeout_s",
 })  # fmt: skip
 """Settings that change whether a run comes to its end, not what it measures."""
 

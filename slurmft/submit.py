@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import slurmft
-from slurmft import ccl, container, hardware, launchers, profiles, recipes, slurm
+from slurmft import ccl, container, hardware, launchers, permissions, profiles, recipes, slurm
 from slurmft.cli import Parser, add_options, given
 from slurmft.config import (
     JobConfig,
@@ -23,6 +23,7 @@ from slurmft.config import (
     build,
     options,
 )
+from slurmft.credentials import redact
 from slurmft.errors import Exit, SlurmftError, UsageError, run_main
 from slurmft.filesystem import absolute
 from slurmft.follow import Follower, next_commands
@@ -114,7 +115,7 @@ def provenance(command: str, argv: list[str]) -> dict[str, Any]:
         "host": os.uname().nodename,
         "user": user(),
         "folder": os.getcwd(),
-        "command": shlex.join(["slurmft", command, *argv]),
+        "command": redact(shlex.join(["slurmft", command, *argv])),
         "site_file": str(site_file()) if site_file().is_file() else None,
         "slurmft": slurmft.__version__,
         "python": sys.version.split()[0],
@@ -171,7 +172,7 @@ def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
     )
     return [
         "# each node's task then runs (here: the first node's; NPROC: its GPUs or CPU sockets)",
-        re.sub(r"'([^' ]*\$[^' ]*)'", r'"\1"', command),  # variables, not literal text
+        re.sub(r"'([\w.:]*\$[\w.:$]+)'", r'"\1"', command),  # our variables, and no path
     ]
 
 
@@ -274,6 +275,7 @@ def resume(run: RunDir, flags: dict[str, Any], argv: list[str]) -> str:
             f"slurmft cancel {shlex.quote(str(run.path))}",
         )
     job = with_absolute_paths(dataclasses.replace(old.job, **flags))
+    permissions.settle(job.share_with_group)
     again = [*old.submission.get("resumed", []), provenance("resume", argv)]
     container.check(job, launchers.choose(job.cluster))
     config = dataclasses.replace(old, job=job, submission=old.submission | {"resumed": again})

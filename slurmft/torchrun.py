@@ -11,7 +11,7 @@ import glob
 import os
 import sys
 
-from slurmft import signals
+from slurmft import signals, store
 
 
 def relay(signum: int, sender: int) -> None:
@@ -36,6 +36,7 @@ def main(argv: list[str]) -> None:
     signals.listen(relay)
     from torch.distributed.run import main as torchrun
 
+    store.bind()
     torchrun(argv)
 
 
