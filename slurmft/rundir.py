@@ -310,7 +310,10 @@ def write_folder(path: Path, fill: Callable[[Path], Any]) -> None:
     try:
         aside.mkdir()
         fill(aside)
+        mode = aside.stat().st_mode & 0o666  # some libraries write by mkstemp: for us alone
         for file in (*aside.rglob("*"), aside):
+            if not file.is_dir():
+                file.chmod(mode)
             _sync(file)
         if path.exists():  # from an attempt that ended just after it
             os.rename(path, old)

@@ -76,9 +76,7 @@ def test_folder_keeps_the_group_of_a_project(tmp_path: Path) -> None:
 def test_studies_are_private(tmp_path: Path) -> None:
     os.umask(0)
     study = tmp_path / "s.toml"
-    study.write_text(
-        'name = "s"\nscaling = "strong"\n[fixed]\nmax_steps = 1\n[grid]\nnodes = [1]\n'
-    )
+    study.write_text('name = "s"\nscaling = "weak"\n[fixed]\nmax_steps = 1\n[grid]\nnodes = [1]\n')
     folder = tmp_path / "studies"
     done = slurmft("study", "run", str(study), "--studies-dir", str(folder), "--cluster", "local",
                    "--nproc-per-node", "1", *QUICK[2:])  # fmt: skip
