@@ -25,6 +25,7 @@ BATCHINGS = ("dynamic", "packed", "grouped", "padded")
 LR_SCHEDULES = ("linear", "cosine", "constant")
 PROFILES = ("auto", "gpu", "xeon", "cpu")
 CLUSTERS = ("auto", "slurm", "local", "mpirun")
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 DIALECTS = ("auto", "intel", "openmpi")
 
 
@@ -224,6 +225,11 @@ class JobConfig:
     container: str | None = option(
         None, "Apptainer image in which each node's task runs; under Slurm", metavar="FILE"
     )
+    log_with: tuple[str, ...] = option(
+        (),
+        f"trackers, with commas or repeatable: {', '.join(TRACKERS)}",
+        metavar="NAME",
+    )
     host_suffix: str = option(
         "", "appended to host names for the rendezvous, where the fabric's names differ, as n1-ib0"
     )
@@ -272,11 +278,20 @@ class JobConfig:
                 f"--hostfile {self.hostfile!r} is for --cluster mpirun, not {self.cluster}",
                 "Slurm chooses the hosts by itself; add --cluster mpirun, or leave the file out",
             )
+        for name in self.trackers:
+            if name not in TRACKERS:
+                raise unknown("--log-with", name, list(TRACKERS))
         for name, value in _strings(self):
             _check_one_line(name, value)
         for pair in self.sbatch:
             _check_sbatch_pair(self, pair)
         _check_runs_dir(self.runs_dir)
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """The names in `log_with`, each once."""
+        names = (name.strip() for text in self.log_with for name in text.split(","))
+        return tuple(dict.fromkeys(filter(None, names)))
 
     @property
     def lead_s(self) -> int:

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from slurmft import launchers
+from slurmft import launchers, tracking
 from slurmft.cli import Parser
 from slurmft.errors import Exit, SlurmftError
 from slurmft.progress import Progress, result_table
@@ -128,6 +128,7 @@ class Follower:
             if result is not None:
                 print(result_table(result))
                 print(f"model and records: {self.run.path}")
+                print("".join(f"  {line}\n" for line in tracking.next_commands(self.run)), end="")
                 return Exit.OK
         error = job_error(self.run, self.job_id, state)
         if state.ended:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from slurmft import container, slurm
+from slurmft import container, slurm, tracking
 from slurmft.cli import Parser, add_options, given
 from slurmft.config import JobConfig, RunConfig, TrainConfig, flag, options, time_limit_min
 from slurmft.errors import Exit, UsageError
@@ -105,6 +105,7 @@ def configure_inside(flags: dict[str, Any], environment: Mapping[str, str]) -> R
             "sbatch --ntasks-per-node=1; the processes of a node are --nproc-per-node",
         )
     container.check(config.job, "slurm")
+    tracking.check(config.job)
     # Slurm does not say when it will signal: the files in sbatch/ have the default lead.
     if config.job.stop_lead_s * 2 > time_limit_min(config.job.time or "unlimited") * 60:
         raise UsageError(

@@ -57,6 +57,7 @@ def main(argv: list[str]) -> int:
 
         training = Training(run, stop, heart)
         stopped = training.run()
+        training.reporter.close()
         if stopped and folder is not None:
             (folder / "stopped").touch()
         return Exit.OK
@@ -65,6 +66,7 @@ def main(argv: list[str]) -> int:
         code = fail(error, run, rank, step, began)
         if training is not None:
             training.saver.wait(_LAST_SAVE_S)
+            training.reporter.close()
         return code
 
 

@@ -19,14 +19,8 @@ from slurmft.submit import configure, provenance
 
 _ON_PODS = (
     *("nodes", "nproc_per_node", "profile", "comm_cores", "interface", "rdzv_timeout_s"),
-    *(
-        "share_with_group",
-        "file_locks",
-        "max_requeues",
-        "max_restarts",
-        "hang_timeout_s",
-        "stop_lead_s",
-    ),
+    *("share_with_group", "log_with", "file_locks", "max_requeues", "max_restarts"),
+    *("hang_timeout_s", "stop_lead_s"),
 )
 """Options of a job that mean something on Kubernetes."""
 

@@ -25,6 +25,7 @@ from slurmft.errors import SlurmftError
 from slurmft.plan import Plan
 from slurmft.progress import Progress, describe_epoch, result_table
 from slurmft.rundir import RecordWriter, RunDir, read_json, write_json
+from slurmft.tracking import Tracking
 
 _PACKAGES = (
     "torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers", "numpy",
@@ -48,6 +49,7 @@ class Reporter:
         self.clock = clock
         self.progress = Progress()
         self.records = RecordWriter(self.run_dir.records) if self.world.is_main else None
+        self.tracking = Tracking(self.run_dir) if self.world.is_main else None
         self.loss = math.nan
         self.samples = self.tokens = self.padded_tokens = self.evaluated = 0
         self.startup_s = 0.0
@@ -230,12 +232,24 @@ class Reporter:
         self._tell({"event": "result"} | result)
         self.progress.say(result_table(result))
 
+    def close(self) -> None:
+        """Finishes the trackers, before the process ends."""
+        if self.tracking:
+            self.tracking.close()
+            for text in self.tracking.messages():
+                self.warn(text)
+
     def _tell(self, *records: dict[str, Any]) -> None:
         """Writes and shows records, on the main rank."""
         if self.records:
             self.records.write(*records)
             for record in records:
                 self.progress.show(record)
+        if self.tracking:
+            for record in records:
+                self.tracking.take(record)
+            for text in self.tracking.messages():
+                self.warn(text)
 
 
 def began_at(history: list[dict[str, Any]]) -> float:

@@ -44,6 +44,7 @@ class RunDir:
         self.job = path / "job.json"
         self.model = path / "model"
         self.tokens = path / "tokens"
+        self.tracking = path / "tracking"
         self.logs = path / "logs"
         self.failures = path / "failures"
         self.checkpoints = path / "checkpoints"

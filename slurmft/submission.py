@@ -22,7 +22,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from slurmft import container, grid, launchers, recipes, slurm, tally
+from slurmft import container, grid, launchers, recipes, slurm, tally, tracking
 from slurmft.config import RunConfig
 from slurmft.errors import Exit, SlurmftError, UsageError
 from slurmft.grid import Study
@@ -41,7 +41,7 @@ _CANCEL_S = 60
 _MAY_DIFFER = frozenset({
     "runs_dir", "share_with_group", "job_name", "account", "qos", "time", "mem", "reservation",
     "comment", "hostfile", "rdzv_timeout_s", "stop_lead_s", "requeue", "max_requeues",
-    "max_restarts", "hang_timeout_s",
+    "max_restarts", "hang_timeout_s", "log_with",
 })  # fmt: skip
 """Settings that change whether a run comes to its end, not what it measures."""
 
@@ -77,6 +77,7 @@ def _configure(study: Study, cell: grid.Cell, folder: Path) -> RunConfig:
     config = configure(divided | {"runs_dir": str(folder / "runs")})
     cluster = launchers.choose(config.job.cluster)
     container.check(config.job, cluster)
+    tracking.check(config.job)
     return dataclasses.replace(config, job=dataclasses.replace(config.job, cluster=cluster))
 
 

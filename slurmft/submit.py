@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import slurmft
-from slurmft import ccl, container, hardware, launchers, permissions, profiles, recipes, slurm
+from slurmft import (
+    ccl,
+    container,
+    hardware,
+    launchers,
+    permissions,
+    profiles,
+    recipes,
+    slurm,
+    tracking,
+)
 from slurmft.cli import Parser, add_options, given
 from slurmft.config import (
     JobConfig,
@@ -227,6 +237,7 @@ def main(argv: list[str]) -> int:
     config = configure(flags)
     cluster = launchers.choose(config.job.cluster)
     container.check(config.job, cluster)
+    tracking.check(config.job)
     if arguments.dry_run:
         print(dry_run(config, cluster))
         return Exit.OK
@@ -278,6 +289,7 @@ def resume(run: RunDir, flags: dict[str, Any], argv: list[str]) -> str:
     permissions.settle(job.share_with_group)
     again = [*old.submission.get("resumed", []), provenance("resume", argv)]
     container.check(job, launchers.choose(job.cluster))
+    tracking.check(job)
     config = dataclasses.replace(old, job=job, submission=old.submission | {"resumed": again})
     write_text(run.config, config.to_json())
     launcher = launchers.get(launchers.choose(job.cluster))

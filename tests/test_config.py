@@ -26,10 +26,9 @@ lr_schedule warmup_steps warmup_ratio weight_decay max_grad_norm precision backe
 dropout seed checkpoint_every checkpoint_every_steps keep_checkpoints early_stopping metric_gather
 log_every"""
 JOB_FLAGS = """nodes nproc_per_node profile comm_cores cluster hostfile dialect runs_dir
-share_with_group job_name
-partition account qos time gpus_per_node cpus_per_task mem constraint exclusive reservation
-comment sbatch setup container host_suffix interface rdzv_timeout_s stop_lead_s file_locks
-requeue max_requeues max_restarts hang_timeout_s"""
+share_with_group job_name partition account qos time gpus_per_node cpus_per_task mem constraint
+exclusive reservation comment sbatch setup container log_with host_suffix interface rdzv_timeout_s
+stop_lead_s file_locks requeue max_requeues max_restarts hang_timeout_s"""
 
 
 def test_flags_are_a_promise() -> None:

@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,7 +140,7 @@ def test_worker_of_submitit_refuses(tmp_path: Path) -> None:
     folder.chmod(0o777)
 
     class Attack:
-        def __reduce__(self) -> object:
+        def __reduce__(self) -> tuple[Any, ...]:
             return os.mkdir, (str(tmp_path / "attacked"),)
 
     (folder / "7_submitted.pkl").write_bytes(pickle.dumps(Attack()))
