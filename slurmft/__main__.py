@@ -13,6 +13,8 @@ COMMANDS = {
     "follow": ("slurmft.follow", "follow_main", "stream a run's progress until its job ends"),
     "resume": ("slurmft.submit", "resume_main", "submit a stopped or failed run again"),
     "cancel": ("slurmft.follow", "cancel_main", "end the job of a run"),
+    "fetch": ("slurmft.fetch", "main", "fill the caches, for nodes without internet"),
+    "push": ("slurmft.push", "main", "upload the model of a finished run to the hub"),
     "study": ("slurmft.study", "main", "measure many settings: study run, study status"),
     "report": ("slurmft.report", "main", "tables, plots and a page of what runs measured"),
     "plan": ("slurmft.planner", "main", "how many nodes: time and cost by number of nodes"),

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import slurmft
-from slurmft import hardware, heartbeat, ipex, profiles
+from slurmft import card, hardware, heartbeat, ipex, profiles
 from slurmft.clock import PhaseClock
 from slurmft.data import Batch
 from slurmft.dist import World
@@ -229,6 +229,8 @@ class Reporter:
             "attempts": max(1, self.run_dir.attempt_number()),
         }
         write_json(self.run_dir.result, result)
+        with contextlib.suppress(OSError, ValueError):  # `slurmft push` writes it, too
+            card.write(self.run_dir, result)
         self._tell({"event": "result"} | result)
         self.progress.say(result_table(result))
 

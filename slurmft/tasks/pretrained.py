@@ -151,6 +151,6 @@ def from_hub(flag: str, name: str, load: Callable[[], Loaded]) -> Loaded:
             raise UsageError(f"{flag} {name!r} cannot be loaded: {first_line}") from error
         raise UsageError(
             f"{flag} {name!r} is neither a local folder nor to be had from the hub: {first_line}",
-            "without internet on the nodes, download it on the login node (hf download ...) and "
-            f"give its folder: {flag} DIR",
+            "without internet on the nodes, fill the caches on the login node (slurmft fetch ...), "
+            f"or give its folder: {flag} DIR",
         ) from error
