@@ -104,6 +104,7 @@ def test_push_refused(hub: Hub, run: RunDir) -> None:
     assert_two_lines(done, "the repository me/emotions is public")
     assert not hub.uploaded
     assert push(hub, run, "--public").code == 0
+    hub.repos.clear()
     done = push(hub, run, token="")
     assert done.code == 1
     assert "the hub did not take 'me/emotions'" in done.err
