@@ -18,6 +18,8 @@ COMMANDS = {
     "status": ("slurmft.status", "main", "one run in full, and what to type next"),
     "cancel": ("slurmft.follow", "cancel_main", "end the job of a run"),
     "clean": ("slurmft.cleaning", "main", "remove what is no longer needed"),
+    "fetch": ("slurmft.fetch", "main", "fill the caches, for nodes without internet"),
+    "push": ("slurmft.push", "main", "upload the model of a finished run to the hub"),
     "study": ("slurmft.study", "main", "measure many settings: study run, study status"),
     "report": ("slurmft.report", "main", "tables, plots and a page of what runs measured"),
     "plan": ("slurmft.planner", "main", "how many nodes: time and cost by number of nodes"),

@@ -216,6 +216,7 @@ def await_failure(run: RunDir, code: int) -> None:
 
 def main(argv: list[str]) -> int:
     run = RunDir.open(argv[1])
+    run.settle_permissions()
     if argv[0] == "begin":
         return begin_on_slurm(run)
     if argv[0] == "avoid":

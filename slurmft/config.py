@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from slurmft import credentials
 from slurmft.errors import UsageError, unknown
 from slurmft.filesystem import LOCK_PRIMITIVES
 from slurmft.recipes import RECIPES, TASKS, fill, named, presets
@@ -28,6 +29,7 @@ LR_RULES = ("none", "sqrt", "linear")
 LR_SCHEDULES = ("linear", "cosine", "constant")
 PROFILES = ("auto", "gpu", "xeon", "cpu")
 CLUSTERS = ("auto", "slurm", "local", "mpirun")
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 DIALECTS = ("auto", "intel", "openmpi")
 
 
@@ -168,6 +170,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _check_choices(self)
+        _check_credentials(self)
         if self.recipe is not None and self.recipe not in RECIPES:
             raise unknown("--recipe", self.recipe, list(RECIPES))
         if self.preset is not None and self.preset not in presets(self.task):
@@ -229,6 +232,9 @@ class JobConfig:
         choices=DIALECTS,
     )
     runs_dir: str = option("runs", "folder for run directories, seen by every node", metavar="DIR")
+    share_with_group: bool = option(
+        False, "let the run directory's group read it (default: nobody but you)"
+    )
     job_name: str = option("slurmft", "name of the Slurm job", sbatch="job-name", metavar="NAME")
     partition: str | None = option(None, "Slurm partition", sbatch="partition", metavar="NAME")
     account: str | None = option(None, "Slurm account", sbatch="account", metavar="NAME")
@@ -267,6 +273,11 @@ class JobConfig:
         "folder on the nodes' own disks for --stage-env (default: $SLURM_TMPDIR, $TMPDIR, /tmp)",
         metavar="DIR",
     )
+    log_with: tuple[str, ...] = option(
+        (),
+        f"trackers, with commas or repeatable: {', '.join(TRACKERS)}",
+        metavar="NAME",
+    )
     host_suffix: str = option(
         "", "appended to host names for the rendezvous, where the fabric's names differ, as n1-ib0"
     )
@@ -302,6 +313,7 @@ class JobConfig:
 
     def __post_init__(self) -> None:
         _check_choices(self)
+        _check_credentials(self)
         _check(self, "comm_cores", lambda v: v >= 0, "0 or more")
         for name in ("stop_lead_s", "max_requeues", "max_restarts", "hang_timeout_s"):
             _check(self, name, lambda v: v >= 0, "0 or more")
@@ -315,11 +327,20 @@ class JobConfig:
                 "Slurm chooses the hosts by itself; add --cluster mpirun, or leave the file out",
             )
         _check(self, "stage_dir", lambda v: v.startswith("/"), "an absolute path")
+        for name in self.trackers:
+            if name not in TRACKERS:
+                raise unknown("--log-with", name, list(TRACKERS))
         for name, value in _strings(self):
             _check_one_line(name, value)
         for pair in self.sbatch:
             _check_sbatch_pair(self, pair)
         _check_runs_dir(self.runs_dir)
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """The names in `log_with`, each once."""
+        names = (name.strip() for text in self.log_with for name in text.split(","))
+        return tuple(dict.fromkeys(filter(None, names)))
 
     @property
     def lead_s(self) -> int:
@@ -468,10 +489,11 @@ def _check_optimizer(train: TrainConfig) -> None:
         )
 
 
-def _strings(config: JobConfig) -> list[tuple[str, str]]:
-    """Every text of a job, with its field: what ends up in shell lines and sbatch directives."""
+def _strings(config: TrainConfig | JobConfig) -> list[tuple[str, str]]:
+    """Every text of a configuration, with its field: what ends up in files, and those of a job in
+    shell lines and sbatch directives."""
     found = []
-    for name in options(JobConfig):
+    for name in options(type(config)):
         value = getattr(config, name)
         found += [
             (name, v)
@@ -479,6 +501,17 @@ def _strings(config: JobConfig) -> list[tuple[str, str]]:
             if isinstance(v, str)
         ]
     return found
+
+
+def _check_credentials(config: TrainConfig | JobConfig) -> None:
+    for name, value in _strings(config):
+        if kind := credentials.kind_in(value):
+            raise UsageError(
+                f"{flag(name)} {credentials.redact(value)!r} holds {kind}: everybody who sees the "
+                "run's files or this machine's processes would read it",
+                "put it into the environment, which the job inherits (export HF_TOKEN=...), or log "
+                "in once: hf auth login; and revoke it, if others use this machine",
+            )
 
 
 def _check_one_line(name: str, value: str) -> None:

@@ -19,11 +19,13 @@ from slurmft import (
     container,
     hardware,
     launchers,
+    permissions,
     profiles,
     recipes,
     selection,
     slurm,
     stage,
+    tracking,
 )
 from slurmft.cli import Parser, add_options, given
 from slurmft.config import (
@@ -33,6 +35,7 @@ from slurmft.config import (
     build,
     options,
 )
+from slurmft.credentials import redact
 from slurmft.errors import Exit, SlurmftError, UsageError
 from slurmft.filesystem import absolute
 from slurmft.follow import Follower, next_commands
@@ -116,6 +119,7 @@ def checked(flags: dict[str, Any]) -> tuple[RunConfig, str]:
     cluster = launchers.choose(config.job.cluster)
     container.check(config.job, cluster)
     stage.check(config.job, cluster)
+    tracking.check(config.job)
     return config, cluster
 
 
@@ -143,7 +147,7 @@ def provenance_of(command: str) -> dict[str, Any]:
         "host": os.uname().nodename,
         "user": user(),
         "folder": os.getcwd(),
-        "command": command,
+        "command": redact(command),
         "site_file": str(site_file()) if site_file().is_file() else None,
         "slurmft": slurmft.__version__,
         "python": sys.version.split()[0],
@@ -200,7 +204,7 @@ def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
     )
     return [
         "# each node's task then runs (here: the first node's; NPROC: its GPUs or CPU sockets)",
-        re.sub(r"'([^' ]*\$[^' ]*)'", r'"\1"', command),  # variables, not literal text
+        re.sub(r"'([\w.:]*\$[\w.:$]+)'", r'"\1"', command),  # our variables, and no path
     ]
 
 
@@ -317,9 +321,11 @@ def resume(run: RunDir, flags: dict[str, Any], told: dict[str, Any]) -> str:
             f"the run {str(run.path)!r} is not yours to write", "its owner can resume it"
         )
     job = with_absolute_paths(dataclasses.replace(old.job, **flags))
+    permissions.settle(job.share_with_group)
     again = [*old.submission.get("resumed", []), told]
     container.check(job, launchers.choose(job.cluster))
     stage.check(job, launchers.choose(job.cluster))
+    tracking.check(job)
     config = dataclasses.replace(old, job=job, submission=old.submission | {"resumed": again})
     write_text(run.config, config.to_json())
     launcher = launchers.get(launchers.choose(job.cluster))

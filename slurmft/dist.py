@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from slurmft import ccl
+from slurmft import ccl, store
 from slurmft.errors import SlurmftError, UsageError
 
 _TIMEOUT = timedelta(minutes=30)
@@ -169,6 +169,7 @@ def init(backend: str) -> World:
     device = torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
     if use_gpu:
         torch.cuda.set_device(device)
+    store.bind()
     dist.init_process_group(name, timeout=_TIMEOUT)
     return World(
         rank=dist.get_rank(),

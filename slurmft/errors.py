@@ -7,6 +7,8 @@ import traceback
 from collections.abc import Callable
 from enum import IntEnum
 
+from slurmft.credentials import redact
+
 
 class Exit(IntEnum):
     """Exit codes of every slurmft command and of every job."""
@@ -62,7 +64,7 @@ def run_main(command: Callable[[], int], debug: bool = False) -> int:
     except SlurmftError as error:
         if debug:
             traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {redact(str(error))}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

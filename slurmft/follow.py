@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from slurmft import launchers, selection
+from slurmft import launchers, selection, tracking
 from slurmft.cli import Parser
 from slurmft.errors import Exit, SlurmftError
 from slurmft.progress import Progress, result_table
@@ -129,6 +129,7 @@ class JobWatch:
             return int(error.code)
         print(result_table(result))
         print(f"model and records: {self.run.path}")
+        print("".join(f"  {line}\n" for line in tracking.next_commands(self.run)), end="")
         return Exit.OK
 
     def _ask(self) -> JobState:
@@ -298,6 +299,7 @@ def cancel(run: RunDir) -> JobState | None:
     Raises:
         SlurmftError: there is no job, or it is not this user's to end.
     """
+    run.settle_permissions()
     cluster, job_id = launchers.job_of(run)
     launcher = launchers.get(cluster)
     state = launcher.job_state(job_id, run)
@@ -325,7 +327,9 @@ def follow_main(argv: list[str]) -> int:
     parser = Parser(prog="slurmft follow", description=__doc__, epilog=EXAMPLES)
     selection.add_argument(parser)
     arguments = parser.parse(argv)
-    return Follower(selection.find(arguments.run, arguments.runs_dir)).follow()
+    run = selection.find(arguments.run, arguments.runs_dir)
+    run.settle_permissions()
+    return Follower(run).follow()
 
 
 def cancel_main(argv: list[str]) -> int:

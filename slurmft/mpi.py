@@ -187,7 +187,8 @@ def meet(
     timeout_s = config.job.rdzv_timeout_s
     if place.rank == 0:
         ports = rendezvous.free_ports(str(os.getpid()))
-        rendezvous.answer_roll_call(ports[1], meeting_id)
+        me = meeting_at({"head": mine, "ports": ports}, hosts, mine, meeting_id, config)
+        rendezvous.answer_roll_call(ports[1], meeting_id, me.addresses())
         found: dict[str, Any] = {
             "id": meeting_id,
             "attempt": current_attempt(),
@@ -199,6 +200,13 @@ def meet(
         found = await_meeting(run, meeting_id, mine, timeout_s)
         head, port = found["head"], found["ports"][1]
         rendezvous.check_reachable(mine, head, port, meeting_id, timeout_s)
+    return meeting_at(found, hosts, mine, meeting_id, config)
+
+
+def meeting_at(
+    found: Mapping[str, Any], hosts: list[str], mine: str, meeting_id: str, config: RunConfig
+) -> Rendezvous:
+    """The meeting point that rank 0 chose, as the host `mine` sees it."""
     order = [found["head"], *(host for host in hosts if host != found["head"])]
     return Rendezvous(
         hosts=tuple(order),

@@ -26,6 +26,7 @@ from slurmft import (
     stamps,
 )
 from slurmft.config import JobConfig, RunConfig
+from slurmft.credentials import redact
 from slurmft.errors import Exit, SlurmftError
 from slurmft.profiles import Profile
 from slurmft.rendezvous import Rendezvous
@@ -90,6 +91,7 @@ class NodeTask:
 
     def _run(self, run: RunDir) -> int:
         config = run.load_config()
+        run.settle_permissions()
         meeting = self._meet(run, config)
         profile, binding = self._use_of_node(config)
         self._check_meeting(meeting, config.job.rdzv_timeout_s)
@@ -274,7 +276,7 @@ def record(run: RunDir, error: Exception) -> int:
     shown = error
     if not isinstance(shown, SlurmftError):
         shown = SlurmftError(f"{type(error).__name__}: {error}")
-    print(trace or f"error: {shown}", file=sys.stderr, flush=True)
+    print(redact(trace or f"error: {shown}"), file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):  # a full disk takes no record of itself
         run.add_failure(f"node {host_name()}", shown, trace)
     return int(shown.code)
@@ -345,6 +347,8 @@ def training_environment(
     # torchrun's agents keep one store for all restarts, and its old keys: restarted ranks may read
     # the addresses of those that died. Without sharing, every restart has a store of its own.
     found["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    address = meeting.listen_address()
+    found[rendezvous.LISTEN] = f"{meeting.host}={address}" if address else ""
     interface = meeting.socket_interface()
     if interface is None:
         return found | dict(environment)

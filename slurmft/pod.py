@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurmft import attempt, rendezvous
+from slurmft import attempt, permissions, rendezvous
 from slurmft.config import RunConfig
 from slurmft.errors import UsageError
 from slurmft.node import NodeTask, host_name, record, torchrun_command
@@ -112,6 +112,7 @@ def meeting_point(config: RunConfig, environment: Mapping[str, str]) -> Rendezvo
         roll_call_port=int(port or _PORT) + 1,  # a pod's ports are all its own
         id=environment.get("PET_RDZV_ID") or head.partition(".")[0],
         interface=config.job.interface,
+        grows=True,
     )
 
 
@@ -136,9 +137,9 @@ def make_run(run: RunDir, config: RunConfig, first: bool) -> None:
         RendezvousError: the first pod does not make it.
     """
     deadline = time.monotonic() + config.job.rdzv_timeout_s
+    permissions.settle(config.job.share_with_group)
     if first and not run.config.is_file():
-        for folder in (run.logs, run.failures, run.submitit):
-            folder.mkdir(parents=True, exist_ok=True)
+        run.make_folders(config)
         write_text(run.config, config.to_json())
         run.set_state("submitted")
     elif first:

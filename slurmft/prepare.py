@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from slurmft import container, slurm, stage
+from slurmft import container, slurm, stage, tracking
 from slurmft.cli import Parser, add_options, given
 from slurmft.config import JobConfig, RunConfig, TrainConfig, flag, options, time_limit_min
 from slurmft.dispatch import configure, provenance
@@ -106,6 +106,7 @@ def configure_inside(flags: dict[str, Any], environment: Mapping[str, str]) -> R
         )
     container.check(config.job, "slurm")
     stage.check(config.job, "slurm")
+    tracking.check(config.job)
     # Slurm does not say when it will signal: the files in sbatch/ have the default lead.
     if config.job.stop_lead_s * 2 > time_limit_min(config.job.time or "unlimited") * 60:
         raise UsageError(

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmft import hardware, heartbeat, locks, process, profiles, rundir, signals, stamps
+from slurmft.credentials import redact
 from slurmft.errors import Exit, SlurmftError
 from slurmft.rundir import RunDir
 
@@ -48,12 +49,14 @@ def main(argv: list[str]) -> int:
         (folder / f"pid-{rank}").write_text(str(os.getpid()))
     training: Any = None
     try:
+        run.settle_permissions()
         bind(os.environ)
         locks.install(run.load_config().job.file_locks)
         from slurmft.train import Training
 
         training = Training(run, stop, heart, imports_s=process.age_s())
         stopped = training.run()
+        training.reporter.close()
         if stopped and folder is not None:
             (folder / "stopped").touch()
         return Exit.OK
@@ -62,6 +65,7 @@ def main(argv: list[str]) -> int:
         code = fail(error, run, rank, step, began)
         if training is not None:
             training.saver.wait(_LAST_SAVE_S)
+            training.reporter.close()
         return code
 
 
@@ -98,7 +102,7 @@ def fail(error: Exception, run: RunDir, rank: int, step: int, began: float) -> i
     """
     shown = explain(error, run, rank)
     trace = None if isinstance(error, SlurmftError) else traceback.format_exc()
-    print(trace or f"error: {shown}", file=sys.stderr, flush=True)
+    print(redact(trace or f"error: {shown}"), file=sys.stderr, flush=True)
     where, echo = f"rank {rank} on {platform.node()}", is_echo(error)
     earlier = [f for f in run.all_failures() if f["time"] < began]
     again = any(f["message"] == shown.message and f["step"] == step for f in earlier)

@@ -19,7 +19,8 @@ from slurmft.sources import check_given
 
 _ON_PODS = (
     *("nodes", "nproc_per_node", "profile", "comm_cores", "interface", "rdzv_timeout_s"),
-    *("file_locks", "max_requeues", "max_restarts", "hang_timeout_s", "stop_lead_s"),
+    *("share_with_group", "log_with", "file_locks", "max_requeues", "max_restarts"),
+    *("hang_timeout_s", "stop_lead_s"),
 )
 """Options of a job that mean something on Kubernetes."""
 

@@ -15,11 +15,15 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmft.errors import Exit, SlurmftError
 
+LISTEN = "SLURMFT_LISTEN"
+"""Variable with this node's name in the job, and the address on which its processes are to listen:
+"n1=10.1.0.1". Set but empty: on all."""
+_LOOPBACK = "127.0.0.1"
 PORT_VARIABLE = "SLURMFT_RENDEZVOUS_PORTS"
 _LOWEST_PORT, _HIGHEST_PORT = 10000, 65535
 
@@ -47,6 +51,8 @@ class Rendezvous:
     """Job id and restart count: a node of an earlier attempt cannot join this one."""
     interface: str | None = None
     """Network interface of the collectives; None: that of this node's address towards its peers."""
+    grows: bool = False
+    """Whether nodes join that `hosts` does not name."""
 
     @property
     def head(self) -> str:
@@ -70,7 +76,8 @@ class Rendezvous:
             RendezvousError: the head does not answer within the timeout; names both hosts.
         """
         if self.is_head:
-            answer_roll_call(self.roll_call_port, self.id)
+            if len(self.hosts) > 1:
+                answer_roll_call(self.roll_call_port, self.id, self.addresses())
         else:
             check_reachable(self.host, self.head, self.roll_call_port, self.id, timeout_s)
 
@@ -86,8 +93,39 @@ class Rendezvous:
         if self.interface:
             return check_interface(self.interface, self.host)
         if len(self.hosts) == 1:
+            return None if self.grows else "lo"
+        return interface_of(address_towards(self.peer))
+
+    @property
+    def peer(self) -> str:
+        """Another host of the job: the head; for the head itself, the next one."""
+        return self.hosts[1] if self.is_head else self.head
+
+    def listen_address(self) -> str | None:
+        """The address on which this node is to listen for the others (IPv4).
+
+        What its own name stands for is what the others find under it; unless that is Debian's
+        127.0.1.1, which they do not.
+
+        Returns:
+            None: it may be any; the name stands for several, or nobody is known who will connect.
+        """
+        if self.grows:
             return None
-        return interface_of(address_towards(self.hosts[1] if self.is_head else self.head))
+        if len(self.hosts) == 1:
+            return _LOOPBACK
+        own = own_addresses(self.host)
+        outside = own if self.host in own else [a for a in own if not a.startswith("127.")]
+        if outside:
+            return outside[0] if len(outside) == 1 else None
+        with contextlib.suppress(RendezvousError):
+            return address_towards(self.peer)
+        return None
+
+    def addresses(self) -> list[str]:
+        """The addresses under which this node is known, also to itself; [""]: all."""
+        address = self.listen_address()
+        return list(dict.fromkeys([address, *own_addresses(self.host)])) if address else [""]
 
 
 def simulated_host(node: int) -> str:
@@ -266,25 +304,31 @@ def _can_bind(port: int) -> bool:
 # --- reaching the head ----------------------------------------------------------------------------
 
 
-def answer_roll_call(port: int, meeting_id: str) -> None:
+def answer_roll_call(port: int, meeting_id: str, addresses: Sequence[str] = ("",)) -> None:
     """Tells everyone who connects to `port` the meeting's id, in the background.
+
+    Args:
+        port: where to listen.
+        meeting_id: what to answer.
+        addresses: of this host, on which to listen; "" is all of them.
 
     Raises:
         RendezvousError: the port was taken since the batch script found it free.
     """
     try:
-        server = socket.create_server(("", port), backlog=1024)
+        servers = [socket.create_server((a, port), backlog=1024) for a in addresses]
     except OSError as error:
         raise RendezvousError(
             f"{socket.gethostname()} cannot listen on port {port}: {error.strerror or error}"
         ) from None
 
-    def answer() -> None:
+    def answer(server: socket.socket) -> None:
         while True:
             with contextlib.suppress(OSError), server.accept()[0] as caller:
                 caller.sendall(meeting_id.encode() + b"\n")
 
-    threading.Thread(target=answer, daemon=True).start()
+    for server in servers:
+        threading.Thread(target=answer, args=(server,), daemon=True).start()
 
 
 def check_reachable(
@@ -317,6 +361,20 @@ def check_reachable(
         "check the network between the two, and --host-suffix or --interface if the fabric has "
         "names of its own",
     )
+
+
+def own_addresses(host: str) -> list[str]:
+    """What a name stands for on this host, as far as it is this host's own (IPv4)."""
+    try:
+        found = socket.getaddrinfo(host, 0, socket.AF_INET, socket.SOCK_DGRAM)
+    except OSError:
+        return []
+    own = []
+    for *_, address in found:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+            one.bind(address)
+            own.append(str(address[0]))
+    return list(dict.fromkeys(own))
 
 
 def address_towards(peer: str) -> str:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import slurmft
-from slurmft import hardware, heartbeat, ipex, profiles, stage
+from slurmft import card, hardware, heartbeat, ipex, profiles, stage
 from slurmft.clock import OwnClock, PhaseClock
 from slurmft.data import Batch
 from slurmft.dist import World
@@ -27,6 +27,7 @@ from slurmft.errors import SlurmftError
 from slurmft.plan import Plan
 from slurmft.progress import Progress, describe_epoch, result_table
 from slurmft.rundir import RecordWriter, RunDir, read_json, write_json
+from slurmft.tracking import Tracking
 
 _PACKAGES = (
     "torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers", "numpy",
@@ -65,6 +66,7 @@ class Reporter:
         self._imports_s = imports_s
         self.progress = Progress()
         self.records = RecordWriter(self.run_dir.records) if self.world.is_main else None
+        self.tracking = Tracking(self.run_dir) if self.world.is_main else None
         self.loss = math.nan
         self.samples = self.tokens = self.padded_tokens = self.evaluated = 0
         self.startup_s = 0.0
@@ -295,8 +297,17 @@ class Reporter:
             "attempts": max(1, self.run_dir.attempt_number()),
         }
         write_json(self.run_dir.result, result)
+        with contextlib.suppress(OSError, ValueError):  # `slurmft push` writes it, too
+            card.write(self.run_dir, result)
         self._tell({"event": "result"} | result)
         self.progress.say(result_table(result))
+
+    def close(self) -> None:
+        """Finishes the trackers, before the process ends."""
+        if self.tracking:
+            self.tracking.close()
+            for text in self.tracking.messages():
+                self.warn(text)
 
     def _tell(self, *records: dict[str, Any]) -> None:
         """Writes and shows records, on the main rank."""
@@ -304,6 +315,11 @@ class Reporter:
             self.records.write(*records)
             for record in records:
                 self.progress.show(record)
+        if self.tracking:
+            for record in records:
+                self.tracking.take(record)
+            for text in self.tracking.messages():
+                self.warn(text)
 
 
 def began_at(history: list[dict[str, Any]]) -> float:

@@ -20,7 +20,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from slurmft import permissions
 from slurmft.config import RunConfig
+from slurmft.credentials import redact
 from slurmft.errors import SlurmftError, UsageError
 from slurmft.filesystem import absolute
 
@@ -51,6 +53,7 @@ class RunDir:
     job = _Below("job.json")
     model = _Below("model")
     tokens = _Below("tokens")
+    tracking = _Below("tracking")
     logs = _Below("logs")
     failures = _Below("failures")
     checkpoints = _Below("checkpoints")
@@ -67,7 +70,9 @@ class RunDir:
     def create(cls, config: RunConfig, mark: str = "") -> RunDir:
         """Makes the directory of a new run and writes its configuration.
 
-        Its name is task, time and a mark, or a random part: runs-dir/emotion-20261120-093012-a1b2.
+        It is its user's alone, or its group's to read (`--share-with-group`), as is all that this
+        process writes from then on. Its name is task, time and a mark, or a random part:
+        runs-dir/emotion-20261120-093012-a1b2.
 
         Raises:
             UsageError: the folder cannot be made or written to.
@@ -76,8 +81,7 @@ class RunDir:
         name = f"{config.train.task}-{stamp}-{mark or secrets.token_hex(2)}"
         run = cls(Path(config.job.runs_dir) / name)
         try:
-            for folder in (run.path, run.logs, run.failures, run.submitit):
-                folder.mkdir(parents=True, exist_ok=folder != run.path)
+            run.make_folders(config)
             write_text(run.config, config.to_json())
             run.set_state("submitted")
         except OSError as error:
@@ -87,6 +91,22 @@ class RunDir:
                 "give a folder that you can write, on a file system that the nodes see: --runs-dir",
             ) from None
         return run
+
+    def make_folders(self, config: RunConfig) -> None:
+        """Makes the folders of a new run.
+
+        Raises:
+            OSError: it is there, or cannot be made.
+        """
+        share = config.job.share_with_group
+        permissions.make_folder(self.path, share)
+        permissions.settle(share)
+        for folder in (self.logs, self.failures, self.submitit):
+            folder.mkdir()
+
+    def settle_permissions(self) -> None:
+        """Lets those read who may read the run what this process writes from now on."""
+        permissions.settle(self.load_config().job.share_with_group)
 
     @classmethod
     def open(cls, path: str | Path) -> RunDir:
@@ -152,7 +172,8 @@ class RunDir:
         goes_on = state == "submitted" or (last == "failed" and state == "running")
         if last in FINAL_STATES and not goes_on:
             return
-        now = {"state": state, "time": time.time(), "reason": reason, "exit_code": exit_code}
+        now = {"state": state, "time": time.time(), "reason": redact(reason)}
+        now |= {"exit_code": exit_code}
         write_json(self.state, now | extra | {"history": [*past, now | extra]})
 
     def history(self) -> list[dict[str, Any]]:
@@ -212,10 +233,10 @@ class RunDir:
         """
         failure = {
             "where": where,
-            "message": error.message,
-            "hint": error.hint,
+            "message": redact(error.message),
+            "hint": error.hint and redact(error.hint),
             "code": int(error.code),
-            "traceback": trace,
+            "traceback": trace and redact(trace),
             "echo": echo,
             "step": step,
             "retry": retry or bad_host is not None,
@@ -329,7 +350,10 @@ def write_folder(path: Path, fill: Callable[[Path], Any]) -> None:
     try:
         aside.mkdir()
         fill(aside)
+        mode = aside.stat().st_mode & 0o666  # some libraries write by mkstemp: for us alone
         for file in (*aside.rglob("*"), aside):
+            if not file.is_dir():
+                file.chmod(mode)
             _sync(file)
         if path.exists():  # from an attempt that ended just after it
             os.rename(path, old)

@@ -17,7 +17,9 @@ from slurmft.errors import UsageError
 from slurmft.filesystem import absolute
 from slurmft.rundir import FINAL_STATES, RecordReader, RunDir, read_json
 
-_NOT_VARIED = frozenset({"runs_dir", "job_name", "comment", "seed"})
+_NOT_VARIED = frozenset({
+    "runs_dir", "share_with_group", "job_name", "comment", "log_with", "seed",
+})  # fmt: skip
 """Fields in which repeats of one measurement may differ."""
 
 

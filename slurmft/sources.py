@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,24 @@ def localize(train: TrainConfig) -> TrainConfig:
                 f"--model {train.model!r} holds no config.json",
                 "give a folder that save_pretrained wrote",
             )
+        if not any(folder.glob("*.safetensors")):
+            raise no_safetensors(train.model)
         changes["model"] = str(folder)
     return dataclasses.replace(train, **changes)
+
+
+def no_safetensors(model: str) -> UsageError:
+    """What to say of a model whose weights are pickles, or absent."""
+    convert = (
+        f"from transformers import AutoModel as M; "
+        f"M.from_pretrained({model!r}, use_safetensors=False).save_pretrained('safe')"
+    )
+    return UsageError(
+        f"--model {model!r} has no weights in safetensors; pickles (.bin) can run any code, and "
+        "are not loaded",
+        f"if you trust it: python -c {shlex.quote(convert)}, copy the tokenizer's files there, "
+        "and give --model safe",
+    )
 
 
 def check_given(train: TrainConfig) -> None:

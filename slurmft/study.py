@@ -130,7 +130,8 @@ def run_main(argv: list[str]) -> int:
         check_settings(todo, arguments.yes)
         print(dry_run(todo))
         return Exit.OK
-    with studydir.exclusive(folder):
+    share = any(config.job.share_with_group for config in configs.values())
+    with studydir.exclusive(folder, share):
         studydir.check_name(study, folder)
         studydir.discard_cut_off(folder)
         todo = Submission(study, folder, configs, tally.take(study, folder), argv)

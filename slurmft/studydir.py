@@ -12,7 +12,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurmft import grid, locks, tally
+from slurmft import grid, locks, permissions, tally
+from slurmft.credentials import redact
 from slurmft.errors import UsageError
 from slurmft.filesystem import absolute
 from slurmft.grid import Study
@@ -31,17 +32,20 @@ def folder_of(study: Study, studies_dir: str) -> Path:
 
 
 @contextlib.contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
+def exclusive(folder: Path, share_with_group: bool = False) -> Iterator[None]:
     """Holds the study's folder: nobody else, on any node, submits to it meanwhile.
 
-    By lockf, which shared file systems keep between nodes; it ends with the process.
+    What this process writes from then on is private, or readable for the group. By lockf, which
+    shared file systems keep between nodes; it ends with the process.
 
     Raises:
         UsageError: somebody else holds it, or the folder cannot be written.
     """
     path = folder / ".lock"
     try:
-        (folder / "runs").mkdir(parents=True, exist_ok=True)
+        permissions.make_folder(folder, share_with_group, exist_ok=True)
+        permissions.settle(share_with_group)
+        (folder / "runs").mkdir(exist_ok=True)
         file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - closed below
     except OSError as error:
         raise UsageError(
@@ -90,7 +94,7 @@ def keep_copies(study: Study, folder: Path) -> None:
     """Keeps the study file, and the figures that it names, in the study's folder."""
     copy = folder / grid.FILE
     if study.path != copy:
-        write_text(copy, study.text)
+        write_text(copy, redact(study.text))
     if study.published and study.published != folder / grid.PUBLISHED:
         write_text(folder / grid.PUBLISHED, study.published.read_text(encoding="utf-8"))
 

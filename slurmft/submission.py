@@ -22,7 +22,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from slurmft import container, grid, launchers, recipes, slurm, stage
+from slurmft import container, grid, launchers, recipes, slurm, stage, tracking
 from slurmft.cli import shown
 from slurmft.config import RunConfig
 from slurmft.dispatch import configure, merge, submit
@@ -41,8 +41,9 @@ _POLL_S = 0.3
 _CANCEL_S = 60
 
 _MAY_DIFFER = frozenset({
-    "runs_dir", "job_name", "account", "qos", "time", "mem", "reservation", "comment", "hostfile",
-    "rdzv_timeout_s", "stop_lead_s", "requeue", "max_requeues", "max_restarts", "hang_timeout_s",
+    "runs_dir", "share_with_group", "job_name", "account", "qos", "time", "mem", "reservation",
+    "comment", "hostfile", "rdzv_timeout_s", "stop_lead_s", "requeue", "max_requeues",
+    "max_restarts", "hang_timeout_s", "log_with",
 })  # fmt: skip
 """Settings that change whether a run comes to its end, not what it measures."""
 
@@ -79,6 +80,7 @@ def _configure(study: Study, cell: grid.Cell, folder: Path) -> RunConfig:
     cluster = launchers.choose(config.job.cluster)
     container.check(config.job, cluster)
     stage.check(config.job, cluster)
+    tracking.check(config.job)
     return dataclasses.replace(config, job=dataclasses.replace(config.job, cluster=cluster))
 
 

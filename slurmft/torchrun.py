@@ -11,7 +11,7 @@ import glob
 import os
 import sys
 
-from slurmft import signals, stamps
+from slurmft import signals, stamps, store
 
 
 def relay(signum: int, sender: int) -> None:
@@ -37,6 +37,7 @@ def main(argv: list[str]) -> None:
     signals.listen(relay)
     from torch.distributed.run import main as torchrun
 
+    store.bind()
     torchrun(argv)
 
 

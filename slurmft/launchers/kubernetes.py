@@ -263,8 +263,9 @@ def commands(kind: str, cluster: Cluster, folder: Path | None) -> list[str]:
     manifest = shlex.quote(f"{place}/{cluster.name}.yaml")
     first = f"{cluster.name}-worker-0"
     logs = f"pod/{first}" if kind == "pytorchjob" else f"job/{cluster.name}-node-0"
-    token = '--from-literal HF_TOKEN="$HF_TOKEN"'
-    secret = f"{kubectl} create secret generic {cluster.secret} {token}"
+    # By a pipe: arguments are seen by all.
+    secret = f"{kubectl} create secret generic {cluster.secret} --from-file HF_TOKEN=/dev/stdin"
+    secret = f'printf %s "$HF_TOKEN" | {secret}'
     return [
         "# the image",
         f"docker build --tag {cluster.image} --file {shlex.quote(f'{place}/Dockerfile')} {source}",

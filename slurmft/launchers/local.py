@@ -44,6 +44,7 @@ class LocalNodes:
         A stop by a signal to one of the nodes is what preemption is on a cluster: the run goes on.
         """
         run = RunDir.open(self.run_dir)
+        run.settle_permissions()
         os.setpgrp()  # the terminal's Ctrl-C is not meant for the job
         signals.block()
         signals.listen(self._on_stop)
@@ -161,7 +162,8 @@ def start(config: RunConfig, run: RunDir, job: LocalNodes) -> str:
 
         @property
         def _submitit_command_str(self) -> str:
-            return f"bash {shlex.quote(str(script))} {super()._submitit_command_str}"
+            worker = [sys.executable, "-u", "-m", "slurmft.pickled", str(run.submitit)]
+            return shlex.join(["bash", str(script), *worker])
 
         @classmethod
         def name(cls) -> str:

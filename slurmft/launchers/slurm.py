@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from slurmft import attempt, container, launchers, slurm, stage
+from slurmft import attempt, container, launchers, permissions, slurm, stage
 from slurmft.config import JobConfig, RunConfig, options
 from slurmft.errors import Exit, SlurmftError
 from slurmft.node import NodeTask
@@ -21,7 +21,7 @@ from slurmft.slurm import JobState
 def sbatch_text(config: RunConfig, run: RunDir) -> str:
     """The sbatch script of a run."""
     options = all_options(config, run)
-    program = [sys.executable, "-u", "-m", "submitit.core._submit", str(run.submitit)]
+    program = [sys.executable, "-u", "-m", "slurmft.pickled", str(run.submitit)]
     lines = ["#!/bin/bash", "", *directives(options), ""]
     return "\n".join([*lines, *job_lines(config, run, program)]) + "\n"
 
@@ -43,7 +43,7 @@ def job_lines(config: RunConfig, run: RunDir, program: list[str], job: str = "%j
     srun = ["srun", "--export=ALL", "--unbuffered", "--kill-on-bad-exit=1", "--wait=60"]
     srun += ["--open-mode=append"]
     srun += ["--output", f"{log}.out", "--error", f"{log}.err"]
-    lines: list[str] = []
+    lines = [f"umask {permissions.text(config.job.share_with_group)}"]
     if config.job.setup:
         lines += ["set -e", *config.job.setup, "set +e"]
     if config.job.cpus_per_task:

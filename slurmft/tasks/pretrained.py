@@ -17,7 +17,7 @@ from slurmft.data import column, read_rows
 from slurmft.errors import UsageError
 from slurmft.recipes import TASKS
 from slurmft.rundir import fingerprint
-from slurmft.sources import find_split, is_local
+from slurmft.sources import find_split, is_local, no_safetensors
 from slurmft.tasks.classification import set_dropout
 
 Loaded = TypeVar("Loaded")
@@ -148,13 +148,15 @@ class Pretrained:
             auto_model.from_pretrained,
             config=config,
             dtype=torch.float32,
+            use_safetensors=True,  # others are pickles
             ignore_mismatched_sizes=True,  # a head of another task gives way to a new one
         )
 
     def _load(self, load: Callable[..., Loaded], **kwargs: Any) -> Loaded:
         name = self.config.model
         assert name is not None  # from the recipe
-        return from_hub("--model", name, lambda: load(name, **kwargs))
+        safe = {"trust_remote_code": False}  # or transformers may ask, on no terminal
+        return from_hub("--model", name, lambda: load(name, **safe, **kwargs))
 
 
 def load_split(name: str, subset: str | None, split: str) -> Any:
@@ -183,10 +185,12 @@ def from_hub(flag: str, name: str, load: Callable[[], Loaded]) -> Loaded:
         return load()
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         first_line = str(error).strip().partition("\n")[0]
+        if flag == "--model" and "safetensors" in first_line:
+            raise no_safetensors(name) from error
         if is_local(name):
             raise UsageError(f"{flag} {name!r} cannot be loaded: {first_line}") from error
         raise UsageError(
             f"{flag} {name!r} is neither a local folder nor to be had from the hub: {first_line}",
-            "without internet on the nodes, download it on the login node (hf download ...) and "
-            f"give its folder: {flag} DIR",
+            "without internet on the nodes, fill the caches on the login node (slurmft fetch ...), "
+            f"or give its folder: {flag} DIR",
         ) from error
