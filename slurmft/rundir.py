@@ -340,10 +340,13 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_folder(path: Path, fill: Callable[[Path], Any]) -> None:
+def write_folder(path: Path, fill: Callable[[Path], Any], replace: bool = True) -> None:
     """Makes or replaces a folder: `fill` writes into one beside it, which is then renamed.
 
     Readers see it whole, or, for a moment while an older one gives way, not at all.
+
+    Args:
+        replace: else a folder that is there meanwhile, of another process, stays.
     """
     name = f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}"
     aside, old = path.with_name(name), path.with_name(f"{name}.old")
@@ -355,14 +358,16 @@ def write_folder(path: Path, fill: Callable[[Path], Any]) -> None:
             if not file.is_dir():
                 file.chmod(mode)
             _sync(file)
-        if path.exists():  # from an attempt that ended just after it
+        if replace and path.exists():  # from an attempt that ended just after it
             os.rename(path, old)
         os.rename(aside, path)
         _sync(path.parent)
         shutil.rmtree(old, ignore_errors=True)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
-        raise
+        was_slower = isinstance(error, OSError) and path.exists() and not replace
+        if not was_slower:
+            raise
 
 
 def fingerprint(path: Path) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def keep(cache: Path, key: str, tokens: Path) -> None:
         write_json(entry / _SUMS, {name: fingerprint(entry / name) for name in names})
 
     if not (cache / key).exists():
-        write_folder(cache / key, fill)
+        write_folder(cache / key, fill, replace=False)  # others may be reading it
 
 
 def _link(source: Path, target: Path) -> None:

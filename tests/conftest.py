@@ -30,14 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slurm", action="store_true", help="run the tests on a real Slurm too")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The one Slurm is one worker's, from the beginning: its tests wait more than they compute.
-    Others keep together by file, for what their modules share."""
+    """Tests on Slurm come first: they wait more than they compute."""
     items.sort(key=lambda item: item.get_closest_marker("slurm") is None)
-    for item in items:
-        group = "slurm" if item.get_closest_marker("slurm") else item.path.stem
-        item.add_marker(pytest.mark.xdist_group(group))
     if config.getoption("--slurm"):
         return
     skip = pytest.mark.skip(reason="needs a real Slurm: give --slurm")
@@ -46,15 +41,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def hf_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Caches of the tests' own: what earlier sessions kept is no matter."""
-    before = os.environ.get("HF_HOME")
-    os.environ["HF_HOME"] = str(tmp_path_factory.mktemp("hf"))
-    yield
-    os.environ.pop("HF_HOME")
-    if before is not None:
-        os.environ["HF_HOME"] = before
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files that need the one Slurm are one worker's; tests of a file keep together, for what
+    their modules share."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            needs_slurm = "mark.slurm" in (config.rootpath / file).read_text()
+            return "slurm" if needs_slurm and config.getoption("--slurm") else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -124,7 +124,11 @@ def test_living_with_runs(idle_cluster: Cluster, tmp_path: Path) -> None:
     assert [now[run.path.name]["state"] for run in (runs, waits, gone)] == [
         "running", "pending", "vanished",
     ]  # fmt: skip
-    assert now[waits.path.name]["reason"]  # Slurm has many words for full nodes
+    while not now[waits.path.name][
+        "reason"
+    ]:  # Slurm has many words for full nodes, but not at once
+        assert time.monotonic() < deadline
+        now = list_runs(idle_cluster, tmp_path)
     job, waiting = now[runs.path.name]["job"], now[waits.path.name]["job"]
     cancelled = slurmft(idle_cluster, "cancel", waiting, "--runs-dir", str(tmp_path))
     assert f"the job {waiting} of {waits.path.name} is being cancelled" in cancelled.out
