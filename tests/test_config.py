@@ -27,8 +27,8 @@ reference_batch_size lr_schedule warmup_steps warmup_ratio weight_decay max_grad
 backend batching grad_comm activation_checkpointing ipex dropout seed checkpoint_every
 checkpoint_every_steps keep_checkpoints
 early_stopping metric_gather log_every"""
-JOB_FLAGS = """nodes nproc_per_node profile comm_cores cluster hostfile dialect runs_dir share_with_group
-job_name
+JOB_FLAGS = """nodes nproc_per_node profile comm_cores cluster hostfile dialect runs_dir
+share_with_group job_name
 partition account qos time gpus_per_node cpus_per_task mem constraint exclusive reservation
 comment sbatch setup container stage_env stage_dir log_with host_suffix
 interface rdzv_timeout_s stop_lead_s
