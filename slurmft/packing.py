@@ -3,9 +3,9 @@
 A batch of B sequences, padded to length L, holds T real tokens. Between its embeddings and its
 head, a packed model works on hidden states of shape (1, T, hidden): linear layers, norms and
 dropouts have no padding to compute. Only inside attention are sequences set apart again, in groups
-of near length that are padded each to its own longest. Where a head
-looks at the first token alone, as that of a classifier does, the last layer computes no other
-beyond its keys and values. Outputs and gradients are those of the padded batch, up to rounding.
+of near length that are padded each to its own longest. Where a head looks at the first token alone,
+as that of a classifier does, the last layer computes no other beyond its keys and values. Outputs
+and gradients are those of the padded batch, up to rounding.
 """
 
 from __future__ import annotations

@@ -138,9 +138,9 @@ class Training:
         lock_warning = self._settle_locks()
         self.world.on_main(self._prepare)
         self.data = TokenData.load(run_dir.tokens)
-        warnings, found = self._find_checkpoint()
-        warnings += self.warnings
-        warnings += [lock_warning] if lock_warning else []
+        of_checkpoints, found = self._find_checkpoint()
+        self.warnings[:0] = of_checkpoints
+        self.warnings += [lock_warning] if lock_warning else []
         self.plan = Plan(
             config=self.config,
             world_size=self.world.size,
@@ -160,6 +160,15 @@ class Training:
 
         stop.before_exit = lambda: self.saver.wait(_LAST_SAVE_S)
         self._fetch_model()
+        self._make_model(precision)
+        self.reporter.start(self.parameters)
+        for text in self.warnings:
+            self.reporter.warn(text)
+        if found:
+            self._restore(found)
+
+    def _make_model(self, precision: str) -> None:
+        """The model as it computes here, its optimizer and its schedule."""
         seed_everything(self.config.seed)
         model = self.task.model(self.data)
         self.parameters = sum(p.numel() for p in model.parameters())
@@ -172,7 +181,7 @@ class Training:
         )
         if self.config.activation_checkpointing:
             recompute_activations(model)
-        self.packing = self._pack(model, warnings)
+        self.packing = self._pack(model)
         if self.world.device.type == "cpu":
             dropout.replace(model)
         if self.config.ipex:
@@ -183,20 +192,15 @@ class Training:
         self.reporter.own_clock = OwnClock(self.bare_model, self.world.device)
         self.scheduler = make_scheduler(optimizer, self.plan)
         seed_everything(self.config.seed + 1 + self.world.rank)  # dropout differs between ranks
-        self.reporter.start(self.parameters)
-        for text in warnings:
-            self.reporter.warn(text)
-        if found:
-            self._restore(found)
 
-    def _pack(self, model: Any, warnings: list[str]) -> packing.Packing | None:
+    def _pack(self, model: Any) -> packing.Packing | None:
         """Makes the model compute without padding, if asked to; a warning, where it cannot."""
         if self.config.batching not in ("packed", "grouped"):
             return None
         found = packing.pack(model)
         if isinstance(found, packing.Packing):
             return found
-        warnings.append(f"{found}; batches are padded to their longest sample")
+        self.warnings.append(f"{found}; batches are padded to their longest sample")
         return None
 
     def _settle_locks(self) -> str | None:
