@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from slurmft import permissions
+from slurmft import permissions, signals
 from slurmft.errors import Exit, run_main
 
 
@@ -23,6 +23,9 @@ def load(path: str | Path) -> Any:
 
 def main(argv: list[str]) -> int:
     """Runs the job in a folder of submitit's, as its environment says which."""
+    # Before numpy, which submitit imports: its threads would take the stop signals, and submitit's
+    # handlers drop them.
+    signals.block()
     from submitit.core import submission, utils
 
     utils.DelayedSubmission.load = staticmethod(load)

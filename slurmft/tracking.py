@@ -229,8 +229,12 @@ def _id_of(name: str, tracker: Any) -> str:
 
 
 def hyperparameters(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the training, and what it runs on."""
+    """The settings of a training and what it runs on: numbers and text, as all trackers take."""
     import dataclasses
 
-    config = dataclasses.asdict(run.load_config().train)
-    return {k: v for k, v in (config | facts).items() if v is not None}
+    known = dataclasses.asdict(run.load_config().train) | facts
+    return {
+        name: value if isinstance(value, (int, float, str)) else str(value)
+        for name, value in known.items()
+        if value is not None
+    }

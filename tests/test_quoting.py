@@ -13,9 +13,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from slurmft import attempt, dispatch, render, study
+from slurmft import attempt, dispatch, follow, render, study
 from slurmft.config import JobConfig, RunConfig, TrainConfig
-from slurmft.follow import next_commands
 from slurmft.launchers import array, kubernetes, mpirun
 from slurmft.launchers.slurm import inside_text
 from slurmft.rundir import RunDir
@@ -71,12 +70,9 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
 def test_next_commands(shell: Shell, name: str) -> None:
     run = RunDir(Path("/runs") / name)
     path = str(run.path)
-    calls = shell.run(next_commands(run).removeprefix("Next:\n"))
+    calls = shell.run(follow.next_commands(run).removeprefix("Next:\n"))
     python = ["python", "-m", "slurmft"]
-    assert calls == [
-        *([*python, command, path] for command in ("follow", "cancel", "resume")),
-        ["tail", "-F", f"{path}/logs/rank-000.log"],
-    ]
+    assert calls == [[*python, command, path] for command in follow._USUAL]
     hint = attempt._resume_hint(run).rpartition("then: ")[2]
     assert shell.run(hint)[0] == ["slurmft", "resume", path]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from submitit.core import utils
 
 from slurmft import credentials, permissions, pickled, rendezvous
 from slurmft.config import JobConfig, RunConfig, TrainConfig
@@ -150,6 +151,25 @@ def test_worker_of_submitit_refuses(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "refuses to unpickle: others than" in done.stderr
     assert not (tmp_path / "attacked").exists()
+
+
+def test_threads_of_the_worker_take_no_stop_signals(tmp_path: Path) -> None:
+    """numpy, which submitit imports, starts some: a stop that they took would be lost."""
+    code = (
+        "import glob, signal, sys; assert 'numpy' in sys.modules\n"
+        "for path in glob.glob('/proc/self/task/*/status'):\n"
+        "    masks = dict(line.split(':', 1) for line in open(path))\n"
+        "    print('blocked:', int(masks['SigBlk'], 16) >> (signal.SIGTERM - 1) & 1)\n"
+    )
+    folder = tmp_path / "submitit"
+    permissions.make_folder(folder, share_with_group=False)
+    utils.DelayedSubmission(exec, code).dump(folder / "7_submitted.pkl")
+    env = os.environ | {"SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_JOB_ID": "7"}
+    env |= {"OPENBLAS_NUM_THREADS": "3"}
+    command = [sys.executable, "-m", "slurmft.pickled", str(folder)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert "blocked: 1" in done.stdout, done.stdout
+    assert "blocked: 0" not in done.stdout
 
 
 # --- credentials ----------------------------------------------------------------------------------
