@@ -1,0 +1,185 @@
+"""The README tells the truth: its commands are run as they stand, by the rules of tests/readme.py.
+
+Those that want a Slurm are in test_readme_slurm.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurmft import grid, prepare, site, study
+from slurmft.__main__ import COMMANDS
+from slurmft.cli import Parser, parser_of
+from slurmft.recipes import fill
+from tests import readme, readme_world
+from tests.cluster.__main__ import parser as cluster_parser
+from tests.conftest import Done
+from tests.hub import Hub
+from tests.readme import CHECKOUT, LOGIN, RULES, Command, filled
+from tests.readme_world import JOB, PUSHED, World
+
+COMMANDS_THERE = readme.commands()
+OURS = re.compile(r"\bslurmft(?= )|-m slurmft\.submit\b|-m tests\.cluster\b|\.sbatch\b")
+"""Where a command of ours begins; its arguments follow."""
+
+
+@pytest.fixture(scope="module")
+def world(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tiny_data: Path
+) -> Iterator[World]:
+    """A folder with runs and a study, without Slurm; a hub takes what is pushed."""
+    made = readme_world.make(tmp_path_factory.mktemp("readme") / "login", tiny_model, tiny_data)
+    made = readme_world.without_slurm(made)
+    readme_world.write_runs(made, tiny_model)
+    for file in made.folder.glob("*.toml"):
+        if readme.study_name(file.read_text()):
+            readme_world.write_study(made, file.name)
+    with Hub(tiny_model) as hub:
+        made.env.update(HF_ENDPOINT=hub.url(), HF_TOKEN="hf_" + "x1" * 17)
+        yield made
+
+
+def run(world: World, *command: str, env: dict[str, str] | None = None) -> Done:
+    """Runs a command in the world's folder; nobody answers its questions."""
+    done = subprocess.run(
+        command,
+        cwd=world.folder,
+        env={"LANG": "C.UTF-8", "TMPDIR": str(world.folder)} | world.env | (env or {}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+# --- every command has its rule -------------------------------------------------------------------
+
+
+def test_every_command_has_a_rule() -> None:
+    assert not [c.text for c in COMMANDS_THERE if c.rule is None]
+
+
+def test_every_rule_has_a_command() -> None:
+    used = [c.rule for c in COMMANDS_THERE]
+    assert not [rule.begins for rule in RULES if rule not in used]
+
+
+@pytest.mark.parametrize(
+    ("markdown", "found"),
+    [
+        ("```sh\na \\\n   --b   # c\n# d\n\ne && f; g\n```", ["a --b", "e", "f", "g"]),
+        ("```\n$ slurmft list\nrun job\n```\n", ["slurmft list"]),
+        ("`slurmft\n  list`, `slurmft`, `--nodes 2`", ["slurmft list"]),
+        ("```toml\n[slurmft list]\n```\n", []),
+    ],
+)
+def test_commands_are_found(
+    markdown: str, found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readme, "TEXT", markdown)
+    assert [c.text for c in readme.commands()] == found
+
+
+# --- what needs no cluster ------------------------------------------------------------------------
+
+
+def test_bash_reads_all_commands() -> None:
+    for command in COMMANDS_THERE:
+        done = subprocess.run(
+            ["bash", "-n", "-c", command.text], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, (command.text, done.stderr)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS_THERE if OURS.search(c.text)], ids=str)
+def test_flags_are_known(command: Command) -> None:
+    """Also of commands that are not run here."""
+    assert command.rule is not None
+    if command.rule.add == "--help":
+        return
+    text = re.sub(r" > .*", "", command.text)
+    arguments = text[OURS.search(text).end() :]  # type: ignore[union-attr]
+    name = OURS.search(text)[0]  # type: ignore[index]
+    words = shlex.split(filled(arguments, {"RUN": "last"}))
+    if name.endswith("cluster"):
+        cluster_parser().parse_args(words)
+    elif name.endswith("submit"):
+        _parse("submit", words)
+    elif name.endswith("sbatch"):
+        prepare.refuse_sbatch_options(words)
+        prepare.parser().parse(words)
+    elif "--help" not in words:
+        _parse(words[0], words[1:])
+
+
+def _parse(command: str, words: list[str]) -> None:
+    module_name, function, _ = COMMANDS[command]
+    module = importlib.import_module(module_name)
+    parts = getattr(module, "COMMANDS", {}) if command != "completion" else {}
+    part = [word for word in words[:1] if word in parts]
+    parser = parser_of(getattr(module, function), part)
+    assert isinstance(parser, Parser)
+    parser.parse(words[len(part) :])
+
+
+@pytest.mark.parametrize(
+    "command", [c for c in COMMANDS_THERE if c.rule and c.rule.how is LOGIN], ids=str
+)
+def test_command(command: Command, world: World) -> None:
+    dry = {"PATH": f"{world.folder}/bin/dry:{world.env['PATH']}"}
+    is_dry = "--dry-run" in command.as_run
+    done = run(world, *world.command(command.as_run), env=dry if is_dry else None)
+    assert done.code == 0, f"$ {command.as_run}\n{done.out}\n{done.err}"
+    assert "Traceback" not in done.err
+    assert not is_dry or "nothing was submitted" in done.out
+
+
+# --- blocks in other languages --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", readme.blocks("toml"))
+def test_toml(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a study file, all keys are those of a study; of a site file, all are options."""
+    (tmp_path / "file.toml").write_text(block)
+    if readme.study_name(block):
+        assert grid.read(str(tmp_path / "file.toml")).cells
+    else:
+        monkeypatch.setenv("SLURMFT_SITE", str(tmp_path / "file.toml"))
+        assert site.site_defaults().keys() == tomllib.loads(block).keys()
+
+
+@pytest.mark.parametrize("block", readme.blocks("python"))
+def test_python(block: str, world: World) -> None:
+    place = readme_world.SITE + f'model = "{world.folder}/gpfs/models/distilbert-base-uncased"\n'
+    (world.folder / "python.toml").write_text(place + f'data = "{world.folder}/gpfs/emotion"\n')
+    env = {"SLURMFT_SITE": str(world.folder / "python.toml")}
+    done = run(world, "python", "-c", block, env=env)
+    assert done.code == 0, done.err
+    assert "accuracy" in done.out
+
+
+def test_extras() -> None:
+    """What pip is told to install with us is there, and so is what constraints it."""
+    extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    named = re.findall(r"pip install [^`&]*\[([a-z]+)\]", readme.TEXT)
+    assert named
+    assert set(named) <= extras["optional-dependencies"].keys()
+
+
+def test_ci_runs_the_test_command() -> None:
+    """.ci/run takes it from the README."""
+    pattern = re.search(r"sed -n '/(.+)/p' README.md", (CHECKOUT / ".ci/run").read_text())
+    assert pattern
+    lines = [x for x in readme.TEXT.splitlines() if re.search(pattern[1], x)]
+    assert len(lines) == 1
