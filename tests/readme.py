@@ -92,7 +92,7 @@ RULES = (
         begins="slurmft submit --cluster mpirun ",
         how=LOGIN,
         add="--dry-run",
-        why="eight ranks on four hosts; test_mpirun starts two",
+        why="eight ranks on four hosts: test_mpirun starts two",
     ),
     Rule(begins="slurmft submit --help", how=LOGIN),
     Rule(begins=r"\S+ -m slurmft\.submit --cluster local ", how=LOGIN),
@@ -108,7 +108,13 @@ RULES = (
     Rule(begins="slurmft (cancel|resume|status) last", how=CLUSTER, waits=True),
     Rule(begins="slurmft (cancel|resume) RUN", how=CLUSTER, waits=True),
     Rule(begins="slurmft follow ", how=CLUSTER),
-    Rule(begins="slurmft (list|status|watch|logs|clean|compare|plan|report|completion)", how=LOGIN),
+    Rule(
+        begins="slurmft clean",
+        how=LOGIN,
+        add="--dry-run",
+        why="it asks, and there is nobody to answer",
+    ),
+    Rule(begins="slurmft (list|status|watch|logs|compare|plan|report|completion)", how=LOGIN),
     Rule(begins="slurmft study (status|cancel) ", how=LOGIN),
     Rule(
         begins="slurmft study run ",
@@ -127,6 +133,11 @@ RULES = (
         how=CLUSTER,
         add="--quick",
         why="torch on four nodes takes half a minute: test_doctor does that",
+    ),
+    Rule(
+        begins="slurmft doctor locks DIR",
+        how=READ,
+        why="six seconds; the README has it with a folder, too",
     ),
     Rule(begins="slurmft doctor", how=CLUSTER),
     # Models, manifests, locks.
@@ -174,6 +185,11 @@ def study_name(toml: str) -> str | None:
     return str(found["name"]) if "grid" in found or "cells" in found else None
 
 
+def tested(how: How) -> list[Command]:
+    """The commands with which this is done."""
+    return [c for c in commands() if c.rule is not None and c.rule.how is how]
+
+
 def lines(block: str) -> list[str]:
     """The lines of a block: continued ones joined, without comments and empty ones."""
     joined = re.sub(r"\s*\\\n\s*", " ", block)
@@ -194,5 +210,5 @@ def filled(command: str, values: dict[str, str]) -> str:
     """The command with values in place of words in capitals (RUN, also [RUN]), and of `/gpfs`."""
     for name, value in values.items():
         word = re.escape(name) if name.startswith("/") else rf"\[?\b{name}\b\]?"
-        command = re.sub(word, lambda _, value=value: value, command)
+        command = re.sub(word, value.replace("\\", r"\\"), command)
     return command

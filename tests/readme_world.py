@@ -46,9 +46,9 @@ _PROGRAMS = {
     "python3": 'exec "$PYTHON" "$@"',
     "torchrun": 'exec "$PYTHON" -m torch.distributed.run "$@"',
     "module": "exit 0",
-    # What a dry run looks for, and does not start.
+    # What dry runs look for, and never start.
+    "mpirun": 'echo "mpirun (Open MPI) 4.1.4"; [ "$*" = --version ]',
     "dry/sbatch": 'echo "a dry run calls $0 $*" >&2; exit 9',
-    "dry/mpirun": 'echo "mpirun (Open MPI) 4.1.4"',
 }
 _SYSTEM = ("bash", "sh", "env", "cat", "mkdir", "git", "uname", "hostname")
 """Programs that commands and slurmft call; Slurm's are not among them."""
@@ -91,15 +91,15 @@ def make(folder: Path, model: Path, data: Path) -> World:
     for place in ("gpfs/proj42/hf", "gpfs/images", "home"):
         (folder / place).mkdir(parents=True)
     (folder / "gpfs/images/torch.sif").touch()
-    (folder / "hosts").write_text("".join(f"n{i} slots=2\n" for i in range(1, 5)))
+    (folder / "hosts").write_text("".join(f"127.0.0.{i} slots=2\n" for i in range(1, 5)))
     (folder / "train.py").write_text(SCRIPT)
     (folder / "site.toml").write_text(SITE)
     for block in readme.blocks("toml"):
-        if name := readme.study_name(block):
-            (folder / f"{name}.toml").write_text(block)
+        if (study := readme.study_name(block)) is not None:
+            (folder / f"{study}.toml").write_text(block)
     write_programs(folder)
     env = {"HOME": str(folder / "home"), "SLURMFT_SITE": str(folder / "site.toml")}
-    env |= {"PYTHONPATH": str(CHECKOUT), "PYTHON": sys.executable, "HF_HUB_OFFLINE": "1"}
+    env |= {"PYTHONPATH": str(CHECKOUT), "PYTHON": sys.executable}
     return World(folder, env | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"})
 
 
@@ -119,7 +119,7 @@ def without_slurm(world: World) -> World:
     only = world.folder / "bin-system"
     only.mkdir()
     for name in _SYSTEM:
-        if found := shutil.which(name):
+        if (found := shutil.which(name)) is not None:
             (only / name).symlink_to(found)
     path = f"{world.folder / 'bin'}:{only}"
     return dataclasses.replace(world, env=world.env | {"PATH": path})
@@ -127,9 +127,9 @@ def without_slurm(world: World) -> World:
 
 def write_runs(world: World, model: Path) -> None:
     """The runs that the README names, all finished."""
-    for name, values in (("fp32", {"precision": "fp32"}), ("bf16", {"precision": "bf16"})):
-        step_s = 0.1 if name == "fp32" else 0.07
-        write_run(world.folder / "runs" / name, step_s=step_s, epochs=1, **values)
+    for precision, step_s in (("fp32", 0.1), ("bf16", 0.07)):
+        path = world.folder / "runs" / precision
+        write_run(path, step_s=step_s, epochs=1, precision=precision)
     run = write_run(world.folder / "runs" / PUSHED, task="emotion", model=str(model))
     run.model.mkdir()
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
