@@ -55,6 +55,8 @@ class Rule:
 
 LOGIN, CLUSTER, READ = How
 
+_SUBMIT = r"(slurmft submit|\S+ -m slurmft\.submit)"
+
 RULES = (
     # Inline code that only names a command, of which more must be said.
     Rule(
@@ -66,37 +68,35 @@ RULES = (
     ),
     # Of others.
     Rule(begins="python3 -m venv ", how=READ, why=".ci/run makes an environment so"),
-    Rule(begins=r"(\S+/)?pip install ", how=READ, why=".ci/run installs; see test_extras"),
+    Rule(
+        begins=r"(\S+/)?pip install |(apptainer|docker|hf|kubectl|mlflow|tensorboard|wandb) ",
+        how=READ,
+        why="somebody else's; of pip, test_pip checks what it is told",
+    ),
     Rule(begins=r"(\S+ -m )?pytest ", how=READ, why="that is these tests: .ci/run calls them so"),
     Rule(begins=r"bash \.ci/", how=READ, why="installs for minutes, then calls these tests"),
-    Rule(begins="mkdir ", how=LOGIN),
+    Rule(begins="(mkdir|export|unset) ", how=LOGIN),
+    Rule(begins="(sinfo|squeue|sacct|scontrol show)( |$)", how=CLUSTER),
     # The tests' cluster.
     Rule(begins=r"python -m tests\.cluster ", how=READ, why="the tests have the cluster up"),
     Rule(begins=r'eval "\$\(python -m tests\.cluster env\)"', how=CLUSTER),
-    Rule(begins="sinfo", how=CLUSTER),
-    Rule(
-        begins=r"python -m slurmft\.submit --nodes 4 --cpus-per-task 1 ",
-        how=CLUSTER,
-        add="--dry-run",
-        why="the README's first command on a cluster is the same, and is run",
-    ),
     # Submitting.
     Rule(
-        begins=r"(slurmft submit|python -m slurmft\.submit) .*(--partition gpu|--nodes 64"
-        r"|--container|--interface)",
+        begins=f"{_SUBMIT} .*(--partition gpu|--nodes 64|--container|--interface|--host-suffix)",
         how=LOGIN,
         add="--dry-run",
         why="no GPUs, 64 nodes, second network or Apptainer here",
     ),
     Rule(
-        begins="slurmft submit --cluster mpirun ",
+        begins=f"{_SUBMIT} .*--cluster mpirun ",
         how=LOGIN,
         add="--dry-run",
         why="eight ranks on four hosts: test_mpirun starts two",
     ),
-    Rule(begins="slurmft submit --help", how=LOGIN),
-    Rule(begins=r"\S+ -m slurmft\.submit --cluster local ", how=LOGIN),
-    Rule(begins=r"python -m slurmft\.submit ", how=CLUSTER),
+    Rule(begins=f"{_SUBMIT} --help", how=LOGIN),
+    Rule(begins=f"{_SUBMIT} .*--cluster local ", how=LOGIN),
+    Rule(begins=f"{_SUBMIT} --nodes 4 --follow$", how=CLUSTER),
+    Rule(begins=_SUBMIT, how=LOGIN, add="--dry-run", why="much like the one before, which is run"),
     Rule(
         begins="sbatch ",
         how=CLUSTER,
@@ -105,8 +105,7 @@ RULES = (
         waits=True,
     ),
     # Living with runs.
-    Rule(begins="slurmft (cancel|resume|status) last", how=CLUSTER, waits=True),
-    Rule(begins="slurmft (cancel|resume) RUN", how=CLUSTER, waits=True),
+    Rule(begins="slurmft (cancel |resume |status last)", how=CLUSTER, waits=True),
     Rule(begins="slurmft follow ", how=CLUSTER),
     Rule(
         begins="slurmft clean",
@@ -174,9 +173,14 @@ def commands() -> list[Command]:
     """All commands, each once: of blocks to type, of outputs, and whole ones within the text."""
     typed = [part for block in blocks("sh") for line in lines(block) for part in parts(line)]
     shown = [line[2:] for block in blocks("") for line in lines(block) if line.startswith("$ ")]
-    prose = _INLINE.findall(_BLOCK.sub("", TEXT))
-    inline = [text for found in prose if _TYPED.match(text := " ".join(found.split()))]
-    return [Command(text, _rule_of(text)) for text in dict.fromkeys([*typed, *shown, *inline])]
+    within = [text for text in inline() if _TYPED.match(text)]
+    return [Command(text, _rule_of(text)) for text in dict.fromkeys([*typed, *shown, *within])]
+
+
+def inline() -> list[str]:
+    """All inline code, each on one line; dots of an omission stand for nothing."""
+    code = _INLINE.findall(_BLOCK.sub("", TEXT))
+    return [" ".join(text.replace(" ...", " ").split()) for text in code]
 
 
 def study_name(toml: str) -> str | None:

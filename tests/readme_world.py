@@ -6,8 +6,9 @@ import dataclasses
 import os
 import shutil
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,17 +60,18 @@ class World:
     """A folder in which commands of the README are typed, as on somebody's cluster."""
 
     folder: Path
-    env: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def values(self) -> dict[str, str]:
-        """What stands for the README's example names."""
-        names = {"RUN_A": "runs/fp32", "RUN_B": "runs/bf16", "RUN": "last", "NAME": "batch"}
-        return names | {"DIR": "gpfs", "/gpfs/": f"{self.folder}/gpfs/"}
+    env: dict[str, str]
+    run: str = "last"
+    """What RUN means."""
 
     def command(self, text: str) -> list[str]:
-        """For bash, as the README has it."""
-        return ["bash", "-c", filled(text, self.values)]
+        """For bash, as the README has it, with names from here for its examples."""
+        names = {"RUN_A": "runs/fp32", "RUN_B": "runs/bf16", "RUN": self.run, "NAME": "batch"}
+        return [
+            "bash",
+            "-c",
+            filled(text, names | {"DIR": "gpfs", "/gpfs/": f"{self.folder}/gpfs/"}),
+        ]
 
 
 def make(folder: Path, model: Path, data: Path) -> World:
@@ -88,8 +90,10 @@ def make(folder: Path, model: Path, data: Path) -> World:
         (folder / place).symlink_to(data)
     (folder / "gpfs/models").mkdir()
     (folder / "gpfs/models/distilbert-base-uncased").symlink_to(model)
-    for place in ("gpfs/proj42/hf", "gpfs/images", "home"):
+    for place in ("gpfs/proj42/hf", "gpfs/images"):
         (folder / place).mkdir(parents=True)
+    for place in (".zfunc", ".local/share/bash-completion/completions"):
+        (folder / "home" / place).mkdir(parents=True)
     (folder / "gpfs/images/torch.sif").touch()
     (folder / "hosts").write_text("".join(f"127.0.0.{i} slots=2\n" for i in range(1, 5)))
     (folder / "train.py").write_text(SCRIPT)
@@ -122,19 +126,18 @@ def without_slurm(world: World) -> World:
         if (found := shutil.which(name)) is not None:
             (only / name).symlink_to(found)
     path = f"{world.folder / 'bin'}:{only}"
-    return dataclasses.replace(world, env=world.env | {"PATH": path})
+    return dataclasses.replace(world, env=world.env | {"PATH": path}, run=PUSHED[:-2])
 
 
 def write_runs(world: World, model: Path) -> None:
-    """The runs that the README names, all finished."""
-    for precision, step_s in (("fp32", 0.1), ("bf16", 0.07)):
-        path = world.folder / "runs" / precision
-        write_run(path, step_s=step_s, epochs=1, precision=precision)
-    run = write_run(world.folder / "runs" / PUSHED, task="emotion", model=str(model))
-    run.model.mkdir()
-    for name in ("model.safetensors", "config.json", "tokenizer.json"):
-        shutil.copy(model / name, run.model / name)
-    write_json(run.job, {"cluster": "slurm", "id": JOB})
+    """The runs that the README names: finished, on four nodes."""
+    names = {"fp32": {"precision": "fp32"}, "bf16": {"precision": "bf16"}}
+    named: dict[str, dict[str, Any]] = {**names, PUSHED: {"task": "emotion", "model": str(model)}}
+    for number, (name, values) in enumerate(named.items()):
+        path, step_s = world.folder / "runs" / name, 0.1 - number / 100
+        run = write_run(path, step_s=step_s, epochs=1, nodes=4, nproc_per_node=1, **values)
+        write_json(run.job, {"cluster": "slurm", "id": str(int(JOB) - len(named) + 1 + number)})
+        shutil.copytree(model, run.model)
 
 
 def write_study(world: World, toml: str) -> None:

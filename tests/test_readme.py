@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmft import grid, prepare, site
+from slurmft import completion, grid, prepare, site
 from slurmft.__main__ import COMMANDS
 from slurmft.cli import parser_of
 from tests import readme, readme_world
@@ -29,6 +29,14 @@ from tests.readme_world import World
 COMMANDS_THERE = readme.commands()
 OURS = re.compile(r"(\bslurmft(?= )|-m slurmft\.submit\b|-m tests\.cluster\b|\.sbatch\b)")
 """Where a command of ours begins; its arguments follow."""
+
+FLAG = r"(?<![\w-])--[a-z][\w-]*"
+OF_OTHERS = {
+    "--signal": "sbatch",
+    "--dependency": "sbatch",
+    "--slurm": "the tests",
+}
+"""Flags in inline code that are not slurmft's, and whose they are."""
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +127,13 @@ def test_flags_are_known(command: Command) -> None:
         assert parse(words[0], words[1:])
 
 
+def test_flags_in_the_text_are_known() -> None:
+    """Those that stand alone in inline code, too."""
+    ours = set(re.findall(FLAG, completion.script("bash")))
+    named = set(re.findall(FLAG, " ".join(readme.inline())))
+    assert named - ours == OF_OTHERS.keys()
+
+
 def parse(command: str, words: list[str]) -> argparse.Namespace:
     """By the command's own parser."""
     module_name, function, _ = COMMANDS[command]
@@ -167,12 +182,24 @@ def test_python(block: str, world: World) -> None:
     assert "accuracy" in done.out
 
 
-def test_extras() -> None:
-    """What pip is told to install with us is there, and so is what constraints it."""
+def test_pip() -> None:
+    """What pip is told to install, and the file of versions, are there."""
     extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-    named = re.findall(r"pip install [^`&]*\[([a-z]+)\]", readme.TEXT)
+    named = re.findall(r"pip install [^`&\n]*\[([a-z]+)\]", readme.TEXT)
     assert named
     assert set(named) <= extras["optional-dependencies"].keys()
+    for file in re.findall(r"pip install [^`&\n]*-c (\S+)", readme.TEXT):
+        assert (CHECKOUT / file).exists()
+
+
+def test_links() -> None:
+    """Files and headings that it links to are there."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"(?ms)^```.*?^```", "", readme.TEXT), re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings}
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", readme.TEXT):
+        file, _, anchor = target.partition("#")
+        assert (CHECKOUT / file).exists(), target
+        assert file or anchor in anchors, target
 
 
 def test_ci_runs_the_test_command() -> None:
