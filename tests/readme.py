@@ -1,4 +1,8 @@
-"""The README's blocks and commands, and what the tests do with each of them."""
+"""The README's blocks and commands, and what the tests do with each of them.
+
+A command is found by what it is, not by where it stands. One that no rule fits fails the tests, as
+does a rule without a command: a new kind of command needs a new rule in RULES.
+"""
 
 from __future__ import annotations
 
