@@ -50,6 +50,9 @@ _slurmft_runs() {
 }
 """The names of runs where they are looked for by default; of deeper ones, folders."""
 
+_ALSO_ALONE = ("doctor",)
+"""Commands with parts that have flags of their own."""
+
 _TAKES_FOLDER = ("DIR",)
 _TAKES_FILE = ("FILE", "PATH", "SOURCE")
 
@@ -84,7 +87,7 @@ def whole_parser() -> argparse.ArgumentParser:
         if not parts:
             _add(commands, name, text, parser_of(main, []))
             continue
-        group = commands.add_parser(name, help=_one_line(text))
+        group = _add(commands, name, text, parser_of(main, []) if name in _ALSO_ALONE else None)
         below = group.add_subparsers(parser_class=argparse.ArgumentParser)
         for part in parts:
             _add(below, part, f"slurmft {name} {part}", parser_of(main, [part]))
@@ -93,9 +96,9 @@ def whole_parser() -> argparse.ArgumentParser:
     return root
 
 
-def _add(commands: Any, name: str, text: str, parser: Parser | None) -> None:
+def _add(commands: Any, name: str, text: str, parser: Parser | None) -> Any:
     parents = [] if parser is None else [parser]
-    commands.add_parser(name, parents=parents, add_help=parser is None, help=_one_line(text))
+    return commands.add_parser(name, parents=parents, add_help=parser is None, help=_one_line(text))
 
 
 def _one_line(text: str) -> str:

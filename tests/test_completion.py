@@ -58,6 +58,7 @@ def test_commands_and_flags(scripts: dict[str, Path], folder: Path) -> None:
     bash = scripts["bash"]
     assert complete(bash, folder, "") == set(COMMANDS)
     assert complete(bash, folder, "doctor", "") == {"node", "locks"}
+    assert complete(bash, folder, "doctor", "--qui") == {"--quick"}
     assert complete(bash, folder, "study", "status", "--j") == {"--json"}
     offered = complete(bash, folder, "submit", "--")
     known = {flag for action in parser()._actions for flag in action.option_strings}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import slurmft
-from slurmft import cleaning, follow, latest, listing, selection, slurm, standing, status
+from slurmft import cleaning, follow, latest, launchers, listing, selection, slurm, standing, status
 from slurmft.cleaning import KINDS
 from slurmft.errors import Exit, SlurmftError, UsageError
 from slurmft.rundir import RunDir, write_json
@@ -122,6 +122,20 @@ def test_last_is_one_of_mine(three: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 # --- how runs stand -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "state"), [("finished", "COMPLETED"), ("running", "UNKNOWN"), ("failed", "UNKNOWN")]
+)
+def test_to_have_finished_needs_no_answer_of_slurm(
+    queue: FakeQueue, tmp_path: Path, own: str, state: str
+) -> None:
+    """Else follow, watch and wait would never end; a failed one may yet be requeued."""
+    queue.squeue = "down"
+    run = on_slurm(write_run(tmp_path / "run", state=own), "7")
+    found = launchers.get("slurm").job_state("7", run)
+    assert found is not None
+    assert found.name == state
 
 
 @pytest.mark.parametrize(

@@ -174,13 +174,14 @@ def job_state(job_id: str, run: RunDir) -> JobState | None:
     """How the job stands in Slurm, or by its own record where Slurm knows it no more.
 
     A job that only awaits the nodes' epilogs has ended if it says so itself. But only Slurm knows
-    why a job got SIGTERM: scancel, time limit, preemption.
+    why a job got SIGTERM: scancel, time limit, preemption. That a run has finished needs no answer
+    of Slurm, which a machine that only sees the file system does not get.
     """
     state, recorded = slurm.job_state(job_id), launchers.recorded_state(run)
-    said_itself = recorded is not None and recorded.name != "CANCELLED"
-    if state is None or (state.name == "COMPLETING" and said_itself):
-        return recorded
-    return state
+    if state is None or recorded is None or recorded.name == "CANCELLED":
+        return state or recorded
+    has_finished = state.name == "UNKNOWN" and recorded.name == "COMPLETED"
+    return recorded if has_finished or state.name == "COMPLETING" else state
 
 
 def cancel(job_id: str, run: RunDir) -> None:
