@@ -6,11 +6,10 @@ import importlib
 import os
 from typing import Protocol
 
-from slurmft import slurm
 from slurmft.config import RunConfig
 from slurmft.errors import Exit, SlurmftError, UsageError
 from slurmft.rundir import RunDir, read_json, write_json
-from slurmft.slurm import JobState, available
+from slurmft.slurm import JobState, available, cluster_name
 
 
 class Launcher(Protocol):
@@ -70,7 +69,7 @@ def here(cluster: str) -> str:
     """What a job is on that is submitted from here: the Slurm cluster's name, or this host's; ""
     where that is not known."""
     if cluster == "slurm":
-        return slurm.cluster_name()
+        return cluster_name()
     return os.uname().nodename if cluster in ("local", "mpirun") else ""
 
 
