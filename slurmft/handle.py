@@ -124,7 +124,8 @@ class Run:
 
         Raises:
             SlurmftError: it failed or was cancelled: what happened, where, and what to do. Its
-                notes have the traceback of the rank, or the end of the logs.
+                notes have the traceback of the rank, or the end of the logs. Or its job is on
+                another cluster or host, and has not ended.
             TimeoutError: it has not ended in so many seconds; the job goes on.
         """
         limit_s = math.inf if timeout_s is None else timeout_s
@@ -134,7 +135,7 @@ class Run:
         """Ends its job; False: it had ended already.
 
         Raises:
-            SlurmftError: it has no job, or not one of this user.
+            SlurmftError: it has no job, or not one of this user, or one on another cluster or host.
         """
         return follow.cancel(self._files) is None
 
@@ -145,7 +146,8 @@ class Run:
             where: what is to be different, by the names of `slurmft resume`'s flags: nodes=2.
 
         Raises:
-            UsageError: it has finished, or its job has not ended, or an option cannot be right.
+            UsageError: it has finished, or its job has not ended, or is on another cluster or host
+                and no `cluster` is given; or an option cannot be right.
             SlurmftError: the job was refused.
         """
         known = [name for name in options(JobConfig) if name != "runs_dir"]

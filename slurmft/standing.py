@@ -100,10 +100,8 @@ def _with_places(every: list[Standing]) -> list[Standing]:
     """The same, with where jobs are elsewhere; asks where this is only if that matters."""
     kinds = {s.cluster for s in every if s.where and s.state != "finished"}
     here = {kind: launchers.here(kind) for kind in kinds}
-    return [
-        dataclasses.replace(s, apart=launchers.apart(s.cluster, s.where, here.get(s.cluster, "")))
-        for s in every
-    ]
+    words = [launchers.apart(s.cluster, s.where, here.get(s.cluster, "")) for s in every]
+    return [dataclasses.replace(s, apart=w) if w else s for s, w in zip(every, words, strict=True)]
 
 
 def job_of(run: MeasuredRun) -> tuple[str, str, str]:

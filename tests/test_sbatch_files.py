@@ -154,6 +154,7 @@ def test_hostile_folders(idle_cluster: Cluster, tmp_path: Path) -> None:
     result = json.loads(run.result.read_text())
     assert result["nodes"] == result["world_size"] == 4
     assert (folder / "said").read_text() == "it's 2\n"
+    assert json.loads(run.job.read_text())["where"] == "slurmft"
     config = run.load_config()
     assert config.train.model == str(model)
     assert (config.job.nodes, config.job.partition, config.job.time) == (4, "batch", "00:05:00")
