@@ -21,6 +21,7 @@ from slurmft import (
     launchers,
     permissions,
     profiles,
+    push,
     recipes,
     selection,
     slurm,
@@ -92,6 +93,7 @@ def parser() -> Parser:
         "--create", action="store_true", help="write the run directory, print its path; no job"
     )
     made.add_argument("--follow", action="store_true", help="stream progress until the job ends")
+    push.add_flag(made)
     add_options(made, TrainConfig, "what to train")
     add_options(made, JobConfig, "where to run it")
     return made
@@ -261,6 +263,7 @@ def order(config: RunConfig, cluster: str, told: dict[str, Any]) -> RunDir:
 def main(argv: list[str]) -> int:
     """The command: parse, configure, submit, and follow if asked to."""
     arguments = parser().parse(argv)
+    push.check(arguments.push_to_hub, arguments.follow)
     flags = given(arguments, [*options(TrainConfig), *options(JobConfig)])
     config, cluster = checked(flags)
     if arguments.dry_run:
@@ -274,7 +277,7 @@ def main(argv: list[str]) -> int:
     print(f"job {launchers.job_of(run)[1]} submitted {WHERE[cluster].format(config.job.nodes)}")
     print(f"run directory: {run.path}", flush=True)
     if arguments.follow:
-        return Follower(run).follow()
+        return push.after(Follower(run).follow(), run, arguments.push_to_hub)
     print(next_commands(run))
     return Exit.OK
 
@@ -289,6 +292,7 @@ def resume_parser() -> Parser:
     )
     selection.add_argument(made)
     made.add_argument("--follow", action="store_true", help="stream progress until the job ends")
+    push.add_flag(made)
     made.add_argument("--json", action="store_true", help="print run, job, checkpoint")
     where = set(options(JobConfig)) - {"runs_dir"}  # a run stays where it is
     add_options(made, JobConfig, "where to run it (default: as before)", where)
@@ -365,6 +369,7 @@ def _check_ended(run: RunDir, moves: bool) -> None:
 def resume_main(argv: list[str]) -> int:
     """`slurmft resume RUN`"""
     arguments = resume_parser().parse(argv)
+    push.check(arguments.push_to_hub, arguments.follow)
     run = selection.find(arguments.run, arguments.runs_dir)
     flags = given(arguments, set(options(JobConfig)) - {"runs_dir"})
     job_id = resume(run, flags, provenance("resume", argv))
@@ -376,6 +381,6 @@ def resume_main(argv: list[str]) -> int:
     print(f"job {job_id} submitted; the run goes on from {place}", flush=True)
     print(f"run directory: {run.path}", flush=True)
     if arguments.follow:
-        return Follower(run, only_new=True).follow()
+        return push.after(Follower(run, only_new=True).follow(), run, arguments.push_to_hub)
     print(next_commands(run))
     return Exit.OK

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from slurmft import launchers, selection, tracking
+from slurmft import launchers, push, selection, tracking
 from slurmft.cli import Parser
 from slurmft.errors import Exit, SlurmftError
 from slurmft.progress import Progress, result_table
@@ -327,10 +327,12 @@ def follow_main(argv: list[str]) -> int:
     """`slurmft follow RUN`"""
     parser = Parser(prog="slurmft follow", description=__doc__, epilog=EXAMPLES)
     selection.add_argument(parser)
+    push.add_flag(parser)
     arguments = parser.parse(argv)
+    push.check(arguments.push_to_hub, follows=True)
     run = selection.find(arguments.run, arguments.runs_dir)
     run.settle_permissions()
-    return Follower(run).follow()
+    return push.after(Follower(run).follow(), run, arguments.push_to_hub)
 
 
 def cancel_main(argv: list[str]) -> int:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
-from slurmft import card
+from slurmft import card, selection
 from slurmft.cli import Parser
 from slurmft.errors import Exit, SlurmftError, UsageError
 from slurmft.rundir import RunDir, read_json
 
 EXAMPLES = """\
 examples:
-  slurmft push runs/emotion-20261120-093012-a1b2 me/emotion-distilbert
-  slurmft push runs/emotion-20261120-093012-a1b2 me/emotion-distilbert --public
+  slurmft push last me/emotion-distilbert
+  slurmft push emotion-20261120-093012 me/emotion-distilbert --public
+  slurmft submit --task emotion --nodes 4 --follow --push-to-hub me/emotion-distilbert
 
 The token is that of `hf auth login`, or $HF_TOKEN.
 """
@@ -29,10 +31,58 @@ def parser() -> Parser:
         "machine with internet. The repository is private, unless it is asked for or was public.",
         epilog=EXAMPLES,
     )
-    made.add_argument("run_dir", help="run directory that `slurmft submit` printed")
+    selection.add_argument(made)
     made.add_argument("repo", help="repository on the hub: NAME, or USER/NAME; made if absent")
     made.add_argument("--public", action="store_true", help="everybody may see it")
     return made
+
+
+def add_flag(parser: Parser) -> None:
+    """Adds --push-to-hub, for commands that may wait for a run's end."""
+    parser.add_argument(
+        "--push-to-hub",
+        metavar="REPO",
+        help="when it has finished, upload its model from here into this private repository of the "
+        "hub, as `slurmft push` does",
+    )
+
+
+def check(repo: str | None, follows: bool) -> None:
+    """Finds out before hours of training that --push-to-hub could not work.
+
+    Raises:
+        UsageError: nobody would be there to push, or there is no token.
+    """
+    if repo is None:
+        return
+    if not follows:
+        raise UsageError(
+            "--push-to-hub uploads from here, after the run: it needs --follow",
+            f"or, when the run has finished: slurmft push last {shlex.quote(repo)}",
+        )
+    from huggingface_hub import get_token
+
+    if not get_token():
+        raise UsageError(f"--push-to-hub {repo!r} needs a token of the hub", "hf auth login")
+
+
+def after(code: int, run: RunDir, repo: str | None) -> int:
+    """Pushes a run that has ended, if it ended well and that was asked for.
+
+    Args:
+        code: the exit code of the job.
+        run: the run.
+        repo: where to push; None: nowhere.
+
+    Returns:
+        The command's exit code.
+
+    Raises:
+        SlurmftError: the hub refuses, or cannot be reached.
+    """
+    if code == Exit.OK and repo is not None:
+        print(f"private: {push(run, repo, public=False)}")
+    return code
 
 
 def check_finished(run: RunDir) -> dict[str, Any]:
@@ -97,6 +147,7 @@ def refusal(repo: str, error: Exception) -> SlurmftError:
 def main(argv: list[str]) -> int:
     """The command."""
     arguments = parser().parse(argv)
-    address = push(RunDir.open(arguments.run_dir), arguments.repo, arguments.public)
+    run = selection.find(arguments.run, arguments.runs_dir)
+    address = push(run, arguments.repo, arguments.public)
     print(f"{'public' if arguments.public else 'private'}: {address}")
     return Exit.OK

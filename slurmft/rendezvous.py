@@ -28,6 +28,12 @@ PORT_VARIABLE = "SLURMFT_RENDEZVOUS_PORTS"
 _LOWEST_PORT, _HIGHEST_PORT = 10000, 65535
 
 
+_NETWORK_HINT = (
+    "`slurmft doctor --nodes 2` looks at names, ports and links of nodes; --host-suffix and "
+    "--interface are for fabrics that have names of their own"
+)
+
+
 class RendezvousError(SlurmftError):
     """The nodes of the job cannot meet."""
 
@@ -358,8 +364,7 @@ def check_reachable(
         time.sleep(min(0.2, max(0.0, deadline - time.monotonic())))
     raise RendezvousError(
         f"node {host} cannot reach the head node {head}, port {port}: {problem}",
-        "check the network between the two, and --host-suffix or --interface if the fabric has "
-        "names of its own",
+        _NETWORK_HINT,
     )
 
 
@@ -382,9 +387,16 @@ def address_towards(peer: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((peer, 9))
+        except socket.gaierror as error:
+            raise RendezvousError(
+                f"node {socket.gethostname()} cannot reach {peer}: the name does not resolve "
+                f"({error.strerror})",
+                _NETWORK_HINT,
+            ) from None
         except OSError as error:
             raise RendezvousError(
-                f"{socket.gethostname()} has no route to {peer}: {error.strerror or error}"
+                f"node {socket.gethostname()} cannot reach {peer}: {error.strerror or error}",
+                _NETWORK_HINT,
             ) from None
         return str(probe.getsockname()[0])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import json
 import os
 import subprocess
@@ -43,17 +45,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Files that need the one Slurm are one worker's; tests of a file keep together, for what
+    """Tests that need the one Slurm are one worker's; others of a file keep together, for what
     their modules share."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            needs_slurm = "mark.slurm" in (config.rootpath / file).read_text()
-            return "slurm" if needs_slurm and config.getoption("--slurm") else file
+            file, _, test = nodeid.partition("::")
+            name = test.partition("[")[0]
+            on_slurm = config.getoption("--slurm") and need_slurm(config.rootpath / file, name)
+            return "slurm" if on_slurm else file
 
     return ByFile(config, log)
+
+
+def need_slurm(file: Path, test: str) -> bool:
+    """Whether a test, or its whole file, is marked so: the process that hands the tests out has
+    not imported them."""
+    return bool({test, None} & _marked_slurm(file))
+
+
+@functools.cache
+def _marked_slurm(file: Path) -> set[str | None]:
+    """Names of the tests that are marked slurm; None: all are."""
+    found: set[str | None] = set()
+    for statement in ast.parse(file.read_text()).body:
+        if isinstance(statement, ast.FunctionDef):
+            if any("mark.slurm" in ast.unparse(mark) for mark in statement.decorator_list):
+                found.add(statement.name)
+        elif isinstance(statement, ast.Assign) and "mark.slurm" in ast.unparse(statement):
+            found.add(None)
+    return found
 
 
 @pytest.fixture(scope="session")
