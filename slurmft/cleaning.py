@@ -1,7 +1,7 @@
 """`slurmft clean`: removes what runs leave behind and nobody needs any more.
 
-Never of a run whose job waits or runs, or of which the cluster does not say whether it does; never
-what belongs to somebody else.
+Never of a run whose job waits or runs, or of which nobody here says whether it does, as on another
+cluster; never what belongs to somebody else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmft import listing, selection, standing
+from slurmft import listing, selection, standing, tokencache
 from slurmft.cli import Parser, aligned
 from slurmft.config import duration_s
 from slurmft.errors import Exit, SlurmftError, UsageError
@@ -30,10 +30,12 @@ examples:
   slurmft clean --dry-run                  what could go, and how large it is
   slurmft clean --only checkpoints --yes
   slurmft clean --only runs --older-than 7d
+  slurmft clean --only token-cache --older-than 7d
 """
 
 _ASIDE = re.compile(r"\..+\.\d+\.[0-9a-f]{4}(\.old)?")
 """Names under which files and folders are written or removed, as rundir.write_bytes has them."""
+_LEFT = "half written or half removed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,19 @@ def asides(folder: Path) -> Finding:
         return
     for name in names:
         if _ASIDE.fullmatch(name):
-            yield folder / name, "half written or half removed"
+            yield folder / name, _LEFT
+
+
+def folder_leftovers(top: Path, older_s: float) -> Finding:
+    """The same, in the folder of runs."""
+    yield from asides(top)
+
+
+def kept_tokens(top: Path, older_s: float) -> Finding:
+    """What runs have left in the token cache for others, and none has used for some time."""
+    for path, idle_s in tokencache.unused(tokencache.folder(), older_s):
+        left = _LEFT if path.name.startswith(".") else ""
+        yield path, left or f"no run has used it for {idle_s / 86400:.0f} days"
 
 
 _OF_RUNS: dict[str, Callable[[Standing, float, float], Finding]] = {
@@ -116,9 +130,11 @@ _OF_RUNS: dict[str, Callable[[Standing, float, float], Finding]] = {
 }
 """Kind -> what of it a run has. What lies in a folder that goes is not named again."""
 
-_OF_FOLDERS: dict[str, Callable[[Path], Finding]] = {"leftovers": asides}
-"""Kind -> what of it lies in the folder of runs and belongs to none of them. What is shared by
-runs, such as a cache, is found by one more function here."""
+_OF_FOLDERS: dict[str, Callable[[Path, float], Finding]] = {
+    "leftovers": folder_leftovers,
+    "token-cache": kept_tokens,
+}
+"""Kind -> what of it belongs to no run: what lies in the folder of runs, or is shared by runs."""
 
 KINDS = tuple(dict.fromkeys([*_OF_RUNS, *_OF_FOLDERS]))
 
@@ -129,29 +145,34 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
     Args:
         top: the folder of runs.
         kinds: what to look for.
-        older_s: for how long nothing may have happened in a run that goes as a whole.
+        older_s: for how long nothing may have happened in a run that goes as a whole, and no run
+            may have used an entry of the token cache.
 
     Raises:
         UsageError: there is no such folder.
     """
     made, problems = listing.read(selection.look(top))
     left_out = [listing.problem_line(problems)] if problems else []
-    theirs = unsure = 0
+    theirs = unsure = apart = 0
     found: list[Found] = []
     for each in standing.stand(made):
         if each.is_alive and each.job:
             continue
         if not _is_mine(each.run.path):
             theirs += 1
+        elif each.apart and not each.is_sure:
+            apart += 1
         elif not each.is_sure:
             unsure += 1
         else:
             found += _of_run(each, kinds, older_s)
     for kind, finder in _OF_FOLDERS.items():
         if kind in kinds:
-            found += [(kind, path, why) for path, why in finder(top) if _is_mine(path)]
+            found += [(kind, path, why) for path, why in finder(top, older_s) if _is_mine(path)]
     if theirs:
         left_out.append(f"{theirs} run(s) of others")
+    if apart:
+        left_out.append(f"{apart} run(s) of other clusters or hosts: clean them there")
     if unsure:
         left_out.append(f"{unsure} run(s) whose cluster does not say how their jobs stand")
     return Plan([Item(path, kind, why, size_of(path)) for kind, path, why in found], left_out)
@@ -197,7 +218,10 @@ def size_of(path: Path) -> int:
                 total += os.lstat(os.path.join(folder, name)).st_size
             except OSError:
                 continue
-    return total if path.is_dir() else path.lstat().st_size
+    try:
+        return total if path.is_dir() else path.lstat().st_size
+    except OSError:  # somebody else was faster
+        return total
 
 
 def remove(item: Item) -> str | None:
@@ -227,8 +251,10 @@ def parser() -> Parser:
     made = Parser(
         prog="slurmft clean",
         description="Shows what may go, with sizes, and removes it when you say so: checkpoints "
-        "and tokens of finished runs, leftovers of kills, and runs that failed, were cancelled or "
-        "vanished long ago. Never of a run whose job waits or runs, or of somebody else's.",
+        "and tokens of finished runs, leftovers of kills, runs that failed, were cancelled or "
+        "vanished long ago, and tokens kept for other runs that none has used for as long. Never "
+        "of a run whose job waits or runs, or of somebody else's, or of another cluster's that has "
+        "not finished.",
         epilog=EXAMPLES,
     )
     selection.add_folder(made)
@@ -236,13 +262,15 @@ def parser() -> Parser:
         "--only",
         action="append",
         choices=KINDS,
-        help="only this kind, repeatable; runs: whole directories of runs that did not finish",
+        help="only this kind, repeatable; runs: whole directories of runs that did not finish; "
+        "token-cache: in $HF_HOME, for all your runs",
     )
     made.add_argument(
         "--older-than",
         default="30d",
         metavar="TIME",
-        help="for how long nothing may have happened in a run that goes as a whole (default: 30d)",
+        help="for how long nothing may have happened in a run that goes as a whole, and no run "
+        "used an entry of the token cache (default: 30d)",
     )
     made.add_argument("--dry-run", action="store_true", help="show it; remove nothing")
     made.add_argument("--yes", action="store_true", help="do not ask")

@@ -42,7 +42,7 @@ from slurmft.filesystem import absolute
 from slurmft.follow import Follower, next_commands
 from slurmft.node import torchrun_command
 from slurmft.rendezvous import Rendezvous
-from slurmft.rundir import RunDir, to_json, write_json, write_text
+from slurmft.rundir import RunDir, to_json, write_text
 from slurmft.site import site_defaults, site_file
 from slurmft.sources import localize
 
@@ -238,13 +238,14 @@ def submit(config: RunConfig, cluster: str, mark: str = "") -> RunDir:
     Raises:
         SlurmftError: the job was refused, or would wait for ever. There is no run directory then.
     """
+    where = launchers.here(cluster)
     run, launcher = RunDir.create(config, mark), launchers.get(cluster)
     try:
         job_id = launcher.submit(config, run)
     except SlurmftError:
         run.discard()
         raise
-    write_json(run.job, {"cluster": cluster, "id": job_id})
+    launchers.note_job(run, cluster, job_id, where)
     if reason := launcher.never_starts(job_id):
         launcher.cancel(job_id, run)
         run.discard()
@@ -311,15 +312,7 @@ def resume(run: RunDir, flags: dict[str, Any], told: dict[str, Any]) -> str:
         SlurmftError: the job was refused. The run is as it was then.
     """
     old = run.load_config()
-    cluster, job_id = launchers.job_of(run)
-    if run.get_state()["state"] == "finished":
-        raise UsageError(f"the run {str(run.path)!r} has finished", f"its model: {run.model}")
-    state = launchers.get(cluster).job_state(job_id, run)
-    if state is not None and not state.ended:
-        raise UsageError(
-            f"the job {job_id} of this run is {state.name.lower()}",
-            f"slurmft cancel {shlex.quote(str(run.path))}",
-        )
+    _check_ended(run, moves="cluster" in flags)
     if not os.access(run.path, os.W_OK):
         raise UsageError(
             f"the run {str(run.path)!r} is not yours to write", "its owner can resume it"
@@ -327,12 +320,13 @@ def resume(run: RunDir, flags: dict[str, Any], told: dict[str, Any]) -> str:
     job = with_absolute_paths(dataclasses.replace(old.job, **flags))
     permissions.settle(job.share_with_group)
     again = [*old.submission.get("resumed", []), told]
-    container.check(job, launchers.choose(job.cluster))
-    stage.check(job, launchers.choose(job.cluster))
+    cluster = launchers.choose(job.cluster)
+    container.check(job, cluster)
+    stage.check(job, cluster)
     tracking.check(job)
     config = dataclasses.replace(old, job=job, submission=old.submission | {"resumed": again})
+    launcher, where = launchers.get(cluster), launchers.here(cluster)
     write_text(run.config, config.to_json())
-    launcher = launchers.get(launchers.choose(job.cluster))
     run.set_state("submitted", "resumed")  # before the job can say that it runs
     try:
         job_id = launcher.submit(config, run)
@@ -340,8 +334,36 @@ def resume(run: RunDir, flags: dict[str, Any], told: dict[str, Any]) -> str:
         write_text(run.config, old.to_json())
         run.set_state("failed", error.message, error.code)
         raise
-    write_json(run.job, {"cluster": launchers.choose(job.cluster), "id": job_id})
+    launchers.note_job(run, cluster, job_id, where)
     return job_id
+
+
+def _check_ended(run: RunDir, moves: bool) -> None:
+    """Makes sure that the job of a run has ended.
+
+    Args:
+        run: the run.
+        moves: whether the user says where it is to go on: so it may come here from elsewhere.
+
+    Raises:
+        UsageError: it has not, or that cannot be known; or the run has finished.
+    """
+    cluster, job_id = launchers.job_of(run)
+    if run.get_state()["state"] == "finished":
+        raise UsageError(f"the run {str(run.path)!r} has finished", f"its model: {run.model}")
+    if words := launchers.elsewhere(run):
+        if moves:
+            return
+        raise UsageError(
+            f"the job {job_id} of {run.path.name} is {words}",
+            f"resume it there; or here, if that job has surely ended: --cluster {cluster}",
+        )
+    state = launchers.get(cluster).job_state(job_id, run)
+    if state is not None and not state.ended:
+        raise UsageError(
+            f"the job {job_id} of this run is {state.name.lower()}",
+            f"slurmft cancel {shlex.quote(str(run.path))}",
+        )
 
 
 def resume_main(argv: list[str]) -> int:

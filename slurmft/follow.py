@@ -55,9 +55,10 @@ class JobWatch:
     """Asks how the job of a run stands: often at first, seldom where it waits for long."""
 
     def __init__(self, run: RunDir) -> None:
-        """Raises SlurmftError where the run has no job."""
+        """Raises SlurmftError where the run has no job, or one that cannot be asked from here."""
         self.run = run
         self.cluster, self.job_id = launchers.job_of(run)
+        self._ended_elsewhere = launchers.recorded_elsewhere(run)
         self.state = JobState(name="UNKNOWN")
         """As of the last time that it was asked."""
         self._launcher = launchers.get(self.cluster)
@@ -133,7 +134,7 @@ class JobWatch:
         return Exit.OK
 
     def _ask(self) -> JobState:
-        state = self._launcher.job_state(self.job_id, self.run)
+        state = self._ended_elsewhere or self._launcher.job_state(self.job_id, self.run)
         if state is not None:  # UNKNOWN, too: a controller that is down may know it
             self._seen_at = time.monotonic()
             return state
@@ -297,12 +298,12 @@ def cancel(run: RunDir) -> JobState | None:
     """Ends the job of a run; returns how it had ended, if it had.
 
     Raises:
-        SlurmftError: there is no job, or it is not this user's to end.
+        SlurmftError: there is no job, or it is not this user's to end, or not from here.
     """
     run.settle_permissions()
     cluster, job_id = launchers.job_of(run)
     launcher = launchers.get(cluster)
-    state = launcher.job_state(job_id, run)
+    state = launchers.recorded_elsewhere(run) or launcher.job_state(job_id, run)
     if state is not None and state.ended:
         return state
     try:

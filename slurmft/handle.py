@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from slurmft import dispatch, follow, latest, launchers, selection, site, stamps, standing, status
+from slurmft import dispatch, follow, latest, launchers, logs, selection, site, standing, status
 from slurmft.config import JobConfig, RunConfig, options
 from slurmft.errors import unknown
+from slurmft.logfiles import Choice
 from slurmft.rundir import RecordReader, RunDir, read_json
 from slurmft.runs import MeasuredRun
 
@@ -96,20 +97,35 @@ class Run:
         """
         return RecordReader(self._files.records).read(event)
 
-    def logs(self, rank: int = 0) -> str:
-        """What a rank has printed so far, without the times; "" before it starts."""
-        try:
-            text = self._files.rank_log(rank).read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return ""
-        return "".join(stamps.split(line)[1] for line in text.splitlines(keepends=True))
+    def logs(
+        self,
+        rank: int | Iterable[int] | None = None,
+        node: str | int = "",
+        attempt: int | None = None,
+        tail: int | None = None,
+    ) -> str:
+        """The text that `slurmft logs` prints: what failed first, then the logs of all ranks, nodes
+        and Slurm, merged by their times; "" before anybody wrote.
+
+        Args:
+            rank: lines of this rank alone, or of these.
+            node: lines of this host, or of the node of this number.
+            attempt: lines of this start of the job.
+            tail: only so many lines, the last ones.
+
+        Raises:
+            UsageError: the run has no such rank or attempt, or the tail is negative.
+        """
+        ranks = (rank,) if isinstance(rank, int) else tuple(rank or ())
+        return logs.text_of(self._files, Choice(ranks, str(node), attempt), tail)
 
     def wait(self, timeout_s: float | None = None) -> dict[str, Any]:
         """Waits until its job has ended, requeues and all; returns the result.
 
         Raises:
             SlurmftError: it failed or was cancelled: what happened, where, and what to do. Its
-                notes have the traceback of the rank, or the end of the logs.
+                notes have the traceback of the rank, or the end of the logs. Or its job is on
+                another cluster or host, and has not ended.
             TimeoutError: it has not ended in so many seconds; the job goes on.
         """
         limit_s = math.inf if timeout_s is None else timeout_s
@@ -119,7 +135,7 @@ class Run:
         """Ends its job; False: it had ended already.
 
         Raises:
-            SlurmftError: it has no job, or not one of this user.
+            SlurmftError: it has no job, or not one of this user, or one on another cluster or host.
         """
         return follow.cancel(self._files) is None
 
@@ -130,7 +146,8 @@ class Run:
             where: what is to be different, by the names of `slurmft resume`'s flags: nodes=2.
 
         Raises:
-            UsageError: it has finished, or its job has not ended, or an option cannot be right.
+            UsageError: it has finished, or its job has not ended, or is on another cluster or host
+                and no `cluster` is given; or an option cannot be right.
             SlurmftError: the job was refused.
         """
         known = [name for name in options(JobConfig) if name != "runs_dir"]

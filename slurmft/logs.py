@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from slurmft import selection
@@ -50,16 +50,27 @@ def parser() -> Parser:
 def main(argv: list[str]) -> int:
     """`slurmft logs RUN`."""
     arguments = parser().parse(argv)
-    if arguments.tail is not None and arguments.tail < 0:
-        raise UsageError(f"--tail {arguments.tail} must be 0 or more")
     run = selection.find(arguments.run, arguments.runs_dir)
     choice = Choice(tuple(arguments.rank or ()), arguments.node, arguments.attempt)
-    _check(run, choice)
+    _check(run, choice, arguments.tail)
     return _show(run, choice, arguments)
 
 
-def _check(run: RunDir, choice: Choice) -> None:
+def text_of(run: RunDir, choice: Choice, tail: int | None = None) -> str:
+    """The logs of a run up to now, as `slurmft logs` prints them; "" before anybody wrote.
+
+    Raises:
+        UsageError: a rank or an attempt that the run does not have; a negative tail.
+    """
+    _check(run, choice, tail)
+    logs = Logs(run, choice)
+    return "".join(_until_now(Writer(False, logs.hosts()), run, logs, choice, tail))
+
+
+def _check(run: RunDir, choice: Choice, tail: int | None) -> None:
     """Raises UsageError for what the run cannot have."""
+    if tail is not None and tail < 0:
+        raise UsageError(f"--tail {tail} must be 0 or more")
     ranks = (read_json(run.environment) or {}).get("ranks", [])
     for rank in choice.ranks:
         if ranks and not 0 <= rank < len(ranks):
@@ -71,18 +82,31 @@ def _check(run: RunDir, choice: Choice) -> None:
 
 def _show(run: RunDir, choice: Choice, arguments: Namespace) -> int:
     logs, ended = Logs(run, choice), run.get_state()["state"] in FINAL_STATES
-    printer = Printer(arguments.json, logs.hosts())
+    writer = Writer(arguments.json, logs.hosts())
     job = JobWatch(run) if arguments.follow and not ended else None
-    failure = first_failure(run, choice.attempt) if job is None else None
-    if failure:
-        printer.failure(failure, echoes(run, failure))
     try:
-        printer.lines(_last(logs, choice, arguments.tail, whole=job is None))
         if job is None:
+            _print(_until_now(writer, run, logs, choice, arguments.tail))
             return int(run.get_state()["exit_code"] or 0) if arguments.follow else Exit.OK
-        return _follow(job, logs, printer)
+        _print(writer.lines(_last(logs, choice, arguments.tail, whole=False)))
+        return _follow(job, logs, writer)
     except KeyboardInterrupt:
         return 130
+
+
+def _until_now(
+    writer: Writer, run: RunDir, logs: Logs, choice: Choice, tail: int | None
+) -> Iterator[str]:
+    """What failed first, and then all lines that there are."""
+    if failure := first_failure(run, choice.attempt):
+        yield writer.failure(failure, echoes(run, failure))
+    yield from writer.lines(_last(logs, choice, tail, whole=True))
+
+
+def _print(texts: Iterable[str]) -> None:
+    for text in texts:
+        print(text, end="")
+    print(end="", flush=True)
 
 
 def _last(logs: Logs, choice: Choice, tail: int | None, whole: bool) -> Iterable[Line]:
@@ -93,13 +117,13 @@ def _last(logs: Logs, choice: Choice, tail: int | None, whole: bool) -> Iterable
     return deque(logs.lines(whole, tail if every else None), maxlen=tail)
 
 
-def _follow(job: JobWatch, logs: Logs, printer: Printer) -> int:
+def _follow(job: JobWatch, logs: Logs, writer: Writer) -> int:
     """Prints what comes until the job ends; returns its exit code."""
     while not job.has_ended():
-        printer.lines(logs.lines(whole=False))
+        _print(writer.lines(logs.lines(whole=False)))
         time.sleep(_READ_EVERY_S)
     job.await_result()
-    printer.lines(logs.lines())
+    _print(writer.lines(logs.lines()))
     return Exit.OK if job.succeeded else job.conclude()
 
 
@@ -121,32 +145,31 @@ def echoes(run: RunDir, first: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(where for where in after if where != first["where"]))
 
 
-class Printer:
-    """Writes lines and failures for people, or for programs."""
+class Writer:
+    """Lines and failures as texts for people, or for programs."""
 
     def __init__(self, as_json: bool, host_width: int) -> None:
         self._json = as_json
         self._host_width, self._label_width = host_width, len("rank 0")
         self._day = ""
 
-    def failure(self, failure: dict[str, Any], after: list[str]) -> None:
+    def failure(self, failure: dict[str, Any], after: list[str]) -> str:
         """What failed first."""
         if self._json:
-            print(to_json({"event": "failure"} | failure | {"then": after}))
-            return
+            return to_json({"event": "failure"} | failure | {"then": after}) + "\n"
         step = f", after step {failure['step']}" if failure["step"] else ""
-        print(f"failed first: {failure['where']}, attempt {failure['attempt']}{step}")
-        print((failure["traceback"] or failure["message"]).rstrip())
+        texts = [f"failed first: {failure['where']}, attempt {failure['attempt']}{step}"]
+        texts.append((failure["traceback"] or failure["message"]).rstrip())
         if failure["hint"]:
-            print(f"hint: {failure['hint']}")
+            texts.append(f"hint: {failure['hint']}")
         if after:
-            print(f"then: {', '.join(after)}")
-        print(flush=True)
+            texts.append(f"then: {', '.join(after)}")
+        return "\n".join([*texts, "", ""])
 
-    def lines(self, lines: Iterable[Line]) -> None:
+    def lines(self, lines: Iterable[Line]) -> Iterator[str]:
+        """Each with its line end."""
         for line in lines:
-            print(self._as_json(line) if self._json else self._as_text(line))
-        print(end="", flush=True)
+            yield (self._as_json(line) if self._json else self._as_text(line)) + "\n"
 
     def _as_json(self, line: Line) -> str:
         about = {"time": round(line.time, 3), "source": line.label, "host": line.host or None}

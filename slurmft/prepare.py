@@ -13,14 +13,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from slurmft import container, slurm, stage, tracking
+from slurmft import container, launchers, slurm, stage, tracking
 from slurmft.cli import Parser, add_options, given
 from slurmft.config import JobConfig, RunConfig, TrainConfig, flag, options, time_limit_min
 from slurmft.dispatch import configure, provenance
 from slurmft.errors import Exit, UsageError
 from slurmft.follow import next_commands
 from slurmft.launchers.slurm import inside_text
-from slurmft.rundir import RunDir, write_json, write_text
+from slurmft.rundir import RunDir, write_text
 
 EXAMPLES = """\
 examples (the files in sbatch/ do this):
@@ -121,7 +121,8 @@ def find_run(flags: dict[str, Any]) -> RunDir | None:
     """The run directory of a job that was requeued; None for a job that starts."""
     if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
         return None
-    return RunDir.of_job(configure(flags).job.runs_dir, slurm.job_name(os.environ))
+    job, where = slurm.job_name(os.environ), launchers.here("slurm")
+    return RunDir.of_job(configure(flags).job.runs_dir, job, where)
 
 
 def make_run(flags: dict[str, Any], argv: list[str]) -> RunDir:
@@ -130,7 +131,7 @@ def make_run(flags: dict[str, Any], argv: list[str]) -> RunDir:
     config = dataclasses.replace(config, submission=provenance("prepare", argv))
     run = RunDir.create(config, mark=job)
     write_text(run.script, inside_text(config, run))
-    write_json(run.job, {"cluster": "slurm", "id": job})
+    launchers.note_job(run, "slurm", job, launchers.here("slurm"))
     return run
 
 

@@ -134,10 +134,22 @@ class RunDir:
             ) from None
 
     @classmethod
-    def of_job(cls, runs_dir: str, mark: str) -> RunDir | None:
-        """The newest run that was created with its job's id as its mark; None: there is none."""
+    def of_job(cls, runs_dir: str, mark: str, where: str = "") -> RunDir | None:
+        """The newest run that was created with its job's id as its mark; None: there is none.
+
+        Args:
+            runs_dir: the folder of run directories.
+            mark: the job's id.
+            where: its Slurm cluster: another may have the same folder, and a job of that number.
+        """
         found = [cls(path) for path in Path(runs_dir).glob(f"*-{mark}")]
-        runs = [run for run in found if (read_json(run.job) or {}).get("id") == mark]
+        jobs = [(run, read_json(run.job) or {}) for run in found]
+        wheres = {"", where}  # older runs do not say it
+        runs = [
+            run
+            for run, job in jobs
+            if job.get("id") == mark and (not where or job.get("where", "") in wheres)
+        ]
         return max(runs, key=lambda run: run.job.stat().st_mtime, default=None)
 
     def load_config(self) -> RunConfig:

@@ -66,6 +66,17 @@ def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
     raise _ambiguous(name, matches) if matches else _none(name, found)
 
 
+def folder_of(given: str) -> str | Path:
+    """What a folder, or a run's name where there is no such folder, stands for.
+
+    Raises:
+        UsageError: no run has that name, or several have.
+    """
+    if os.sep in given or absolute(given).is_dir():
+        return given
+    return find(given).path
+
+
 def add_argument(parser: Parser, default: str | None = None) -> None:
     """Adds the argument that names a run, and the folder where it is looked for.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -118,6 +119,49 @@ def parse_settings(text: str) -> dict[str, str]:
     pairs = (line.partition("=") for line in text.splitlines())
     found = {name.strip(): value.strip() for name, equals, value in pairs if equals}
     return {name: value for name, value in found.items() if value not in ("", "(null)")}
+
+
+def cluster_name() -> str:
+    """The name of the cluster that Slurm's commands ask here; "" where nothing tells.
+
+    A job's environment and slurm.conf tell it without a question; the controller is asked only
+    where neither is there, once in a process.
+    """
+    told = os.environ.get("SLURM_CLUSTER_NAME") or _configured_name()
+    if not told and available():
+        with contextlib.suppress(SlurmftError):
+            told = _name_by_controller()
+    return (told or "").lower()  # as Slurm itself has it, whatever slurm.conf says
+
+
+def _configured_name() -> str:
+    """The name in slurm.conf, where the files that may be the one of these commands agree."""
+    names = set()
+    for path in _configurations():
+        with contextlib.suppress(OSError):
+            names.add(parse_cluster_name(path.read_text(encoding="utf-8", errors="replace")))
+    return names.pop() if len(names) == 1 else ""
+
+
+def _configurations() -> list[Path]:
+    """Where slurm.conf may be: Slurm's commands know their own place of it, and do not tell."""
+    if given := os.environ.get("SLURM_CONF"):
+        return [Path(given)]
+    found = [Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf")]
+    if program := shutil.which("sbatch"):
+        found.append(Path(program).resolve().parent.parent / "etc" / "slurm.conf")
+    return found
+
+
+def parse_cluster_name(text: str) -> str:
+    """From slurm.conf; "" where it is not in this file itself."""
+    found = re.search(r"^\s*ClusterName\s*=\s*([^\s#]+)", text, re.MULTILINE | re.IGNORECASE)
+    return found[1].lower() if found else ""
+
+
+@functools.cache
+def _name_by_controller() -> str:
+    return settings().get("ClusterName", "")
 
 
 def unwell_hosts() -> dict[str, str]:

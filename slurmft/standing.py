@@ -1,6 +1,7 @@
 """How runs stand: what their directories say, set against what Slurm says of their jobs.
 
-At most one squeue and one sacct answer for all runs together. Nothing is written.
+At most one squeue and one sacct answer for all runs together. A run whose job is on another Slurm
+cluster, or on another host, is believed. Nothing is written.
 """
 
 from __future__ import annotations
@@ -44,11 +45,15 @@ class Standing:
     cluster: str = ""
     job: str = ""
     """Its job's id; "" before there is one."""
+    where: str = ""
+    """The name of its Slurm cluster, or its host; "" where that is not recorded."""
+    apart: str = ""
+    """That its job is not here, in words: it cannot be asked or ended from here."""
     expected_start: str = ""
     """When Slurm thinks that a pending job starts: local time, 2026-11-22T14:05:00; "": unknown."""
     has_started: bool = True
     is_sure: bool = True
-    """Whether the cluster was asked and answered, where that matters."""
+    """Whether the cluster was asked and answered, where that matters; not of one elsewhere."""
 
     @property
     def outcome(self) -> str:
@@ -73,30 +78,50 @@ class Standing:
 
 def stand(found: Iterable[MeasuredRun]) -> list[Standing]:
     """How runs stand, by their own records and, where these do not say the end, their jobs'."""
-    every = list(found)
-    jobs = {run.path: job_of(run) for run in every}
-    open_ = [run for run in every if not run.is_finished and jobs[run.path][0] == "slurm"]
-    asked = {jobs[run.path][1]: run for run in open_ if jobs[run.path][1]}
+    every = _with_places([_base(run) for run in found])
+    open_ = [s for s in every if s.state != "finished" and s.cluster == "slurm" and not s.apart]
+    asked = {s.job: s.run for s in open_ if s.job}
     ended = [job for job, run in asked.items() if run.has_ended]
     states = slurm.job_states(asked, only_queued=ended)
-    return [_stand(run, *jobs[run.path], states) for run in every]
+    return [_stand(each, states) for each in every]
 
 
-def job_of(run: MeasuredRun) -> tuple[str, str]:
-    """Cluster and job id of a run; "" for one whose submission was cut off."""
+def _base(run: MeasuredRun) -> Standing:
+    """What is known of a run before its job is asked for."""
+    cluster, job, where = job_of(run)
+    base = Standing(run, "finished", cluster=cluster, job=job, where=where)
+    if run.is_finished:
+        return base
+    started = RunDir(run.path).attempt.exists()
+    return dataclasses.replace(base, state="pending", has_started=started)
+
+
+def _with_places(every: list[Standing]) -> list[Standing]:
+    """The same, with where jobs are elsewhere; asks where this is only if that matters."""
+    kinds = {s.cluster for s in every if s.where and s.state != "finished"}
+    here = {kind: launchers.here(kind) for kind in kinds}
+    words = [launchers.apart(s.cluster, s.where, here.get(s.cluster, "")) for s in every]
+    return [dataclasses.replace(s, apart=w) if w else s for s, w in zip(every, words, strict=True)]
+
+
+def job_of(run: MeasuredRun) -> tuple[str, str, str]:
+    """Cluster and job id of a run, "" for one whose submission was cut off; and where the job is:
+    the Slurm cluster's name, or the host."""
     files = RunDir(run.path)
     job = read_json(files.job) or {}
     told = job.get("id") or (read_json(files.attempt) or {}).get("job", "")
-    return job.get("cluster") or run.config["job"].get("cluster", ""), str(told)
+    cluster = job.get("cluster") or run.config["job"].get("cluster", "")
+    return cluster, str(told), str(job.get("where", ""))
 
 
-def _stand(run: MeasuredRun, cluster: str, job: str, states: dict[str, JobState]) -> Standing:
-    if run.is_finished:
-        return Standing(run, "finished", cluster=cluster, job=job)
-    started = RunDir(run.path).attempt.exists()
-    base = Standing(run, "pending", cluster=cluster, job=job, has_started=started)
+def _stand(base: Standing, states: dict[str, JobState]) -> Standing:
+    run, cluster, job = base.run, base.cluster, base.job
+    if base.state == "finished":
+        return base
     if not job and not run.has_ended:
         return dataclasses.replace(base, reason="not submitted yet")
+    if base.apart:
+        return dataclasses.replace(_by_itself(base, base.apart), is_sure=False)
     if cluster not in ("slurm", "local", "mpirun"):  # pods, or ranks that were started by hand
         return _by_itself(base, "by its own record alone")
     state = states.get(job) if cluster == "slurm" else _local_state(run, cluster, job)
@@ -111,7 +136,8 @@ def _by_itself(base: Standing, reason: str) -> Standing:
     """A run whose cluster cannot be asked."""
     if base.run.has_ended:
         return dataclasses.replace(_ended(base, None), is_sure=reason != _NO_ANSWER)
-    word = _own_word(base.run, "pending")
+    own = base.run.state["state"]
+    word = own if own == "requeued" else _own_word(base.run, "pending")
     return dataclasses.replace(base, state=word, reason=reason, is_sure=False)
 
 

@@ -32,10 +32,10 @@ def summary(found: Standing, said: Latest | None = None) -> dict[str, Any]:
     """A run as `slurmft list --json` prints it.
 
     Returns:
-        name, path, user, task, model, nodes, submitted (ISO time), cluster, job, state (one of
-        standing.STATES), reason, expected_start (local time), requeues, steps_done, steps_total,
-        epoch, samples_per_s, left_s (seconds of training), loss, metrics (of the last evaluation).
-        None is what is not known.
+        name, path, user, task, model, nodes, submitted (ISO time), cluster (slurm, local, ...),
+        where (the Slurm cluster's name, or the host), job, state (one of standing.STATES), reason,
+        expected_start (local time), requeues, steps_done, steps_total, epoch, samples_per_s, left_s
+        (seconds of training), loss, metrics (of the last evaluation). None is what is not known.
     """
     run = found.run
     submission = run.config["submission"]
@@ -48,6 +48,7 @@ def summary(found: Standing, said: Latest | None = None) -> dict[str, Any]:
         "nodes": run.value("nodes"),
         "submitted": submission.get("time"),
         "cluster": found.cluster or None,
+        "where": found.where or None,
         "job": found.job or None,
         "state": found.state,
         "reason": found.reason,
@@ -212,7 +213,8 @@ def _where(facts: dict[str, Any]) -> str:
     if not facts["job"]:
         return ""
     hosts = f", on {', '.join(facts['hosts'])}" if facts["hosts"] else ""
-    return shown(f"job {facts['job']} ({facts['cluster']}){hosts}", 100)
+    cluster = " ".join(filter(None, (facts["cluster"], facts["where"])))
+    return shown(f"job {facts['job']} ({cluster}){hosts}", 100)
 
 
 def _submitted(facts: dict[str, Any]) -> str:

@@ -350,22 +350,51 @@ def cancel_main(argv: list[str]) -> int:
     arguments = parser.parse(argv)
     study = grid.read(arguments.study)
     folder = studydir.folder_of(study, arguments.studies_dir)
+    if not folder.is_dir():
+        print(f"there is no study folder {str(folder)!r}: nothing to cancel")
+        return Exit.OK
+    try:
+        with studydir.exclusive(folder, studydir.is_shared(folder)):
+            cancel(study, alive_runs(folder))
+    except studydir.HeldError:
+        # Without Slurm, `study run` holds the folder while its runs go, and ends with one of them.
+        local = [t for t in alive_runs(folder) if t.cluster != "slurm"]
+        if not local:
+            raise
+        cancel(study, local)
+    return Exit.OK
+
+
+def alive_runs(folder: Path) -> list[Standing]:
+    """The runs of a study that wait or run; says what it cannot read."""
     found, problems = tally.find(folder)
     for problem in problems:
         print(f"warning: {problem}; its job, if it has one, is not cancelled", file=sys.stderr)
-    alive = [t for t in standing.stand(r for r in found if not r.is_finished) if t.is_alive]
-    on_slurm = [t for t in alive if t.cluster == "slurm"]
+    return [t for t in standing.stand(r for r in found if not r.is_finished) if t.is_alive]
+
+
+def cancel(study: Study, alive: list[Standing]) -> None:
+    """Ends the jobs of runs, and says so.
+
+    Raises:
+        UsageError: some are on another cluster or host; the others are cancelled.
+    """
+    here = [t for t in alive if not t.apart]
     # The last arrays first: else each would start when the one before it is gone.
-    if jobs := live_jobs(on_slurm)[::-1]:
+    if jobs := live_jobs([t for t in here if t.cluster == "slurm"])[::-1]:
         slurm.cancel(*jobs)
-    for each in alive:
+    for each in here:
         run, cluster, job = RunDir(each.run.path), each.cluster, each.job
         if cluster == "slurm":  # those that have not started have no time to say so
             run.set_state("cancelled", "by slurmft study cancel", Exit.CANCELLED)
         elif job:
             launchers.get(cluster).cancel(job, run)
-    print(f"{len(alive)} run(s) of {study.name} are being cancelled")
-    return Exit.OK
+    print(f"{len(here)} run(s) of {study.name} are being cancelled")
+    if away := [t for t in alive if t.apart]:
+        raise UsageError(
+            f"{len(away)} run(s) of {study.name} are {away[0].apart}",
+            "slurmft study cancel there, too",
+        )
 
 
 COMMANDS = {"run": run_main, "status": status_main, "cancel": cancel_main}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,10 @@ from slurmft.standing import job_of
 from slurmft.tally import Tally
 
 
+class HeldError(UsageError):
+    """Another command holds the study's folder."""
+
+
 def folder_of(study: Study, studies_dir: str) -> Path:
     """Where a study's runs are; a study that was read from there stays there."""
     home = study.path.parent
@@ -33,13 +38,14 @@ def folder_of(study: Study, studies_dir: str) -> Path:
 
 @contextlib.contextmanager
 def exclusive(folder: Path, share_with_group: bool = False) -> Iterator[None]:
-    """Holds the study's folder: nobody else, on any node, submits to it meanwhile.
+    """Holds the study's folder: nobody else, on any node, submits to it or cancels meanwhile.
 
     What this process writes from then on is private, or readable for the group. By lockf, which
     shared file systems keep between nodes; it ends with the process.
 
     Raises:
-        UsageError: somebody else holds it, or the folder cannot be written.
+        HeldError: somebody else holds it.
+        UsageError: the folder cannot be written.
     """
     path = folder / ".lock"
     try:
@@ -65,15 +71,20 @@ def _hold(descriptor: int, folder: Path) -> None:
         locks.lock(descriptor, "lockf")
     except BlockingIOError:
         holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
-        raise UsageError(
-            f"another `slurmft study run` is at work in {str(folder)!r}: {holder}",
-            "wait for its end; slurmft study status shows how far it is",
+        raise HeldError(
+            f"another `slurmft study run` or `cancel` is at work in {str(folder)!r}: {holder}",
+            "wait for its end, or end it there; slurmft study status shows how far it is",
         ) from None
     except OSError as error:
         raise UsageError(
             f"cannot lock {str(folder / '.lock')!r}: {error.strerror}",
             "give a folder on a file system with POSIX locks: --studies-dir",
         ) from None
+
+
+def is_shared(folder: Path) -> bool:
+    """Whether a study's folder was made for the group to read."""
+    return bool(folder.stat().st_mode & stat.S_IRGRP)
 
 
 def check_name(study: Study, folder: Path) -> None:

@@ -68,9 +68,10 @@ class Tally:
         return [t for r in self.repeats for t in r.tries]
 
     def alive(self) -> list[Standing]:
-        """All whose jobs wait or run, of this study file or not."""
+        """All whose jobs wait or run here, of this study file or not; one elsewhere disturbs nobody
+        here, and no job of here can wait for its end."""
         every = (*self.tries(), *self.others_alive)
-        return [t for t in every if t.is_alive and t.job]
+        return [t for t in every if t.is_alive and t.job and not t.apart]
 
     def count(self, state: str) -> int:
         return sum(r.state == state for r in self.repeats)

@@ -15,6 +15,7 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ def key_of(sources: dict[str, Any]) -> str:
 def take(cache: Path, key: str, into: Path) -> bool:
     """Fills an empty folder with the files of an entry; returns whether there is one.
 
+    One that is removed meanwhile counts as none.
+
     Raises:
         DamagedError: there was one, and it was not whole. It is removed; `into` is empty.
     """
@@ -53,6 +56,8 @@ def take(cache: Path, key: str, into: Path) -> bool:
     sums = read_json(entry / _SUMS)
     if sums is None and not entry.exists():
         return False
+    with contextlib.suppress(OSError):
+        os.utime(entry)  # in use from now on: nobody takes it for one that may go
     try:
         if sums is None:
             raise DamagedError(f"it has no {_SUMS}")
@@ -62,10 +67,10 @@ def take(cache: Path, key: str, into: Path) -> bool:
     except (OSError, DamagedError) as error:
         for path in into.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not entry.exists():
+            return False
         _remove(entry)
         raise DamagedError(str(error)) from error
-    with contextlib.suppress(OSError):
-        os.utime(entry)  # it was used
     return True
 
 
@@ -76,7 +81,8 @@ def keep(cache: Path, key: str, tokens: Path) -> None:
         OSError: it cannot be written; there is no entry then.
     """
     cache.mkdir(parents=True, exist_ok=True)
-    _remove_old(cache)
+    for path, _ in unused(cache, _KEPT_S):
+        _remove(path)
 
     def fill(entry: Path) -> None:
         files = [path for path in tokens.rglob("*") if path.is_file()]
@@ -106,12 +112,19 @@ def _check(folder: Path, sums: dict[str, Any]) -> None:
             raise DamagedError(f"{name} is not as it was written")
 
 
-def _remove_old(cache: Path) -> None:
-    for path in cache.iterdir():
-        limit_s = _LEFTOVER_S if path.name.startswith(".") else _KEPT_S
+def unused(cache: Path, for_s: float) -> Iterator[tuple[Path, float]]:
+    """Entries that no run has used for so many seconds, and what kills left a day ago or more; with
+    the seconds since then."""
+    try:
+        paths = sorted(cache.iterdir())
+    except OSError:
+        return  # there is none, or it is somebody else's
+    for path in paths:
+        limit_s = _LEFTOVER_S if path.name.startswith(".") else for_s
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > limit_s:
-                _remove(path)
+            idle_s = time.time() - path.stat().st_mtime
+            if idle_s > limit_s:
+                yield path, idle_s
 
 
 def _remove(entry: Path) -> None:

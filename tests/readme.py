@@ -80,6 +80,7 @@ RULES = (
     Rule(begins=r"(\S+ -m )?pytest ", how=READ, why="that is these tests: .ci/run calls them so"),
     Rule(begins=r"bash \.ci/", how=READ, why="installs for minutes, then calls these tests"),
     Rule(begins="(mkdir|export|unset) ", how=LOGIN),
+    Rule(begins="source ", how=READ, why="of the environment that these tests run in"),
     Rule(begins="(sinfo|squeue|sacct|scontrol show)( |$)", how=CLUSTER),
     # The tests' cluster.
     Rule(begins=r"python -m tests\.cluster ", how=READ, why="the tests have the cluster up"),
@@ -99,7 +100,7 @@ RULES = (
     ),
     Rule(begins=f"{_SUBMIT} --help", how=LOGIN),
     Rule(begins=f"{_SUBMIT} .*--cluster local ", how=LOGIN),
-    Rule(begins=f"{_SUBMIT} --nodes 4 --follow$", how=CLUSTER),
+    Rule(begins=f"{_SUBMIT} --nodes 2 --time 10 --follow$", how=CLUSTER),
     Rule(begins=_SUBMIT, how=LOGIN, add="--dry-run", why="much like the one before, which is run"),
     Rule(
         begins="sbatch ",

@@ -14,10 +14,24 @@ from typing import Any
 import pytest
 
 import slurmft
-from slurmft import cleaning, follow, latest, launchers, listing, selection, slurm, standing, status
+from slurmft import (
+    cleaning,
+    dispatch,
+    follow,
+    latest,
+    launchers,
+    listing,
+    logs,
+    selection,
+    slurm,
+    standing,
+    status,
+    tokencache,
+    watch,
+)
 from slurmft.cleaning import KINDS
 from slurmft.errors import Exit, SlurmftError, UsageError
-from slurmft.rundir import RunDir, write_json
+from slurmft.rundir import RunDir, read_json, write_json
 from slurmft.runs import MeasuredRun
 from tests.conftest import slurmft as command
 from tests.made_runs import write_run
@@ -193,6 +207,146 @@ def test_a_run_of_pods_is_believed(queue: FakeQueue, tmp_path: Path) -> None:
     assert (found.state, found.is_sure, queue.calls) == ("running", False, [])
 
 
+# --- other clusters, other hosts ------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_a(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Slurm's commands ask the cluster "a" here."""
+    monkeypatch.delenv("SLURM_CLUSTER_NAME", raising=False)
+    (tmp_path / "slurm.conf").write_text("# ClusterName=old\nClusterName = A  # ours\n")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+
+
+def on_b(path: Path, state: str = "running", job: str = "7") -> RunDir:
+    """A run of another cluster, whose job has a number that is in use here, too."""
+    run = write_run(path, state="running" if state == "submitted" else state)
+    if state == "submitted":
+        run.state.unlink()
+        run.set_state("submitted")
+    else:
+        write_json(run.attempt, {"number": 1, "job": job, "hosts": ["n1"], "time": 0})
+    launchers.note_job(run, "slurm", job, "b")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("own", "state", "note"),
+    [
+        ("submitted", "pending", "on the cluster b; seen from a"),
+        ("running", "running", "on the cluster b; seen from a"),
+        ("stopping", "stopping", "on the cluster b; seen from a"),
+        ("requeued", "requeued", "on the cluster b; seen from a; requeued once"),
+        ("failed", "failed", ""),
+        ("finished", "finished", ""),
+    ],
+)
+def test_a_run_of_another_cluster_is_believed(
+    on_a: None, queue: FakeQueue, tmp_path: Path, own: str, state: str, note: str
+) -> None:
+    run = on_b(tmp_path / "r", own)
+    queue.squeue = "7|CANCELLED|N/A|None"  # a job of this cluster, which is none of its business
+    found = standing.stand([MeasuredRun.read(run.path)])[0]
+    told = status.summary(found)
+    assert (found.state, status.note(told), told["where"]) == (state, note, "b")
+    assert found.is_sure == (own == "finished")
+    assert queue.calls == []
+
+
+def test_list_asks_slurm_of_this_cluster_alone(
+    on_a: None, three: Path, queue: FakeQueue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_b(three / "theirs", job="21")
+    ours = write_run(three / "ours", state="running")
+    launchers.note_job(ours, "slurm", "21", "a")
+    on_slurm(write_run(three / "old", state="running"), "22")  # of a version that noted no cluster
+    assert listing.main(["--json"]) == 0
+    found = {run["name"]: run for run in json.loads(capsys.readouterr().out)["runs"]}
+    states = {name: (found[name]["state"], found[name]["where"]) for name in found}
+    assert states["theirs"] == ("running", "b")
+    assert states["ours"] == ("vanished", "a")
+    assert states["old"] == ("vanished", None)
+    assert queue.calls == ["squeue", "sacct"]
+    assert status.main(["theirs"]) == 0
+    shown = capsys.readouterr().out
+    assert "running: on the cluster b; seen from a" in shown
+    assert "job 21 (slurm b)" in shown
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        follow.follow_main, follow.cancel_main, watch.main, dispatch.resume_main,
+        lambda argv: logs.main([*argv, "--follow"]),
+        lambda argv: slurmft.Run(argv[0]).wait(),
+    ],
+)  # fmt: skip
+def test_commands_name_the_cluster_of_a_run(
+    on_a: None, queue: FakeQueue, tmp_path: Path, command: Callable[[list[str]], Any]
+) -> None:
+    run = on_b(tmp_path / "r")
+    words = "the job 7 of r is on the cluster b; seen from a"
+    with pytest.raises(UsageError, match=words) as caught:
+        command([str(run.path)])
+    assert "there" in str(caught.value.hint)
+    assert (queue.calls, run.get_state()["state"]) == ([], "running")
+
+
+def test_an_ended_run_of_another_cluster(
+    on_a: None, queue: FakeQueue, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its end can be seen and told from here; it moves only if somebody says so."""
+    done, dead = on_b(tmp_path / "done", "finished"), on_b(tmp_path / "dead", "cancelled")
+    assert follow.follow_main([str(done.path)]) == 0
+    assert "accuracy" in capsys.readouterr().out
+    assert slurmft.Run(dead.path).cancel() is False
+    with pytest.raises(UsageError, match="has finished"):
+        dispatch.resume_main([str(done.path)])
+    with pytest.raises(UsageError) as caught:
+        dispatch.resume_main([str(dead.path)])
+    assert str(caught.value.hint).endswith("--cluster slurm")
+    assert queue.calls == []
+
+
+def test_a_run_moves_to_this_cluster(
+    on_a: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = on_b(tmp_path / "r", "failed")
+    monkeypatch.setattr(launchers, "available", lambda: True)
+    monkeypatch.setattr(launchers.get("slurm"), "submit", lambda config, run: "99")
+    slurmft.Run(run.path).resume(cluster="slurm")
+    assert read_json(run.job) == {"cluster": "slurm", "id": "99", "where": "a"}
+
+
+def test_a_run_of_another_host(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(three / "there", state="running")
+    launchers.note_job(run, "local", str(os.getpid()), "login7")
+    assert listing.main(["--state", "running"]) == 0
+    words = f"on the host login7; seen from {os.uname().nodename}"
+    assert words in capsys.readouterr().out
+    with pytest.raises(UsageError, match=f"the job {os.getpid()} of there is {words}"):
+        slurmft.Run("there").cancel()
+
+
+def test_name_of_the_cluster(
+    on_a: None, queue: FakeQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the job's environment, by slurm.conf, else by one question."""
+    slurm._name_by_controller.cache_clear()
+    monkeypatch.setattr(slurm, "available", lambda: True)
+    assert slurm.cluster_name() == "a"
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "here")
+    assert slurm.cluster_name() == "here"
+    monkeypatch.delenv("SLURM_CLUSTER_NAME")
+    (tmp_path / "slurm.conf").write_text("include cluster.conf\n")
+    queue.squeue = "down"
+    assert slurm.cluster_name() == ""  # like a run of a version that noted none
+    queue.squeue, queue.sacct = "", "Configuration data\nClusterName             = c\n"
+    assert [slurm.cluster_name(), slurm.cluster_name()] == ["c", "c"]
+    assert queue.calls == ["scontrol", "scontrol"]
+    slurm._name_by_controller.cache_clear()
+
+
 # --- what a run said last -------------------------------------------------------------------------
 
 
@@ -222,7 +376,7 @@ def test_latest_of_a_resumed_run_and_of_none(tmp_path: Path) -> None:
 
 # --- list and status ------------------------------------------------------------------------------
 
-SUMMARY = """name path user task model nodes submitted cluster job state reason expected_start
+SUMMARY = """name path user task model nodes submitted cluster where job state reason expected_start
 requeues steps_done steps_total epoch samples_per_s left_s loss metrics"""
 FULL = """train job_options submission hosts history attempts last_record evaluating checkpoints
 warnings failures result model_path logs"""
@@ -310,7 +464,7 @@ def grow_old(run: RunDir, days: float) -> None:
 
 
 @pytest.fixture
-def messy(tmp_path: Path, queue: FakeQueue) -> dict[str, RunDir]:
+def messy(tmp_path: Path, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> dict[str, RunDir]:
     """Runs in all states with something to remove in each of them."""
     states = ("finished", "failed", "cancelled", "running", "vanished", "recent")
     own = {"vanished": "running", "recent": "failed"}
@@ -325,6 +479,7 @@ def messy(tmp_path: Path, queue: FakeQueue) -> dict[str, RunDir]:
         (run.checkpoints / ".old-step-00000005").mkdir()
         grow_old(run, 1 if name == "recent" else 40)
     queue.squeue = "3|RUNNING|N/A|None"
+    monkeypatch.setattr(tokencache, "folder", lambda: tmp_path / "cache")
     return made
 
 
@@ -355,6 +510,63 @@ def test_what_others_own_stays(
     monkeypatch.setattr(os, "getuid", lambda: 54321)
     plan = cleaning.plan(tmp_path / "runs", KINDS, 30 * DAY_S)
     assert (plan.items, plan.left_out) == ([], ["5 run(s) of others"])
+
+
+def test_runs_of_other_clusters_stay(
+    messy: dict[str, RunDir], on_a: None, tmp_path: Path, queue: FakeQueue
+) -> None:
+    runs = tmp_path / "runs"
+    for name in ("failed", "cancelled", "vanished", "recent"):
+        job = (read_json(messy[name].job) or {})["id"]
+        launchers.note_job(messy[name], "slurm", job, "b")
+        grow_old(messy[name], 40)
+    plan = cleaning.plan(runs, KINDS, 30 * DAY_S)
+    assert {item.path.relative_to(runs).parts[0] for item in plan.items} == {"finished"}
+    assert plan.left_out == ["3 run(s) of other clusters or hosts: clean them there"]
+
+
+def test_kept_tokens_that_nobody_used(
+    messy: dict[str, RunDir], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache, into = tmp_path / "cache", tmp_path / "into"
+    for key in ("unused", "used", "new", ".half.7.ab"):
+        tokencache.keep(cache, key, messy["finished"].tokens)
+    for key in ("unused", "used", ".half.7.ab"):
+        os.utime(cache / key, (time.time() - 40 * DAY_S,) * 2)
+    into.mkdir()
+    assert tokencache.take(cache, "used", into)
+    flags = ["--runs-dir", str(tmp_path / "runs"), "--only", "token-cache"]
+    assert cleaning.main([*flags, "--json", "--dry-run"]) == 0
+    items = json.loads(capsys.readouterr().out)["items"]
+    assert [(Path(i["path"]).name, i["kind"]) for i in items] == [
+        (".half.7.ab", "token-cache"), ("unused", "token-cache"),
+    ]  # fmt: skip
+    assert "no run has used it for 40 days" in items[1]["why"]
+    assert items[1]["bytes"] > 100
+    assert cleaning.main([*flags, "--older-than", "50d", "--dry-run"]) == 0
+    assert "unused" not in capsys.readouterr().out
+    assert cleaning.main([*flags, "--yes"]) == 0
+    assert sorted(path.name for path in cache.iterdir()) == ["new", "used"]
+    assert messy["finished"].tokens.is_dir()
+
+
+def test_kept_tokens_that_are_taken_meanwhile_stay(
+    messy: dict[str, RunDir], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run takes them after they were shown, before the answer."""
+    cache, into = tmp_path / "cache", tmp_path / "into"
+    tokencache.keep(cache, "key", messy["finished"].tokens)
+    os.utime(cache / "key", (time.time() - 40 * DAY_S,) * 2)
+    into.mkdir()
+
+    def ask(prompt: str) -> str:
+        assert tokencache.take(cache, "key", into)
+        return "y"
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", ask)
+    assert cleaning.main(["--runs-dir", str(tmp_path / "runs"), "--only", "token-cache"]) == 0
+    assert (cache / "key").is_dir()
 
 
 def test_clean(
@@ -511,5 +723,6 @@ def test_submit_wait_resume(
     told = run.config.submission
     assert told["command"].startswith("slurmft.submit(cluster='local', setup=('echo no module")
     assert told["resumed"][0]["command"] == "slurmft.Run.resume(setup=[])"
+    assert (read_json(run.path / "job.json") or {})["where"] == os.uname().nodename
     done = command("cancel", "last")
     assert "has already ended (completed)" in done.out

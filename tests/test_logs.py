@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmft import rundir, stamps
-from slurmft.errors import SlurmftError
+from slurmft import Run, rundir, stamps
+from slurmft.errors import SlurmftError, UsageError
 from slurmft.logfiles import Choice, Logs
 from slurmft.rundir import RunDir, write_json
 from tests.conftest import Following, slurmft
@@ -174,6 +174,29 @@ def test_what_failed_first_comes_first(tmp_path: Path) -> None:
     assert (told["event"], told["where"]) == ("failure", "rank 1 on n2")
     ended = slurmft("logs", str(run.path), "--follow", "--tail", "0")
     assert (ended.code, ended.err) == (1, "")
+
+
+def test_the_same_in_a_script(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", nodes=2, state="running")
+    assert Run(run.path).logs() == ""
+    run.add_failure("rank 1 on n2", SlurmftError("boom", "a hint"), "Tr: boom", attempt=0)
+    run.set_state("failed", "", 1)
+    put(run.rank_log(0), (T, "a"), (T + 2, "c"))
+    put(run.rank_log(1), (T + 1, "b"), (T + 3, "d"))
+    found = Run(run.path)
+    for call, flags in (
+        (found.logs(), []),
+        (found.logs(rank=1), ["--rank", "1"]),
+        (found.logs(rank=[0, 1], tail=2), ["--rank", "0", "--rank", "1", "--tail", "2"]),
+        (found.logs(node="n2"), ["--node", "n2"]),
+        (found.logs(node=0), ["--node", "0"]),
+    ):
+        assert call == slurmft("logs", str(run.path), *flags).out, flags
+    assert found.logs().startswith("failed first: rank 1 on n2, attempt 0\nTr: boom\nhint: a hint")
+    assert [line[-1] for line in found.logs(tail=1).splitlines()[5:]] == ["d"]
+    for wrong in ({"rank": 2}, {"attempt": 3}, {"tail": -1}):
+        with pytest.raises(UsageError):
+            found.logs(**wrong)
 
 
 def read(logs: Logs, whole: bool = False) -> Sequence[str]:

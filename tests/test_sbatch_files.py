@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmft import slurm
+from slurmft import launchers, slurm
 from slurmft.config import JobConfig, RunConfig, TrainConfig, build
 from slurmft.prepare import find_run, job_values
 from slurmft.recipes import GLUE_COLUMNS
@@ -63,15 +63,18 @@ def test_gpus_without_a_type() -> None:
 
 
 def test_requeued_job_finds_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its id, and not one that only has the same letters in its name."""
+    """By its id, and not one with the same letters in its name, or of another cluster."""
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "a")
     config = RunConfig(train=TrainConfig.resolve(), job=JobConfig(runs_dir=str(tmp_path)))
     flags = {"runs_dir": str(tmp_path)}
     ours = RunDir.create(config, mark="4711")
-    write_json(ours.job, {"cluster": "slurm", "id": "4711"})
+    launchers.note_job(ours, "slurm", "4711", "a")
     namesake = RunDir.create(config, mark="x-4711")
     write_json(namesake.job, {"cluster": "slurm", "id": "12"})
     RunDir.create(config, mark="y-4711")  # never submitted
+    theirs = RunDir.create(config, mark="z-4711")
+    launchers.note_job(theirs, "slurm", "4711", "b")
     assert find_run(flags) is None  # its first start
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     found = find_run(flags)
@@ -151,6 +154,7 @@ def test_hostile_folders(idle_cluster: Cluster, tmp_path: Path) -> None:
     result = json.loads(run.result.read_text())
     assert result["nodes"] == result["world_size"] == 4
     assert (folder / "said").read_text() == "it's 2\n"
+    assert json.loads(run.job.read_text())["where"] == "slurmft"
     config = run.load_config()
     assert config.train.model == str(model)
     assert (config.job.nodes, config.job.partition, config.job.time) == (4, "batch", "00:05:00")

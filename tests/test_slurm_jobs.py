@@ -111,7 +111,8 @@ def test_submit_returns_at_once_with_the_next_commands(
 
 
 def test_living_with_runs(idle_cluster: Cluster, tmp_path: Path) -> None:
-    """One job runs and is requeued, one waits behind it, and one is known to nobody."""
+    """One job runs and is requeued, one waits behind it, one is known to nobody, and one is another
+    cluster's."""
     runs = submit(idle_cluster, tmp_path, "--nodes", "1", *LONG).run
     waits = submit(idle_cluster, tmp_path, "--nodes", "4", "--exclusive", *LONG).run
     gone = write_run(tmp_path / "gone", state="running")
@@ -120,10 +121,16 @@ def test_living_with_runs(idle_cluster: Cluster, tmp_path: Path) -> None:
     while runs.get_state()["state"] != "running":  # its ranks need not have started
         assert time.monotonic() < deadline
         time.sleep(0.1)
+    theirs = write_run(tmp_path / "theirs", state="requeued")
+    theirs.job.write_text('{"cluster": "slurm", "id": "999998", "where": "b"}')
     now = list_runs(idle_cluster, tmp_path)
-    assert [now[run.path.name]["state"] for run in (runs, waits, gone)] == [
-        "running", "pending", "vanished",
+    assert [now[r.path.name]["state"] for r in (runs, waits, gone, theirs)] == [
+        "running", "pending", "vanished", "requeued",
     ]  # fmt: skip
+    assert [now[run.path.name]["where"] for run in (runs, waits)] == ["slurmft", "slurmft"]
+    refused = slurmft(idle_cluster, "cancel", "theirs", "--runs-dir", str(tmp_path))
+    assert refused.code == 2
+    assert "is on the cluster b; seen from slurmft" in refused.err
     while not now[waits.path.name][
         "reason"
     ]:  # Slurm has many words for full nodes, but not at once

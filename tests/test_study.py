@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +81,7 @@ class FakeSlurm:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSlurm:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "a")
     (tmp_path / "s.toml").write_text(FILE)
     return FakeSlurm(monkeypatch)
 
@@ -313,6 +315,25 @@ def test_cancel_says_what_it_cannot_read(
     assert "3 run(s) of s are being cancelled" in shown.out
 
 
+def test_runs_of_another_cluster(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+    """They count, nothing here waits for them, and they are cancelled where they are."""
+    run()
+    runs = runs_of()
+    assert {(read_json(r.job) or {})["where"] for r in runs.values()} == {"a"}
+    launchers.note_job(runs["10_0"], "slurm", "10_0", "b")
+    runs["10_0"].set_state("running")
+    fail(runs["40_0"])
+    fake.states["40_0"] = JobState(name="FAILED", exit_code=1)
+    assert run() == 0
+    assert fake.option("dependency")[4:] == ["afterany:20:30"]
+    capsys.readouterr()
+    with pytest.raises(UsageError, match=r"1 run\(s\) of s are on the cluster b; seen from a"):
+        study.main(["cancel", "s.toml"])
+    assert fake.cancelled == ["50", "30", "20"]
+    assert "3 run(s) of s are being cancelled" in capsys.readouterr().out
+    assert runs["10_0"].get_state()["state"] == "running"
+
+
 def test_folder_of_another_study(fake: FakeSlurm) -> None:
     Path("studies/s").mkdir(parents=True)
     Path("studies/s/study.toml").write_text('name = "t"')
@@ -320,8 +341,10 @@ def test_folder_of_another_study(fake: FakeSlurm) -> None:
         run()
 
 
-def test_two_at_once(fake: FakeSlurm, tmp_path: Path) -> None:
-    (tmp_path / "studies" / "s").mkdir(parents=True)
+@contextlib.contextmanager
+def another_at_work() -> Iterator[None]:
+    """Another process holds the study's folder."""
+    Path("studies/s").mkdir(parents=True, exist_ok=True)
     code = (
         "import fcntl, sys, time\n"
         "file = open('studies/s/.lock', 'w')\n"
@@ -333,13 +356,45 @@ def test_two_at_once(fake: FakeSlurm, tmp_path: Path) -> None:
     try:
         assert holder.stdout is not None
         holder.stdout.readline()
-        with pytest.raises(UsageError, match=r"another .* is at work in .*: process 7 on login2"):
-            run()
-        assert fake.submitted == []
+        yield
     finally:
         holder.kill()
         holder.wait()
+
+
+def test_two_at_once(fake: FakeSlurm) -> None:
+    words = r"another .* is at work in .*: process 7 on login2"
+    with another_at_work(), pytest.raises(UsageError, match=words):
+        run()
+    assert fake.submitted == []
     assert run() == 0  # the lock ends with its process
+    with another_at_work(), pytest.raises(UsageError, match=words):
+        study.main(["cancel", "s.toml"])
+    assert fake.cancelled == []
+    assert study.main(["cancel", "s.toml"]) == 0
+    assert fake.cancelled == ["40", "30", "20", "10"]
+
+
+def test_cancel_of_a_study_on_this_machine(
+    fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`study run` holds the folder all the while: it ends with its run."""
+    cancelled: list[str] = []
+    run()
+    for job, each in runs_of().items():
+        finish(each) if job != "10_0" else launchers.note_job(each, "local", "77", "")
+    local = launchers.get("local")
+    monkeypatch.setattr(local, "job_state", lambda job, run: JobState(name="RUNNING"))
+    monkeypatch.setattr(local, "cancel", lambda job, run: cancelled.append(job))
+    with another_at_work():
+        assert study.main(["cancel", "s.toml"]) == 0
+    assert cancelled == ["77"]
+    assert "1 run(s) of s are being cancelled" in capsys.readouterr().out
+
+
+def test_cancel_of_a_study_that_never_ran(fake: FakeSlurm) -> None:
+    assert study.main(["cancel", "s.toml"]) == 0
+    assert not Path("studies").exists()
 
 
 def test_dry_run_submits_nothing(

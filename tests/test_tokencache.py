@@ -76,6 +76,23 @@ def test_damaged_entry_is_found_and_made_again(
     assert tokencache.take(cache, "key", empty)
 
 
+def test_entry_that_is_removed_while_it_is_taken_is_none(
+    tmp_path: Path, tokens: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    tokencache.keep(cache, "key", tokens)
+    link = tokencache._link
+
+    def link_one(source: Path, target: Path) -> None:
+        link(source, target)
+        if source.is_relative_to(cache) and (cache / "key").exists():
+            tokencache._remove(cache / "key")
+
+    monkeypatch.setattr(tokencache, "_link", link_one)
+    assert not tokencache.take(cache, "key", empty)
+    assert list(empty.iterdir()) == []
+
+
 def test_runs_at_once(tmp_path: Path, tokens: Path) -> None:
     cache = tmp_path / "cache"
 

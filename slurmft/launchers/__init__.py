@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Protocol
 
 from slurmft.config import RunConfig
-from slurmft.errors import Exit, SlurmftError
-from slurmft.rundir import RunDir, read_json
-from slurmft.slurm import JobState, available
+from slurmft.errors import Exit, SlurmftError, UsageError
+from slurmft.rundir import RunDir, read_json, write_json
+from slurmft.slurm import JobState, available, cluster_name
 
 
 class Launcher(Protocol):
@@ -62,6 +63,52 @@ def recorded_state(run: RunDir) -> JobState | None:
     if name is None:
         return None
     return JobState(name=name, reason=state["reason"], exit_code=state["exit_code"] or 0)
+
+
+def here(cluster: str) -> str:
+    """What a job is on that is submitted from here: the Slurm cluster's name, or this host's; ""
+    where that is not known."""
+    if cluster == "slurm":
+        return cluster_name()
+    return os.uname().nodename if cluster in ("local", "mpirun") else ""
+
+
+def note_job(run: RunDir, cluster: str, job_id: str, where: str) -> None:
+    """Keeps the job of a run; `where` is what `here` said, before the job was submitted: whoever is
+    interrupted after it must not lose its id."""
+    write_json(run.job, {"cluster": cluster, "id": job_id} | ({"where": where} if where else {}))
+
+
+def apart(cluster: str, where: str, here: str) -> str:
+    """That a job is on another Slurm cluster or host than this one, in words; "" where it is here,
+    or where one of the two is not known."""
+    if not where or not here or where == here:
+        return ""
+    kind = "cluster" if cluster == "slurm" else "host"
+    return f"on the {kind} {where}; seen from {here}"
+
+
+def elsewhere(run: RunDir) -> str:
+    """The same, of a submitted run: its job cannot be asked or ended from here."""
+    job = read_json(run.job) or {}
+    cluster, where = str(job.get("cluster", "")), str(job.get("where", ""))
+    return apart(cluster, where, here(cluster)) if where else ""
+
+
+def recorded_elsewhere(run: RunDir) -> JobState | None:
+    """How the job of a run elsewhere ended, by the run's own record; None: its job is here.
+
+    Raises:
+        UsageError: it is elsewhere, and its record does not say that it has ended.
+    """
+    if not (words := elsewhere(run)):
+        return None
+    if recorded := recorded_state(run):
+        return recorded
+    raise UsageError(
+        f"the job {job_of(run)[1]} of {run.path.name} is {words}",
+        "do it there; slurmft status and slurmft logs show its files here, too",
+    )
 
 
 def job_of(run: RunDir) -> tuple[str, str]:

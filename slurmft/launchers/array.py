@@ -11,11 +11,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurmft import slurm
+from slurmft import launchers, slurm
 from slurmft.config import JobConfig
 from slurmft.errors import Exit, SlurmftError
 from slurmft.launchers.slurm import arguments, directives, inside_text, request
-from slurmft.rundir import RunDir, write_json, write_text
+from slurmft.rundir import RunDir, write_text
 
 JOB = "%A_%a"
 """An array task's id, as Slurm writes it in file names."""
@@ -76,6 +76,7 @@ def submit(runs: Sequence[RunDir], at_most: int, after: Sequence[str], script: P
     Raises:
         SlurmftError: sbatch refused it, or it would wait for ever. The run directories are gone.
     """
+    where = launchers.here("slurm")
     try:
         for run in runs:
             write_text(run.script, inside_text(run.load_config(), run, JOB))
@@ -86,7 +87,7 @@ def submit(runs: Sequence[RunDir], at_most: int, after: Sequence[str], script: P
         _discard(runs, script)
         raise
     for index, run in enumerate(runs):
-        write_json(run.job, {"cluster": "slurm", "id": f"{array}_{index}"})
+        launchers.note_job(run, "slurm", f"{array}_{index}", where)
     if reason := slurm.never_starts(array):
         slurm.cancel(array)
         _discard(runs, script)
