@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from slurmft import runs
+from slurmft import runs, selection
 from slurmft.cli import Parser
 from slurmft.errors import Exit, UsageError, run_main
 from slurmft.rundir import to_json
@@ -91,7 +91,9 @@ def main(argv: list[str]) -> int:
     """`slurmft compare RUN_A RUN_B`."""
     parser = Parser(prog="slurmft compare", description=_DESCRIPTION, epilog=EXAMPLES)
     for name in "AB":
-        parser.add_argument(name.lower(), metavar=f"RUN_{name}", help="run, or folder of repeats")
+        parser.add_argument(
+            name.lower(), metavar=f"RUN_{name}", help="run (path or name), or folder of repeats"
+        )
     parser.add_argument("--seed", type=int, default=0, help="of the resampling (default: 0)")
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
     arguments = parser.parse(argv)
@@ -116,7 +118,7 @@ def read(name: str, path: str) -> Side:
     Raises:
         UsageError: none has finished, or they are no repeats of one measurement.
     """
-    found, problems = runs.find([path])
+    found, problems = runs.find([selection.folder_of(path)])
     done = [run for run in found if run.is_finished]
     lacking = {run.path: words for run in done if (words := _lacks(run))}
     finished = tuple(run for run in done if run.path not in lacking)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurmft import runs, scaling
+from slurmft import runs, scaling, selection
 from slurmft.cli import Parser, aligned
 from slurmft.config import duration_s
 from slurmft.errors import Exit, UsageError, run_main, unknown
@@ -25,7 +25,7 @@ _SURELY = 0.9
 
 _DESCRIPTION = """\
 Fits a model of a run's time to runs that were measured, and says what other numbers of nodes would
-take. SOURCE: run directories, folders that hold such, or one published table (.json). Ranges hold
+take. SOURCE: runs (paths or names), folders that hold such, or one published table (.json). Ranges hold
 90 % of what the measurements leave possible. Nothing is submitted.
 """
 
@@ -201,7 +201,7 @@ def read(sources: Sequence[str]) -> dict[str, Series]:
         )
     if tables:
         return published(absolute(tables[0]))
-    found, problems = runs.find(sources)
+    found, problems = runs.find([selection.folder_of(source) for source in sources])
     for problem in problems:
         print(f"warning: left out: {problem}", file=sys.stderr)
     return series_of(found)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import slurmft
-from slurmft import plots, published, runs, runsets
+from slurmft import plots, published, runs, runsets, selection
 from slurmft.cli import Parser
 from slurmft.errors import Exit, UsageError, unknown
 from slurmft.filesystem import absolute
@@ -41,8 +41,11 @@ def parser() -> Parser:
         epilog=EXAMPLES,
     )
     add = made.add_argument
-    paths = "run directories, folders of such at any depth, files of published tables (.json)"
-    add("paths", nargs="+", type=Path, metavar="DIR|FILE", help=paths)
+    paths = (
+        "runs (paths or names, as `last`), folders of such at any depth, files of published tables "
+        "(.json)"
+    )
+    add("paths", nargs="+", type=Path, metavar="RUN|DIR|FILE", help=paths)
     add("--output", type=Path, metavar="FOLDER", help="write all files here, made if need be")
     printed = "what to print (default: text; with --output only the files' names)"
     add("--format", default=None, metavar="|".join(FORMATS), help=printed)
@@ -96,7 +99,9 @@ def collect(
     Raises:
         UsageError: a path holds nothing that can be shown.
     """
-    folders = [path for path in paths if not absolute(path).is_file()]
+    folders = [
+        Path(selection.folder_of(str(path))) for path in paths if not absolute(path).is_file()
+    ]
     files = [path for path in paths if absolute(path).is_file()]
     found, problems = runs.find(folders)
     if folders and not found:

@@ -174,6 +174,11 @@ def blocks(language: str) -> list[str]:
     return [text for name, text in _BLOCK.findall(TEXT) if name == language]
 
 
+def lines_with(head: str) -> str:
+    """The block without a language that begins with a line."""
+    return next(text for text in blocks("") if text.startswith(f"{head}\n"))
+
+
 def commands() -> list[Command]:
     """All commands, each once: of blocks to type, of outputs, and whole ones within the text."""
     typed = [part for block in blocks("sh") for line in lines(block) for part in parts(line)]

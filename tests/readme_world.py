@@ -88,6 +88,10 @@ def make(folder: Path, model: Path, data: Path) -> World:
     for place in ("gpfs/data/emotion", "gpfs/emotion"):
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         (folder / place).symlink_to(data)
+    tickets = folder / "gpfs/data/tickets"
+    tickets.mkdir()
+    for split in ("train", "validation"):
+        (tickets / f"{split}.csv").write_text(readme.lines_with("text,label"))
     (folder / "gpfs/models").mkdir()
     (folder / "gpfs/models/distilbert-base-uncased").symlink_to(model)
     for place in ("gpfs/proj42/hf", "gpfs/images"):

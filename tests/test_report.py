@@ -514,7 +514,7 @@ def test_what_cannot_be_read_is_listed(tmp_path: Path) -> None:
         (["{good}", "--output", "{good}/config.json"], "cannot write to"),
         (["{good}/config.json"], "holds no published table"),
         (["{good}", "--published", "{empty}/x.json"], "cannot read published tables"),
-        ([], "required: DIR|FILE"),
+        ([], "required: RUN|DIR|FILE"),
     ],
 )
 def test_mistakes_end_in_two_lines(arguments: list[str], told: str, tmp_path: Path) -> None:
