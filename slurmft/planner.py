@@ -25,8 +25,8 @@ _SURELY = 0.9
 
 _DESCRIPTION = """\
 Fits a model of a run's time to runs that were measured, and says what other numbers of nodes would
-take. SOURCE: runs (paths or names), folders that hold such, or one published table (.json). Ranges hold
-90 % of what the measurements leave possible. Nothing is submitted.
+take. SOURCE: runs (paths or names), folders that hold such, or one published table (.json). Ranges
+hold 90 % of what the measurements leave possible. Nothing is submitted.
 """
 
 EXAMPLES = """\
