@@ -101,7 +101,9 @@ class TrainConfig:
     )
     learning_rate: float | None = option(None, "peak learning rate")
     muon_learning_rate: float | None = option(
-        None, "peak learning rate where Muon trains (default: that of --learning-rate)"
+        None,
+        "peak learning rate of Muon, and of the head beside it; embeddings, norms and biases keep "
+        "--learning-rate (default: the same)",
     )
     lr_rule: str = option(
         "none",

@@ -33,10 +33,15 @@ def make_optimizer(
         return AdamW(decay_groups(trained, plan), lr=plan.learning_rate, fused=fused)
     hidden = hidden_matrices(model)
     taken = {id(p) for p in hidden}
-    others = decay_groups([p for p in trained if id(p) not in taken], plan)
+    base = {id(p) for p in getattr(model, "base_model", model).parameters()}
+    others = [p for p in trained if id(p) not in taken]
+    slower = decay_groups([p for p in others if id(p) in base], plan)
+    for group in slower:
+        group["lr"] = plan.adamw_learning_rate
+    head = decay_groups([p for p in others if id(p) not in base], plan)
     return MuonAdamW(
         [{"params": hidden, "weight_decay": plan.config.weight_decay}],
-        others,
+        [*slower, *head],
         lr=plan.learning_rate,
         fused=fused,
         divided=divided,

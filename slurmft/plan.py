@@ -60,10 +60,17 @@ class Plan:
 
     @property
     def learning_rate(self) -> float:
-        """The peak of the schedule."""
-        rate = self.config.learning_rate
-        if self.optimizer == "muon":
-            rate = self.config.muon_learning_rate or rate
+        """The peak of the schedule; Muon's, where it trains."""
+        muon = self.config.muon_learning_rate if self.optimizer == "muon" else None
+        return self._grown(muon or self.config.learning_rate)
+
+    @property
+    def adamw_learning_rate(self) -> float:
+        """The peak for embeddings, norms and biases, which AdamW trains beside Muon: at Muon's rate
+        they cost accuracy (results/large_batch.json)."""
+        return self._grown(self.config.learning_rate)
+
+    def _grown(self, rate: float | None) -> float:
         assert rate is not None  # from the recipe
         return rate * math.pow(self.growth, _POWERS[self.config.lr_rule])
 

@@ -120,6 +120,18 @@ def test_weights_of_muon() -> None:
         assert (group["weight_decay"] == 0) == all(p.ndim < 2 for p in group["params"])
 
 
+def test_rates_where_muon_trains() -> None:
+    """The fresh head learns at Muon's rate, what AdamW has of the pretrained model at its own."""
+    model = small_bert()
+    hidden = {id(p) for p in hidden_matrices(model)}
+    of = plan(optimizer="muon", learning_rate=1e-4, muon_learning_rate=1e-3)
+    made = make_optimizer(model, of, fused=False)
+    rates = {id(p): group["lr"] for group in made.param_groups for p in group["params"]}
+    for name, p in model.named_parameters():
+        at_muons = id(p) in hidden or name.startswith("classifier")
+        assert rates[id(p)] == (1e-3 if at_muons else 1e-4), name
+
+
 def test_as_one_they_do_what_each_does_alone() -> None:
     one, other = small_bert(), small_bert()
     train(one, make_optimizer(one, plan(optimizer="muon", learning_rate=1e-2), True), range(3))
