@@ -2,7 +2,7 @@
 encoder, in one process. What 16 devices do at once, it does one after another: it accumulates.
 
     python results/large_batch.py choose DATA_DIR           # learning rates, on a part of train
-    python results/large_batch.py accuracy DATA_DIR [SEED]  # four global batches, on validation
+    python results/large_batch.py accuracy DATA_DIR [SEED]  # all cases, on validation
     python results/large_batch.py cost                      # what Muon adds on 16 devices: a model
 
 `choose` sees the training split alone: 14,000 of its samples to train on, 2,000 to judge by, and as
@@ -24,13 +24,22 @@ from provenance import RESULTS, encoder, save
 SEEDS = (42, 43)
 DEVICE_BATCH, STEPS, HELD_OUT = 256, 20, 2000
 
+_ALL_MICRO_STEPS = ("--gradient-accumulation-steps", "16")
+_ONE_RATE = ("--learning-rate", "2e-3")
 CASES: dict[str, tuple[str, ...]] = {
     "256": (),
-    "4096": ("--gradient-accumulation-steps", "16"),
-    "4096 as published": ("--gradient-accumulation-steps", "16", "--as-published"),
-    "2048": ("--gradient-accumulation-steps", "8"),
+    "4096": _ALL_MICRO_STEPS,
+    "4096, one rate for all": (*_ALL_MICRO_STEPS, *_ONE_RATE),
+    "4096, one rate for all, warm-up of 10 %": (
+        *_ALL_MICRO_STEPS,
+        *_ONE_RATE,
+        *("--warmup-ratio", "0.1"),
+    ),
+    "2048, one rate for all": ("--gradient-accumulation-steps", "8", *_ONE_RATE),
+    "4096 as published": (*_ALL_MICRO_STEPS, "--as-published"),
 }
-"""Global batch -> flags. Up to 1,024 the recipe is as published."""
+"""Global batch -> flags. Up to 1,024 the recipe is as published. One rate for all: that of Muon, for
+embeddings, norms and biases, too."""
 
 RATES = {"muon": (1e-3, 2e-3, 4e-3, 8e-3), "adamw": (5e-4, 1e-3, 2e-3)}
 
@@ -63,7 +72,7 @@ def means(runs: dict[str, dict[str, Any]]) -> dict[str, float]:
     """The mean over the seeds of each case."""
     found: dict[str, list[float]] = {}
     for key, values in runs.items():
-        found.setdefault(key.partition(", ")[0], []).append(values["accuracy"])
+        found.setdefault(key.rpartition(", ")[0], []).append(values["accuracy"])
     return {name: sum(values) / len(values) for name, values in found.items()}
 
 
