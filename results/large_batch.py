@@ -38,8 +38,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "2048, one rate for all": ("--gradient-accumulation-steps", "8", *_ONE_RATE),
     "4096 as published": (*_ALL_MICRO_STEPS, "--as-published"),
 }
-"""Global batch -> flags. Up to 1,024 the recipe is as published. One rate for all: that of Muon, for
-embeddings, norms and biases, too."""
+"""Global batch -> flags. Up to 1,024 the recipe is as published. One rate for all: that of Muon,
+for embeddings, norms and biases, too."""
 
 RATES = {"muon": (1e-3, 2e-3, 4e-3, 8e-3), "adamw": (5e-4, 1e-3, 2e-3)}
 
