@@ -2,6 +2,7 @@
 namespaces of this machine, joined by a link that tc slows down. As root.
 
     python results/communication.py speed DATA_DIR       # emotion: DATA_DIR/train.jsonl, validation
+    python results/communication.py poor DATA_DIR        # the same on a far slower link
     python results/communication.py variants DATA_DIR    # what each part of it gains
     python results/communication.py accuracy DATA_DIR [SEEDS]    # trainings, the network not slowed
 
@@ -31,8 +32,8 @@ from provenance import RESULTS, encoder, save
 
 sys.path.insert(0, str(RESULTS.parent))
 
-BATCH, BLOCK, ROUNDS, WARM_UP = 64, 16, 6, 12
-FIRST_MBIT_S, WANTED = 1000.0, (0.65, 0.70)
+BATCH, BLOCK, WARM_UP = 64, 16, 12
+FIRST_MBIT_S = 1000.0
 NODES = {"n-a": "10.78.0.1", "n-b": "10.78.0.2"}
 DEVICE = "veth0"
 
@@ -44,7 +45,13 @@ VARIANTS = (
     "fp32, no bucket views", "fp32, buffers broadcast", "fp32, static graph", "bf16",
     "bf16, rows off", "local:8", "local:16",
 )  # fmt: skip
-ACCURACY = ("fp32", "bf16", "auto", "powersgd", "local:8", "local:16", "local:32")
+PARTS = {
+    "speed": (SPEED, (0.65, 0.70), 6),
+    "poor": (("one", "both", "ddp", "fp32", "bf16", "powersgd", "local:16"), (0.25, 0.35), 3),
+    "variants": (VARIANTS, (0.65, 0.70), 6),
+}
+"""What is compared, the efficiency of plain DDP for which the link is slowed, and rounds."""
+ACCURACY = ("fp32", "bf16", "local:16", "powersgd")
 
 
 # --- the network ----------------------------------------------------------------------------------
@@ -211,14 +218,14 @@ def make_training(world: Any, mode: str, data: Path, folder: Path) -> Any:
 
 
 def rank(part: str, data: Path, folder: Path, output: Path) -> None:
-    names = SPEED if part == "speed" else VARIANTS
+    names, wanted, rounds = PARTS[part]
     slow_down(FIRST_MBIT_S)
     cases = {name: Case(name, data, folder) for name in names}
     for case in cases.values():
         case.steps(WARM_UP)
-    mbit_s, tries = settle(cases)
+    mbit_s, tries = settle(cases, wanted)
     times: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(ROUNDS):
+    for number in range(rounds):
         for name in names[:: -1 if number % 2 else 1]:
             times[name].append(cases[name].block(BLOCK) / BLOCK)
         if Case.world.is_main:
@@ -234,7 +241,9 @@ def rank(part: str, data: Path, folder: Path, output: Path) -> None:
     os._exit(0)
 
 
-def settle(cases: dict[str, Case]) -> tuple[float, list[tuple[float, float]]]:
+def settle(
+    cases: dict[str, Case], wanted: tuple[float, float]
+) -> tuple[float, list[tuple[float, float]]]:
     """Slows the link until plain DDP is as inefficient as wanted; Mbit/s, and what was tried."""
     mbit_s, tries = FIRST_MBIT_S, []
     for _ in range(8):
@@ -245,9 +254,9 @@ def settle(cases: dict[str, Case]) -> tuple[float, list[tuple[float, float]]]:
         tries.append((mbit_s, efficiency))
         if Case.world.is_main:
             print(f"{mbit_s:.0f} Mbit/s: efficiency {efficiency:.3f} of plain DDP", flush=True)
-        if WANTED[0] <= efficiency <= WANTED[1]:
+        if wanted[0] <= efficiency <= wanted[1]:
             break
-        middle = sum(WANTED) / 2
+        middle = sum(wanted) / 2
         mbit_s *= max(0.3, (1 / efficiency - 1) / (1 / middle - 1))  # what waits, is sent
     return mbit_s, tries
 

@@ -306,7 +306,7 @@ class Measured:
         if taken > _POOR * step:
             more = "" if precision == "bf16" else "bf16, "
             text += (
-                f"; the network is poor for this model: --grad-comm {more}powersgd or local:16 "
+                f"; the network is poor for this model: --grad-comm {more}powersgd or local:64 "
                 "would send less, but train in another way"
             )
         return text

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from slurmft import (
     ccl,
@@ -219,15 +220,13 @@ class NodeTask:
             # Ranks that wait for the one that hangs look alike: only a stopped process is certain.
             run.add_failure(f"node {host}", error, echo=not hang.certain, bad_host=host)
         print(f"error: {error}", file=sys.stderr, flush=True)
+        if not hang.certain:
+            await_cause(run)
         process.end(self._torchrun)
         return True
 
     def _conclude(self, run: RunDir, code: int, log: Path, start: int) -> int:
-        """Records why torchrun failed on this node; returns the exit code of this task.
-
-        When the ranks here only lost their peers, the node whose rank failed first gets a moment to
-        say so: the end of this task makes srun end that one too.
-        """
+        """Records why torchrun failed on this node; returns the exit code of this task."""
         host = host_name()
         where = f"node {host}"
         if code < 0:
@@ -239,11 +238,7 @@ class NodeTask:
             # A rank that loses its peers may abort; who was killed otherwise is the cause.
             # Its host is not blamed: memory runs out on any.
             run.add_failure(where, killed, echo=signal_number == signal.SIGABRT, retry=True)
-        deadline = time.monotonic() + _ECHO_WAIT_S
-        while (failure := run.root_failure()) is None or failure["echo"]:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.1)
+        failure = await_cause(run)
         if failure is None:
             unknown = SlurmftError(f"torchrun ended with exit code {code}", f"log: {log}")
             failure = run.add_failure(where, unknown, retry=bool(run.checkpoint_names()))
@@ -259,6 +254,21 @@ def poll(torchrun: subprocess.Popen[bytes]) -> int | None:
         return torchrun.wait(_POLL_S)
     except subprocess.TimeoutExpired:
         return None
+
+
+def await_cause(run: RunDir) -> dict[str, Any] | None:
+    """The first failure of the run, which may be an echo of one that is not told; None: there is
+    none.
+
+    Where the ranks here only lost their peers, or wait for them, the node where it began gets a
+    moment to say so: the end of this task makes srun end that one, too.
+    """
+    deadline = time.monotonic() + _ECHO_WAIT_S
+    while (failure := run.root_failure()) is None or failure["echo"]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    return failure
 
 
 def host_name() -> str:

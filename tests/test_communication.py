@@ -40,8 +40,8 @@ def test_two_ranks(tmp_path: Path) -> None:
         ((1.0, 0.4, 0.2), "fp16", "fp32", ""),
         ((1.0, 0.02, 0.01), "bf16", "fp32", ""),  # nothing to gain
         ((1.0, 0.4, 0.5), "bf16", "fp32", ""),  # rounding costs more than it saves
-        ((9.0, 8.0, 4.0), "bf16", "bf16", "--grad-comm powersgd or local:16"),
-        ((9.0, 8.0, 4.0), "fp32", "fp32", "--grad-comm bf16, powersgd or local:16"),
+        ((9.0, 8.0, 4.0), "bf16", "bf16", "--grad-comm powersgd or local:64"),
+        ((9.0, 8.0, 4.0), "fp32", "fp32", "--grad-comm bf16, powersgd or local:64"),
     ],
 )
 def test_auto_chooses(
