@@ -10,7 +10,7 @@ from typing import Any
 
 from slurmft.charts import Chart, Series
 
-HINT = 'plots need matplotlib: pip install "slurmft[plots]"'
+HINT = "plots need matplotlib: pip install matplotlib"
 
 _COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#999999")
 """Okabe and Ito's, which the colour-blind can tell apart; yellow, faint on paper, is grey."""
