@@ -79,7 +79,7 @@ class Profile:
         preloads = self._preloads()
         if not any("tcmalloc" in setting.value for setting in preloads):
             preloads += _GLIBC
-        return found + preloads + self._ccl()
+        return [*found, *preloads, _PRIMITIVES, *self._ccl()]
 
     def _all_cores(self) -> list[tuple[int, ...]]:
         """What each process is bound to: its communication's cores, too."""
@@ -152,6 +152,13 @@ _GLIBC = [
     ),
 ]
 """glibc gives a large tensor's memory back to the kernel, and takes it anew, page by page."""
+
+
+_PRIMITIVES = Setting(
+    name="ONEDNN_PRIMITIVE_CACHE_CAPACITY",
+    value="128",
+    reason="packed batches are all of other sizes: oneDNN's code for past ones takes memory",
+)
 
 
 def choose(

@@ -61,6 +61,7 @@ from slurmft.data import (
 )
 from slurmft.dist import World
 from slurmft.errors import Exit, SlurmftError
+from slurmft.heap import Heap
 from slurmft.heartbeat import Heart
 from slurmft.optimizer import make_optimizer, make_scheduler
 from slurmft.plan import Plan
@@ -118,6 +119,7 @@ class Training:
         imports_s: seconds from this process's start until its imports were done.
         """
         self.run_dir, self.stop, self.heart = run_dir, stop, heart
+        self.heap = Heap(os.environ)
         self.config: TrainConfig = run_dir.load_config().train
         self.job = run_dir.load_config().job
         self.world = dist.init(self.config.backend)
@@ -335,6 +337,7 @@ class Training:
         loss = self.model(**batch.to(self.world.device)).loss * weight
         # DDP divides the sum of the ranks' gradients by their number.
         self.accelerator.backward(loss * self.world.size)
+        self.heap.after_batch()
         return loss.detach().float()
 
     def _batch(self, table: TokenTable, samples: Any) -> Batch:

@@ -6,6 +6,7 @@ import ast
 import functools
 import json
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -157,6 +158,15 @@ class Done:
     def result(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.run.result.read_text())
         return found
+
+
+def modes(folder: Path) -> dict[str, set[int]]:
+    """The modes of folders and of files at any depth, a folder's own included."""
+    found: dict[str, set[int]] = {"folders": set(), "files": set()}
+    for path in (folder, *folder.rglob("*")):
+        kind = "folders" if path.is_dir() else "files"
+        found[kind].add(stat.S_IMODE(path.stat().st_mode))
+    return found
 
 
 class Following:

@@ -23,7 +23,7 @@ from slurmft.dispatch import configure, provenance
 from slurmft.errors import SlurmftError, UsageError
 from slurmft.rendezvous import Rendezvous
 from slurmft.rundir import RunDir
-from tests.conftest import assert_two_lines, slurmft
+from tests.conftest import assert_two_lines, modes, slurmft
 
 TOKEN = "hf_" + "AbCdEfGhIjKlMnOp" * 2
 QUICK = ("--max-steps", "2", "--batch-size", "4", "--eval-batch-size", "512", "--precision", "fp32")
@@ -37,15 +37,6 @@ def keep_umask() -> object:
 
 
 # --- who may read ---------------------------------------------------------------------------------
-
-
-def modes(folder: Path) -> dict[str, set[int]]:
-    """The modes of folders and of files at any depth, a folder's own included."""
-    found: dict[str, set[int]] = {"folders": set(), "files": set()}
-    for path in (folder, *folder.rglob("*")):
-        kind = "folders" if path.is_dir() else "files"
-        found[kind].add(stat.S_IMODE(path.stat().st_mode))
-    return found
 
 
 def test_run_of_a_group_with_a_token(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from slurmft import stamps
 from tests import conftest
 from tests.cluster import Cluster
-from tests.conftest import HOSTILE, Done, Following, records
+from tests.conftest import HOSTILE, Done, Following, modes, records
 from tests.made_runs import write_run
 from tests.models import write_emotion, write_model
 
@@ -67,6 +67,11 @@ def test_run_on_four_nodes(cluster: Cluster, four_nodes: Done) -> None:
     assert sorted(rank["host"] for rank in ranks) == cluster.hosts
     assert "accuracy" in four_nodes.out
     assert "to Slurm: 4 node(s)" in four_nodes.out
+
+
+def test_run_is_its_users_alone(four_nodes: Done) -> None:
+    """What sbatch, srun, tasks and ranks wrote, on all nodes."""
+    assert modes(four_nodes.run.path) == {"folders": {0o700}, "files": {0o600}}
 
 
 def test_slurm_got_what_was_asked_for(cluster: Cluster, four_nodes: Done) -> None:
@@ -223,12 +228,27 @@ def test_killed_rank(idle_cluster: Cluster, tmp_path: Path) -> None:
         if "-m slurmft.rank" in line and "slurmft.torchrun" not in line
     )
     began = time.monotonic()
+    assert_bound_to_their_node(idle_cluster)
     os.kill(pid, 9)
     code, text = job.end()
     assert code == 1
     assert time.monotonic() - began < 60
     assert f"node {host}: a rank was killed by SIGKILL" in text
     assert_nodes_are_clean(idle_cluster)
+
+
+def assert_bound_to_their_node(cluster: Cluster) -> None:
+    """What a running job's processes listen on: addresses of the node, never all of them."""
+    seen: dict[str, set[str]] = {}
+    for host in cluster.hosts:
+        shown = cluster.run(["ss", "-Hltnp"], on=host).stdout.splitlines()
+        ours = [line.split()[3] for line in shown if "python" in line or "pt_" in line]
+        if ours:
+            seen[host] = {address.rpartition(":")[0] for address in ours}
+    assert len(seen) == 2  # nodes of the job
+    for host, addresses in seen.items():
+        (own,) = cluster.run(["getent", "ahostsv4", host]).stdout.split()[:1]
+        assert addresses <= {own, f"[::ffff:{own}]"}, (host, addresses)
 
 
 def test_head_that_cannot_be_reached(idle_cluster: Cluster, tmp_path: Path) -> None:
