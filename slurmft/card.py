@@ -17,6 +17,8 @@ _SETTINGS = (
     "lr_schedule", "warmup_steps", "warmup_ratio", "weight_decay", "max_grad_norm", "max_length",
     "doc_stride", "batching", "dropout", "seed", "early_stopping",
 )  # fmt: skip
+_USED = ("precision", "global_batch_size", "backend", "optimizer", "learning_rate")
+"""What a run chose for itself, or may have: as its result has it."""
 _PACKAGES = ("slurmft", "torch", "transformers", "accelerate", "datasets", "tokenizers")
 
 
@@ -120,8 +122,7 @@ def _data(train: TrainConfig) -> str:
 
 def _settings(train: TrainConfig, result: Mapping[str, Any]) -> dict[str, Any]:
     given = {k: getattr(train, k) for k in _SETTINGS if getattr(train, k) is not None}
-    used = {k: result[k] for k in ("precision", "global_batch_size", "backend")}
-    return given | used
+    return given | {k: result[k] for k in _USED if k in result}
 
 
 def _table(title: str, values: Mapping[str, Any]) -> list[str]:

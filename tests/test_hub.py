@@ -22,7 +22,7 @@ from tests.made_runs import write_run
 RESULT: dict[str, Any] = {
     "metrics": {"accuracy": 0.9215, "f1": None}, "loss": 0.1234567, "steps": 1500, "wall_s": 75.2,
     "nodes": 2, "world_size": 8, "train_samples_per_s": 812.25, "precision": "bf16",
-    "global_batch_size": 256, "backend": "gloo",
+    "global_batch_size": 256, "backend": "gloo", "optimizer": "muon", "learning_rate": 8e-3,
 }  # fmt: skip
 TOKEN = "hf_" + "x1" * 17
 
@@ -66,7 +66,12 @@ def test_card(run: RunDir) -> None:
     assert (metric.metric_type, metric.metric_value) == ("accuracy", 0.9215)
     for words in ("| accuracy | 0.9215 |", "1,500 optimizer steps in 75 s on 2 node(s) with 8"):
         assert words in text
-    for words in ("| learning_rate | ", "torch 2.13.0", 'pipeline("text-classification"'):
+    for words in (
+        "| optimizer | muon |",
+        "| learning_rate | 0.0080 |",
+        "torch 2.13.0",
+        'pipeline("text-classification"',
+    ):
         assert words in text
     assert str(run.path.parent) not in text
     assert "/" not in text.split("fine-tuned on")[0].split("# ")[1]

@@ -33,18 +33,8 @@ _PROGRAMS = {"intel": ("mpiexec.hydra",), "openmpi": ("mpirun.openmpi", "orterun
 _VARIABLES = (
     *("PATH", "LD_", "PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX", "TMPDIR", "SLURMFT_", "HF_"),
     *("TRANSFORMERS_", "TOKENIZERS_", "TORCH", "OMP_", "MKL_", "KMP_", "CCL_", "FI_", "I_MPI_"),
-    *(
-        "HUGGING_FACE_",
-        "WANDB_",
-        "MLFLOW_",
-        "GLOO_",
-        "NCCL_",
-        "CUDA_",
-        "UCX_",
-        "DNNL_",
-        "ONEDNN_",
-        "XDG_CACHE_HOME",
-    ),
+    *("HUGGING_FACE_", "WANDB_", "MLFLOW_", "XDG_CACHE_HOME"),
+    *("GLOO_", "NCCL_", "CUDA_", "UCX_", "DNNL_", "ONEDNN_"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_", "REQUESTS_CA_BUNDLE"),
 )
 """How the names of variables begin that Open MPI is to give to ranks on other hosts."""
