@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from slurmft.averaging import Averages
 from slurmft.config import local_steps
 from slurmft.dist import World
 from slurmft.errors import SlurmftError
@@ -40,8 +41,6 @@ _POOR = 0.5
 """Of a step's time: where an all-reduce takes more, it cannot hide behind the backward pass."""
 _RANK, _EXACT_STEPS = 4, 10
 """PowerSGD: the rank of its matrices, and steps without compression at a run's start."""
-_AVERAGED_BYTES = 2**24
-"""Of weights that are averaged at once."""
 
 
 class Communication:
@@ -76,16 +75,18 @@ class Communication:
         self.tables: Tables | None = None
         self._trial = Trial() if asked == "auto" and rounds and not alone else None
         self._power: powerSGD_hook.PowerSGDState | None = None
+        self._averages: Averages | None = None
+        self._sent_type = torch.bfloat16 if rounds else torch.float32
         self._apart = False
         self._model: Any = None
-        self._optimizer: Any = None
 
     def prepare(self, accelerator: Any, model: Any, optimizer: Any) -> tuple[Any, Any]:
         """Model and optimizer as Accelerate prepares them, with the same weights on all ranks."""
-        self._model, self._optimizer = model, optimizer
+        self._model = model
         if self.used == "none" or self.period > 1:
             if self.used != "none":
                 _share(model.state_dict().values())
+                self._averages = Averages(model, optimizer, self._sent_type)
             model = accelerator.prepare_model(model, evaluation_mode=True)  # without DDP
             optimizer = accelerator.prepare(optimizer)
         else:
@@ -193,30 +194,13 @@ class Communication:
 
     @torch.no_grad()
     def average(self) -> None:
-        """Weights and the optimizer's moments become the means over all ranks, where they differ.
+        """The ranks' models and their optimizers' moments become one, where they differ.
 
         The moments are state, too: what a checkpoint holds is the same on every rank then.
         """
-        if not self._apart:
-            return
-        for part in _parts(self._own_tensors()):
-            flat = torch.cat([tensor.reshape(-1) for tensor in part])
-            dist.all_reduce(flat)
-            flat /= self.world.size
-            means = torch.split(flat, [t.numel() for t in part])
-            for tensor, mean in zip(part, means, strict=True):
-                tensor.copy_(mean.view_as(tensor))
+        if self._averages and self._apart:
+            self._averages.meet()
         self._apart = False
-
-    def _own_tensors(self) -> Iterator[Tensor]:
-        """What differs between ranks that train by themselves."""
-        yield from (b for b in self._model.buffers() if b.is_floating_point())
-        for parameter in self._model.parameters():
-            if parameter.requires_grad:
-                yield parameter
-                state = self._optimizer.state.get(parameter, {})
-                moments = (state[k] for k in sorted(state) if isinstance(state[k], Tensor))
-                yield from (moment for moment in moments if moment.ndim)  # not the count of steps
 
     # --- checkpoints ------------------------------------------------------------------------------
 
@@ -236,7 +220,12 @@ class Communication:
         }
 
     def restore(self, state: dict[str, Any], tensors: dict[str, Tensor], same_ranks: bool) -> None:
-        """Goes on as `state` and `tensors` say; on other ranks, auto chooses anew."""
+        """Goes on as `state` and `tensors` say; on other ranks, auto chooses anew.
+
+        The model has the checkpoint's weights already.
+        """
+        if self._averages:
+            self._averages.begin()
         if self._trial and same_ranks and state.get("used"):
             self.used, self._trial = state["used"], None
         if self._power:
@@ -415,18 +404,3 @@ def _share(tensors: Iterable[Tensor]) -> None:
     """The main rank's tensors, on every rank."""
     for tensor in tensors:
         dist.broadcast(tensor, src=0)
-
-
-def _parts(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors of one type, in lists of some size."""
-    part: list[Tensor] = []
-    for tensor in tensors:
-        if part and tensor.dtype != part[0].dtype:
-            yield part
-            part = []
-        part.append(tensor)
-        if sum(t.numel() * t.element_size() for t in part) >= _AVERAGED_BYTES:
-            yield part
-            part = []
-    if part:
-        yield part

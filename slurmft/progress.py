@@ -73,8 +73,13 @@ def describe_start(r: Record) -> str:
     return (
         f"{r['task']} on {r['world_size']} process(es), {r['nodes']} node(s): {r['precision']}, "
         f"{r['backend']}, global batch {r['global_batch_size']}, {r['total_steps']} steps, "
-        f"{r['parameters'] / 1e6:.1f}M parameters"
+        f"{r['parameters'] / 1e6:.1f}M parameters{vocabulary(r)}"
     ) + (f"\nimports took {imports(r)}" if r.get("imports_s") else "")
+
+
+def vocabulary(r: Record) -> str:
+    rows = r.get("vocabulary")
+    return f", {rows['used']:,} of {rows['all']:,} tokens in use" if rows else ""
 
 
 def imports(r: Record) -> str:

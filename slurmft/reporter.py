@@ -82,8 +82,12 @@ class Reporter:
         self._own_steps = 0
         self._ranks_told_at = 0.0
 
-    def start(self, parameters: int) -> None:
-        """Writes the environment and the first record. Called on every rank."""
+    def start(self, parameters: int, rows: dict[str, int] | None = None) -> None:
+        """Writes the environment and the first record. Called on every rank.
+
+        Args:
+            rows: of the table of words: all, and those in use; None: the same.
+        """
         ranks: list[Any] = [None] * self.world.size
         mine = describe_rank(self.world) | {"imports_s": self._imports_s}
         dist.all_gather_object(ranks, mine)
@@ -96,6 +100,7 @@ class Reporter:
             "preset": self.plan.config.preset,
             "model": self.plan.config.model,
             "parameters": parameters,
+            "vocabulary": rows,
             "world_size": self.world.size,
             "nodes": len({r["node"] for r in ranks}),
             "precision": self.plan.precision,

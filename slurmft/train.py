@@ -79,6 +79,7 @@ from slurmft.snapshot import (
     split_optimizer,
 )
 from slurmft.sources import hub_cache, needs_hub
+from slurmft.vocabulary import Vocabulary
 
 # Logs are files: transformers' bars for loading and saving weights would only litter them.
 disable_progress_bar()
@@ -163,7 +164,7 @@ class Training:
         stop.before_exit = lambda: self.saver.wait(_LAST_SAVE_S)
         self._fetch_model()
         self._make_model(precision)
-        self.reporter.start(self.parameters)
+        self.reporter.start(self.parameters, self.vocabulary.facts() if self.vocabulary else None)
         for text in self.warnings:
             self.reporter.warn(text)
         if found:
@@ -174,6 +175,8 @@ class Training:
         seed_everything(self.config.seed)
         model = self.task.model(self.data)
         self.parameters = sum(p.numel() for p in model.parameters())
+        self.packing = self._pack(model)
+        self.vocabulary = self._narrow(model)
         # A fused optimizer skips fp16's overflowing steps by itself: the schedule would not know.
         optimizer = make_optimizer(
             model,
@@ -183,7 +186,6 @@ class Training:
         )
         if self.config.activation_checkpointing:
             recompute_activations(model)
-        self.packing = self._pack(model)
         if self.world.device.type == "cpu":
             dropout.replace(model)
         if self.config.ipex:
@@ -204,6 +206,16 @@ class Training:
             return found
         self.warnings.append(f"{found}; batches are padded to their longest sample")
         return None
+
+    def _narrow(self, model: Any) -> Vocabulary | None:
+        """Leaves the rows of a large vocabulary out that the data has no tokens for."""
+        found = Vocabulary.narrow(model, self.data)
+        if isinstance(found, str):
+            self.warnings.append(f"{found}; they are trained as well")
+            return None
+        if found and not self.world.is_main:
+            found.forget()
+        return found
 
     def _settle_locks(self) -> str | None:
         """Finds out which file locks hold where the hub's files are kept; returns a warning."""
@@ -683,6 +695,9 @@ class Training:
             print(f"the tokens cannot be kept in {cache}: {error}", flush=True)
 
     def _save_model(self) -> None:
+        if self.vocabulary:
+            self.vocabulary.restore(self.bare_model.get_input_embeddings())
+
         def fill(folder: Path) -> None:
             self.bare_model.save_pretrained(folder)
             # Saved before training: at its end the tokenizer's source may be gone.

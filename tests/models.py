@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from pathlib import Path
@@ -93,15 +94,21 @@ def write_squad(folder: Path, train: int, validation: int, none: bool = False) -
     return write_splits(folder, {k: [row(i) for i in range(n)] for k, n in sizes.items()})
 
 
-def write_emotion(folder: Path, train: int, validation: int) -> Path:
-    """Writes texts that name their label among other words, as .jsonl."""
+def write_emotion(folder: Path, train: int, validation: int, more: int = 0) -> Path:
+    """Writes texts that name their label among other words, as .jsonl.
+
+    Args:
+        more: so many of the model's further words are in them as well.
+    """
     folder.mkdir(parents=True)
     rng = random.Random(0)
+    further = iter(range(more))
     for split, count in (("train", train), ("validation", validation)):
         with open(folder / f"{split}.jsonl", "w") as file:
             for _ in range(count):
                 label = rng.randrange(len(LABELS))
                 words = rng.choices(WORDS[len(LABELS) :], k=rng.randint(1, 20))
                 words.insert(rng.randint(0, len(words)), LABELS[label])
+                words += [f"more{i}" for i in itertools.islice(further, 1 + more // train)]
                 file.write(json.dumps({"text": " ".join(words), "label": label}) + "\n")
     return folder

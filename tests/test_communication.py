@@ -8,13 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from slurmft.communication import Measured
 from slurmft.config import TrainConfig, local_steps
 from slurmft.errors import UsageError
 from tests.conftest import Following, records, slurmft
-from tests.models import write_model
+from tests.models import write_emotion, write_model
 from tests.test_resume import EXACT, assert_same, rank_pids, steps_twice
 from tests.test_train import emotion
 
@@ -76,24 +78,50 @@ def test_local_steps() -> None:
     ]  # fmt: skip
 
 
+UNUSED = 9000
+
+
 @pytest.fixture(scope="module")
 def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its table of words has 1.1 MiB."""
-    return write_model(tmp_path_factory.mktemp("large") / "model", words=9000)
+    """Its table has 1.1 MiB of words that the data has, and as many that it has not."""
+    words = 9000 + UNUSED
+    return write_model(tmp_path_factory.mktemp("large") / "model", words=words, max_positions=128)
+
+
+@pytest.fixture(scope="module")
+def large_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "large"
+    return write_emotion(folder, train=203, validation=67, more=9000)
+
+
+def check_unused_rows(before: Path, after: Path) -> None:
+    """They are as they were, but for their decay, which is the same for all numbers."""
+    was = load_file(before / "model.safetensors")["embeddings.word_embeddings.weight"]
+    now = load_file(after / "model.safetensors")["bert.embeddings.word_embeddings.weight"]
+    assert was.shape == now.shape
+    ratios = now[-UNUSED:] / was[-UNUSED:]
+    assert 0.9 < ratios.min() < 1
+    assert ratios.max() - ratios.min() < 1e-5
+    assert not np.allclose(now[:-UNUSED], was[:-UNUSED], rtol=0.01)
 
 
 @pytest.mark.parametrize("mode", ["powersgd", "local:3"])
-def test_resume_is_exact(mode: str, tmp_path: Path, tiny_data: Path, large_model: Path) -> None:
-    """Stopped between two meetings of the ranks, too: they stop at the next one."""
+def test_resume_is_exact(mode: str, tmp_path: Path, large_data: Path, large_model: Path) -> None:
+    """Stopped between two meetings of the ranks, too: they stop at the next one. And rows of words
+    that the data has not are in the model that is saved."""
     flags = (
         *EXACT, "--nodes", "2", "--batch-size", "4", "--epochs", "2", "--grad-comm", mode,
-        *emotion(tiny_data, large_model), "--runs-dir", str(tmp_path),
+        *emotion(large_data, large_model), "--runs-dir", str(tmp_path), "--weight-decay", "0.1",
     )  # fmt: skip
     whole = slurmft("submit", "--follow", *flags)
     assert whole.code == 0, whole.err
     used = whole.result["gradients"]
     assert used["used"] == mode
     assert bool(used["rows"]) == (mode == "powersgd")
+    rows = whole.result["vocabulary"]
+    assert rows["all"] - rows["used"] >= UNUSED
+    assert f"{rows['used']:,} of {rows['all']:,} tokens in use" in whole.out
+    check_unused_rows(large_model, whole.run.model)
     job = Following(*flags)
     job.until("step 20/")
     os.kill(rank_pids(job.run)[1], signal.SIGTERM)

@@ -1,0 +1,78 @@
+"""Ranks that train by themselves, and become one again now and then (`--grad-comm local:K`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_BYTES_AT_ONCE = 2**24
+
+
+class Averages:
+    """Weights and the optimizer's moments, as means over all ranks.
+
+    Sent are numbers of `dtype`: of the weights what they changed by since the ranks met last, so
+    that rounding costs a part of a step's change and nothing of the weights; of the moments all.
+    """
+
+    def __init__(self, model: Any, optimizer: Any, dtype: torch.dtype) -> None:
+        """Args:
+        optimizer: torch's own, with a state for each weight.
+        dtype: float32 or bfloat16.
+        """
+        self._model, self._optimizer, self._dtype = model, optimizer, dtype
+        self._met: dict[str, Tensor] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """The ranks have the same weights: they start from here."""
+        self._met = {name: p.detach().clone() for name, p in self._weights()}
+
+    @torch.no_grad()
+    def meet(self) -> None:
+        """All becomes the mean over the ranks, the same on every rank to the last bit."""
+        for name, weight in self._weights():
+            weight.sub_(self._met[name])
+        for part in _parts(self._tensors()):
+            self._average(part)
+        for name, weight in self._weights():
+            weight.add_(self._met[name])
+        self.begin()
+
+    def _average(self, part: list[Tensor]) -> None:
+        flat = torch.cat([tensor.reshape(-1) for tensor in part]).to(self._dtype)
+        dist.all_reduce(flat)
+        means = torch.split(flat, [tensor.numel() for tensor in part])
+        for tensor, mean in zip(part, means, strict=True):
+            tensor.copy_(mean.view_as(tensor)).div_(dist.get_world_size())
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, p) for name, p in self._model.named_parameters() if p.requires_grad)
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """What differs between the ranks."""
+        yield from (b for b in self._model.buffers() if b.is_floating_point())
+        for _, weight in self._weights():
+            yield weight
+            state = self._optimizer.state.get(weight, {})
+            moments = (state[key] for key in sorted(state) if isinstance(state[key], Tensor))
+            yield from (moment for moment in moments if moment.ndim)  # not the count of steps
+
+
+def _parts(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors of one type, in lists of some size."""
+    part: list[Tensor] = []
+    for tensor in tensors:
+        if part and tensor.dtype != part[0].dtype:
+            yield part
+            part = []
+        part.append(tensor)
+        if sum(t.nbytes for t in part) >= _BYTES_AT_ONCE:
+            yield part
+            part = []
+    if part:
+        yield part
