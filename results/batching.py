@@ -146,16 +146,18 @@ def case(task: str, data: Path, name: str, folder: Path, output: Path) -> None:
     os._exit(0)
 
 
-def make_run(task: str, data: Path, folder: Path, batching: str, precision: str) -> Path:
+def make_run(
+    task: str, data: Path, folder: Path, batching: str, precision: str, model: Path | None = None
+) -> Path:
     """A run directory as `slurmft submit` makes it."""
     from slurmft.config import JobConfig, RunConfig, TrainConfig
     from slurmft.rundir import RunDir
 
     work = WORK[task]
     train = TrainConfig.resolve(
-        task=task, data=str(data), model=str(encoder()), batching=batching, precision=precision,
-        batch_size=work.batch_size, max_length=work.max_length, checkpoint_every="0",
-        learning_rate=5e-5, lr_schedule="constant", warmup_ratio=0.0,
+        task=task, data=str(data), model=str(model or encoder()), batching=batching,
+        precision=precision, batch_size=work.batch_size, max_length=work.max_length,
+        checkpoint_every="0", learning_rate=5e-5, lr_schedule="constant", warmup_ratio=0.0,
     )  # fmt: skip
     job = JobConfig(runs_dir=str(folder / "runs"))
     return RunDir.create(RunConfig(train=train, job=job)).path

@@ -8,7 +8,8 @@ namespaces of this machine, joined by a link that tc slows down. As root.
 
 speed: the link is slowed until plain DDP (fp32, its defaults) has an efficiency of 0.65 to 0.70.
 All cases are in one process group, blocks of steps in turn, on the same samples. Efficiency is the
-throughput of two nodes over twice that of one, which computes while the other rests.
+throughput of two nodes over twice that of one, which computes while the other rests and trains the
+same weights; over_plain_node: of one node that trains the whole table of words.
 """
 
 from __future__ import annotations
@@ -37,17 +38,21 @@ FIRST_MBIT_S = 1000.0
 NODES = {"n-a": "10.78.0.1", "n-b": "10.78.0.2"}
 DEVICE = "veth0"
 
-SPEED = ("one", "both", "ddp", "fp32", "bf16", "auto", "powersgd", "local:16")
+SPEED = (
+    "one", "one, whole table", "both", "ddp", "fp32", "bf16", "auto", "powersgd", "local:16",
+    "local:64",
+)  # fmt: skip
 """Besides values of --grad-comm: one node, computing alone; both at once, without a word between
-them; plain DDP."""
+them; plain DDP. It trains the whole table of words, and is compared with one node that does so."""
 VARIANTS = (
-    "one", "ddp", "fp32", "fp32, rows off", "fp32, 25 MiB buckets", "fp32, 1 MiB buckets",
-    "fp32, no bucket views", "fp32, buffers broadcast", "fp32, static graph", "bf16",
+    "one", "one, whole table", "ddp", "fp32", "fp32, whole table", "fp32, rows off",
+    "fp32, 25 MiB buckets", "fp32, 1 MiB buckets", "fp32, no bucket views",
+    "fp32, buffers broadcast", "fp32, static graph", "bf16",
     "bf16, rows off", "local:8", "local:16",
 )  # fmt: skip
 PARTS = {
     "speed": (SPEED, (0.65, 0.70), 6),
-    "poor": (("one", "both", "ddp", "fp32", "bf16", "powersgd", "local:16"), (0.25, 0.35), 3),
+    "poor": (tuple(name for name in SPEED if name != "auto"), (0.25, 0.35), 4),
     "variants": (VARIANTS, (0.65, 0.70), 6),
 }
 """What is compared, the efficiency of plain DDP for which the link is slowed, and rounds."""
@@ -151,17 +156,19 @@ class Case:
                     setattr(options, *changes[case.variant])
                 return options
 
-        from slurmft import communication
+        from slurmft import communication, vocabulary
 
-        before = communication._TABLE_BYTES
+        before = communication._TABLE_BYTES, vocabulary._SAVED_BYTES
         if self.variant == "rows off":
             communication._TABLE_BYTES = 2**40
+        if name == "ddp" or self.variant == "whole table":
+            vocabulary._SAVED_BYTES = 2**40
         slurmft.train.Communication = Changed  # type: ignore[misc]
         world = dist.init("gloo") if not hasattr(Case, "world") else Case.world
         Case.world, dist.init = world, lambda backend: world
         self.training = make_training(world, mode, data, folder)
         self.chosen: dict[str, Any] = {}
-        communication._TABLE_BYTES = before
+        communication._TABLE_BYTES, vocabulary._SAVED_BYTES = before
         self.batches: Any = iter(())
         self.epoch = 0
 
@@ -184,7 +191,8 @@ class Case:
 
     def block(self, count: int) -> float:
         """Seconds of so many steps; of one node, the mean of the two, one after the other."""
-        turns = range(self.world.size) if self.name == "one" else [self.world.rank]
+        is_one = self.name.partition(", ")[0] == "one"
+        turns = range(self.world.size) if is_one else [self.world.rank]
         seconds = 0.0
         for turn in turns:
             self.world.sum([0.0])  # all begin together
@@ -249,7 +257,7 @@ def settle(
     for _ in range(8):
         slow_down(mbit_s)
         cases["ddp"].block(2)
-        one, ddp = (cases[name].block(BLOCK) for name in ("one", "ddp"))
+        one, ddp = (cases[name].block(BLOCK) for name in ("one, whole table", "ddp"))
         efficiency = one / ddp
         tries.append((mbit_s, efficiency))
         if Case.world.is_main:
@@ -263,10 +271,17 @@ def settle(
 
 def summary(times: dict[str, list[float]]) -> dict[str, Any]:
     """Medians over the rounds; efficiencies are of the blocks of a round."""
-    pairs = {
-        name: [o / t for o, t in zip(times["one"], own, strict=True)] for name, own in times.items()
-    }
+
+    def over(one: str) -> dict[str, list[float]]:
+        return {
+            name: [o / t for o, t in zip(times[one], own, strict=True)]
+            for name, own in times.items()
+        }
+
+    whole = over("one, whole table")
+    pairs = over("one") | {name: whole[name] for name in times if name == "ddp" or "whole" in name}
     return {
+        "over_plain_node": {name: statistics.median(all_of) for name, all_of in whole.items()},
         "efficiency": {name: statistics.median(all_of) for name, all_of in pairs.items()},
         "lowest": {name: min(all_of) for name, all_of in pairs.items()},
         "highest": {name: max(all_of) for name, all_of in pairs.items()},
