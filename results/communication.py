@@ -56,7 +56,7 @@ PARTS = {
     "variants": (VARIANTS, (0.65, 0.70), 6),
 }
 """What is compared, the efficiency of plain DDP for which the link is slowed, and rounds."""
-ACCURACY = ("fp32", "bf16", "local:16", "powersgd")
+ACCURACY = ("fp32", "bf16", "local:16", "local:64", "powersgd")
 
 
 # --- the network ----------------------------------------------------------------------------------

@@ -56,7 +56,10 @@ class Vocabulary:
             None: it would not. Or why it cannot be done, in words: the model, left as it was, gave
             other outputs.
         """
-        module = model.get_input_embeddings()
+        try:
+            module = model.get_input_embeddings()
+        except NotImplementedError:  # transformers' own, for models that do not say
+            return None
         if not _is_plain(model, module):
             return None
         used = _tokens(data, module)

@@ -88,6 +88,17 @@ def test_a_shared_table_stays_whole() -> None:
     assert Vocabulary.narrow(model, data(0)) is None
 
 
+def test_a_model_that_does_not_name_its_table_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse() -> Any:
+        raise NotImplementedError  # as transformers does
+
+    model = make("Bert", vocab_size=WORDS)
+    monkeypatch.setattr(model, "get_input_embeddings", refuse)
+    assert Vocabulary.narrow(model, data(0)) is None
+
+
 def test_a_table_that_does_not_train_stays_whole() -> None:
     model = make("Bert", vocab_size=WORDS)
     model.get_input_embeddings().weight.requires_grad_(False)
