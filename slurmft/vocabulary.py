@@ -22,8 +22,8 @@ from slurmft.data import TARGETS, TokenData
 
 _SAVED_BYTES = 2**20
 """Of a table: narrowing it by less is not worth it."""
-_SAMPLES = 2
-"""With which a narrowed model is tried out."""
+_SAMPLES, _LENGTH = 2, 16
+"""And how many tokens of each: with which a narrowed model is tried out."""
 _TOKENS_AT_ONCE = 2**20
 
 
@@ -137,10 +137,11 @@ def _tokens(data: TokenData, module: torch.nn.Embedding) -> Tensor:
 
 @torch.inference_mode()
 def _logits(model: Any, data: TokenData) -> Tensor:
-    """What a model says of the first samples."""
+    """What a model says of the beginnings of the first samples."""
     was_training = model.training
     batch = data.train.batch(np.arange(min(_SAMPLES, len(data.train))), data.pad_id)
-    output = model.eval()(**{k: v for k, v in batch.inputs.items() if k not in TARGETS})
+    inputs = {k: v[:, :_LENGTH] for k, v in batch.inputs.items() if k not in TARGETS}
+    output = model.eval()(**inputs)
     model.train(was_training)
     found: Tensor = output[0]
     return found
