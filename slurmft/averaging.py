@@ -15,14 +15,16 @@ _BYTES_AT_ONCE = 2**24
 class Averages:
     """Weights and the optimizer's moments, as means over all ranks.
 
-    Sent are numbers of `dtype`: of the weights what they changed by since the ranks met last, so
-    that rounding costs a part of a step's change and nothing of the weights; of the moments all.
+    They are sent rounded to `dtype`: of the weights what they changed by since the ranks met last,
+    so that rounding costs a part of these changes and nothing of the weights; of the moments all.
     """
 
     def __init__(self, model: Any, optimizer: Any, dtype: torch.dtype) -> None:
-        """Args:
-        optimizer: torch's own, with a state for each weight.
-        dtype: float32 or bfloat16.
+        """
+        Args:
+            model: where it is trained, with the same weights on all ranks.
+            optimizer: torch's own, with a state for each weight.
+            dtype: float32 or bfloat16.
         """
         self._model, self._optimizer, self._dtype = model, optimizer, dtype
         self._met: dict[str, Tensor] = {}
@@ -37,30 +39,32 @@ class Averages:
         """All becomes the mean over the ranks, the same on every rank to the last bit."""
         for name, weight in self._weights():
             weight.sub_(self._met[name])
-        for part in _parts(self._tensors()):
-            self._average(part)
+        for part in _parts(b for b in self._model.buffers() if b.is_floating_point()):
+            _average(part, part[0].dtype)
+        for part in _parts(self._weights_and_moments()):
+            _average(part, self._dtype)
         for name, weight in self._weights():
             weight.add_(self._met[name])
         self.begin()
 
-    def _average(self, part: list[Tensor]) -> None:
-        flat = torch.cat([tensor.reshape(-1) for tensor in part]).to(self._dtype)
-        dist.all_reduce(flat)
-        means = torch.split(flat, [tensor.numel() for tensor in part])
-        for tensor, mean in zip(part, means, strict=True):
-            tensor.copy_(mean.view_as(tensor)).div_(dist.get_world_size())
-
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, p) for name, p in self._model.named_parameters() if p.requires_grad)
 
-    def _tensors(self) -> Iterator[Tensor]:
-        """What differs between the ranks."""
-        yield from (b for b in self._model.buffers() if b.is_floating_point())
+    def _weights_and_moments(self) -> Iterator[Tensor]:
         for _, weight in self._weights():
             yield weight
             state = self._optimizer.state.get(weight, {})
             moments = (state[key] for key in sorted(state) if isinstance(state[key], Tensor))
             yield from (moment for moment in moments if moment.ndim)  # not the count of steps
+
+
+def _average(part: list[Tensor], dtype: torch.dtype) -> None:
+    """Tensors become their means over the ranks, in place."""
+    flat = torch.cat([tensor.reshape(-1) for tensor in part]).to(dtype)
+    dist.all_reduce(flat)
+    means = torch.split(flat, [tensor.numel() for tensor in part])
+    for tensor, mean in zip(part, means, strict=True):
+        tensor.copy_(mean.view_as(tensor)).div_(dist.get_world_size())
 
 
 def _parts(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:

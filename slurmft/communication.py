@@ -84,19 +84,23 @@ class Communication:
         """Model and optimizer as Accelerate prepares them, with the same weights on all ranks."""
         self._model = model
         if self.used == "none" or self.period > 1:
-            if self.used != "none":
-                _share(model.state_dict().values())
-                self._averages = Averages(model, optimizer, self._sent_type)
-            model = accelerator.prepare_model(model, evaluation_mode=True)  # without DDP
-            optimizer = accelerator.prepare(optimizer)
-        else:
-            if self.world.device.type == "cpu":
-                self.tables = Tables.of(model)
-            model._ddp_params_and_buffers_to_ignore = self._ignored(model)  # DDP's own name
-            accelerator.ddp_handler = self._ddp_options()
-            model, optimizer = accelerator.prepare(model, optimizer)
-            self._hook(model)
+            return self._prepare_apart(accelerator, model, optimizer)
+        if self.world.device.type == "cpu":
+            self.tables = Tables.of(model)
+        model._ddp_params_and_buffers_to_ignore = self._ignored(model)  # DDP's own name
+        accelerator.ddp_handler = self._ddp_options()
+        model, optimizer = accelerator.prepare(model, optimizer)
+        self._hook(model)
         return model, optimizer
+
+    def _prepare_apart(self, accelerator: Any, model: Any, optimizer: Any) -> tuple[Any, Any]:
+        """The same without DDP."""
+        if self.used != "none":
+            _share(model.state_dict().values())
+        prepared = accelerator.prepare_model(model, evaluation_mode=True)  # on its device
+        if self.used != "none":
+            self._averages = Averages(model, optimizer, self._sent_type)
+        return prepared, accelerator.prepare(optimizer)
 
     def _ignored(self, model: Any) -> list[str]:
         """Names of what DDP leaves alone: our tables, and buffers that cannot differ.
