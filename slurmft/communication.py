@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slurmft.averaging import Averages
 from slurmft.config import local_steps
-from slurmft.dist import World
+from slurmft.dist import World, rounded_type
 from slurmft.errors import SlurmftError
 
 _TABLE_BYTES = 2**20
@@ -76,7 +76,6 @@ class Communication:
         self._trial = Trial() if asked == "auto" and rounds and not alone else None
         self._power: powerSGD_hook.PowerSGDState | None = None
         self._averages: Averages | None = None
-        self._sent_type = torch.bfloat16 if rounds else torch.float32
         self._apart = False
         self._model: Any = None
 
@@ -99,7 +98,7 @@ class Communication:
             _share(model.state_dict().values())
         prepared = accelerator.prepare_model(model, evaluation_mode=True)  # on its device
         if self.used != "none":
-            self._averages = Averages(model, optimizer, self._sent_type)
+            self._averages = Averages(model, optimizer, rounded_type())
         return prepared, accelerator.prepare(optimizer)
 
     def _ignored(self, model: Any) -> list[str]:

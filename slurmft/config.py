@@ -115,6 +115,12 @@ class TrainConfig:
         "largest global batch for which the learning rate and AdamW are right as they are",
         metavar="SAMPLES",
     )
+    max_global_batch_size: int | None = option(
+        None,
+        "samples of an optimizer step at most: where processes, batch size and accumulation make "
+        "more, each takes fewer",
+        metavar="SAMPLES",
+    )
     lr_schedule: str = option("linear", "decay after the warm-up", choices=LR_SCHEDULES)
     warmup_steps: int | None = option(None, "warm-up in optimizer steps (overrides the ratio)")
     warmup_ratio: float | None = option(None, "warm-up as a fraction of all optimizer steps")
@@ -179,7 +185,8 @@ class TrainConfig:
             raise unknown(f"preset of task {self.task}", self.preset, presets(self.task))
         for name in ("epochs", "max_steps", "batch_size", "eval_batch_size", "max_length"):
             _check(self, name, lambda v: v >= 1, "at least 1")
-        _check(self, "reference_batch_size", lambda v: v >= 1, "at least 1")
+        for name in ("reference_batch_size", "max_global_batch_size"):
+            _check(self, name, lambda v: v >= 1, "at least 1")
         _check_optimizer(self)
         for name in ("gradient_accumulation_steps", "log_every", "keep_checkpoints"):
             _check(self, name, lambda v: v >= 1, "at least 1")

@@ -181,6 +181,11 @@ def init(backend: str) -> World:
     )
 
 
+def rounded_type() -> torch.dtype:
+    """The type that numbers of 16 bits are sent in: torch's MPI knows no bfloat16."""
+    return torch.float32 if dist.get_backend() == "mpi" else torch.bfloat16
+
+
 def choose_backend(asked: str, has_gpu: bool) -> str:
     """The backend asked for, or the fastest that is here.
 

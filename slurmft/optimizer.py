@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
+from slurmft.dist import rounded_type
 from slurmft.errors import UsageError
 from slurmft.plan import Plan
 
@@ -98,16 +100,32 @@ class MuonAdamW(Optimizer):
         self._muon.state = self._adamw.state = self.state
         self._adamw.param_groups = self.param_groups[self._count :]
         self._adamw.step()
-        ranks = dist.get_world_size() if self._divided else 1
         for group in self.param_groups[: self._count]:
             with_gradient = [p for p in group["params"] if p.grad is not None]
-            parts = split(with_gradient, ranks)
-            mine = parts[dist.get_rank() if ranks > 1 else 0]
-            self._muon.param_groups = [{**group, "params": mine}]
-            self._muon.step()
-            if ranks > 1:
-                self._keep_momentum(group, [p for part in parts if part is not mine for p in part])
-                share(parts)
+            if self._divided and dist.get_world_size() > 1:
+                self._step_together(group, split(with_gradient, dist.get_world_size()))
+            else:
+                self._muon.param_groups = [{**group, "params": with_gradient}]
+                self._muon.step()
+
+    def _step_together(self, group: dict[str, Any], parts: list[list[Tensor]]) -> None:
+        """Muon's step, of which each rank computes a part.
+
+        Ranks send each other the directions, which are numbers of 16 bits, and move all weights.
+        """
+        mine = parts[dist.get_rank()]
+        moves = [torch.zeros_like(p) for p in mine]  # what Muon does to zeros is its direction
+        for move, p in zip(moves, mine, strict=True):
+            move.grad = p.grad
+        self._muon.state = {move: self.state[p] for move, p in zip(moves, mine, strict=True)}
+        alike = {"lr": 1.0, "weight_decay": 0.0}
+        self._muon.param_groups = [{**group, **alike, "params": moves}]
+        self._muon.step()
+        self._keep_momentum(group, [p for part in parts if part is not mine for p in part])
+        directions = [move.div_(-_step_size(p)) for move, p in zip(moves, mine, strict=True)]
+        for p, direction in share(parts, directions):
+            p.mul_(1 - group["lr"] * group["weight_decay"])
+            p.add_(direction, alpha=-group["lr"] * _step_size(p))
 
     def _keep_momentum(self, group: dict[str, Any], theirs: list[Tensor]) -> None:
         """Muon's momentum of the matrices that other ranks update: any rank may save it."""
@@ -128,23 +146,41 @@ def _muon() -> Any:
     return torch.optim.Muon
 
 
+def _step_size(matrix: Tensor) -> float:
+    """Of a step at a learning rate of 1, as torch's match_rms_adamw has it."""
+    return 0.2 * math.sqrt(max(matrix.shape))
+
+
 def split(matrices: list[Tensor], ranks: int) -> list[list[Tensor]]:
     """The matrices of each rank: about as much work for each. The same on every rank."""
-    by_size = sorted(matrices, key=lambda p: -p.numel())
-    return [by_size[rank::ranks] for rank in range(ranks)]
+    parts: list[list[Tensor]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for p in sorted(matrices, key=lambda p: -p.numel() * min(p.shape)):
+        rank = loads.index(min(loads))
+        parts[rank].append(p)
+        loads[rank] += p.numel() * min(p.shape)
+    return parts
 
 
-def share(parts: list[list[Tensor]]) -> None:
-    """Sends every rank's matrices to all others, in place: one broadcast a rank."""
-    flat = [torch.cat([p.reshape(-1) for p in part]) if part else None for part in parts]
-    sent = [dist.broadcast(x, rank, async_op=True) for rank, x in enumerate(flat) if x is not None]
-    for work in sent:
+def share(parts: list[list[Tensor]], mine: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Sends what this rank has for its part of the matrices to all others: one broadcast a rank.
+
+    Yields:
+        Each matrix, and what its rank had for it.
+    """
+    flat = [
+        torch.empty(sum(p.numel() for p in part), dtype=rounded_type(), device=part[0].device)
+        for part in parts
+        if part
+    ]
+    parts = [part for part in parts if part]  # of the first ranks
+    if mine:
+        torch.cat([x.reshape(-1) for x in mine], out=flat[dist.get_rank()])
+    for work in [dist.broadcast(x, rank, async_op=True) for rank, x in enumerate(flat)]:
         work.wait()
-    for rank, part in enumerate(parts):
-        whole = flat[rank]
-        if whole is not None and rank != dist.get_rank():
-            for p, new in zip(part, torch.split(whole, [p.numel() for p in part]), strict=True):
-                p.copy_(new.view_as(p))
+    for part, whole in zip(parts, flat, strict=True):
+        for p, found in zip(part, torch.split(whole, [p.numel() for p in part]), strict=True):
+            yield p, found.view_as(p)
 
 
 def make_scheduler(optimizer: Any, plan: Plan) -> Any:

@@ -27,10 +27,8 @@ class Plan:
     @property
     def micro_steps(self) -> int:
         """Batches of a rank that make up one optimizer step."""
-        if self.resumed_batch_size is None:
-            return self.config.gradient_accumulation_steps
         assert self.config.batch_size is not None  # from the recipe
-        return math.ceil(self.resumed_batch_size / (self.world_size * self.config.batch_size))
+        return math.ceil(self.global_batch_size / (self.world_size * self.config.batch_size))
 
     @property
     def parts(self) -> int:
@@ -38,10 +36,21 @@ class Plan:
         return self.world_size * self.micro_steps
 
     @property
+    def asked_batch_size(self) -> int:
+        """Samples that ranks and micro-steps would make."""
+        assert self.config.batch_size is not None  # from the recipe
+        return self.config.batch_size * self.world_size * self.config.gradient_accumulation_steps
+
+    @property
     def global_batch_size(self) -> int:
         """Samples of one optimizer step."""
-        assert self.config.batch_size is not None  # from the recipe
-        return self.resumed_batch_size or self.config.batch_size * self.parts
+        limit = self.config.max_global_batch_size or self.asked_batch_size
+        return self.resumed_batch_size or min(self.asked_batch_size, limit)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the limit made steps smaller."""
+        return self.resumed_batch_size is None and self.global_batch_size < self.asked_batch_size
 
     @property
     def growth(self) -> float:

@@ -72,9 +72,15 @@ class Progress:
 def describe_start(r: Record) -> str:
     return (
         f"{r['task']} on {r['world_size']} process(es), {r['nodes']} node(s): {r['precision']}, "
-        f"{r['backend']}, global batch {r['global_batch_size']}, {r['total_steps']} steps, "
+        f"{r['backend']}, global batch {batch(r)}, {r['total_steps']} steps, "
         f"{r['parameters'] / 1e6:.1f}M parameters{vocabulary(r)}"
     ) + (f"\nimports took {imports(r)}" if r.get("imports_s") else "")
+
+
+def batch(r: Record) -> str:
+    """Samples of a step; where it was to have more, that, too."""
+    more = f" (not {r['limited_from']}: --max-global-batch-size)" if r.get("limited_from") else ""
+    return f"{r['global_batch_size']}{more}"
 
 
 def vocabulary(r: Record) -> str:

@@ -158,6 +158,7 @@ def check_muon(world: World) -> None:
         adamw.step()
     for a, b in zip(ours, alone, strict=True):
         assert torch.equal(a, b)
+    assert set(together.state) == set(ours)
     for a, b in zip(ours[:3], alone[:3], strict=True):
         assert torch.equal(together.state[a]["momentum_buffer"], muon.state[b]["momentum_buffer"])
 

@@ -23,9 +23,9 @@ from slurmft.site import site_defaults
 TRAIN_FLAGS = """task recipe as_published preset model data text_column text_pair_column
 label_column max_length doc_stride epochs max_steps batch_size eval_batch_size
 gradient_accumulation_steps optimizer learning_rate muon_learning_rate lr_rule
-reference_batch_size lr_schedule warmup_steps warmup_ratio weight_decay max_grad_norm precision
-backend batching grad_comm activation_checkpointing ipex dropout seed checkpoint_every
-checkpoint_every_steps keep_checkpoints
+reference_batch_size max_global_batch_size lr_schedule warmup_steps warmup_ratio weight_decay
+max_grad_norm precision backend batching grad_comm activation_checkpointing ipex dropout seed
+checkpoint_every checkpoint_every_steps keep_checkpoints
 early_stopping metric_gather log_every"""
 JOB_FLAGS = """nodes nproc_per_node profile comm_cores cluster hostfile dialect runs_dir
 share_with_group job_name

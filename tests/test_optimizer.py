@@ -86,10 +86,12 @@ def test_recipe_by_number_of_ranks() -> None:
     found = {n: (of.optimizer, of.learning_rate) for n, of in plans.items()}
     assert found[1] == found[4] == ("adamw", 5e-4)
     assert found[8] == ("muon", 4e-3)
-    assert found[16] == ("muon", 8e-3)
+    assert found[16] == ("muon", 2e-3 * 2672 / 1024)
+    assert [of.global_batch_size for of in plans.values()] == [256, 1024, 2048, 2672]
     published = configure({"recipe": "mn4-emotion", "as_published": True}).train
     assert {plan(n, train=published).optimizer for n in (1, 16)} == {"adamw"}
     assert {plan(n, train=published).learning_rate for n in (1, 16)} == {5e-4}
+    assert plan(16, train=published).global_batch_size == 4096
 
 
 def test_changes_are_all_that_differs_from_published() -> None:
@@ -188,8 +190,29 @@ def test_every_rank_has_its_part_of_the_matrices() -> None:
     matrices = [torch.empty(size, 3) for size in (1, 9, 2, 9, 4, 4, 1)]
     parts = split(matrices, 3)
     assert sorted(p.numel() for part in parts for p in part) == [3, 3, 6, 12, 12, 27, 27]
-    assert max(sum(p.numel() for p in part) for part in parts) == 42
+    assert max(sum(p.numel() for p in part) for part in parts) == 30
     assert [len(part) for part in split(matrices[:1], 3)] == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "micro_steps", "limit", "size", "parts"),
+    [
+        (16, 1, None, 4096, 16),
+        (16, 1, 2672, 2672, 16),
+        (1, 16, 2672, 2672, 11),  # full batches, but for the last
+        (16, 2, 5000, 5000, 32),
+        (16, 1, 4096, 4096, 16),
+        (4, 1, 2672, 1024, 4),
+        (4, 1, 3, 3, 4),
+    ],
+)
+def test_limit_of_the_global_batch(
+    world_size: int, micro_steps: int, limit: int | None, size: int, parts: int
+) -> None:
+    of = plan(world_size, gradient_accumulation_steps=micro_steps, max_global_batch_size=limit)
+    assert (of.global_batch_size, of.parts) == (size, parts)
+    assert of.steps_per_epoch == -(-16_000 // size)
+    assert of.is_limited == (size < 256 * world_size * micro_steps)
 
 
 @pytest.mark.parametrize(

@@ -50,14 +50,17 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, tiny_m
 def test_losses_do_not_depend_on_the_number_of_ranks(
     four_ranks: Done, tmp_path: Path, tiny_data: Path, tiny_model: Path
 ) -> None:
-    """Also not where the last batch leaves ranks with unequal shares, nor with micro-steps."""
+    """Also not where the last batch leaves ranks with unequal shares, nor with micro-steps, of which
+    a limit leaves two."""
     one = train(
         tmp_path,
         *(*emotion(tiny_data, tiny_model), *EXACT),
         *("--nodes", "1", "--nproc-per-node", "2", "--epochs", "2", "--learning-rate", "0.01"),
-        *("--batch-size", "8", "--gradient-accumulation-steps", "4"),
+        *("--batch-size", "16", "--gradient-accumulation-steps", "4"),
+        *("--max-global-batch-size", "64"),
     )
     assert one.code == 0, one.err
+    assert "global batch 64 (not 128: --max-global-batch-size), 8 steps" in one.out
     steps, expected = records(four_ranks.run, "step"), records(one.run, "step")
     assert len(steps) == 8
     for step, other in zip(steps, expected, strict=True):
