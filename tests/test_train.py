@@ -50,8 +50,8 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, tiny_m
 def test_losses_do_not_depend_on_the_number_of_ranks(
     four_ranks: Done, tmp_path: Path, tiny_data: Path, tiny_model: Path
 ) -> None:
-    """Also not where the last batch leaves ranks with unequal shares, nor with micro-steps, of which
-    a limit leaves two."""
+    """Also not where the last batch leaves ranks with unequal shares, nor with micro-steps, of
+    which a limit leaves two."""
     one = train(
         tmp_path,
         *(*emotion(tiny_data, tiny_model), *EXACT),
