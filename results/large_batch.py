@@ -72,7 +72,8 @@ def mean(runs: dict[str, dict[str, Any]], kind: str) -> dict[str, float]:
     """The mean over the seeds of each case."""
     found: dict[str, list[float]] = {}
     for key, values in runs.items():
-        found.setdefault(key.rpartition(", ")[0], []).append(values[kind])
+        if values[kind] is not None:
+            found.setdefault(key.rpartition(", ")[0], []).append(values[kind])
     return {name: statistics.mean(values) for name, values in found.items()}
 
 
