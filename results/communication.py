@@ -54,8 +54,8 @@ PARTS = {
     "poor": (SPEED, (0.25, 0.35), 4),
     "variants": (VARIANTS, (0.65, 0.70), 6),
 }
-"""What is compared, the efficiency of plain DDP for which the link is slowed, and rounds: of local:64
-one of four has a meeting."""
+"""What is compared, the efficiency of plain DDP for which the link is slowed, and rounds: in one of
+four local:64 has a meeting."""
 ACCURACY = ("fp32", "bf16", "local:16", "local:64", "powersgd")
 
 
