@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from slurmft.data import TARGETS, TokenData
+from slurmft.errors import UsageError
 
 _SAVED_BYTES = 2**20
 """Of a table: narrowing it by less is not worth it."""
@@ -55,6 +56,9 @@ class Vocabulary:
         Returns:
             None: it would not. Or why it cannot be done, in words: the model, left as it was, gave
             other outputs.
+
+        Raises:
+            UsageError: the data has a token that the model does not know.
         """
         try:
             module = model.get_input_embeddings()
@@ -126,11 +130,22 @@ def _is_plain(model: Any, module: Any) -> bool:
 
 
 def _tokens(data: TokenData, module: torch.nn.Embedding) -> Tensor:
-    """The tokens that a run can meet: int64, (rows,), sorted."""
+    """The tokens that a run can meet: int64, (rows,), sorted.
+
+    Raises:
+        UsageError: the model does not know one of them.
+    """
     seen = np.zeros(module.num_embeddings, dtype=bool)
     for tokens in (data.train.tokens, data.validation.tokens):
         for start in range(0, len(tokens), _TOKENS_AT_ONCE):
-            seen[tokens[start : start + _TOKENS_AT_ONCE]] = True
+            part = tokens[start : start + _TOKENS_AT_ONCE]
+            if part.max() >= len(seen):
+                raise UsageError(
+                    f"the tokenizer makes token {part.max()}, but the model knows {len(seen)} "
+                    "tokens only",
+                    "give --model a folder with a model and the tokenizer that belongs to it",
+                )
+            seen[part] = True
     seen[[data.pad_id, *([] if module.padding_idx is None else [module.padding_idx])]] = True
     return torch.from_numpy(seen.nonzero()[0])
 

@@ -11,6 +11,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from slurmft.data import TokenData, TokenTable
+from slurmft.errors import UsageError
 from slurmft.vocabulary import Vocabulary
 from tests.test_packing import make
 
@@ -77,6 +78,11 @@ def test_a_token_that_the_data_does_not_have_is_an_error() -> None:
     narrow(model, data(0))
     with pytest.raises(IndexError):
         model(input_ids=torch.tensor([[2, 4]]))
+
+
+def test_a_token_that_the_model_does_not_know_is_an_error() -> None:
+    with pytest.raises(UsageError, match="makes token 9999, but the model knows 9000 tokens"):
+        Vocabulary.narrow(make("Bert", vocab_size=9000), data(0))
 
 
 def test_small_gains_are_left() -> None:
