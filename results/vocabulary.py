@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from batching import job_environment, make_run
+from batching import job_environment, make_run, peak_mib
 from provenance import RESULTS, encoder, save
 
 sys.path.insert(0, str(RESULTS.parent))
@@ -103,12 +103,6 @@ def case(data: Path, model: Path, rows: str, steps: int, folder: Path, output: P
     }
     output.write_text(json.dumps(found))
     os._exit(0)
-
-
-def peak_mib() -> float:
-    """Of this program; getrusage knows that of its parent before it, too."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
 
 
 if __name__ == "__main__":
