@@ -3,6 +3,7 @@ namespaces of this machine, joined by a link that tc slows down. As root.
 
     python results/communication.py speed DATA_DIR       # emotion: DATA_DIR/train.jsonl, validation
     python results/communication.py poor DATA_DIR        # the same on a far slower link
+    python results/communication.py poorest DATA_DIR     # on one that hardly is a network
     python results/communication.py variants DATA_DIR    # what each part of it gains
     python results/communication.py accuracy DATA_DIR [SEEDS]    # trainings, the network not slowed
 
@@ -52,6 +53,7 @@ VARIANTS = (
 PARTS = {
     "speed": (SPEED, (0.65, 0.70), 4),
     "poor": (SPEED, (0.25, 0.35), 4),
+    "poorest": (tuple(c for c in SPEED if c not in ("both", "local:64")), (0.06, 0.12), 2),
     "variants": (VARIANTS, (0.65, 0.70), 6),
 }
 """What is compared, the efficiency of plain DDP for which the link is slowed, and rounds: in one of
