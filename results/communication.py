@@ -58,7 +58,8 @@ PARTS = {
 }
 """What is compared, the efficiency of plain DDP for which the link is slowed, and rounds: in one of
 four local:64 has a meeting."""
-ACCURACY = ("fp32", "bf16", "local:16", "local:64", "powersgd")
+ACCURACY = ("fp32", "local:64", "local:16", "bf16", "powersgd")
+FIRST_SEED = 42
 
 
 # --- the network ----------------------------------------------------------------------------------
@@ -305,22 +306,33 @@ def summary(times: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def accuracy(data: Path, seeds: int) -> None:
-    """Two epochs on two simulated nodes, with every way to communicate."""
-    found: dict[str, list[float]] = {name: [] for name in ACCURACY}
-    used: dict[str, Any] = {}
-    for seed in range(42, 42 + seeds):
+    """Two epochs on two simulated nodes, with every way to communicate; it goes on where it was
+    stopped."""
+    file = RESULTS / "communication_accuracy.json"
+    before = json.loads(file.read_text()) if file.exists() else {"accuracy": {}, "gradients": {}}
+    found: dict[str, list[float]] = {name: before["accuracy"].get(name, []) for name in ACCURACY}
+    used: dict[str, Any] = before["gradients"]
+    for number in range(seeds):
         for name in ACCURACY:
-            result = train(data, name, seed)
+            if len(found[name]) > number:
+                continue
+            result = train(data, name, FIRST_SEED + number)
             found[name].append(result["metrics"]["accuracy"])
             used[name] = result["gradients"]
-            print(seed, name, found[name][-1], flush=True)
-    means = {name: statistics.mean(values) for name, values in found.items()}
-    points = {name: 100 * (mean - means["fp32"]) for name, mean in means.items()}
-    print(json.dumps(points, indent=1))
-    save("communication_accuracy", {
-        "epochs": 2, "batch_size": BATCH, "accuracy": found, "mean": means,
-        "points_from_fp32": points, "gradients": used,
-    })  # fmt: skip
+            print(FIRST_SEED + number, name, found[name][-1], flush=True)
+            save("communication_accuracy", {
+                "epochs": 2, "batch_size": BATCH, "first_seed": FIRST_SEED, "accuracy": found,
+                "points_from_fp32": points_from(found["fp32"], found), "gradients": used,
+            })  # fmt: skip
+
+
+def points_from(base: list[float], found: dict[str, list[float]]) -> dict[str, float]:
+    """Differences of means over the seeds that both have."""
+    return {
+        name: 100 * statistics.mean(own - other for own, other in zip(values, base, strict=False))
+        for name, values in found.items()
+        if values
+    }
 
 
 def train(data: Path, mode: str, seed: int) -> dict[str, Any]:

@@ -229,6 +229,17 @@ def check_local(world: World) -> None:
     assert same_everywhere(world, rank.weights())
 
 
+def check_local_accumulates(world: World) -> None:
+    """A rank's gradients are those of its own micro-steps, and of no other rank's."""
+    alone = make()
+    for micro_step in range(3):
+        alone(**batch(10 * micro_step + world.rank)).loss.backward()
+    rank = Rank(world, "local:3")
+    rank.backward(micro_steps=3)
+    for name, parameter in alone.named_parameters():
+        assert torch.equal(rank.gradients()[name], parameter.grad), name
+
+
 def check_power(world: World) -> None:
     """What a checkpoint holds of PowerSGD makes another rank's go on as it did."""
     rank = Rank(world, "powersgd")
@@ -248,6 +259,13 @@ def check_power(world: World) -> None:
         each.backward()
     for name, gradient in rank.gradients().items():
         assert torch.equal(gradient, other.gradients()[name]), name
+    anew = Rank(world, "powersgd", model=make())
+    anew.communication.restore(rank.communication.state(), {}, same_ranks=False)
+    before = anew.weights()
+    for _ in range(3):
+        anew.step()
+    assert same_everywhere(world, anew.weights())
+    assert not torch.equal(anew.weights(), before)
 
 
 if __name__ == "__main__":
@@ -260,6 +278,7 @@ if __name__ == "__main__":
     check_rounded(world)
     check_auto(world)
     check_local(world)
+    check_local_accumulates(world)
     check_power(world)
     dist.leave()
     print(f"rank {world.rank} done\n", end="")  # in one write: torchrun starts python -u
