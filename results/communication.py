@@ -5,7 +5,8 @@ namespaces of this machine, joined by a link that tc slows down. As root.
     python results/communication.py poor DATA_DIR        # the same on a far slower link
     python results/communication.py poorest DATA_DIR     # on one that hardly is a network
     python results/communication.py variants DATA_DIR    # what each part of it gains
-    python results/communication.py accuracy DATA_DIR [SEEDS]    # trainings, the network not slowed
+    python results/communication.py accuracy DATA_DIR [SEEDS [CASES]]    # trainings, the network as
+        it is; CASES: some of them
 
 speed: the link is slowed until plain DDP (fp32, its defaults) has an efficiency of 0.65 to 0.70.
 All cases are in one process group, blocks of steps in turn, on the same samples. Efficiency is the
@@ -26,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,12 @@ NODES = {"n-a": "10.78.0.1", "n-b": "10.78.0.2"}
 DEVICE = "veth0"
 
 SPEED = (
-    "one", "one, whole table", "both", "ddp", "fp32", "bf16", "powersgd", "local:16", "local:64",
+    "one", "one, whole table", "both", "ddp", "fp32", "bf16", "powersgd", "local:16", "local:32",
+    "local:64",
 )  # fmt: skip
 """Besides values of --grad-comm: one node, computing alone; both at once, without a word between
 them; plain DDP. It trains the whole table of words, and is compared with one node that does so."""
+FEWER = tuple(case for case in SPEED if case not in ("both", "local:32", "local:64"))
 VARIANTS = (
     "one", "one, whole table", "ddp", "fp32", "fp32, whole table", "fp32, rows off",
     "fp32, 25 MiB buckets", "fp32, 1 MiB buckets", "fp32, no bucket views",
@@ -53,12 +56,12 @@ VARIANTS = (
 PARTS = {
     "speed": (SPEED, (0.65, 0.70), 4),
     "poor": (SPEED, (0.25, 0.35), 4),
-    "poorest": (tuple(c for c in SPEED if c not in ("both", "local:64")), (0.06, 0.12), 2),
+    "poorest": (FEWER, (0.06, 0.12), 2),
     "variants": (VARIANTS, (0.65, 0.70), 6),
 }
 """What is compared, the efficiency of plain DDP for which the link is slowed, and rounds: in one of
 four local:64 has a meeting."""
-ACCURACY = ("fp32", "local:64", "local:16", "bf16", "powersgd")
+ACCURACY = ("fp32", "local:32", "local:16", "local:64", "bf16", "powersgd")
 FIRST_SEED = 42
 
 
@@ -305,7 +308,7 @@ def summary(times: dict[str, list[float]]) -> dict[str, Any]:
 # --- accuracy -------------------------------------------------------------------------------------
 
 
-def accuracy(data: Path, seeds: int) -> None:
+def accuracy(data: Path, seeds: int, names: Sequence[str]) -> None:
     """Two epochs on two simulated nodes, with every way to communicate; it goes on where it was
     stopped."""
     file = RESULTS / "communication_accuracy.json"
@@ -313,7 +316,7 @@ def accuracy(data: Path, seeds: int) -> None:
     found: dict[str, list[float]] = {name: before["accuracy"].get(name, []) for name in ACCURACY}
     used: dict[str, Any] = before["gradients"]
     for number in range(seeds):
-        for name in ACCURACY:
+        for name in names:
             if len(found[name]) > number:
                 continue
             result = train(data, name, FIRST_SEED + number)
@@ -356,6 +359,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "rank":
         rank(sys.argv[2], *map(Path, sys.argv[3:]))
     elif sys.argv[1] == "accuracy":
-        accuracy(Path(sys.argv[2]).absolute(), int(sys.argv[3]) if len(sys.argv) > 3 else 1)
+        seeds = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+        accuracy(Path(sys.argv[2]).absolute(), seeds, sys.argv[4:] or ACCURACY)
     else:
         measure(sys.argv[1], Path(sys.argv[2]).absolute())
