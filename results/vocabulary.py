@@ -32,8 +32,8 @@ WARM_UP = 4
 
 def main(data: Path) -> None:
     found: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         models = {"MiniLM": encoder(), "XLM-R-base": make_large(folder / "large")}
         for name, model in models.items():
             alone = {rows: run(folder, data, model, [rows], WARM_UP) for rows in ROWS}
