@@ -88,9 +88,9 @@ def slurmft_answers(run: Path) -> dict[str, float]:
     import torch
     from transformers import AutoModelForQuestionAnswering
 
-    from slurmft import tasks
-    from slurmft.data import TARGETS, TokenData
-    from slurmft.rundir import RunDir
+    from slurmft.runs.rundir import RunDir
+    from slurmft.train import tasks
+    from slurmft.train.data import TARGETS, TokenData
 
     run_dir = RunDir.open(str(run))
     task, data = tasks.get(run_dir.load_config().train), TokenData.load(run_dir.tokens)

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from results.provenance import save
 from results.report_speed import add_steps
 from results.startup import wall_time
-from slurmft.rundir import write_json
+from slurmft.core.files import write_json
 from tests.made_runs import write_run
 
 RUNS = 1000

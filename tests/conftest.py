@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from slurmft.rundir import RunDir
+from slurmft.runs.rundir import RunDir
 from tests.cluster import Cluster
 from tests.lockfs import TwoNodes, missing
 from tests.models import write_emotion, write_model

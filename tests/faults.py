@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmft import heartbeat
-from slurmft.rundir import RunDir
+from slurmft.node import heartbeat
+from slurmft.runs.rundir import RunDir
 from tests.cluster import Cluster
 from tests.conftest import Following, records
 from tests.test_resume import rank_pids
@@ -83,15 +83,15 @@ def admin_requeue(cluster: Cluster, job: Following) -> None:
 
 
 def kill_rank(cluster: Cluster, job: Following) -> None:
-    os.kill(of_last_host(cluster, job, "slurmft.rank"), signal.SIGKILL)
+    os.kill(of_last_host(cluster, job, "slurmft.train.rank"), signal.SIGKILL)
 
 
 def kill_torchrun(cluster: Cluster, job: Following) -> None:
-    os.kill(of_last_host(cluster, job, "slurmft.torchrun"), signal.SIGKILL)
+    os.kill(of_last_host(cluster, job, "slurmft.node.torchrun"), signal.SIGKILL)
 
 
 def stop_rank(cluster: Cluster, job: Following) -> None:
-    os.kill(of_last_host(cluster, job, "slurmft.rank"), signal.SIGSTOP)
+    os.kill(of_last_host(cluster, job, "slurmft.train.rank"), signal.SIGSTOP)
 
 
 def kill_slurmd(cluster: Cluster, job: Following) -> None:

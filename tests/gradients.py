@@ -10,9 +10,10 @@ import torch
 import transformers
 from accelerate import Accelerator
 
-from slurmft import communication, dist
-from slurmft.communication import Communication
-from slurmft.dist import World
+from slurmft.job import process_group
+from slurmft.job.process_group import World
+from slurmft.train import sparse_embeddings
+from slurmft.train.grad_comm import Communication
 
 WORDS = 9000
 SIZES = {
@@ -79,7 +80,7 @@ class Rank:
 def plain(model: Any, micro_steps: int, world: World) -> dict[str, torch.Tensor]:
     """Gradients by DDP alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(communication, "_TABLE_BYTES", 2**40)
+        patch.setattr(sparse_embeddings, "_TABLE_BYTES", 2**40)
         rank = Rank(world, "fp32", model)
     assert rank.communication.tables is None
     rank.backward(micro_steps)
@@ -269,7 +270,7 @@ def check_power(world: World) -> None:
 
 
 if __name__ == "__main__":
-    world = dist.init("gloo")
+    world = process_group.init("gloo")
     check_rows(world)
     check_few_rows_are_sent(world)
     check_tied(world)
@@ -280,6 +281,6 @@ if __name__ == "__main__":
     check_local(world)
     check_local_accumulates(world)
     check_power(world)
-    dist.leave()
+    process_group.leave()
     print(f"rank {world.rank} done\n", end="")  # in one write: torchrun starts python -u
     os._exit(0)  # as ranks do: threads of the process group may not end in order

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from slurmft.config import JobConfig, RunConfig, TrainConfig, build
-from slurmft.recipes import fill
-from slurmft.rundir import RunDir, write_json
+from slurmft.core.config import JobConfig, RunConfig, build
+from slurmft.core.files import write_json
+from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
+from slurmft.train.recipes import fill
 
 PROVENANCE = {
     "time": "2026-11-21T10:00:00+00:00",
@@ -47,7 +49,7 @@ def write_run(
     values = fill(fields)
     job = build(JobConfig, values | {"runs_dir": str(path.parent)})
     told = PROVENANCE | (submission or {})
-    config = RunConfig(train=build(TrainConfig, values), job=job, submission=told)
+    config = RunConfig(program=build(TrainConfig, values).program(), job=job, submission=told)
     run = RunDir(path)
     for folder in (path, run.logs, run.failures):
         folder.mkdir(parents=True)
@@ -55,8 +57,9 @@ def write_run(
     run.set_state("submitted")
     run.set_state("running")
     world_size = job.nodes * (job.nproc_per_node or 1)
-    assert config.train.batch_size
-    batch = config.train.batch_size * world_size * config.train.gradient_accumulation_steps
+    train = TrainConfig.of(config.program)
+    assert train.batch_size
+    batch = train.batch_size * world_size * train.gradient_accumulation_steps
     facts = _facts(config, world_size, batch)
     ranks = [
         {"rank": r, "node": str(r * job.nodes // world_size), "threads": 1, "device": "CPU"}
@@ -82,7 +85,7 @@ def write_run(
 
 
 def _facts(config: RunConfig, world_size: int, batch: int) -> dict[str, Any]:
-    train = config.train
+    train = TrainConfig.of(config.program)
     return {
         "task": train.task, "preset": train.preset, "model": train.model, "parameters": 22_000_000,
         "world_size": world_size, "nodes": config.job.nodes, "backend": "gloo",

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from slurmft import caches, dist, locks
-from slurmft.dist import PeerFailedError, World
-from slurmft.metrics import compute_by_files, share_metrics
-from slurmft.optimizer import MuonAdamW
+from slurmft import locks
+from slurmft.job import process_group
+from slurmft.job.process_group import PeerFailedError, World
+from slurmft.train import hub_cache
+from slurmft.train.evaluation import compute_by_files, share_metrics
+from slurmft.train.optim import MuonAdamW
 
 
 def check_collectives(world: World) -> None:
@@ -36,15 +38,15 @@ def check_gather(world: World) -> None:
 
 def check_gather_in_chunks(world: World) -> None:
     """The main rank never receives more than it may at once."""
-    sizes, before = [1000, 0, 257], dist._GATHER_BYTES
-    dist._GATHER_BYTES = 3 * 8 * 100
+    sizes, before = [1000, 0, 257], process_group._GATHER_BYTES
+    process_group._GATHER_BYTES = 3 * 8 * 100
     for dtype in (np.int64, np.float64):
         parts = [(np.arange(n) + 10 * rank).astype(dtype) for rank, n in enumerate(sizes)]
         whole = world.gather(parts[world.rank], sizes)
         if whole is not None:
             assert whole.dtype == dtype
             assert whole.tolist() == np.concatenate(parts).tolist()
-    dist._GATHER_BYTES = before
+    process_group._GATHER_BYTES = before
 
 
 def check_gather_of_rows(world: World) -> None:
@@ -124,8 +126,8 @@ def check_leaders(world: World, folder: Path) -> None:
         (folder / "other name").symlink_to("shared")
     world.on_some(False, lambda: None)
     mine = folder / ["shared", "own", "other name"][world.rank]
-    assert caches.leads(world, mine) == (world.rank != 2)
-    assert caches.leads(world, folder / "all") == world.is_main
+    assert hub_cache.leads(world, mine) == (world.rank != 2)
+    assert hub_cache.leads(world, folder / "all") == world.is_main
     world.on_some(False, lambda: None)
     assert not list(folder.glob("*/.*"))
 
@@ -168,7 +170,7 @@ def _drawn(seed: int) -> torch.Generator:
 
 
 if __name__ == "__main__":
-    world = dist.init("gloo")
+    world = process_group.init("gloo")
     check_collectives(world)
     check_gather(world)
     check_gather_in_chunks(world)
@@ -179,6 +181,6 @@ if __name__ == "__main__":
     check_muon(world)
     check_leaders(world, Path(sys.argv[1]) / "caches")
     check_files(world, Path(sys.argv[1]) / "it's metrics")
-    dist.leave()
+    process_group.leave()
     print(f"rank {world.rank} done\n", end="")  # in one write: torchrun starts python -u
     os._exit(0)  # as ranks do: threads of the process group may not end in order

@@ -7,19 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from slurmft import attempt, slurm
-from slurmft.config import JobConfig, RunConfig, TrainConfig
-from slurmft.errors import Exit, SlurmftError
-from slurmft.rundir import RunDir, write_json
+from slurmft.cluster.slurm import commands
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import Exit, SlurmftError
+from slurmft.core.files import write_json
+from slurmft.runs import attempts
+from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
 
 
 def make(tmp_path: Path, **job: object) -> RunDir:
     config = JobConfig(runs_dir=str(tmp_path), **job)  # type: ignore[arg-type]
-    return RunDir.create(RunConfig(train=TrainConfig.resolve(), job=config))
+    return RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=config))
 
 
 def begin(run: RunDir) -> int:
-    return attempt.begin(run, ["n1", "n2"], "7")
+    return attempts.begin(run, ["n1", "n2"], "7")
 
 
 def save(run: RunDir, step: int) -> None:
@@ -35,7 +38,7 @@ def fail(run: RunDir, bad_host: str | None = None, echo: bool = False) -> None:
 def test_finished(tmp_path: Path) -> None:
     run = make(tmp_path)
     assert begin(run) == 1
-    assert attempt.end(run, 0).state == "finished"
+    assert attempts.end(run, 0).state == "finished"
     assert [s["state"] for s in run.history()] == ["submitted", "running", "finished"]
 
 
@@ -43,7 +46,7 @@ def test_stop_is_requeued(tmp_path: Path) -> None:
     run = make(tmp_path)
     begin(run)
     save(run, 5)
-    verdict = attempt.end(run, Exit.STOPPED)
+    verdict = attempts.end(run, Exit.STOPPED)
     assert (verdict.state, verdict.code) == ("requeued", Exit.STOPPED)
     assert begin(run) == 2
 
@@ -52,7 +55,7 @@ def test_stop_without_requeue(tmp_path: Path) -> None:
     run = make(tmp_path, requeue=False)
     begin(run)
     save(run, 5)
-    assert attempt.end(run, Exit.STOPPED).state == "failed"
+    assert attempts.end(run, Exit.STOPPED).state == "failed"
 
 
 def test_error_of_the_run_is_final(tmp_path: Path) -> None:
@@ -60,7 +63,7 @@ def test_error_of_the_run_is_final(tmp_path: Path) -> None:
     begin(run)
     save(run, 5)
     fail(run)
-    verdict = attempt.end(run, 3)
+    verdict = attempts.end(run, 3)
     assert (verdict.state, verdict.code) == ("failed", 3)
     assert "it broke" in verdict.reason
 
@@ -70,7 +73,7 @@ def test_fault_of_a_host_is_not(tmp_path: Path) -> None:
     begin(run)
     save(run, 5)
     fail(run, bad_host="n1")
-    assert attempt.end(run, 3).state == "requeued"
+    assert attempts.end(run, 3).state == "requeued"
 
 
 def test_ranks_that_only_lost_others_are_requeued(tmp_path: Path) -> None:
@@ -78,7 +81,7 @@ def test_ranks_that_only_lost_others_are_requeued(tmp_path: Path) -> None:
     run = make(tmp_path)
     begin(run)
     fail(run, echo=True)
-    assert attempt.end(run, 1).state == "requeued"
+    assert attempts.end(run, 1).state == "requeued"
 
 
 def test_limit_counts_attempts_without_progress_only(tmp_path: Path) -> None:
@@ -86,11 +89,11 @@ def test_limit_counts_attempts_without_progress_only(tmp_path: Path) -> None:
     for step in range(1, 5):  # with progress: as often as it takes
         begin(run)
         save(run, step)
-        assert attempt.end(run, Exit.STOPPED).state == "requeued"
+        assert attempts.end(run, Exit.STOPPED).state == "requeued"
     begin(run)
-    assert attempt.end(run, 137).state == "requeued"
+    assert attempts.end(run, 137).state == "requeued"
     begin(run)
-    verdict = attempt.end(run, 137)
+    verdict = attempts.end(run, 137)
     assert verdict.state == "failed"
     assert "no new checkpoint in 2 attempts (--max-requeues)" in verdict.reason
 
@@ -107,18 +110,18 @@ def test_limit_holds_where_slurm_requeues_by_itself(tmp_path: Path) -> None:
 def test_submitting_again_starts_the_count_anew(tmp_path: Path) -> None:
     run = make(tmp_path, max_requeues=0)
     begin(run)
-    assert attempt.end(run, 137).state == "failed"
+    assert attempts.end(run, 137).state == "failed"
     run.set_state("submitted", "resumed")
     assert begin(run) == 2
     fail(run)
-    assert attempt.end(run, 3).code == 3
+    assert attempts.end(run, 3).code == 3
 
 
 def test_cancelled_stays_cancelled(tmp_path: Path) -> None:
     run = make(tmp_path)
     begin(run)
     run.set_state("cancelled", "by jane", Exit.CANCELLED)
-    assert attempt.end(run, Exit.STOPPED).code == Exit.CANCELLED
+    assert attempts.end(run, Exit.STOPPED).code == Exit.CANCELLED
     assert run.get_state()["state"] == "cancelled"
 
 
@@ -141,11 +144,11 @@ def test_error_before_the_tasks_is_final(tmp_path: Path) -> None:
     """A missing package, say: nothing that a requeue would cure."""
     run = make(tmp_path)
     begin(run)
-    verdict = attempt.judge(run, 1)
+    verdict = attempts.judge(run, 1)
     assert (verdict.state, verdict.reason) == ("failed", "the tasks ended with code 1")
-    assert attempt.judge(run, 137).state == "requeued"  # a signal is another matter
+    assert attempts.judge(run, 137).state == "requeued"  # a signal is another matter
     save(run, 5)
-    assert attempt.judge(run, 1).state == "requeued"
+    assert attempts.judge(run, 1).state == "requeued"
 
 
 def test_failed_run_whose_job_starts_all_the_same_runs(tmp_path: Path) -> None:
@@ -153,7 +156,7 @@ def test_failed_run_whose_job_starts_all_the_same_runs(tmp_path: Path) -> None:
     begin(run)
     run.set_state("failed", "the controller gave no answer")
     assert begin(run) == 2
-    assert attempt.end(run, 0).state == "finished"
+    assert attempts.end(run, 0).state == "finished"
     assert run.get_state()["state"] == "finished"
 
 
@@ -173,11 +176,11 @@ def test_host_is_bad_after_two_attempts(tmp_path: Path) -> None:
 def test_array_tasks_are_named_as_such() -> None:
     """The id of one of them is that of the whole array: requeueing it would requeue all."""
     task = {"SLURM_JOB_ID": "40", "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "2"}
-    assert slurm.job_name(task) == "40_2"
-    assert slurm.job_name({"SLURM_JOB_ID": "41"}) == "41"
+    assert commands.job_name(task) == "40_2"
+    assert commands.job_name({"SLURM_JOB_ID": "41"}) == "41"
 
 
 def test_down_hosts() -> None:
-    assert slurm.parse_down_hosts("n1|idle\nn2|down*\nn3|mixed*\nn4|down\nn4|down\n") == [
+    assert commands.parse_down_hosts("n1|idle\nn2|down*\nn3|mixed*\nn4|down\nn4|down\n") == [
         "n2", "n3", "n4",
     ]  # fmt: skip

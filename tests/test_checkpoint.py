@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from slurmft import checkpoint
-from slurmft.checkpoint import BadCheckpointError, Buffers, Saver, Snapshot, read_newest
-from slurmft.config import JobConfig, RunConfig, TrainConfig
-from slurmft.rundir import RunDir, write_json
-from slurmft.snapshot import join_optimizer, rng_state, set_rng_state, split_optimizer
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.files import write_json
+from slurmft.runs.rundir import RunDir
+from slurmft.train import checkpoint
+from slurmft.train.checkpoint import BadCheckpointError, Buffers, Saver, Snapshot, read_newest
+from slurmft.train.config import TrainConfig
+from slurmft.train.state import join_optimizer, rng_state, set_rng_state, split_optimizer
 from tests.faults import SmallDisk
 
 CPU = torch.device("cpu")
@@ -25,7 +27,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     job = JobConfig(runs_dir=str(tmp_path))
-    made = RunDir.create(RunConfig(train=TrainConfig.resolve(), job=job))
+    made = RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
     made.checkpoints.mkdir()
     return made
 
@@ -106,7 +108,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_full_disk(small_disk: Path) -> None:
     """The save fails with a warning, what is there stays, and the next save works again."""
     job = JobConfig(runs_dir=str(small_disk))
-    run = RunDir.create(RunConfig(train=TrainConfig.resolve(), job=job))
+    run = RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
     saver = Saver(run, attempt=0, every_s=0, keep=3)
     assert saver.save(snapshot(1), time.monotonic(), patience_s=0)
     too_large = snapshot(2, size=2**20)
@@ -180,7 +182,7 @@ def test_optimizer_comes_back() -> None:
 
 
 def test_safetensors_are_all_there_is(run: RunDir) -> None:
-    """Nothing that would be unpickled; submitit's jobs are, with the checks of slurmft.pickled."""
+    """Nothing that would be unpickled; submitit's jobs are, with the worker's checks."""
     checkpoint.write(run, snapshot(1), attempt=0)
     suffixes = {path.suffix for path in (run.checkpoints / "step-00000001").iterdir()}
     assert suffixes == {".safetensors", ".json"}

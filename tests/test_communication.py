@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from slurmft.communication import Measured
-from slurmft.config import TrainConfig, local_steps
-from slurmft.errors import UsageError
+from slurmft.core.errors import UsageError
+from slurmft.train.config import TrainConfig, local_steps
+from slurmft.train.grad_comm import Measured
 from tests.conftest import Following, records, slurmft
 from tests.models import write_emotion, write_model
 from tests.test_resume import EXACT, assert_same, rank_pids, steps_twice

@@ -10,16 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slurmft import compare
-from slurmft.compare import (
-    Windows,
-    difference_of_shares,
-    ratio_of_repeats,
-    ratio_of_windows,
-    verdict_of_speed,
-)
-from slurmft.errors import UsageError
-from slurmft.runs import MeasuredRun
+from slurmft.cli import compare as cli_compare
+from slurmft.core.errors import UsageError
+from slurmft.runs.scan import MeasuredRun
+from slurmft.studies import compare, stats
+from slurmft.studies.compare import verdict_of_speed
+from slurmft.studies.stats import Windows, difference_of_shares, ratio_of_repeats, ratio_of_windows
 from tests.made_runs import write_run
 
 SEEDS = 300
@@ -27,7 +23,7 @@ SEEDS = 300
 
 @pytest.fixture
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "_DRAWS", 400)
+    monkeypatch.setattr(stats, "_DRAWS", 400)
 
 
 # --- the procedure --------------------------------------------------------------------------------
@@ -118,7 +114,7 @@ def test_steps_done_again_count_once(tmp_path: Path) -> None:
 
 
 def compared(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> str:
-    assert compare.main([str(word) for word in argv]) == 0
+    assert cli_compare.main([str(word) for word in argv]) == 0
     return capsys.readouterr().out
 
 
@@ -179,7 +175,7 @@ def test_requests_that_cannot_be_right(tmp_path: Path) -> None:
         ("none", "is no folder"),
     ):
         with pytest.raises(UsageError) as caught:
-            compare.main([str(tmp_path / "good"), str(tmp_path / other)])
+            cli_compare.main([str(tmp_path / "good"), str(tmp_path / other)])
         assert message in caught.value.message
 
 
@@ -201,7 +197,7 @@ def test_results_that_cannot_be_compared(
     told = f"A: left out: the result of odd has no usable {words}"
     assert told in compared(capsys, tmp_path / "a", tmp_path / "b")
     with pytest.raises(UsageError, match=f"holds no run to compare: .* {words}"):
-        compare.main([str(tmp_path / "a" / "odd"), str(tmp_path / "b")])
+        cli_compare.main([str(tmp_path / "a" / "odd"), str(tmp_path / "b")])
 
 
 def test_values_that_are_no_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,4 +219,4 @@ def test_a_link_is_the_same_run(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(UsageError, match="is in A and in B"):
-        compare.main([str(tmp_path / "a"), str(tmp_path / "b")])
+        cli_compare.main([str(tmp_path / "a"), str(tmp_path / "b")])

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.__main__ import COMMANDS
-from slurmft.dispatch import parser
-from slurmft.recipes import TASKS
+from slurmft.cli import COMMANDS
+from slurmft.cli.submit import parser
+from slurmft.train.recipes import TASKS
 from tests.conftest import slurmft
 from tests.made_runs import write_run
 

@@ -7,18 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.config import (
-    JobConfig,
-    RunConfig,
-    TrainConfig,
-    options,
-    time_limit_min,
-)
-from slurmft.dispatch import configure
-from slurmft.errors import UsageError
-from slurmft.plan import Plan
-from slurmft.recipes import RECIPES, TASKS
-from slurmft.site import site_defaults
+from slurmft.core.config import JobConfig, RunConfig, options, time_limit_min
+from slurmft.core.errors import UsageError
+from slurmft.core.site import site_defaults
+from slurmft.train.config import TrainConfig
+from slurmft.train.configure import OPTIONS, configure
+from slurmft.train.recipes import RECIPES, TASKS
+from slurmft.train.step_plan import Plan
 
 TRAIN_FLAGS = """task recipe as_published preset model data text_column text_pair_column
 label_column max_length doc_stride epochs max_steps batch_size eval_batch_size
@@ -44,7 +39,7 @@ def test_flags_are_a_promise() -> None:
 
 def test_config_survives_json() -> None:
     config = RunConfig(
-        train=TrainConfig.resolve(task="emotion", data='/d/it\'s "é"\n'),
+        program=TrainConfig.resolve(task="emotion", data='/d/it\'s "é"\n').program(),
         job=JobConfig(nodes=3, setup=("module load x",), sbatch=("nice=3", "overcommit")),
         submission={"git": None},
     )
@@ -153,7 +148,7 @@ PUBLISHED_VALUES: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("name", PUBLISHED_VALUES)
 def test_published_recipes(name: str) -> None:
     config = configure({"recipe": name})
-    found = dataclasses.asdict(config.job) | dataclasses.asdict(config.train)
+    found = dataclasses.asdict(config.job) | dataclasses.asdict(TrainConfig.of(config.program))
     assert {k: found[k] for k in PUBLISHED_VALUES[name]} == PUBLISHED_VALUES[name]
     assert found["recipe"] == name
 
@@ -176,8 +171,11 @@ def test_flags_and_site_file_lie_over_recipes(
     monkeypatch.setenv("SLURMFT_SITE", str(site))
     given = {"recipe": "spr-squad", "precision": "auto", "weight_decay": 0.01, "epochs": 9}
     config = configure(given)
-    assert (config.job.nproc_per_node, config.train.epochs) == (7, 9)
-    assert (config.train.precision, config.train.weight_decay) == ("auto", 0.01)
+    assert (config.job.nproc_per_node, TrainConfig.of(config.program).epochs) == (7, 9)
+    assert (
+        TrainConfig.of(config.program).precision,
+        TrainConfig.of(config.program).weight_decay,
+    ) == ("auto", 0.01)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +225,7 @@ def test_site_file_that_cannot_be_right(
     site.write_text(text)
     monkeypatch.setenv("SLURMFT_SITE", str(site))
     with pytest.raises(UsageError) as error:
-        site_defaults()
+        site_defaults(OPTIONS)
     assert message in str(error.value)
     assert str(site) in str(error.value)
 
@@ -235,4 +233,4 @@ def test_site_file_that_cannot_be_right(
 def test_site_file_named_and_absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SLURMFT_SITE", str(tmp_path / "none.toml"))
     with pytest.raises(UsageError, match="names no file"):
-        site_defaults()
+        site_defaults(OPTIONS)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from slurmft import container
-from slurmft.config import JobConfig, RunConfig, TrainConfig
-from slurmft.dispatch import with_absolute_paths
-from slurmft.rundir import RunDir
+from slurmft.cluster import container
+from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
+from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
 from tests.cluster import Cluster
 from tests.conftest import HOSTILE, assert_two_lines, slurmft
 
@@ -67,7 +67,7 @@ def test_command(
     image = tmp_path / f"{HOSTILE}.sif"
     image.touch()
     job = JobConfig(runs_dir=str(tmp_path / "ru,ns"), container=str(image), gpus_per_node=1)
-    config = RunConfig(train=TrainConfig.resolve(), job=job)
+    config = RunConfig(program=TrainConfig.resolve().program(), job=job)
     run = RunDir.create(config)
     command = container.wrap(config, run, ["not", "this"])
     env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")} | apptainer
@@ -77,7 +77,7 @@ def test_command(
     mounts, _, nv, told, words = json.loads((tmp_path / "log").read_text())
     assert nv
     assert told == str(image)
-    assert words[:4] == ["python3", "-u", "-m", "slurmft.node"]
+    assert words[:4] == ["python3", "-u", "-m", "slurmft.node.task"]
     assert [m["source"] for m in mounts] == [
         container.package(),
         str(run.path),
@@ -104,7 +104,7 @@ def test_image_that_is_not_there(tmp_path: Path) -> None:
 )
 def test_gpus_by_any_option_of_sbatch(option: str, asks: bool, tmp_path: Path) -> None:
     job = JobConfig(runs_dir=str(tmp_path), container="image.sif", sbatch=(option,))
-    config = RunConfig(train=TrainConfig.resolve(), job=job)
+    config = RunConfig(program=TrainConfig.resolve().program(), job=job)
     assert ("--nv" in container.wrap(config, RunDir.create(config), [])) == asks
 
 

@@ -12,19 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmft.data import (
-    WINDOW_STEPS,
-    TokenData,
-    TokenTable,
-    epoch_order,
-    label_ids,
-    near_lengths,
-    read_rows,
-    share,
-)
-from slurmft.errors import UsageError
-from slurmft.sources import check_columns, find_split, is_local
-from slurmft.tasks.synthetic import LABELS, PRESETS, generate, words_by_label
+from slurmft.core.errors import UsageError
+from slurmft.core.hub import is_local
+from slurmft.train.data import WINDOW_STEPS, TokenData, TokenTable, epoch_order, near_lengths, share
+from slurmft.train.sources import check_columns, find_split
+from slurmft.train.tasks.rows import label_ids, read_rows
+from slurmft.train.tasks.synthetic import LABELS, PRESETS, generate, words_by_label
 
 samples = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=12), min_size=1, max_size=20)
 

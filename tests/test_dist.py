@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmft import dist
-from slurmft.errors import UsageError
+from slurmft.core.errors import UsageError
+from slurmft.job import process_group
 
 
 def test_ranks_agree(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_ranks_agree(tmp_path: Path) -> None:
 
 
 def test_backends() -> None:
-    assert dist.choose_backend("auto", has_gpu=True) == "nccl"
-    assert dist.choose_backend("gloo", has_gpu=True) == "gloo"
+    assert process_group.choose_backend("auto", has_gpu=True) == "nccl"
+    assert process_group.choose_backend("gloo", has_gpu=True) == "gloo"
     with pytest.raises(UsageError, match="needs GPUs"):
-        dist.choose_backend("nccl", has_gpu=False)
+        process_group.choose_backend("nccl", has_gpu=False)

@@ -14,13 +14,16 @@ from typing import Any
 
 import pytest
 
-from slurmft import checks, judgement, login_checks, node_checks, slurm
-from slurmft.checks import Check, Level, failure, ok, warning
-from slurmft.config import JobConfig
-from slurmft.filesystem import Room
-from slurmft.node import LOCAL_NODE
-from slurmft.node_checks import Examination
-from slurmft.nodeprobe import Nodes, Site, agent_command
+from slurmft.cluster.slurm import commands as slurm_commands
+from slurmft.core import credentials
+from slurmft.core.config import JobConfig
+from slurmft.core.filesystem import Room
+from slurmft.doctor import checks, login, rules
+from slurmft.doctor import examination as doctor_examination
+from slurmft.doctor.checks import Check, Level, failure, ok, warning
+from slurmft.doctor.examination import Examination
+from slurmft.doctor.nodes import Nodes, Site, agent_command
+from slurmft.node.task import LOCAL_NODE
 from tests.cluster import Cluster
 from tests.conftest import slurmft
 from tests.test_login_floor import HEAVY
@@ -59,14 +62,14 @@ def test_few_lines_name_all_broken_pairs() -> None:
     both = [("n1", "n3"), ("n2", "n3"), ("n4", "n1")]
     assert checks.blame(both) == [("n3", "to", ["n1", "n2"]), ("n1", "to", ["n4"])]
     three = {("n1", "n3"), ("n2", "n3"), ("n3", "n4")}
-    assert judgement.healthy(["n1", "n2", "n3", "n4"], three) == ["n1", "n2", "n4"]
-    assert judgement.healthy(["n1", "n2"], set()) == ["n1", "n2"]
+    assert rules.healthy(["n1", "n2", "n3", "n4"], three) == ["n1", "n2", "n4"]
+    assert rules.healthy(["n1", "n2"], set()) == ["n1", "n2"]
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 7])
 def test_rounds_have_every_link_of_the_ring_and_no_node_twice(count: int) -> None:
     names = [f"n{i}" for i in range(count)]
-    found = judgement.rounds(names)
+    found = rules.rounds(names)
     for pairs in found:
         ends = [name for pair in pairs for name in pair]
         assert len(ends) == len(set(ends))
@@ -86,25 +89,27 @@ def test_what_hangs_is_left_behind() -> None:
     never.set()
 
 
-def test_secrets_do_not_leave() -> None:
+def test_secrets_do_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     secret = 'se"cret-99'
     environment = {
         "HF_TOKEN": secret,
         "SLURM_JWT": "abc.def",
-        "AWS_SECRET_ACCESS_KEY": "elsewhere",
+        "AWS_SECRET_ACCESS_KEY": "else-where",
         "HF_ENDPOINT": "https://me:pass@mirror.example.com/hf",
         "OMP_NUM_THREADS": "4",
         "EDITOR": "vi",
     }
-    told = checks.told(environment)
-    assert told["HF_TOKEN"] == told["SLURM_JWT"] == "***"
+    told = checks.told_environment(environment)
+    assert told["HF_TOKEN"] == told["SLURM_JWT"] == "[hidden]"
     assert told["OMP_NUM_THREADS"] == "4"
     assert not {"EDITOR", "AWS_SECRET_ACCESS_KEY"} & told.keys()
-    text = json.dumps([told, secret, "hf_ABCDEFGHIJKLMNOP", "elsewhere"]) + secret
-    clean = checks.without_secrets(text, environment)
-    for part in ("cret-99", "pass", "me:", "ABCDEFG", "elsewhere"):
+    text = json.dumps([told, secret, "hf_ABCDEFGHIJKLMNOP", "else-where"]) + secret
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    clean = credentials.redact(text)
+    for part in ("cret-99", "pass", "me:", "ABCDEFG", "else-where"):
         assert part not in clean
-    assert "https://***@mirror.example.com/hf" in clean
+    assert "https://[hidden]@mirror.example.com/hf" in clean
     json.loads(clean[: clean.rindex("]") + 1])
 
 
@@ -120,7 +125,7 @@ def test_settings() -> None:
         "SchedulerParameters     = batch_sched_delay=0,sched_interval=2\n"
         "\nSlurmctld(primary) at login is UP\n"
     )
-    assert slurm.parse_settings(text) == {
+    assert slurm_commands.parse_settings(text) == {
         "AccountingStorageEnforce": "none",
         "KillWait": "10 sec",
         "SchedulerParameters": "batch_sched_delay=0,sched_interval=2",
@@ -132,30 +137,30 @@ def test_nodes_that_take_no_jobs() -> None:
         "n1|idle|none\nn1|idle|none\nn2|drained|bad | disk, see log\n"
         "n3|down*|Not responding\nn4|allocated|none\nn5|idle*|none\n"
     )
-    found = slurm.parse_unwell_hosts(text)
+    found = slurm_commands.parse_unwell_hosts(text)
     assert found == {
         "n2": "drained: bad | disk, see log",
         "n3": "down*: Not responding",
         "n5": "idle*",
     }
-    said = login_checks.judge_down(found)
+    said = login.judge_down(found)
     assert said.level == Level.WARNING
     assert "n3 is down*: Not responding" in said.text
-    assert login_checks.judge_down({}).level == Level.OK
+    assert login.judge_down({}).level == Level.OK
 
 
 def test_partitions_and_accounts() -> None:
-    here = slurm.parse_partitions("batch|up|1:00:00|4|4\nold|down|1:00:00|64|4\n")
-    judge = login_checks.judge_partitions
+    here = slurm_commands.parse_partitions("batch|up|1:00:00|4|4\nold|down|1:00:00|64|4\n")
+    judge = login.judge_partitions
     assert judge(here, None, 4).level == Level.OK
     assert judge(here, "gpu", 1).text.startswith("there is no 'gpu'; there are: batch (4 nodes")
     for wanted in (None, "batch", "old"):
         assert judge(here, wanted, 8).text.startswith("no 8 nodes in")
     assert judge([], None, 1).level == Level.FAILURE
     fields = "Account,Partition,QOS,MaxJobs,MaxSubmit,MaxTRES,MaxWall,GrpTRES"
-    rows = slurm.parse_associations("root||normal|||||\n", fields)
+    rows = slurm_commands.parse_associations("root||normal|||||\n", fields)
     assert rows == [{"Account": "root", "QOS": "normal"}]
-    allowed = login_checks.judge_accounting
+    allowed = login.judge_accounting
     assert allowed("me", rows, {}).level == Level.OK
     assert allowed("me", [], {"AccountingStorageEnforce": "none"}).level == Level.OK
     assert allowed("me", [], {"AccountingStorageEnforce": "associations,limits"}).level == (
@@ -166,14 +171,14 @@ def test_partitions_and_accounts() -> None:
 def test_room() -> None:
     gib = 2**30
     full = Room(free_bytes=50 * gib, free_inodes=10**6, problem="Disk quota exceeded")
-    said = login_checks.judge_room("runs", "/x", full)
+    said = login.judge_room("runs", "/x", full)
     assert (said.level, said.text) == (Level.FAILURE, "/x: cannot be written: Disk quota exceeded")
     assert "--runs-dir" in str(said.cure)
     for little in (Room(free_bytes=gib, free_inodes=None, problem=None),
                    Room(free_bytes=50 * gib, free_inodes=12, problem=None)):  # fmt: skip
-        assert login_checks.judge_room("runs", "/x", little).level == Level.WARNING
+        assert login.judge_room("runs", "/x", little).level == Level.WARNING
     shm = Room(free_bytes=gib, free_inodes=10**6, problem=None)
-    assert login_checks.judge_room("shm", "/dev/shm", shm).level == Level.OK
+    assert login.judge_room("shm", "/dev/shm", shm).level == Level.OK
 
 
 # --- what nodes said ------------------------------------------------------------------------------
@@ -189,35 +194,35 @@ def fact(**changes: Any) -> dict[str, Any]:
 
 
 def test_cores_that_slurm_grants_but_does_not_give() -> None:
-    assert not wrong(judgement.cores({"n1": fact(), "n2": fact()}, 8))
-    found = wrong(judgement.cores({"n1": fact(), "n2": fact(mask_cpus=1, cores=1)}, None))
+    assert not wrong(rules.cores({"n1": fact(), "n2": fact()}, 8))
+    found = wrong(rules.cores({"n1": fact(), "n2": fact(mask_cpus=1, cores=1)}, None))
     assert found[0].startswith("warning: n2: 1 core(s) to compute on; Slurm counts 8 CPU(s)")
     assert found[1] == "warning: not the same on all nodes: n1: 8; n2: 1"
-    assert wrong(judgement.cores({"n1": fact()}, 16))
-    assert wrong(judgement.cores({"n1": fact(hardware={"quota_cpus": 2.0})}, None))
+    assert wrong(rules.cores({"n1": fact()}, 16))
+    assert wrong(rules.cores({"n1": fact(hardware={"quota_cpus": 2.0})}, None))
 
 
 def test_nodes_that_are_not_alike() -> None:
     gpu = {"model": "H100"}
     two = {"n1": fact(hardware={"gpus": [gpu, gpu]}), "n2": fact(hardware={"gpus": [gpu]})}
-    found = wrong(judgement.devices(two, 2))
+    found = wrong(rules.devices(two, 2))
     assert found[0] == "failure: n2: fewer GPUs than the 2 asked for"
     assert "n1: 2 x H100; n2: 1 x H100" in found[1]
     small = {"n1": fact(), "n2": fact(hardware={"memory_mib": 500}), "n3": fact()}
-    found = wrong(judgement.memory(small))
+    found = wrong(rules.memory(small))
     assert found == ["warning: n2 has 500 MiB, 50% of the median"]
     here = fact()["software"]
-    assert not wrong(judgement.versions({"n1": fact(), "n2": fact()}, here))
+    assert not wrong(rules.versions({"n1": fact(), "n2": fact()}, here))
     other = fact(software=here | {"torch": "2.8.0"})
-    found = wrong(judgement.versions({"n1": fact(), "n2": other}, here))
+    found = wrong(rules.versions({"n1": fact(), "n2": other}, here))
     assert found == ["failure: not one torch: n1, this host: 2.13.0; n2: 2.8.0"]
-    found = wrong(judgement.hub({"n1": fact(), "n2": fact(hub=False)}))
+    found = wrong(rules.hub({"n1": fact(), "n2": fact(hub=False)}))
     assert found == ["warning: n2 do not reach it, others do"]
 
 
 def test_a_faster_fabric_that_would_not_be_taken() -> None:
     eth, ib = ["eth0", False, 1000, "eth0 (1 Gbit/s)"], ["ib0", True, 100000, "ib0 (InfiniBand)"]
-    judge = judgement.fabric
+    judge = rules.fabric
     said = judge({"n1": [ib, eth], "n2": [eth]}, {"n1": "eth0", "n2": "eth0"})[0]
     assert said.level == Level.WARNING
     assert "n1: ib0 (InfiniBand)" in said.text
@@ -228,24 +233,24 @@ def test_a_faster_fabric_that_would_not_be_taken() -> None:
 
 def test_one_slow_node_is_named() -> None:
     rates = {("n1", "n2"): 1e9, ("n2", "n3"): 1e8, ("n3", "n4"): 1.1e8, ("n4", "n1"): 1.2e9}
-    found = wrong(judgement.links(rates))
+    found = wrong(rules.links(rates))
     assert found == ["warning: n3 is slow: 0.88 Gbit/s, 9% of the median"]
 
     def rank(fp32: float) -> dict[str, Any]:
         return {"tflop_s": {"fp32": fp32, "bf16": 9.0}}
 
     ranks = {"n1": [rank(5.0)], "n2": [rank(2.0)], "n3": [rank(4.9)]}
-    found = wrong(judgement.products(ranks))
+    found = wrong(rules.products(ranks))
     assert found == ["warning: n2 is slow in fp32: 2 TFLOP/s, 41% of the median"]
     both = {"n1": [rank(5.0), rank(5.0)], "n2": [rank(5.0), rank(1.0)]}
-    assert "n2 process 1 is slow in fp32" in wrong(judgement.products(both))[0]
+    assert "n2 process 1 is slow in fp32" in wrong(rules.products(both))[0]
 
 
 def test_collectives_that_do_not_end() -> None:
     def answer(problem: str | None, late: bool, ranks: int) -> dict[str, Any]:
         return {"problem": problem, "late": late, "ranks": [{}] * ranks}
 
-    judge = judgement.torchrun
+    judge = rules.torchrun
     assert judge({"n1": answer(None, False, 1)}) == []
     hung, dead = answer("torchrun did not end", True, 1), answer("Error: no ib0", False, 0)
     assert wrong(judge({"n1": hung, "n2": dead})) == ["failure: n2: Error: no ib0"]
@@ -256,13 +261,13 @@ def test_collectives_that_do_not_end() -> None:
 
 def test_clocks() -> None:
     ways = {"n2": 0.002, "n3": 0.002}
-    assert not wrong(judgement.clocks({"n1": 0.0, "n2": 0.1, "n3": -0.1}, ways))
-    found = wrong(judgement.clocks({"n1": 0.0, "n2": 2.0, "n3": -40.0}, ways))
+    assert not wrong(rules.clocks({"n1": 0.0, "n2": 0.1, "n3": -0.1}, ways))
+    found = wrong(rules.clocks({"n1": 0.0, "n2": 2.0, "n3": -40.0}, ways))
     assert found == [
         "warning: n2 is 2.0 s ahead of the others (give or take 0.001 s)",
         "failure: n3 is 40.0 s behind the others (give or take 0.001 s)",
     ]
-    assert not wrong(judgement.clocks({"n1": 0.0, "n2": 2.0}, {"n2": 5.0}))  # not known
+    assert not wrong(rules.clocks({"n1": 0.0, "n2": 2.0}, {"n2": 5.0}))  # not known
 
 
 # --- agents, real ones, on this machine -----------------------------------------------------------
@@ -291,7 +296,7 @@ sys.exit("srun: error: Node failure on n7")
 def test_sick_nodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All at once: a skewed clock, a closed port, a name that does not resolve, one that does not
     answer, one that is dead."""
-    monkeypatch.setattr(node_checks, "_START_S", 8.0)
+    monkeypatch.setattr(doctor_examination, "_START_S", 8.0)
     programs = {"n3": SKEWED, "n4": CLOSED, "n6": DEAF, "n7": DEAD}
     names = [f"n{i}" for i in range(1, 8)]
     commands = {
@@ -307,7 +312,6 @@ def test_sick_nodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             site=site,
             nodes=nodes,
             job=JobConfig(nodes=7),
-            backend="gloo",
             folders=folders,
             deadline=time.monotonic() + 60,
             quick=True,
@@ -345,7 +349,7 @@ def test_two_simulated_nodes(tmp_path: Path) -> None:
         assert secret not in text + done.out
     facts = json.loads(text.partition("--- JSON ---\n")[2])
     assert facts["checks"] == said["checks"]
-    assert facts["environment"]["HF_TOKEN"] == "***"
+    assert facts["environment"]["HF_TOKEN"] == "[hidden]"
     assert sorted(facts["measured"]["nodes"]) == ["127.0.0.1", "127.0.0.2"]
 
 
@@ -364,7 +368,7 @@ def test_without_slurm_it_says_so() -> None:
 def test_the_login_part_imports_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from slurmft.doctor import main\n"
+        "from slurmft.cli.doctor import main\n"
         "main(['--cluster', 'local', '--runs-dir', sys.argv[1]])\n"
         f"print('HEAVY', [m for m in {HEAVY} if m in sys.modules])"
     )

@@ -6,22 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from slurmft import grid
-from slurmft.errors import UsageError
-from slurmft.submission import configurations
+from slurmft.core.errors import UsageError
+from slurmft.studies import spec
+from slurmft.studies.runner import configurations
+from slurmft.train.config import TrainConfig
 
 SHIPPED = sorted((Path(__file__).parent.parent / "results" / "studies").glob("*.toml"))
 
 HEAD = 'name = "s"\n'
 
 
-def parse(text: str, folder: Path = Path("/x")) -> grid.Study:
-    return grid.parse(HEAD + text, folder / "s.toml")
+def parse(text: str, folder: Path = Path("/x")) -> spec.Study:
+    return spec.parse(HEAD + text, folder / "s.toml")
 
 
 def test_cells_are_the_product_in_the_order_of_the_file() -> None:
     study = parse("[grid]\nnodes = [1, 2]\nprecision = ['fp32', 'bf16']\n")
-    assert [grid.label(cell) for cell in study.cells] == [
+    assert [spec.label(cell) for cell in study.cells] == [
         "nodes=1 precision=fp32",
         "nodes=1 precision=bf16",
         "nodes=2 precision=fp32",
@@ -46,16 +47,18 @@ def test_explicit_cells_are_multiplied_with_the_grid(cells_first: bool) -> None:
 
 def test_a_round_has_every_cell_before_the_next() -> None:
     study = parse("repeats = 2\n[grid]\nnodes = [1, 2]\n")
-    assert [(r, c["nodes"]) for r, c in grid.rounds(study)] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert [(r, c["nodes"]) for r, c in spec.rounds(study)] == [(1, 1), (1, 2), (2, 1), (2, 2)]
 
 
 def test_repeats_have_seeds_of_their_own(tmp_path: Path) -> None:
     study = parse("[fixed]\nseed = 7\nlearning_rate = 1\n[grid]\nnodes = [1, 2]\n", tmp_path)
     found = configurations(study, tmp_path / "s")
-    seeds = {(c.job.nodes, repeat): c.train.seed for (_, repeat), c in found.items()}
+    seeds = {
+        (c.job.nodes, repeat): TrainConfig.of(c.program).seed for (_, repeat), c in found.items()
+    }
     assert seeds == {(n, r): 6 + r for n in (1, 2) for r in (1, 2, 3)}
-    config = found[grid.key_of({"nodes": 2}), 1]
-    assert config.train.learning_rate == 1.0
+    config = found[spec.key_of({"nodes": 2}), 1]
+    assert TrainConfig.of(config.program).learning_rate == 1.0
     assert config.job.job_name == "s"
     assert config.job.runs_dir == str(tmp_path / "s" / "runs")
 
@@ -63,7 +66,7 @@ def test_repeats_have_seeds_of_their_own(tmp_path: Path) -> None:
 def test_a_global_batch_is_divided_by_the_processes(tmp_path: Path) -> None:
     text = "[fixed]\nglobal_batch_size = 64\nnproc_per_node = 2\n[grid]\nnodes = [1, 4]\n"
     found = configurations(parse(text, tmp_path), tmp_path / "s")
-    sizes = {c.job.nodes: c.train.batch_size for c in found.values()}
+    sizes = {c.job.nodes: TrainConfig.of(c.program).batch_size for c in found.values()}
     assert sizes == {1: 32, 4: 8}
 
 
@@ -144,7 +147,7 @@ def test_bad_files(text: str, words: str) -> None:
 @pytest.mark.parametrize("name", ["a/b", "..", "", "a b", "-a", "é", "x" * 64])
 def test_names_that_are_no_folder(name: str) -> None:
     with pytest.raises(UsageError, match="names no folder"):
-        grid.parse(f'name = "{name}"\n[grid]\nnodes = [1]\n', Path("s.toml"))
+        spec.parse(f'name = "{name}"\n[grid]\nnodes = [1]\n', Path("s.toml"))
 
 
 @pytest.mark.parametrize(
@@ -185,10 +188,10 @@ def test_values_that_are_not_allowed(text: str, words: str, tmp_path: Path) -> N
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for given, words in ((tmp_path / "no.toml", "no such file"), (tmp_path, "holds no study.toml")):
         with pytest.raises(UsageError, match=words):
-            grid.read(given)
+            spec.read(given)
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
     with pytest.raises(UsageError, match="cannot read the study file"):
-        grid.read(tmp_path / "latin.toml")
+        spec.read(tmp_path / "latin.toml")
 
 
 def test_published_figures_that_cannot_be_read(tmp_path: Path) -> None:
@@ -196,14 +199,14 @@ def test_published_figures_that_cannot_be_read(tmp_path: Path) -> None:
     file = tmp_path / "s.toml"
     file.write_text(HEAD + "published = '../none.json'\n[grid]\nnodes = [1]")
     with pytest.raises(UsageError, match=r"'\.\./none\.json' cannot be read as JSON"):
-        grid.read(file)
-    study = grid.read(file, with_published=False)
+        spec.read(file)
+    study = spec.read(file, with_published=False)
     assert (study.published, study.published_as) == (tmp_path / "../none.json", "../none.json")
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
 def test_shipped_studies(file: Path, tmp_path: Path) -> None:
-    study = grid.read(file)
+    study = spec.read(file)
     assert study.name == file.stem
     assert study.published is not None
     found = configurations(study, tmp_path / study.name)
@@ -213,6 +216,6 @@ def test_shipped_studies(file: Path, tmp_path: Path) -> None:
 
 
 def test_every_published_table_has_a_study() -> None:
-    named = {grid.read(file).published for file in SHIPPED}
+    named = {spec.read(file).published for file in SHIPPED}
     tables = (SHIPPED[0].parent.parent / "published").glob("*.json")
     assert {path.resolve() for path in named if path} == {path.resolve() for path in tables}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from slurmft import heap
-from slurmft.heap import KEEPS, Heap
+from slurmft.train import cpu
+from slurmft.train.cpu import KEEPS, Heap
 
 
 @pytest.fixture
 def resident(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the process seems to take: its last number, in MiB."""
     mib = [1000]
-    monkeypatch.setattr(heap, "resident_bytes", lambda: mib[-1] << 20)
+    monkeypatch.setattr(cpu, "resident_bytes", lambda: mib[-1] << 20)
     return mib
 
 
@@ -49,7 +49,7 @@ def test_heap_that_gives_back_by_itself(environment: dict[str, str], resident: l
 
 def test_glibc_is_asked() -> None:
     """The library's own function, on the real heap."""
-    trim = heap.glibc_trim()
+    trim = cpu.glibc_trim()
     assert trim is not None
     trim()
-    assert heap.resident_bytes() > 2**20
+    assert cpu.resident_bytes() > 2**20

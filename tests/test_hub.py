@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from slurmft import card
-from slurmft.config import JobConfig, RunConfig, TrainConfig
-from slurmft.errors import UsageError
-from slurmft.push import check_finished
-from slurmft.rundir import RunDir, write_json
+from slurmft.cli.push import check_finished
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import UsageError
+from slurmft.core.files import write_json
+from slurmft.runs.rundir import RunDir
+from slurmft.train import model_card
+from slurmft.train.config import TrainConfig
 from tests.conftest import Done, assert_two_lines, slurmft
 from tests.hub import NAME, Hub
 from tests.made_runs import write_run
@@ -31,7 +33,9 @@ TOKEN = "hf_" + "x1" * 17
 def run(tmp_path: Path, tiny_model: Path) -> RunDir:
     """A run as it is after its end."""
     train = TrainConfig.resolve(task="emotion", model=str(tiny_model))
-    made = RunDir.create(RunConfig(train=train, job=JobConfig(runs_dir=str(tmp_path / "a b"))))
+    made = RunDir.create(
+        RunConfig(program=train.program(), job=JobConfig(runs_dir=str(tmp_path / "a b")))
+    )
     made.model.mkdir()
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         (made.model / name).write_bytes((tiny_model / name).read_bytes())
@@ -55,7 +59,7 @@ def data_of(text: str) -> Any:
 
 def test_card(run: RunDir) -> None:
     """As the hub's own library reads it; without paths."""
-    card.write(run, RESULT)
+    model_card.write(run, RESULT)
     text = (run.model / "README.md").read_text()
     found = data_of(text)
     assert found.library_name == "transformers"
@@ -79,7 +83,7 @@ def test_card(run: RunDir) -> None:
 
 def test_card_of_a_model_of_the_hub() -> None:
     train = TrainConfig.resolve(task="squad", data="/secret/place/squad")
-    text = card.text(train, RESULT, {}, "a run")
+    text = model_card.text(train, RESULT, {}, "a run")
     assert data_of(text).base_model == "distilbert-base-uncased"
     assert data_of(text).pipeline_tag == "question-answering"
     assert "secret" not in text
@@ -149,7 +153,9 @@ def test_push_that_could_not_work(
 
 @pytest.mark.parametrize("state", ["running", "failed"])
 def test_run_that_has_not_finished(state: str, tmp_path: Path) -> None:
-    config = RunConfig(train=TrainConfig.resolve(), job=JobConfig(runs_dir=str(tmp_path)))
+    config = RunConfig(
+        program=TrainConfig.resolve().program(), job=JobConfig(runs_dir=str(tmp_path))
+    )
     run = RunDir.create(config)
     run.set_state(state)
     with pytest.raises(UsageError, match=f"has not finished: it is {state}"):

@@ -18,12 +18,14 @@ from typing import Any
 import pytest
 import yaml
 
-from slurmft.config import JobConfig, RunConfig, TrainConfig
-from slurmft.errors import SlurmftError, UsageError
-from slurmft.launchers import kubernetes
-from slurmft.pod import make_run, meeting_point, pod_index
-from slurmft.rendezvous import RendezvousError
-from slurmft.rundir import RunDir
+from slurmft.cli.render import to_yaml
+from slurmft.cluster import kubernetes
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.node.pod import make_run, meeting_point, pod_index
+from slurmft.node.rendezvous import RendezvousError
+from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
 from tests.conftest import records, slurmft
 
 FLAGS = ("--image", "registry.example.com:5000/team/slurmft:1", "--claim", "runs", "--nodes", "3")
@@ -159,7 +161,6 @@ def test_names_are_safe(text: str) -> None:
 
 def test_words_that_other_readers_take_for_numbers() -> None:
     """Kubernetes' reader of YAML is not PyYAML."""
-    from slurmft.render import to_yaml
 
     words = ["08", "1e3", "y", "n", "0o7", "no", "1_0", "16", "slurmft", "/runs", "a: b", "x\ny"]
     text = to_yaml([{"words": words, "y": "08"}])
@@ -187,12 +188,12 @@ def test_image_and_pod_have_one_user() -> None:
 def test_run_of_the_same_name(tmp_path: Path) -> None:
     """Its configuration is not taken for that of another; other nodes are no other run."""
     job, run = JobConfig(), RunDir(tmp_path / "run")
-    config = RunConfig(train=TrainConfig.resolve(), job=job)
+    config = RunConfig(program=TrainConfig.resolve().program(), job=job)
     make_run(run, config, first=True)
     other = dataclasses.replace(config, job=JobConfig(nodes=2))
     make_run(run, other, first=True)
     assert run.load_config().job.nodes == 2
-    changed = dataclasses.replace(config, train=TrainConfig.resolve(learning_rate=0.5))
+    changed = dataclasses.replace(config, program=TrainConfig.resolve(learning_rate=0.5).program())
     with pytest.raises(UsageError, match="of the same name that trains something else") as error:
         make_run(run, changed, first=True)
     assert "--name" in str(error.value.hint)
@@ -226,7 +227,7 @@ def pods(kind: str, config: Path, run: RunDir) -> Iterator[list[subprocess.Popen
         if kind == "pytorchjob":
             env = {"PET_RDZV_ENDPOINT": f"127.0.0.1:{port}", "PET_NNODES": "1:2"}
             env |= {"HOSTNAME": f"mrpc-worker-{index}", "PET_RDZV_ID": "mrpc"}
-        command = [sys.executable, "-m", "slurmft.pod", str(config), str(run.path)]
+        command = [sys.executable, "-m", "slurmft.node.pod", str(config), str(run.path)]
         started.append(subprocess.Popen(command, env=os.environ | env | {"OMP_NUM_THREADS": "1"}))
     try:
         yield started

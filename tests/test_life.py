@@ -14,25 +14,19 @@ from typing import Any
 import pytest
 
 import slurmft
-from slurmft import (
-    cleaning,
-    dispatch,
-    follow,
-    latest,
-    launchers,
-    listing,
-    logs,
-    selection,
-    slurm,
-    standing,
-    status,
-    tokencache,
-    watch,
-)
-from slurmft.cleaning import KINDS
-from slurmft.errors import Exit, SlurmftError, UsageError
-from slurmft.rundir import RunDir, read_json, write_json
-from slurmft.runs import MeasuredRun
+from slurmft.cli import cancel, clean, follow, logs, watch
+from slurmft.cli import list as list_command
+from slurmft.cli import resume as cli_resume
+from slurmft.cli import status as cli_status
+from slurmft.cluster import cleanup, launcher, status
+from slurmft.cluster.cleanup import KINDS
+from slurmft.cluster.slurm import commands
+from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.files import read_json, write_json
+from slurmft.runs import records, resolve, token_cache
+from slurmft.runs.rundir import RunDir
+from slurmft.runs.scan import MeasuredRun
+from slurmft.train.config import TrainConfig
 from tests.conftest import slurmft as command
 from tests.made_runs import write_run
 from tests.test_login_floor import HEAVY
@@ -60,7 +54,7 @@ class FakeQueue:
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> FakeQueue:
     made = FakeQueue()
-    monkeypatch.setattr(slurm, "_call", made)
+    monkeypatch.setattr(commands, "call", made)
     return made
 
 
@@ -96,7 +90,7 @@ def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_names(three: Path, name: str, found: str) -> None:
     (three / "link").symlink_to(OLD)
-    assert selection.find(name).path.resolve() == three / found
+    assert resolve.find(name).path.resolve() == three / found
 
 
 @pytest.mark.parametrize(
@@ -111,7 +105,7 @@ def test_names(three: Path, name: str, found: str) -> None:
 )
 def test_names_of_no_run_or_several(three: Path, name: str, fact: str, hint: str | None) -> None:
     with pytest.raises(UsageError, match=fact) as caught:
-        selection.find(name)
+        resolve.find(name)
     assert hint is None or caught.value.hint == hint
 
 
@@ -120,19 +114,19 @@ def test_runs_dir_is_the_given_one_then_the_sites(
 ) -> None:
     monkeypatch.chdir("/")
     with pytest.raises(UsageError, match="there is no folder '/runs'") as caught:
-        selection.find("last")
+        resolve.find("last")
     assert "--runs-dir" in str(caught.value.hint)
-    assert selection.find("last", three).path.name == NEW
+    assert resolve.find("last", three).path.name == NEW
     (tmp_path / "site.toml").write_text(f'runs_dir = "{three}"')
     monkeypatch.setenv("SLURMFT_SITE", str(tmp_path / "site.toml"))
-    assert selection.find("last").path.name == NEW
+    assert resolve.find("last").path.name == NEW
 
 
 def test_last_is_one_of_mine(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 54321)
     with pytest.raises(UsageError, match=r"none of the 3 run\(s\) .* is yours"):
-        selection.find("last")
-    assert selection.find("12").path.name == MIDDLE  # a colleague's, by its name
+        resolve.find("last")
+    assert resolve.find("12").path.name == MIDDLE  # a colleague's, by its name
 
 
 # --- how runs stand -------------------------------------------------------------------------------
@@ -147,7 +141,7 @@ def test_to_have_finished_needs_no_answer_of_slurm(
     """Else follow, watch and wait would never end; a failed one may yet be requeued."""
     queue.squeue = "down"
     run = on_slurm(write_run(tmp_path / "run", state=own), "7")
-    found = launchers.get("slurm").job_state("7", run)
+    found = launcher.get("slurm").job_state("7", run)
     assert found is not None
     assert found.name == state
 
@@ -183,7 +177,7 @@ def test_runs_and_jobs_are_reconciled(
     else:
         write_json(run.attempt, {"number": 1, "job": "7", "hosts": ["n1"], "time": 0})
     queue.squeue, queue.sacct = squeue, sacct
-    found = standing.stand([MeasuredRun.read(run.path)])[0]
+    found = status.stand([MeasuredRun.read(run.path)])[0]
     assert found.state == state
     assert status.note(status.summary(found)) == note
     assert found.is_sure == (squeue != "down")
@@ -197,13 +191,13 @@ def test_requeues_are_counted_from_the_last_submission(queue: FakeQueue, tmp_pat
     run.set_state("running")
     write_json(run.attempt, {"number": 4, "job": "7", "hosts": ["n1"], "time": 0})
     queue.squeue = "7|RUNNING|N/A|None"
-    assert standing.stand([MeasuredRun.read(run.path)])[0].requeues == 1
+    assert status.stand([MeasuredRun.read(run.path)])[0].requeues == 1
 
 
 def test_a_run_of_pods_is_believed(queue: FakeQueue, tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", state="running")
     write_json(run.attempt, {"number": 1, "job": "pod", "hosts": ["n1"], "time": 0})
-    found = standing.stand([MeasuredRun.read(run.path)])[0]
+    found = status.stand([MeasuredRun.read(run.path)])[0]
     assert (found.state, found.is_sure, queue.calls) == ("running", False, [])
 
 
@@ -226,7 +220,7 @@ def on_b(path: Path, state: str = "running", job: str = "7") -> RunDir:
         run.set_state("submitted")
     else:
         write_json(run.attempt, {"number": 1, "job": job, "hosts": ["n1"], "time": 0})
-    launchers.note_job(run, "slurm", job, "b")
+    launcher.note_job(run, "slurm", job, "b")
     return run
 
 
@@ -246,7 +240,7 @@ def test_a_run_of_another_cluster_is_believed(
 ) -> None:
     run = on_b(tmp_path / "r", own)
     queue.squeue = "7|CANCELLED|N/A|None"  # a job of this cluster, which is none of its business
-    found = standing.stand([MeasuredRun.read(run.path)])[0]
+    found = status.stand([MeasuredRun.read(run.path)])[0]
     told = status.summary(found)
     assert (found.state, status.note(told), told["where"]) == (state, note, "b")
     assert found.is_sure == (own == "finished")
@@ -258,16 +252,16 @@ def test_list_asks_slurm_of_this_cluster_alone(
 ) -> None:
     on_b(three / "theirs", job="21")
     ours = write_run(three / "ours", state="running")
-    launchers.note_job(ours, "slurm", "21", "a")
+    launcher.note_job(ours, "slurm", "21", "a")
     on_slurm(write_run(three / "old", state="running"), "22")  # of a version that noted no cluster
-    assert listing.main(["--json"]) == 0
+    assert list_command.main(["--json"]) == 0
     found = {run["name"]: run for run in json.loads(capsys.readouterr().out)["runs"]}
     states = {name: (found[name]["state"], found[name]["where"]) for name in found}
     assert states["theirs"] == ("running", "b")
     assert states["ours"] == ("vanished", "a")
     assert states["old"] == ("vanished", None)
     assert queue.calls == ["squeue", "sacct"]
-    assert status.main(["theirs"]) == 0
+    assert cli_status.main(["theirs"]) == 0
     shown = capsys.readouterr().out
     assert "running: on the cluster b; seen from a" in shown
     assert "job 21 (slurm b)" in shown
@@ -276,7 +270,7 @@ def test_list_asks_slurm_of_this_cluster_alone(
 @pytest.mark.parametrize(
     "command",
     [
-        follow.follow_main, follow.cancel_main, watch.main, dispatch.resume_main,
+        follow.main, cancel.main, watch.main, cli_resume.main,
         lambda argv: logs.main([*argv, "--follow"]),
         lambda argv: slurmft.Run(argv[0]).wait(),
     ],
@@ -297,13 +291,13 @@ def test_an_ended_run_of_another_cluster(
 ) -> None:
     """Its end can be seen and told from here; it moves only if somebody says so."""
     done, dead = on_b(tmp_path / "done", "finished"), on_b(tmp_path / "dead", "cancelled")
-    assert follow.follow_main([str(done.path)]) == 0
+    assert follow.main([str(done.path)]) == 0
     assert "accuracy" in capsys.readouterr().out
     assert slurmft.Run(dead.path).cancel() is False
     with pytest.raises(UsageError, match="has finished"):
-        dispatch.resume_main([str(done.path)])
+        cli_resume.main([str(done.path)])
     with pytest.raises(UsageError) as caught:
-        dispatch.resume_main([str(dead.path)])
+        cli_resume.main([str(dead.path)])
     assert str(caught.value.hint).endswith("--cluster slurm")
     assert queue.calls == []
 
@@ -312,16 +306,16 @@ def test_a_run_moves_to_this_cluster(
     on_a: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = on_b(tmp_path / "r", "failed")
-    monkeypatch.setattr(launchers, "available", lambda: True)
-    monkeypatch.setattr(launchers.get("slurm"), "submit", lambda config, run: "99")
+    monkeypatch.setattr(launcher, "available", lambda: True)
+    monkeypatch.setattr(launcher.get("slurm"), "submit", lambda config, run: "99")
     slurmft.Run(run.path).resume(cluster="slurm")
     assert read_json(run.job) == {"cluster": "slurm", "id": "99", "where": "a"}
 
 
 def test_a_run_of_another_host(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(three / "there", state="running")
-    launchers.note_job(run, "local", str(os.getpid()), "login7")
-    assert listing.main(["--state", "running"]) == 0
+    launcher.note_job(run, "local", str(os.getpid()), "login7")
+    assert list_command.main(["--state", "running"]) == 0
     words = f"on the host login7; seen from {os.uname().nodename}"
     assert words in capsys.readouterr().out
     with pytest.raises(UsageError, match=f"the job {os.getpid()} of there is {words}"):
@@ -332,19 +326,19 @@ def test_name_of_the_cluster(
     on_a: None, queue: FakeQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the job's environment, by slurm.conf, else by one question."""
-    slurm._name_by_controller.cache_clear()
-    monkeypatch.setattr(slurm, "available", lambda: True)
-    assert slurm.cluster_name() == "a"
+    commands._name_by_controller.cache_clear()
+    monkeypatch.setattr(commands, "available", lambda: True)
+    assert commands.cluster_name() == "a"
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "here")
-    assert slurm.cluster_name() == "here"
+    assert commands.cluster_name() == "here"
     monkeypatch.delenv("SLURM_CLUSTER_NAME")
     (tmp_path / "slurm.conf").write_text("include cluster.conf\n")
     queue.squeue = "down"
-    assert slurm.cluster_name() == ""  # like a run of a version that noted none
+    assert commands.cluster_name() == ""  # like a run of a version that noted none
     queue.squeue, queue.sacct = "", "Configuration data\nClusterName             = c\n"
-    assert [slurm.cluster_name(), slurm.cluster_name()] == ["c", "c"]
+    assert [commands.cluster_name(), commands.cluster_name()] == ["c", "c"]
     assert queue.calls == ["scontrol", "scontrol"]
-    slurm._name_by_controller.cache_clear()
+    commands._name_by_controller.cache_clear()
 
 
 # --- what a run said last -------------------------------------------------------------------------
@@ -358,7 +352,7 @@ def test_latest_looks_as_far_back_as_it_must(tmp_path: Path) -> None:
     filler = [json.dumps({"time": 2.0, "event": "checkpoint", "text": "x" * 1000})] * 80
     evaluating = json.dumps({"time": 3.0, "event": "evaluate", "done": 4, "total": 9})
     run.records.write_text("\n".join([*lines, epoch, *filler, json.dumps(far), evaluating, ""]))
-    said = latest.read(run.path)
+    said = records.read(run.path)
     assert said.metrics == {"accuracy": 0.5}
     assert (said.steps, said.evaluating, said.samples_per_s) == ((30, 20), (4, 9), 320.0)
 
@@ -369,9 +363,9 @@ def test_latest_of_a_resumed_run_and_of_none(tmp_path: Path) -> None:
     resume = {"time": 5000.1, "event": "resume", "step": 15, "checkpoint": "step-00000015"}
     with open(run.records, "a") as file:
         file.write(f'{json.dumps(start)}\n{json.dumps(resume)}\n{{"event": "step", "st')
-    assert latest.read(run.path).steps == (15, 20)
+    assert records.read(run.path).steps == (15, 20)
     run.records.unlink()
-    assert latest.read(run.path) == latest.Latest()
+    assert records.read(run.path) == records.Latest()
 
 
 # --- list and status ------------------------------------------------------------------------------
@@ -387,7 +381,7 @@ def test_list(three: Path, queue: FakeQueue, capsys: pytest.CaptureFixture[str])
     (three / "broken").mkdir()
     (three / "broken" / "config.json").write_text("{")
     queue.squeue = "21|RUNNING|N/A|None"
-    assert listing.main([]) == 0
+    assert list_command.main([]) == 0
     shown = capsys.readouterr()
     heads, *rows = shown.out.splitlines()
     assert heads.split()[:4] == ["run", "job", "state", "steps"]
@@ -403,14 +397,14 @@ def test_list_for_programs(
     three: Path, queue: FakeQueue, capsys: pytest.CaptureFixture[str]
 ) -> None:
     on_slurm(write_run(three / "gone", state="running"), "21")
-    assert listing.main(["--json", "--state", "finished", "--newest", "2"]) == 0
+    assert list_command.main(["--json", "--state", "finished", "--newest", "2"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [run["name"] for run in found["runs"]] == [MIDDLE, NEW]
     assert (found["runs_dir"], found["problems"]) == (str(three), [])
     assert sorted(found["runs"][0]) == sorted(SUMMARY.split())
     assert queue.calls == ["squeue", "sacct"]
     with pytest.raises(UsageError, match="unknown --state 'runing'"):
-        listing.main(["--state", "runing"])
+        list_command.main(["--state", "runing"])
 
 
 def test_status(three: Path, queue: FakeQueue, capsys: pytest.CaptureFixture[str]) -> None:
@@ -423,7 +417,7 @@ def test_status(three: Path, queue: FakeQueue, capsys: pytest.CaptureFixture[str
         file.write(json.dumps({"time": 9.0, "event": "warning", "text": "the disk is full"}) + "\n")
     run.add_failure("rank 3 on n1", SlurmftError("the loss is nan", "lower it"), attempt=1)
     queue.squeue = "21|PENDING|2026-11-22T14:05:00|BeginTime"
-    assert status.main(["last"]) == 0
+    assert cli_status.main(["last"]) == 0
     shown = capsys.readouterr().out
     for text in (
         "requeued: BeginTime; starts about 2026-11-22 14:05:00; requeued once",
@@ -437,7 +431,7 @@ def test_status(three: Path, queue: FakeQueue, capsys: pytest.CaptureFixture[str
     ):
         assert text in shown
     assert "resume" not in shown
-    assert status.main(["21", "--json"]) == 0
+    assert cli_status.main(["21", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert sorted(found) == sorted([*SUMMARY.split(), *FULL.split()])
     assert found["checkpoints"][0]["bytes"] == 2048
@@ -445,7 +439,7 @@ def test_status(three: Path, queue: FakeQueue, capsys: pytest.CaptureFixture[str
 
 
 def test_status_of_a_finished_run(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status.main([OLD]) == 0
+    assert cli_status.main([OLD]) == 0
     shown = capsys.readouterr().out
     assert "phases" in shown
     assert f"slurmft report {three / OLD}" in shown
@@ -479,12 +473,12 @@ def messy(tmp_path: Path, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> 
         (run.checkpoints / ".old-step-00000005").mkdir()
         grow_old(run, 1 if name == "recent" else 40)
     queue.squeue = "3|RUNNING|N/A|None"
-    monkeypatch.setattr(tokencache, "folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(token_cache, "folder", lambda: tmp_path / "cache")
     return made
 
 
 def planned(runs: Path, *kinds: str) -> set[str]:
-    plan = cleaning.plan(runs, kinds or KINDS, 30 * DAY_S)
+    plan = cleanup.plan(runs, kinds or KINDS, 30 * DAY_S)
     return {f"{item.kind} {item.path.relative_to(runs)}" for item in plan.items}
 
 
@@ -508,7 +502,7 @@ def test_what_others_own_stays(
     messy: dict[str, RunDir], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 54321)
-    plan = cleaning.plan(tmp_path / "runs", KINDS, 30 * DAY_S)
+    plan = cleanup.plan(tmp_path / "runs", KINDS, 30 * DAY_S)
     assert (plan.items, plan.left_out) == ([], ["5 run(s) of others"])
 
 
@@ -518,9 +512,9 @@ def test_runs_of_other_clusters_stay(
     runs = tmp_path / "runs"
     for name in ("failed", "cancelled", "vanished", "recent"):
         job = (read_json(messy[name].job) or {})["id"]
-        launchers.note_job(messy[name], "slurm", job, "b")
+        launcher.note_job(messy[name], "slurm", job, "b")
         grow_old(messy[name], 40)
-    plan = cleaning.plan(runs, KINDS, 30 * DAY_S)
+    plan = cleanup.plan(runs, KINDS, 30 * DAY_S)
     assert {item.path.relative_to(runs).parts[0] for item in plan.items} == {"finished"}
     assert plan.left_out == ["3 run(s) of other clusters or hosts: clean them there"]
 
@@ -530,22 +524,22 @@ def test_kept_tokens_that_nobody_used(
 ) -> None:
     cache, into = tmp_path / "cache", tmp_path / "into"
     for key in ("unused", "used", "new", ".half.7.ab"):
-        tokencache.keep(cache, key, messy["finished"].tokens)
+        token_cache.keep(cache, key, messy["finished"].tokens)
     for key in ("unused", "used", ".half.7.ab"):
         os.utime(cache / key, (time.time() - 40 * DAY_S,) * 2)
     into.mkdir()
-    assert tokencache.take(cache, "used", into)
+    assert token_cache.take(cache, "used", into)
     flags = ["--runs-dir", str(tmp_path / "runs"), "--only", "token-cache"]
-    assert cleaning.main([*flags, "--json", "--dry-run"]) == 0
+    assert clean.main([*flags, "--json", "--dry-run"]) == 0
     items = json.loads(capsys.readouterr().out)["items"]
     assert [(Path(i["path"]).name, i["kind"]) for i in items] == [
         (".half.7.ab", "token-cache"), ("unused", "token-cache"),
     ]  # fmt: skip
     assert "no run has used it for 40 days" in items[1]["why"]
     assert items[1]["bytes"] > 100
-    assert cleaning.main([*flags, "--older-than", "50d", "--dry-run"]) == 0
+    assert clean.main([*flags, "--older-than", "50d", "--dry-run"]) == 0
     assert "unused" not in capsys.readouterr().out
-    assert cleaning.main([*flags, "--yes"]) == 0
+    assert clean.main([*flags, "--yes"]) == 0
     assert sorted(path.name for path in cache.iterdir()) == ["new", "used"]
     assert messy["finished"].tokens.is_dir()
 
@@ -555,17 +549,17 @@ def test_kept_tokens_that_are_taken_meanwhile_stay(
 ) -> None:
     """A run takes them after they were shown, before the answer."""
     cache, into = tmp_path / "cache", tmp_path / "into"
-    tokencache.keep(cache, "key", messy["finished"].tokens)
+    token_cache.keep(cache, "key", messy["finished"].tokens)
     os.utime(cache / "key", (time.time() - 40 * DAY_S,) * 2)
     into.mkdir()
 
     def ask(prompt: str) -> str:
-        assert tokencache.take(cache, "key", into)
+        assert token_cache.take(cache, "key", into)
         return "y"
 
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr("builtins.input", ask)
-    assert cleaning.main(["--runs-dir", str(tmp_path / "runs"), "--only", "token-cache"]) == 0
+    assert clean.main(["--runs-dir", str(tmp_path / "runs"), "--only", "token-cache"]) == 0
     assert (cache / "key").is_dir()
 
 
@@ -574,15 +568,15 @@ def test_clean(
 ) -> None:
     flags = ["--runs-dir", str(tmp_path / "runs")]
     before = sorted((tmp_path / "runs").rglob("*"))
-    assert cleaning.main([*flags, "--dry-run", "--json"]) == 0
+    assert clean.main([*flags, "--dry-run", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert sorted(told) == ["bytes", "items", "left_out", "removed", "runs_dir"]
     assert told["removed"] is False
     assert told["bytes"] == sum(item["bytes"] for item in told["items"]) > 1000
     with pytest.raises(UsageError, match="nobody can be asked"):
-        cleaning.main(flags)
+        clean.main(flags)
     assert sorted((tmp_path / "runs").rglob("*")) == before
-    assert cleaning.main([*flags, "--yes"]) == 0
+    assert clean.main([*flags, "--yes"]) == 0
     assert "removed " in capsys.readouterr().out
     left = sorted(path.name for path in (tmp_path / "runs").iterdir())
     assert left == ["finished", "recent", "running"]
@@ -604,7 +598,7 @@ def test_clean_asks(
 
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr("builtins.input", ask)
-    assert cleaning.main(["--runs-dir", str(messy["failed"].path.parent)]) == 0
+    assert clean.main(["--runs-dir", str(messy["failed"].path.parent)]) == 0
     assert messy["failed"].path.exists() != gone
     assert messy["cancelled"].path.exists()
 
@@ -616,9 +610,9 @@ def test_public_names_are_cheap() -> None:
     code = (
         "import sys, slurmft\n"
         "assert 'argparse' not in sys.modules\n"
-        "import slurmft.dispatch, slurmft.follow\n"  # must not hide the function
+        "import slurmft.cli.submit, slurmft.cluster.submit\n"  # must not hide the function
         "from slurmft import Run, SlurmftError, submit\n"
-        "assert callable(submit) and submit.__module__ == 'slurmft.handle'\n"
+        "assert callable(submit) and submit.__module__ == 'slurmft.api'\n"
         "assert {'Run', 'submit'} <= set(dir(slurmft))\n"
         f"print([m for m in {HEAVY} if m in sys.modules])\n"
         "try: slurmft.sumbit\n"
@@ -665,7 +659,7 @@ def test_a_finished_run_in_a_script(three: Path) -> None:
     assert repr(run) == f"Run({str(run.path)!r})"
     assert run.result is not None
     assert run.metrics == run.result["metrics"] == {"accuracy": 0.9}
-    assert run.config.train.task == "synthetic"
+    assert TrainConfig.of(run.config.program).task == "synthetic"
     assert [r["step"] for r in run.records("step")] == list(range(1, 21))
     assert run.status()["result"] == run.result
     assert run.logs() == ""
@@ -686,7 +680,7 @@ def test_cancel_and_wait(three: Path, queue: FakeQueue, capsys: pytest.CaptureFi
         run.wait()
     assert caught.value.code == Exit.CANCELLED
     assert (run.cancel(), run.state) == (False, "cancelled")
-    assert follow.cancel_main(["21", "--json"]) == 0
+    assert cancel.main(["21", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "run": str(run.path), "job": "21", "cancelled": False, "state": "cancelled",
     }  # fmt: skip

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from slurmft import filesystem, lockprobe, locks
-from slurmft.filesystem import FileSystem
-from slurmft.lockprobe import Ask, Finding, ProbeError, Talk
+from slurmft import locks
+from slurmft.core import filesystem
+from slurmft.core.filesystem import FileSystem
+from slurmft.locks import probe
+from slurmft.locks.probe import Ask, Finding, ProbeError, Talk
 from tests.cluster import Cluster
 from tests.conftest import HOSTILE, records, slurmft
 from tests.faults import BASE
@@ -36,7 +38,7 @@ def agents(*folders: Path, timeout_s: float = 20) -> Iterator[Ask]:
     """An agent on each of the folders, as if they were on as many nodes."""
     with contextlib.ExitStack() as stack:
         talks = [
-            stack.enter_context(Talk([*lockprobe.agent_command(folder), str(number)], timeout_s))
+            stack.enter_context(Talk([*probe.agent_command(folder), str(number)], timeout_s))
             for number, folder in enumerate(folders)
         ]
         yield lambda agent, *what: talks[agent].ask(agent, *what)
@@ -44,8 +46,8 @@ def agents(*folders: Path, timeout_s: float = 20) -> Iterator[Ask]:
 
 def test_between_two_nodes(two_nodes: tuple[Path, Path]) -> None:
     with agents(*two_nodes) as ask:
-        found = lockprobe.probe(ask, 2, NFS)
-        quick = lockprobe.probe(ask, 2, NFS, thorough=False)
+        found = probe.probe(ask, 2, NFS)
+        quick = probe.probe(ask, 2, NFS, thorough=False)
     assert found
     assert quick
     good = [name for name, finding in found.items() if finding.good]
@@ -55,18 +57,18 @@ def test_between_two_nodes(two_nodes: tuple[Path, Path]) -> None:
     assert all(finding.cost_us for finding in found.values())
     assert found["soft"].excludes
     assert list(quick) == ["lockf"]
-    assert lockprobe.choose(found, NFS) == lockprobe.choose(quick, NFS) == "lockf"
+    assert probe.choose(found, NFS) == probe.choose(quick, NFS) == "lockf"
     assert not list(two_nodes[0].glob(".slurmft-*"))
 
 
 @pytest.mark.usefixtures("two_nodes")  # it says what is missing
 def test_locks_that_outlive_their_process_are_found(tmp_path: Path) -> None:
     with TwoNodes(tmp_path, leak_ofd=True) as two, agents(*two.nodes) as ask:
-        found = lockprobe.probe(ask, 2, NFS)
+        found = probe.probe(ask, 2, NFS)
     assert found
     assert found["ofd"].excludes
     assert found["ofd"].on_kill is False
-    assert lockprobe.choose(found, NFS) == "lockf"
+    assert probe.choose(found, NFS) == "lockf"
 
 
 def test_folders_that_only_have_the_same_name(tmp_path: Path) -> None:
@@ -74,7 +76,7 @@ def test_folders_that_only_have_the_same_name(tmp_path: Path) -> None:
     for folder in folders:
         folder.mkdir()
     with agents(*folders) as ask:
-        assert lockprobe.probe(ask, 2, NFS) is None
+        assert probe.probe(ask, 2, NFS) is None
 
 
 @pytest.mark.parametrize(
@@ -88,12 +90,12 @@ def test_folders_that_only_have_the_same_name(tmp_path: Path) -> None:
     ],
 )
 def test_choice(found: dict[str, Finding], choice: str) -> None:
-    assert lockprobe.choose(found, NFS) == choice
+    assert probe.choose(found, NFS) == choice
 
 
 def test_nothing_holds() -> None:
     with pytest.raises(ProbeError, match="no kind of file lock holds on nfs4 at /x") as error:
-        lockprobe.choose({"flock": LOCAL, "soft": LOCAL}, NFS)
+        probe.choose({"flock": LOCAL, "soft": LOCAL}, NFS)
     assert "HF_HOME" in str(error.value.hint)
 
 
@@ -104,10 +106,10 @@ def test_two_probes_of_one_folder_do_not_disturb_each_other(two_nodes: tuple[Pat
 
         def ask(agent: int, *what: str) -> str:
             if next(turns) % 3 == 2:  # the other one begins, measures and clears up meanwhile
-                assert lockprobe.probe(other, 2, NFS, thorough=False)
+                assert probe.probe(other, 2, NFS, thorough=False)
             return one(agent, *what)
 
-        found = lockprobe.probe(ask, 2, NFS)
+        found = probe.probe(ask, 2, NFS)
     assert found
     assert [name for name in found if found[name].good][:2] == ["lockf", "ofd"]
     assert not list(two_nodes[0].glob(".slurmft-*"))
@@ -116,7 +118,7 @@ def test_two_probes_of_one_folder_do_not_disturb_each_other(two_nodes: tuple[Pat
 def test_what_others_print_is_no_answer(tmp_path: Path) -> None:
     """A prolog, a sitecustomize; and half a line is no line."""
     noise = 'echo "welcome to n1"; exec "$0" "$@"'
-    with Talk(["bash", "-c", noise, *lockprobe.agent_command(tmp_path)], timeout_s=20) as talk:
+    with Talk(["bash", "-c", noise, *probe.agent_command(tmp_path)], timeout_s=20) as talk:
         assert json.loads(talk.ask(0, "place"))[1] == filesystem.of(tmp_path).type
     half = ["bash", "-c", "printf slurmft-; sleep 9"]
     with Talk(half, timeout_s=0.3) as talk, pytest.raises(ProbeError, match="no answer within"):
@@ -134,13 +136,13 @@ def test_an_srun_that_waits_is_told_to_give_up(tmp_path: Path) -> None:
 def test_folder_that_takes_no_lock() -> None:
     found = {name: Finding(error="No such file or directory") for name in ("flock", "lockf")}
     with pytest.raises(ProbeError, match="holds on nfs4 at /x: No such file or directory"):
-        lockprobe.choose(found, NFS)
+        probe.choose(found, NFS)
 
 
 def test_record_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     here = filesystem.of(tmp_path)
-    lockprobe.record(here, {"flock": LOCAL, "ofd": GOOD}, nodes=3)
+    probe.record(here, {"flock": LOCAL, "ofd": GOOD}, nodes=3)
     assert locks.primitive_for(tmp_path) == "ofd"
     found = locks.recorded(here)
     assert found is not None
@@ -150,10 +152,10 @@ def test_record_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_two_users_on_one_file_system_use_one_primitive(two_nodes: tuple[Path, Path]) -> None:
     """One has measured, the other not."""
     with agents(two_nodes[0], two_nodes[0]) as ask:  # here flock holds as well
-        found = lockprobe.probe(ask, 2, filesystem.of(two_nodes[0]))
+        found = probe.probe(ask, 2, filesystem.of(two_nodes[0]))
     assert found
     assert found["flock"].good
-    assert lockprobe.choose(found, NFS) == locks.default(NFS)
+    assert probe.choose(found, NFS) == locks.default(NFS)
 
 
 def test_an_agent_that_hangs_or_ends_is_told(tmp_path: Path) -> None:

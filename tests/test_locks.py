@@ -16,9 +16,10 @@ from typing import Any
 import filelock
 import pytest
 
-from slurmft import filesystem, locks
-from slurmft.errors import UsageError
-from slurmft.filesystem import FileSystem
+from slurmft import locks
+from slurmft.core import filesystem
+from slurmft.core.errors import UsageError
+from slurmft.core.filesystem import FileSystem
 from slurmft.locks import LockShimError
 from tests import evaluate_on_nodes
 from tests.conftest import HOSTILE

@@ -26,7 +26,7 @@ HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "submitit",
 def test_no_heavy_imports(arguments: list[str], ending: str, fake_sbatch: dict[str, str]) -> None:
     code = (
         "import sys\n"
-        "from slurmft.dispatch import main\n"
+        "from slurmft.cli.submit import main\n"
         "try: ending = repr(int(main(sys.argv[1:])))\n"
         "except BaseException as error: ending = repr(error)\n"
         "print(ending)\n"
@@ -132,7 +132,7 @@ def test_dry_run_shows_everything_and_does_nothing(
         "#SBATCH --exclusive\n",
         "#SBATCH --nice=100",
         "module load cuda\n",
-        "-m slurmft.torchrun --nnodes 3",
+        "-m slurmft.node.torchrun --nnodes 3",
         "nothing was submitted",
     ):
         assert text in done.out

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from slurmft import Run, rundir, stamps
-from slurmft.errors import SlurmftError, UsageError
-from slurmft.logfiles import Choice, Logs
-from slurmft.rundir import RunDir, write_json
+from slurmft import Run
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.core.files import write_json
+from slurmft.runs import log_times, rundir
+from slurmft.runs.logfiles import Choice, Logs
+from slurmft.runs.rundir import RunDir
 from tests.conftest import Following, slurmft
 from tests.made_runs import write_run
 from tests.models import write_emotion, write_model
@@ -29,7 +31,7 @@ def put(path: Path, *lines: tuple[float | None, str]) -> None:
     path.parent.mkdir(exist_ok=True)
     with open(path, "a") as file:
         for when, text in lines:
-            file.write(f"{'' if when is None else stamps.stamp(when) + ' '}{text}\n")
+            file.write(f"{'' if when is None else log_times.stamp(when) + ' '}{text}\n")
 
 
 def texts(run: RunDir, *arguments: str) -> list[str]:
@@ -40,9 +42,9 @@ def texts(run: RunDir, *arguments: str) -> list[str]:
 
 
 def test_stamp_comes_back() -> None:
-    line = f"{stamps.stamp(T + 0.25)} step 1: 2026-11-20 10:11:12"
-    assert stamps.split(line) == (T + 0.25, "step 1: 2026-11-20 10:11:12")
-    assert stamps.split("step 1") == (None, "step 1")
+    line = f"{log_times.stamp(T + 0.25)} step 1: 2026-11-20 10:11:12"
+    assert log_times.split(line) == (T + 0.25, "step 1: 2026-11-20 10:11:12")
+    assert log_times.split("step 1") == (None, "step 1")
 
 
 @pytest.mark.parametrize(
@@ -56,10 +58,10 @@ def test_stamp_comes_back() -> None:
     ],
 )
 def test_times_of_others(line: str) -> None:
-    found = stamps.foreign(line, 2026)
+    found = log_times.foreign(line, 2026)
     assert found is not None
     assert int(found) == time.mktime((2026, 11, 20, 10, 31, 7, 0, 0, -1))
-    assert stamps.foreign("Feb 31: [W231 10:31:07.123456 x.cpp:1]", 2026) is None
+    assert log_times.foreign("Feb 31: [W231 10:31:07.123456 x.cpp:1]", 2026) is None
 
 
 def test_printing_process_stamps_its_lines(tmp_path: Path) -> None:
@@ -67,8 +69,8 @@ def test_printing_process_stamps_its_lines(tmp_path: Path) -> None:
     when the process is killed."""
     code = (
         "import os, sys, signal\n"
-        "from slurmft import stamps\n"
-        "stamps.stamp_output('stdout', 'stderr')\n"
+        "from slurmft.runs import log_times\n"
+        "log_times.stamp_output('stdout', 'stderr')\n"
         "print('one'); print('two\\nthree'); print('fo', end=''); print('ur')\n"
         "os.write(2, b'from C\\n')\n"
         "print('five', file=sys.stderr)\n"
@@ -77,7 +79,7 @@ def test_printing_process_stamps_its_lines(tmp_path: Path) -> None:
     began = time.time()
     with open(tmp_path / "log", "wb") as log:
         subprocess.run([sys.executable, "-c", code], stdout=log, stderr=log, timeout=30)
-    found = [stamps.split(line) for line in (tmp_path / "log").read_text().splitlines()]
+    found = [log_times.split(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [text for _, text in found] == ["one", "two", "three", "four", "from C", "five"]
     assert [when is not None for when, _ in found] == [True, True, False, True, False, True]
     assert began - 1 < (found[0][0] or 0) < time.time()

@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from slurmft import attempt
-from slurmft import mpi as ranks
-from slurmft.config import JobConfig, RunConfig, TrainConfig
-from slurmft.errors import SlurmftError, UsageError
-from slurmft.launchers import mpirun
-from slurmft.launchers.local import LocalNodes
-from slurmft.launchers.mpirun import choose_program, hosts_of, read_hostfile
-from slurmft.mpi import Place, own_name
-from slurmft.rundir import RunDir
+from slurmft.cluster import mpirun
+from slurmft.cluster.local import LocalNodes
+from slurmft.cluster.mpirun import choose_program, hosts_of, read_hostfile
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.node import mpi as node_mpi
+from slurmft.node.mpi import Place, own_name
+from slurmft.runs import attempts
+from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
 from tests.cluster import Cluster
 from tests.conftest import HOSTILE, Done, Following, slurmft
 from tests.test_resume import assert_same, rank_pids, states, steps_twice
@@ -319,7 +320,7 @@ def test_binding_that_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
         ("openmpi", "--bind-to", "OMPI_MCA_hwloc_base_binding_policy"),
     ):
         job = JobConfig(cluster="mpirun", nproc_per_node=2, dialect=dialect)
-        config = RunConfig(train=TrainConfig.resolve(), job=job)
+        config = RunConfig(program=TrainConfig.resolve().program(), job=job)
         monkeypatch.delenv(variable, raising=False)
         assert default in mpirun.mpirun_command(config, ["n1"], "run")
         monkeypatch.setenv(variable, "core")
@@ -329,13 +330,13 @@ def test_binding_that_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tasks_of_slurm_are_not_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """In an allocation of tasks with a CPU each, mpirun's ranks have them all."""
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
-    monkeypatch.setattr(ranks.RankTask, "main", lambda self: None)
+    monkeypatch.setattr(node_mpi.RankTask, "main", lambda self: None)
     for name in ("PMI_RANK", "MPI_LOCALRANKID"):
         monkeypatch.setenv(name, "0")
     for name in ("PMI_SIZE", "MPI_LOCALNRANKS"):
         monkeypatch.setenv(name, "1")
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    ranks.main(["run"])
+    node_mpi.main(["run"])
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     assert "SLURM_CPUS_PER_TASK" not in os.environ
 
@@ -343,13 +344,13 @@ def test_tasks_of_slurm_are_not_the_ranks(monkeypatch: pytest.MonkeyPatch) -> No
 def test_killed_task_has_the_code_that_srun_gives(tmp_path: Path) -> None:
     """128 + the signal: the job goes on after that, also before its first checkpoint."""
     job = JobConfig(runs_dir=str(tmp_path))
-    run = RunDir.create(RunConfig(train=TrainConfig.resolve(), job=job))
+    run = RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
     nodes = LocalNodes(str(run.path))
     nodes.tasks = [subprocess.Popen(["sh", "-c", "kill -KILL $$"])]
     code = nodes._wait()
     assert code == 128 + signal.SIGKILL
-    attempt.begin(run, ["n1"], "1")
-    assert attempt.judge(run, code).state == "requeued"
+    attempts.begin(run, ["n1"], "1")
+    assert attempts.judge(run, code).state == "requeued"
 
 
 def test_hostfiles(tmp_path: Path) -> None:

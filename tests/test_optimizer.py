@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch.optim import AdamW
 
-from slurmft.config import TrainConfig
-from slurmft.dispatch import configure
-from slurmft.errors import UsageError
-from slurmft.optimizer import MuonAdamW, hidden_matrices, make_optimizer, make_scheduler, split
-from slurmft.plan import Plan
-from slurmft.recipes import CHANGES, RECIPES
-from slurmft.snapshot import join_optimizer, split_optimizer
+from slurmft.core.errors import UsageError
+from slurmft.train.config import TrainConfig
+from slurmft.train.configure import configure
+from slurmft.train.optim import MuonAdamW, hidden_matrices, make_optimizer, make_scheduler, split
+from slurmft.train.recipes import CHANGES, RECIPES
+from slurmft.train.state import join_optimizer, split_optimizer
+from slurmft.train.step_plan import Plan
 
 BASE = {"learning_rate": 5e-4, "warmup_ratio": 0.25, "batch_size": 256, "epochs": 4}
 
@@ -81,14 +81,14 @@ def test_learning_rates_of_every_rule(rule: str, optimizer: str) -> None:
 
 def test_recipe_by_number_of_ranks() -> None:
     """As published up to a global batch of 1,024."""
-    config = configure({"recipe": "mn4-emotion"}).train
+    config = TrainConfig.of(configure({"recipe": "mn4-emotion"}).program)
     plans = {n: plan(n, train=config) for n in (1, 4, 8, 16)}
     found = {n: (of.optimizer, of.learning_rate) for n, of in plans.items()}
     assert found[1] == found[4] == ("adamw", 5e-4)
     assert found[8] == ("muon", 4e-3)
     assert found[16] == ("muon", 2e-3 * 2672 / 1024)
     assert [of.global_batch_size for of in plans.values()] == [256, 1024, 2048, 2672]
-    published = configure({"recipe": "mn4-emotion", "as_published": True}).train
+    published = TrainConfig.of(configure({"recipe": "mn4-emotion", "as_published": True}).program)
     assert {plan(n, train=published).optimizer for n in (1, 16)} == {"adamw"}
     assert {plan(n, train=published).learning_rate for n in (1, 16)} == {5e-4}
     assert plan(16, train=published).global_batch_size == 4096

@@ -12,8 +12,8 @@ import transformers
 from torch import Tensor
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from slurmft import packing
-from slurmft.tasks.classification import set_dropout
+from slurmft.train import packing
+from slurmft.train.tasks.base import set_dropout
 
 SIZES = {
     "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,

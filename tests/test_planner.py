@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slurmft import planner, scaling
-from slurmft.errors import UsageError
-from slurmft.measurements import published, row_of
-from slurmft.planner import recommend
-from slurmft.runs import MeasuredRun
-from slurmft.scaling import TOTAL, Fit, Row, Workload
+from slurmft.cli import plan
+from slurmft.core.errors import UsageError
+from slurmft.runs.scan import MeasuredRun
+from slurmft.studies.scaling import model, planner
+from slurmft.studies.scaling.model import TOTAL, Fit, Row, Workload
+from slurmft.studies.scaling.planner import recommend
+from slurmft.studies.scaling.series import published, row_of
 from tests.made_runs import write_run
 
 PUBLISHED = Path(__file__).parent.parent / "results" / "published"
@@ -27,12 +28,12 @@ WORK = Workload(train_samples=64_000, batch_size=32, epochs=2, evaluate_samples=
 
 @pytest.fixture
 def few_particles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling, "PARTICLES", 300)
+    monkeypatch.setattr(model, "PARTICLES", 300)
 
 
 def held_out_errors(series: Any) -> list[float]:
     """Predicted over measured, less 1, of rows with more than four devices."""
-    fit = scaling.fit([r for r in series.rows if r.devices <= 4], series.network_gbit_s)
+    fit = model.fit([r for r in series.rows if r.devices <= 4], series.network_gbit_s)
     errors = []
     for row in series.rows:
         phase, measured = next(iter(row.seconds.items()))
@@ -61,10 +62,10 @@ def test_published_training_throughput_is_predicted_from_one_node(name: str) -> 
 
 def simulated(devices: int, costs: dict[str, float]) -> Row:
     """A row that the model itself makes, without noise."""
-    point = scaling._Points.of([(WORK, devices, devices)])
+    point = model._Points.of([(WORK, devices, devices)])
     draws = {name: np.array([[value]]) for name, value in costs.items()}
-    found = scaling.phase_seconds(draws, point)
-    seconds = {name: float(found[name][0, 0]) for name in scaling.PHASES}
+    found = model.phase_seconds(draws, point)
+    seconds = {name: float(found[name][0, 0]) for name in model.PHASES}
     return Row(label="", work=WORK, devices=devices, nodes=devices, seconds=seconds)
 
 
@@ -76,9 +77,9 @@ def test_intervals_hold_what_the_model_itself_makes() -> None:
     for _ in range(8):
         costs = {
             name: prior.median * prior.factor ** generator.standard_normal()
-            for name, prior in scaling.PRIORS.items()
+            for name, prior in model.PRIORS.items()
         }
-        fit = scaling.fit([simulated(n, costs) for n in (1, 2, 4)])
+        fit = model.fit([simulated(n, costs) for n in (1, 2, 4)])
         measured = simulated(16, costs).seconds["train"]
         inside += fit.predict(16, 16).phase_s("train").holds(measured)
     assert inside >= 6
@@ -86,51 +87,51 @@ def test_intervals_hold_what_the_model_itself_makes() -> None:
 
 def test_repeats_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a hundred repeats of two cells cost is mostly what the two cost."""
-    costs = {name: prior.median for name, prior in scaling.PRIORS.items()}
+    costs = {name: prior.median for name, prior in model.PRIORS.items()}
     rows = [replace(simulated(n, costs), label=str(i)) for n in (1, 2) for i in range(5)]
-    sizes, seconds = set(), scaling.phase_seconds
+    sizes, seconds = set(), model.phase_seconds
 
     def counted(costs: Any, at: Any) -> Any:
         sizes.add(len(at.devices))
         return seconds(costs, at)
 
-    monkeypatch.setattr(scaling, "phase_seconds", counted)
-    monkeypatch.setattr(scaling, "PARTICLES", 50)
-    scaling.fit(rows)
+    monkeypatch.setattr(model, "phase_seconds", counted)
+    monkeypatch.setattr(model, "PARTICLES", 50)
+    model.fit(rows)
     assert sizes == {2}
 
 
 def test_a_ring_or_a_tree_whichever_is_faster() -> None:
-    costs = {name: np.array([[prior.median]]) for name, prior in scaling.PRIORS.items()}
+    costs = {name: np.array([[prior.median]]) for name, prior in model.PRIORS.items()}
     small = Workload(train_samples=1, batch_size=1, parameters=1)
 
     def seconds(work: Workload, devices: int, nodes: int) -> float:
-        point = scaling._Points.of([(work, devices, nodes)])
-        return float(scaling.all_reduce_seconds(costs, point)[0, 0])
+        point = model._Points.of([(work, devices, nodes)])
+        return float(model.all_reduce_seconds(costs, point)[0, 0])
 
     assert seconds(WORK, 1, 1) == 0
-    latency = scaling.PRIORS["network_latency"].median
+    latency = model.PRIORS["network_latency"].median
     assert seconds(small, 256, 256) == pytest.approx(2 * 8 * latency, rel=0.01)  # log2(256)
-    ring = 2 * 15 / 16 * WORK.parameters * 4 / scaling.PRIORS["network_bandwidth"].median
+    ring = 2 * 15 / 16 * WORK.parameters * 4 / model.PRIORS["network_bandwidth"].median
     assert seconds(WORK, 16, 16) == pytest.approx(ring + 2 * 15 * latency)
     assert seconds(WORK, 4, 1) < seconds(WORK, 4, 4)
 
 
 @pytest.mark.usefixtures("few_particles")
 def test_a_fit_is_the_same_each_time_and_more_rows_say_more() -> None:
-    costs = {name: prior.median for name, prior in scaling.PRIORS.items()}
+    costs = {name: prior.median for name, prior in model.PRIORS.items()}
     rows = [simulated(n, costs) for n in (1, 2, 4, 8)]
-    first, again = (scaling.fit(rows).predict(16, 16).total_s for _ in range(2))
+    first, again = (model.fit(rows).predict(16, 16).total_s for _ in range(2))
     assert first == again
-    one = scaling.fit(rows[:1]).predict(16, 16).total_s
+    one = model.fit(rows[:1]).predict(16, 16).total_s
     assert one.high / one.low > first.high / first.low
     assert first.low < first.median < first.high
 
 
 @pytest.mark.usefixtures("few_particles")
 def test_predictions_answer_what_if() -> None:
-    costs = {name: prior.median for name, prior in scaling.PRIORS.items()}
-    fit = scaling.fit([simulated(n, costs) for n in (1, 2, 4)])
+    costs = {name: prior.median for name, prior in model.PRIORS.items()}
+    fit = model.fit([simulated(n, costs) for n in (1, 2, 4)])
     base = fit.predict(8, 8).total_s.median
     assert fit.predict(8, 8, epochs=4).total_s.median > 1.5 * base
     assert fit.predict(8, 8, batch_size=4).total_s.median > base  # more steps
@@ -143,7 +144,7 @@ def test_predictions_answer_what_if() -> None:
 def test_times_that_are_none_are_refused(seconds: float) -> None:
     row = Row(label="", work=WORK, devices=1, nodes=1, seconds={TOTAL: seconds})
     with pytest.raises(ValueError, match="above 0"):
-        scaling.fit([row])
+        model.fit([row])
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -176,7 +177,7 @@ def study(folder: Path, nodes: Sequence[int] = (1, 2, 4), **fields: Any) -> str:
 
 @pytest.mark.usefixtures("few_particles")
 def test_plan_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert planner.main([study(tmp_path), "--nodes", "1-4,8"]) == 0
+    assert plan.main([study(tmp_path), "--nodes", "1-4,8"]) == 0
     out = capsys.readouterr().out
     assert "3 run(s) on 1, 2, 4 devices; 1 device(s) a node" in out
     eight = next(line for line in out.splitlines() if line.startswith("8 "))
@@ -198,20 +199,18 @@ def test_runs_that_cannot_be_are_left_out(
     for i, result in enumerate(odd):
         write_run(tmp_path / "runs" / f"odd{i}", result=result, nodes=4, epochs=1)
     write_run(tmp_path / "runs" / "bare", result={"metrics": None}, nodes=4, epochs=1)
-    assert planner.main([source, "--nodes", "1,2", "--json"]) == 0
+    assert plan.main([source, "--nodes", "1,2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {row["label"] for row in found["rows"]} == {"n1", "n2", "bare"}
     told = [note for note in found["notes"] if note.startswith("left out: ")]
     assert len(told) == len(odd)
     with pytest.raises(UsageError, match=r"none of 1 finished run\(s\) can be used: the result of"):
-        planner.main([str(tmp_path / "runs" / "odd0")])
+        plan.main([str(tmp_path / "runs" / "odd0")])
 
 
 @pytest.mark.usefixtures("few_particles")
 def test_plan_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        planner.main([study(tmp_path), "--deadline", "1h", "--json", "--global-batch", "32"]) == 0
-    )
+    assert plan.main([study(tmp_path), "--deadline", "1h", "--json", "--global-batch", "32"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["recommended"]["nodes"] == 1
     assert "probability >99%" in found["recommended"]["why"]
@@ -226,7 +225,7 @@ def test_plan_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.fixture(scope="module")
 def emotion_fit() -> Fit:
     series = published(EMOTION)["emotion"]
-    return scaling.fit(series.rows, series.network_gbit_s)
+    return model.fit(series.rows, series.network_gbit_s)
 
 
 def test_recommendations(emotion_fit: Fit) -> None:
@@ -263,7 +262,7 @@ def test_recommendations(emotion_fit: Fit) -> None:
 )
 def test_requests_that_cannot_be_right(flags: list[str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        planner.main([str(EMOTION), *flags])
+        plan.main([str(EMOTION), *flags])
     assert message in caught.value.message
     assert caught.value.hint
     assert "\n" not in f"{caught.value.message}{caught.value.hint}"
@@ -294,7 +293,7 @@ def test_sources_that_say_too_little(tmp_path: Path) -> None:
         ("none", "is no folder"),
     ):
         with pytest.raises(UsageError) as caught:
-            planner.main([str(tmp_path / source)])
+            plan.main([str(tmp_path / source)])
         assert message in caught.value.message
     with pytest.raises(UsageError, match="not the only source"):
-        planner.main([str(EMOTION), str(tmp_path / "one")])
+        plan.main([str(EMOTION), str(tmp_path / "one")])

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from slurmft import ccl, hardware, heartbeat, profiles
-from slurmft.config import JobConfig
-from slurmft.errors import UsageError
-from slurmft.hardware import Hardware, as_list, numbers
-from slurmft.profiles import Profile, choose
-from slurmft.rank import bind
-from slurmft.rundir import write_json
+from slurmft.core.config import JobConfig
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.core.files import write_json
+from slurmft.node import ccl, hardware, heartbeat, profiles
+from slurmft.node.hardware import Hardware, as_list, numbers
+from slurmft.node.profiles import Profile, bind, choose
 from tests.cluster import Cluster
 from tests.conftest import slurmft
 
@@ -187,8 +186,9 @@ def test_nvidia_smi_is_asked_once_a_node(tmp_path: Path) -> None:
     """By the node's task. Its ranks are told what it found, though one sees its own cores alone."""
     told = {"host": "n1", "cpus": list(range(128)), "gpus": [{"name": "0"}]}
     write_json(heartbeat.hardware_file(tmp_path), told)
-    code = "from slurmft import hardware, reporter; hardware.detect = None\n"
-    code += "print(reporter.describe_node()['hardware']['cpus'][-1], hardware.computes_bf16())"
+    code = "from slurmft.node import hardware\nfrom slurmft.train import environment\n"
+    code += "hardware.detect = None\n"
+    code += "print(environment.describe_node()['hardware']['cpus'][-1], hardware.computes_bf16())"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {heartbeat.FOLDER: str(tmp_path)},
@@ -252,7 +252,6 @@ def test_lists_of_cpus() -> None:
 
 
 def test_rank_that_may_not_use_its_cores() -> None:
-    from slurmft.errors import SlurmftError
 
     with pytest.raises(SlurmftError, match="cannot bind this rank to the cores 4000") as error:
         bind({profiles.CORES: "0;4000", "LOCAL_RANK": "1"})

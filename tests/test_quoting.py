@@ -13,11 +13,15 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from slurmft import attempt, dispatch, follow, render, study
-from slurmft.config import JobConfig, RunConfig, TrainConfig
-from slurmft.launchers import array, kubernetes, mpirun
-from slurmft.launchers.slurm import inside_text
-from slurmft.rundir import RunDir
+from slurmft.cli import follow, render
+from slurmft.cluster import kubernetes, mpirun, submit
+from slurmft.cluster.slurm import job_array
+from slurmft.cluster.slurm.launcher import inside_text
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.runs import attempts
+from slurmft.runs.rundir import RunDir
+from slurmft.studies import runner
+from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE
 
 STUBS = ("python", "slurmft", "srun", "bash", "tail", "mpiexec", "kubectl", "docker")
@@ -73,7 +77,7 @@ def test_next_commands(shell: Shell, name: str) -> None:
     calls = shell.run(follow.next_commands(run).removeprefix("Next:\n"))
     python = ["python", "-m", "slurmft"]
     assert calls == [[*python, command, path] for command in follow._USUAL]
-    hint = attempt._resume_hint(run).rpartition("then: ")[2]
+    hint = attempts._resume_hint(run).rpartition("then: ")[2]
     assert shell.run(hint)[0] == ["slurmft", "resume", path]
 
 
@@ -83,7 +87,7 @@ def test_next_commands_of_studies(shell: Shell, name: str, argument: str) -> Non
     folder = Path("/studies") / name
     todo: Any = SimpleNamespace(folder=folder, argv=["--text-column", argument])
     now: Any = SimpleNamespace(count=lambda state: 1, repeats=[1, 2])
-    calls = shell.run(study.next_commands(todo, now).removeprefix("Next:\n"))
+    calls = shell.run(runner.next_commands(todo, now).removeprefix("Next:\n"))
     python = ["python", "-m", "slurmft", "study"]
     assert calls[0] == [*python, "status", str(folder)]
     assert calls[1] == [*python, "cancel", str(folder)]
@@ -94,12 +98,14 @@ def test_next_commands_of_studies(shell: Shell, name: str, argument: str) -> Non
 @quick
 @given(argument=texts)
 def test_noted_command(shell: Shell, argument: str) -> None:
-    noted = dispatch.provenance("submit", ["--comment", argument])["command"]
+    noted = submit.provenance("submit", ["--comment", argument])["command"]
     assert shell.run(noted) == [["slurmft", "submit", "--comment", argument]]
 
 
 def config_of(runs_dir: str, **job: Any) -> RunConfig:
-    return RunConfig(train=TrainConfig.resolve(), job=JobConfig(runs_dir=runs_dir, **job))
+    return RunConfig(
+        program=TrainConfig.resolve().program(), job=JobConfig(runs_dir=runs_dir, **job)
+    )
 
 
 @quick
@@ -111,13 +117,15 @@ def test_job_script(shell: Shell, runs_dir: str, name: str) -> None:
     run = RunDir(Path(config.job.runs_dir) / "a-1")
     path = str(run.path)
     begin, srun, end = shell.run(inside_text(config, run))
-    assert begin == ["python", "-m", "slurmft.attempt", "begin", path]
+    assert begin == ["python", "-m", "slurmft.cluster.slurm.batch_script", "begin", path]
     assert srun[srun.index("--output") + 1] == f"{path}/submitit/%j_%t_log.out"
-    assert srun[-5:] == ["python", "-u", "-m", "slurmft.node", path]
-    assert end == ["python", "-m", "slurmft.attempt", "end", path, "0"]
-    options = array.array_options(config.job, 2, 1, [], Path(path))
+    assert srun[-5:] == ["python", "-u", "-m", "slurmft.node.task", path]
+    assert end == ["python", "-m", "slurmft.cluster.slurm.batch_script", "end", path, "0"]
+    options = job_array.array_options(config.job, 2, 1, [], Path(path))
     others = [RunDir(shell.folder.parent / str(number)) for number in range(2)]
-    script = array.script_text(options, [*others, run]).replace(' >>"$log.out" 2>>"$log.err"', "")
+    script = job_array.script_text(options, [*others, run]).replace(
+        ' >>"$log.out" 2>>"$log.err"', ""
+    )
     (called,) = shell.run(script, SLURM_ARRAY_TASK_ID="2")
     assert called == ["bash", f"{path}/submitit/job.sh"]
 
@@ -133,7 +141,11 @@ def test_mpirun_lines(shell: Shell, runs_dir: str, comment: str, column: str) ->
         create, run = shell.run(render.render_mpirun(argv))
     assert create == ["python", "-m", "slurmft", "submit", "--create", "--cluster", "mpirun", *argv]
     assert run[:3] == ["mpiexec", "-hosts", "h1,h2"]
-    assert run[-3:] == ["-m", "slurmft.mpi", ""]  # the stub of `submit --create` prints no path
+    assert run[-3:] == [
+        "-m",
+        "slurmft.node.mpi",
+        "",
+    ]  # the stub of `submit --create` prints no path
 
 
 @quick
@@ -166,7 +178,7 @@ def test_commands_for_kubernetes(shell: Shell, folder: str) -> None:
 def test_only_our_own_variables_are_variables(name: str) -> None:
     """The torchrun command of a dry run: paths stay as they are."""
     config = config_of(f"/r{name}")
-    text = dispatch.node_command(config, RunDir(Path(config.job.runs_dir) / "a"), "slurm")[1]
+    text = submit.node_command(config, RunDir(Path(config.job.runs_dir) / "a"), "slurm")[1]
     echo = "printf '%s\\0' " + text
     env = {"HEAD": "n1", "PORT": "7", "NPROC": "2", "SLURM_JOB_ID": "9"}
     done = subprocess.run(["/bin/bash", "-c", echo], env=env, capture_output=True, check=True)

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from slurmft import rendezvous
-from slurmft.rendezvous import RendezvousError, expand_nodelist
+from slurmft.node import rendezvous
+from slurmft.node.rendezvous import RendezvousError, expand_nodelist
 from tests.cluster import Cluster
 
 NODELISTS = [

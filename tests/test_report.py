@@ -14,13 +14,25 @@ from typing import Any
 
 import pytest
 
-from slurmft import forecaster, forecasts, published, runs, runsets, scaling
-from slurmft.charts import MOST_POINTS, thinned
-from slurmft.errors import UsageError
-from slurmft.measured import Row, rows_of, state_of
-from slurmft.report import main as report_main
-from slurmft.sections import of_published
-from slurmft.tabular import FORMATS, Column, Table, Value, as_csv, as_latex, as_markdown, as_text
+from slurmft.cli.report import main as report_main
+from slurmft.core.errors import UsageError
+from slurmft.runs import scan
+from slurmft.studies.report import forecast, published
+from slurmft.studies.report import runset as report_runset
+from slurmft.studies.report.charts import MOST_POINTS, thinned
+from slurmft.studies.report.formats import (
+    FORMATS,
+    Column,
+    Table,
+    Value,
+    as_csv,
+    as_latex,
+    as_markdown,
+    as_text,
+)
+from slurmft.studies.report.measures import Row, rows_of, state_of
+from slurmft.studies.report.sections import of_published
+from slurmft.studies.scaling import backtest, model
 from tests.conftest import slurmft
 from tests.made_runs import write_run
 
@@ -31,7 +43,7 @@ HOSTILE = "<script>alert('x')</script> & 50% $(rm) a_b {c} ~ ^ \\d | \"q\" #1"
 @pytest.fixture
 def few_particles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fits that are fast, and less exact."""
-    monkeypatch.setattr(scaling, "PARTICLES", 300)
+    monkeypatch.setattr(model, "PARTICLES", 300)
 
 
 def write_study(
@@ -52,8 +64,8 @@ def write_study(
 
 
 def rows_in(folder: Path) -> list[Row]:
-    found, _ = runs.find([folder])
-    (runset,) = runsets.group(found)
+    found, _ = scan.find([folder])
+    (runset,) = report_runset.group(found)
     return rows_of(runset)
 
 
@@ -213,7 +225,7 @@ def test_a_missing_cell_stands_beside_its_published_row(tmp_path: Path) -> None:
 def test_states_of_rows(tmp_path: Path) -> None:
     write_run(tmp_path / "good")
     write_run(tmp_path / "on", state="running", seed=7)
-    found = {run.name: run for run in runs.find([tmp_path])[0]}
+    found = {run.name: run for run in scan.find([tmp_path])[0]}
     good, on = found["good"], found["on"]
     assert state_of([good], 1) == ""
     assert state_of([], 3) == "missing"
@@ -312,16 +324,16 @@ def test_predictions_are_tables_of_their_own_form() -> None:
         next(t for t in published.load(PUBLISHED / "mn4_benchmark.json") if t.part == part)
         for part in ("train_speedup_published_text", "train_samples_per_s_per_gpu")
     )
-    assert forecaster.of_table(speedups) == [None]
+    assert backtest.of_table(speedups) == [None]
     one = dataclasses.replace(rates, rows=rates.rows[-5:])  # fp16-256
-    found = forecaster.of_table(one)
+    found = backtest.of_table(one)
     assert [f and f.fitted for f in found] == [None, None, (1, 2), (1, 2, 4), (1, 2, 4, 8)]
     assert all(f.low < f.median < f.high and abs(f.error_percent) < 10 for f in found if f)
-    lines = as_text(forecasts.layout(one, found)).splitlines()
+    lines = as_text(forecast.layout(one, found)).splitlines()
     (theirs,) = (line for line in lines if " published" in line)
     assert theirs.split() == ["fp16-256", "published", "1364", "1301", "1209", "1124", "1011"]
     assert re.search(r" predicted +n/a +n/a +1\d{3} \(1\d{3}-1\d{3}\) ", "\n".join(lines))
-    rows = csv_of(as_csv(forecasts.data(one, found)))
+    rows = csv_of(as_csv(forecast.data(one, found)))
     assert [r["predicted_from_devices"] for r in rows] == ["", "", "1 2", "1 2 4", "1 2 4 8"]
     assert float(rows[4]["train_samples_per_s_per_gpu"]) == 1011
 
@@ -329,7 +341,7 @@ def test_predictions_are_tables_of_their_own_form() -> None:
 @pytest.mark.usefixtures("few_particles")
 def test_published_rows_are_predicted_from_fewer_devices() -> None:
     (table,) = published.load(PUBLISHED / "mn4_emotion.json")
-    section = of_published([table], forecaster)
+    section = of_published([table], backtest)
     (shown,) = section.tables
     heads = [column.words for column in shown.columns]
     assert heads[4:6] == ["predicted time (s)", "error (%)"]
@@ -348,7 +360,7 @@ def test_published_rows_are_predicted_from_fewer_devices() -> None:
 def test_files_that_the_model_does_not_know_are_shown_all_the_same(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     file.write_text('{"columns": ["gpus", "hours"], "rows": [[1, 8], [2, 5], [4, 3]]}')
-    section = of_published(published.load(file), forecaster)
+    section = of_published(published.load(file), backtest)
     assert section.problems == ["nothing is predicted of x: 'x' holds no table of measured runs"]
     assert [row[1].text for row in section.tables[0].rows] == ["8", "5", "3"]
 

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from slurmft.rundir import RecordReader, RunDir, write_json
+from slurmft.core.files import write_json
+from slurmft.runs.records import RecordReader
+from slurmft.runs.rundir import RunDir
 from tests.conftest import Done, Following, records, slurmft
 from tests.models import write_emotion, write_model
 from tests.test_train import assert_gone, emotion, processes_of
@@ -48,7 +50,7 @@ def undisturbed(
 
 
 def rank_pids(run: RunDir) -> list[int]:
-    return pids(run, "slurmft.rank", without="slurmft.torchrun")
+    return pids(run, "slurmft.train.rank", without="slurmft.node.torchrun")
 
 
 def pids(run: RunDir, words: str, without: str = "\n") -> list[int]:
@@ -90,11 +92,11 @@ def one_rank(run: RunDir) -> int:
 
 
 def one_torchrun(run: RunDir) -> int:
-    return pids(run, "slurmft.torchrun")[1]
+    return pids(run, "slurmft.node.torchrun")[1]
 
 
 def one_node(run: RunDir) -> int:
-    return pids(run, "slurmft.node")[1]
+    return pids(run, "slurmft.node.task")[1]
 
 
 def test_signals_to_any_process(

@@ -9,13 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.config import JobConfig, RunConfig, TrainConfig
-from slurmft.errors import SlurmftError, UsageError
-from slurmft.rundir import RecordReader, RecordWriter, RunDir, write_folder, write_json, write_text
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.core.files import write_folder, write_json, write_text
+from slurmft.runs.records import RecordReader, RecordWriter
+from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
 
 
 def make(tmp_path: Path) -> RunDir:
-    config = RunConfig(train=TrainConfig.resolve(), job=JobConfig(runs_dir=str(tmp_path / "runs")))
+    config = RunConfig(
+        program=TrainConfig.resolve().program(), job=JobConfig(runs_dir=str(tmp_path / "runs"))
+    )
     return RunDir.create(config)
 
 
@@ -29,7 +34,7 @@ def test_name_has_task_time_and_a_random_part(tmp_path: Path) -> None:
 
 def test_config_comes_back(tmp_path: Path) -> None:
     run = make(tmp_path)
-    assert RunDir.open(run.path).load_config().train == TrainConfig.resolve()
+    assert RunDir.open(run.path).load_config().program == TrainConfig.resolve().program()
 
 
 def test_folder_that_is_no_run(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from slurmft.errors import UsageError
-from slurmft.runs import MeasuredRun, cells, find, varied
+from slurmft.core.errors import UsageError
+from slurmft.runs.scan import MeasuredRun, cells, find, varied
 from tests.made_runs import write_run
 
 

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from slurmft import launchers, slurm
-from slurmft.config import JobConfig, RunConfig, TrainConfig, build
-from slurmft.prepare import find_run, job_values
-from slurmft.recipes import GLUE_COLUMNS
-from slurmft.rundir import RunDir, write_json
+from slurmft.cli.prepare import find_run, job_values
+from slurmft.cluster import launcher
+from slurmft.cluster.slurm import commands
+from slurmft.core.config import JobConfig, RunConfig, build
+from slurmft.core.files import write_json
+from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
+from slurmft.train.recipes import GLUE_COLUMNS
 from tests.cluster import Cluster
 from tests.conftest import HOSTILE, Done, records, slurmft
 from tests.models import write_emotion, write_model, write_pairs, write_squad
@@ -47,7 +50,7 @@ JobId=7 JobName=a Partition=b
 def test_what_a_job_asked_for() -> None:
     """For `slurmft resume`, which asks Slurm for the same again."""
     environment = {"SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_PER_TASK": "8", "SLURM_JOB_NAME": "it's"}
-    job = build(JobConfig, job_values(environment, slurm.parse_job_request(SCONTROL)))
+    job = build(JobConfig, job_values(environment, commands.parse_job_request(SCONTROL)))
     assert (job.nodes, job.cpus_per_task, job.job_name) == (2, 8, "it's")
     assert (job.partition, job.account, job.qos) == ("gpu", "proj", "normal")
     assert (job.time, job.mem, job.constraint) == ("1-00:05:00", "4G", "fast&new")
@@ -66,15 +69,17 @@ def test_requeued_job_finds_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """By its id, and not one with the same letters in its name, or of another cluster."""
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "a")
-    config = RunConfig(train=TrainConfig.resolve(), job=JobConfig(runs_dir=str(tmp_path)))
+    config = RunConfig(
+        program=TrainConfig.resolve().program(), job=JobConfig(runs_dir=str(tmp_path))
+    )
     flags = {"runs_dir": str(tmp_path)}
     ours = RunDir.create(config, mark="4711")
-    launchers.note_job(ours, "slurm", "4711", "a")
+    launcher.note_job(ours, "slurm", "4711", "a")
     namesake = RunDir.create(config, mark="x-4711")
     write_json(namesake.job, {"cluster": "slurm", "id": "12"})
     RunDir.create(config, mark="y-4711")  # never submitted
     theirs = RunDir.create(config, mark="z-4711")
-    launchers.note_job(theirs, "slurm", "4711", "b")
+    launcher.note_job(theirs, "slurm", "4711", "b")
     assert find_run(flags) is None  # its first start
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     found = find_run(flags)
@@ -156,7 +161,7 @@ def test_hostile_folders(idle_cluster: Cluster, tmp_path: Path) -> None:
     assert (folder / "said").read_text() == "it's 2\n"
     assert json.loads(run.job.read_text())["where"] == "slurmft"
     config = run.load_config()
-    assert config.train.model == str(model)
+    assert TrainConfig.of(config.program).model == str(model)
     assert (config.job.nodes, config.job.partition, config.job.time) == (4, "batch", "00:05:00")
     assert f"slurmft follow '{run.path}'".split("'")[0] in (folder / f"slurm-{job}.out").read_text()
 
@@ -219,7 +224,7 @@ def test_file(
     done = follow(idle_cluster, run)
     assert done.code == 0, done.err
     assert json.loads(run.result.read_text())["nodes"] == (1 if name == "single_node" else 2)
-    assert run.load_config().train.recipe == STUDIES.get(name, "synthetic")
+    assert TrainConfig.of(run.load_config().program).recipe == STUDIES.get(name, "synthetic")
 
 
 @pytest.mark.slurm
@@ -231,7 +236,7 @@ def test_study_on_nodes_that_cannot_do_it(idle_cluster: Cluster, tmp_path: Path)
     done = follow(idle_cluster, run)
     assert done.code == 2
     assert "--precision fp16 needs GPUs" in done.err
-    assert run.load_config().train.recipe == "mn4-benchmark"
+    assert TrainConfig.of(run.load_config().program).recipe == "mn4-benchmark"
 
 
 @pytest.mark.slurm

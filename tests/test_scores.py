@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics as sk
 
-from slurmft.errors import SlurmftError
-from slurmft.scores import SCORES, squad
+from slurmft.core.errors import SlurmftError
+from slurmft.train.metrics import SCORES, squad
 
 Pairs = list[tuple[int, int]]
 """(prediction, label) of each sample."""
@@ -350,6 +350,7 @@ def test_squad_mistakes() -> None:
 
 
 def test_the_module_imports_nothing_slow() -> None:
-    code = "import sys, slurmft.scores; print({'sklearn', 'scipy', 'torch'} & sys.modules.keys())"
+    slow = "{'sklearn', 'scipy', 'torch'}"
+    code = f"import sys, slurmft.train.metrics; print({slow} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "set()\n"

@@ -17,12 +17,16 @@ from typing import Any
 import pytest
 from submitit.core import utils
 
-from slurmft import credentials, permissions, pickled, rendezvous
-from slurmft.config import JobConfig, RunConfig, TrainConfig
-from slurmft.dispatch import configure, provenance
-from slurmft.errors import SlurmftError, UsageError
-from slurmft.rendezvous import Rendezvous
-from slurmft.rundir import RunDir
+from slurmft.cluster.submit import provenance
+from slurmft.core import credentials, permissions
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.node import rendezvous, submitit_worker
+from slurmft.node.rendezvous import Rendezvous
+from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
+from slurmft.train.configure import configure
+from slurmft.train.tasks.hub import Pretrained
 from tests.conftest import assert_two_lines, modes, slurmft
 
 TOKEN = "hf_" + "AbCdEfGhIjKlMnOp" * 2
@@ -90,11 +94,11 @@ def pickle_file(tmp_path: Path) -> Path:
 
 
 def test_own_pickle_is_loaded(pickle_file: Path) -> None:
-    assert pickled.load(pickle_file) == "ours"
+    assert submitit_worker.load(pickle_file) == "ours"
     pickle_file.parent.parent.chmod(0o1777)  # like /tmp
-    assert pickled.load(pickle_file) == "ours"
+    assert submitit_worker.load(pickle_file) == "ours"
     pickle_file.parent.parent.chmod(0o2770)  # like a project's folder
-    assert pickled.load(pickle_file) == "ours"
+    assert submitit_worker.load(pickle_file) == "ours"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +108,7 @@ def test_pickle_that_others_can_write(pickle_file: Path, up: int, mode: int) -> 
     path = [pickle_file, *pickle_file.parents][up]
     path.chmod(mode)
     with pytest.raises(SlurmftError) as error:
-        pickled.load(pickle_file)
+        submitit_worker.load(pickle_file)
     assert f"can write {str(path)!r} (mode {mode:04o})" in str(error.value)
     assert f"chmod {'o-w' if up == 2 else 'go-w'} {path}" in str(error.value)
 
@@ -115,14 +119,14 @@ def test_pickle_of_another_user(pickle_file: Path, up: int) -> None:
     path = [pickle_file, *pickle_file.parents][up]
     os.chown(path, 54321, -1)
     with pytest.raises(SlurmftError, match="belongs to user 54321, not to"):
-        pickled.load(pickle_file)
+        submitit_worker.load(pickle_file)
 
 
 def test_pickle_behind_a_link(pickle_file: Path) -> None:
     link = pickle_file.with_name("link.pkl")
     link.symlink_to(pickle_file)
     with pytest.raises(OSError, match="symbolic links"):
-        pickled.load(link)
+        submitit_worker.load(link)
 
 
 def test_worker_of_submitit_refuses(tmp_path: Path) -> None:
@@ -137,7 +141,7 @@ def test_worker_of_submitit_refuses(tmp_path: Path) -> None:
 
     (folder / "7_submitted.pkl").write_bytes(pickle.dumps(Attack()))
     env = os.environ | {"SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_JOB_ID": "7"}
-    command = [sys.executable, "-m", "slurmft.pickled", str(folder)]
+    command = [sys.executable, "-m", "slurmft.node.submitit_worker", str(folder)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "refuses to unpickle: others than" in done.stderr
@@ -157,7 +161,7 @@ def test_threads_of_the_worker_take_no_stop_signals(tmp_path: Path) -> None:
     utils.DelayedSubmission(exec, code).dump(folder / "7_submitted.pkl")
     env = os.environ | {"SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_JOB_ID": "7"}
     env |= {"OPENBLAS_NUM_THREADS": "3"}
-    command = [sys.executable, "-m", "slurmft.pickled", str(folder)]
+    command = [sys.executable, "-m", "slurmft.node.submitit_worker", str(folder)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
     assert "blocked: 1" in done.stdout, done.stdout
     assert "blocked: 0" not in done.stdout
@@ -222,7 +226,9 @@ def test_command_line_says_no_token() -> None:
 
 
 def test_records_hide_tokens(tmp_path: Path) -> None:
-    config = RunConfig(train=TrainConfig.resolve(), job=JobConfig(runs_dir=str(tmp_path)))
+    config = RunConfig(
+        program=TrainConfig.resolve().program(), job=JobConfig(runs_dir=str(tmp_path))
+    )
     run = RunDir.create(config)
     error = SlurmftError(f"401 of https://a:{TOKEN}@hub/x", f"not {TOKEN}")
     run.add_failure("rank 0", error, f"Traceback {TOKEN}")
@@ -296,8 +302,6 @@ def test_stores_listen_on_one_address(listen: str) -> None:
 def test_pickled_weights_are_refused(tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file
-
-    from slurmft.tasks.pretrained import Pretrained
 
     folder = tmp_path / "pickled"
     shutil.copytree(tiny_model, folder)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.config import JobConfig, RunConfig, TrainConfig
-from slurmft.rundir import RunDir
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
 from tests import faults
 from tests.cluster import Cluster
 from tests.conftest import Done, Following, slurmft
@@ -97,15 +98,15 @@ def test_requeue_of_one_array_task(cluster: Cluster, tmp_path: Path) -> None:
     runs = [tmp_path / "0", tmp_path / "1"]
     for folder in runs:
         job = JobConfig(nodes=1, runs_dir=str(folder))
-        RunDir.create(RunConfig(train=TrainConfig.resolve(), job=job))
+        RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
     python, done = shlex.quote(sys.executable), tmp_path / "done"
     script = f"""#!/bin/bash
 run=$(echo {tmp_path}/$SLURM_ARRAY_TASK_ID/*)
-found=$({python} -m slurmft.attempt begin "$run") || exit
+found=$({python} -m slurmft.cluster.slurm.batch_script begin "$run") || exit
 export $found
 echo "$SLURM_ARRAY_TASK_ID $SLURMFT_ATTEMPT" >> {done}
 if [ "$SLURMFT_ATTEMPT$SLURM_ARRAY_TASK_ID" = 10 ]; then code=75; else code=0; fi
-exec {python} -m slurmft.attempt end "$run" $code
+exec {python} -m slurmft.cluster.slurm.batch_script end "$run" $code
 """
     (tmp_path / "job.sh").write_text(script)
     options = ["--array=0-1", "--nodes=1", "--time=2", "--requeue", "--wait", "--output=/dev/null"]

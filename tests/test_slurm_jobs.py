@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from slurmft import stamps
+from slurmft.cluster.slurm.launcher import sbatch_text
+from slurmft.runs import log_times
 from tests import conftest
 from tests.cluster import Cluster
 from tests.conftest import HOSTILE, Done, Following, modes, records
@@ -81,7 +82,6 @@ def test_slurm_got_what_was_asked_for(cluster: Cluster, four_nodes: Done) -> Non
         assert text in shown
     text = (four_nodes.run.submitit / f"{job}_submission.sh").read_text()
     config = four_nodes.run.load_config()
-    from slurmft.launchers.slurm import sbatch_text
 
     assert text == sbatch_text(config, four_nodes.run)  # what --dry-run shows is what ran
 
@@ -90,7 +90,7 @@ def test_metric_is_the_same_on_every_rank(four_nodes: Done) -> None:
     told = set()
     for rank in range(4):
         lines = four_nodes.run.rank_log(rank).read_text().splitlines()
-        told.add(tuple(stamps.split(line)[1] for line in lines if " done:" in line))
+        told.add(tuple(log_times.split(line)[1] for line in lines if " done:" in line))
     assert len(told) == 1
     assert len(told.pop()) >= 1
 
@@ -225,7 +225,7 @@ def test_killed_rank(idle_cluster: Cluster, tmp_path: Path) -> None:
     pid = next(
         p
         for p, line in idle_cluster.processes(host)
-        if "-m slurmft.rank" in line and "slurmft.torchrun" not in line
+        if "-m slurmft.train.rank" in line and "slurmft.node.torchrun" not in line
     )
     began = time.monotonic()
     assert_bound_to_their_node(idle_cluster)
@@ -269,7 +269,7 @@ def test_head_that_cannot_be_reached(idle_cluster: Cluster, tmp_path: Path) -> N
 def test_head_without_a_route(cluster: Cluster) -> None:
     """An address on the nodes' network that nobody has."""
     code = (
-        "from slurmft.rendezvous import check_reachable\n"
+        "from slurmft.node.rendezvous import check_reachable\n"
         "check_reachable('n2', '10.77.0.99', 12345, '1.0', timeout_s=4)"
     )
     began = time.monotonic()

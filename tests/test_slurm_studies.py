@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slurmft.rundir import RunDir
+from slurmft.runs.rundir import RunDir
 from tests.cluster import Cluster
 from tests.conftest import Done, records
 from tests.test_slurm_jobs import LONG, QUICK, slurmft

@@ -17,13 +17,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmft import scores, tasks
-from slurmft.config import TrainConfig
-from slurmft.data import TokenData, TokenTable
-from slurmft.errors import SlurmftError, UsageError
-from slurmft.predicted import Predicted
-from slurmft.sources import localize
-from slurmft.tasks.squad import (
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.train import metrics, tasks
+from slurmft.train.config import TrainConfig
+from slurmft.train.data import TokenData, TokenTable
+from slurmft.train.sources import localize
+from slurmft.train.state import Predicted
+from slurmft.train.tasks.squad import (
     MAX_ANSWER_TOKENS,
     N_BEST,
     Question,
@@ -204,7 +204,7 @@ def test_best_window_answers() -> None:
     )
     found = answers(predictions, table, texts, may_have_none=False)
     assert found == ["big cat", "dog", ""]
-    assert scores.squad(found, texts["answers"])["squad_exact_match"] == pytest.approx(200 / 3)
+    assert metrics.squad(found, texts["answers"])["squad_exact_match"] == pytest.approx(200 / 3)
     # none: 0 against 2, in the window that says so least; 4 against 5; always
     assert answers(predictions, table, texts, may_have_none=True) == ["big cat", "dog", ""]
     predictions[:, 3] += 3
@@ -223,7 +223,7 @@ def test_best_window_answers() -> None:
     ],
 )
 def test_scores_of_v2(text: str, golds: list[str], exact: float, f1: float) -> None:
-    found = scores.squad_v2([text], [golds])
+    found = metrics.squad_v2([text], [golds])
     assert found["squad_exact_match"] == 100 * exact
     assert found["squad_f1"] == pytest.approx(100 * f1)
 

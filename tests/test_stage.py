@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from slurmft import slurm, stage
-from slurmft.config import JobConfig, RunConfig, TrainConfig
-from slurmft.errors import SlurmftError, UsageError
-from slurmft.launchers.slurm import inside_text
-from slurmft.rundir import RunDir
-from slurmft.stage import StageError
+from slurmft.cluster.slurm import allocation, stage_env
+from slurmft.cluster.slurm.launcher import inside_text
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.node import staged_env
+from slurmft.node.staged_env import StageError
+from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
 from tests.cluster import Cluster
 from tests.conftest import HOSTILE, Done, assert_two_lines, slurmft
 
@@ -45,15 +47,15 @@ def prefix_of(python: str) -> str:
 
 def test_packed_once_for_each_content(tmp_path: Path, small_venv: Path) -> None:
     archives = tmp_path / "archives"
-    first = stage.pack(str(small_venv), archives)
-    assert stage.pack(str(small_venv), archives) == first
+    first = stage_env.pack(str(small_venv), archives)
+    assert stage_env.pack(str(small_venv), archives) == first
     cached = small_venv / "lib" / "__pycache__"
     cached.mkdir()
     (cached / "x.pyc").touch()
-    assert stage.pack(str(small_venv), archives) == first
+    assert stage_env.pack(str(small_venv), archives) == first
     extra = small_venv / "lib" / "new.py"
     extra.touch()
-    second = stage.pack(str(small_venv), archives)
+    second = stage_env.pack(str(small_venv), archives)
     extra.unlink()
     assert second != first
     assert list(archives.iterdir()) == [second]  # the old one is of no use
@@ -61,27 +63,29 @@ def test_packed_once_for_each_content(tmp_path: Path, small_venv: Path) -> None:
 
 def sent(folder: Path, environment: Path) -> Path:
     """An archive as sbcast leaves it on a node."""
-    found = stage.pack(str(environment), folder / "archives")
+    found = stage_env.pack(str(environment), folder / "archives")
     return found.rename(folder / f"slurmft-env-{os.getuid()}-0123.tar")
 
 
 def test_node_runs_from_its_own_disk(tmp_path: Path, small_venv: Path) -> None:
     archive = sent(tmp_path, small_venv)
-    given = {stage.ARCHIVE: str(archive), "PATH": "/bin"}
-    with stage.environment(given, lambda: False) as (python, variables):
-        folder = Path(variables[stage.STAGED])
+    given = {staged_env.ARCHIVE: str(archive), "PATH": "/bin"}
+    with staged_env.environment(given, lambda: False) as (python, variables):
+        folder = Path(variables[staged_env.STAGED])
         assert folder.parent == tmp_path
         assert prefix_of(python) == str(folder) == variables["VIRTUAL_ENV"]
         assert variables["PATH"] == f"{folder}/bin:/bin"
         assert folder.stat().st_mode & 0o77 == 0
         assert not archive.exists()
-        assert stage.leftovers(tmp_path) == []  # another job's task leaves alone what is in use
+        assert (
+            staged_env.leftovers(tmp_path) == []
+        )  # another job's task leaves alone what is in use
         assert Path(python).exists()
     assert not folder.exists()
 
 
 def test_without_an_archive_nothing_changes() -> None:
-    with stage.environment({"PATH": "/bin"}, lambda: False) as found:
+    with staged_env.environment({"PATH": "/bin"}, lambda: False) as found:
         assert found == (sys.executable, {})
 
 
@@ -105,8 +109,8 @@ def test_node_falls_back_to_the_shared_environment(
             path.unlink()
         (unpacked / "bin" / "python").symlink_to("/nowhere/python3")
         subprocess.run(["tar", "-C", str(unpacked), "-cf", str(archive), "."], check=True)
-    given = {stage.ARCHIVE: str(archive)}
-    with stage.environment(given, lambda: fault == "stopped") as found:
+    given = {staged_env.ARCHIVE: str(archive)}
+    with staged_env.environment(given, lambda: fault == "stopped") as found:
         assert found == (sys.executable, {})
     assert "warning: --stage-env: " in capsys.readouterr().err
     assert not archive.exists()
@@ -123,9 +127,9 @@ def test_what_killed_jobs_left_is_removed(tmp_path: Path) -> None:
             os.utime(name, (long_ago, long_ago))
     dying = tmp_path / f"slurmft-env-{os.getuid()}-dying.old"  # its removal was cut short
     dying.mkdir()
-    assert stage.look(str(tmp_path), 1)["free_bytes"] > 0
+    assert stage_env.look(str(tmp_path), 1)["free_bytes"] > 0
     assert dying.exists()  # there is room: no job waits for a removal
-    stage.look(str(tmp_path), 2**60)
+    stage_env.look(str(tmp_path), 2**60)
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == [f"slurmft-env-{os.getuid()}-dead-young.tar", "slurmft-env-99999-other.tar"]
 
@@ -145,16 +149,16 @@ GOOD = {"host": "n1", "free_bytes": 2**40, "is_shared": False, "type": "xfs"}
 def test_nodes_that_cannot_take_it(node: dict[str, object] | None, words: str) -> None:
     answers = [GOOD] if node is None else [GOOD, GOOD | {"host": "n2"} | node]
     with pytest.raises(StageError) as error:
-        stage.check_nodes([json.dumps(a) for a in answers], "/scratch", 2**30, 2)
+        stage_env.check_nodes([json.dumps(a) for a in answers], "/scratch", 2**30, 2)
     assert words in str(error.value)
-    stage.check_nodes([json.dumps(GOOD)] * 2, "/scratch", 2**30, 2)
+    stage_env.check_nodes([json.dumps(GOOD)] * 2, "/scratch", 2**30, 2)
 
 
 def test_failed_broadcast_leaves_nothing(
     tmp_path: Path, small_venv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = JobConfig(stage_env=True, runs_dir=str(tmp_path / "runs"), stage_dir=str(tmp_path))
-    run = RunDir.create(RunConfig(train=TrainConfig.resolve(), job=job))
+    run = RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
     calls = []
 
     def on_all_nodes(nodes: int, program: list[str]) -> list[str]:
@@ -164,11 +168,11 @@ def test_failed_broadcast_leaves_nothing(
     def broadcast(source: Path, target: str, timeout_s: float) -> None:
         raise SlurmftError("sbcast failed (exit 1): No space left on device")
 
-    monkeypatch.setattr(slurm, "on_all_nodes", on_all_nodes)
-    monkeypatch.setattr(slurm, "broadcast", broadcast)
+    monkeypatch.setattr(allocation, "on_all_nodes", on_all_nodes)
+    monkeypatch.setattr(allocation, "broadcast", broadcast)
     monkeypatch.setattr(sys, "prefix", str(small_venv))
     with pytest.raises(StageError, match="No space left"):
-        stage.send(run, {})
+        stage_env.send(run, {})
     assert calls[-1][:2] == ["rm", "-rf"]
 
 
@@ -186,7 +190,7 @@ def test_refused(job: JobConfig, cluster: str, prefix: str, words: str, tmp_path
         (tmp_path / "conda-meta").mkdir()
         prefix = str(tmp_path)
     with pytest.raises(UsageError) as error:
-        stage.check(job, cluster, prefix)
+        stage_env.check(job, cluster, prefix)
     assert words in str(error.value)
     assert error.value.hint
 
@@ -201,7 +205,7 @@ def test_script_goes_on_without_it(tmp_path: Path) -> None:
     """The lines around srun, with stand-ins for the programs that they call."""
     job = JobConfig(stage_env=True, runs_dir=str(tmp_path))
     run = RunDir(tmp_path / "run")
-    text = inside_text(RunConfig(train=TrainConfig.resolve(), job=job), run)
+    text = inside_text(RunConfig(program=TrainConfig.resolve().program(), job=job), run)
     tools, log = tmp_path / "bin", tmp_path / "log"
     tools.mkdir()
     python = tools / "python"

@@ -17,10 +17,16 @@ from typing import Any
 
 import pytest
 
-from slurmft import grid, launchers, slurm, study, tally
-from slurmft.errors import Exit, SlurmftError, UsageError
-from slurmft.rundir import RunDir, read_json, write_json
-from slurmft.slurm import JobState
+from slurmft.cli import study
+from slurmft.cluster import launcher
+from slurmft.cluster.slurm import commands
+from slurmft.cluster.slurm.commands import JobState
+from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.files import read_json, write_json
+from slurmft.runs.rundir import RunDir
+from slurmft.studies import progress as study_progress
+from slurmft.studies import runner, spec
+from slurmft.train.config import TrainConfig
 from tests.conftest import slurmft
 
 FILE = """\
@@ -48,17 +54,17 @@ class FakeSlurm:
         self.states: dict[str, JobState] = {}
         self.refuse_from, self.never = 99, ""
         self.largest = 1001
-        monkeypatch.setattr(launchers, "available", lambda: True)
-        monkeypatch.setattr(slurm, "sbatch", self.sbatch)
-        monkeypatch.setattr(slurm, "job_states", self.job_states)
-        monkeypatch.setattr(slurm, "never_starts", lambda job: self.never)
-        monkeypatch.setattr(slurm, "offers", lambda: "partitions here: none")
-        monkeypatch.setattr(slurm, "max_array_size", lambda: self.largest)
-        monkeypatch.setattr(slurm, "cancel", lambda *jobs: self.cancelled.extend(jobs))
+        monkeypatch.setattr(launcher, "available", lambda: True)
+        monkeypatch.setattr(commands, "sbatch", self.sbatch)
+        monkeypatch.setattr(commands, "job_states", self.job_states)
+        monkeypatch.setattr(commands, "never_starts", lambda job: self.never)
+        monkeypatch.setattr(commands, "offers", lambda: "partitions here: none")
+        monkeypatch.setattr(commands, "max_array_size", lambda: self.largest)
+        monkeypatch.setattr(commands, "cancel", lambda *jobs: self.cancelled.extend(jobs))
 
     def sbatch(self, arguments: Sequence[str], script: str) -> str:
         if len(self.submitted) >= self.refuse_from:
-            raise slurm.refusal("sbatch: error: QOSMaxSubmitJobPerUserLimit", 1)
+            raise commands.refusal("sbatch: error: QOSMaxSubmitJobPerUserLimit", 1)
         self.submitted.append(list(arguments))
         self.scripts.append(Path(script).read_text())
         return str(10 * len(self.submitted))
@@ -122,7 +128,7 @@ def test_rounds_are_arrays_that_wait_for_each_other(
     assert set(runs) == {"10_0", "20_0", "30_0", "40_0"}
     config = runs["40_0"].load_config()
     assert config.submission["study"] == {"name": "s", "cell": {"nodes": 2}, "repeat": 2}
-    assert (config.train.seed, config.job.cluster) == (43, "slurm")
+    assert (TrainConfig.of(config.program).seed, config.job.cluster) == (43, "slurm")
     script = runs["40_0"].script.read_text()
     assert "submitit.core" not in script
     assert "/%A_%a_%t_log.out" in script
@@ -177,7 +183,7 @@ def test_how_a_run_stands(state: str, word: str, reason: str, fake: FakeSlurm) -
     for each in runs_of().values():
         each.set_state("running")
     fake.states = {job: JobState(name=state) for job in runs_of()}
-    found = tally.take(grid.read("s.toml"), Path("studies/s"))
+    found = study_progress.take(spec.read("s.toml"), Path("studies/s"))
     assert {t.outcome for t in found.tries()} == {word}
     assert reason in found.tries()[0].reason
 
@@ -192,8 +198,8 @@ def test_a_run_that_ends_while_slurm_is_asked(
             finish(each)
         return {job: JobState(name="COMPLETED") for job in jobs}
 
-    monkeypatch.setattr(slurm, "job_states", states)
-    assert tally.take(grid.read("s.toml"), Path("studies/s")).count("finished") == 4
+    monkeypatch.setattr(commands, "job_states", states)
+    assert study_progress.take(spec.read("s.toml"), Path("studies/s")).count("finished") == 4
 
 
 def test_cancelled_before_its_start_is_no_try(
@@ -235,7 +241,7 @@ def test_submission_that_was_killed(fake: FakeSlurm) -> None:
     run()
     cut = runs_of()["40_0"]
     cut.job.unlink()
-    assert tally.take(grid.read("s.toml"), Path("studies/s")).count("pending") == 4
+    assert study_progress.take(spec.read("s.toml"), Path("studies/s")).count("pending") == 4
     assert run() == 0
     assert not cut.path.exists()
     assert set(runs_of()) == {"10_0", "20_0", "30_0", "50_0"}
@@ -320,7 +326,7 @@ def test_runs_of_another_cluster(fake: FakeSlurm, capsys: pytest.CaptureFixture[
     run()
     runs = runs_of()
     assert {(read_json(r.job) or {})["where"] for r in runs.values()} == {"a"}
-    launchers.note_job(runs["10_0"], "slurm", "10_0", "b")
+    launcher.note_job(runs["10_0"], "slurm", "10_0", "b")
     runs["10_0"].set_state("running")
     fail(runs["40_0"])
     fake.states["40_0"] = JobState(name="FAILED", exit_code=1)
@@ -382,8 +388,8 @@ def test_cancel_of_a_study_on_this_machine(
     cancelled: list[str] = []
     run()
     for job, each in runs_of().items():
-        finish(each) if job != "10_0" else launchers.note_job(each, "local", "77", "")
-    local = launchers.get("local")
+        finish(each) if job != "10_0" else launcher.note_job(each, "local", "77", "")
+    local = launcher.get("local")
     monkeypatch.setattr(local, "job_state", lambda job, run: JobState(name="RUNNING"))
     monkeypatch.setattr(local, "cancel", lambda job, run: cancelled.append(job))
     with another_at_work():
@@ -438,7 +444,7 @@ def test_no_answer_is_no(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> No
     def end_of_file(prompt: str) -> str:
         raise EOFError
 
-    monkeypatch.setattr(study, "ASK_ABOVE", 1)
+    monkeypatch.setattr(runner, "ASK_ABOVE", 1)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("builtins.input", end_of_file)
     assert run() == 0
@@ -506,7 +512,7 @@ def test_mistakes_end_in_two_lines(tmp_path: Path) -> None:
 def test_status_imports_nothing_heavy(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(FILE)
     code = (
-        "import sys\nfrom slurmft.study import main\nmain(['status', 's.toml'])\n"
+        "import sys\nfrom slurmft.cli.study import main\nmain(['status', 's.toml'])\n"
         "print([m for m in ('torch', 'numpy', 'submitit', 'tqdm') if m in sys.modules])"
     )
     done = subprocess.run(

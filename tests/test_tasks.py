@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slurmft import tasks
-from slurmft.config import TrainConfig
-from slurmft.data import TokenData
-from slurmft.errors import UsageError
-from slurmft.recipes import GLUE_COLUMNS, TASKS
-from slurmft.scores import SCORES
-from slurmft.sources import localize
-from slurmft.tasks.glue import GLUE
-from slurmft.tasks.pretrained import Pretrained
-from slurmft.tasks.texts import Texts
+from slurmft.core.errors import UsageError
+from slurmft.train import tasks
+from slurmft.train.config import TrainConfig
+from slurmft.train.data import TokenData
+from slurmft.train.metrics import SCORES
+from slurmft.train.recipes import GLUE_COLUMNS, TASKS
+from slurmft.train.sources import localize
+from slurmft.train.tasks.glue import GLUE
+from slurmft.train.tasks.hub import Pretrained
+from slurmft.train.tasks.sequence import Texts
 from tests.conftest import Done, assert_two_lines, records
 from tests.models import write_model, write_pairs, write_splits
 from tests.test_train import EXACT, train

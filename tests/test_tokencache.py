@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slurmft import profiles, tasks, tokencache
-from slurmft.config import TrainConfig
-from slurmft.tokencache import DamagedError
+from slurmft.node import profiles
+from slurmft.runs import token_cache
+from slurmft.runs.token_cache import DamagedError
+from slurmft.train import tasks
+from slurmft.train.config import TrainConfig
 from tests.conftest import slurmft
 from tests.models import write_emotion, write_model
 
@@ -44,9 +46,9 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def test_next_run_gets_the_same(tmp_path: Path, tokens: Path, empty: Path) -> None:
     cache = tmp_path / "cache"
-    assert not tokencache.take(cache, "key", empty)
-    tokencache.keep(cache, "key", tokens)
-    assert tokencache.take(cache, "key", empty)
+    assert not token_cache.take(cache, "key", empty)
+    token_cache.keep(cache, "key", tokens)
+    assert token_cache.take(cache, "key", empty)
     assert content(empty) == content(tokens)
     # Arrays take their room once; the tokenizer, which goes into models, is nobody else's.
     assert (empty / "train" / "tokens.npy").stat().st_nlink == 3
@@ -58,7 +60,7 @@ def test_damaged_entry_is_found_and_made_again(
     tmp_path: Path, tokens: Path, empty: Path, damage: str
 ) -> None:
     cache = tmp_path / "cache"
-    tokencache.keep(cache, "key", tokens)
+    token_cache.keep(cache, "key", tokens)
     array = cache / "key" / "train" / "tokens.npy"
     whole = array.read_bytes()
     array.unlink()  # not the run's own, which is the same file
@@ -69,27 +71,27 @@ def test_damaged_entry_is_found_and_made_again(
     elif damage == "without sums":
         (cache / "key" / "sums.json").unlink()
     with pytest.raises(DamagedError):
-        tokencache.take(cache, "key", empty)
+        token_cache.take(cache, "key", empty)
     assert list(empty.iterdir()) == []
-    assert not tokencache.take(cache, "key", empty)
-    tokencache.keep(cache, "key", tokens)
-    assert tokencache.take(cache, "key", empty)
+    assert not token_cache.take(cache, "key", empty)
+    token_cache.keep(cache, "key", tokens)
+    assert token_cache.take(cache, "key", empty)
 
 
 def test_entry_that_is_removed_while_it_is_taken_is_none(
     tmp_path: Path, tokens: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = tmp_path / "cache"
-    tokencache.keep(cache, "key", tokens)
-    link = tokencache._link
+    token_cache.keep(cache, "key", tokens)
+    link = token_cache._link
 
     def link_one(source: Path, target: Path) -> None:
         link(source, target)
         if source.is_relative_to(cache) and (cache / "key").exists():
-            tokencache._remove(cache / "key")
+            token_cache._remove(cache / "key")
 
-    monkeypatch.setattr(tokencache, "_link", link_one)
-    assert not tokencache.take(cache, "key", empty)
+    monkeypatch.setattr(token_cache, "_link", link_one)
+    assert not token_cache.take(cache, "key", empty)
     assert list(empty.iterdir()) == []
 
 
@@ -97,10 +99,10 @@ def test_runs_at_once(tmp_path: Path, tokens: Path) -> None:
     cache = tmp_path / "cache"
 
     def use(number: int) -> dict[str, bytes]:
-        tokencache.keep(cache, "key", tokens)
+        token_cache.keep(cache, "key", tokens)
         into = tmp_path / f"run {number}"
         into.mkdir()
-        assert tokencache.take(cache, "key", into)
+        assert token_cache.take(cache, "key", into)
         return content(into)
 
     with ThreadPoolExecutor(8) as pool:
@@ -112,12 +114,12 @@ def test_runs_at_once(tmp_path: Path, tokens: Path) -> None:
 def test_entries_that_nobody_uses_go(tmp_path: Path, tokens: Path, empty: Path) -> None:
     cache, long_ago = tmp_path / "cache", time.time() - 40 * 86400
     for key in ("unused", "used"):
-        tokencache.keep(cache, key, tokens)
+        token_cache.keep(cache, key, tokens)
         os.utime(cache / key, (long_ago, long_ago))
     (cache / ".half.1.ab").mkdir()
     os.utime(cache / ".half.1.ab", (long_ago, long_ago))
-    assert tokencache.take(cache, "used", empty)
-    tokencache.keep(cache, "new", tokens)
+    assert token_cache.take(cache, "used", empty)
+    token_cache.keep(cache, "new", tokens)
     assert sorted(path.name for path in cache.iterdir()) == ["new", "used"]
 
 
@@ -126,7 +128,7 @@ def test_sources_are_all_that_decides(tmp_path: Path, tiny_data: Path, tiny_mode
         values = {"task": "emotion", "data": str(tiny_data), "model": str(tiny_model)} | given
         return tasks.get(TrainConfig.resolve(**values)).sources()
 
-    key = tokencache.key_of
+    key = token_cache.key_of
     copy = write_model(tmp_path / "elsewhere" / "model")
     assert key(sources()) == key(sources(model=str(copy), seed=7, batch_size=3))
     others = write_emotion(tmp_path / "data", train=20, validation=10)
@@ -144,7 +146,7 @@ def test_run_takes_the_tokens_of_the_one_before(
     what = {"task": "emotion", "data": str(tiny_data), "model": str(tiny_model)}
     sources = tasks.get(TrainConfig.resolve(**what)).sources()
     assert sources is not None
-    entry = tmp_path / "hf" / "slurmft" / "tokens" / tokencache.key_of(sources)
+    entry = tmp_path / "hf" / "slurmft" / "tokens" / token_cache.key_of(sources)
     entry.mkdir(parents=True)
     (entry / "sums.json").write_text('{"lost": {}}')
     flags = ["submit", "--cluster", "local", "--follow", "--runs-dir", str(tmp_path / "runs")]

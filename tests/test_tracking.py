@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from slurmft import tracking
-from slurmft.config import JobConfig, RunConfig, TrainConfig
-from slurmft.errors import UsageError
-from slurmft.rundir import RunDir
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import UsageError
+from slurmft.runs import trackers
+from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE, records, slurmft
 
 START = {"event": "start", "parameters": 5, "ipex": None, "precision": "fp32"}
@@ -27,7 +28,7 @@ def step(number: int, loss: float = 0.5) -> dict[str, Any]:
 
 def make_run(folder: Path, *names: str) -> RunDir:
     job = JobConfig(runs_dir=str(folder), log_with=names)
-    return RunDir.create(RunConfig(train=TrainConfig.resolve(), job=job))
+    return RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
 
 
 @pytest.fixture(autouse=True)
@@ -48,13 +49,13 @@ def read(run: RunDir, tag: str) -> list[tuple[int, float]]:
 def test_tensorboard_goes_on(tmp_path: Path) -> None:
     """What was done after the last checkpoint and is done again, is shown once."""
     run = make_run(tmp_path / HOSTILE, "tensorboard")
-    first = tracking.Tracking(run)
+    first = trackers.Tracking(run)
     for record in (START, step(5, 0.9), {**step(6), "samples_per_s": 0.0}, step(10, 0.8)):
         first.take(record)
     first.take({"event": "epoch", "epoch": 1, "metrics": {"accuracy": 0.25}})
     first.close()
     assert list(first.messages()) == []
-    again = tracking.Tracking(run)
+    again = trackers.Tracking(run)
     for record in (START, {"event": "resume", "step": 7}, step(10, 0.7), step(15, 0.6)):
         again.take(record)
     again.close()
@@ -97,7 +98,7 @@ def test_tracker_that_fails_is_a_warning(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("accelerate.tracking.TensorBoardTracker", Bad(where))
-    found = tracking.Tracking(make_run(tmp_path, "tensorboard"))
+    found = trackers.Tracking(make_run(tmp_path, "tensorboard"))
     found.take(START)
     found.take(step(1))
     found.take(step(2))
@@ -115,8 +116,8 @@ def test_tracker_that_hangs_is_a_warning(tmp_path: Path, monkeypatch: pytest.Mon
             end.wait()
 
     monkeypatch.setattr("accelerate.tracking.TensorBoardTracker", Stuck(""))
-    monkeypatch.setattr(tracking, "_START_S", -1)
-    found = tracking.Tracking(make_run(tmp_path, "tensorboard"))
+    monkeypatch.setattr(trackers, "_START_S", -1)
+    found = trackers.Tracking(make_run(tmp_path, "tensorboard"))
     for number in range(1, 3000):  # more than may wait for it
         found.take(step(number))
     found.close(timeout_s=0.01)
@@ -150,16 +151,16 @@ def test_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert JobConfig(log_with=("wandb, mlflow", "wandb")).trackers == ("wandb", "mlflow")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="the Python package wandb is not installed in") as error:
-        tracking.check(JobConfig(log_with=("wandb",)))
+        trackers.check(JobConfig(log_with=("wandb",)))
     assert "-m pip install wandb" in str(error.value)
-    tracking.check(JobConfig(log_with=("wandb",), container="image.sif"))  # which may have it
+    trackers.check(JobConfig(log_with=("wandb",), container="image.sif"))  # which may have it
 
 
 def test_what_to_type_after_a_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a b", "wandb", "tensorboard")
     (run.tracking / "wandb" / "offline-run-1").mkdir(parents=True)
     folder = f"'{run.tracking}"
-    assert tracking.next_commands(run) == [
+    assert trackers.next_commands(run) == [
         f"tensorboard --logdir {folder}'",
         f"wandb sync --append {folder}/wandb/offline-run-1'",
     ]

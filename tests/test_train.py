@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from slurmft import stamps
-from slurmft.reporter import import_times
-from slurmft.rundir import RunDir
+from slurmft.runs import log_times
+from slurmft.runs.rundir import RunDir
+from slurmft.train.environment import import_times
 from tests.conftest import HOSTILE, Done, Following, records, slurmft
 from tests.models import LABELS, write_emotion, write_model
 
@@ -155,10 +155,10 @@ def test_a_node_imports_as_long_as_its_slowest_rank() -> None:
 def test_ranks_import_only_what_they_need(four_ranks: Done) -> None:
     """Of an emotion run: no rank needs datasets or evaluate, nor scikit-learn for an accuracy."""
     code = (
-        "import sys; import slurmft.train; from slurmft import metrics, tasks; "
-        "from slurmft.rundir import RunDir; "
-        "task = tasks.get(RunDir.open(sys.argv[1]).load_config().train); "
-        "metrics.preload(task.metric_names); task.prepare(); "
+        "import sys; import slurmft.train.trainer; from slurmft.train import evaluation, tasks; "
+        "from slurmft.runs.rundir import RunDir; from slurmft.train.config import TrainConfig; "
+        "task = tasks.get(TrainConfig.of(RunDir.open(sys.argv[1]).load_config().program)); "
+        "evaluation.preload(task.metric_names); task.prepare(); "
         "print([m for m in ('datasets', 'evaluate', 'sklearn', 'pandas') if m in sys.modules])"
     )
     command = [sys.executable, "-c", code, str(four_ranks.run.path)]
@@ -192,7 +192,7 @@ def test_metric_is_that_of_the_saved_model(four_ranks: Done, tiny_data: Path) ->
 def test_every_rank_logs_the_same_metric(four_ranks: Done) -> None:
     told = [
         [
-            stamps.split(line)[1]
+            log_times.split(line)[1]
             for line in four_ranks.run.rank_log(rank).read_text().splitlines()
             if " done:" in line
         ]
@@ -408,7 +408,7 @@ def test_killed_rank(tmp_path: Path) -> None:
     rank = next(
         pid
         for pid, line in processes_of(job.run).items()
-        if "-m slurmft.rank" in line and "slurmft.torchrun" not in line
+        if "-m slurmft.train.rank" in line and "slurmft.node.torchrun" not in line
     )
     os.kill(rank, signal.SIGKILL)
     code, text = job.end()

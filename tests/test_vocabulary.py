@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from slurmft.data import TokenData, TokenTable
-from slurmft.errors import UsageError
-from slurmft.vocabulary import Vocabulary
+from slurmft.core.errors import UsageError
+from slurmft.train.data import TokenData, TokenTable
+from slurmft.train.vocab_trim import Vocabulary
 from tests.test_packing import make
 
 WORDS = 10_000

@@ -19,9 +19,11 @@ from typing import Any
 import pyte
 import pytest
 
-from slurmft import process
-from slurmft.rundir import RecordWriter, RunDir, write_json
-from slurmft.runview import ASCII, UNICODE, Curve, RunView
+from slurmft.cli.watch_view import ASCII, UNICODE, Curve, RunView
+from slurmft.core import process
+from slurmft.core.files import write_json
+from slurmft.runs.records import RecordWriter
+from slurmft.runs.rundir import RunDir
 from tests.conftest import slurmft
 from tests.made_runs import write_run
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from slurmft import watchdog
-from slurmft.heartbeat import Heart, read
-from slurmft.watchdog import Watchdog
+from slurmft.node import watchdog
+from slurmft.node.heartbeat import Heart, read
+from slurmft.node.watchdog import Watchdog
 
 
 @pytest.fixture
