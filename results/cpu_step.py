@@ -77,7 +77,7 @@ def run(folder: Path, case: Case) -> float:
     from slurmft.core.config import JobConfig, RunConfig
     from slurmft.runs.rundir import RunDir
     from slurmft.train.config import TrainConfig
-    from tests.models import write_emotion
+    from tests.support.models import write_emotion
 
     folder.mkdir()
     data = write_emotion(folder / "data", train=2000, validation=16)

@@ -1,6 +1,6 @@
 """MRPC and SQuAD with a pretrained 22M-parameter encoder, on two nodes of a real Slurm.
 
-    python -m tests.cluster up 2 && eval "$(python -m tests.cluster env)"
+    python -m tests.support.cluster up 2 && eval "$(python -m tests.support.cluster env)"
     python results/glue_squad.py mrpc DATA_DIR                  # 3 epochs of MRPC
     python results/glue_squad.py squad DATA_DIR OFFICIAL        # 1 epoch of a part of SQuAD
 

@@ -22,7 +22,7 @@ from results.provenance import save
 from results.report_speed import add_steps
 from results.startup import wall_time
 from slurmft.core.files import write_json
-from tests.made_runs import write_run
+from tests.support.made_runs import write_run
 
 RUNS = 1000
 STEPS = 300

@@ -61,7 +61,7 @@ def make_run(part: str, folder: Path) -> Path:
 
     train: dict[str, Any] = {"checkpoint_every": "0", "epochs": 100}
     if part == "checkpoint":
-        from tests.models import write_emotion
+        from tests.support.models import write_emotion
 
         data = write_emotion(folder / "data", train=2000, validation=16)
         train |= {"task": "emotion", "model": str(encoder()), "data": str(data), "batch_size": 8}

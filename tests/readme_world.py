@@ -17,8 +17,9 @@ from slurmft.studies import spec
 from slurmft.studies.runner import configurations, with_flags
 from slurmft.train.config import TrainConfig
 from tests import readme
-from tests.made_runs import write_run
-from tests.readme import CHECKOUT, filled
+from tests.readme import filled
+from tests.support import CHECKOUT
+from tests.support.made_runs import write_run
 
 PUSHED = "emotion-20261120-093012-a1b2"
 """The run that the README pushes to the hub."""

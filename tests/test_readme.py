@@ -22,11 +22,12 @@ from slurmft.core import site
 from slurmft.studies import spec
 from slurmft.train.configure import OPTIONS
 from tests import readme, readme_world
-from tests.cluster.__main__ import parser as cluster_parser
 from tests.conftest import Done
-from tests.hub import Hub
-from tests.readme import CHECKOUT, LOGIN, RULES, Command, filled
+from tests.readme import LOGIN, RULES, Command, filled
 from tests.readme_world import World
+from tests.support import CHECKOUT
+from tests.support.cluster.__main__ import parser as cluster_parser
+from tests.support.hub import Hub
 
 COMMANDS_THERE = readme.commands()
 OURS = re.compile(r"(\bslurmft(?= )|-m slurmft\.submit\b|-m tests\.cluster\b|\.sbatch\b)")
