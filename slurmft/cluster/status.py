@@ -317,7 +317,7 @@ def describe(run: RunDir) -> dict[str, Any]:
         "evaluating": said.evaluating,
         "checkpoints": checkpoints(run),
         "warnings": [str(r.get("text")) for r in found.run.records("warning")],
-        "failures": [_failure(f) for f in run.all_failures() if not f["echo"]],
+        "failures": [_failure(f) for f in run.all_failures() if not f["secondary"]],
         "result": found.run.result,
         "model_path": str(run.model) if run.model.is_dir() else None,
         "logs": str(run.logs),
