@@ -372,7 +372,7 @@ def test_latest_of_a_resumed_run_and_of_none(tmp_path: Path) -> None:
 
 SUMMARY = """name path user task model nodes submitted cluster where job state reason expected_start
 requeues steps_done steps_total epoch samples_per_s left_s loss metrics"""
-FULL = """train job_options submission hosts history attempts last_record evaluating checkpoints
+FULL = """program job_options submission hosts history attempts last_record evaluating checkpoints
 warnings failures result model_path logs"""
 
 
