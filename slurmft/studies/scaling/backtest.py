@@ -1,4 +1,4 @@
-"""Predicts measured rows from rows with fewer devices: how right the scaling model would have been.
+"""Predicts measured rows from rows with fewer devices: a backtest of the scaling model.
 
 For every row the model is fitted anew, on all rows of its series with fewer devices alone; rows
 with as many share a fit. See `slurmft.studies.scaling.model` for the model.
@@ -9,25 +9,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from slurmft.core.errors import UsageError
 from slurmft.runs.scan import MeasuredRun
-from slurmft.studies.report.forecast import Forecast
-from slurmft.studies.report.measures import FORECAST
-from slurmft.studies.report.measures import Row as MeasuredRow
-from slurmft.studies.report.published import PublishedTable
+from slurmft.studies.forecast import Forecast, Forecasts
+from slurmft.studies.published import PublishedTable
 from slurmft.studies.scaling import model
 from slurmft.studies.scaling import series as scaling_series
 from slurmft.studies.scaling.model import Fit, Row
+from slurmft.studies.scaling.series import network_gbit_s as network_gbit_s
 
 _LEAST_COUNTS = 2
-"""Numbers of devices below a row's that it takes: with one, only the priors say how time scales."""
+"""Smaller numbers of devices that a forecast needs: one alone does not show how time scales."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What is to be predicted."""
+    """A measured value to predict."""
 
     series: str
     row: Row
@@ -36,37 +36,36 @@ class _Target:
     in_unit: Callable[[float], float]
 
 
-def of_rows(rows: Sequence[MeasuredRow], title: str) -> list[Forecast | None]:
-    """The training times of measured rows, one each; None where too few rows have fewer devices.
+def of_runs(groups: Sequence[tuple[Sequence[MeasuredRun], float | None]], title: str) -> Forecasts:
+    """Forecasts of training times; None where too few groups have fewer devices.
 
     Args:
-        rows: of one set.
-        title: what the progress on a terminal says.
+        groups: finished repeats of a cell, and their measured training time.
+        title: label of the progress bar on a terminal.
     """
-    finished = [run for row in rows for run in row.finished]
     series: dict[str, list[Row]] = {}
-    of_run: dict[int, tuple[str, Row]] = {}
-    for name, group in scaling_series.by_series(finished).items():
-        for run in group:
+    of_run: dict[Path, tuple[str, Row]] = {}
+    runs = [run for repeats, _ in groups for run in repeats]
+    for name, members in scaling_series.by_series(runs).items():
+        for run in members:
             if (row := _row_of(run)) is not None:
                 series.setdefault(name, []).append(row)
-                of_run[id(run)] = name, row
+                of_run[run.path] = name, row
     targets: list[_Target | None] = []
-    for each in rows:
-        measured = each.median(FORECAST)
-        found = next((of_run[id(r)] for r in each.finished if id(r) in of_run), None)
+    for repeats, measured in groups:
+        found = next((of_run[r.path] for r in repeats if r.path in of_run), None)
         if found is None or measured is None:
             targets.append(None)
         else:
-            targets.append(_Target(found[0], found[1], "train", measured, float))
+            targets.append(_Target(*found, "train", measured, float))
     return _forecasts(targets, series, None, title)
 
 
-def of_table(table: PublishedTable) -> list[Forecast | None]:
-    """The values of a published table, one for each of its rows.
+def of_table(table: PublishedTable) -> Forecasts:
+    """Forecasts of the values of a published table, one for each row.
 
     Raises:
-        UsageError: it is in no form that the model knows.
+        UsageError: the model cannot read it.
     """
     points = scaling_series.points(table)
     if not points:
@@ -75,16 +74,11 @@ def of_table(table: PublishedTable) -> list[Forecast | None]:
     for point in points:
         series.setdefault(point.series, []).append(point.row)
     targets = [_Target(p.series, p.row, p.phase, p.value, p.in_unit) for p in points]
-    return _forecasts(targets, series, scaling_series.network_gbit_s(table), table.name)
-
-
-def network_gbit_s(table: PublishedTable) -> float | None:
-    """The line rate between nodes that the predictions of a published table knew."""
-    return scaling_series.network_gbit_s(table)
+    return _forecasts(targets, series, network_gbit_s(table), table.name)
 
 
 def _row_of(run: MeasuredRun) -> Row | None:
-    """A run as a row of the model; None: its result is not as slurmft writes it."""
+    """A run as a row of the model; None: its result cannot be used."""
     try:
         return scaling_series.row_of(run)
     except UsageError:

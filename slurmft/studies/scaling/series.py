@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.core.errors import UsageError
-from slurmft.runs.scan import MeasuredRun
-from slurmft.studies.report.published import PublishedTable, load
+from slurmft.runs.scan import MeasuredRun, is_number
+from slurmft.studies.published import PublishedTable, load
 from slurmft.studies.scaling.model import TOTAL, Row, Workload
 
 _IDENTITY = (
@@ -63,7 +63,7 @@ class Series:
     notes: tuple[str, ...] = ()
     """What a reader should know of the rows."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Label of a row -> the first metric, where it is known."""
+    """Label of a row -> the primary metric, where it is known."""
 
     @property
     def device_counts(self) -> list[int]:
@@ -136,10 +136,11 @@ def _series(
 
 
 def _metric(run: MeasuredRun) -> float | None:
-    """The first metric, where it is a number."""
-    metrics = (run.result or {})["metrics"]
-    first = next(iter(metrics.values()), None) if isinstance(metrics, dict) else None
-    return first if isinstance(first, (int, float)) and math.isfinite(first) else None
+    """The primary metric, where it is a number."""
+    result = run.result or {}
+    metrics = result["metrics"]
+    found = metrics.get(result.get("primary_metric")) if isinstance(metrics, dict) else None
+    return found if is_number(found) else None
 
 
 def row_of(run: MeasuredRun) -> Row:

@@ -14,7 +14,6 @@ from typing import Any
 
 from slurmft.core.errors import UsageError
 from slurmft.runs.scan import is_number
-from slurmft.studies.report.formats import Column, Table, Value
 
 CONFIGURATION = "configuration"
 """Column of a chart's bars that are named PRECISION-BATCHSIZE."""
@@ -44,7 +43,8 @@ class PublishedTable:
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
     across: str | None = None
-    """The column whose values are the columns of the published layout; None: rows are its rows."""
+    """The column whose values head the columns of the published layout; None: it is laid out as it
+    is here, a row each."""
 
     @property
     def key(self) -> str:
@@ -64,36 +64,11 @@ class PublishedTable:
         """The columns that name a row of the published layout."""
         return tuple(c for c in self.columns[:-1] if c != self.across)
 
-    def layout(self) -> Table:
-        """The table as it was published, value for value."""
-        if self.across is None:
-            rows = [[Value.of(v) for v in row] for row in self.rows]
-            return Table(self.name, [column(c, self.column(c)) for c in self.columns], rows)
-        return self._wide()
-
-    def _wide(self) -> Table:
-        assert self.across
-        heads = list(dict.fromkeys(self.column(self.across)))
-        found: dict[tuple[Any, ...], dict[Any, Any]] = {}
-        for row in map(self.named, self.rows):
-            label = tuple(row[c] for c in self.labels)
-            found.setdefault(label, {})[row[self.across]] = row[self.columns[-1]]
-        columns = [column(c, self.column(c)) for c in self.labels]
-        columns += [Column(f"{self.across}_{h}", with_unit(f"{h}_{self.across}")) for h in heads]
-        rows = [[*label, *(values.get(h) for h in heads)] for label, values in found.items()]
-        return Table(self.name, columns, [[Value.of(v) for v in row] for row in rows])
-
     @property
-    def told(self) -> tuple[str, ...]:
-        """What stands under the table: source, setup, doubts."""
+    def footnotes(self) -> tuple[str, ...]:
+        """Source, setup, doubts."""
         setup = "; ".join(f"{k}: {_flat(v)}" for k, v in self.setup.items())
         return (f"source: {self.source}", *([f"setup: {setup}"] if setup else []), *self.notes)
-
-
-def column(name: str, values: Sequence[Any]) -> Column:
-    """A column of a published table."""
-    numeric = all(isinstance(v, (int, float, type(None))) for v in values)
-    return Column(name, with_unit(name), numeric)
 
 
 def with_unit(name: str) -> str:
