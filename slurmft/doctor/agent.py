@@ -1,14 +1,8 @@
-"""An agent on every node of an allocation, and how to talk to all of them at once.
-
-The login node sends lines of JSON to each agent; the agent does what they say, each in a thread of
-its own, and answers in lines of JSON. Whatever hangs on a node leaves its other answers alone, and
-whatever does not come in time is an error with that node's name.
-"""
+"""What an agent on a node does for an examination: `python -m slurmft.doctor.agent`."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import socket
@@ -20,20 +14,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import slurmft
 from slurmft.core import filesystem, process
 from slurmft.core import hub as core_hub
+from slurmft.core.agents import serve
 from slurmft.core.config import JobConfig, RunConfig, build
-from slurmft.core.errors import SlurmftError
+from slurmft.core.errors import SlurmftError, one_line
 from slurmft.core.files import read_json, write_json
 from slurmft.core.program import Program
-from slurmft.doctor.checks import all_within, in_words, installed, within
-from slurmft.doctor.nodes import MARK, REQUEST
-from slurmft.locks.probe import Agent as LockAgent
+from slurmft.doctor.software import software
+from slurmft.doctor.timeouts import all_within, within
+from slurmft.locks.probe import LockOperations
 from slurmft.node import hardware, rendezvous, task
 from slurmft.node.rendezvous import Rendezvous
+
+REQUEST = "request.json"
+"""What the microbenchmarks are asked for: {"backend": of --backend, "seconds": for all of them}."""
 
 _ROOM_S = 5.0
 _CHUNK = bytes(2**20)
@@ -41,15 +38,12 @@ _CLOCK_ROUNDS = 5
 _TAIL = 1500
 
 
-# --- on a node ------------------------------------------------------------------------------------
-
-
 class Agent:
-    """What a node does for an examination; every operation's answer is JSON."""
+    """The operations; each answer is JSON."""
 
     def __init__(self) -> None:
         self._token = ""
-        self._locks: dict[str, LockAgent] = {}
+        self.lock = LockOperations().lock
 
     def facts(self, folders: Mapping[str, str], job: Mapping[str, Any]) -> dict[str, Any]:
         """What this node is, what of it the job has, its versions, its room.
@@ -157,14 +151,14 @@ class Agent:
             arrived = int(connection.makefile("rb").readline())
             return arrived / (time.perf_counter() - began)
 
+    def place(self, folder: str) -> list[str]:
+        """This host, and the file system of a folder."""
+        here = filesystem.of(folder)
+        return [platform.node(), here.type, here.source, here.mount]
+
     def interface(self, hosts: Sequence[str], rank: int, asked: str | None) -> str | None:
         """The interface that a run's collectives would take."""
-        return _meeting(hosts, rank, asked).socket_interface()
-
-    def lock(self, folder: str, operation: str, primitive: str, name: str) -> str:
-        """One operation of `lockprobe`."""
-        agent = self._locks.setdefault(folder, LockAgent(Path(folder)))
-        return agent.do(operation, primitive, name)
+        return _rendezvous(hosts, rank, asked).socket_interface()
 
     def speeds(
         self,
@@ -182,8 +176,8 @@ class Agent:
         """
         config = _config(job)
         profile, binding = task.use_of_node(config, os.environ)
-        meeting = _meeting(hosts, rank, config.job.interface, port, id)
-        environment = task.training_environment(profile, meeting, os.environ)
+        rdzv = _rendezvous(hosts, rank, config.job.interface, port, id)
+        environment = task.training_environment(profile, rdzv, os.environ)
         if binding is not None:
             environment |= binding.environment()
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
@@ -191,7 +185,7 @@ class Agent:
             (folder / "logs").mkdir()
             write_json(folder / REQUEST, {"backend": config.job.backend, "seconds": timeout_s / 3})
             command = task.torchrun_command(
-                config.program.module, folder, meeting, str(profile.nproc), 0
+                config.program.module, folder, rdzv, str(profile.nproc), 0
             )
             problem, late = _run(command, environment, folder / "log", timeout_s)
             ranks = [read_json(path) for path in sorted(folder.glob("rank-*.json"))]
@@ -224,7 +218,7 @@ def _config(job: Mapping[str, Any]) -> RunConfig:
     return RunConfig(program=_MICROBENCH, job=build(JobConfig, dict(job)))
 
 
-def _meeting(
+def _rendezvous(
     hosts: Sequence[str], rank: int, interface: str | None, port: int = 0, id: str = ""
 ) -> Rendezvous:
     """The rendezvous of this node; simulated nodes have the loopback interface."""
@@ -254,7 +248,7 @@ def _answer(give: Callable[[], Any]) -> Any:
     try:
         return give()
     except Exception as error:
-        return {"problem": in_words(error)}
+        return {"problem": one_line(error)}
 
 
 def _reach(host: str, token: str, ports: Mapping[str, int], timeout_s: float) -> dict[str, Any]:
@@ -266,7 +260,7 @@ def _reach(host: str, token: str, ports: Mapping[str, int], timeout_s: float) ->
     try:
         address = within(timeout_s, resolve)  # name servers have time-outs of their own
     except (OSError, TimeoutError) as error:
-        return {"address": None, "problem": in_words(error), "ports": {}}
+        return {"address": None, "problem": one_line(error), "ports": {}}
     found = {}
     for name, port in ports.items():
         left_s = max(0.5, (deadline - time.monotonic()) / 2)
@@ -308,39 +302,7 @@ def _available_mib() -> int:
     return 0
 
 
-def software() -> dict[str, str | None]:
-    """What must be the same on all nodes, and here."""
-    packages = ("torch", "transformers", "accelerate", "datasets")
-    return {
-        "Python": f"{platform.python_version()} ({sys.executable})",
-        "slurmft": slurmft.__version__,
-        **{name: installed(name) for name in packages},
-    }
-
-
-def serve(agent: Agent, lines: IO[str], out: IO[str]) -> None:
-    """Does what lines of JSON tell, each in a thread of its own, until they end."""
-    one_at_a_time = threading.Lock()
-
-    def do(request: dict[str, Any]) -> None:
-        said: dict[str, Any] = {"number": request["number"]}
-        try:
-            said["answer"] = getattr(agent, request["do"])(**request["with"])
-        except Exception as error:
-            said["error"] = in_words(error)
-        with one_at_a_time:
-            print(MARK + json.dumps(said), file=out, flush=True)
-
-    for line in lines:
-        threading.Thread(target=do, args=(json.loads(line),), daemon=True).start()
-
-
-def main() -> None:
-    """`python -m slurmft.doctor.agent`: an agent. It ends with its input."""
-    serve(Agent(), sys.stdin, sys.stdout)
-    sys.stdout.flush()
-    os._exit(0)  # whatever hangs
-
-
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:]:  # the number of a simulated node
+        os.environ[task.LOCAL_NODE] = sys.argv[1]
+    serve(Agent())

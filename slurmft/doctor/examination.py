@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurmft.core.agents import AgentError, Agents
 from slurmft.core.config import JobConfig
-from slurmft.core.errors import SlurmftError
+from slurmft.core.errors import SlurmftError, one_line
 from slurmft.core.filesystem import FileSystem
 from slurmft.doctor import rules
-from slurmft.doctor.agent import software
-from slurmft.doctor.checks import Check, failure, in_words, ok, same_everywhere, slow_ones, warning
-from slurmft.doctor.nodes import Nodes, Site, new_token
-from slurmft.doctor.rules import Answers, some
+from slurmft.doctor.checks import Check, failure, ok, warning
+from slurmft.doctor.nodes import Site
+from slurmft.doctor.rules import Answers, same_everywhere, slow_ones, some
+from slurmft.doctor.software import software
 from slurmft.locks import probe
-from slurmft.locks.probe import ProbeError
+from slurmft.locks.probe import LockOperations
 
 _START_S, _ANSWER_S, _REACH_S = 20.0, 8.0, 4.0
 _SEND_S, _SEND_TRIES = 0.3, 2
@@ -30,7 +31,7 @@ class Examination:
     """An examination of the nodes of one allocation; `run` does it."""
 
     site: Site
-    nodes: Nodes
+    agents: Agents
     job: JobConfig
     folders: dict[str, Path]
     deadline: float
@@ -47,15 +48,15 @@ class Examination:
         """One part after another; a part that fails leaves the others alone."""
         took = self.found["seconds"] = {}
         began = time.monotonic()
-        self._meet()
-        took["meet"] = time.monotonic() - began
-        parts = [self._judge_nodes, self._network, self._folders]
+        self._facts()
+        took["facts"] = time.monotonic() - began
+        parts = [self._nodes, self._network, self._folders]
         parts += [] if self.quick else [self._speeds]
         for part in parts if self.facts else ():
             try:
                 part()
             except (SlurmftError, OSError) as error:
-                self.checks.append(failure(part.__name__.strip("_"), in_words(error)))
+                self.checks.append(failure(part.__name__.strip("_"), one_line(error)))
             took[part.__name__.strip("_")] = time.monotonic() - began - sum(took.values())
 
     def _left(self, most_s: float) -> float:
@@ -69,31 +70,31 @@ class Examination:
         about: str | None = None,
     ) -> Answers:
         """The good answers; the others are failures under `about`."""
-        answers = self.nodes.ask(what, arguments, self._left(most_s))
-        wrong = {n: a.message for n, a in answers.items() if isinstance(a, ProbeError)}
+        answers = self.agents.ask(what, arguments, self._left(most_s))
+        wrong = {n: a.message for n, a in answers.items() if isinstance(a, AgentError)}
         for text, names in same_everywhere(wrong).items():
             self.checks.append(failure(about or what, f"{some(names)}: {text}"))
         return {name: answers[name] for name in arguments if name not in wrong}
 
     # --- who is there ---
 
-    def _meet(self) -> None:
+    def _facts(self) -> None:
         given = {k: str(v) for k, v in self.folders.items() if k != "tmp"}
         job = {name: getattr(self.job, name) for name in JobConfig.__dataclass_fields__}
         question = {"folders": given, "job": job}
-        answers = self.nodes.ask(
+        answers = self.agents.ask(
             "facts", dict.fromkeys(self.site.hosts, question), self._left(_START_S)
         )
-        dead = {n: a.message for n, a in answers.items() if isinstance(a, ProbeError)}
+        dead = {n: a.message for n, a in answers.items() if isinstance(a, AgentError)}
         for text, names in same_everywhere(dead).items():
-            cure = "leave it out (--sbatch exclude=NODE for runs), and tell the site"
-            self.checks.append(failure("nodes", f"{some(names)} cannot be used: {text}", cure))
+            hint = "leave it out (--sbatch exclude=NODE for runs), and tell the site"
+            self.checks.append(failure("nodes", f"{some(names)} cannot be used: {text}", hint))
         self.facts = {name: answers[name] for name in self.site.hosts if name not in dead}
         self.found["nodes"] = self.facts
         if not dead:
             self.checks.append(ok("nodes", f"{some(list(self.facts))} answer"))
 
-    def _judge_nodes(self) -> None:
+    def _nodes(self) -> None:
         self.checks += rules.cores(self.facts, self.job.cpus_per_task)
         self.checks += rules.devices(self.facts, self.job.gpus_per_node)
         self.checks += rules.memory(self.facts)
@@ -103,7 +104,7 @@ class Examination:
     # --- the network ---
 
     def _network(self) -> None:
-        token = new_token()
+        token = secrets.token_hex(8)
         job = self.site.job_id
         asked = {n: {"token": f"{n} {token}", "job_id": job} for n in self.facts}
         ports = self._ask("listen", asked, _ANSWER_S, "ports")
@@ -191,19 +192,19 @@ class Examination:
         names = list(self.facts)
         place = next(p for p in (folder, *folder.parents) if p.is_dir())
         mark = f"{secrets.token_hex(6)}-seen"
-        mine = probe.Agent(place)
-        if mine.do("write", "-", mark) != "yes":
+        operations = LockOperations()
+        if operations.lock(str(place), "write", "-", mark) != "yes":
             return []  # said already: it cannot be written
         try:
             question = {"folder": str(place), "operation": "see", "primitive": "-", "name": mark}
             seen = self._ask("lock", dict.fromkeys(names, question), _ANSWER_S, what)
         finally:
-            mine.do("clear", "-", mark)
+            operations.lock(str(place), "clear", "-", mark)
         blind = [n for n, answer in seen.items() if answer != "yes"]
         if blind and what == "runs":
-            cure = "give --runs-dir on a file system that all nodes share"
+            hint = "give --runs-dir on a file system that all nodes share"
             return [failure(what, f"{some(blind)} see no files that are written in {place} here",
-                            cure)]  # fmt: skip
+                            hint)]  # fmt: skip
         if blind:
             return [ok(what, f"{some(blind)} have {place} to themselves: each fills its own")]
         return self._locks(what, place)
@@ -215,7 +216,7 @@ class Examination:
         if here is None or self.site.simulated or not here.is_shared:
             kind = "one machine" if self.site.simulated else f"{here}, not shared by its type"
             return [ok(f"{what} locks", f"not measured: {kind}")]
-        ask = self.nodes.lock_ask(names, place, self._left(_ANSWER_S))
+        ask = probe.ask_agents(self.agents, names, place, self._left(_ANSWER_S))
         found = probe.probe(ask, len(names), here, thorough=False)
         if found is None:
             return []
@@ -247,7 +248,7 @@ class Examination:
             text = f"measured without {some(missing)}"
             self.checks.append(warning("speeds", text, "the lines on the network say why"))
         self.checks += rules.torchrun(answers)
-        self.checks += rules.products(ranks)
+        self.checks += rules.matmul(ranks)
         self.checks += rules.all_reduce(ranks.get(usable[0], []))
 
     def _speed_questions(

@@ -19,9 +19,12 @@ from slurmft.cluster.slurm.commands import Partition
 from slurmft.core import filesystem
 from slurmft.core import hub as core_hub
 from slurmft.core.config import JobConfig
-from slurmft.core.errors import SlurmftError
+from slurmft.core.errors import SlurmftError, one_line
 from slurmft.core.filesystem import Room, absolute
-from slurmft.doctor.checks import Check, all_within, failure, in_words, installed, ok, warning
+from slurmft.core.text import in_bytes
+from slurmft.doctor.checks import Check, failure, ok, warning
+from slurmft.doctor.software import installed
+from slurmft.doctor.timeouts import all_within
 
 _TIMEOUT_S = 12.0
 _HUB_TIMEOUT_S = 5.0
@@ -48,7 +51,7 @@ def examine(job: JobConfig) -> list[Check]:
         try:
             found += give()
         except Exception as error:
-            found.append(failure(about, in_words(error), getattr(error, "hint", None)))
+            found.append(failure(about, one_line(error), getattr(error, "hint", None)))
     return found
 
 
@@ -62,16 +65,16 @@ def controller(job: JobConfig) -> list[Check]:
     try:
         version, settings = commands.version(), commands.settings()
     except SlurmftError as error:
-        cure = error.hint or "tell the site: jobs can be neither submitted nor watched"
-        return [failure("Slurm", in_words(error), cure)]
+        hint = error.hint or "tell the site: jobs can be neither submitted nor watched"
+        return [failure("Slurm", one_line(error), hint)]
     name = settings.get("ClusterName", "a cluster without a name")
     chosen = ("KillWait", "PreemptMode", "PreemptType", "MaxArraySize", "SelectType", "TaskPlugin")
     shown = {k: settings[k] for k in chosen if k in settings}
     here = ok("Slurm", f"{version}; the controller of {name} answers", **shown)
     return [
         here,
-        judge_partitions(commands.partitions(), job.partition, job.nodes),
-        judge_down(commands.unwell_hosts()),
+        check_partitions(commands.partitions(), job.partition, job.nodes),
+        check_down_nodes(commands.unwell_hosts()),
         accounting(settings),
     ]
 
@@ -79,23 +82,23 @@ def controller(job: JobConfig) -> list[Check]:
 def no_slurm(asked: str) -> Check:
     """A machine without Slurm's commands: runs there are simulated nodes, unless Slurm is asked
     for."""
-    cure = "where there is one: put its commands on the PATH, perhaps by module load slurm"
+    hint = "where there is one: put its commands on the PATH, perhaps by module load slurm"
     text = "there is no Slurm here: sbatch is not on the PATH"
     if asked == "slurm":
-        return failure("Slurm", text, cure)
-    return warning("Slurm", f"{text}; runs are simulated nodes on this machine", cure)
+        return failure("Slurm", text, hint)
+    return warning("Slurm", f"{text}; runs are simulated nodes on this machine", hint)
 
 
-def judge_down(unwell: dict[str, str]) -> Check:
+def check_down_nodes(unwell: dict[str, str]) -> Check:
     """The nodes that take no jobs, each with Slurm's reason."""
     if not unwell:
         return ok("nodes", "none is down, drained or without an answer")
     named = "; ".join(f"{host} is {why}" for host, why in sorted(unwell.items()))
-    cure = "jobs run on the others; ask the site about these"
-    return warning("nodes", named, cure, **unwell)
+    hint = "jobs run on the others; ask the site about these"
+    return warning("nodes", named, hint, **unwell)
 
 
-def judge_partitions(found: Sequence[Partition], wanted: str | None, nodes: int) -> Check:
+def check_partitions(found: Sequence[Partition], wanted: str | None, nodes: int) -> Check:
     """What the partitions offer, and whether the one that is wanted is there and large enough."""
     if not found:
         return failure("partitions", "sinfo shows none", "ask the site for access")
@@ -116,12 +119,12 @@ def accounting(settings: Mapping[str, str]) -> Check:
         commands.check_accounting()
         rows = commands.associations(getpass.getuser())
     except SlurmftError as error:
-        cure = "runs do without; jobs that have left the queue for long cannot be looked up"
-        return warning("accounting", f"no accounting: {in_words(error)}", cure)
-    return judge_accounting(getpass.getuser(), rows, settings)
+        hint = "runs do without; jobs that have left the queue for long cannot be looked up"
+        return warning("accounting", f"no accounting: {one_line(error)}", hint)
+    return check_accounting(getpass.getuser(), rows, settings)
 
 
-def judge_accounting(
+def check_accounting(
     user: str, rows: Sequence[Mapping[str, str]], settings: Mapping[str, str]
 ) -> Check:
     """The limits of a user's accounts; no account is a failure where Slurm insists on one."""
@@ -131,8 +134,8 @@ def judge_accounting(
     text = f"sacct answers; {user} has no account in it"
     enforced = settings.get("AccountingStorageEnforce", "none").lower()
     if any(word in enforced for word in ("associations", "limits", "all")):
-        cure = "ask the site for an account"
-        return failure("accounting", f"{text}, and Slurm insists on one ({enforced})", cure)
+        hint = "ask the site for an account"
+        return failure("accounting", f"{text}, and Slurm insists on one ({enforced})", hint)
     return ok("accounting", f"{text}, and needs none: no limits")
 
 
@@ -149,8 +152,8 @@ def packages() -> list[Check]:
     try:
         required = [Requirement(text) for text in metadata.requires("slurmft") or ()]
     except metadata.PackageNotFoundError:
-        cure = "install it (pip install .): what it requires is not known otherwise"
-        return [warning("packages", f"{here}; slurmft runs without being installed", cure)]
+        hint = "install it (pip install .): what it requires is not known otherwise"
+        return [warning("packages", f"{here}; slurmft runs without being installed", hint)]
     wanted = [r for r in required if r.marker is None or r.marker.evaluate({"extra": ""})]
     versions = {r.name: installed(r.name) for r in wanted}
     wrong = [
@@ -160,8 +163,8 @@ def packages() -> list[Check]:
         or versions[r.name] is None
     ]
     if wrong:
-        cure = "install slurmft again into this environment, with constraints.txt"
-        return [failure("packages", f"{here}; {'; '.join(wrong)}", cure, **versions)]
+        hint = "install slurmft again into this environment, with constraints.txt"
+        return [failure("packages", f"{here}; {'; '.join(wrong)}", hint, **versions)]
     main = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers"))
     return [ok("packages", f"{here}, {main}; all {len(wanted)} requirements are met", **versions)]
 
@@ -171,14 +174,14 @@ def hub() -> list[Check]:
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return [ok("hub", "not asked: HF_HUB_OFFLINE is set; runs use what is in the caches")]
-    cure = "runs use what is in the caches, or folders: --model DIR, --data DIR"
+    hint = "runs use what is in the caches, or folders: --model DIR, --data DIR"
     give = all_within(_HUB_TIMEOUT_S, [partial(core_hub.hub_in_reach, _HUB_TIMEOUT_S)])[0]
     try:
         if give():
             return [ok("hub", f"{endpoint} answers")]
     except TimeoutError:
         pass  # a name server that does not answer is not bound by the timeout
-    return [warning("hub", f"{endpoint} does not answer this machine", cure)]
+    return [warning("hub", f"{endpoint} does not answer this machine", hint)]
 
 
 # --- folders --------------------------------------------------------------------------------------
@@ -206,34 +209,25 @@ def place(name: str, folder: Path) -> list[Check]:
         text += " (measured)" if measured else " (its default)" if here.is_shared else ""
     if name == "runs" and not here.is_shared:
         text += ", which other nodes may not see"
-    return [judge_room(name, text, filesystem.room(folder))]
+    return [check_room(name, text, filesystem.room(folder))]
 
 
-def judge_room(name: str, text: str, found: Room) -> Check:
+def check_room(name: str, text: str, found: Room) -> Check:
     """Whether there is room; the figures are the folder's."""
     inodes = "" if found.free_inodes is None else f", {found.free_inodes:,} files"
-    free = f"{text}: {size(found.free_bytes)} free{inodes}"
+    free = f"{text}: {in_bytes(found.free_bytes)} free{inodes}"
     figures = {"free_bytes": found.free_bytes, "free_inodes": found.free_inodes}
     if found.problem:
-        cure = "make room, look at your quota, or choose another folder"
-        cure += {"runs": ": --runs-dir", "cache": ": HF_HOME", "tmp": ": TMPDIR"}.get(name, "")
-        return failure(name, f"{text}: cannot be written: {found.problem}", cure, **figures)
+        hint = "make room, look at your quota, or choose another folder"
+        hint += {"runs": ": --runs-dir", "cache": ": HF_HOME", "tmp": ": TMPDIR"}.get(name, "")
+        return failure(name, f"{text}: cannot be written: {found.problem}", hint, **figures)
     few = found.free_inodes is not None and found.free_inodes < _LOW_INODES
     if found.free_bytes < (_LOW_SHM_BYTES if name == "shm" else _LOW_BYTES) or few:
-        cure = "a checkpoint has three times the size of its model: make room"
+        hint = "a checkpoint has three times the size of its model: make room"
         if name == "shm":
-            cure = "what processes of a node share lies there: tell the site"
-        return warning(name, free, cure, **figures)
+            hint = "what processes of a node share lies there: tell the site"
+        return warning(name, free, hint, **figures)
     return ok(name, free, **figures)
-
-
-def size(count: float) -> str:
-    """Bytes in words: 3.2 GiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:,.3g} TiB" if count < 1000 else f"{count:,.0f} TiB"
 
 
 def quotas() -> list[Check]:

@@ -23,7 +23,7 @@ import torch.distributed as distributed
 
 from slurmft.core import process
 from slurmft.core.files import write_json
-from slurmft.doctor.nodes import REQUEST
+from slurmft.doctor.agent import REQUEST
 from slurmft.job import process_group
 from slurmft.node.profiles import bind
 

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slurmft.core.filesystem import FileSystem, Room
-from slurmft.core.text import aligned
-from slurmft.doctor.checks import (
-    Check,
-    Level,
-    blame,
-    failure,
-    ok,
-    same_everywhere,
-    slow_ones,
-    warning,
-)
-from slurmft.doctor.login import judge_room, size
+from slurmft.core.text import aligned, in_bytes
+from slurmft.doctor.checks import Check, Level, failure, ok, warning
+from slurmft.doctor.login import check_room
 
 SLOW_LINK = 0.5
 _SLOW_DEVICE, _LITTLE_MEMORY = 0.8, 0.9
@@ -38,6 +29,49 @@ def some(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + more
 
 
+# --- comparisons ----------------------------------------------------------------------------------
+
+
+def slow_ones(values: Mapping[str, float], ratio: float) -> dict[str, float]:
+    """Those whose value is below `ratio` times the median, each with its share of the median.
+
+    Of two values the larger is the median: one of the pair is slow, the other one shows it.
+    """
+    if len(values) < 2:
+        return {}
+    middle = statistics.median_high(values.values())
+    return {name: v / middle for name, v in values.items() if middle > 0 and v < ratio * middle}
+
+
+def same_everywhere(values: Mapping[str, Any]) -> dict[Any, list[str]]:
+    """Value -> the names that have it, the most common value first."""
+    found: dict[Any, list[str]] = {}
+    for name, value in values.items():
+        found.setdefault(value, []).append(name)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def blame(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str, list[str]]]:
+    """Failed connections (from, to), by the node that most of them have in common.
+
+    Returns (node, "to" or "from", the other ends), so that few lines name all pairs: a node that
+    nobody reaches is one line, as is one that reaches nobody.
+    """
+    left, found = set(pairs), []
+    while left:
+        ends: dict[tuple[str, str], list[str]] = {}
+        for start, goal in sorted(left):
+            ends.setdefault((goal, "to"), []).append(start)
+            ends.setdefault((start, "from"), []).append(goal)
+        (node, way), others = max(ends.items(), key=lambda item: len(item[1]))
+        found.append((node, way, others))
+        left -= {(o, node) if way == "to" else (node, o) for o in others}
+    return found
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
 def cores(facts: Answers, asked: int | None) -> list[Check]:
     """Whether a job gets the cores that it asks for, and that Slurm counts."""
     texts, short = {}, []
@@ -53,12 +87,12 @@ def cores(facts: Answers, asked: int | None) -> list[Check]:
         really = mask if quota is None else min(mask, quota)
         if really < (counted or 0) or (asked is not None and (counted or mask) < asked):
             short.append(name)
-    cure = "the node's definition in Slurm, or its cgroups, do not fit its hardware: tell the site"
+    hint = "the node's definition in Slurm, or its cgroups, do not fit its hardware: tell the site"
     found = []
     for text, names in same_everywhere(texts).items():
         bad = [n for n in names if n in short]
         found.append(
-            warning("cores", f"{some(names)}: {text}", cure)
+            warning("cores", f"{some(names)}: {text}", hint)
             if bad
             else ok("cores", f"{some(names)}: {text}")
         )
@@ -81,13 +115,13 @@ def devices(facts: Answers, asked: int | None) -> list[Check]:
     found = same_everywhere(kinds)
     checks = []
     if few:
-        cure = "look at the site's GRES and at CUDA_VISIBLE_DEVICES in --setup lines"
+        hint = "look at the site's GRES and at CUDA_VISIBLE_DEVICES in --setup lines"
         text = f"{some(few)}: fewer GPUs than the {asked} asked for"
-        checks.append(failure("devices", text, cure))
+        checks.append(failure("devices", text, hint))
     text = "; ".join(f"{some(names)}: {kind}" for kind, names in found.items())
     if len(found) > 1:
-        cure = "a job is as fast as its slowest node: choose by --constraint"
-        return [*checks, warning("devices", f"not the same on all nodes: {text}", cure)]
+        hint = "a job is as fast as its slowest node: choose by --constraint"
+        return [*checks, warning("devices", f"not the same on all nodes: {text}", hint)]
     return [*checks, ok("devices", text)]
 
 
@@ -114,8 +148,8 @@ def versions(facts: Answers, here: Mapping[str, str | None]) -> list[Check]:
         words.append(f"{what} {mine}")
         if len(groups) > 1:
             text = "; ".join(f"{some(names)}: {value}" for value, names in groups.items())
-            cure = "use one environment, on a file system that all nodes see"
-            found.append(failure("versions", f"not one {what}: {text}", cure))
+            hint = "use one environment, on a file system that all nodes see"
+            found.append(failure("versions", f"not one {what}: {text}", hint))
     kernels = same_everywhere({n: f["kernel"] for n, f in facts.items()})
     if len(kernels) > 1:
         text = "; ".join(f"{some(names)}: {kernel}" for kernel, names in kernels.items())
@@ -130,8 +164,8 @@ def hub(facts: Answers) -> list[Check]:
         return [ok("hub there", "all nodes reach it")]
     if len(without) == len(facts):
         return [ok("hub there", "no node reaches it: runs use the caches there")]
-    cure = "fill the caches from a node that reaches it, or use folders: --model, --data"
-    return [warning("hub there", f"{some(without)} do not reach it, others do", cure)]
+    hint = "fill the caches from a node that reaches it, or use folders: --model, --data"
+    return [warning("hub there", f"{some(without)} do not reach it, others do", hint)]
 
 
 def fabric(networks: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[Check]:
@@ -149,8 +183,8 @@ def fabric(networks: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[Check
     text = "; ".join(f"{some(n)}: {what}" for what, n in same_everywhere(texts).items())
     if better:
         there = "; ".join(f"{some(n)}: {what}" for what, n in same_everywhere(better).items())
-        cure = "--interface NAME, or --host-suffix where the fabric has host names of its own"
-        return [warning("fabric", f"collectives take {text}; faster ones are up, {there}", cure)]
+        hint = "--interface NAME, or --host-suffix where the fabric has host names of its own"
+        return [warning("fabric", f"collectives take {text}; faster ones are up, {there}", hint)]
     return [ok("fabric", f"collectives take {text}", **{n: str(t) for n, t in texts.items()})]
 
 
@@ -204,11 +238,11 @@ def _unreached(
 ) -> Check:
     starts, goals = (some(others), node) if way == "to" else (node, some(others))
     if about == "names":
-        cure = "the hosts' /etc/hosts or name service; --host-suffix, if the fabric has own names"
-        return failure("names", f"{starts} cannot resolve {goals}: {why}", cure)
+        hint = "the hosts' /etc/hosts or name service; --host-suffix, if the fabric has own names"
+        return failure("names", f"{starts} cannot resolve {goals}: {why}", hint)
     use = "torchrun's stores" if kind == "rendezvous" else "the collectives"
-    cure = f"a firewall, or a cable: {use} need {kind} ports that are open between nodes"
-    return failure("ports", f"{starts} cannot reach {goals} on a {kind} port: {why}", cure)
+    hint = f"a firewall, or a cable: {use} need {kind} ports that are open between nodes"
+    return failure("ports", f"{starts} cannot reach {goals} on a {kind} port: {why}", hint)
 
 
 def _odd_addresses(seen: Answers, names: Mapping[str, str]) -> list[Check]:
@@ -253,8 +287,8 @@ def clocks(behind: Mapping[str, float], ways: Mapping[str, float]) -> list[Check
             way = "ahead of" if off > 0 else "behind"
             text = f"{name} is {abs(off):.1f} s {way} {others} (give or take {unsure:.3f} s)"
             level = failure if abs(off) > _BAD_SKEW_S else warning
-            cure = "its time service (chrony, ntpd) does not run: tell the site"
-            found.append(level("clocks", text, cure, off_s=off))
+            hint = "its time service (chrony, ntpd) does not run: tell the site"
+            found.append(level("clocks", text, hint, off_s=off))
     most = max(abs(lead - middle) for lead in behind.values())
     unsure = max(ways.values(), default=0.0) / 2
     text = f"within {1000 * most:.1f} ms (give or take {1000 * unsure:.1f} ms)"
@@ -303,7 +337,7 @@ def rooms(what: str, rooms: Mapping[str, Any]) -> list[Check]:
     found: dict[tuple[Level, str], list[str]] = {}
     last: dict[tuple[Level, str], Check] = {}
     for name, room in rooms.items():
-        check = _judge_room(what, room)
+        check = _check_room(what, room)
         key = (check.level, check.text)
         found.setdefault(key, []).append(name)
         last[key] = check
@@ -312,19 +346,19 @@ def rooms(what: str, rooms: Mapping[str, Any]) -> list[Check]:
         least = min(room["free_bytes"] for room in rooms.values())
         paths = same_everywhere({n: room["path"] for n, room in rooms.items()})
         where = "; ".join(str(path) for path in paths)
-        return [ok(f"{what} there", f"{where} on all nodes: {size(least)} free or more")]
+        return [ok(f"{what} there", f"{where} on all nodes: {in_bytes(least)} free or more")]
     return [
         Check(level=key[0], about=f"{what} there", text=f"{some(names)}: {key[1]}",
-              cure=last[key].cure, figures=last[key].figures)
+              hint=last[key].hint, figures=last[key].figures)
         for key, names in found.items() if key[0] != Level.OK
     ]  # fmt: skip
 
 
-def _judge_room(what: str, room: Mapping[str, Any]) -> Check:
+def _check_room(what: str, room: Mapping[str, Any]) -> Check:
     if "free_bytes" not in room:
         return failure(what, f"no answer: {room['problem']}", "is the file system up?")
     text = f"{room['path']} on {FileSystem.of_fields(room['file_system'])}"
-    return judge_room(what, text, Room(free_bytes=room["free_bytes"], problem=room["problem"],
+    return check_room(what, text, Room(free_bytes=room["free_bytes"], problem=room["problem"],
                                        free_inodes=room["free_inodes"]))  # fmt: skip
 
 
@@ -341,12 +375,12 @@ def torchrun(answers: Answers) -> list[Check]:
         return [warning("speeds", text, "give it more: --within 120; is the file system slow?")]
     if late:
         text = f"{some(late)}: the processes started, but their collectives did not end in time"
-        cure = "give it more (--within 120); if that does not help, they hang: try --interface"
-        return [failure("all-reduce", text, cure)]
+        hint = "give it more (--within 120); if that does not help, they hang: try --interface"
+        return [failure("all-reduce", text, hint)]
     return []
 
 
-def products(ranks: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Check]:
+def matmul(ranks: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Check]:
     """The rate of each device, and the slow ones."""
     found = []
     for precision in ("fp32", "bf16"):
@@ -359,12 +393,12 @@ def products(ranks: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Check]:
             continue
         for name, share in slow_ones(rates, _SLOW_DEVICE).items():
             text = f"{name} is slow in {precision}: {rates[name]:.3g} TFLOP/s, {share:.0%} of "
-            cure = "clocks, cooling, other jobs on the node, or fewer cores: leave it out"
-            found.append(warning("products", f"{text}the median", cure, tflop_s=rates[name]))
+            hint = "clocks, cooling, other jobs on the node, or fewer cores: leave it out"
+            found.append(warning("matmul", f"{text}the median", hint, tflop_s=rates[name]))
         middle = statistics.median(rates.values())
         text = f"{precision}: {middle:.3g} TFLOP/s a process (median of {len(rates)}; least "
         text += f"{min(rates.values()):.3g}, most {max(rates.values()):.3g})"
-        found.append(ok("products", text, median_tflop_s=middle))
+        found.append(ok("matmul", text, median_tflop_s=middle))
     return found
 
 
@@ -374,8 +408,8 @@ def all_reduce(ranks: Sequence[Mapping[str, Any]]) -> list[Check]:
     if first is None:
         return []
     rows = [("size", "time", "each rank sends"), *(
-        (size(row["bytes"]), f"{1e6 * row['seconds']:,.0f} us",
-         f"{size(row['bus_bytes_s'])}/s" if row["bytes"] > 8 else "")
+        (in_bytes(row["bytes"]), f"{1e6 * row['seconds']:,.0f} us",
+         f"{in_bytes(row['bus_bytes_s'])}/s" if row["bytes"] > 8 else "")
         for row in first["all_reduce"]
     )]  # fmt: skip
     table = "\n".join(aligned(rows))

@@ -16,13 +16,15 @@ import pytest
 
 from slurmft.cluster.slurm import commands as slurm_commands
 from slurmft.core import credentials
+from slurmft.core.agents import Agents
 from slurmft.core.config import JobConfig
 from slurmft.core.filesystem import Room
-from slurmft.doctor import checks, login, rules
 from slurmft.doctor import examination as doctor_examination
+from slurmft.doctor import login, report, rules, timeouts
 from slurmft.doctor.checks import Check, Level, failure, ok, warning
 from slurmft.doctor.examination import Examination
-from slurmft.doctor.nodes import Nodes, Site, agent_command
+from slurmft.doctor.nodes import Site, agent_command
+from slurmft.doctor.report import Report
 from slurmft.node.task import LOCAL_NODE
 from tests.cli.test_commands import HEAVY
 from tests.conftest import slurmft
@@ -41,26 +43,27 @@ def wrong(found: list[Check]) -> list[str]:
 
 def test_only_failures_fail() -> None:
     good, doubtful, bad = ok("a", "x"), warning("b", "y", "do this"), failure("c", "z")
-    assert checks.exit_code([good, doubtful]) == 0
-    assert checks.exit_code([good, doubtful, bad]) == 1
-    assert checks.lines([good, doubtful]) == ["ok       a  x", "WARNING  b  y",
+    assert Report(checks=[good, doubtful]).exit_code == 0
+    assert Report(checks=[good, doubtful, bad]).exit_code == 1
+    assert report.lines([good, doubtful]) == ["ok       a  x", "WARNING  b  y",
                                               "            -> do this"]  # fmt: skip
-    assert checks.summary([good, bad], 1.23) == "1 ok, 0 warning(s), 1 failure(s); took 1.2 s"
+    last = Report(checks=[good, bad], seconds=1.23).text().splitlines()[-1]
+    assert last == "1 ok, 0 warning(s), 1 failure(s); took 1.2 s"
 
 
 def test_slow_ones() -> None:
-    assert checks.slow_ones({"n1": 10, "n2": 9.5, "n3": 4, "n4": 10.5}, 0.8) == {"n3": 0.4}
-    assert checks.slow_ones({"n1": 10, "n2": 5}, 0.8) == {"n2": 0.5}
-    assert checks.slow_ones({"n1": 10}, 0.8) == {}
-    assert checks.slow_ones({"n1": 0, "n2": 0}, 0.8) == {}
+    assert rules.slow_ones({"n1": 10, "n2": 9.5, "n3": 4, "n4": 10.5}, 0.8) == {"n3": 0.4}
+    assert rules.slow_ones({"n1": 10, "n2": 5}, 0.8) == {"n2": 0.5}
+    assert rules.slow_ones({"n1": 10}, 0.8) == {}
+    assert rules.slow_ones({"n1": 0, "n2": 0}, 0.8) == {}
 
 
 def test_few_lines_name_all_broken_pairs() -> None:
     others = ["n1", "n2", "n4"]
-    assert checks.blame((o, "n3") for o in others) == [("n3", "to", others)]
-    assert checks.blame(("n3", o) for o in others) == [("n3", "from", others)]
+    assert rules.blame((o, "n3") for o in others) == [("n3", "to", others)]
+    assert rules.blame(("n3", o) for o in others) == [("n3", "from", others)]
     both = [("n1", "n3"), ("n2", "n3"), ("n4", "n1")]
-    assert checks.blame(both) == [("n3", "to", ["n1", "n2"]), ("n1", "to", ["n4"])]
+    assert rules.blame(both) == [("n3", "to", ["n1", "n2"]), ("n1", "to", ["n4"])]
     three = {("n1", "n3"), ("n2", "n3"), ("n3", "n4")}
     assert rules.healthy(["n1", "n2", "n3", "n4"], three) == ["n1", "n2", "n4"]
     assert rules.healthy(["n1", "n2"], set()) == ["n1", "n2"]
@@ -80,7 +83,7 @@ def test_rounds_have_every_link_of_the_ring_and_no_node_twice(count: int) -> Non
 
 def test_what_hangs_is_left_behind() -> None:
     never = threading.Event()
-    late, good, bad = checks.all_within(0.2, [never.wait, lambda: True, lambda: bool(1 // 0)])
+    late, good, bad = timeouts.all_within(0.2, [never.wait, lambda: True, lambda: bool(1 // 0)])
     with pytest.raises(TimeoutError, match="no answer in"):
         late()
     assert good()
@@ -99,11 +102,11 @@ def test_secrets_do_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
         "OMP_NUM_THREADS": "4",
         "EDITOR": "vi",
     }
-    told = checks.told_environment(environment)
-    assert told["HF_TOKEN"] == told["SLURM_JWT"] == "[hidden]"
-    assert told["OMP_NUM_THREADS"] == "4"
-    assert not {"EDITOR", "AWS_SECRET_ACCESS_KEY"} & told.keys()
-    text = json.dumps([told, secret, "hf_ABCDEFGHIJKLMNOP", "else-where"]) + secret
+    shown = report.reported_environment(environment)
+    assert shown["HF_TOKEN"] == shown["SLURM_JWT"] == "[hidden]"
+    assert shown["OMP_NUM_THREADS"] == "4"
+    assert not {"EDITOR", "AWS_SECRET_ACCESS_KEY"} & shown.keys()
+    text = json.dumps([shown, secret, "hf_ABCDEFGHIJKLMNOP", "else-where"]) + secret
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     clean = credentials.redact(text)
@@ -143,15 +146,15 @@ def test_nodes_that_take_no_jobs() -> None:
         "n3": "down*: Not responding",
         "n5": "idle*",
     }
-    said = login.judge_down(found)
+    said = login.check_down_nodes(found)
     assert said.level == Level.WARNING
     assert "n3 is down*: Not responding" in said.text
-    assert login.judge_down({}).level == Level.OK
+    assert login.check_down_nodes({}).level == Level.OK
 
 
 def test_partitions_and_accounts() -> None:
     here = slurm_commands.parse_partitions("batch|up|1:00:00|4|4\nold|down|1:00:00|64|4\n")
-    judge = login.judge_partitions
+    judge = login.check_partitions
     assert judge(here, None, 4).level == Level.OK
     assert judge(here, "gpu", 1).text.startswith("there is no 'gpu'; there are: batch (4 nodes")
     for wanted in (None, "batch", "old"):
@@ -160,7 +163,7 @@ def test_partitions_and_accounts() -> None:
     fields = "Account,Partition,QOS,MaxJobs,MaxSubmit,MaxTRES,MaxWall,GrpTRES"
     rows = slurm_commands.parse_associations("root||normal|||||\n", fields)
     assert rows == [{"Account": "root", "QOS": "normal"}]
-    allowed = login.judge_accounting
+    allowed = login.check_accounting
     assert allowed("me", rows, {}).level == Level.OK
     assert allowed("me", [], {"AccountingStorageEnforce": "none"}).level == Level.OK
     assert allowed("me", [], {"AccountingStorageEnforce": "associations,limits"}).level == (
@@ -171,14 +174,14 @@ def test_partitions_and_accounts() -> None:
 def test_room() -> None:
     gib = 2**30
     full = Room(free_bytes=50 * gib, free_inodes=10**6, problem="Disk quota exceeded")
-    said = login.judge_room("runs", "/x", full)
+    said = login.check_room("runs", "/x", full)
     assert (said.level, said.text) == (Level.FAILURE, "/x: cannot be written: Disk quota exceeded")
-    assert "--runs-dir" in str(said.cure)
+    assert "--runs-dir" in str(said.hint)
     for little in (Room(free_bytes=gib, free_inodes=None, problem=None),
                    Room(free_bytes=50 * gib, free_inodes=12, problem=None)):  # fmt: skip
-        assert login.judge_room("runs", "/x", little).level == Level.WARNING
+        assert login.check_room("runs", "/x", little).level == Level.WARNING
     shm = Room(free_bytes=gib, free_inodes=10**6, problem=None)
-    assert login.judge_room("shm", "/dev/shm", shm).level == Level.OK
+    assert login.check_room("shm", "/dev/shm", shm).level == Level.OK
 
 
 # --- what nodes said ------------------------------------------------------------------------------
@@ -226,7 +229,7 @@ def test_a_faster_fabric_that_would_not_be_taken() -> None:
     said = judge({"n1": [ib, eth], "n2": [eth]}, {"n1": "eth0", "n2": "eth0"})[0]
     assert said.level == Level.WARNING
     assert "n1: ib0 (InfiniBand)" in said.text
-    assert "--interface" in str(said.cure)
+    assert "--interface" in str(said.hint)
     assert not wrong(judge({"n1": [ib, eth]}, {"n1": "ib0"}))
     assert not wrong(judge({"n1": [eth]}, {"n1": "lo"}))
 
@@ -240,10 +243,10 @@ def test_one_slow_node_is_named() -> None:
         return {"tflop_s": {"fp32": fp32, "bf16": 9.0}}
 
     ranks = {"n1": [rank(5.0)], "n2": [rank(2.0)], "n3": [rank(4.9)]}
-    found = wrong(rules.products(ranks))
+    found = wrong(rules.matmul(ranks))
     assert found == ["warning: n2 is slow in fp32: 2 TFLOP/s, 41% of the median"]
     both = {"n1": [rank(5.0), rank(5.0)], "n2": [rank(5.0), rank(1.0)]}
-    assert "n2 process 1 is slow in fp32" in wrong(rules.products(both))[0]
+    assert "n2 process 1 is slow in fp32" in wrong(rules.matmul(both))[0]
 
 
 def test_collectives_that_do_not_end() -> None:
@@ -276,19 +279,21 @@ SKEWED = """\
 import time
 now = time.time
 time.time = lambda: now() + 90
-from slurmft.doctor import agent
-agent.main()
+from slurmft.core import agents
+from slurmft.doctor.agent import Agent
+agents.serve(Agent())
 """
 CLOSED = """\
-from slurmft.doctor import agent
-real = agent.Agent.listen
-agent.Agent.listen = lambda *a, **k: real(*a, **k) | {"rendezvous": 9}
-agent.main()
+from slurmft.core import agents
+from slurmft.doctor.agent import Agent
+listen = Agent.listen
+Agent.listen = lambda *a, **k: listen(*a, **k) | {"rendezvous": 9}
+agents.serve(Agent())
 """
 DEAF = "import sys; sys.stdin.read()"
 DEAD = """\
 import sys
-print('slurmft-nodeprobe {"number": 1, "answ', end="")  # killed while it spoke
+print('slurmft-agent {"number": 1, "answ', end="")  # killed while it spoke
 sys.exit("srun: error: Node failure on n7")
 """
 
@@ -307,10 +312,10 @@ def test_sick_nodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     hosts = {name: f"127.0.0.{i + 1}" for i, name in enumerate(names)} | {"n5": "n5.invalid"}
     site = Site(hosts=hosts, commands=commands, env={}, job_id="7", simulated=True)
     folders = {"runs": tmp_path, "cache": tmp_path / "cache"}
-    with Nodes(site.commands, {}) as nodes:
+    with Agents(site.commands) as agents:
         examination = Examination(
             site=site,
-            nodes=nodes,
+            agents=agents,
             job=JobConfig(nodes=7),
             folders=folders,
             deadline=time.monotonic() + 60,
@@ -325,7 +330,7 @@ def test_sick_nodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "failure: n3 is 90.0 s ahead of the others" in found
     assert examination.found["usable"] == ["n1", "n2", "n3"]
     assert not list(tmp_path.iterdir())  # nothing is left in the folders
-    assert all(child.returncode is not None for child in nodes._processes.values())
+    assert all(child.returncode is not None for child in agents._processes.values())
 
 
 def test_two_simulated_nodes(tmp_path: Path) -> None:
@@ -341,9 +346,9 @@ def test_two_simulated_nodes(tmp_path: Path) -> None:
     assert texts["nodes"] == "127.0.0.1, 127.0.0.2 answer"
     assert texts["hub"].startswith("not asked: HF_HUB_OFFLINE is set")
     assert "by gloo" in texts["all-reduce"]
-    assert "1 MiB" in texts["all-reduce"]
-    products = [c for c in said["checks"] if c["about"] == "products" and c["level"] == "ok"]
-    assert [c["figures"]["median_tflop_s"] > 0 for c in products] == [True, True]
+    assert "1.0 MiB" in texts["all-reduce"]
+    matmul = [c for c in said["checks"] if c["about"] == "matmul" and c["level"] == "ok"]
+    assert [c["figures"]["median_tflop_s"] > 0 for c in matmul] == [True, True]
     text = report.read_text()
     for secret in ("QWERTY", "swordfish"):
         assert secret not in text + done.out
@@ -397,7 +402,7 @@ def test_four_nodes_that_are_well(
     assert texts["ports"].startswith("all pairs reach each other")
     assert texts["fabric"].startswith("collectives take n1, n2, n3, n4: eth0")
     assert texts["runs locks"].startswith("lockf holds between n1, n2, n3, n4")
-    assert "64 MiB" in texts["all-reduce"]
+    assert "64.0 MiB" in texts["all-reduce"]
     assert "sacct answers" in texts["accounting"]
     idle_cluster.wait_idle()
 

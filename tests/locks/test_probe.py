@@ -12,9 +12,10 @@ import pytest
 
 from slurmft import locks
 from slurmft.core import filesystem
+from slurmft.core.agents import AgentError, Agents
 from slurmft.core.filesystem import FileSystem
 from slurmft.locks import probe
-from slurmft.locks.probe import Ask, Finding, ProbeError, Talk
+from slurmft.locks.probe import Ask, Finding, ProbeError
 from tests.conftest import HOSTILE, records, slurmft
 from tests.support.cluster import Cluster
 from tests.support.faults import BASE
@@ -34,14 +35,12 @@ NFS = FileSystem(type="nfs4", source="server:/x", mount="/x")
 
 
 @contextlib.contextmanager
-def agents(*folders: Path, timeout_s: float = 20) -> Iterator[Ask]:
+def agents(*folders: Path) -> Iterator[Ask]:
     """An agent on each of the folders, as if they were on as many nodes."""
-    with contextlib.ExitStack() as stack:
-        talks = [
-            stack.enter_context(Talk([*probe.agent_command(folder), str(number)], timeout_s))
-            for number, folder in enumerate(folders)
-        ]
-        yield lambda agent, *what: talks[agent].ask(agent, *what)
+    names = [f"n{number}" for number in range(len(folders))]
+    with Agents(dict.fromkeys(names, (sys.executable, "-m", "slurmft.locks.probe"))) as started:
+        asks = [probe.ask_agents(started, [n], f, 20) for n, f in zip(names, folders, strict=True)]
+        yield lambda node, *what: asks[node](0, *what)
 
 
 def test_between_two_nodes(two_nodes: tuple[Path, Path]) -> None:
@@ -115,24 +114,6 @@ def test_two_probes_of_one_folder_do_not_disturb_each_other(two_nodes: tuple[Pat
     assert not list(two_nodes[0].glob(".slurmft-*"))
 
 
-def test_what_others_print_is_no_answer(tmp_path: Path) -> None:
-    """A prolog, a sitecustomize; and half a line is no line."""
-    noise = 'echo "welcome to n1"; exec "$0" "$@"'
-    with Talk(["bash", "-c", noise, *probe.agent_command(tmp_path)], timeout_s=20) as talk:
-        assert json.loads(talk.ask(0, "place"))[1] == filesystem.of(tmp_path).type
-    half = ["bash", "-c", "printf slurmft-; sleep 9"]
-    with Talk(half, timeout_s=0.3) as talk, pytest.raises(ProbeError, match="no answer within"):
-        talk.ask(0, "place")
-
-
-def test_an_srun_that_waits_is_told_to_give_up(tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    waits = f'trap "touch {told}; exit" TERM; while :; do sleep 0.05; done'
-    with Talk(["bash", "-c", waits], timeout_s=0.3) as talk, pytest.raises(ProbeError):
-        talk.ask(0, "place")
-    assert told.exists()
-
-
 def test_folder_that_takes_no_lock() -> None:
     found = {name: Finding(error="No such file or directory") for name in ("flock", "lockf")}
     with pytest.raises(ProbeError, match="holds on nfs4 at /x: No such file or directory"):
@@ -158,14 +139,13 @@ def test_two_users_on_one_file_system_use_one_primitive(two_nodes: tuple[Path, P
     assert probe.choose(found, NFS) == locks.default(NFS)
 
 
-def test_an_agent_that_hangs_or_ends_is_told(tmp_path: Path) -> None:
-    hangs = [sys.executable, "-c", "import sys; sys.stdin.readline(); sys.stdin.read()"]
-    with Talk(hangs, timeout_s=0.3) as talk, pytest.raises(ProbeError, match=r"no answer within"):
-        talk.ask(0, "hold", "lockf")
-    with Talk([sys.executable, "-c", ""], timeout_s=20) as talk:
-        with pytest.raises(ProbeError, match="the probe ended before its time"):
-            talk.ask(0, "hold", "lockf")
-        talk.process.wait()
+def test_an_agent_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    hangs = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with Agents({"n1": hangs}) as started:
+        ask = probe.ask_agents(started, ["n1"], tmp_path, 0.3)
+        with pytest.raises(AgentError, match="n1: hold lockf: no answer in 0 s") as error:
+            ask(0, "hold", "lockf", "x")
+    assert "lock service" in str(error.value.hint)
 
 
 # --- slurmft doctor locks -------------------------------------------------------------------------
