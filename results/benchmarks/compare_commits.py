@@ -1,65 +1,76 @@
-"""Start-up of a run on this machine, in two states of the code: in interleaved runs, the later one
-with an empty and with a filled cache of tokens.
+"""How do start-up and training speed differ between two states of the code? Interleaved runs on this
+machine; the later state also with the tokens that its run before has cached.
 
     git worktree add /tmp/before COMMIT
-    python results/run_startup.py /tmp/before emotion EMOTION_DIR [ROUNDS]
+    python results/benchmarks/compare_commits.py /tmp/before emotion EMOTION_DIR --steps 100
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from provenance import RESULTS, encoder, save
+from harness import REPOSITORY, encoder, parser, result, save, submit
 
 
-def main() -> None:
-    before, task, data = sys.argv[1:4]
-    rounds = int((sys.argv[4:] or ["5"])[0])
-    after = str(RESULTS.parent)
-    found: dict[str, list[dict[str, float]]] = {}
-    with tempfile.TemporaryDirectory() as folder:
+def main(before: Path, task: str, data: str, rounds: int, steps: int) -> None:
+    after = REPOSITORY
+    states = {"before": before, "after": after, "after, cached tokens": after}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in states}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         for number in range(rounds + 1):
-            # The second run of the later state takes the tokens of its first.
-            shutil.rmtree(Path(folder) / "hf", ignore_errors=True)
-            for name, code in (("before", before), ("after", after), ("after, again", after)):
-                took = one_run(Path(folder), code, task, data)
-                print(f"round {number} {name:12} {took}", flush=True)
+            shutil.rmtree(folder / "after", ignore_errors=True)  # its cache
+            for state, code in states.items():
+                cache = folder / state.partition(",")[0]
+                took = one_run(folder / "runs", code, cache, task, data, steps)
+                print(f"round {number} {state:21} {took}", flush=True)
                 if number:  # the first round fills the disk cache, and compiles modules
-                    found.setdefault(name, []).append(took)
+                    found[state].append(took)
+            shutil.rmtree(folder / "before")
     medians = {
-        name: {key: round(statistics.median(run[key] for run in runs), 2) for key in runs[0]}
-        for name, runs in found.items()
+        state: {key: round(statistics.median(run[key] for run in runs), 2) for key in runs[0]}
+        for state, runs in found.items()
     }
-    for name, values in medians.items():
-        print(f"{name:12} {values}")
-    save(f"run_startup_{task}", {"rounds": rounds, "runs": found, "medians": medians})
+    for state, values in medians.items():
+        print(f"{state:21} {values}")
+    values = {"rounds": rounds, "steps": steps, "runs": found, "medians": medians}
+    save(f"compare_commits_{task}", values)
 
 
-def one_run(folder: Path, code: str, task: str, data: str) -> dict[str, float]:
-    """Seconds from the job's start to the first step, and to the end of the run."""
-    runs = folder / "runs"
-    command = [sys.executable, "-m", "slurmft.submit", "--cluster", "local", "--follow"]
-    command += ["--nodes", "1", "--nproc-per-node", "2", "--task", task, "--data", data]
-    command += ["--model", str(encoder()), "--max-steps", "1", "--max-length", "32"]
-    command += ["--batch-size", "8", "--runs-dir", str(runs), "--no-requeue"]
+def one_run(
+    runs: Path, code: Path, cache: Path, task: str, data: str, steps: int
+) -> dict[str, float]:
+    """Seconds to the first step, and those that no phase counts; training throughput."""
     # As installed, with compiled modules: some environments switch those off.
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    env |= {"PYTHONPATH": code, "HF_HOME": str(folder / "hf")}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{command} failed:\n{done.stdout}{done.stderr}")
-    result = json.loads(next(runs.glob("*/result.json")).read_text())
+    run = submit(
+        runs,
+        *("--cluster", "local", "--nodes", "1", "--nproc-per-node", "2", "--no-requeue"),
+        *("--task", task, "--data", data, "--model", str(encoder()), "--max-length", "32"),
+        *("--batch-size", "8", "--max-steps", str(steps)),
+        env=env | {"PYTHONPATH": str(code), "HF_HOME": str(cache)},
+        cwd=code,
+    )
+    found = result(run)
     shutil.rmtree(runs)
-    waited = result["wall_s"] - sum(result["phases_s"].values())  # start-up, imports of metrics
-    return {"to_first_step_s": result["startup_s"], "without_phases_s": waited}
+    return {
+        "to_first_step_s": found["startup_s"],
+        "without_phases_s": found["wall_s"] - sum(found["phases_s"].values()),
+        "train_samples_per_s": found["train_samples_per_s"],
+    }
 
 
 if __name__ == "__main__":
-    main()
+    arguments = parser(__doc__)
+    arguments.add_argument("before", type=Path, metavar="WORKTREE", help="the earlier state of the code")
+    arguments.add_argument("task")
+    arguments.add_argument("data", metavar="DATA_DIR")
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--steps", type=int, default=1)
+    asked = vars(arguments.parse_args())
+    asked["before"], asked["data"] = asked["before"].absolute(), str(Path(asked["data"]).absolute())
+    main(**asked)

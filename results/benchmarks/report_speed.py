@@ -1,56 +1,61 @@
-"""How long does `slurmft report` take for 500 runs, and how much memory does it need?
+"""What does `slurmft report` of 500 runs cost, in time and memory?
+
+    python results/benchmarks/report_speed.py     # 2 minutes
 
 100 cells (5 numbers of nodes, 20 configurations) of 5 repeats, 300 records of steps each; the real
-command in a process of its own, for tables alone and for all files of a report.
+command in a process of its own, for the tables alone and for all files of a report.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from results.provenance import save
-from tests.made_runs import write_run
+from cli_startup import add_steps
+from harness import parser, save
 
 STEPS = 300
 ROUNDS = 5
 
 
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        runs, output = str(Path(folder) / "runs"), str(Path(folder) / "out")
+        count = make_runs(Path(runs))
+        ways = {"text": [runs], "all_files": [runs, "--output", output]}
+        found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+        for _ in range(ROUNDS):
+            for way, arguments in ways.items():
+                found[way].append(measure(arguments))
+        page_mib = (Path(output) / "report.html").stat().st_size / 2**20
+    values: dict[str, Any] = {"runs": count, "steps_per_run": STEPS, "rounds": ROUNDS}
+    values |= {way: medians(measured) for way, measured in found.items()}
+    save("report_speed", values | {"page_mib": round(page_mib, 2)})
+
+
 def make_runs(folder: Path) -> int:
     """Writes the run directories; returns how many."""
-    made = 0
-    for nodes in (1, 2, 4, 8, 16):
-        for batch in (16, 32, 64, 128):
-            for rate in (1e-5, 2e-5, 5e-5, 1e-4, 5e-4):
-                for seed in range(5):
-                    cell: dict[str, Any] = {"nodes": nodes, "batch_size": batch}
-                    run = write_run(
-                        folder / f"run-{made:03d}", nproc_per_node=1, seed=seed,
-                        step_s=0.1 + 0.001 * seed, learning_rate=rate, **cell,
-                    )  # fmt: skip
-                    add_steps(run.records, STEPS)
-                    made += 1
-    return made
+    from tests.made_runs import write_run
 
-
-def add_steps(records: Path, steps: int) -> None:
-    """Goes on with a run's records up to a step."""
-    lines = [
-        {"time": 1000.0, "event": "step", "step": n, "epoch": n / 100, "learning_rate": 1e-4}
-        | {"loss": 2.0 / n, "samples_per_s": 320.0, "left_s": 1.0, "total_steps": steps}
-        for n in range(21, steps + 1)
-    ]
-    with open(records, "a", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
+    grid = product(
+        (1, 2, 4, 8, 16), (16, 32, 64, 128), (1e-5, 2e-5, 5e-5, 1e-4, 5e-4), range(5)
+    )
+    count = 0
+    for nodes, batch_size, learning_rate, seed in grid:
+        run = write_run(
+            folder / f"run-{count:03d}", nodes=nodes, nproc_per_node=1, batch_size=batch_size,
+            learning_rate=learning_rate, seed=seed, step_s=0.1 + 0.001 * seed,
+        )  # fmt: skip
+        add_steps(run.records, STEPS)
+        count += 1
+    return count
 
 
 def measure(arguments: list[str]) -> dict[str, float]:
@@ -75,23 +80,6 @@ def medians(measured: list[dict[str, float]]) -> dict[str, Any]:
     return found | {"wall_s_all": [round(m["wall_s"], 2) for m in measured]}
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        count = make_runs(Path(folder) / "runs")
-        runs, output = str(Path(folder) / "runs"), str(Path(folder) / "out")
-        ways = {"text": [runs], "all_files": [runs, "--output", output]}
-        found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
-        for _ in range(ROUNDS):
-            for way, arguments in ways.items():
-                found[way].append(measure(arguments))
-        page_mib = (Path(output) / "report.html").stat().st_size / 2**20
-    values: dict[str, Any] = {
-        "runs": count, "records_of_steps_a_run": STEPS, "rounds": ROUNDS,
-        "note": "other work ran on the machine: processor time says more than wall time",
-    }  # fmt: skip
-    values |= {way: medians(measured) for way, measured in found.items()}
-    save("report_speed", values | {"page_mib": round(page_mib, 2)})
-
-
 if __name__ == "__main__":
+    parser(__doc__).parse_args()
     main()
