@@ -1,5 +1,5 @@
-"""What do the tasks reach with the 22M-parameter encoder on a real Slurm? Are losses the same for any
-number of ranks, and are SQuAD's scores those of the official script?
+"""What do the tasks reach with the 22M-parameter encoder on a real Slurm? Are losses the same for
+any number of ranks, and are SQuAD's scores those of the official script?
 
     python -m tests.cluster up 4 && eval "$(python -m tests.cluster env)"
     python results/benchmarks/accuracy.py losses DATA_DIR     # emotion, 1 rank x 64, 4 x 16: 3 min
@@ -18,7 +18,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +75,11 @@ def squad(folder: Path, data: Path, official: Path) -> None:
     rows = lines(data / "squad" / "validation.jsonl.gz")[::10][:VALIDATION_QUESTIONS]
     (part / "train.jsonl").write_text("".join(training))
     (part / "validation.jsonl").write_text("".join(rows))
-    flags = ("--batch-size", "8", "--learning-rate", "3e-4", "--epochs", "1")
-    flags += ("--max-length", str(MAX_LENGTH), "--doc-stride", str(DOC_STRIDE))
-    run = train(folder / "runs", "squad", part, 2, "--precision", "bf16", *flags)
+    run = train(
+        *(folder / "runs", "squad", part, 2),
+        *("--precision", "bf16", "--batch-size", "8", "--learning-rate", "3e-4", "--epochs", "1"),
+        *("--max-length", str(MAX_LENGTH), "--doc-stride", str(DOC_STRIDE)),
+    )
     # In fp32: in bf16 a window's logits depend on the padding of its batch.
     ours = slurmft_scores(run)
     theirs = official_scores(run / "model", [json.loads(row) for row in rows], official)
@@ -169,7 +171,12 @@ def plain_answers(model: Path, rows: Sequence[dict[str, Any]]) -> dict[str, str]
     return answers
 
 
-PARTS = {"losses": losses, "emotion": emotion, "mrpc": mrpc, "squad": squad}
+PARTS: dict[str, Callable[..., None]] = {
+    "losses": losses,
+    "emotion": emotion,
+    "mrpc": mrpc,
+    "squad": squad,
+}
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ class Case:
     precision: str
     is_bound: bool = True
     processes: int = 2
-    padded: int = 0
-    """Tokens that every text is padded to; 0: as training does."""
+    padded_to: int = 0
+    """Tokens that every text is padded to; 0: batches are packed."""
 
 
 CASES = [
@@ -40,8 +40,8 @@ CASES = [
     Case("fp32, not bound", "fp32", is_bound=False),
     Case("bf16, bound", "bf16"),
     Case("bf16, not bound", "bf16", is_bound=False),
-    Case("fp32, 64 tokens", "fp32", processes=1, padded=64),
-    Case("bf16, 64 tokens", "bf16", processes=1, padded=64),
+    Case("fp32, 64 tokens", "fp32", processes=1, padded_to=64),
+    Case("bf16, 64 tokens", "bf16", processes=1, padded_to=64),
 ]
 CORES, GLOBAL_BATCH = 2, 32
 
@@ -68,6 +68,7 @@ def main() -> None:
 def run(folder: Path, case: Case) -> float:
     """Seconds of a step: the median, of the slower rank."""
     folder.mkdir()
+    padding = {"batching": "padded", "max_length": case.padded_to} if case.padded_to else {}
     path = make_run(
         folder / "runs",
         task="emotion",
@@ -75,22 +76,20 @@ def run(folder: Path, case: Case) -> float:
         data=str(make_emotion(folder / "data")),
         precision=case.precision,
         batch_size=GLOBAL_BATCH // case.processes,
+        **padding,
     )
     environment = {"OMP_NUM_THREADS": str(CORES // case.processes)}
     if case.is_bound:
         environment |= {"SLURMFT_CORES": "0;1" if case.processes == 2 else "0-1"}
-    torchrun(case.processes, __file__, "rank", str(path), str(case.padded), env=environment)
+    torchrun(case.processes, __file__, "rank", str(path), env=environment)
     seconds: float = json.loads((path.parent / "step.json").read_text())
     return seconds
 
 
-def rank(path: Path, padded: int) -> None:
-    from slurmft.plan import Plan
+def rank(path: Path) -> None:
     from slurmft.rank import bind
 
     bind(os.environ)
-    if padded:
-        Plan.pad_multiple = padded  # type: ignore[assignment, method-assign]
     steps = Steps(path)
     times = []
     for _ in range(STEPS):
@@ -108,6 +107,6 @@ def rank(path: Path, padded: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
-        rank(Path(sys.argv[2]), int(sys.argv[3]))
+        rank(Path(sys.argv[2]))
     parser(__doc__).parse_args()
     main()

@@ -52,7 +52,11 @@ def commands(runs: Path) -> dict[str, list[str]]:
         "submit --help": [*slurmft, "submit", "--help"],
         "submit --dry-run": [*slurmft, "submit", "--nodes", "4", "--dry-run"],
         "submit --cluster slurm --dry-run": [
-            *slurmft, "submit", "--cluster", "slurm", "--dry-run",
+            *slurmft,
+            "submit",
+            "--cluster",
+            "slurm",
+            "--dry-run",
         ],
         "submit, unknown option": [*slurmft, "submit", "--nods"],
         "status --help": [*slurmft, "status", "--help"],

@@ -1,5 +1,5 @@
-"""How do start-up and training speed differ between two states of the code? Interleaved runs on this
-machine; the later state also with the tokens that its run before has cached.
+"""How do start-up and training speed differ between two states of the code? Interleaved runs on
+this machine; the later state also with the tokens that its run before has cached.
 
     git worktree add /tmp/before COMMIT
     python results/benchmarks/compare_commits.py /tmp/before emotion EMOTION_DIR --steps 100
@@ -37,8 +37,8 @@ def main(before: Path, task: str, data: str, rounds: int, steps: int) -> None:
     }
     for state, values in medians.items():
         print(f"{state:21} {values}")
-    values = {"rounds": rounds, "steps": steps, "runs": found, "medians": medians}
-    save(f"compare_commits_{task}", values)
+    setup = {"rounds": rounds, "steps": steps}
+    save(f"compare_commits_{task}", setup | {"runs": found, "medians": medians})
 
 
 def one_run(
@@ -66,7 +66,9 @@ def one_run(
 
 if __name__ == "__main__":
     arguments = parser(__doc__)
-    arguments.add_argument("before", type=Path, metavar="WORKTREE", help="the earlier state of the code")
+    arguments.add_argument(
+        "before", type=Path, metavar="WORKTREE", help="the earlier state of the code"
+    )
     arguments.add_argument("task")
     arguments.add_argument("data", metavar="DATA_DIR")
     arguments.add_argument("--rounds", type=int, default=5)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 from harness import parser
 
@@ -36,7 +37,7 @@ def main(data: str, model_folder: str, batch_size: int) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(model_folder, num_labels=6)
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=5e-4)
-    loader = DataLoader(
+    loader: Any = DataLoader(
         samples,  # type: ignore[arg-type]
         batch_size=batch_size,
         sampler=DistributedSampler(samples),  # type: ignore[arg-type]

@@ -1,17 +1,17 @@
-"""What --grad-comm gains where the network is slow: two nodes of one core each, in network
-namespaces of this machine, joined by a link that tc slows down. As root.
+"""How efficient are two nodes by --grad-comm where the network is slow? Two nodes of one core each,
+in network namespaces of this machine, joined by a link that tc slows down. As root.
 
-    python results/communication.py speed DATA_DIR       # emotion: DATA_DIR/train.jsonl, validation
-    python results/communication.py poor DATA_DIR        # the same on a far slower link
-    python results/communication.py poorest DATA_DIR     # on one that hardly is a network
-    python results/communication.py variants DATA_DIR    # what each part of it gains
-    python results/communication.py accuracy DATA_DIR [SEEDS [CASES]]    # trainings, the network as
-        it is; CASES: some of them
+    python results/benchmarks/gradient_communication.py fast DATA_DIR       # emotion: train.jsonl,
+    python results/benchmarks/gradient_communication.py slow DATA_DIR       # validation.jsonl
+    python results/benchmarks/gradient_communication.py slowest DATA_DIR
+    python results/benchmarks/gradient_communication.py accuracy DATA_DIR [--seeds N] [--modes ...]
 
-speed: the link is slowed until plain DDP (fp32, its defaults) has an efficiency of 0.65 to 0.70.
-All cases are in one process group, blocks of steps in turn, on the same samples. Efficiency is the
-throughput of two nodes over twice that of one, which computes while the other rests and trains the
-same weights; over_plain_node: of one node that trains the whole table of words.
+The link is slowed until plain DDP (fp32, its defaults) has an efficiency of 0.65 to 0.70 (fast),
+0.25 to 0.35 (slow) or 0.06 to 0.12 (slowest). All cases are in one process group, blocks of steps
+in turn, on the same samples. Efficiency is the throughput of two nodes over twice that of one,
+which computes while the other rests and trains the same weights; over_plain_node: of one node that
+trains the whole embedding table. accuracy: whole trainings on two simulated nodes, the network as
+it is.
 """
 
 from __future__ import annotations
@@ -31,37 +31,28 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from provenance import RESULTS, encoder, save
-
-sys.path.insert(0, str(RESULTS.parent))
+from harness import Steps, encoder, load, make_run, parser, result, save, submit
 
 BATCH, BLOCK, WARM_UP = 64, 16, 12
 FIRST_MBIT_S = 2200.0
 NODES = {"n-a": "10.78.0.1", "n-b": "10.78.0.2"}
 DEVICE = "veth0"
 
-SPEED = (
+CASES = (
     "one", "one, whole table", "both", "ddp", "fp32", "bf16", "powersgd", "local:16", "local:32",
     "local:64",
 )  # fmt: skip
-"""Besides values of --grad-comm: one node, computing alone; both at once, without a word between
-them; plain DDP. It trains the whole table of words, and is compared with one node that does so."""
-FEWER = tuple(case for case in SPEED if case not in ("both", "local:32", "local:64"))
-VARIANTS = (
-    "one", "one, whole table", "ddp", "fp32", "fp32, whole table", "fp32, rows off",
-    "fp32, 25 MiB buckets", "fp32, 1 MiB buckets", "fp32, no bucket views",
-    "fp32, buffers broadcast", "fp32, static graph", "bf16",
-    "bf16, rows off", "local:8", "local:16",
-)  # fmt: skip
-PARTS = {
-    "speed": (SPEED, (0.65, 0.70), 4),
-    "poor": (SPEED, (0.25, 0.35), 4),
-    "poorest": (FEWER, (0.06, 0.12), 2),
-    "variants": (VARIANTS, (0.65, 0.70), 6),
+"""Besides values of --grad-comm: one node, computing alone; both at once, without communication;
+plain DDP, which trains the whole embedding table, and is compared with one node that does so."""
+FEWER = tuple(case for case in CASES if case not in ("both", "local:32", "local:64"))
+LINKS = {
+    "fast": (CASES, (0.65, 0.70), 4),
+    "slow": (CASES, (0.25, 0.35), 4),
+    "slowest": (FEWER, (0.06, 0.12), 2),
 }
-"""What is compared, the efficiency of plain DDP for which the link is slowed, and rounds: in one of
-four local:64 has a meeting."""
-ACCURACY = ("fp32", "local:32", "local:16", "local:64", "bf16", "powersgd")
+"""Link -> what is compared, the efficiency of plain DDP for which the link is slowed, and rounds:
+in one of four local:64 averages."""
+MODES = ("fp32", "local:32", "local:16", "local:64", "bf16", "powersgd")
 FIRST_SEED = 42
 
 
@@ -100,100 +91,62 @@ def slow_down(mbit_s: float) -> None:
 # --- one measurement ------------------------------------------------------------------------------
 
 
-def measure(part: str, data: Path) -> None:
+def measure(link: str, data: Path) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the ranks end, too
     with tempfile.TemporaryDirectory() as folder, network():
         output = Path(folder) / "measured.json"
         port = str(random.randrange(20_000, 29_000))
         ranks = []
-        for rank, name in enumerate(NODES):
+        for number, name in enumerate(NODES):
             environment = os.environ | {
-                "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+                "RANK": str(number), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
                 "MASTER_ADDR": next(iter(NODES.values())), "MASTER_PORT": port,
                 "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": DEVICE,
             }  # fmt: skip
-            command = ["nsenter", f"--net=/run/netns/{name}", "taskset", "--cpu-list", str(rank)]
-            command += [sys.executable, __file__, "rank", part, str(data), folder, str(output)]
+            command = ["nsenter", f"--net=/run/netns/{name}", "taskset", "--cpu-list", str(number)]
+            command += [sys.executable, __file__, "rank", link, str(data), folder, str(output)]
             ranks.append(subprocess.Popen(command, env=environment))
         try:
-            codes = [rank.wait(3600) for rank in ranks]
+            codes = [process.wait(3600) for process in ranks]
         finally:
-            for rank in ranks:
-                rank.kill()
+            for process in ranks:
+                process.kill()
         if any(codes):
             raise SystemExit(f"ranks ended with {codes}")
         found = json.loads(output.read_text())
-    save(f"communication_{part}", found)
+    save(f"gradient_communication_{link}", found)
 
 
-class Case:
-    """One rank's training, with one way to communicate."""
+class Case(Steps):
+    """One rank's training, with one way to communicate; all of a rank share its process group."""
 
-    def __init__(self, name: str, data: Path, folder: Path) -> None:
-        import slurmft.train
-        from slurmft import dist
-        from slurmft.communication import Communication
-
+    def __init__(self, name: str, data: Path, folder: Path, main_rank: bool) -> None:
         self.name = name
-        mode, _, self.variant = name.partition(", ")
+        mode, _, variant = name.partition(", ")
         mode = {"one": "local:1000000", "both": "local:1000000", "ddp": "fp32"}.get(mode, mode)
-        case = self
+        with changed(is_plain=name == "ddp", whole_table=name == "ddp" or variant != ""):
+            super().__init__(self._run(mode, data, folder, main_rank))
+        self.facts: dict[str, Any] = {}
 
-        class Changed(Communication):
-            def prepare(self, accelerator: Any, model: Any, optimizer: Any) -> tuple[Any, Any]:
-                if name == "ddp":
-                    accelerator.ddp_handler = None
-                    return accelerator.prepare(model, optimizer)  # type: ignore[no-any-return]
-                return super().prepare(accelerator, model, optimizer)
+    def _run(self, mode: str, data: Path, folder: Path, main_rank: bool) -> Path:
+        """The run directory, which the main rank makes, with the tokens of the first case."""
+        path = folder / self.name.replace(", ", "-")
+        if main_rank:
+            made = make_run(
+                path, task="emotion", data=str(data), model=str(encoder()), batch_size=BATCH,
+                precision="bf16", epochs=100, grad_comm=mode,
+            )  # fmt: skip
+            if (folder / "tokens").exists():
+                shutil.copytree(folder / "tokens", made / "tokens")
+            (path / "made").symlink_to(made)
+        while not (path / "made").exists():
+            time.sleep(0.05)
+        return (path / "made").resolve()
 
-            def _ignored(self, model: Any) -> list[str]:
-                names = super()._ignored(model)
-                return names if case.variant != "buffers broadcast" else names[:1]
-
-            def _ddp_options(self) -> Any:
-                options = super()._ddp_options()
-                changes = {
-                    "25 MiB buckets": ("bucket_cap_mb", 24),  # 25 has a small first one
-                    "1 MiB buckets": ("bucket_cap_mb", 1),
-                    "no bucket views": ("gradient_as_bucket_view", False),
-                    "static graph": ("static_graph", True),
-                }
-                if case.variant in changes:
-                    setattr(options, *changes[case.variant])
-                return options
-
-        from slurmft import communication, vocabulary
-
-        before = communication._TABLE_BYTES, vocabulary._SAVED_BYTES
-        if self.variant == "rows off":
-            communication._TABLE_BYTES = 2**40
-        if name == "ddp" or self.variant == "whole table":
-            vocabulary._SAVED_BYTES = 2**40
-        slurmft.train.Communication = Changed  # type: ignore[misc]
-        world = dist.init("gloo") if not hasattr(Case, "world") else Case.world
-        Case.world, dist.init = world, lambda backend: world
-        self.training = make_training(world, mode, data, folder)
-        self.chosen: dict[str, Any] = {}
-        communication._TABLE_BYTES, vocabulary._SAVED_BYTES = before
-        self.batches: Any = iter(())
-        self.epoch = 0
-
-    world: Any
-
-    def steps(self, count: int) -> None:
-        training = self.training
-        for _ in range(count):
-            training._step(self._samples())
-            training.position.step += 1
-            training.communication.end_step(training.position.step, self.chosen.update)
-
-    def _samples(self) -> Any:
-        found = next(self.batches, None)
-        if found is None or len(found) < self.training.plan.global_batch_size:
-            self.batches = self.training._global_batches(self.epoch, 0)
-            self.epoch += 1
-            found = next(self.batches)
-        return found
+    def step(self) -> Any:
+        loss = super().step()
+        self.training.communication.end_step(self.training.position.step, self.facts.update)
+        return loss
 
     def block(self, count: int) -> float:
         """Seconds of so many steps; of one node, the mean of the two, one after the other."""
@@ -204,55 +157,69 @@ class Case:
             self.world.sum([0.0])  # all begin together
             began = time.perf_counter()
             if turn == self.world.rank:
-                self.steps(count)
+                for _ in range(count):
+                    self.step()
                 seconds = time.perf_counter() - began
         return float(sum(self.world.all_values(seconds))) / self.world.size
 
 
-def make_training(world: Any, mode: str, data: Path, folder: Path) -> Any:
-    from slurmft.config import JobConfig, RunConfig, TrainConfig
-    from slurmft.heartbeat import Heart
-    from slurmft.rundir import RunDir
-    from slurmft.signals import StopRequest
-    from slurmft.train import Training
+@contextlib.contextmanager
+def changed(is_plain: bool, whole_table: bool) -> Iterator[None]:
+    """Trainings that are made in it: by plain DDP, with the whole embedding table."""
+    from slurmft import vocabulary
+    from slurmft.communication import Communication
 
-    train = TrainConfig.resolve(
-        task="emotion", data=str(data), model=str(encoder()), batch_size=BATCH, precision="bf16",
-        checkpoint_every="0", epochs=100, grad_comm=mode,
-    )  # fmt: skip
-    config = RunConfig(train=train, job=JobConfig(runs_dir=str(folder)))
-    run = RunDir.open(world.share_object(RunDir.create(config).path if world.is_main else None))
-    if world.is_main and (folder / "tokens").exists():
-        shutil.copytree(folder / "tokens", run.tokens)
-    training = Training(run, StopRequest(), Heart(folder / f"beat-{world.rank}"))
-    if world.is_main:
-        shutil.copytree(run.tokens, folder / "tokens", dirs_exist_ok=True)
-    training.model.train()
-    return training
+    def plain(self: Any, accelerator: Any, model: Any, optimizer: Any) -> Any:
+        accelerator.ddp_handler = None
+        return accelerator.prepare(model, optimizer)
+
+    before = Communication.prepare, vocabulary._SAVED_BYTES
+    if is_plain:
+        Communication.prepare = plain  # type: ignore[method-assign]
+    if whole_table:
+        vocabulary._SAVED_BYTES = 2**40
+    yield
+    Communication.prepare, vocabulary._SAVED_BYTES = before  # type: ignore[method-assign]
 
 
-def rank(part: str, data: Path, folder: Path, output: Path) -> None:
-    names, wanted, rounds = PARTS[part]
+def rank(link: str, data: Path, folder: Path, output: Path) -> None:
+    names, wanted, rounds = LINKS[link]
     slow_down(FIRST_MBIT_S)
-    cases = {name: Case(name, data, folder) for name in names}
+    cases = make_cases(names, data, folder)
+    world = cases["ddp"].world
     for case in cases.values():
-        case.steps(WARM_UP)
+        for _ in range(WARM_UP):
+            case.step()
     mbit_s, tries = settle(cases, wanted)
     times: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         for name in names[:: -1 if number % 2 else 1]:
             times[name].append(cases[name].block(BLOCK) / BLOCK)
-        if Case.world.is_main:
+        if world.is_main:
             print(number, {name: round(t[-1], 4) for name, t in times.items()}, flush=True)
-    if Case.world.is_main:
+    if world.is_main:
         found = summary(times) | {
             "link_mbit_s": mbit_s, "tries": tries, "batch_size": BATCH, "steps_in_a_block": BLOCK,
-            "auto": cases["auto"].chosen if "auto" in cases else None, "step_s": times,
+            "step_s": times,
         }  # fmt: skip
         output.write_text(json.dumps(found))
         print(json.dumps({k: v for k, v in found.items() if k != "step_s"}, indent=1))
-    Case.world.sum([0.0])
+    world.sum([0.0])
     os._exit(0)
+
+
+def make_cases(names: Sequence[str], data: Path, folder: Path) -> dict[str, Case]:
+    from slurmft import dist
+
+    is_main = os.environ["RANK"] == "0"
+    cases: dict[str, Case] = {}
+    for name in names:
+        cases[name] = Case(name, data, folder, is_main)
+        world = cases[names[0]].world
+        dist.init = lambda backend, world=world: world  # type: ignore[misc]
+        if is_main and not (folder / "tokens").exists():
+            shutil.copytree(cases[name].training.run_dir.tokens, folder / "tokens")
+    return cases
 
 
 def settle(
@@ -266,7 +233,7 @@ def settle(
         one, ddp = (cases[name].block(BLOCK) for name in ("one, whole table", "ddp"))
         efficiency = one / ddp
         tries.append((mbit_s, efficiency))
-        if Case.world.is_main:
+        if cases["ddp"].world.is_main:
             print(f"{mbit_s:.0f} Mbit/s: efficiency {efficiency:.3f} of plain DDP", flush=True)
         if wanted[0] <= efficiency <= wanted[1]:
             break
@@ -309,21 +276,20 @@ def summary(times: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def accuracy(data: Path, seeds: int, names: Sequence[str]) -> None:
-    """Two epochs on two simulated nodes, with every way to communicate; it goes on where it was
+    """Two epochs on two simulated nodes, with every way to communicate; it resumes where it was
     stopped."""
-    file = RESULTS / "communication_accuracy.json"
-    before = json.loads(file.read_text()) if file.exists() else {"accuracy": {}, "gradients": {}}
-    found: dict[str, list[float]] = {name: before["accuracy"].get(name, []) for name in ACCURACY}
+    before = load("gradient_communication_accuracy") or {"accuracy": {}, "gradients": {}}
+    found: dict[str, list[float]] = {name: before["accuracy"].get(name, []) for name in MODES}
     used: dict[str, Any] = before["gradients"]
     for number in range(seeds):
         for name in names:
             if len(found[name]) > number:
                 continue
-            result = train(data, name, FIRST_SEED + number)
-            found[name].append(result["metrics"]["accuracy"])
-            used[name] = result["gradients"]
+            values = train(data, name, FIRST_SEED + number)
+            found[name].append(values["metrics"]["accuracy"])
+            used[name] = values["gradients"]
             print(FIRST_SEED + number, name, found[name][-1], flush=True)
-            save("communication_accuracy", {
+            save("gradient_communication_accuracy", {
                 "epochs": 2, "batch_size": BATCH, "first_seed": FIRST_SEED, "accuracy": found,
                 "points_from_fp32": points_from(found["fp32"], found), "gradients": used,
             })  # fmt: skip
@@ -340,26 +306,27 @@ def points_from(base: list[float], found: dict[str, list[float]]) -> dict[str, f
 
 def train(data: Path, mode: str, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable, "-m", "slurmft", "submit", "--follow", "--cluster", "local",
-            "--nodes", "2", "--task", "emotion", "--data", str(data), "--model", str(encoder()),
-            "--batch-size", str(BATCH), "--epochs", "2", "--precision", "bf16", "--seed", str(seed),
-            "--batching", "packed", "--grad-comm", mode, "--runs-dir", folder,
-            "--checkpoint-every", "0",
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
-        if done.returncode:
-            raise SystemExit(done.stdout + done.stderr)
-        (result,) = Path(folder).glob("*/result.json")
-        values: dict[str, Any] = json.loads(result.read_text())
-        return values
+        return result(
+            submit(
+                Path(folder),
+                *("--cluster", "local", "--nodes", "2", "--task", "emotion", "--data", str(data)),
+                *("--model", str(encoder()), "--batch-size", str(BATCH), "--epochs", "2"),
+                *("--precision", "bf16", "--batching", "packed", "--seed", str(seed)),
+                *("--grad-comm", mode, "--checkpoint-every", "0"),
+            )
+        )
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "rank":
+    if sys.argv[1:2] == ["rank"]:
         rank(sys.argv[2], *map(Path, sys.argv[3:]))
-    elif sys.argv[1] == "accuracy":
-        seeds = int(sys.argv[3]) if len(sys.argv) > 3 else 1
-        accuracy(Path(sys.argv[2]).absolute(), seeds, sys.argv[4:] or ACCURACY)
+    arguments = parser(__doc__)
+    arguments.add_argument("part", choices=[*LINKS, "accuracy"])
+    arguments.add_argument("data", type=Path, metavar="DATA_DIR")
+    arguments.add_argument("--seeds", type=int, default=1)
+    arguments.add_argument("--modes", nargs="+", default=MODES, choices=MODES, metavar="MODE")
+    asked = arguments.parse_args()
+    if asked.part == "accuracy":
+        accuracy(asked.data.absolute(), asked.seeds, asked.modes)
     else:
-        measure(sys.argv[1], Path(sys.argv[2]).absolute())
+        measure(asked.part, asked.data.absolute())

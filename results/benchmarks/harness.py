@@ -1,7 +1,7 @@
-"""What the benchmarks share: where files lie, how a result is written, runs of the real command, and
-a training whose steps a benchmark takes itself.
+"""What the benchmarks share: where files lie, how a result is written, runs of the real command,
+and a training whose steps a benchmark takes itself.
 
-Imports of torch and slurmft are in functions, so that `--help` of every benchmark is fast.
+torch and slurmft are imported in functions, so that `--help` of every benchmark is fast.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ ONE_RANK = {
     "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400",
 }  # fmt: skip
-"""The environment of the only rank of a process group."""
+"""The environment of the only rank of a process group; what a training gets that has no other."""
 
 
 def make_run(runs_dir: Path, **train: Any) -> Path:
@@ -209,6 +209,7 @@ class Steps:
         from slurmft.signals import StopRequest
         from slurmft.train import Training
 
+        os.environ |= {} if "RANK" in os.environ else ONE_RANK
         heart = Heart(path / f"beat-{os.environ['RANK']}")
         self.training = Training(RunDir.open(path), StopRequest(), heart)
         self.training.model.train()

@@ -103,9 +103,7 @@ def requests_block(steps: Steps, with_it: bool) -> float:
     return time.perf_counter() - began
 
 
-def checkpoint_cost(
-    steps: Steps, path: Path, pairs: list[tuple[float, float]]
-) -> dict[str, Any]:
+def checkpoint_cost(steps: Steps, path: Path, pairs: list[tuple[float, float]]) -> dict[str, Any]:
     cost_s = statistics.median(with_it - without for with_it, without in pairs)
     size = sum(file.stat().st_size for file in path.glob("checkpoints/*/*.safetensors"))
     return {

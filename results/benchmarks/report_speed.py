@@ -44,9 +44,7 @@ def make_runs(folder: Path) -> int:
     """Writes the run directories; returns how many."""
     from tests.made_runs import write_run
 
-    grid = product(
-        (1, 2, 4, 8, 16), (16, 32, 64, 128), (1e-5, 2e-5, 5e-5, 1e-4, 5e-4), range(5)
-    )
+    grid = product((1, 2, 4, 8, 16), (16, 32, 64, 128), (1e-5, 2e-5, 5e-5, 1e-4, 5e-4), range(5))
     count = 0
     for nodes, batch_size, learning_rate, seed in grid:
         run = write_run(

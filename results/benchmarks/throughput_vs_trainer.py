@@ -5,9 +5,9 @@ cores, the 22M-parameter encoder, the same samples in the same order.
     python results/benchmarks/throughput_vs_trainer.py emotion DATA_DIR
     python results/benchmarks/throughput_vs_trainer.py squad DATA_DIR
 
-DATA_DIR holds train.jsonl and validation.jsonl. Every case is a process of its own, in turn; a round
-has them all. Of every process, the time of the same steps after the warm-up counts. Losses are means
-over these steps; dropout draws other numbers in every case.
+DATA_DIR holds train.jsonl and validation.jsonl. Every case is a process of its own, in turn; a
+round has them all. Of every process, the time of the same steps after the warm-up counts. Losses
+are means over these steps; dropout draws other numbers in every case.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import (
-    ONE_RANK, Steps, call, encoder, job_environment, make_run, parser, peak_memory_mib, save,
-)  # fmt: skip
+from harness import Steps, call, encoder, job_environment, make_run, parser, peak_memory_mib, save
 
 ROUNDS, WARM_UP = 2, 2
 
@@ -57,8 +55,8 @@ CASES = {
     "slurmft, grouped, bf16": ("slurmft", "grouped", "bf16"),
     "slurmft as submitted": ("slurmft", "packed", "bf16"),
 }
-"""Name -> program, batching, precision. Length bucketing (grouped) makes other batches. As submitted:
-with the environment that a job's processes get on this machine."""
+"""Name -> program, batching, precision. Length bucketing (grouped) makes other batches. As
+submitted: with the environment that a job's processes get on this machine."""
 
 RATIOS = [
     ("slurmft, packed, bf16", "Trainer, padded, bf16"),
@@ -115,13 +113,7 @@ def run(folder: Path, task: str, data: Path, name: str) -> dict[str, float]:
 
 def case(task: str, data: Path, name: str, folder: Path, output: Path) -> None:
     program, batching, precision = CASES[name]
-    path = make_run(
-        folder / "runs",
-        model=str(encoder()),
-        batching=batching,
-        precision=precision,
-        **train_config(task, data),
-    )
+    path = make_case(folder / "runs", task, data, encoder(), batching, precision)
     times, losses = {"slurmft": by_slurmft, "trainer": by_trainer}[program](path, task)
     work = WORK[task]
     seconds = times[-1] - times[WARM_UP - 1]
@@ -134,18 +126,20 @@ def case(task: str, data: Path, name: str, folder: Path, output: Path) -> None:
     os._exit(0)
 
 
-def train_config(task: str, data: Path) -> dict[str, Any]:
-    """What both programs train; at a constant learning rate."""
-    return {
-        "task": task, "data": str(data), "batch_size": WORK[task].batch_size,
-        "max_length": WORK[task].max_length, "learning_rate": 5e-5, "lr_schedule": "constant",
-        "warmup_ratio": 0.0,
-    }  # fmt: skip
+def make_case(
+    runs_dir: Path, task: str, data: Path, model: Path, batching: str, precision: str
+) -> Path:
+    """A run directory of what both programs train, at a constant learning rate."""
+    work = WORK[task]
+    return make_run(
+        runs_dir, task=task, data=str(data), model=str(model), batching=batching,
+        precision=precision, batch_size=work.batch_size, max_length=work.max_length,
+        learning_rate=5e-5, lr_schedule="constant", warmup_ratio=0.0,
+    )  # fmt: skip
 
 
 def by_slurmft(path: Path, task: str) -> tuple[list[float], list[float]]:
     """Clock times after every step, and losses."""
-    os.environ.update(ONE_RANK)
     steps = Steps(path)
     times, losses = [], []
     for _ in range(WARM_UP + WORK[task].steps):

@@ -19,10 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import (
-    ONE_RANK, Steps, call, encoder, job_environment, make_run, parser, peak_memory_mib, save,
-)  # fmt: skip
-from throughput_vs_trainer import train_config
+from harness import Steps, call, encoder, job_environment, parser, peak_memory_mib, save
+from throughput_vs_trainer import make_case
 
 ROWS = ("all", "used")
 STEPS = {"MiniLM": 80, "XLM-R-base": 16}
@@ -76,7 +74,6 @@ def run(folder: Path, data: Path, model: Path, rows: list[str], steps: int) -> d
 
 
 def case(data: Path, model: Path, rows: list[str], steps: int, folder: Path, output: Path) -> None:
-    os.environ.update(ONE_RANK)
     trainings = {each: training_of(data, model, each, folder) for each in rows}
     times: dict[str, list[float]] = {each: [] for each in rows}
     losses: dict[str, list[float]] = {each: [] for each in rows}
@@ -102,15 +99,7 @@ def training_of(data: Path, model: Path, rows: str, folder: Path) -> Steps:
     before = vocabulary._SAVED_BYTES
     if rows == "all":
         vocabulary._SAVED_BYTES = 2**60
-    steps = Steps(
-        make_run(
-            folder / "runs",
-            model=str(model),
-            batching="packed",
-            precision="bf16",
-            **train_config("mrpc", data),
-        )
-    )
+    steps = Steps(make_case(folder / "runs", "mrpc", data, model, "packed", "bf16"))
     vocabulary._SAVED_BYTES = before
     dist.init = lambda backend: steps.world
     return steps
