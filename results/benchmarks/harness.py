@@ -57,9 +57,10 @@ def provenance() -> dict[str, Any]:
     git = ["git", "-C", str(RESULTS), "describe", "--always", "--dirty", "--exclude=*"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     script, *arguments = (Path(argument).name for argument in sys.argv)
+    program = "bash" if script.endswith(".sh") else "python"
     return {
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
-        "command": " ".join(["python", f"results/benchmarks/{script}", *arguments]),
+        "command": " ".join([program, f"results/benchmarks/{script}", *arguments]),
         "commit": commit,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in PACKAGES},
