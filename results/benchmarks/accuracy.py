@@ -1,7 +1,7 @@
 """What do the tasks reach with the 22M-parameter encoder on a real Slurm? Are losses the same for
 any number of ranks, and are SQuAD's scores those of the official script?
 
-    python -m tests.cluster up 4 && eval "$(python -m tests.cluster env)"
+    python -m tests.support.cluster up 4 && eval "$(python -m tests.support.cluster env)"
     python results/benchmarks/accuracy.py losses DATA_DIR     # emotion, 1 rank x 64, 4 x 16: 3 min
     python results/benchmarks/accuracy.py emotion DATA_DIR    # 2 epochs, four nodes: 17 min
     python results/benchmarks/accuracy.py mrpc DATA_DIR       # 3 epochs, two nodes: 6 min
@@ -101,12 +101,14 @@ def slurmft_scores(run: Path) -> dict[str, float]:
     import torch
     from transformers import AutoModelForQuestionAnswering
 
-    from slurmft import tasks
-    from slurmft.data import TARGETS, TokenData
-    from slurmft.rundir import RunDir
+    from slurmft.runs.rundir import RunDir
+    from slurmft.train import tasks
+    from slurmft.train.config import TrainConfig
+    from slurmft.train.data import TARGETS, TokenData
 
     run_dir = RunDir.open(str(run))
-    task, data = tasks.get(run_dir.load_config().train), TokenData.load(run_dir.tokens)
+    task = tasks.get(TrainConfig.of(run_dir.load_config().program))
+    data = TokenData.load(run_dir.tokens)
     loaded = AutoModelForQuestionAnswering.from_pretrained(run_dir.model, dtype=torch.float32)
     parts, windows = [], np.arange(len(data.validation))
     for samples in np.split(windows, windows[16::16]):

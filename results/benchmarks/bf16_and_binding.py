@@ -87,7 +87,7 @@ def run(folder: Path, case: Case) -> float:
 
 
 def rank(path: Path) -> None:
-    from slurmft.rank import bind
+    from slurmft.node.profiles import bind
 
     bind(os.environ)
     steps = Steps(path)

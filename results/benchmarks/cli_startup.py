@@ -69,8 +69,8 @@ def commands(runs: Path) -> dict[str, list[str]]:
 
 def make_runs(folder: Path, runs: int) -> list[str]:
     """Writes the run directories; returns the jobs of those that run."""
-    from slurmft.rundir import write_json
-    from tests.made_runs import write_run
+    from slurmft.core.files import write_json
+    from tests.support.made_runs import write_run
 
     alive = []
     for number in range(runs):

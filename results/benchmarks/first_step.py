@@ -1,7 +1,7 @@
 """How long is it from job start to the first training step, against a bare `srun torchrun` script
 that trains the same model (first_step_baseline.py)? A real Slurm of four nodes, interleaved runs.
 
-    python -m tests.cluster up 4 && eval "$(python -m tests.cluster env)"
+    python -m tests.support.cluster up 4 && eval "$(python -m tests.support.cluster env)"
     python results/benchmarks/first_step.py EMOTION_DIR [ROUNDS]
 """
 

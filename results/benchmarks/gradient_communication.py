@@ -166,20 +166,20 @@ class Case(Steps):
 @contextlib.contextmanager
 def changed(is_plain: bool, whole_table: bool) -> Iterator[None]:
     """Trainings that are made in it: by plain DDP, with the whole embedding table."""
-    from slurmft import vocabulary
-    from slurmft.communication import Communication
+    from slurmft.train import vocab_trim
+    from slurmft.train.grad_comm import Communication
 
     def plain(self: Any, accelerator: Any, model: Any, optimizer: Any) -> Any:
         accelerator.ddp_handler = None
         return accelerator.prepare(model, optimizer)
 
-    before = Communication.prepare, vocabulary._SAVED_BYTES
+    before = Communication.prepare, vocab_trim._SAVED_BYTES
     if is_plain:
         Communication.prepare = plain  # type: ignore[method-assign]
     if whole_table:
-        vocabulary._SAVED_BYTES = 2**40
+        vocab_trim._SAVED_BYTES = 2**40
     yield
-    Communication.prepare, vocabulary._SAVED_BYTES = before  # type: ignore[method-assign]
+    Communication.prepare, vocab_trim._SAVED_BYTES = before  # type: ignore[method-assign]
 
 
 def rank(link: str, data: Path, folder: Path, output: Path) -> None:
@@ -209,14 +209,14 @@ def rank(link: str, data: Path, folder: Path, output: Path) -> None:
 
 
 def make_cases(names: Sequence[str], data: Path, folder: Path) -> dict[str, Case]:
-    from slurmft import dist
+    from slurmft.job import process_group
 
     is_main = os.environ["RANK"] == "0"
     cases: dict[str, Case] = {}
     for name in names:
         cases[name] = Case(name, data, folder, is_main)
         world = cases[names[0]].world
-        dist.init = lambda backend, world=world: world  # type: ignore[misc]
+        process_group.init = lambda backend, world=world: world  # type: ignore[misc]
         if is_main and not (folder / "tokens").exists():
             shutil.copytree(cases[name].training.run_dir.tokens, folder / "tokens")
     return cases

@@ -166,24 +166,27 @@ ONE_RANK = {
 
 def make_run(runs_dir: Path, **train: Any) -> Path:
     """A run directory as `slurmft submit` makes it, without periodic checkpoints."""
-    from slurmft.config import JobConfig, RunConfig, TrainConfig
-    from slurmft.rundir import RunDir
+    from slurmft.core.config import JobConfig, RunConfig
+    from slurmft.runs.rundir import RunDir
+    from slurmft.train.config import TrainConfig
 
     config = TrainConfig.resolve(**{"checkpoint_every": "0"} | train)
-    return RunDir.create(RunConfig(train=config, job=JobConfig(runs_dir=str(runs_dir)))).path
+    return RunDir.create(
+        RunConfig(program=config.program(), job=JobConfig(runs_dir=str(runs_dir)))
+    ).path
 
 
 def make_emotion(folder: Path) -> Path:
     """Made-up short texts, as many as a benchmark of steps needs."""
-    from tests.models import write_emotion
+    from tests.support.models import write_emotion
 
     return write_emotion(folder, train=2000, validation=16)
 
 
 def job_environment() -> dict[str, str]:
     """What a job sets for the only process of this machine."""
-    from slurmft import hardware, profiles
-    from slurmft.config import JobConfig
+    from slurmft.core.config import JobConfig
+    from slurmft.node import hardware, profiles
 
     profile = profiles.choose(
         hardware.detect(os.environ), JobConfig(profile="cpu", nproc_per_node=1)
@@ -205,10 +208,10 @@ class Steps:
     """The training of one rank, step by step, on the samples of one epoch after another."""
 
     def __init__(self, path: Path) -> None:
-        from slurmft.heartbeat import Heart
-        from slurmft.rundir import RunDir
-        from slurmft.signals import StopRequest
-        from slurmft.train import Training
+        from slurmft.node.heartbeat import Heart
+        from slurmft.node.signals import StopRequest
+        from slurmft.runs.rundir import RunDir
+        from slurmft.train.trainer import Training
 
         os.environ |= {} if "RANK" in os.environ else ONE_RANK
         heart = Heart(path / f"beat-{os.environ['RANK']}")
@@ -234,6 +237,6 @@ class Steps:
         return loss
 
     def leave(self) -> None:
-        from slurmft import dist
+        from slurmft.job import process_group
 
-        dist.leave()
+        process_group.leave()

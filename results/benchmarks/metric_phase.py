@@ -51,7 +51,7 @@ def in_processes(size: int) -> dict[str, Any]:
     import sklearn.metrics  # noqa: F401
     import torch  # noqa: F401
 
-    from slurmft import dist  # noqa: F401
+    from slurmft.job import process_group  # noqa: F401
 
     with tempfile.TemporaryDirectory() as folder:
         children = [fork(rank, size, Path(folder)) for rank in range(size)]
@@ -82,11 +82,12 @@ def fork(rank: int, size: int, folder: Path) -> int:
 def run_rank(folder: Path) -> None:
     import torch
 
-    from slurmft import dist, locks
+    from slurmft import locks
+    from slurmft.job import process_group
 
     torch.set_num_threads(1)
     locks.install("lockf")
-    world = dist.init("gloo")
+    world = process_group.init("gloo")
     phase = Phase(world, folder)
     times: dict[str, list[float]] = {"published": [], "files": [], "memory": []}
     for number in range(ROUNDS + 1):
@@ -97,7 +98,7 @@ def run_rank(folder: Path) -> None:
     if world.is_main:
         (folder / "times.json").write_text(json.dumps(times))
     world.on_some(False, lambda: None)
-    dist.leave()
+    process_group.leave()
 
 
 class Phase:
@@ -106,7 +107,7 @@ class Phase:
     def __init__(self, world: Any, folder: Path) -> None:
         import numpy as np
 
-        from slurmft.data import share_sizes
+        from slurmft.train.data import share_sizes
 
         draw = np.random.default_rng(0)
         self.world, self.folder, self.number = world, folder, 0
@@ -118,7 +119,7 @@ class Phase:
         self.mine = slice(first, first + self.sizes[world.rank])
 
     def compute(self, predictions: Any, labels: Any) -> dict[str, float]:
-        from slurmft.scores import accuracy
+        from slurmft.train.metrics import accuracy
 
         return {"accuracy": accuracy(predictions, labels)}
 
@@ -130,7 +131,7 @@ class Phase:
 
     def share(self, work: Callable[[], dict[str, float]]) -> float:
         """Seconds until the metric is known everywhere."""
-        from slurmft.metrics import share_metrics
+        from slurmft.train.evaluation import share_metrics
 
         began = time.perf_counter()
         found = share_metrics(self.world, ["accuracy"], work, lambda phase: None)
@@ -139,7 +140,7 @@ class Phase:
         return took
 
     def published(self) -> float:
-        from slurmft.metrics import _evaluate_metric
+        from slurmft.train.evaluation import _evaluate_metric
 
         self.number += 1
         metric = _evaluate_metric(
@@ -161,7 +162,7 @@ class Phase:
         return self.share(metric.compute)
 
     def files(self) -> float:
-        from slurmft.metrics import compute_by_files
+        from slurmft.train.evaluation import compute_by_files
 
         self.begin_together()
         began = time.perf_counter()
@@ -198,7 +199,7 @@ def throughput() -> dict[str, Any]:
 def throughput_rank(run: Path) -> None:
     import numpy as np
 
-    from slurmft.data import share_sizes
+    from slurmft.train.data import share_sizes
 
     steps = Steps(run)
     training = steps.training

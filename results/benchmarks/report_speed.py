@@ -42,7 +42,7 @@ def main() -> None:
 
 def make_runs(folder: Path) -> int:
     """Writes the run directories; returns how many."""
-    from tests.made_runs import write_run
+    from tests.support.made_runs import write_run
 
     grid = product((1, 2, 4, 8, 16), (16, 32, 64, 128), (1e-5, 2e-5, 5e-5, 1e-4, 5e-4), range(5))
     count = 0

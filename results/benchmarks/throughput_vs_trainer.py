@@ -159,12 +159,13 @@ def by_trainer(path: Path, task: str) -> tuple[list[float], list[float]]:
         TrainingArguments,
     )
 
-    from slurmft import tasks
-    from slurmft.data import epoch_order
-    from slurmft.rundir import RunDir
+    from slurmft.runs.rundir import RunDir
+    from slurmft.train import tasks
+    from slurmft.train.config import TrainConfig
+    from slurmft.train.data import epoch_order
 
     run, work = RunDir.open(path), WORK[task]
-    config = run.load_config().train
+    config = TrainConfig.of(run.load_config().program)
     maker = tasks.get(config)
     data = maker.prepare()
     order = epoch_order(len(data.train), config.seed, 0)
@@ -210,7 +211,7 @@ def by_trainer(path: Path, task: str) -> tuple[list[float], list[float]]:
 
 def sample(table: Any, i: int) -> dict[str, Any]:
     """A sample as the Trainer's users have it: lists."""
-    from slurmft.data import SPAN
+    from slurmft.train.data import SPAN
 
     start, end = table.offsets[i], table.offsets[i + 1]
     found: dict[str, Any] = {"input_ids": table.tokens[start:end].tolist()}

@@ -94,14 +94,15 @@ def case(data: Path, model: Path, rows: list[str], steps: int, folder: Path, out
 
 def training_of(data: Path, model: Path, rows: str, folder: Path) -> Steps:
     """A training of all rows, or of those in use; all of one process share its process group."""
-    from slurmft import dist, vocabulary
+    from slurmft.job import process_group
+    from slurmft.train import vocab_trim
 
-    before = vocabulary._SAVED_BYTES
+    before = vocab_trim._SAVED_BYTES
     if rows == "all":
-        vocabulary._SAVED_BYTES = 2**60
+        vocab_trim._SAVED_BYTES = 2**60
     steps = Steps(make_case(folder / "runs", "mrpc", data, model, "packed", "bf16"))
-    vocabulary._SAVED_BYTES = before
-    dist.init = lambda backend: steps.world
+    vocab_trim._SAVED_BYTES = before
+    process_group.init = lambda backend: steps.world
     return steps
 
 
