@@ -2,7 +2,7 @@
 
 A signal reaches ranks at different moments; if each acted by itself, they would enter the
 collective save at different steps, and hang. So they reduce their wishes. The reduction runs beside
-the step, on a group of its own (what it costs: results/overhead.py).
+the step, on a group of its own (what it costs: results/benchmarks/overhead.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Training throughput of one GPU on the published benchmark: DistilBERT, batch 256, fp16.
+"""How fast does one GPU train the published benchmark? DistilBERT, batch 256, fp16.
 
-    python results/gpu.py PEAK_TFLOPS        # the GPU's dense fp16 rate by its maker: H200 989
+    python results/benchmarks/gpu_throughput.py PEAK_TFLOPS   # dense fp16, by its maker: H200 989
 
 It runs `slurmft submit --recipe mn4-benchmark` on this machine, and takes the throughput from the
 run's own result, without its first steps. The published figure of one V100 is 1,364 samples/s.
@@ -8,16 +8,10 @@ run's own result, without its first steps. The published figure of one V100 is 1
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-from provenance import RESULTS, save
-
-sys.path.insert(0, str(RESULTS.parent))
+from harness import parser, result, save, submit
 
 MODES = ("packed", "dynamic", "packed", "dynamic", "packed", "dynamic")
 """In turn."""
@@ -37,21 +31,20 @@ def main(peak_tflops: float) -> None:
         for mode in MODES:
             found[mode].append(run(Path(folder), mode, peak_tflops))
             print(mode, found[mode][-1], flush=True)
-    save("gpu", {"gpu": gpus[0].name, "peak_tflops": peak_tflops, "runs": found})
+    save("gpu_throughput", {"gpu": gpus[0].name, "peak_tflops": peak_tflops, "runs": found})
 
 
 def run(folder: Path, mode: str, peak_tflops: float) -> dict[str, float]:
     """Throughput and model FLOPs utilisation of one run."""
-    command = [
-        *(sys.executable, "-m", "slurmft", "submit", "--cluster", "local", "--follow"),
-        *("--recipe", "mn4-benchmark", "--precision", "fp16", "--nproc-per-node", "1"),
-        *("--batching", mode, "--runs-dir", str(folder)),
-    ]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=900)
-    line = next(x for x in done.stdout.splitlines() if x.startswith("run directory: "))
-    path = Path(line.removeprefix("run directory: ")) / "result.json"
-    result: dict[str, Any] = json.loads(path.read_text())
-    samples, tokens = result["train_samples_per_s"], result["train_tokens_per_s"]
+    found = result(
+        submit(
+            folder,
+            *("--cluster", "local", "--recipe", "mn4-benchmark", "--precision", "fp16"),
+            *("--nproc-per-node", "1", "--batching", mode),
+            timeout_s=900,
+        )
+    )
+    samples, tokens = found["train_samples_per_s"], found["train_tokens_per_s"]
     flops = flops_per_token(tokens / samples) * tokens
     return {
         "samples_per_s": samples,
@@ -68,6 +61,6 @@ def flops_per_token(length: float) -> float:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
-    main(float(sys.argv[1]))
+    arguments = parser(__doc__)
+    arguments.add_argument("peak_tflops", type=float, metavar="PEAK_TFLOPS")
+    main(arguments.parse_args().peak_tflops)

@@ -1,7 +1,8 @@
-"""The metric phase: 131,072 predictions, accuracy, 1 to 16 processes on this machine (gloo).
+"""How long do metric and broadcast take? 131,072 predictions, accuracy, 1 to 16 processes on this
+machine (gloo). And what do metrics cost an evaluation?
 
-    python results/metric_phase.py                # about six minutes
-    python results/metric_phase.py throughput     # only: what metrics cost an evaluation
+    python results/benchmarks/metric_phase.py                # six minutes
+    python results/benchmarks/metric_phase.py throughput     # only: what metrics cost
 
 Three ways, in turn, in the same processes; seconds from predictions on every rank to a metric that
 every rank knows, medians of the rounds, as the main rank sees them:
@@ -17,26 +18,21 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from provenance import RESULTS, save
-
-sys.path.insert(0, str(RESULTS.parent))
+from harness import MEASURED, Steps, confidence, make_run, parser, pyplot, save, torchrun
 
 SAMPLES, CLASSES, STORED_AT_ONCE = 131_072, 6, 256
 PROCESSES, ROUNDS = (1, 2, 4, 8, 16), 5
 EVALUATION_PAIRS = 20
 
 
-def main(part: str) -> None:
+def main(part: str | None) -> None:
     if part != "throughput":
         rows = [in_processes(size) for size in PROCESSES]
         print(table(rows))
@@ -55,7 +51,7 @@ def in_processes(size: int) -> dict[str, Any]:
     import sklearn.metrics  # noqa: F401
     import torch  # noqa: F401
 
-    import slurmft.job.process_group  # noqa: F401
+    from slurmft.job import process_group  # noqa: F401
 
     with tempfile.TemporaryDirectory() as folder:
         children = [fork(rank, size, Path(folder)) for rank in range(size)]
@@ -109,6 +105,8 @@ class Phase:
     """One rank, with its share of the predictions and, for the published way, all of them."""
 
     def __init__(self, world: Any, folder: Path) -> None:
+        import numpy as np
+
         from slurmft.train.data import share_sizes
 
         draw = np.random.default_rng(0)
@@ -190,24 +188,21 @@ class Phase:
 
 def throughput() -> dict[str, Any]:
     """Evaluations with metrics against predictions alone, in turn, by two ranks."""
-    from overhead import make_run
-
     with tempfile.TemporaryDirectory() as name:
-        run = make_run("agreement", Path(name))
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command = [*torchrun, "--nproc-per-node=2", __file__, "rank", str(run)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        subprocess.run(command, env=environment, check=True, timeout=900, stderr=subprocess.DEVNULL)
+        run = make_run(Path(name), epochs=100, batch_size=12)
+        torchrun(2, __file__, "rank", str(run), env={"OMP_NUM_THREADS": "1"})
         found: dict[str, Any] = json.loads((Path(name) / "measured.json").read_text())
     print(json.dumps({k: v for k, v in found.items() if k != "pairs_s"}))
     return found
 
 
 def throughput_rank(run: Path) -> None:
-    from overhead import Bench, confidence
+    import numpy as np
 
-    bench = Bench(run)
-    training = bench.training
+    from slurmft.train.data import share_sizes
+
+    steps = Steps(run)
+    training = steps.training
     # As many samples as the published evaluation has for each of 16 GPUs.
     training.data = type(training.data)(
         training.data.train, training.data.train, training.data.labels, training.data.pad_id
@@ -215,8 +210,6 @@ def throughput_rank(run: Path) -> None:
     samples = len(training.data.validation)
 
     def alone() -> None:
-        from slurmft.train.data import share_sizes
-
         training.predicted = []
         training._predictions(np.arange(samples), share_sizes(samples, training.world.size))
         training.world.on_some(False, lambda: None)
@@ -248,7 +241,7 @@ def throughput_rank(run: Path) -> None:
             "pairs_s": pairs,
         }
         (run.parent / "measured.json").write_text(json.dumps(found))
-    bench.dist.leave()
+    steps.leave()
     os._exit(0)
 
 
@@ -266,12 +259,10 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def plot(rows: list[dict[str, Any]]) -> None:
-    """Seconds against processes, as results/metric_phase.svg."""
-    if find_spec("matplotlib") is None:
-        print("no plot: pip install 'slurmft[plots]'")
+    """Seconds against processes, as measured/metric_phase.svg."""
+    plt = pyplot()
+    if plt is None:
         return
-    import matplotlib.pyplot as plt
-
     figure, axes = plt.subplots(figsize=(6, 4))
     sizes = [row["processes"] for row in rows]
     for name in ("published", "files", "memory"):
@@ -283,12 +274,13 @@ def plot(rows: list[dict[str, Any]]) -> None:
     axes.set_ylabel("metric and broadcast, seconds")
     axes.legend()
     figure.tight_layout()
-    figure.savefig(RESULTS / "metric_phase.svg")
-    print(f"written: {RESULTS / 'metric_phase.svg'}")
+    figure.savefig(MEASURED / "metric_phase.svg")
+    print(f"written: {MEASURED / 'metric_phase.svg'}")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
         throughput_rank(Path(sys.argv[2]))
-    else:
-        main(sys.argv[1] if len(sys.argv) > 1 else "")
+    arguments = parser(__doc__)
+    arguments.add_argument("part", nargs="?", choices=["throughput"])
+    main(arguments.parse_args().part)

@@ -1,6 +1,6 @@
-"""How far the scaling model is from published rows that it has not seen.
+"""How far is the scaling model from published rows that it has not seen?
 
-    python results/planner_errors.py        # some minutes
+    python results/benchmarks/planner_errors.py        # some minutes
 
 Every series is fitted on its rows of 1, 2 and 4 devices (of Xeon nodes 1 and 2), and predicts the
 others. Besides: every row left out in turn, the rows with other seeds of the sampler, and what the
@@ -10,13 +10,10 @@ network's line rate is worth, where the publication names it.
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from provenance import RESULTS, save
-
-sys.path.insert(0, str(RESULTS.parent))
+from harness import PUBLISHED, parser, save
 
 from slurmft.studies.scaling import model
 from slurmft.studies.scaling.model import Fit, Row
@@ -36,7 +33,7 @@ SEEDS = range(2)
 def main() -> None:
     found: dict[str, Any] = {}
     for table, most in FITTED_DEVICES.items():
-        for name, series in published(RESULTS / "published" / f"{table}.json").items():
+        for name, series in published(PUBLISHED / f"{table}.json").items():
             found[f"{table}: {name}"] = examine(series, most)
             print_series(f"{table}: {name}", found[f"{table}: {name}"])
     summary = summarize(found)
@@ -152,4 +149,5 @@ def print_series(name: str, found: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    parser(__doc__).parse_args()
     main()

@@ -1,26 +1,30 @@
-"""The opponent of first_step.py: the shortest script that trains the same model under torchrun.
+"""The baseline of first_step.py: the shortest script that trains the same model under torchrun.
 
 Plain DistributedDataParallel, AutoTokenizer, AutoModel, the data from a .jsonl file; no Accelerate,
 no datasets, no evaluation, and no text tokenized that its few steps do not need (slurmft tokenizes
-all). Prints the time at which its first optimizer step was done.
+all). Prints the time at which its first optimizer step was done. first_step.py starts it:
+
+    torchrun first_step_baseline.py TRAIN.jsonl MODEL_DIR BATCH_SIZE
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
+from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from harness import parser
 
 STEPS = 3
 
 
 def main(data: str, model_folder: str, batch_size: int) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, DistributedSampler
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
     dist.init_process_group("gloo")
     with open(data) as file:
         rows = [json.loads(line) for line in file][: STEPS * batch_size * dist.get_world_size()]
@@ -33,7 +37,7 @@ def main(data: str, model_folder: str, batch_size: int) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(model_folder, num_labels=6)
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=5e-4)
-    loader = DataLoader(
+    loader: Any = DataLoader(
         samples,  # type: ignore[arg-type]
         batch_size=batch_size,
         sampler=DistributedSampler(samples),  # type: ignore[arg-type]
@@ -51,4 +55,8 @@ def main(data: str, model_folder: str, batch_size: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    arguments = parser(__doc__)
+    arguments.add_argument("data", metavar="TRAIN.jsonl")
+    arguments.add_argument("model_folder", metavar="MODEL_DIR")
+    arguments.add_argument("batch_size", type=int)
+    main(**vars(arguments.parse_args()))

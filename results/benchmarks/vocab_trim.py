@@ -1,11 +1,11 @@
-"""What it gains to train only the rows of tokens that the data has: one process, all cores, MRPC in
-batches of 32, bf16, packed; the 22M-parameter encoder (30,522 tokens), and random weights of
-XLM-R-base's sizes (250,002 tokens) for the same text.
+"""What does it gain to train only the rows of tokens that the data has (vocabulary trimming)? One
+process, all cores, MRPC in batches of 32, bf16, packed; the 22M-parameter encoder (30,522 tokens),
+and random weights of XLM-R-base's sizes (250,002 tokens) for the same text.
 
-    python results/vocabulary.py MRPC_DIR        # 4 minutes, 15 GB; its train.jsonl, validation
+    python results/benchmarks/vocab_trim.py MRPC_DIR        # 4 minutes, 15 GB of memory
 
-Speed: both trainings in one process, steps on the same samples in turn. Memory and losses: each in
-a process of its own.
+MRPC_DIR holds train.jsonl and validation.jsonl. Speed: both trainings in one process, steps on the
+same samples in turn. Memory and losses: each in a process of its own.
 """
 
 from __future__ import annotations
@@ -13,17 +13,14 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from batching import job_environment, make_run, peak_mib
-from provenance import RESULTS, encoder, save
-
-sys.path.insert(0, str(RESULTS.parent))
+from harness import Steps, call, encoder, job_environment, parser, peak_memory_mib, save
+from throughput_vs_trainer import make_case
 
 ROWS = ("all", "used")
 STEPS = {"MiniLM": 80, "XLM-R-base": 16}
@@ -47,7 +44,7 @@ def main(data: Path) -> None:
                 "alone": alone,
             }
             print(name, {k: found[name][k] for k in ("speed", "peak_memory", "checkpoint")})
-    save("vocabulary", {"used_over_all": found})
+    save("vocab_trim", {"used_over_all": found})
 
 
 def make_large(folder: Path) -> Path:
@@ -67,50 +64,46 @@ def run(folder: Path, data: Path, model: Path, rows: list[str], steps: int) -> d
     """Trains with all rows, with those in use, or both in turn, in a process of its own."""
     output = folder / "measured.json"
     command = [sys.executable, __file__, "case", str(data), str(model), ",".join(rows)]
-    subprocess.run(
-        [*command, str(steps), str(folder), str(output)],
-        check=True, timeout=900, env=os.environ | job_environment(), capture_output=True,
-    )  # fmt: skip
+    call(
+        *(*command, str(steps), str(folder), str(output)),
+        timeout_s=900,
+        env=os.environ | job_environment(),
+    )
     found: dict[str, Any] = json.loads(output.read_text())
     return found
 
 
 def case(data: Path, model: Path, rows: list[str], steps: int, folder: Path, output: Path) -> None:
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    os.environ.update(alone | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"})
-    benches = {each: bench(data, model, each, folder) for each in rows}
+    trainings = {each: training_of(data, model, each, folder) for each in rows}
     times: dict[str, list[float]] = {each: [] for each in rows}
     losses: dict[str, list[float]] = {each: [] for each in rows}
     for step in range(WARM_UP + steps):
         for each in rows[:: -1 if step % 2 else 1]:
-            samples = benches[each].samples()
             began = time.perf_counter()
-            losses[each].append(float(benches[each].training._step(samples)))
+            losses[each].append(float(trainings[each].step()))
             times[each].append(time.perf_counter() - began)
     found = {
         "step_s": {each: times[each][WARM_UP:] for each in rows},
         "loss": losses[rows[0]],
-        "checkpoint_mib": checkpoint_mib(benches[rows[0]].training),
-        "peak_memory_mib": peak_mib(),
+        "checkpoint_mib": checkpoint_mib(trainings[rows[0]].training),
+        "peak_memory_mib": peak_memory_mib(),
     }
     output.write_text(json.dumps(found))
     os._exit(0)
 
 
-def bench(data: Path, model: Path, rows: str, folder: Path) -> Any:
-    """A training; all of one process have its process group."""
-    import overhead
-
+def training_of(data: Path, model: Path, rows: str, folder: Path) -> Steps:
+    """A training of all rows, or of those in use; all of one process share its process group."""
     from slurmft.job import process_group
     from slurmft.train import vocab_trim
 
     before = vocab_trim._SAVED_BYTES
     if rows == "all":
         vocab_trim._SAVED_BYTES = 2**60
-    found = overhead.Bench(make_run("mrpc", data, folder, "packed", "bf16", model))
+    steps = Steps(make_case(folder / "runs", "mrpc", data, model, "packed", "bf16"))
     vocab_trim._SAVED_BYTES = before
-    process_group.init = lambda backend: found.training.world
-    return found
+    process_group.init = lambda backend: steps.world
+    return steps
 
 
 def checkpoint_mib(training: Any) -> float:
@@ -122,8 +115,9 @@ def checkpoint_mib(training: Any) -> float:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "case":
+    if sys.argv[1:2] == ["case"]:
         data, model, rows, steps, folder, output = sys.argv[2:]
         case(Path(data), Path(model), rows.split(","), int(steps), Path(folder), Path(output))
-    else:
-        main(Path(sys.argv[1]).absolute())
+    arguments = parser(__doc__)
+    arguments.add_argument("data", type=Path, metavar="MRPC_DIR")
+    main(arguments.parse_args().data.absolute())

@@ -1,6 +1,6 @@
-"""The fault table: what each fault of a cluster costs a run, on a real Slurm of four nodes.
+"""What does each fault of a cluster cost a run, on a real Slurm of four nodes?
 
-    python results/faults.py [PART OF A NAME]
+    python results/benchmarks/faults.py [PART OF A NAME]
 
 Takes about 20 minutes, as root; it starts the test cluster itself. Every run must end with the
 losses, metrics and weights of an undisturbed one, bit by bit.
@@ -9,16 +9,13 @@ losses, metrics and weights of an undisturbed one, bit by bit.
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from provenance import save
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
+from harness import parser, save
 
 from tests.conftest import Following
 from tests.slurm.test_jobs import assert_nodes_are_clean
@@ -138,4 +135,6 @@ def preemption(site: str) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "")
+    arguments = parser(__doc__)
+    arguments.add_argument("part", nargs="?", default="", metavar="PART OF A NAME")
+    main(arguments.parse_args().part)

@@ -1,13 +1,13 @@
-"""Training throughput by how batches are padded, against Hugging Face's Trainer: one process, all
+"""How fast is a step against transformers' Trainer, by how batches are padded? One process, all
 cores, the 22M-parameter encoder, the same samples in the same order.
 
-    python results/batching.py mrpc DATA_DIR        # 6 minutes; DATA_DIR/train.jsonl, validation
-    python results/batching.py emotion DATA_DIR
-    python results/batching.py squad DATA_DIR
+    python results/benchmarks/throughput_vs_trainer.py mrpc DATA_DIR     # 6 minutes
+    python results/benchmarks/throughput_vs_trainer.py emotion DATA_DIR
+    python results/benchmarks/throughput_vs_trainer.py squad DATA_DIR
 
-Every case is a process of its own, in turn; a round has them all. Of every process, the time of the
-same steps after the warm-up counts. Losses are means over these steps; dropout draws other numbers
-in every case.
+DATA_DIR holds train.jsonl and validation.jsonl. Every case is a process of its own, in turn; a
+round has them all. Of every process, the time of the same steps after the warm-up counts. Losses
+are means over these steps; dropout draws other numbers in every case.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,9 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provenance import RESULTS, encoder, save
-
-sys.path.insert(0, str(RESULTS.parent))
+from harness import Steps, call, encoder, job_environment, make_run, parser, peak_memory_mib, save
 
 ROUNDS, WARM_UP = 2, 2
 
@@ -38,14 +35,14 @@ class Work:
     max_length: int
     steps: int
     """That count."""
-    left_out: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
     """Cases that are not run: words in their names."""
 
 
 WORK = {
     "mrpc": Work(32, 128, 12),
-    "emotion": Work(256, 128, 8, left_out=("padded", "grouped")),
-    "squad": Work(16, 384, 6, left_out=("fp32", "dynamic", "grouped")),
+    "emotion": Work(256, 128, 8, skip=("padded", "grouped")),
+    "squad": Work(16, 384, 6, skip=("fp32", "dynamic", "grouped")),
 }
 
 CASES = {
@@ -58,9 +55,8 @@ CASES = {
     "slurmft, grouped, bf16": ("slurmft", "grouped", "bf16"),
     "slurmft as submitted": ("slurmft", "packed", "bf16"),
 }
-"""Name -> program, batching, precision. Where batches are grouped they are other batches. As
+"""Name -> program, batching, precision. Length bucketing (grouped) makes other batches. As
 submitted: with the environment that a job's processes get on this machine."""
-
 
 RATIOS = [
     ("slurmft, packed, bf16", "Trainer, padded, bf16"),
@@ -73,7 +69,7 @@ RATIOS = [
 
 
 def main(task: str, data: Path) -> None:
-    cases = [name for name in CASES if not any(left in name for left in WORK[task].left_out)]
+    cases = [name for name in CASES if not any(word in name for word in WORK[task].skip)]
     found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(ROUNDS):
@@ -97,7 +93,7 @@ def report(task: str, found: dict[str, list[dict[str, float]]]) -> None:
     }
     print(json.dumps(ratios, indent=1))
     work = WORK[task]
-    save(f"batching_{task}", {
+    save(f"throughput_vs_trainer_{task}", {
         "batch_size": work.batch_size, "max_length": work.max_length, "steps": work.steps,
         "runs": found, "median_samples_per_s": rates, "ratios": ratios,
     })  # fmt: skip
@@ -110,73 +106,44 @@ def run(folder: Path, task: str, data: Path, name: str) -> dict[str, float]:
     environment = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
     if name == "slurmft as submitted":
         environment |= job_environment()
-    subprocess.run(
-        command, check=True, timeout=900, env=os.environ | environment, capture_output=True
-    )
+    call(*command, timeout_s=900, env=os.environ | environment)
     found: dict[str, float] = json.loads(output.read_text())
     return found
 
 
-def job_environment() -> dict[str, str]:
-    """What a job sets for the one process of this machine."""
-    from slurmft.core.config import JobConfig
-    from slurmft.node import hardware, profiles
-
-    profile = profiles.choose(
-        hardware.detect(os.environ), JobConfig(profile="cpu", nproc_per_node=1)
-    )
-    return {setting.name: setting.value for setting in profile.settings()}
-
-
 def case(task: str, data: Path, name: str, folder: Path, output: Path) -> None:
     program, batching, precision = CASES[name]
-    path = make_run(task, data, folder, batching, precision)
+    path = make_case(folder / "runs", task, data, encoder(), batching, precision)
     times, losses = {"slurmft": by_slurmft, "trainer": by_trainer}[program](path, task)
     work = WORK[task]
     seconds = times[-1] - times[WARM_UP - 1]
     found = {
         "samples_per_s": work.steps * work.batch_size / seconds,
         "loss": statistics.mean(losses[WARM_UP:]),
-        "peak_memory_mib": peak_mib(),
+        "peak_memory_mib": peak_memory_mib(),
     }
     output.write_text(json.dumps(found))
     os._exit(0)
 
 
-def peak_mib() -> float:
-    """Of this program; getrusage knows that of its parent before it, too."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
-
-
-def make_run(
-    task: str, data: Path, folder: Path, batching: str, precision: str, model: Path | None = None
+def make_case(
+    runs_dir: Path, task: str, data: Path, model: Path, batching: str, precision: str
 ) -> Path:
-    """A run directory as `slurmft submit` makes it."""
-    from slurmft.core.config import JobConfig, RunConfig
-    from slurmft.runs.rundir import RunDir
-    from slurmft.train.config import TrainConfig
-
+    """A run directory of what both programs train, at a constant learning rate."""
     work = WORK[task]
-    train = TrainConfig.resolve(
-        task=task, data=str(data), model=str(model or encoder()), batching=batching,
+    return make_run(
+        runs_dir, task=task, data=str(data), model=str(model), batching=batching,
         precision=precision, batch_size=work.batch_size, max_length=work.max_length,
-        checkpoint_every="0", learning_rate=5e-5, lr_schedule="constant", warmup_ratio=0.0,
+        learning_rate=5e-5, lr_schedule="constant", warmup_ratio=0.0,
     )  # fmt: skip
-    job = JobConfig(runs_dir=str(folder / "runs"))
-    return RunDir.create(RunConfig(program=train.program(), job=job)).path
 
 
 def by_slurmft(path: Path, task: str) -> tuple[list[float], list[float]]:
     """Clock times after every step, and losses."""
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    os.environ.update(alone | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"})
-    from overhead import Bench
-
-    bench = Bench(path)
+    steps = Steps(path)
     times, losses = [], []
     for _ in range(WARM_UP + WORK[task].steps):
-        losses.append(bench.training._step(bench.samples()))
+        losses.append(steps.step())
         times.append(time.perf_counter())
     return times, [float(loss) for loss in losses]
 
@@ -194,10 +161,11 @@ def by_trainer(path: Path, task: str) -> tuple[list[float], list[float]]:
 
     from slurmft.runs.rundir import RunDir
     from slurmft.train import tasks
+    from slurmft.train.config import TrainConfig
     from slurmft.train.data import epoch_order
 
     run, work = RunDir.open(path), WORK[task]
-    config = run.load_config().train
+    config = TrainConfig.of(run.load_config().program)
     maker = tasks.get(config)
     data = maker.prepare()
     order = epoch_order(len(data.train), config.seed, 0)
@@ -257,7 +225,10 @@ def sample(table: Any, i: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "case":
+    if sys.argv[1:2] == ["case"]:
         case(sys.argv[2], Path(sys.argv[3]), sys.argv[4], Path(sys.argv[5]), Path(sys.argv[6]))
-    else:
-        main(sys.argv[1], Path(sys.argv[2]).absolute())
+    arguments = parser(__doc__)
+    arguments.add_argument("task", choices=WORK)
+    arguments.add_argument("data", type=Path, metavar="DATA_DIR")
+    asked = arguments.parse_args()
+    main(asked.task, asked.data.absolute())

@@ -1,19 +1,27 @@
 #!/usr/bin/env bash
-# A new user's path, by the README: a clone, the first run, texts of one's own, a report. Prints how
-# long each step took. Needs the package index, for a 22M-parameter model in a wheel; no hub.
+# How long does a new user's path take, by the README: a clone, the first run, texts of one's own, a
+# report? Needs the package index, for a 22M-parameter model in a wheel; no hub. Writes
+# results/measured/new_user.json.
 #
-#     bash results/new_user.sh EMPTY_FOLDER
+#     bash results/benchmarks/new_user.sh EMPTY_FOLDER     # 3 minutes
 set -euo pipefail
-checkout=$(cd "$(dirname "$0")/.." && pwd)
+if [ $# != 1 ] || [ "$1" = --help ]; then
+  echo "usage: bash results/benchmarks/new_user.sh EMPTY_FOLDER"
+  exit $(($# != 1))
+fi
+checkout=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$1"
+seconds=()
 
 step() { # NAME COMMAND...
-  local name=$1 began code=0
+  local name=$1 began took code=0
   shift
   began=$(date +%s.%N)
   "$@" >last.txt 2>&1 || code=$?
-  printf '%-38s %6.1f s  exit %d\n' "$name" "$(echo "$(date +%s.%N) - $began" | bc)" "$code"
+  took=$(awk "BEGIN { printf \"%.1f\", $(date +%s.%N) - $began }")
+  printf '%-38s %6.1f s  exit %d\n' "$name" "$took" "$code"
   tail -2 last.txt | cut -c1-100 | sed 's/^/    /'
+  seconds+=("$name" "$took" "$code")
 }
 
 step "clone" git clone -q "$checkout" slurmft
@@ -55,3 +63,17 @@ step "slurmft logs last" slurmft logs last
 step "slurmft report last --output report" slurmft report last --output report
 step "the model, in transformers" python -c 'from slurmft import Run; from transformers import pipeline
 print(pipeline("text-classification", model=str(Run("last").path / "model"))("where is my lamp?"))'
+python - "$checkout/results/benchmarks" "${seconds[@]}" <<'PYTHON'
+import sys
+
+sys.path.insert(0, sys.argv[1])
+from harness import save
+
+names, seconds, codes = sys.argv[2::3], sys.argv[3::3], sys.argv[4::3]
+sys.argv = ["new_user.sh", "FOLDER"]
+steps = [
+    {"step": name, "seconds": float(s), "exit": int(code)}
+    for name, s, code in zip(names, seconds, codes, strict=True)
+]
+save("new_user", {"steps": steps})
+PYTHON

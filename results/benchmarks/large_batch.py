@@ -1,31 +1,24 @@
-"""Accuracy on emotion by global batch: five epochs of the recipe mn4-emotion with the 22M-parameter
-encoder, in one process. What 16 devices do at once, it does one after another: it accumulates.
+"""What accuracy does emotion keep as the global batch grows? Five epochs of the recipe mn4-emotion
+with the 22M-parameter encoder, in one process, which accumulates what 16 devices would do at once.
 
-    python results/large_batch.py choose DATA_DIR           # learning rates, on a part of train
-    python results/large_batch.py accuracy DATA_DIR [SEED]  # all cases, on validation and test
-    python results/large_batch.py cost                      # times on 16 devices: a model
+    python results/benchmarks/large_batch.py accuracy DATA_DIR [--seeds SEED ...]
+    python results/benchmarks/large_batch.py cost      # times on 16 devices: a model
 
-`choose` sees the training split alone: 14,000 of its samples to train on, 2,000 to judge by, and as
-few steps as a global batch of 4,096 leaves. `accuracy` goes on where it was stopped; no choice was
+`accuracy` runs all cases, on validation and test; it resumes where it was stopped. No choice was
 made by the test split.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from provenance import RESULTS, encoder, save
+from harness import PUBLISHED, encoder, load, parser, records, result, save, submit
 
 SEEDS = (42, 43, 44)
-DEVICE_BATCH, STEPS, HELD_OUT = 256, 20, 2000
-
 _ALL_MICRO_STEPS = ("--gradient-accumulation-steps", "16")
 _NO_LIMIT = ("--max-global-batch-size", "4096")
 _ONE_RATE = ("--learning-rate", "2e-3")
@@ -40,24 +33,10 @@ CASES: dict[str, tuple[str, ...]] = {
 """Global batch -> flags. Up to 1,024 the recipe is as published. One rate for all: that of Muon,
 for embeddings, norms and biases, too."""
 
-RATES = {"muon": (1e-3, 2e-3, 4e-3, 8e-3), "adamw": (5e-4, 1e-3, 2e-3)}
-
-
-def main(part: str, arguments: list[str]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        if part == "cost":
-            return save("large_batch_cost", cost())
-        data = Path(arguments[0]).absolute()
-        if part == "choose":
-            choose(Path(folder), data)
-        else:
-            accuracy(Path(folder), data, [int(seed) for seed in arguments[1:]] or list(SEEDS))
-
 
 def accuracy(folder: Path, data: Path, seeds: list[int]) -> None:
-    """Every case with every seed; each is written down at once."""
-    file = RESULTS / "large_batch.json"
-    runs: dict[str, dict[str, Any]] = json.loads(file.read_text())["runs"] if file.exists() else {}
+    """Every case with every seed; each is written at once."""
+    runs: dict[str, dict[str, Any]] = load("large_batch").get("runs", {})
     for seed in seeds:
         for name, flags in CASES.items():
             key = f"{name}, seed {seed}"
@@ -77,50 +56,27 @@ def mean(runs: dict[str, dict[str, Any]], kind: str) -> dict[str, float]:
     return {name: statistics.mean(values) for name, values in found.items()}
 
 
-def choose(folder: Path, data: Path) -> None:
-    """Learning rates by what they reach in few steps, on a part of the training data."""
-    held_out = hold_out(folder / "data", data)
-    found: dict[str, Any] = {}
-    for optimizer, rates in RATES.items():
-        for rate in rates:
-            flags = ("--optimizer", optimizer, "--learning-rate", str(rate), "--lr-rule", "none")
-            key = f"{optimizer} {rate}"
-            found[key] = run(folder / key, held_out, *flags, "--max-steps", str(STEPS))
-            print(key, found[key]["accuracy"], found[key]["loss"], flush=True)
-            save("large_batch_choice", {"steps": STEPS, "batch": DEVICE_BATCH, "runs": found})
-
-
-def hold_out(folder: Path, data: Path) -> Path:
-    """The training split in two: what to train on, and what to judge by."""
-    lines = (data / "train.jsonl").read_text().splitlines(keepends=True)
-    random.Random(0).shuffle(lines)
-    folder.mkdir()
-    (folder / "validation.jsonl").write_text("".join(lines[:HELD_OUT]))
-    (folder / "train.jsonl").write_text("".join(lines[HELD_OUT:]))
-    return folder
-
-
 def run(folder: Path, data: Path, *flags: str) -> dict[str, Any]:
     """Trains by the real command; returns what counts of its result."""
-    command = [sys.executable, "-m", "slurmft.submit", "--follow", "--cluster", "local"]
-    command += ["--recipe", "mn4-emotion", "--data", str(data), "--model", str(encoder())]
-    command += ["--nproc-per-node", "1", "--precision", "bf16", "--batching", "packed"]
-    command += ["--checkpoint-every", "0", "--runs-dir", str(folder), *flags]
-    subprocess.run(command, check=True, timeout=7200, stdout=subprocess.DEVNULL)
-    (path,) = folder.iterdir()
-    result = json.loads((path / "result.json").read_text())
-    told = [json.loads(line) for line in (path / "records.jsonl").read_text().splitlines()]
-    by_epoch = [r["metrics"]["accuracy"] for r in told if r["event"] == "epoch"]
+    path = submit(
+        folder,
+        *("--cluster", "local", "--recipe", "mn4-emotion", "--data", str(data)),
+        *("--model", str(encoder()), "--nproc-per-node", "1", "--precision", "bf16"),
+        *("--batching", "packed", "--checkpoint-every", "0"),
+        *flags,
+    )
+    values = result(path)
+    by_epoch = [record["metrics"]["accuracy"] for record in records(path, "epoch")]
     names = ("optimizer", "learning_rate", "global_batch_size", "steps", "loss")
     return {
         "accuracy": by_epoch[-1],
-        "test_accuracy": judged(path / "model", data / "test.jsonl"),
+        "test_accuracy": test_accuracy(path / "model", data / "test.jsonl"),
         "accuracy_by_epoch": by_epoch,
-        "train_s": result["phases_s"]["train"],
-    } | {name: result[name] for name in names}
+        "train_s": values["phases_s"]["train"],
+    } | {name: values[name] for name in names}
 
 
-def judged(model: Path, file: Path) -> float | None:
+def test_accuracy(model: Path, file: Path) -> float | None:
     """Accuracy of a saved model, in fp32; None: there is no such file."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -162,7 +118,6 @@ def cost() -> dict[str, Any]:
     20 and 40 steps differ by, and Muon's work and messages besides."""
     import torch
 
-    sys.path.insert(0, str(RESULTS.parent))
     from slurmft.train.optim import split
 
     shapes = [(HIDDEN, HIDDEN)] * 4 * LAYERS + [(INNER, HIDDEN)] * 2 * LAYERS
@@ -170,7 +125,7 @@ def cost() -> dict[str, Any]:
     parts = [sum(map(orthogonal_flop, part)) for part in split(matrices, DEVICES)]
     work_s = max(parts) / V100_FP32_FLOP_S
     sent = SENT_BYTES * sum(p.numel() for p in matrices)
-    table = json.loads((RESULTS / "published" / "mn4_emotion.json").read_text())
+    table = json.loads((PUBLISHED / "mn4_emotion.json").read_text())
     seconds = {row[1] * DEVICES: row[3] for row in table["rows"] if row[0] == DEVICES}
     step_s = (seconds[2048] - seconds[4096]) / (STEPS_OF[2048] - STEPS_OF[4096])
     muon_s = work_s + sent / EDR_BYTES_S
@@ -197,4 +152,15 @@ def orthogonal_flop(matrix: Any) -> float:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    arguments = parser(__doc__)
+    parts = arguments.add_subparsers(dest="part", required=True)
+    parts.add_parser("cost")
+    with_data = parts.add_parser("accuracy")
+    with_data.add_argument("data", type=Path, metavar="DATA_DIR")
+    with_data.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    asked = arguments.parse_args()
+    if asked.part == "cost":
+        save("large_batch_cost", cost())
+    else:
+        with tempfile.TemporaryDirectory() as name:
+            accuracy(Path(name), asked.data.absolute(), asked.seeds)
