@@ -87,7 +87,8 @@ def purpose(path: Path) -> str:
 
 def draw(layers: list[list[Part]]) -> str:
     """The drawing, as SVG."""
-    shapes, top = [], 0
+    shapes: list[str] = []
+    top = 0
     for layer in layers:
         width = (WIDTH - LEFT - GAP * (len(layer) - 1)) / len(layer)
         texts = [lines(part, width) for part in layer]
