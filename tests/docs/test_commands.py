@@ -31,7 +31,12 @@ OURS = re.compile(r"(\bslurmft(?= )|-m slurmft\.submit\b|-m tests\.support\.clus
 """Where a command of ours begins; its arguments follow."""
 
 FLAG = r"(?<![\w-])--[a-z][\w-]*"
-OF_OTHERS = {"--signal": "sbatch", "--dependency": "sbatch", "--slurm": "the tests"}
+OF_OTHERS = {
+    "--signal": "sbatch",
+    "--dependency": "sbatch",
+    "--nnodes": "torchrun",
+    "--slurm": "the tests",
+}
 """Flags in inline code that are not slurmft's, and whose they are."""
 
 
