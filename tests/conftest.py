@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from slurmft.rundir import RunDir
-from tests.cluster import Cluster
-from tests.lockfs import TwoNodes, missing
-from tests.models import write_emotion, write_model
+from slurmft.runs.rundir import RunDir
+from tests.support.cluster import Cluster
+from tests.support.lockfs import TwoNodes, missing
+from tests.support.models import write_emotion, write_model
 
 settings.register_profile("slurmft", deadline=None)  # how fast a busy machine is, is no matter
 settings.load_profile("slurmft")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-CHECKOUT = Path(__file__).parent.parent.parent
+from tests.support import CHECKOUT
+
 PAGES = {
     path: path.read_text(encoding="utf-8")
     for path in (CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md")))

@@ -15,16 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from slurmft import completion, prepare
-from slurmft.__main__ import COMMANDS
-from slurmft.cli import parser_of
-from tests.cluster.__main__ import parser as cluster_parser
+from slurmft.cli import completion, prepare
+from slurmft.cli.parser import parser_of
 from tests.conftest import Done
 from tests.docs import pages, rules
 from tests.docs import world as worlds
 from tests.docs.rules import LOGIN, MERE_NAME, RULES, Command, filled
 from tests.docs.world import World
-from tests.hub import Hub
+from tests.support.cluster.__main__ import parser as cluster_parser
+from tests.support.hub import Hub
 
 COMMANDS_THERE = rules.commands()
 OURS = re.compile(r"(\bslurmft(?= )|-m slurmft\.submit\b|-m tests\.support\.cluster\b|\.sbatch\b)")
@@ -115,7 +114,7 @@ def test_flags_are_known(command: Command) -> None:
     _, ours, arguments = OURS.split(text, maxsplit=1)
     words = shlex.split(filled(arguments, {"RUN": "last"}))
     if command.rule is MERE_NAME:
-        module = importlib.import_module(COMMANDS[words[0]][0])
+        module = importlib.import_module(f"slurmft.cli.{words[0]}")
         assert all(part in module.COMMANDS for part in words[1:])
     elif ours.endswith("cluster"):
         assert cluster_parser().parse_args(words)
@@ -137,11 +136,9 @@ def test_flags_in_the_text_are_known() -> None:
 
 def parse(command: str, words: list[str]) -> argparse.Namespace:
     """By the command's own parser."""
-    module_name, function, _ = COMMANDS[command]
-    module = importlib.import_module(module_name)
+    module = importlib.import_module(f"slurmft.cli.{command}")
     part = [word for word in words[:1] if word in getattr(module, "COMMANDS", {})]
-    main = getattr(module, function)
-    parser = None if command == "completion" else parser_of(main, part)
+    parser = None if command == "completion" else parser_of(module.main, part)
     return parser.parse(words[len(part) :]) if parser else argparse.Namespace(words=words)
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import Cluster
-from tests.cluster.system import wait_until
 from tests.docs import rules
 from tests.docs import world as worlds
 from tests.docs.rules import CLUSTER, Command
 from tests.docs.world import World
+from tests.support.cluster import Cluster
+from tests.support.cluster.system import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
 

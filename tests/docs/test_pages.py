@@ -13,11 +13,14 @@ from pathlib import Path
 import pytest
 
 import slurmft
-from slurmft import grid, site
-from slurmft.__main__ import COMMANDS
+from slurmft.cli import COMMANDS
+from slurmft.core import site
+from slurmft.studies import spec
+from slurmft.train.configure import OPTIONS
 from tests.docs import pages
-from tests.docs.pages import CHECKOUT, PAGES
+from tests.docs.pages import PAGES
 from tests.docs.rules import study_name
+from tests.support import CHECKOUT
 
 README = CHECKOUT / "README.md"
 TROUBLESHOOTING = CHECKOUT / "docs/troubleshooting.md"
@@ -74,9 +77,10 @@ def test_modules_are_there(page: Path) -> None:
     dotted = {w for w in words if re.fullmatch(r"slurmft(\.[a-z_]+)+(\(\))?;?", w)}
     files = {w for w in words if re.fullmatch(r"([a-z_]+/)+[a-z_]+\.py:?", w)}
     files |= {w for w in words if re.fullmatch(r"(tests|results|train)/([a-z_]+/)*", w)}
-    assert not [name for name in dotted if not is_there(name.rstrip("();"))]
     tops = (CHECKOUT, CHECKOUT / "slurmft")
-    assert not [f for f in files if not any((top / f.rstrip(":")).exists() for top in tops)]
+    absent = {name for name in dotted if not is_there(name.rstrip("();"))}
+    absent |= {f for f in files if not any((top / f.rstrip(":")).exists() for top in tops)}
+    assert not absent
 
 
 def is_there(name: str) -> bool:
@@ -127,10 +131,10 @@ def test_toml(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """Of a study file, all keys are those of a study; of a site file, all are options."""
     (tmp_path / "file.toml").write_text(block)
     if study_name(block):
-        assert grid.read(str(tmp_path / "file.toml")).cells
+        assert spec.read(str(tmp_path / "file.toml")).cells
     else:
         monkeypatch.setenv("SLURMFT_SITE", str(tmp_path / "file.toml"))
-        assert site.site_defaults().keys() == tomllib.loads(block).keys()
+        assert site.site_defaults(OPTIONS).keys() == tomllib.loads(block).keys()
 
 
 def test_pip() -> None:
