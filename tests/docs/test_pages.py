@@ -115,15 +115,16 @@ def quoted() -> list[str]:
 
 def fixed_words(message: str) -> list[str]:
     """Three words in a row that look like no values (12, 'x', n4, SIGKILL), wherever there are."""
-    runs = re.split(r"\.\.\.|[:,;()] ?|\S*[\d'=]\S*|\b[A-Z]{3,}\b", message)
+    runs = re.split(r"\.\.\.|[:,;()] ?|\S*[\d'=]\S*|\b(?:[A-Z]{3,}|nan)\b", message)
     words = [run.split() for run in runs]
     return [" ".join(run[i : i + 3]) for run in words for i in range(len(run) - 2)]
 
 
 @pytest.mark.parametrize("message", quoted())
 def test_messages_are_slurmfts_own(message: str) -> None:
-    """Whoever changes a message changes its row in troubleshooting."""
-    assert any(words in literals() for words in fixed_words(message)), fixed_words(message)
+    """Whoever changes a message changes its row in troubleshooting. (A value may look like words.)"""
+    words = fixed_words(message)
+    assert len([w for w in words if w in literals()]) >= len(words) / 2
 
 
 @pytest.mark.parametrize("block", pages.blocks("toml"))
