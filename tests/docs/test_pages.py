@@ -122,7 +122,7 @@ def fixed_words(message: str) -> list[str]:
 
 @pytest.mark.parametrize("message", quoted())
 def test_messages_are_slurmfts_own(message: str) -> None:
-    """Whoever changes a message changes its row in troubleshooting. (A value may look like words.)"""
+    """Whoever changes a message changes its row in troubleshooting. Values may look like words."""
     words = fixed_words(message)
     assert len([w for w in words if w in literals()]) >= len(words) / 2
 
