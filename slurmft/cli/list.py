@@ -10,7 +10,7 @@ from typing import Any
 from slurmft.cli import parser as cli_parser
 from slurmft.cli.parser import Parser
 from slurmft.cluster import status
-from slurmft.cluster.status import metrics_words, note, take
+from slurmft.cluster.status import list_runs, metrics_words, note
 from slurmft.core.errors import Exit, unknown
 from slurmft.core.files import to_json
 from slurmft.core.text import aligned, duration, shown
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
     for state in arguments.state:
         if state not in status.STATES:
             raise unknown("--state", state, list(status.STATES))
-    found = take(resolve.folder(arguments.runs_dir), arguments.state, arguments.newest)
+    found = list_runs(resolve.folder(arguments.runs_dir), arguments.state, arguments.newest)
     if arguments.json:
         print(to_json(found, indent=2))
         return Exit.OK

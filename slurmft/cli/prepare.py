@@ -126,7 +126,7 @@ def find_run(flags: dict[str, Any]) -> RunDir | None:
     """The run directory of a job that was requeued; None for a job that starts."""
     if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
         return None
-    job, where = commands.job_name(os.environ), launcher.here("slurm")
+    job, where = commands.job_name(os.environ), launcher.location("slurm")
     return RunDir.of_job(configure(flags).job.runs_dir, job, where)
 
 
@@ -136,7 +136,7 @@ def make_run(flags: dict[str, Any], argv: list[str]) -> RunDir:
     config = dataclasses.replace(config, submission=provenance("prepare", argv))
     run = RunDir.create(config, mark=job)
     write_text(run.script, inside_text(config, run))
-    launcher.note_job(run, "slurm", job, launcher.here("slurm"))
+    launcher.note_job(run, "slurm", job, launcher.location("slurm"))
     return run
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from slurmft.cli import parser as cli_parser
 from slurmft.cli.follow import next_commands
 from slurmft.cli.parser import Parser
-from slurmft.cluster.status import describe, metrics_words, note
+from slurmft.cluster.status import metrics_words, note, run_facts
 from slurmft.core.errors import Exit
 from slurmft.core.files import to_json
 from slurmft.core.text import ago, clock, duration, in_bytes, number, shown
@@ -149,7 +149,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="all that is known, as JSON")
     arguments = parser.parse(argv)
     run = resolve.find(arguments.run, arguments.runs_dir)
-    facts = describe(run)
+    facts = run_facts(run)
     if arguments.json:
         print(to_json(facts, indent=2))
     else:

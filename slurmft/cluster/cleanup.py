@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmft.cluster import status
-from slurmft.cluster.status import Standing
+from slurmft.cluster.status import RunStatus
 from slurmft.core.errors import SlurmftError
 from slurmft.runs import resolve, token_cache
 from slurmft.runs.rundir import RunDir
@@ -57,21 +57,21 @@ Found = tuple[str, Path, str]
 """The same, with its kind."""
 
 
-def checkpoints(found: Standing, idle_s: float, older_s: float) -> Finding:
+def checkpoints(found: RunStatus, idle_s: float, older_s: float) -> Finding:
     """The best checkpoint, which finished runs keep; their model is in the folder `model`."""
     files = RunDir(found.run.path)
     if found.state == "finished" and files.model.is_dir() and files.checkpoints.is_dir():
         yield files.checkpoints, "the run has finished; its model stays"
 
 
-def tokens(found: Standing, idle_s: float, older_s: float) -> Finding:
+def tokens(found: RunStatus, idle_s: float, older_s: float) -> Finding:
     """The tokens that the ranks of a run read."""
     files = RunDir(found.run.path)
     if found.state == "finished" and files.tokens.is_dir():
         yield files.tokens, "the run has finished"
 
 
-def leftovers(found: Standing, idle_s: float, older_s: float) -> Finding:
+def leftovers(found: RunStatus, idle_s: float, older_s: float) -> Finding:
     """What a kill during a write left behind, and damaged checkpoints."""
     files = RunDir(found.run.path)
     for folder in (files.path, files.failures, files.submitit):
@@ -80,7 +80,7 @@ def leftovers(found: Standing, idle_s: float, older_s: float) -> Finding:
         yield path, "a damaged checkpoint" if path.name.startswith("bad-") else "half written"
 
 
-def dead_runs(found: Standing, idle_s: float, older_s: float) -> Finding:
+def dead_runs(found: RunStatus, idle_s: float, older_s: float) -> Finding:
     """Whole runs that did not finish, after some time."""
     if found.state != "finished" and idle_s > older_s:
         word = found.state if found.job else "never submitted"
@@ -110,7 +110,7 @@ def kept_tokens(top: Path, older_s: float) -> Finding:
         yield path, left or f"no run has used it for {idle_s / 86400:.0f} days"
 
 
-_OF_RUNS: dict[str, Callable[[Standing, float, float], Finding]] = {
+_OF_RUNS: dict[str, Callable[[RunStatus, float, float], Finding]] = {
     "runs": dead_runs,
     "checkpoints": checkpoints,
     "tokens": tokens,
@@ -143,12 +143,12 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
     left_out = [resolve.problem_line(problems)] if problems else []
     theirs = unsure = apart = 0
     found: list[Found] = []
-    for each in status.stand(made):
+    for each in status.run_statuses(made):
         if each.is_alive and each.job:
             continue
         if not _is_mine(each.run.path):
             theirs += 1
-        elif each.apart and not each.is_sure:
+        elif each.elsewhere and not each.is_sure:
             apart += 1
         elif not each.is_sure:
             unsure += 1
@@ -166,7 +166,7 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
     return Plan([Item(path, kind, why, size_of(path)) for kind, path, why in found], left_out)
 
 
-def _of_run(each: Standing, kinds: Sequence[str], older_s: float) -> Iterator[Found]:
+def _of_run(each: RunStatus, kinds: Sequence[str], older_s: float) -> Iterator[Found]:
     idle_s = time.time() - last_change(each)
     if each.is_alive and idle_s <= older_s:  # it may be about to be submitted
         return
@@ -178,7 +178,7 @@ def _of_run(each: Standing, kinds: Sequence[str], older_s: float) -> Iterator[Fo
                 yield kind, path, why
 
 
-def last_change(found: Standing) -> float:
+def last_change(found: RunStatus) -> float:
     """When a run last said anything, or was asked for anything (Unix seconds)."""
     files = RunDir(found.run.path)
     times = [float(found.run.state.get("time") or 0)]

@@ -151,7 +151,7 @@ def submit(config: RunConfig, cluster: str, mark: str = "") -> RunDir:
     Raises:
         SlurmftError: the job was refused, or would wait for ever. There is no run directory then.
     """
-    where = cluster_launcher.here(cluster)
+    where = cluster_launcher.location(cluster)
     run, launcher = RunDir.create(config, mark), cluster_launcher.get(cluster)
     try:
         job_id = launcher.submit(config, run)
@@ -199,7 +199,7 @@ def resume(run: RunDir, flags: dict[str, Any], told: dict[str, Any]) -> str:
     stage_env.check(job, cluster)
     trackers.check(job)
     config = dataclasses.replace(old, job=job, submission=old.submission | {"resumed": again})
-    launcher, where = cluster_launcher.get(cluster), cluster_launcher.here(cluster)
+    launcher, where = cluster_launcher.get(cluster), cluster_launcher.location(cluster)
     write_text(run.config, config.to_json())
     run.set_state("submitted", "resumed")  # before the job can say that it runs
     try:

@@ -153,7 +153,7 @@ def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
             f"the job {job_id} was cancelled{_by(state.reason)}", None, Exit.CANCELLED
         )
     # When the scheduler ends a job, its ranks may lose each other before they are gone.
-    if failure is not None and not (failure["echo"] and state.name != "FAILED"):
+    if failure is not None and not (failure["secondary"] and state.name != "FAILED"):
         return _failure_error(failure)
     recorded = run.get_state()
     if recorded["state"] == "cancelled":

@@ -211,7 +211,7 @@ def choose_backend(asked: str, has_gpu: bool) -> str:
     return ("nccl" if has_gpu else "gloo") if asked == "auto" else asked
 
 
-def is_echo(error: BaseException) -> bool:
+def is_secondary(error: BaseException) -> bool:
     """Whether an error only says that another rank is gone."""
     if isinstance(error, (PeerFailedError, dist.DistBackendError, dist.DistNetworkError)):
         return True

@@ -153,7 +153,7 @@ class RankTask(NodeTask):
         if code < 0:
             oom = " (out of memory?)" if code == -signal.SIGKILL else ""
             killed = SlurmftError(f"it was killed by {name(-code)}{oom}", hint)
-            run.add_failure(where, killed, echo=code == -signal.SIGABRT, retry=True)
+            run.add_failure(where, killed, secondary=code == -signal.SIGABRT, retry=True)
             return 128 - code
         if run.root_failure() is None:
             unknown = SlurmftError(f"it ended with exit code {code}", hint)

@@ -35,7 +35,7 @@ _START_TIMEOUT_S = 600
 """How long torchrun waits for the other nodes' torchrun: importing torch from a cold shared file
 system takes minutes. That they can be reached is known before (`Rendezvous.check`)."""
 
-_ECHO_WAIT_S = 5
+_CAUSE_WAIT_S = 5
 
 _STOP_TIMEOUT_S = 5
 """Between torchrun's SIGTERM and SIGKILL to the ranks of a failed node."""
@@ -212,7 +212,7 @@ class NodeTask:
         )
         with contextlib.suppress(OSError):
             # Ranks that wait for the one that hangs look alike: only a stopped process is certain.
-            run.add_failure(f"node {host}", error, echo=not hang.certain, bad_host=host)
+            run.add_failure(f"node {host}", error, secondary=not hang.certain, bad_host=host)
         print(f"error: {error}", file=sys.stderr, flush=True)
         if not hang.certain:
             await_cause(run)
@@ -231,14 +231,14 @@ class NodeTask:
             killed = SlurmftError(f"a rank was killed by {name(signal_number)}{oom}", f"log: {log}")
             # A rank that loses its peers may abort; who was killed otherwise is the cause.
             # Its host is not blamed: memory runs out on any.
-            run.add_failure(where, killed, echo=signal_number == signal.SIGABRT, retry=True)
+            run.add_failure(where, killed, secondary=signal_number == signal.SIGABRT, retry=True)
         failure = await_cause(run)
         if failure is None:
             unknown = SlurmftError(f"torchrun ended with exit code {code}", f"log: {log}")
             failure = run.add_failure(where, unknown, retry=bool(run.checkpoint_names()))
         # Told by a file, too: other nodes see it before srun tells them.
         ended = SlurmftError("its ranks ended", code=failure["code"])
-        run.add_failure(where, ended, echo=True, retry=failure["retry"])
+        run.add_failure(where, ended, secondary=True, retry=failure["retry"])
         return int(failure["code"])
 
 
@@ -251,14 +251,13 @@ def poll(torchrun: subprocess.Popen[bytes]) -> int | None:
 
 
 def await_cause(run: RunDir) -> dict[str, Any] | None:
-    """The first failure of the run, which may be an echo of one that is not told; None: there is
-    none.
+    """The failure that ended the run, or a secondary one; None: none is recorded.
 
-    Where the ranks here only lost their peers, or wait for them, the node where it began gets a
-    moment to say so: the end of this task makes srun end that one, too.
+    Where the ranks here only lost their peers, or wait for them, the node where the failure began
+    gets a moment to record it: the end of this task makes srun end that node's task, too.
     """
-    deadline = time.monotonic() + _ECHO_WAIT_S
-    while (failure := run.root_failure()) is None or failure["echo"]:
+    deadline = time.monotonic() + _CAUSE_WAIT_S
+    while (failure := run.root_failure()) is None or failure["secondary"]:
         if time.monotonic() > deadline:
             break
         time.sleep(0.1)

@@ -59,7 +59,7 @@ def judge(run: RunDir, code: int) -> Verdict:
     if run.get_state()["state"] == "cancelled":
         return Verdict("cancelled", run.get_state()["reason"], Exit.CANCELLED)
     # Where ranks only lost their neighbours, a node may have gone without a word.
-    own = failure is not None and not failure["retry"] and not failure["echo"]
+    own = failure is not None and not failure["retry"] and not failure["secondary"]
     if code != Exit.STOPPED and failure and own:
         return Verdict("failed", f"{failure['where']}: {failure['message']}", failure["code"])
     by_itself = failure is None and code not in (Exit.STOPPED, *range(128, 256))

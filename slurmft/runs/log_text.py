@@ -42,7 +42,7 @@ def until_now(
 ) -> Iterator[str]:
     """What failed first, and then all lines that there are."""
     if failure := first_failure(run, choice.attempt):
-        yield writer.failure(failure, echoes(run, failure))
+        yield writer.failure(failure, secondary_failures(run, failure))
     yield from writer.lines(last_lines(logs, choice, tail, whole=True))
 
 
@@ -59,11 +59,11 @@ def first_failure(run: RunDir, attempt: int | None = None) -> dict[str, Any] | N
     if attempt is None or attempt == run.attempt_number():
         return run.root_failure()
     found = [f for f in run.all_failures() if f["attempt"] == attempt]
-    return min(found, key=lambda f: (f["echo"], f["time"]), default=None)
+    return min(found, key=lambda f: (f["secondary"], f["time"]), default=None)
 
 
-def echoes(run: RunDir, first: dict[str, Any]) -> list[str]:
-    """Who failed after that: ranks that lost it, nodes whose ranks ended."""
+def secondary_failures(run: RunDir, first: dict[str, Any]) -> list[str]:
+    """Who failed because of that: ranks that lost it, nodes whose ranks ended."""
     after = [
         f["where"]
         for f in run.all_failures()

@@ -223,7 +223,7 @@ class RunDir:
         error: SlurmftError,
         trace: str | None = None,
         *,
-        echo: bool = False,
+        secondary: bool = False,
         step: int = 0,
         retry: bool = False,
         bad_host: str | None = None,
@@ -235,7 +235,7 @@ class RunDir:
             where: the process, in words: "rank 3 on n1".
             error: message, hint and exit code.
             trace: the traceback, of an error that nobody foresaw.
-            echo: it only says that another process failed.
+            secondary: it only says that another process failed.
             step: the optimizer step at which it happened.
             retry: the job may go on after a requeue: it was no error of the run itself.
             bad_host: the host that may be to blame, by Slurm's name.
@@ -247,7 +247,7 @@ class RunDir:
             "hint": error.hint and redact(error.hint),
             "code": int(error.code),
             "traceback": trace and redact(trace),
-            "echo": echo,
+            "secondary": secondary,
             "step": step,
             "retry": retry or bad_host is not None,
             "bad_host": bad_host,
@@ -264,10 +264,10 @@ class RunDir:
         return sorted(found, key=lambda f: float(f["time"]))
 
     def root_failure(self) -> dict[str, Any] | None:
-        """The failure that ended the last attempt: the first that is no echo of another's.
+        """The failure that ended the last attempt: the first that is not secondary.
 
-        When one rank dies, its neighbours see their connections close; those are echoes. What
-        happened to ranks before they last met was overcome.
+        When one rank dies, its neighbours see their connections close; those failures are
+        secondary. What happened to ranks before they last met was overcome.
         """
         attempt, started = read_json(self.attempt), read_json(self.started)
         submitted = [h["time"] for h in self.history() if h["state"] == "submitted"]
@@ -280,12 +280,12 @@ class RunDir:
             for f in self.all_failures()
             if f["attempt"] == number and not (f["where"].startswith("rank") and f["time"] < met)
         ]
-        found.sort(key=lambda f: (f["echo"], f["time"]))
+        found.sort(key=lambda f: (f["secondary"], f["time"]))
         return found[0] if found else None
 
     def bad_hosts(self) -> list[str]:
         """Hosts that were to blame in two attempts or more."""
-        failures = [f for f in self.all_failures() if f["bad_host"] and not f["echo"]]
+        failures = [f for f in self.all_failures() if f["bad_host"] and not f["secondary"]]
         blamed = {(f["bad_host"], f["attempt"]) for f in failures}
         counts = Counter(host for host, _ in blamed)
         return sorted(host for host, count in counts.items() if count >= 2)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurmft.cluster.status import Standing, stand
+from slurmft.cluster.status import RunStatus, run_statuses
 from slurmft.core.text import aligned, shown
 from slurmft.runs import records, scan
 from slurmft.runs.scan import MeasuredRun
@@ -28,10 +28,10 @@ class Repeat:
 
     cell: Cell
     number: int
-    tries: list[Standing] = field(default_factory=list)
+    tries: list[RunStatus] = field(default_factory=list)
 
     @property
-    def best(self) -> Standing | None:
+    def best(self) -> RunStatus | None:
         """The try that counts: the one that got furthest; of several, the last."""
         return min(reversed(self.tries), key=lambda t: STATES.index(t.outcome), default=None)
 
@@ -54,7 +54,7 @@ class Tally:
     """Runs of cells that the study file does not have, or of another study."""
     problems: list[str]
     """A line for every directory that could not be read."""
-    others_alive: list[Standing]
+    others_alive: list[RunStatus]
     """Those of the others that wait or run: they disturb measurements, too."""
 
     def by_cell(self) -> list[tuple[Cell, list[Repeat]]]:
@@ -65,14 +65,14 @@ class Tally:
             groups.setdefault(key, (repeat.cell, []))[1].append(repeat)
         return list(groups.values())
 
-    def tries(self) -> list[Standing]:
+    def tries(self) -> list[RunStatus]:
         return [t for r in self.repeats for t in r.tries]
 
-    def alive(self) -> list[Standing]:
+    def alive(self) -> list[RunStatus]:
         """All whose jobs wait or run here, of this study file or not; one elsewhere disturbs nobody
         here, and no job of here can wait for its end."""
         every = (*self.tries(), *self.others_alive)
-        return [t for t in every if t.is_alive and t.job and not t.apart]
+        return [t for t in every if t.is_alive and t.job and not t.elsewhere]
 
     def count(self, state: str) -> int:
         return sum(r.state == state for r in self.repeats)
@@ -90,7 +90,7 @@ def take(study: Study, folder: Path) -> Tally:
             belongs.setdefault(key, []).append(run)
         else:
             others.append(run)
-    tries = {t.run.path: t for t in stand(found)}
+    tries = {t.run.path: t for t in run_statuses(found)}
     for key, group in belongs.items():
         repeats[key].tries = [tries[run.path] for run in group]
     others_alive = [t for run in others if (t := tries[run.path]).is_alive]

@@ -26,7 +26,7 @@ from typing import Any
 from slurmft.cluster import launcher, status
 from slurmft.cluster.slurm import commands, job_array
 from slurmft.cluster.slurm.launcher import inside_text
-from slurmft.cluster.status import Standing
+from slurmft.cluster.status import RunStatus
 from slurmft.cluster.submit import check, provenance, submit
 from slurmft.core.config import RunConfig, flag
 from slurmft.core.errors import Exit, SlurmftError, UsageError
@@ -144,7 +144,7 @@ def check_settings(todo: Submission, yes: bool) -> list[str]:
     Raises:
         UsageError: finished or running ones have others.
     """
-    different: list[tuple[Standing, str]] = []
+    different: list[tuple[RunStatus, str]] = []
     for repeat in todo.tally.repeats:
         for each in list(repeat.tries):
             if not (words := difference(each.run, todo.config(repeat))):
@@ -172,21 +172,21 @@ def report_command(folder: Path) -> str:
     return shlex.join(["python", "-m", "slurmft", "report", str(folder), "--output", output])
 
 
-def alive_runs(folder: Path) -> list[Standing]:
+def alive_runs(folder: Path) -> list[RunStatus]:
     """The runs of a study that wait or run; says what it cannot read."""
     found, problems = study_progress.find(folder)
     for problem in problems:
         print(f"warning: {problem}; its job, if it has one, is not cancelled", file=sys.stderr)
-    return [t for t in status.stand(r for r in found if not r.is_finished) if t.is_alive]
+    return [t for t in status.run_statuses(r for r in found if not r.is_finished) if t.is_alive]
 
 
-def cancel(study: Study, alive: list[Standing]) -> None:
+def cancel(study: Study, alive: list[RunStatus]) -> None:
     """Ends the jobs of runs, and says so.
 
     Raises:
         UsageError: some are on another cluster or host; the others are cancelled.
     """
-    here = [t for t in alive if not t.apart]
+    here = [t for t in alive if not t.elsewhere]
     # The last arrays first: else each would start when the one before it is gone.
     if jobs := live_jobs([t for t in here if t.cluster == "slurm"])[::-1]:
         commands.cancel(*jobs)
@@ -197,9 +197,9 @@ def cancel(study: Study, alive: list[Standing]) -> None:
         elif job:
             launcher.get(cluster).cancel(job, run)
     print(f"{len(here)} run(s) of {study.name} are being cancelled")
-    if away := [t for t in alive if t.apart]:
+    if away := [t for t in alive if t.elsewhere]:
         raise UsageError(
-            f"{len(away)} run(s) of {study.name} are {away[0].apart}",
+            f"{len(away)} run(s) of {study.name} are {away[0].elsewhere}",
             "slurmft study cancel there, too",
         )
 
@@ -303,7 +303,7 @@ def difference(run: MeasuredRun, config: RunConfig) -> str:
 # --- on Slurm -------------------------------------------------------------------------------------
 
 
-def live_jobs(tries: Sequence[Standing]) -> list[str]:
+def live_jobs(tries: Sequence[RunStatus]) -> list[str]:
     """Jobs and arrays of runs that wait or run, the newest last."""
     jobs = {t.job.partition("_")[0] for t in tries if t.is_alive}
     return sorted(filter(None, jobs), key=lambda job: (len(job), job))

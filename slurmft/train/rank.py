@@ -86,12 +86,12 @@ def fail(error: Exception, run: RunDir, rank: int, step: int, began: float) -> i
     shown = explain(error, run, rank)
     trace = None if isinstance(error, SlurmftError) else traceback.format_exc()
     print(redact(trace or f"error: {shown}"), file=sys.stderr, flush=True)
-    where, echo = f"rank {rank} on {platform.node()}", is_echo(error)
+    where, secondary = f"rank {rank} on {platform.node()}", is_secondary(error)
     earlier = [f for f in run.all_failures() if f["time"] < began]
     again = any(f["message"] == shown.message and f["step"] == step for f in earlier)
     with contextlib.suppress(OSError):  # a full disk takes no record of itself
-        run.add_failure(where, shown, trace, echo=echo, step=step)
-    if not echo and (isinstance(error, SlurmftError) or again) and node_folder() is not None:
+        run.add_failure(where, shown, trace, secondary=secondary, step=step)
+    if not secondary and (isinstance(error, SlurmftError) or again) and node_folder() is not None:
         os.kill(os.getppid(), signal.SIGHUP)
     return int(shown.code)
 
@@ -106,10 +106,10 @@ def explain(error: Exception, run: RunDir, rank: int) -> SlurmftError:
     return SlurmftError(message, hint)
 
 
-def is_echo(error: Exception) -> bool:
+def is_secondary(error: Exception) -> bool:
     """Whether an error only says that another rank is gone; nothing does before torch is there."""
     dist = sys.modules.get("slurmft.job.process_group")
-    return dist is not None and dist.is_echo(error)
+    return dist is not None and dist.is_secondary(error)
 
 
 def redirect_output(run: RunDir, rank: int) -> None:

@@ -262,8 +262,8 @@ def test_addresses_to_listen_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 STORES = """
 import os, socket, subprocess
-from slurmft import store
-store.bind()
+from slurmft.node import torchrun
+torchrun.bind()
 import importlib
 from datetime import timedelta
 from torch.distributed.rendezvous import _create_c10d_store

@@ -110,7 +110,7 @@ def test_secrets_do_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     for part in ("cret-99", "pass", "me:", "ABCDEFG", "else-where"):
         assert part not in clean
     assert "https://[hidden]@mirror.example.com/hf" in clean
-    json.loads(clean[: clean.rindex("]") + 1])
+    json.loads(clean.removesuffix(credentials.HIDDEN))
 
 
 # --- Slurm's words (as 22.05.8 prints them) -------------------------------------------------------
@@ -276,14 +276,14 @@ SKEWED = """\
 import time
 now = time.time
 time.time = lambda: now() + 90
-from slurmft import nodeprobe
-nodeprobe.main()
+from slurmft.doctor import agent
+agent.main()
 """
 CLOSED = """\
-from slurmft import nodeprobe
-real = nodeprobe.Agent.listen
-nodeprobe.Agent.listen = lambda *a, **k: real(*a, **k) | {"rendezvous": 9}
-nodeprobe.main()
+from slurmft.doctor import agent
+real = agent.Agent.listen
+agent.Agent.listen = lambda *a, **k: real(*a, **k) | {"rendezvous": 9}
+agent.main()
 """
 DEAF = "import sys; sys.stdin.read()"
 DEAD = """\
@@ -332,7 +332,7 @@ def test_two_simulated_nodes(tmp_path: Path) -> None:
     """The whole of it, torchrun included, and the report for support."""
     report = tmp_path / "report.txt"
     flags = ("--nodes", "2", "--nproc-per-node", "1", "--within", "100", "--output", str(report))
-    secrets = {"HF_TOKEN": "hf_QWERTYUIOPASDF", "UCX_URL": "http://me:hidden@proxy:80"}
+    secrets = {"HF_TOKEN": "hf_QWERTYUIOPASDF", "UCX_URL": "http://me:swordfish@proxy:80"}
     env = NO_SLURM | secrets | {"PATH": f"{NO_SLURM['PATH']}:/usr/bin:/bin"}
     done = slurmft("doctor", "--cluster", "local", *flags, "--json", env=env)
     assert done.code == 0, done.out + done.err
@@ -345,7 +345,7 @@ def test_two_simulated_nodes(tmp_path: Path) -> None:
     products = [c for c in said["checks"] if c["about"] == "products" and c["level"] == "ok"]
     assert [c["figures"]["median_tflop_s"] > 0 for c in products] == [True, True]
     text = report.read_text()
-    for secret in ("QWERTY", "hidden"):
+    for secret in ("QWERTY", "swordfish"):
         assert secret not in text + done.out
     facts = json.loads(text.partition("--- JSON ---\n")[2])
     assert facts["checks"] == said["checks"]

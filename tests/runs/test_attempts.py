@@ -29,10 +29,10 @@ def save(run: RunDir, step: int) -> None:
     (run.checkpoints / f"step-{step:08d}").mkdir(parents=True)
 
 
-def fail(run: RunDir, bad_host: str | None = None, echo: bool = False) -> None:
+def fail(run: RunDir, bad_host: str | None = None, secondary: bool = False) -> None:
     error = SlurmftError("it broke", code=3)
     number = run.attempt_number()
-    run.add_failure("node n1", error, echo=echo, bad_host=bad_host, attempt=number)
+    run.add_failure("node n1", error, secondary=secondary, bad_host=bad_host, attempt=number)
 
 
 def test_finished(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_ranks_that_only_lost_others_are_requeued(tmp_path: Path) -> None:
     """Why is not known: a node may have gone without a word."""
     run = make(tmp_path)
     begin(run)
-    fail(run, echo=True)
+    fail(run, secondary=True)
     assert attempts.end(run, 1).state == "requeued"
 
 
@@ -165,11 +165,11 @@ def test_host_is_bad_after_two_attempts(tmp_path: Path) -> None:
     begin(run)
     fail(run, bad_host="n1")
     fail(run, bad_host="n1")
-    fail(run, bad_host="n2", echo=True)
+    fail(run, bad_host="n2", secondary=True)
     assert run.bad_hosts() == []
     begin(run)
     fail(run, bad_host="n1")
-    fail(run, bad_host="n2", echo=True)
+    fail(run, bad_host="n2", secondary=True)
     assert run.bad_hosts() == ["n1"]
 
 

@@ -157,10 +157,10 @@ def test_attempts(tmp_path: Path) -> None:
 def test_what_failed_first_comes_first(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", nodes=2, state="running")
     lost = SlurmftError("connection closed by peer")
-    run.add_failure("rank 0 on n1", lost, "Traceback: lost", echo=True, attempt=0)
+    run.add_failure("rank 0 on n1", lost, "Traceback: lost", secondary=True, attempt=0)
     run.add_failure("rank 1 on n2", SlurmftError("KeyError: 3", "a hint"), "Tr: KeyError: 3\n",
                     step=7, attempt=0)  # fmt: skip
-    run.add_failure("node n2", SlurmftError("its ranks ended"), echo=True, attempt=0)
+    run.add_failure("node n2", SlurmftError("its ranks ended"), secondary=True, attempt=0)
     run.set_state("failed", "", 1)
     put(run.rank_log(0), (T, "a line"))
     out = slurmft("logs", str(run.path)).out.splitlines()

@@ -114,10 +114,10 @@ def test_final_state_stays(tmp_path: Path) -> None:
     assert [s["state"] for s in state["history"]] == ["submitted", "running", "failed"]
 
 
-def test_root_failure_is_no_echo(tmp_path: Path) -> None:
+def test_root_failure_is_not_secondary(tmp_path: Path) -> None:
     run = make(tmp_path)
     assert run.root_failure() is None
-    run.add_failure("rank 0 on n1", SlurmftError("connection closed by peer"), echo=True)
+    run.add_failure("rank 0 on n1", SlurmftError("connection closed by peer"), secondary=True)
     run.add_failure("rank 3 on n2", SlurmftError("out of memory"))
     root = run.root_failure()
     assert root is not None

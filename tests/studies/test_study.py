@@ -170,7 +170,7 @@ def test_again_submits_nothing_then_what_failed(fake: FakeSlurm) -> None:
     ("state", "word", "reason"),
     [
         ("GONE", "failed", "vanished"),
-        ("UNKNOWN", "running", "Slurm gives no answer"),
+        ("UNKNOWN", "running", "Slurm does not answer"),
         ("TIMEOUT", "failed", "timeout"),
         ("NODE_FAIL", "pending", ""),
         ("RUNNING", "running", ""),

@@ -191,7 +191,7 @@ def test_exception_that_comes_back_ends_the_run(tmp_path: Path) -> None:
     done = slurmft("submit", "--follow", *EXACT, *flags, *source)
     assert done.code == 1
     assert done.err.count("Traceback") == 1
-    raised = [f for f in done.run.all_failures() if f["traceback"] and not f["echo"]]
+    raised = [f for f in done.run.all_failures() if f["traceback"] and not f["secondary"]]
     assert len(raised) == 2
     assert_gone(done.run)
 

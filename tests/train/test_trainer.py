@@ -260,7 +260,7 @@ def test_logits_that_are_no_numbers(tmp_path: Path, tiny_data: Path, tiny_model:
     assert done.code == 1
     assert "the model's logits are NaN for 67 of 67 validation samples" in done.err
     assert "--learning-rate" in done.err
-    roots = [f for f in done.run.all_failures() if not f["echo"]]
+    roots = [f for f in done.run.all_failures() if not f["secondary"]]
     assert [f["where"].split(" on ")[0] for f in roots] == ["rank 0"]
 
 

@@ -78,7 +78,7 @@ def submit(runs: Sequence[RunDir], at_most: int, after: Sequence[str], script: P
     Raises:
         SlurmftError: sbatch refused it, or it would wait for ever. The run directories are gone.
     """
-    where = launcher.here("slurm")
+    where = launcher.location("slurm")
     try:
         for run in runs:
             write_text(run.script, inside_text(run.load_config(), run, JOB))
