@@ -1,4 +1,4 @@
-"""The README's blocks and commands, and what the tests do with each of them.
+"""The commands of the documentation, and what the tests do with each of them.
 
 A command is found by what it is, not by where it stands. One that no rule fits fails the tests, as
 does a rule without a command: a new kind of command needs a new rule in RULES.
@@ -11,13 +11,8 @@ import tomllib
 from dataclasses import dataclass
 from enum import Enum
 
-from tests.support import CHECKOUT
+from tests.docs import pages
 
-CHECKOUT = CHECKOUT
-TEXT = (CHECKOUT / "README.md").read_text(encoding="utf-8")
-
-_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_INLINE = re.compile(r"`([^`]+)`")
 _TYPED = re.compile(r"(slurmft|python -m|pip install|bash|pytest) ")
 """How inline code begins that is a command."""
 
@@ -41,7 +36,7 @@ class Rule:
     leave_out: str = ""
     """A pattern; what it fits is left out."""
     waits: bool = False
-    """`last` is a job that waits in the queue, of this command alone; else a finished run."""
+    """`last` is a job that waits in the queue; else a finished run."""
     why: str = ""
     """Why the command is not run as it stands; only what is needs no reason."""
 
@@ -62,15 +57,15 @@ LOGIN, CLUSTER, READ = How
 
 _SUBMIT = r"(slurmft submit|\S+ -m slurmft\.submit)"
 
+MERE_NAME = Rule(
+    begins="slurmft (cancel|compare|completion|fetch|follow|logs|plan|push|render|report|resume"
+    "|submit|watch|doctor node|study( run| status| cancel)?)$",
+    how=READ,
+    why="inline code that only names a command, of which more must be said",
+)
+
 RULES = (
-    # Inline code that only names a command, of which more must be said.
-    Rule(
-        begins="slurmft (cancel|compare|fetch|follow|logs|plan|push|render|report|resume|submit"
-        "|watch|study( run| status| cancel)?)$",
-        how=LOGIN,
-        add="--help",
-        why="a mere name",
-    ),
+    MERE_NAME,
     # Of others.
     Rule(begins="python3 -m venv ", how=READ, why=".ci/run makes an environment so"),
     Rule(
@@ -83,9 +78,12 @@ RULES = (
     Rule(begins="(mkdir|export|unset) ", how=LOGIN),
     Rule(begins="source ", how=READ, why="of the environment that these tests run in"),
     Rule(begins="(sinfo|squeue|sacct|scontrol show)( |$)", how=CLUSTER),
+    Rule(begins="python docs/draw_", how=READ, why="writes a file; test_drawing_is_true checks it"),
     # The tests' cluster.
-    Rule(begins=r"python -m tests\.cluster ", how=READ, why="the tests have the cluster up"),
-    Rule(begins=r'eval "\$\(python -m tests\.cluster env\)"', how=CLUSTER),
+    Rule(
+        begins=r"python -m tests\.support\.cluster ", how=READ, why="the tests have the cluster up"
+    ),
+    Rule(begins=r'eval "\$\(python -m tests\.support\.cluster env\)"', how=CLUSTER),
     # Submitting.
     Rule(
         begins=f"{_SUBMIT} .*(--partition gpu|--nodes 64|--container|--interface|--host-suffix)",
@@ -99,7 +97,6 @@ RULES = (
         add="--dry-run",
         why="eight ranks on four hosts: test_mpirun starts two",
     ),
-    Rule(begins=f"{_SUBMIT} --help", how=LOGIN),
     Rule(begins=f"{_SUBMIT} .*--cluster local ", how=LOGIN),
     Rule(begins=f"{_SUBMIT} --nodes 2 --time 10 --follow$", how=CLUSTER),
     Rule(begins=_SUBMIT, how=LOGIN, add="--dry-run", why="much like the one before, which is run"),
@@ -108,7 +105,6 @@ RULES = (
         how=CLUSTER,
         leave_out=" --gpus-per-node=4",
         why="no GPUs here",
-        waits=True,
     ),
     # Living with runs.
     Rule(begins="slurmft (cancel |resume |status last)", how=CLUSTER, waits=True),
@@ -128,11 +124,8 @@ RULES = (
         why="18 runs on GPUs; test_study and test_slurm_studies run small ones",
     ),
     # Is the cluster well?
-    Rule(
-        begins="slurmft doctor .*--partition gpu",
-        how=READ,
-        why="no such partition here",
-    ),
+    Rule(begins="slurmft doctor .*--partition gpu", how=READ, why="no such partition here"),
+    Rule(begins="slurmft doctor --nodes 2$", how=READ, why="with --output, it is run"),
     Rule(
         begins=r"(salloc .*)?slurmft doctor(?! locks| node).*--nodes|salloc .*doctor$",
         how=CLUSTER,
@@ -142,7 +135,7 @@ RULES = (
     Rule(
         begins="slurmft doctor locks DIR",
         how=READ,
-        why="six seconds; the README has it with a folder, too",
+        why="six seconds; it stands there with a folder, too",
     ),
     Rule(begins="slurmft doctor", how=CLUSTER),
     # Models, manifests, locks.
@@ -155,7 +148,7 @@ RULES = (
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of the README, as it stands there."""
+    """A command, as it stands in the documentation."""
 
     text: str
     rule: Rule | None
@@ -170,28 +163,22 @@ class Command:
         return self.rule.applied(self.text)
 
 
-def blocks(language: str) -> list[str]:
-    """The fenced blocks of a language; "": those of none, which show output."""
-    return [text for name, text in _BLOCK.findall(TEXT) if name == language]
-
-
-def lines_with(head: str) -> str:
-    """The block without a language that begins with a line."""
-    return next(text for text in blocks("") if text.startswith(f"{head}\n"))
-
-
 def commands() -> list[Command]:
     """All commands, each once: of blocks to type, of outputs, and whole ones within the text."""
-    typed = [part for block in blocks("sh") for line in lines(block) for part in parts(line)]
-    shown = [line[2:] for block in blocks("") for line in lines(block) if line.startswith("$ ")]
-    within = [text for text in inline() if _TYPED.match(text)]
+    typed = [
+        part
+        for block in pages.blocks("sh")
+        for line in pages.lines(block)
+        for part in pages.parts(line)
+    ]
+    shown = [
+        line[2:]
+        for block in pages.blocks("")
+        for line in pages.lines(block)
+        if line.startswith("$ ")
+    ]
+    within = [code for text in pages.texts() for code in pages.inline(text) if _TYPED.match(code)]
     return [Command(text, _rule_of(text)) for text in dict.fromkeys([*typed, *shown, *within])]
-
-
-def inline() -> list[str]:
-    """All inline code, each on one line; dots of an omission stand for nothing."""
-    code = _INLINE.findall(_BLOCK.sub("", TEXT))
-    return [" ".join(text.replace(" ...", " ").split()) for text in code]
 
 
 def study_name(toml: str) -> str | None:
@@ -203,18 +190,6 @@ def study_name(toml: str) -> str | None:
 def tested(how: How) -> list[Command]:
     """The commands with which this is done."""
     return [c for c in commands() if c.rule is not None and c.rule.how is how]
-
-
-def lines(block: str) -> list[str]:
-    """The lines of a block: continued ones joined, without comments and empty ones."""
-    joined = re.sub(r"\s*\\\n\s*", " ", block)
-    bare = (re.sub(r"(^|\s+)#\s.*", "", line) for line in joined.splitlines())
-    return [line for line in bare if line]
-
-
-def parts(line: str) -> list[str]:
-    """The commands of a line."""
-    return re.split(r" && |; ", line)
 
 
 def _rule_of(command: str) -> Rule | None:

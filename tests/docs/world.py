@@ -1,4 +1,4 @@
-"""What the README's commands find: the checkout's files, programs on the PATH, runs, a study."""
+"""What the commands find: the checkout's files, programs on the PATH, runs, a study."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from slurmft.core.files import write_json
 from slurmft.studies import spec
 from slurmft.studies.runner import configurations, with_flags
 from slurmft.train.config import TrainConfig
-from tests import readme
-from tests.readme import filled
+from tests.docs import pages
+from tests.docs.rules import filled, study_name
 from tests.support import CHECKOUT
 from tests.support.made_runs import write_run
 
 PUSHED = "emotion-20261120-093012-a1b2"
-"""The run that the README pushes to the hub."""
+"""The run that is pushed to the hub."""
 JOB = "8123"
-"""Its job, by the README's table."""
+"""Its job, as the output of `slurmft list` has it."""
 
 SITE = """\
 max_steps = 2
@@ -34,7 +34,7 @@ precision = "fp32"
 cpus_per_task = 1
 log_every = 1
 """
-"""Makes trainings of the README's commands as small as they get."""
+"""Makes the trainings of commands as small as they get."""
 
 SCRIPT = """\
 import filelock._unix
@@ -58,7 +58,7 @@ _SYSTEM = ("bash", "sh", "env", "cat", "mkdir", "git", "uname", "hostname")
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A folder in which commands of the README are typed, as on somebody's cluster."""
+    """A folder in which commands are typed, as on somebody's cluster."""
 
     folder: Path
     env: dict[str, str]
@@ -66,7 +66,7 @@ class World:
     """What RUN means."""
 
     def command(self, text: str) -> list[str]:
-        """For bash, as the README has it, with names from here for its examples."""
+        """For bash, as it stands there, with names from here for its examples."""
         names = {"RUN_A": "runs/fp32", "RUN_B": "runs/bf16", "RUN": self.run, "NAME": "batch"}
         return [
             "bash",
@@ -80,8 +80,8 @@ def make(folder: Path, model: Path, data: Path) -> World:
 
     Args:
         folder: where; made.
-        model: a folder that stands for the README's models.
-        data: one that stands for its data sets.
+        model: a folder that stands for the models.
+        data: one that stands for the data sets.
     """
     for name in ("sbatch", "results", "patches", "constraints.txt", "README.md"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ def make(folder: Path, model: Path, data: Path) -> World:
     tickets = folder / "gpfs/data/tickets"
     tickets.mkdir()
     for split in ("train", "validation"):
-        (tickets / f"{split}.csv").write_text(readme.lines_with("text,label"))
+        (tickets / f"{split}.csv").write_text(pages.block_that_begins("text,label"))
     (folder / "gpfs/models").mkdir()
     (folder / "gpfs/models/distilbert-base-uncased").symlink_to(model)
     for place in ("gpfs/proj42/hf", "gpfs/images"):
@@ -103,8 +103,8 @@ def make(folder: Path, model: Path, data: Path) -> World:
     (folder / "hosts").write_text("".join(f"127.0.0.{i} slots=2\n" for i in range(1, 5)))
     (folder / "train.py").write_text(SCRIPT)
     (folder / "site.toml").write_text(SITE)
-    for block in readme.blocks("toml"):
-        if (study := readme.study_name(block)) is not None:
+    for block in pages.blocks("toml"):
+        if (study := study_name(block)) is not None:
             (folder / f"{study}.toml").write_text(block)
     write_programs(folder)
     env = {"HOME": str(folder / "home"), "SLURMFT_SITE": str(folder / "site.toml")}
@@ -134,8 +134,15 @@ def without_slurm(world: World) -> World:
     return dataclasses.replace(world, env=world.env | {"PATH": path}, run=PUSHED[:-2])
 
 
+def with_runs_dir(world: World, name: str) -> World:
+    """The same, with a folder of runs of its own."""
+    site = world.folder / f"{name}.toml"
+    site.write_text(f'{SITE}runs_dir = "{world.folder}/{name}-runs"\n')
+    return dataclasses.replace(world, env=world.env | {"SLURMFT_SITE": str(site)}, run="last")
+
+
 def write_runs(world: World, model: Path) -> None:
-    """The runs that the README names: finished, on four nodes."""
+    """The runs that are named: finished, on four nodes."""
     names = {"fp32": {"precision": "fp32"}, "bf16": {"precision": "bf16"}}
     named: dict[str, dict[str, Any]] = {**names, PUSHED: {"task": "emotion", "model": str(model)}}
     for number, (name, values) in enumerate(named.items()):
@@ -146,7 +153,7 @@ def write_runs(world: World, model: Path) -> None:
 
 
 def write_study(world: World, toml: str) -> None:
-    """Runs of the README's study, submitted to --partition gpu; the last one is missing."""
+    """Runs of the study, submitted to --partition gpu; the last one is missing."""
     study = with_flags(spec.read(str(world.folder / toml)), {"partition": "gpu"})
     folder = world.folder / "studies" / study.name
     cells = {spec.key_of(cell): cell for cell in study.cells}
