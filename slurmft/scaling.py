@@ -1,25 +1,23 @@
 """How long a run takes on another number of devices: a model of its phases, fitted to runs.
 
-Three measured runs do not determine what a dozen physical costs are. So every cost has a prior
-that says what it can be on any cluster (`PRIORS`), the measurements narrow that, and predictions
-are distributions: where the measurements are silent, they are as wide as the prior.
-
 The model, for n devices on N nodes:
 
 - A run is start-up, optimizer steps, evaluations, metrics with their broadcast, and the rest.
 - A step computes for (samples a device x time a sample + micro-steps x fixed cost), stretched by
   the slowest of n devices, and waits for what of the all-reduce the overlap does not hide.
-- The all-reduce of V bytes is the faster of a ring, 2(n-1) latencies + 2(n-1)/n V / bandwidth
-  (Patarasuk and Yuan 2009), and a double binary tree, 2 log2(n) latencies + 2 V / bandwidth
-  (Sanders, Speck and Traeff 2009), as NCCL and oneCCL choose. Over several nodes both are bounded
-  by the slower link.
+- The all-reduce of V bytes takes 2(n-1)/n V / bandwidth, as a ring does (Patarasuk and Yuan 2009),
+  and 2 log2(n) latencies, as a tree does (Sanders, Speck and Traeff 2009): NCCL and oneCCL choose
+  the better one. Over several nodes it is bounded by the slower link.
 - DistributedDataParallel overlaps the all-reduce with the backward pass, bucket by bucket
   (Li et al. 2020); the last bucket never, the others for at most a share of the computation.
 - A gather hands (n-1)/n of all predictions to a rank; metrics stored by every rank cost the main
   one a copy for each rank; a broadcast of a few numbers grows with the ranks.
 
-Sampling is by sequential Monte Carlo (Del Moral, Doucet and Jasra 2006): particles from the prior,
-led to the posterior in small steps of temperature. It needs no start, no gradient and no tuning.
+Three measured runs do not determine all costs. So the fit is a least squares of logarithms in which
+the default of every cost (`COSTS`) counts as one more measurement, as exact as its factor says.
+Ranges are a parametric bootstrap: the fit is repeated with all measurements, defaults included,
+moved by their errors (randomized maximum likelihood: Oliver, Reynolds and Liu 2008, chapter 10).
+Where the measurements are silent, ranges are as wide as the defaults' factors.
 """
 
 from __future__ import annotations
@@ -27,10 +25,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import least_squares
 
 Array = NDArray[np.float64]
 
@@ -46,9 +45,21 @@ TOTAL = "total"
 
 MAX_DEVICES = 1024
 
-PARTICLES = 2000
-_MOVES = 12
-_EFFECTIVE_SHARE = 0.5
+BOOTSTRAP_FITS = 200
+NOISE = 0.025
+"""Share by which a run differs from the model at least: repeats on a busy cluster differ by 1 to 5
+percent."""
+DRIFT = 0.025
+"""Error of the model for every doubling of devices beyond what was measured, as a share."""
+
+LATENCY_S = 25e-6
+"""Of one message: from 5 us (verbs, NVLink) to 100 us (TCP)."""
+LAST_BUCKET = 0.25
+"""Share of the gradients that is never hidden: the embedding's, a tenth to a half of a model."""
+OVERLAP = 0.6
+"""Share of computing that hides the other gradients: the backward pass is two thirds of a step."""
+FABRIC_SHARE, FABRIC_FACTOR = 0.8, 1.25
+"""Collectives reach two thirds to all of the line rate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,76 +104,46 @@ class Row:
     """Phase, or TOTAL -> how finely it was measured (one standard deviation), in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prior:
-    """What a cost can be before anything is measured: log-normal, so never below zero."""
+class Cost(NamedTuple):
+    """What a cost is before anything is measured."""
 
-    median: float
+    default: float
     factor: float
-    """The cost lies within median / factor and median x factor with a probability of 68 %."""
-    unit: str
-    why: str
+    """The cost lies within default / factor and default x factor with a probability of 68 %."""
 
 
-PRIORS: dict[str, Prior] = {
-    "sample": Prior(
-        5e-3, 20, "s", "a sample trains in 0.5 ms (small model, GPU) to 1 s (large model, CPU)"
-    ),
-    "step": Prior(
-        12e-3, 2.5, "s",
-        "a step starts 1,000 to 3,000 kernels of 5 to 10 us (forward, backward, optimizer)",
-    ),
-    "slowdown": Prior(
-        0.04, 2, "share a doubling",
-        "a step waits for the slowest device: the expected maximum of n rises with log n where "
-        "times have exponential tails; padding, clocks and shared hosts vary by some percent",
-    ),
-    "local_latency": Prior(15e-6, 3, "s", "a message within a node: 5 us (NVLink) to 50 us"),
-    "local_bandwidth": Prior(
-        12e9, 3, "bytes/s", "from shared memory (4 GB/s) and PCIe 3 (12) to NVLink (40 and more)"
-    ),
-    "network_latency": Prior(25e-6, 3, "s", "a message between nodes: 5 us (verbs) to 100 (TCP)"),
-    "network_bandwidth": Prior(
-        3e9, 4, "bytes/s", "from 10 Gbit/s Ethernet (1 GB/s) to HDR InfiniBand (25 GB/s)"
-    ),
-    "last_bucket": Prior(
-        0.25, 2, "share",
-        "gradients of the embedding come last and are never hidden: a tenth to a half of a model",
-    ),
-    "overlap": Prior(
-        0.6, 1.3, "share of computing", "the backward pass is two thirds of a step"
-    ),
-    "forward": Prior(
-        0.4, 1.5, "share of sample", "evaluating is the forward third of training, more in fp16"
-    ),
-    "evaluate_step": Prior(4e-3, 3, "s", "a third of the kernels of a training step"),
-    "evaluate_slowdown": Prior(
-        0.01, 2.5, "share a doubling", "as slowdown, but averaged over batches that wait for nobody"
-    ),
-    "gather": Prior(
-        2e-6, 8, "s a sample",
-        "from copying 8 bytes (0.1 us) to a Python object on every rank (20 us)",
-    ),
-    "metric_call": Prior(2e-3, 5, "s", "one call of a metric, whatever its size"),
-    "metric_sample": Prior(0.5e-6, 5, "s a sample", "scikit-learn: 0.1 us; Python: some us"),
-    "metric_copy": Prior(
-        0.1e-6, 10, "s a sample and rank", "nothing if one rank stores, 3 us if all ranks do"
-    ),
-    "broadcast_call": Prior(60e-6, 3, "s", "one small collective: some 50 us"),
-    "broadcast_rank": Prior(15e-6, 3, "s a rank", "as local latency, once a rank"),
-    "remote": Prior(
-        0.3, 2.5, "share", "what crosses nodes in gathers costs more than what stays, never less"
-    ),
-    "startup": Prior(2.0, 4, "s", "from a loop's first step (0.5 s) to imports and data (30 s)"),
-    "startup_doubling": Prior(0.2, 4, "s a doubling", "meeting and trees of connections: log n"),
-    "rest": Prior(0.5, 4, "s", "saving the model, between phases"),
-    "noise": Prior(0.025, 1.6, "share", "repeats of a run on a busy cluster differ by 1 to 5 %"),
-}  # fmt: skip
+COSTS = {
+    # Seconds a sample and seconds a micro-step: from small models on GPUs to large ones on CPUs;
+    # a step starts 1,000 to 3,000 kernels of 5 to 10 us.
+    "sample": Cost(5e-3, 20),
+    "step": Cost(12e-3, 2.5),
+    # Share a doubling: the expected maximum of n rises with log n where times have exponential
+    # tails; padding, clocks and shared hosts vary by some percent.
+    "slowdown": Cost(0.04, 2),
+    # Bytes/s. From shared memory (4 GB/s) and PCIe 3 (12) to NVLink (40 and more); from 10 Gbit/s
+    # Ethernet (1 GB/s) to HDR InfiniBand (25 GB/s).
+    "local_bandwidth": Cost(12e9, 3),
+    "network_bandwidth": Cost(3e9, 4),
+    # Share of a training sample: the forward third, more in fp16.
+    "forward": Cost(0.4, 1.5),
+    # Seconds a sample: from copying 8 bytes (0.1 us) to a Python object on every rank (20 us).
+    "gather": Cost(2e-6, 8),
+    # Seconds a sample, and a sample and rank: scikit-learn 0.1 us, Python some us; copies cost
+    # nothing if one rank stores, 3 us if all ranks do.
+    "metric": Cost(0.5e-6, 5),
+    "metric_copy": Cost(0.1e-6, 10),
+    # Seconds: one small collective, some 50 us, and as much as a message's latency a rank.
+    "broadcast": Cost(60e-6, 3),
+    "broadcast_rank": Cost(15e-6, 3),
+    # Share: what crosses nodes in gathers costs more than what stays, never less.
+    "remote": Cost(0.3, 2.5),
+    # Seconds: imports and data; a doubling, as meeting and trees of connections grow with log n;
+    # saving the model, and what is between phases.
+    "startup": Cost(2.0, 4),
+    "startup_doubling": Cost(0.2, 4),
+    "rest": Cost(0.5, 4),
+}
 """One set for all data. Rows of more nodes than were measured must never change a number here."""
-
-FABRIC_SHARE = Prior(0.8, 1.25, "share", "collectives reach two thirds to all of the line rate")
-
-_NAMES = tuple(PRIORS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,16 +198,18 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What the measured rows say of the costs, as draws of the posterior."""
+    """What the measured rows say of the costs, as draws of the bootstrap."""
 
     rows: tuple[Row, ...]
     costs: Mapping[str, Array]
-    """Name of a prior -> draws, shape (draws,)."""
+    """Name -> draws, shape (draws, 1)."""
     covered: tuple[str, ...]
     """The phases that the rows were measured in; the others are left out of predictions."""
-    noise: Array
-    """Draws of the noise's factor, shape (draws,), the same for every prediction: ratios of two
-    counts are not made uncertain by it twice."""
+    log_noise: Array
+    """Draws by which a run differs from the model, shape (draws,), the same for every prediction:
+    ratios of two counts are not made uncertain by it twice."""
+    log_drift: Array
+    """The same, for every doubling of devices beyond what was measured."""
 
     def predict(
         self, devices: int, nodes: int, work: Workload | None = None, **changes: Any
@@ -240,16 +223,17 @@ class Fit:
             changes: fields of the work that differ: epochs=3, batch_size=64.
         """
         work = replace(work or self.rows[0].work, **changes)
-        point = _Points.of([(work, devices, nodes)])
-        costs = {name: draws[:, None] for name, draws in self.costs.items()}
-        phases = {k: v[:, 0] for k, v in phase_seconds(costs, point).items()}
+        found = phase_seconds(self.costs, _quantities([(work, devices, nodes)]))
+        phases = {name: seconds[:, 0] for name, seconds in found.items()}
+        counts = [row.devices for row in self.rows]
+        beyond = abs(math.log2(devices / min(max(devices, min(counts)), max(counts))))
         return Prediction(
             devices,
             nodes,
             work,
             {name: phases[name] for name in self.covered},
             {name: phases[name] for name in TRAIN_PARTS if "train" in self.covered},
-            self.noise,
+            np.exp(self.log_noise + beyond * self.log_drift),
         )
 
 
@@ -257,240 +241,186 @@ def fit(rows: Sequence[Row], network_gbit_s: float | None = None, seed: int = 0)
     """The costs behind measured rows.
 
     Args:
-        rows: one run each; one is enough, but then the priors decide how it scales.
+        rows: one run each; one is enough, but then the defaults decide how it scales.
         network_gbit_s: line rate between nodes, where it is known: rows of one node say nothing
             of it.
-        seed: of the sampler; the same rows and seed give the same draws.
+        seed: of the bootstrap; the same rows and seed give the same draws.
 
     Raises:
         ValueError: no row, or a time that is not above 0.
     """
     if not rows or any(not 0 < s < math.inf for row in rows for s in row.seconds.values()):
         raise ValueError("a fit needs rows, and times above 0")
-    generator = np.random.default_rng(seed)
-    priors = dict(PRIORS)
+    defaults = dict(COSTS)
     if network_gbit_s is not None:
-        rate = network_gbit_s * 1e9 / 8 * FABRIC_SHARE.median
-        priors["network_bandwidth"] = replace(
-            PRIORS["network_bandwidth"], median=rate, factor=FABRIC_SHARE.factor
-        )
-    target = _Target(rows, priors)
-    positions = sample(target.log_likelihood, len(priors), generator)
-    costs = {name: draws[:, 0] for name, draws in target.costs(positions).items()}
-    noise = np.exp(costs["noise"] * generator.standard_normal(len(positions)))
+        rate = network_gbit_s * 1e9 / 8 * FABRIC_SHARE
+        defaults["network_bandwidth"] = Cost(rate, FABRIC_FACTOR)
+    problem = _LeastSquares(rows, defaults)
+    noise, positions = problem.bootstrap(np.random.default_rng(seed))
     measured = {name for row in rows for name in row.seconds}
     covered = tuple(p for p in PHASES if p in measured or TOTAL in measured)
-    return Fit(tuple(rows), costs, covered, noise)
+    errors = np.random.default_rng([seed, 1]).standard_normal((2, len(positions)))
+    return Fit(tuple(rows), problem.costs(positions), covered, noise * errors[0], DRIFT * errors[1])
 
 
 # --- the model ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Points:
-    """Runs to be timed; arrays of shape (runs,)."""
+class _Quantities(NamedTuple):
+    """What runs have to do; arrays of shape (runs,)."""
 
     devices: Array
     nodes: Array
     steps: Array
+    micro_steps: Array
     samples: Array
     """Training samples of the run, of all devices."""
-    micro_steps: Array
     evaluations: Array
     """0 where nothing is evaluated."""
     evaluate_samples: Array
-    evaluate_steps: Array
-    """Batches of a device in one evaluation."""
     gradient_bytes: Array
 
-    @classmethod
-    def of(cls, runs: Sequence[tuple[Workload, int, int]]) -> _Points:
-        def column(values: list[float]) -> Array:
-            return np.array(values, dtype=np.float64)
 
-        return cls(
-            devices=column([n for _, n, _ in runs]),
-            nodes=column([nodes for _, _, nodes in runs]),
-            steps=column([w.steps(n) for w, n, _ in runs]),
-            samples=column([w.train_samples * w.epochs for w, _, _ in runs]),
-            micro_steps=column([w.micro_steps for w, _, _ in runs]),
-            evaluations=column([w.epochs if w.evaluate_samples else 0 for w, _, _ in runs]),
-            evaluate_samples=column([w.evaluate_samples for w, _, _ in runs]),
-            evaluate_steps=column(
-                [math.ceil(w.evaluate_samples / (n * w.eval_batch_size)) for w, n, _ in runs]
-            ),
-            gradient_bytes=column([w.parameters * w.gradient_bytes for w, _, _ in runs]),
+def _quantities(runs: Sequence[tuple[Workload, int, int]]) -> _Quantities:
+    """Of work, devices and nodes."""
+    found = [
+        (
+            devices,
+            nodes,
+            work.steps(devices),
+            work.micro_steps,
+            work.train_samples * work.epochs,
+            work.epochs if work.evaluate_samples else 0,
+            work.evaluate_samples,
+            work.parameters * work.gradient_bytes,
         )
+        for work, devices, nodes in runs
+    ]
+    return _Quantities(*np.array(found, dtype=np.float64).T)
 
 
-def phase_seconds(costs: Mapping[str, Array], at: _Points) -> dict[str, Array]:
-    """Phase -> seconds, shape (draws, runs); and the same of what training is made of.
+def phase_seconds(costs: Mapping[str, Array], of: _Quantities) -> dict[str, Array]:
+    """Phase -> seconds, shape (draws, runs); and the same of TOTAL, and of what training is.
 
     Args:
-        costs: name of a prior -> draws, shape (draws, 1).
-        at: the runs.
+        costs: name -> draws, shape (draws, 1).
+        of: the runs.
     """
-    doublings = np.log2(at.devices)
+    doublings = np.log2(of.devices)
     # What a rank gets from others, and how much dearer it is where they are on other nodes.
-    foreign = (at.devices - 1) / at.devices
-    dearer = 1 + costs["remote"] * (at.nodes > 1)
-    computing = at.samples / at.devices * costs["sample"]
-    starting = at.steps * at.micro_steps * costs["step"]
+    foreign = (of.devices - 1) / of.devices
+    dearer = 1 + costs["remote"] * (of.nodes > 1)
+    computing = of.samples / of.devices * costs["sample"]
+    starting = of.steps * of.micro_steps * costs["step"]
     busy = computing + starting
     waiting = busy * costs["slowdown"] * doublings
-    waiting = waiting + at.steps * exposed_seconds(costs, at, busy / at.steps)
-    evaluating = at.evaluate_samples / at.devices * costs["sample"] * costs["forward"]
-    evaluating = evaluating + at.evaluate_steps * costs["evaluate_step"]
-    evaluating = evaluating * (1 + costs["evaluate_slowdown"] * doublings)
-    gathering = at.evaluate_samples * foreign * costs["gather"] * dearer
-    metric = costs["metric_call"] + at.evaluate_samples * (
-        costs["metric_sample"] + costs["metric_copy"] * at.devices * dearer
-    )
-    broadcast = costs["broadcast_call"] + costs["broadcast_rank"] * (at.devices - 1) * dearer
-    return {
+    waiting = waiting + of.steps * exposed_seconds(costs, of, busy / of.steps)
+    evaluating = of.evaluate_samples / of.devices * costs["sample"] * costs["forward"]
+    gathering = of.evaluate_samples * foreign * costs["gather"] * dearer
+    metric = costs["metric"] + costs["metric_copy"] * of.devices * dearer
+    broadcast = costs["broadcast"] + costs["broadcast_rank"] * (of.devices - 1) * dearer
+    found = {
         "startup": costs["startup"] + costs["startup_doubling"] * doublings,
         "train": busy + waiting,
-        "evaluate": at.evaluations * (evaluating + gathering),
-        "metric": at.evaluations * metric,
-        "broadcast": at.evaluations * broadcast,
+        "evaluate": of.evaluations * (evaluating + gathering),
+        "metric": of.evaluations * of.evaluate_samples * metric,
+        "broadcast": of.evaluations * broadcast,
         "rest": costs["rest"] + 0 * doublings,
-        "computing": computing,
-        "starting": starting,
-        "waiting": waiting,
     }
+    found[TOTAL] = sum(found.values(), np.zeros(1))
+    return found | {"computing": computing, "starting": starting, "waiting": waiting}
 
 
-def exposed_seconds(costs: Mapping[str, Array], at: _Points, computing_s: Array) -> Array:
+def exposed_seconds(costs: Mapping[str, Array], of: _Quantities, computing_s: Array) -> Array:
     """What a step waits for its all-reduce, shape (draws, runs).
 
     Args:
-        costs: name of a prior -> draws, shape (draws, 1).
-        at: the runs.
+        costs: name -> draws, shape (draws, 1).
+        of: the runs.
         computing_s: of one step, shape (draws, runs).
     """
-    reduce_s = all_reduce_seconds(costs, at)
-    last = np.minimum(costs["last_bucket"], 1.0) * reduce_s
-    hidden = np.minimum(costs["overlap"], 1.0) * computing_s / at.micro_steps
-    return last + np.maximum(reduce_s - last - hidden, 0.0)
+    reduce_s = all_reduce_seconds(costs, of)
+    hidden = OVERLAP * computing_s / of.micro_steps
+    return np.maximum(reduce_s - hidden, LAST_BUCKET * reduce_s)
 
 
-def all_reduce_seconds(costs: Mapping[str, Array], at: _Points) -> Array:
+def all_reduce_seconds(costs: Mapping[str, Array], of: _Quantities) -> Array:
     """One all-reduce of all gradients, shape (draws, runs); 0 on one device."""
-    inside = at.nodes == 1
     slower = np.minimum(costs["local_bandwidth"], costs["network_bandwidth"])
-    bandwidth = np.where(inside, costs["local_bandwidth"], slower)
-    longer = np.maximum(costs["local_latency"], costs["network_latency"])
-    latency = np.where(inside, costs["local_latency"], longer)
-    transfer = 2 * at.gradient_bytes / bandwidth
-    ring = 2 * (at.devices - 1) * latency + transfer * (at.devices - 1) / at.devices
-    tree = 2 * np.log2(at.devices) * latency + transfer
-    return np.minimum(ring, np.where(at.devices > 1, tree, 0.0))
+    bandwidth = np.where(of.nodes == 1, costs["local_bandwidth"], slower)
+    transfer = 2 * (of.devices - 1) / of.devices * of.gradient_bytes / bandwidth
+    seconds: Array = transfer + 2 * np.log2(of.devices) * LATENCY_S
+    return seconds
 
 
-# --- the sampler ----------------------------------------------------------------------------------
+# --- the fit --------------------------------------------------------------------------------------
 
 
-class _Target:
-    """The likelihood of rows, of positions in which every prior is a standard normal."""
+class _LeastSquares:
+    """Measured against modelled times, and costs against their defaults, all as logarithms.
 
-    def __init__(self, rows: Sequence[Row], priors: Mapping[str, Prior]) -> None:
-        # Repeats are one point, which the model times once.
+    A position is a cost's distance from its default, in units of the logarithm of its factor.
+    """
+
+    def __init__(self, rows: Sequence[Row], defaults: Mapping[str, Cost]) -> None:
+        # Repeats are one run, which the model times once.
         every = [(row.work, row.devices, row.nodes) for row in rows]
-        points = list(dict.fromkeys(every))
-        self._points = _Points.of(points)
-        self._medians = np.log([prior.median for prior in priors.values()])
-        self._scales = np.log([prior.factor for prior in priors.values()])
+        runs = list(dict.fromkeys(every))
+        self._runs = _quantities(runs)
+        self._names = tuple(defaults)
+        self._defaults, self._factors = np.log(list(defaults.values())).T
         found = [
-            (name, points.index(at), s, row.resolution_s.get(name, 0.0) / s)
-            for at, row in zip(every, rows, strict=True)
+            (name, runs.index(run), s, row.resolution_s.get(name, 0.0) / s)
+            for run, row in zip(every, rows, strict=True)
             for name, s in row.seconds.items()
         ]
-        self._timed = list(dict.fromkeys((name, point) for name, point, *_ in found))
-        self._which = [self._timed.index((name, point)) for name, point, *_ in found]
-        self._logs = np.log([s for _, _, s, _ in found])
+        self._times = [(name, run) for name, run, *_ in found]
+        self._logs = np.log([s for *_, s, _ in found])
         self._resolution = np.array([share for *_, share in found])
+        self._errors = np.hypot(NOISE, self._resolution)
 
     def costs(self, positions: Array) -> dict[str, Array]:
-        """Costs of shape (draws, 1), of positions of shape (draws, priors)."""
-        values = np.exp(self._medians + positions * self._scales)
-        return {name: values[:, i : i + 1] for i, name in enumerate(_NAMES)}
+        """Name -> costs of shape (draws, 1), of positions of shape (draws, costs)."""
+        values = np.exp(self._defaults + positions * self._factors)
+        return {name: values[:, i : i + 1] for i, name in enumerate(self._names)}
 
-    def log_likelihood(self, positions: Array) -> Array:
-        """Shape (draws,), of positions of shape (draws, priors)."""
-        costs = self.costs(positions)
-        phases = phase_seconds(costs, self._points)
-        phases[TOTAL] = sum((phases[name] for name in PHASES), np.zeros(1))
-        expected = np.stack([phases[name][:, point] for name, point in self._timed], axis=1)
-        variance = costs["noise"] ** 2 + self._resolution**2
-        distance = self._logs - np.log(np.maximum(expected, 1e-300))[:, self._which]
-        found: Array = -0.5 * np.sum(distance**2 / variance + np.log(variance), axis=1)
-        return found
+    def bootstrap(self, generator: np.random.Generator) -> tuple[float, Array]:
+        """The share by which runs differ from the model, and positions, (draws, costs).
 
+        Every other draw has the opposite errors, so that few make a good median.
+        """
+        zeros = np.zeros(len(self._names))
+        best = self._solve(self._logs, zeros, zeros)
+        distances = (self._logs - self._log_seconds(best[None])[0]) / self._errors
+        noise = NOISE * max(1.0, float(np.sqrt(np.mean(distances**2))))
+        self._errors = np.hypot(noise, self._resolution)
+        size = BOOTSTRAP_FITS // 2, len(self._logs) + len(self._names)
+        moved = generator.standard_normal(size)
+        moved = np.concatenate([moved, -moved])
+        logs, defaults = np.split(moved, [len(self._logs)], axis=1)
+        logs = self._logs + self._errors * logs
+        solved = [self._solve(*each, best) for each in zip(logs, defaults, strict=True)]
+        return noise, np.array(solved)
 
-def sample(log_likelihood: Any, dimensions: int, generator: np.random.Generator) -> Array:
-    """Draws of a posterior whose prior is standard normal, shape (PARTICLES, dimensions)."""
-    positions = generator.standard_normal((PARTICLES, dimensions))
-    likelihood = log_likelihood(positions)
-    temperature = 0.0
-    while temperature < 1:
-        rise = _rise(likelihood, 1 - temperature)
-        temperature = min(1.0, temperature + rise)
-        weights = np.exp(rise * (likelihood - likelihood.max()))
-        chosen = _systematic(weights / weights.sum(), generator)
-        positions, likelihood = positions[chosen], likelihood[chosen]
-        moves = 4 * _MOVES if temperature == 1 else _MOVES
-        positions, likelihood = _move(
-            log_likelihood, positions, likelihood, temperature, moves, generator
-        )
-    return positions
+    def _solve(self, logs: Array, defaults: Array, start: Array) -> Array:
+        """The position of the least squares, for measured logarithms and defaults' positions."""
 
+        def residuals(position: Array) -> Array:
+            distances = self._log_seconds(position[None])[0] - logs
+            return np.concatenate([distances / self._errors, position - defaults])
 
-def _rise(likelihood: Array, left: float) -> float:
-    """The step of temperature that leaves half of the particles effective; at most what is left."""
-    low, high = 0.0, left
-    if _effective(likelihood, high) >= _EFFECTIVE_SHARE:
-        return high
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (
-            (middle, high) if _effective(likelihood, middle) >= _EFFECTIVE_SHARE else (low, middle)
-        )
-    return max(low, 1e-9)
+        def jacobian(position: Array) -> Array:
+            moved = self._log_seconds(np.vstack([position, position + 1e-4 * identity]))
+            slopes = (moved[1:] - moved[0]).T / 1e-4
+            return np.vstack([slopes / self._errors[:, None], identity])
 
+        identity = np.eye(len(self._names))
+        found = least_squares(residuals, start, jacobian, method="lm", xtol=1e-4, ftol=1e-4)
+        position: Array = found.x
+        return position
 
-def _effective(likelihood: Array, rise: float) -> float:
-    """Kish's effective share of weighted particles."""
-    weights = np.exp(rise * (likelihood - likelihood.max()))
-    return float(weights.sum() ** 2 / (weights**2).sum() / len(weights))
-
-
-def _systematic(weights: Array, generator: np.random.Generator) -> NDArray[np.intp]:
-    """Indices drawn by systematic resampling."""
-    places = (generator.random() + np.arange(len(weights))) / len(weights)
-    found: NDArray[np.intp] = np.searchsorted(np.cumsum(weights), places)
-    return np.minimum(found, len(weights) - 1)
-
-
-def _move(
-    log_likelihood: Any,
-    positions: Array,
-    likelihood: Array,
-    temperature: float,
-    moves: int,
-    generator: np.random.Generator,
-) -> tuple[Array, Array]:
-    """Metropolis steps of all particles; their own covariance shapes the proposals."""
-    count, dimensions = positions.shape
-    spread = np.cov(positions.T) + 1e-9 * np.eye(dimensions)
-    root = np.linalg.cholesky(spread)
-    scale = 2.4 / math.sqrt(dimensions)
-    for _ in range(moves):
-        proposed = positions + scale * generator.standard_normal((count, dimensions)) @ root.T
-        found = log_likelihood(proposed)
-        gain = temperature * (found - likelihood)
-        gain = gain + 0.5 * np.sum(positions**2 - proposed**2, axis=1)
-        taken = np.log(generator.random(count)) < gain
-        positions = np.where(taken[:, None], proposed, positions)
-        likelihood = np.where(taken, found, likelihood)
-        scale *= math.exp(np.mean(taken) - 0.25)  # towards one acceptance in four
-    return positions, likelihood
+    def _log_seconds(self, positions: Array) -> Array:
+        """Of every measured time, shape (draws, times)."""
+        seconds = phase_seconds(self.costs(positions), self._runs)
+        expected = np.stack([seconds[name][:, run] for name, run in self._times], axis=1)
+        return np.log(np.maximum(expected, 1e-300))
