@@ -7,17 +7,16 @@ The model, for n devices on N nodes:
   the slowest of n devices, and waits for what of the all-reduce the overlap does not hide.
 - The all-reduce of V bytes takes 2(n-1)/n V / bandwidth, as a ring does (Patarasuk and Yuan 2009),
   and 2 log2(n) latencies, as a tree does (Sanders, Speck and Traeff 2009): NCCL and oneCCL choose
-  the better one. Over several nodes it is bounded by the slower link.
+  the faster of the two. Over several nodes it is bounded by the slower link.
 - DistributedDataParallel overlaps the all-reduce with the backward pass, bucket by bucket
   (Li et al. 2020); the last bucket never, the others for at most a share of the computation.
 - A gather hands (n-1)/n of all predictions to a rank; metrics stored by every rank cost the main
   one a copy for each rank; a broadcast of a few numbers grows with the ranks.
 
-Three measured runs do not determine all costs. So the fit is a least squares of logarithms in which
-the default of every cost (`COSTS`) counts as one more measurement, as exact as its factor says.
-Ranges are a parametric bootstrap: the fit is repeated with all measurements, defaults included,
-moved by their errors (randomized maximum likelihood: Oliver, Reynolds and Liu 2008, chapter 10).
-Where the measurements are silent, ranges are as wide as the defaults' factors.
+The fit is least squares of logarithms. Three runs do not determine all costs, so the default of
+every cost (`COSTS`) counts as one more measurement, with its factor as the error. Ranges are a
+parametric bootstrap: the same fit, with times and defaults moved at random by their errors
+(Bardsley et al. 2014, "randomize then optimize"). What no run shows is as uncertain as its default.
 """
 
 from __future__ import annotations
@@ -45,21 +44,20 @@ TOTAL = "total"
 
 MAX_DEVICES = 1024
 
-BOOTSTRAP_FITS = 200
-NOISE = 0.025
+_OF_EVALUATION = ("evaluate", "metric", "broadcast")
+
+DRAWS = 200
+"""Fits of the bootstrap, an even number."""
+
+_NOISE = 0.03
 """Share by which a run differs from the model at least: repeats on a busy cluster differ by 1 to 5
 percent."""
-DRIFT = 0.025
-"""Error of the model for every doubling of devices beyond what was measured, as a share."""
-
-LATENCY_S = 25e-6
-"""Of one message: from 5 us (verbs, NVLink) to 100 us (TCP)."""
-LAST_BUCKET = 0.25
+_LATENCY_S = 25e-6
+"""Of one message: 5 us (NVLink, verbs) to 100 us (TCP)."""
+_LAST_BUCKET = 0.25
 """Share of the gradients that is never hidden: the embedding's, a tenth to a half of a model."""
-OVERLAP = 0.6
-"""Share of computing that hides the other gradients: the backward pass is two thirds of a step."""
-FABRIC_SHARE, FABRIC_FACTOR = 0.8, 1.25
-"""Collectives reach two thirds to all of the line rate."""
+_OVERLAP = 0.6
+"""Share of computing that hides the others: the backward pass is two thirds of a step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +103,7 @@ class Row:
 
 
 class Cost(NamedTuple):
-    """What a cost is before anything is measured."""
+    """What a cost is before anything is measured, on any cluster."""
 
     default: float
     factor: float
@@ -113,35 +111,21 @@ class Cost(NamedTuple):
 
 
 COSTS = {
-    # Seconds a sample and seconds a micro-step: from small models on GPUs to large ones on CPUs;
-    # a step starts 1,000 to 3,000 kernels of 5 to 10 us.
-    "sample": Cost(5e-3, 20),
-    "step": Cost(12e-3, 2.5),
-    # Share a doubling: the expected maximum of n rises with log n where times have exponential
-    # tails; padding, clocks and shared hosts vary by some percent.
+    "sample": Cost(5e-3, 20),  # s: 0.5 ms (small model, GPU) to 1 s (large model, CPU)
+    "step": Cost(12e-3, 2.5),  # s: starts 1,000 to 3,000 kernels of 5 to 10 us
+    # Share a doubling: where times have exponential tails, the slowest of n rises with log n.
     "slowdown": Cost(0.04, 2),
-    # Bytes/s. From shared memory (4 GB/s) and PCIe 3 (12) to NVLink (40 and more); from 10 Gbit/s
-    # Ethernet (1 GB/s) to HDR InfiniBand (25 GB/s).
-    "local_bandwidth": Cost(12e9, 3),
-    "network_bandwidth": Cost(3e9, 4),
-    # Share of a training sample: the forward third, more in fp16.
-    "forward": Cost(0.4, 1.5),
-    # Seconds a sample: from copying 8 bytes (0.1 us) to a Python object on every rank (20 us).
-    "gather": Cost(2e-6, 8),
-    # Seconds a sample, and a sample and rank: scikit-learn 0.1 us, Python some us; copies cost
-    # nothing if one rank stores, 3 us if all ranks do.
-    "metric": Cost(0.5e-6, 5),
-    "metric_copy": Cost(0.1e-6, 10),
-    # Seconds: one small collective, some 50 us, and as much as a message's latency a rank.
-    "broadcast": Cost(60e-6, 3),
-    "broadcast_rank": Cost(15e-6, 3),
-    # Share: what crosses nodes in gathers costs more than what stays, never less.
-    "remote": Cost(0.3, 2.5),
-    # Seconds: imports and data; a doubling, as meeting and trees of connections grow with log n;
-    # saving the model, and what is between phases.
-    "startup": Cost(2.0, 4),
-    "startup_doubling": Cost(0.2, 4),
-    "rest": Cost(0.5, 4),
+    "local_bandwidth": Cost(12e9, 3),  # bytes/s: shared memory 4e9, PCIe 3 12e9, NVLink 40e9
+    "network_bandwidth": Cost(3e9, 4),  # bytes/s: 10 Gbit/s Ethernet 1e9, HDR InfiniBand 25e9
+    "forward": Cost(0.4, 1.5),  # share of a sample's training: a third, more in fp16
+    "gather": Cost(2e-6, 8),  # s a sample: copies of 8 bytes 0.1 us, objects on all ranks 20 us
+    "metric": Cost(0.5e-6, 5),  # s a sample: scikit-learn 0.1 us, Python some us
+    "metric_copy": Cost(0.1e-6, 10),  # s a sample and rank: 3 us if all ranks store all
+    "broadcast": Cost(15e-6, 3),  # s a rank: one message
+    "remote": Cost(0.3, 2.5),  # share by which gathers between nodes are dearer than within one
+    "startup": Cost(2.0, 4),  # s: from a loop's first step (0.5 s) to imports and data (30 s)
+    "startup_doubling": Cost(0.2, 4),  # s a doubling: meeting, and trees of connections
+    "rest": Cost(0.5, 4),  # s: saving the model, between phases
 }
 """One set for all data. Rows of more nodes than were measured must never change a number here."""
 
@@ -205,11 +189,9 @@ class Fit:
     """Name -> draws, shape (draws, 1)."""
     covered: tuple[str, ...]
     """The phases that the rows were measured in; the others are left out of predictions."""
-    log_noise: Array
-    """Draws by which a run differs from the model, shape (draws,), the same for every prediction:
-    ratios of two counts are not made uncertain by it twice."""
-    log_drift: Array
-    """The same, for every doubling of devices beyond what was measured."""
+    noise: Array
+    """Draws of the noise's factor, shape (draws,), the same for every prediction: ratios of two
+    counts are not made uncertain by it twice."""
 
     def predict(
         self, devices: int, nodes: int, work: Workload | None = None, **changes: Any
@@ -223,17 +205,15 @@ class Fit:
             changes: fields of the work that differ: epochs=3, batch_size=64.
         """
         work = replace(work or self.rows[0].work, **changes)
-        found = phase_seconds(self.costs, _quantities([(work, devices, nodes)]))
-        phases = {name: seconds[:, 0] for name, seconds in found.items()}
-        counts = [row.devices for row in self.rows]
-        beyond = abs(math.log2(devices / min(max(devices, min(counts)), max(counts))))
+        found = phase_seconds(self.costs, quantities([(work, devices, nodes)]))
+        parts = TRAIN_PARTS if "train" in self.covered else ()
         return Prediction(
             devices,
             nodes,
             work,
-            {name: phases[name] for name in self.covered},
-            {name: phases[name] for name in TRAIN_PARTS if "train" in self.covered},
-            np.exp(self.log_noise + beyond * self.log_drift),
+            {name: found[name][:, 0] for name in self.covered},
+            {name: found[name][:, 0] for name in parts},
+            self.noise,
         )
 
 
@@ -251,38 +231,23 @@ def fit(rows: Sequence[Row], network_gbit_s: float | None = None, seed: int = 0)
     """
     if not rows or any(not 0 < s < math.inf for row in rows for s in row.seconds.values()):
         raise ValueError("a fit needs rows, and times above 0")
-    defaults = dict(COSTS)
-    if network_gbit_s is not None:
-        rate = network_gbit_s * 1e9 / 8 * FABRIC_SHARE
-        defaults["network_bandwidth"] = Cost(rate, FABRIC_FACTOR)
-    problem = _LeastSquares(rows, defaults)
-    noise, positions = problem.bootstrap(np.random.default_rng(seed))
+    costs = dict(COSTS)
+    if network_gbit_s is not None:  # collectives reach two thirds to all of the line rate
+        costs["network_bandwidth"] = Cost(0.8 * network_gbit_s * 1e9 / 8, 1.25)
+    generator = np.random.default_rng(seed)
+    noise, draws = _LeastSquares(rows, costs).bootstrap(generator)
     measured = {name for row in rows for name in row.seconds}
     covered = tuple(p for p in PHASES if p in measured or TOTAL in measured)
-    errors = np.random.default_rng([seed, 1]).standard_normal((2, len(positions)))
-    return Fit(tuple(rows), problem.costs(positions), covered, noise * errors[0], DRIFT * errors[1])
+    return Fit(
+        tuple(rows), _named(draws), covered, np.exp(noise * generator.standard_normal(DRAWS))
+    )
 
 
 # --- the model ------------------------------------------------------------------------------------
 
 
-class _Quantities(NamedTuple):
-    """What runs have to do; arrays of shape (runs,)."""
-
-    devices: Array
-    nodes: Array
-    steps: Array
-    micro_steps: Array
-    samples: Array
-    """Training samples of the run, of all devices."""
-    evaluations: Array
-    """0 where nothing is evaluated."""
-    evaluate_samples: Array
-    gradient_bytes: Array
-
-
-def _quantities(runs: Sequence[tuple[Workload, int, int]]) -> _Quantities:
-    """Of work, devices and nodes."""
+def quantities(runs: Sequence[tuple[Workload, int, int]]) -> Array:
+    """What runs have to do, of their work, devices and nodes; shape (quantities, runs)."""
     found = [
         (
             devices,
@@ -290,137 +255,117 @@ def _quantities(runs: Sequence[tuple[Workload, int, int]]) -> _Quantities:
             work.steps(devices),
             work.micro_steps,
             work.train_samples * work.epochs,
-            work.epochs if work.evaluate_samples else 0,
+            work.epochs,
             work.evaluate_samples,
             work.parameters * work.gradient_bytes,
         )
         for work, devices, nodes in runs
     ]
-    return _Quantities(*np.array(found, dtype=np.float64).T)
+    return np.array(found, dtype=np.float64).T
 
 
-def phase_seconds(costs: Mapping[str, Array], of: _Quantities) -> dict[str, Array]:
-    """Phase -> seconds, shape (draws, runs); and the same of TOTAL, and of what training is.
+def phase_seconds(costs: Mapping[str, Array], runs: Array) -> dict[str, Array]:
+    """Phase -> seconds, shape (draws, runs); also of the TOTAL, and of what training is made of.
 
     Args:
         costs: name -> draws, shape (draws, 1).
-        of: the runs.
+        runs: their quantities.
     """
-    doublings = np.log2(of.devices)
+    devices, nodes, steps, micro_steps, samples, epochs, evaluated, gradient_bytes = runs
+    doublings = np.log2(devices)
     # What a rank gets from others, and how much dearer it is where they are on other nodes.
-    foreign = (of.devices - 1) / of.devices
-    dearer = 1 + costs["remote"] * (of.nodes > 1)
-    computing = of.samples / of.devices * costs["sample"]
-    starting = of.steps * of.micro_steps * costs["step"]
+    foreign = (devices - 1) / devices
+    dearer = 1 + costs["remote"] * (nodes > 1)
+    computing = samples / devices * costs["sample"]
+    starting = steps * micro_steps * costs["step"]
     busy = computing + starting
-    waiting = busy * costs["slowdown"] * doublings
-    waiting = waiting + of.steps * exposed_seconds(costs, of, busy / of.steps)
-    evaluating = of.evaluate_samples / of.devices * costs["sample"] * costs["forward"]
-    gathering = of.evaluate_samples * foreign * costs["gather"] * dearer
-    metric = costs["metric"] + costs["metric_copy"] * of.devices * dearer
-    broadcast = costs["broadcast"] + costs["broadcast_rank"] * (of.devices - 1) * dearer
+    reducing = all_reduce_seconds(costs, devices, nodes, gradient_bytes)
+    hidden = _OVERLAP * busy / (steps * micro_steps)  # under the last micro-step alone
+    exposed = np.maximum(reducing - hidden, _LAST_BUCKET * reducing)
+    waiting = busy * costs["slowdown"] * doublings + steps * exposed
+    evaluating = costs["sample"] * costs["forward"] / devices + foreign * costs["gather"] * dearer
+    metric = costs["metric"] + costs["metric_copy"] * devices * dearer
+    broadcast = costs["broadcast"] * (4 + (devices - 1) * dearer)  # a call costs some messages
     found = {
         "startup": costs["startup"] + costs["startup_doubling"] * doublings,
         "train": busy + waiting,
-        "evaluate": of.evaluations * (evaluating + gathering),
-        "metric": of.evaluations * of.evaluate_samples * metric,
-        "broadcast": of.evaluations * broadcast,
+        "evaluate": epochs * evaluated * evaluating,
+        "metric": epochs * evaluated * metric,
+        "broadcast": epochs * (evaluated > 0) * broadcast,
         "rest": costs["rest"] + 0 * doublings,
     }
-    found[TOTAL] = sum(found.values(), np.zeros(1))
-    return found | {"computing": computing, "starting": starting, "waiting": waiting}
+    total = sum(found.values(), np.zeros(1))
+    return found | {TOTAL: total, "computing": computing, "starting": starting, "waiting": waiting}
 
 
-def exposed_seconds(costs: Mapping[str, Array], of: _Quantities, computing_s: Array) -> Array:
-    """What a step waits for its all-reduce, shape (draws, runs).
-
-    Args:
-        costs: name -> draws, shape (draws, 1).
-        of: the runs.
-        computing_s: of one step, shape (draws, runs).
-    """
-    reduce_s = all_reduce_seconds(costs, of)
-    hidden = OVERLAP * computing_s / of.micro_steps
-    return np.maximum(reduce_s - hidden, LAST_BUCKET * reduce_s)
-
-
-def all_reduce_seconds(costs: Mapping[str, Array], of: _Quantities) -> Array:
+def all_reduce_seconds(
+    costs: Mapping[str, Array], devices: Array, nodes: Array, gradient_bytes: Array
+) -> Array:
     """One all-reduce of all gradients, shape (draws, runs); 0 on one device."""
     slower = np.minimum(costs["local_bandwidth"], costs["network_bandwidth"])
-    bandwidth = np.where(of.nodes == 1, costs["local_bandwidth"], slower)
-    transfer = 2 * (of.devices - 1) / of.devices * of.gradient_bytes / bandwidth
-    seconds: Array = transfer + 2 * np.log2(of.devices) * LATENCY_S
-    return seconds
+    bandwidth = np.where(nodes > 1, slower, costs["local_bandwidth"])
+    transfer: Array = 2 * (devices - 1) / devices * gradient_bytes / bandwidth
+    return transfer + 2 * np.log2(devices) * _LATENCY_S
 
 
 # --- the fit --------------------------------------------------------------------------------------
 
 
 class _LeastSquares:
-    """Measured against modelled times, and costs against their defaults, all as logarithms.
+    """Times and costs as the model has them, against measured times and defaults; as logarithms."""
 
-    A position is a cost's distance from its default, in units of the logarithm of its factor.
-    """
-
-    def __init__(self, rows: Sequence[Row], defaults: Mapping[str, Cost]) -> None:
-        # Repeats are one run, which the model times once.
-        every = [(row.work, row.devices, row.nodes) for row in rows]
-        runs = list(dict.fromkeys(every))
-        self._runs = _quantities(runs)
-        self._names = tuple(defaults)
-        self._defaults, self._factors = np.log(list(defaults.values())).T
-        found = [
-            (name, runs.index(run), s, row.resolution_s.get(name, 0.0) / s)
-            for run, row in zip(every, rows, strict=True)
-            for name, s in row.seconds.items()
+    def __init__(self, rows: Sequence[Row], costs: Mapping[str, Cost]) -> None:
+        self._runs = quantities([(row.work, row.devices, row.nodes) for row in rows])
+        self._times = [
+            (name, i)
+            for i, row in enumerate(rows)
+            for name in row.seconds
+            if row.work.evaluate_samples or name not in _OF_EVALUATION
         ]
-        self._times = [(name, run) for name, run, *_ in found]
-        self._logs = np.log([s for *_, s, _ in found])
-        self._resolution = np.array([share for *_, share in found])
-        self._errors = np.hypot(NOISE, self._resolution)
-
-    def costs(self, positions: Array) -> dict[str, Array]:
-        """Name -> costs of shape (draws, 1), of positions of shape (draws, costs)."""
-        values = np.exp(self._defaults + positions * self._factors)
-        return {name: values[:, i : i + 1] for i, name in enumerate(self._names)}
+        seconds = np.array([rows[i].seconds[name] for name, i in self._times])
+        fine = np.array([rows[i].resolution_s.get(name, 0.0) for name, i in self._times]) / seconds
+        defaults, factors = np.log(list(costs.values())).T
+        self._defaults, self._factors, self._resolution = defaults, factors, fine
+        self._targets = np.concatenate([np.log(seconds), defaults])
 
     def bootstrap(self, generator: np.random.Generator) -> tuple[float, Array]:
-        """The share by which runs differ from the model, and positions, (draws, costs).
+        """The share by which runs differ from the model, and fitted costs, shape (DRAWS, costs)."""
+        errors = self._errors(_NOISE)
+        best = self._solve(self._targets, errors, self._defaults)
+        missed = (self._modelled(best[None])[0] - self._targets) / errors
+        noise = _NOISE * max(1.0, float(np.sqrt(np.mean(missed[: len(self._times)] ** 2))))
+        errors = self._errors(noise)
+        moves = errors * generator.standard_normal((DRAWS // 2, len(errors)))
+        # Opposite moves in pairs: their fits have a steadier median.
+        targets = self._targets + np.concatenate([moves, -moves])
+        return noise, np.array([self._solve(each, errors, best) for each in targets])
 
-        Every other draw has the opposite errors, so that few make a good median.
-        """
-        zeros = np.zeros(len(self._names))
-        best = self._solve(self._logs, zeros, zeros)
-        distances = (self._logs - self._log_seconds(best[None])[0]) / self._errors
-        noise = NOISE * max(1.0, float(np.sqrt(np.mean(distances**2))))
-        self._errors = np.hypot(noise, self._resolution)
-        size = BOOTSTRAP_FITS // 2, len(self._logs) + len(self._names)
-        moved = generator.standard_normal(size)
-        moved = np.concatenate([moved, -moved])
-        logs, defaults = np.split(moved, [len(self._logs)], axis=1)
-        logs = self._logs + self._errors * logs
-        solved = [self._solve(*each, best) for each in zip(logs, defaults, strict=True)]
-        return noise, np.array(solved)
+    def _errors(self, noise: float) -> Array:
+        return np.concatenate([np.hypot(noise, self._resolution), self._factors])
 
-    def _solve(self, logs: Array, defaults: Array, start: Array) -> Array:
-        """The position of the least squares, for measured logarithms and defaults' positions."""
+    def _solve(self, targets: Array, errors: Array, start: Array) -> Array:
+        """The costs that are nearest to the targets."""
 
-        def residuals(position: Array) -> Array:
-            distances = self._log_seconds(position[None])[0] - logs
-            return np.concatenate([distances / self._errors, position - defaults])
+        def residuals(costs: Array) -> Array:
+            found: Array = (self._modelled(costs[None])[0] - targets) / errors
+            return found
 
-        def jacobian(position: Array) -> Array:
-            moved = self._log_seconds(np.vstack([position, position + 1e-4 * identity]))
-            slopes = (moved[1:] - moved[0]).T / 1e-4
-            return np.vstack([slopes / self._errors[:, None], identity])
+        def jacobian(costs: Array) -> Array:
+            moved = self._modelled(costs + 1e-4 * np.eye(len(costs) + 1, len(costs), -1))
+            found: Array = ((moved[1:] - moved[0]) / 1e-4 / errors).T
+            return found
 
-        identity = np.eye(len(self._names))
         found = least_squares(residuals, start, jacobian, method="lm", xtol=1e-4, ftol=1e-4)
-        position: Array = found.x
-        return position
+        solution: Array = found.x
+        return solution
 
-    def _log_seconds(self, positions: Array) -> Array:
-        """Of every measured time, shape (draws, times)."""
-        seconds = phase_seconds(self.costs(positions), self._runs)
-        expected = np.stack([seconds[name][:, run] for name, run in self._times], axis=1)
-        return np.log(np.maximum(expected, 1e-300))
+    def _modelled(self, costs: Array) -> Array:
+        """Measured times, then the costs, of costs of shape (draws, costs); all as logarithms."""
+        seconds = phase_seconds(_named(costs), self._runs)
+        times = [np.log(seconds[name][:, i]) for name, i in self._times]
+        return np.column_stack([*times, costs])
+
+
+def _named(costs: Array) -> dict[str, Array]:
+    """Name -> costs of shape (draws, 1), of logarithms of shape (draws, costs)."""
+    return dict(zip(COSTS, np.exp(costs.T)[:, :, None], strict=True))
