@@ -21,7 +21,7 @@ from slurmft.runs import MeasuredRun
 from slurmft.scaling import Fit, Row
 
 _LEAST_COUNTS = 2
-"""Numbers of devices below a row's that it takes: with one, only the priors say how time scales."""
+"""Numbers of devices below a row's that it takes: one says nothing of how time scales."""
 
 
 @dataclass(frozen=True, slots=True)

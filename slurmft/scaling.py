@@ -44,6 +44,7 @@ TOTAL = "total"
 
 MAX_DEVICES = 1024
 
+_TIMES = (*PHASES, TOTAL)
 _OF_EVALUATION = ("evaluate", "metric", "broadcast")
 
 DRAWS = 200
@@ -316,16 +317,16 @@ class _LeastSquares:
 
     def __init__(self, rows: Sequence[Row], costs: Mapping[str, Cost]) -> None:
         self._runs = quantities([(row.work, row.devices, row.nodes) for row in rows])
-        self._times = [
-            (name, i)
+        found = [
+            (_TIMES.index(name), i, s, row.resolution_s.get(name, 0.0) / s)
             for i, row in enumerate(rows)
-            for name in row.seconds
+            for name, s in row.seconds.items()
             if row.work.evaluate_samples or name not in _OF_EVALUATION
         ]
-        seconds = np.array([rows[i].seconds[name] for name, i in self._times])
-        fine = np.array([rows[i].resolution_s.get(name, 0.0) for name, i in self._times]) / seconds
-        defaults, factors = np.log(list(costs.values())).T
-        self._defaults, self._factors, self._resolution = defaults, factors, fine
+        phases, runs, seconds, self._resolution = np.array(found).reshape(-1, 4).T
+        self._times = phases.astype(int), runs.astype(int)
+        defaults, self._factors = np.log(list(costs.values())).T
+        self._defaults = defaults
         self._targets = np.concatenate([np.log(seconds), defaults])
 
     def bootstrap(self, generator: np.random.Generator) -> tuple[float, Array]:
@@ -333,7 +334,7 @@ class _LeastSquares:
         errors = self._errors(_NOISE)
         best = self._solve(self._targets, errors, self._defaults)
         missed = (self._modelled(best[None])[0] - self._targets) / errors
-        noise = _NOISE * max(1.0, float(np.sqrt(np.mean(missed[: len(self._times)] ** 2))))
+        noise = _NOISE * max(1.0, float(np.sqrt(np.mean(missed[: len(self._resolution)] ** 2))))
         errors = self._errors(noise)
         moves = errors * generator.standard_normal((DRAWS // 2, len(errors)))
         # Opposite moves in pairs: their fits have a steadier median.
@@ -362,8 +363,8 @@ class _LeastSquares:
     def _modelled(self, costs: Array) -> Array:
         """Measured times, then the costs, of costs of shape (draws, costs); all as logarithms."""
         seconds = phase_seconds(_named(costs), self._runs)
-        times = [np.log(seconds[name][:, i]) for name, i in self._times]
-        return np.column_stack([*times, costs])
+        times = np.stack([seconds[name] for name in _TIMES], axis=1)[:, *self._times]
+        return np.hstack([np.log(times), costs])
 
 
 def _named(costs: Array) -> dict[str, Array]:
