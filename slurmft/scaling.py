@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 Array = NDArray[np.float64]
 
@@ -346,6 +345,7 @@ class _LeastSquares:
 
     def _solve(self, targets: Array, errors: Array, start: Array) -> Array:
         """The costs that are nearest to the targets."""
+        from scipy.optimize import least_squares  # 0.4 s, which --help need not wait for
 
         def residuals(costs: Array) -> Array:
             found: Array = (self._modelled(costs[None])[0] - targets) / errors
