@@ -16,7 +16,7 @@ The model, for n devices on N nodes:
 The fit is least squares of logarithms. Three runs do not determine all costs, so the default of
 every cost (`COSTS`) counts as one more measurement, with its factor as the error. Ranges are a
 parametric bootstrap: the same fit, with times and defaults moved at random by their errors
-(Bardsley et al. 2014, "randomize then optimize"). What no run shows is as uncertain as its default.
+(Oliver, He and Reynolds 1996). What no run shows is as uncertain as its default.
 """
 
 from __future__ import annotations
@@ -72,7 +72,6 @@ class Workload:
     micro_steps: int = 1
     evaluate_samples: int = 0
     """Of one evaluation; there is one after each epoch."""
-    eval_batch_size: int = 256
     parameters: float = 66.4e6
     gradient_bytes: int = 4
     """Of one parameter in the all-reduce; 2 where gradients are compressed."""
