@@ -3,8 +3,8 @@
     python results/benchmarks/planner_errors.py        # some minutes
 
 Every series is fitted on its rows of 1, 2 and 4 devices (of Xeon nodes 1 and 2), and predicts the
-others. Besides: every row left out in turn, the rows with other seeds of the sampler, and what the
-network's line rate is worth, where the publication names it.
+others. Besides: every row left out in turn, the rows with other seeds, and what the network's line
+rate is worth, where the publication names it.
 """
 
 from __future__ import annotations
@@ -38,21 +38,19 @@ def main() -> None:
             print_series(f"{table}: {name}", found[f"{table}: {name}"])
     summary = summarize(found)
     print(*(f"{k}: {v}" for k, v in summary.items()), sep="\n")
-    priors = {
-        name: {"median": p.median, "factor": p.factor, "unit": p.unit, "why": p.why}
-        for name, p in model.PRIORS.items()
-    }
-    save("planner_errors", {"summary": summary, "series": found, "priors": priors})
+    costs = {name: cost._asdict() for name, cost in model.COSTS.items()}
+    save("planner_errors", {"summary": summary, "series": found, "costs": costs})
 
 
 def examine(series: Series, most: int) -> dict[str, Any]:
     """All predictions of one series."""
     fitted = [row for row in series.rows if row.devices <= most]
     fits = [model.fit(fitted, series.network_gbit_s, seed) for seed in SEEDS]
-    rows = [facts(fits[0], row, row not in fitted) for row in series.rows]
-    for facts_of, row in zip(rows, series.rows, strict=True):
-        errors = [error(fit, row) for fit in fits]
-        facts_of["error_of_seeds"] = [round(min(errors), 4), round(max(errors), 4)]
+    rows = []
+    for row in series.rows:
+        found = [facts(fit, row, row not in fitted) for fit in fits]
+        errors = [each["error"] for each in found]
+        rows.append(found[0] | {"error_of_seeds": [min(errors), max(errors)]})
     return {
         "network_gbit_s": series.network_gbit_s,
         "fitted_rows": len(fitted),
@@ -78,13 +76,6 @@ def facts(fit: Fit, row: Row, is_held_out: bool) -> dict[str, Any]:
         "error": round(interval.median / measured - 1, 4),
         "in_interval": interval.holds(measured),
     }
-
-
-def error(fit: Fit, row: Row) -> float:
-    """Predicted over measured, less 1."""
-    phase, measured = next(iter(row.seconds.items()))
-    predicted = fit.predict(row.devices, row.nodes, row.work).phase_s(phase).median
-    return predicted / measured - 1
 
 
 def left_out(series: Series) -> list[dict[str, Any]]:
@@ -127,6 +118,7 @@ def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     errors = [abs(row["error"]) for row in rows]
     return {
         "rows": len(rows),
+        "mean_error": round(statistics.mean(errors), 4),
         "median_error": round(statistics.median(errors), 4),
         "largest_error": max(errors),
         "within_10_percent": sum(e <= 0.1 for e in errors),

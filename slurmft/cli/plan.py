@@ -90,7 +90,7 @@ def _parser() -> Parser:
         metavar="X",
         help="line rate between nodes: runs on one node do not show it",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the sampler (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="of the ranges (default: 0)")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     return parser
 

@@ -33,7 +33,7 @@ from slurmft.studies.report.formats import (
 )
 from slurmft.studies.report.measures import Row, rows_of, state_of
 from slurmft.studies.report.sections import of_published
-from slurmft.studies.scaling import backtest, model
+from slurmft.studies.scaling import backtest
 from tests.conftest import slurmft
 from tests.support import CHECKOUT
 from tests.support.made_runs import write_run
@@ -43,9 +43,9 @@ HOSTILE = "<script>alert('x')</script> & 50% $(rm) a_b {c} ~ ^ \\d | \"q\" #1"
 
 
 @pytest.fixture
-def few_particles(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fits that are fast, and less exact."""
-    monkeypatch.setattr(model, "PARTICLES", 300)
+    monkeypatch.setattr(model, "DRAWS", 40)
 
 
 def write_study(
@@ -340,7 +340,7 @@ def test_predictions_are_tables_of_their_own_form() -> None:
     assert float(rows[4]["train_samples_per_s_per_gpu"]) == 1011
 
 
-@pytest.mark.usefixtures("few_particles")
+@pytest.mark.usefixtures("few_draws")
 def test_published_rows_are_predicted_from_fewer_devices() -> None:
     (table,) = published.load(PUBLISHED / "mn4_emotion.json")
     section = of_published([table], backtest)
@@ -367,7 +367,7 @@ def test_files_that_the_model_does_not_know_are_shown_all_the_same(tmp_path: Pat
     assert [row[1].text for row in section.tables[0].rows] == ["8", "5", "3"]
 
 
-@pytest.mark.usefixtures("few_particles")
+@pytest.mark.usefixtures("few_draws")
 def test_runs_are_predicted_from_fewer_devices(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for nodes in (1, 2, 4, 8):

@@ -22,7 +22,7 @@ from slurmft.studies.scaling.model import Fit, Row
 from slurmft.studies.scaling.series import network_gbit_s as network_gbit_s
 
 _LEAST_COUNTS = 2
-"""Smaller numbers of devices that a forecast needs: one alone does not show how time scales."""
+"""Numbers of devices below a row's that it takes: one says nothing of how time scales."""
 
 
 @dataclass(frozen=True, slots=True)

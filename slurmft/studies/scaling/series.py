@@ -176,7 +176,6 @@ def _row(run: MeasuredRun) -> Row:
         epochs=epochs,
         micro_steps=micro_steps,
         evaluate_samples=round(result["evaluate_samples"] / epochs),
-        eval_batch_size=run.value("eval_batch_size") or 256,
         parameters=result["parameters"],
     )
     seconds = dict(result["phases_s"])
@@ -307,7 +306,6 @@ def _timed(row: Mapping[str, Any], setup: Mapping[str, Any], samples: tuple[int,
         batch_size=batch,
         epochs=setup["epochs"],
         evaluate_samples=samples[1],
-        eval_batch_size=setup.get("eval_batch_size", batch),
     )
     return Row(label=label, work=work, devices=devices, nodes=nodes, seconds={TOTAL: row["time_s"]})
 
@@ -317,12 +315,11 @@ def _of_chart(table: PublishedTable, row: Mapping[str, Any]) -> Point:
     phase, step = _CHARTS[table.part]
     setup, devices, value = table.setup, row["gpus"], row[table.part]
     label = "".join(f"-{row[name]}" for name in table.labels)
-    batch = int(label.rpartition("-")[2]) if label else _CHART_BATCH_SIZE
+    batch = int(label.rpartition("-")[2]) if phase == "train" else _CHART_BATCH_SIZE
     work = Workload(
         train_samples=setup["train_samples"],
-        batch_size=batch if phase == "train" else _CHART_BATCH_SIZE,
+        batch_size=batch,
         evaluate_samples=setup["eval_samples"],
-        eval_batch_size=_CHART_BATCH_SIZE if phase == "train" else batch,
     )
     seconds = _converted(phase, value, work, devices, from_unit=True)
     made = Row(
