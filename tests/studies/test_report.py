@@ -33,7 +33,7 @@ from slurmft.studies.report.formats import (
 )
 from slurmft.studies.report.measures import Row, rows_of, state_of
 from slurmft.studies.report.sections import of_published
-from slurmft.studies.scaling import backtest
+from slurmft.studies.scaling import backtest, model
 from tests.conftest import slurmft
 from tests.support import CHECKOUT
 from tests.support.made_runs import write_run

@@ -307,7 +307,7 @@ def test_missing_hub_gives_one_clear_line(tmp_path: Path, tiny_data: Path) -> No
     )
     assert done.code == 2
     assert (
-        "--model 'no-such/model' is neither a local folder nor to be had from the hub" in done.err
+        "--model 'no-such/model' was not found locally or on the hub" in done.err
     )
     assert "Traceback" not in done.err
 
