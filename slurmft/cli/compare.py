@@ -21,16 +21,21 @@ examples:
 """
 
 
-def main(argv: list[str]) -> int:
-    """`slurmft compare RUN_A RUN_B`."""
-    parser = Parser(prog="slurmft compare", description=_DESCRIPTION, epilog=EXAMPLES)
+def parser() -> Parser:
+    """The command line of `slurmft compare`."""
+    made = Parser(prog="slurmft compare", description=_DESCRIPTION, epilog=EXAMPLES)
     for name in "AB":
-        parser.add_argument(
+        made.add_argument(
             name.lower(), metavar=f"RUN_{name}", help="run (path or name), or folder of repeats"
         )
-    parser.add_argument("--seed", type=int, default=0, help="of the resampling (default: 0)")
-    parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
-    arguments = parser.parse(argv)
+    made.add_argument("--seed", type=int, default=0, help="of the resampling (default: 0)")
+    made.add_argument("--json", action="store_true", help="print the comparison as JSON")
+    return made
+
+
+def main(argv: list[str]) -> int:
+    """`slurmft compare RUN_A RUN_B`."""
+    arguments = parser().parse(argv)
     a, b = read("A", arguments.a), read("B", arguments.b)
     if shared := {run.path.resolve() for run in a.runs} & {run.path.resolve() for run in b.runs}:
         raise UsageError(

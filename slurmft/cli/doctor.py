@@ -7,10 +7,10 @@ import json
 import subprocess
 import sys
 
-from slurmft.cli.parser import Parser, add_options, given
+from slurmft.cli.parser import Parser, Part, add_options, given, run_part
 from slurmft.cluster.slurm import allocation, commands
 from slurmft.core.config import JobConfig, build
-from slurmft.core.errors import Exit, UsageError, run_main, unknown
+from slurmft.core.errors import Exit, UsageError, run_main
 from slurmft.core.files import write_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.site import sbatch_flags, site_defaults
@@ -65,17 +65,15 @@ def main(argv: list[str]) -> int:
     if not argv or argv[0].startswith("-"):
         if argv and argv[0] in ("-h", "--help"):
             print(f"{_LOCKS_HELP}\n{_NODE_HELP}")
-        return _checkup_main(argv)
-    if argv[0] not in COMMANDS:
-        raise unknown("subject", argv[0], list(COMMANDS))
-    return COMMANDS[argv[0]](argv[1:])
+        return checkup_main(argv)
+    return run_part("slurmft doctor", PARTS, argv, "")
 
 
 # --- slurmft doctor -------------------------------------------------------------------------------
 
 
-def _checkup_main(argv: list[str]) -> int:
-    arguments = _checkup_parser().parse(argv)
+def checkup_main(argv: list[str]) -> int:
+    arguments = parser().parse(argv)
     job = _job(arguments, _JOB)
     if job.cluster == "mpirun":
         raise UsageError("--cluster mpirun has no nodes to examine", "use slurm, local or auto")
@@ -100,22 +98,23 @@ def _checkup_main(argv: list[str]) -> int:
     return report.exit_code
 
 
-def _checkup_parser() -> Parser:
-    parser = Parser(prog="slurmft doctor", description=_CHECKUP_HELP)
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.add_argument(
+def parser() -> Parser:
+    """The command line of `slurmft doctor`."""
+    made = Parser(prog="slurmft doctor", description=_CHECKUP_HELP)
+    made.add_argument("--json", action="store_true", help="print the findings as JSON")
+    made.add_argument(
         "--output", metavar="FILE", help="write a report for support: text and JSON, no secrets"
     )
-    parser.add_argument(
+    made.add_argument(
         "--quick", action="store_true", help="skip devices and collectives: torch is not loaded"
     )
-    parser.add_argument(
+    made.add_argument(
         "--within", type=float, default=40, metavar="SECONDS",
         help="time limit for the nodes' part; measurements beyond it are skipped (%(default)s)",
     )  # fmt: skip
-    _add_wait(parser, _CHECKUP_WAIT_S)
-    add_options(parser, JobConfig, "Where", only=_JOB)
-    return parser
+    _add_wait(made, _CHECKUP_WAIT_S)
+    add_options(made, JobConfig, "Where", only=_JOB)
+    return made
 
 
 def _add_wait(parser: Parser, default_s: float) -> None:
@@ -134,12 +133,18 @@ def _job(arguments: argparse.Namespace, names: tuple[str, ...]) -> JobConfig:
 # --- slurmft doctor node --------------------------------------------------------------------------
 
 
-def _node_main(argv: list[str]) -> int:
-    parser = Parser(prog="slurmft doctor node", description=_NODE_HELP)
-    parser.add_argument("--nodes", type=int, metavar="N", help="default: the allocation's, or 1")
-    parser.add_argument("--here", action="store_true", help="this machine, even with Slurm")
-    add_options(parser, JobConfig, "Where", only=(*_WHERE, *_USE))
-    arguments = parser.parse(argv)
+def node_parser() -> Parser:
+    """The command line of `slurmft doctor node`."""
+    made = Parser(prog="slurmft doctor node", description=_NODE_HELP)
+    made.add_argument("--nodes", type=int, metavar="N", help="default: the allocation's, or 1")
+    made.add_argument("--here", action="store_true", help="this machine, even with Slurm")
+    add_options(made, JobConfig, "Where", only=(*_WHERE, *_USE))
+    return made
+
+
+def node_main(argv: list[str]) -> int:
+    """`slurmft doctor node`"""
+    arguments = node_parser().parse(argv)
     if arguments.here or not commands.available():
         lines = node.describe_this_node(build(JobConfig, given(arguments, _USE)))
         print("\n".join(lines), flush=True)
@@ -155,8 +160,8 @@ def _node_main(argv: list[str]) -> int:
 # --- slurmft doctor locks -------------------------------------------------------------------------
 
 
-def _locks_main(argv: list[str]) -> int:
-    arguments = _locks_parser().parse(argv)
+def locks_main(argv: list[str]) -> int:
+    arguments = locks_parser().parse(argv)
     folder = absolute(arguments.dir)
     if not folder.is_dir():
         raise UsageError(f"no such folder: {str(folder)!r}", "give one that the nodes see, too")
@@ -174,21 +179,22 @@ def _locks_main(argv: list[str]) -> int:
     return Exit.OK
 
 
-def _locks_parser() -> Parser:
-    parser = Parser(prog="slurmft doctor locks", description=_LOCKS_HELP)
-    parser.add_argument("dir", metavar="DIR", help="a folder on the file system in question")
-    parser.add_argument("--nodes", type=int, metavar="N", help="default: the allocation's, or 2")
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    _add_wait(parser, _LOCKS_WAIT_S)
-    add_options(parser, JobConfig, "Where, outside of an allocation", only=_WHERE)
-    return parser
+def locks_parser() -> Parser:
+    """The command line of `slurmft doctor locks`."""
+    made = Parser(prog="slurmft doctor locks", description=_LOCKS_HELP)
+    made.add_argument("dir", metavar="DIR", help="a folder on the file system in question")
+    made.add_argument("--nodes", type=int, metavar="N", help="default: the allocation's, or 2")
+    made.add_argument("--json", action="store_true", help="print the findings as JSON")
+    _add_wait(made, _LOCKS_WAIT_S)
+    add_options(made, JobConfig, "Where, outside of an allocation", only=_WHERE)
+    return made
 
 
 def _console() -> int:
     return run_main(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)
 
 
-COMMANDS = {"locks": _locks_main, "node": _node_main}
+PARTS = {"locks": Part(locks_parser, locks_main), "node": Part(node_parser, node_main)}
 
 
 if __name__ == "__main__":

@@ -6,9 +6,8 @@ import shlex
 import time
 from collections.abc import Sequence
 
-from slurmft.cli import parser as cli_parser
 from slurmft.cli import push
-from slurmft.cli.parser import Parser
+from slurmft.cli.parser import Parser, add_run
 from slurmft.cluster.slurm.commands import JobState
 from slurmft.cluster.wait import RECORDS_EVERY_S, JobWatch
 from slurmft.runs import resolve
@@ -96,12 +95,17 @@ def next_commands(run: RunDir, which: Sequence[str] = _USUAL) -> str:
     return "\n".join(["Next:", *lines])
 
 
+def parser() -> Parser:
+    """The command line of `slurmft follow`."""
+    made = Parser(prog="slurmft follow", description=__doc__, epilog=EXAMPLES)
+    add_run(made)
+    push.add_flag(made)
+    return made
+
+
 def main(argv: list[str]) -> int:
     """`slurmft follow RUN`"""
-    parser = Parser(prog="slurmft follow", description=__doc__, epilog=EXAMPLES)
-    cli_parser.add_run(parser)
-    push.add_flag(parser)
-    arguments = parser.parse(argv)
+    arguments = parser().parse(argv)
     push.check(arguments.push_to_hub, follows=True)
     run = resolve.find(arguments.run, arguments.runs_dir)
     run.settle_permissions()

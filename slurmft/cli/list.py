@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from slurmft.cli import parser as cli_parser
-from slurmft.cli.parser import Parser
+from slurmft.cli.parser import Parser, add_runs_dir
 from slurmft.cluster import status
 from slurmft.cluster.status import list_runs, metrics_words, note
 from slurmft.core.errors import Exit, unknown
@@ -56,7 +55,7 @@ def parser() -> Parser:
         "how far they are, how fast, and their metrics.",
         epilog=EXAMPLES,
     )
-    cli_parser.add_runs_dir(made)
+    add_runs_dir(made)
     made.add_argument(
         "--state",
         action="append",

@@ -40,7 +40,7 @@ examples:
 
 def main(argv: list[str]) -> int:
     """`slurmft plan SOURCE...`."""
-    arguments = _parser().parse(argv)
+    arguments = parser().parse(argv)
     if arguments.deadline is not None:
         arguments.deadline = duration_s(arguments.deadline, "--deadline")
     series = choose(read(arguments.sources), arguments.series)
@@ -57,22 +57,21 @@ def main(argv: list[str]) -> int:
     return Exit.OK
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="slurmft plan", description=_DESCRIPTION, epilog=EXAMPLES)
-    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="measured runs")
-    parser.add_argument(
-        "--series", metavar="NAME", help="which runs, where SOURCE has several kinds"
-    )
-    parser.add_argument(
+def parser() -> Parser:
+    """The command line of `slurmft plan`."""
+    made = Parser(prog="slurmft plan", description=_DESCRIPTION, epilog=EXAMPLES)
+    made.add_argument("sources", nargs="+", metavar="SOURCE", help="measured runs")
+    made.add_argument("--series", metavar="NAME", help="which runs, where SOURCE has several kinds")
+    made.add_argument(
         "--nodes", metavar="1-64|1,2,4", help="counts to compare (default: 1, 2, 4, ...)"
     )
-    parser.add_argument(
+    made.add_argument(
         "--deadline", metavar="TIME", help="find the fewest nodes that meet it: 90s, 30m, 2h"
     )
-    parser.add_argument(
+    made.add_argument(
         "--budget", type=_amount, metavar="NODE-HOURS", help="find the fastest within it"
     )
-    group = parser.add_argument_group("What would run (default: as measured)")
+    group = made.add_argument_group("What would run (default: as measured)")
     group.add_argument("--epochs", type=_count, metavar="N")
     group.add_argument("--batch-size", type=_count, metavar="N", help="a device and micro-step")
     group.add_argument(
@@ -90,9 +89,9 @@ def _parser() -> Parser:
         metavar="X",
         help="line rate between nodes: runs on one node do not show it",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the ranges (default: 0)")
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
-    return parser
+    made.add_argument("--seed", type=int, default=0, help="of the ranges (default: 0)")
+    made.add_argument("--json", action="store_true", help="print the plan as JSON")
+    return made
 
 
 def _count(text: str) -> int:

@@ -25,7 +25,7 @@ examples:
 
 def main(argv: list[str]) -> int:
     """`slurmft report RUN|DIR|FILE...`"""
-    arguments = _parser().parse(argv)
+    arguments = parser().parse(argv)
     form = arguments.format
     if form is not None and form not in FORMATS:
         raise unknown("--format", form, list(FORMATS))
@@ -48,8 +48,9 @@ def _forecaster() -> Forecaster:
     return backtest
 
 
-def _parser() -> Parser:
-    parser = Parser(
+def parser() -> Parser:
+    """The command line of `slurmft report`."""
+    made = Parser(
         prog="slurmft report",
         description="Prints what runs measured as tables: a row for every cell (runs that differ "
         "only in seed and folder), a table for every study. Published tables are printed as "
@@ -57,7 +58,7 @@ def _parser() -> Parser:
         "PNG, and a page, report.html, that needs no other file.",
         epilog=EXAMPLES,
     )
-    add = parser.add_argument
+    add = made.add_argument
     paths = (
         "runs (paths or names, as `last`), folders of runs at any depth, files of published tables "
         "(.json)"
@@ -74,4 +75,4 @@ def _parser() -> Parser:
     )
     add("--predict", action="store_true", help=predict)
     add("--title", default="", metavar="TEXT", help="of the page, and of runs of no study")
-    return parser
+    return made

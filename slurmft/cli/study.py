@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from slurmft.cli.parser import Parser, add_options, given
+from slurmft.cli.parser import Parser, Part, add_options, given, run_part
 from slurmft.core.config import JobConfig, options
-from slurmft.core.errors import Exit, UsageError, unknown
+from slurmft.core.errors import Exit, UsageError
 from slurmft.studies import folder as study_folder
 from slurmft.studies import progress as study_progress
 from slurmft.studies import spec
@@ -155,16 +155,21 @@ def confirmed(count: int, arguments: argparse.Namespace) -> bool:
 # --- study status, study cancel -------------------------------------------------------------------
 
 
-def status_main(argv: list[str]) -> int:
-    """`slurmft study status FILE`"""
-    parser = Parser(
+def status_parser() -> Parser:
+    """The command line of `slurmft study status`."""
+    made = Parser(
         prog="slurmft study status",
         description="How far a study is: of every cell, the repeats that have finished, run, wait, "
         "failed or are missing, and why.",
     )
-    _add_place(parser)
-    parser.add_argument("--json", action="store_true", help="all that is known, as JSON")
-    arguments = parser.parse(argv)
+    _add_place(made)
+    made.add_argument("--json", action="store_true", help="all that is known, as JSON")
+    return made
+
+
+def status_main(argv: list[str]) -> int:
+    """`slurmft study status FILE`"""
+    arguments = status_parser().parse(argv)
     study = spec.read(arguments.study)
     folder = study_folder.folder_of(study, arguments.studies_dir)
     found = study_progress.take(study, folder)
@@ -210,13 +215,18 @@ def _running(found: Tally) -> str:
     return shlex.quote(str(alive[0].run.path))
 
 
-def cancel_main(argv: list[str]) -> int:
-    """`slurmft study cancel FILE`"""
-    parser = Parser(
+def cancel_parser() -> Parser:
+    """The command line of `slurmft study cancel`."""
+    made = Parser(
         prog="slurmft study cancel", description="Ends all jobs of a study that wait or run."
     )
-    _add_place(parser)
-    arguments = parser.parse(argv)
+    _add_place(made)
+    return made
+
+
+def cancel_main(argv: list[str]) -> int:
+    """`slurmft study cancel FILE`"""
+    arguments = cancel_parser().parse(argv)
     study = spec.read(arguments.study)
     folder = study_folder.folder_of(study, arguments.studies_dir)
     if not folder.is_dir():
@@ -234,16 +244,13 @@ def cancel_main(argv: list[str]) -> int:
     return Exit.OK
 
 
-COMMANDS = {"run": run_main, "status": status_main, "cancel": cancel_main}
+PARTS = {
+    "run": Part(run_parser, run_main),
+    "status": Part(status_parser, status_main),
+    "cancel": Part(cancel_parser, cancel_main),
+}
 
 
 def main(argv: list[str]) -> int:
     """`slurmft study COMMAND ...`"""
-    if argv and argv[0] in COMMANDS:
-        return COMMANDS[argv[0]](argv[1:])
-    if argv and argv[0] in ("-h", "--help"):
-        print(f"usage: slurmft study {{{','.join(COMMANDS)}}} ...\n\n{DESCRIPTION}\n\n{EXAMPLES}")
-        return Exit.OK
-    if argv:
-        raise unknown("command", f"study {argv[0]}", [f"study {name}" for name in COMMANDS])
-    raise UsageError("slurmft study: which command?", "run, status or cancel; --help shows more")
+    return run_part("slurmft study", PARTS, argv, f"{DESCRIPTION}\n\n{EXAMPLES}")

@@ -14,8 +14,7 @@ import tty
 from collections.abc import Iterator
 from typing import Any
 
-from slurmft.cli import parser as cli_parser
-from slurmft.cli.parser import Parser
+from slurmft.cli.parser import Parser, add_run
 from slurmft.cli.watch_view import ASCII, UNICODE, Line, RunView
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit
@@ -48,7 +47,7 @@ examples:
 def parser() -> Parser:
     """The command line of `slurmft watch`."""
     made = Parser(prog="slurmft watch", description=DESCRIPTION, epilog=EXAMPLES)
-    cli_parser.add_run(made)
+    add_run(made)
     return made
 
 

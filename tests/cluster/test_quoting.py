@@ -138,7 +138,7 @@ def test_mpirun_lines(shell: Shell, runs_dir: str, comment: str, column: str) ->
         patch.setattr(mpirun, "hosts_of", lambda job: ["h1", "h2"])
         argv = ["--nodes=2", "--nproc-per-node=1", "--hostfile=h", f"--runs-dir=/{runs_dir}"]
         argv += [f"--comment={comment}", f"--text-column={column}"]
-        create, run = shell.run(render.render_mpirun(argv))
+        create, run = shell.run("\n".join(render.mpirun_lines(argv)))
     assert create == ["python", "-m", "slurmft", "submit", "--create", "--cluster", "mpirun", *argv]
     assert run[:3] == ["mpiexec", "-hosts", "h1,h2"]
     assert run[-3:] == [

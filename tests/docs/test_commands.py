@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from slurmft.cli import completion, prepare
-from slurmft.cli.parser import parser_of
+from slurmft.cli.parser import Parser
 from tests.conftest import Done
 from tests.docs import pages, rules
 from tests.docs import world as worlds
@@ -115,7 +115,7 @@ def test_flags_are_known(command: Command) -> None:
     words = shlex.split(filled(arguments, {"RUN": "last"}))
     if command.rule is MERE_NAME:
         module = importlib.import_module(f"slurmft.cli.{words[0]}")
-        assert all(part in module.COMMANDS for part in words[1:])
+        assert all(part in module.PARTS for part in words[1:])
     elif ours.endswith("cluster"):
         assert cluster_parser().parse_args(words)
     elif ours.endswith("sbatch"):
@@ -137,9 +137,9 @@ def test_flags_in_the_text_are_known() -> None:
 def parse(command: str, words: list[str]) -> argparse.Namespace:
     """By the command's own parser."""
     module = importlib.import_module(f"slurmft.cli.{command}")
-    part = [word for word in words[:1] if word in getattr(module, "COMMANDS", {})]
-    parser = None if command == "completion" else parser_of(module.main, part)
-    return parser.parse(words[len(part) :]) if parser else argparse.Namespace(words=words)
+    part = getattr(module, "PARTS", {}).get(words[0] if words else "")
+    parser: Parser = part.parser() if part else module.parser()
+    return parser.parse(words[1:] if part else words)
 
 
 @pytest.mark.parametrize("command", rules.tested(LOGIN), ids=str)

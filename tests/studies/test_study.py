@@ -498,7 +498,7 @@ def test_what_to_type_next(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) 
 def test_mistakes_end_in_two_lines(tmp_path: Path) -> None:
     for arguments, words in (
         (["study"], "which command"),
-        (["study", "stats"], "did you mean study status?"),
+        (["study", "stats"], "did you mean status?"),
         (["study", "run"], "the following arguments are required"),
         (["study", "run", str(tmp_path / "no.toml")], "no such file"),
     ):
