@@ -19,6 +19,7 @@ from slurmft.job.process_group import World
 from slurmft.locks import probe
 from slurmft.locks.probe import Findings
 
+_AGENT = [sys.executable, "-m", "slurmft.locks.probe"]
 _START_S, _ANSWER_S = 10.0, 1.0
 """How long an agent may take to start, and to answer: after that it counts as hanging in a lock."""
 
@@ -95,8 +96,7 @@ def _probe(world: World, folder: Path, ranks: Sequence[int], here: FileSystem) -
     """Measures between two ranks. All ranks do the same with the same answers: their control flow
     is one. A lock call may hang, so each of the two has an agent, a child that can be killed."""
     name = f"rank {world.rank}"
-    command = [sys.executable, "-m", "slurmft.locks.probe"]
-    with Agents({name: command} if world.rank in ranks else {}) as agents:
+    with Agents({name: _AGENT} if world.rank in ranks else {}) as agents:
 
         def ask(node: int, *what: str, timeout_s: float = _ANSWER_S) -> str:
             answer: str | AgentError | None = None
