@@ -24,7 +24,7 @@ from slurmft.core.errors import SlurmftError, one_line
 from slurmft.core.files import read_json, write_json
 from slurmft.core.program import Program
 from slurmft.doctor.software import software
-from slurmft.doctor.timeouts import all_within, within
+from slurmft.doctor.timeouts import call_all
 from slurmft.locks.probe import LockOperations
 from slurmft.node import hardware, rendezvous, task
 from slurmft.node.rendezvous import Rendezvous
@@ -46,10 +46,10 @@ class Agent:
         self.lock = LockOperations().lock
 
     def facts(self, folders: Mapping[str, str], job: Mapping[str, Any]) -> dict[str, Any]:
-        """What this node is, what of it the job has, its versions, its room.
+        """This node, what of it the job has, its versions, its free space.
 
         Args:
-            folders: the folders in question, by what they are; and "tmp" and "shm" are added.
+            folders: the folders in question, by what they are; "tmp" and "shm" are added.
             job: fields of JobConfig that say how a run would use the node.
         """
         here = hardware.detect(os.environ)
@@ -57,7 +57,7 @@ class Agent:
         places |= {"tmp": Path(tempfile.gettempdir()), "shm": Path("/dev/shm")}
         looks: list[Callable[[], Any]] = [partial(_look, place) for place in places.values()]
         looks.append(partial(core_hub.hub_in_reach, _ROOM_S - 1))
-        *rooms, hub = all_within(_ROOM_S, looks)
+        *rooms, hub = call_all(_ROOM_S, looks)
         return {
             "hardware": here.facts(),
             "cores": len(here.cores),
@@ -70,16 +70,16 @@ class Agent:
                 for n in hardware.networks()
                 if n.name in rendezvous.interfaces()
             ],
-            "rooms": {n: _answer(give) for n, give in zip(places, rooms, strict=True)},
-            "hub": _answer(hub) is True,
+            "rooms": {n: _answer(room) for n, room in zip(places, rooms, strict=True)},
+            "hub": hub is True,
             "profile": task.use_of_node(_config(job), os.environ)[0].name,
         }
 
     def listen(self, token: str, job_id: str) -> dict[str, int]:
-        """Answers on a port of the rendezvous' range and on an ephemeral one, from now on.
+        """Listens on a port of the rendezvous' range and on an ephemeral one, from now on.
 
         Args:
-            token: what this node answers to those who ask who it is.
+            token: what this node answers to "who".
 
         Returns both ports, and a free one for torchrun's store.
         """
@@ -98,7 +98,7 @@ class Agent:
             threading.Thread(target=self._serve_one, args=(caller,), daemon=True).start()
 
     def _serve_one(self, caller: socket.socket) -> None:
-        """One word of request: who, time, or sink and what to swallow."""
+        """Requests are lines: who, time, or sink, which counts the bytes that follow."""
         with contextlib.suppress(OSError), caller:
             caller.settimeout(10)
             stream = caller.makefile("rwb")
@@ -108,7 +108,7 @@ class Agent:
                 elif line == b"time\n":
                     answer = repr(time.time())
                 else:
-                    answer = str(_swallow(stream))
+                    answer = str(_count_bytes(stream))
                 stream.write(answer.encode() + b"\n")
                 stream.flush()
 
@@ -122,11 +122,11 @@ class Agent:
         for: why it cannot be reached, or None}}.
         """
         calls = [partial(_reach, host, **peer, timeout_s=timeout_s) for host, peer in peers.items()]
-        answers = all_within(timeout_s + 1, calls)
-        return {host: _answer(give) for host, give in zip(peers, answers, strict=True)}
+        answers = call_all(timeout_s + 1, calls)
+        return {host: _answer(found) for host, found in zip(peers, answers, strict=True)}
 
     def clock(self, host: str, port: int, timeout_s: float) -> dict[str, float]:
-        """How far the clock of `host` is ahead of this one, and the way there and back, in s."""
+        """How far the clock of `host` is ahead of this one, and the round trip, in s."""
         tries: list[tuple[float, float]] = []
         with socket.create_connection((host, port), timeout=timeout_s) as connection:
             stream = connection.makefile("rwb")
@@ -135,13 +135,13 @@ class Agent:
                 stream.write(b"time\n")
                 stream.flush()
                 theirs = float(stream.readline())
-                way_s = time.perf_counter() - ticks
-                tries.append((way_s, theirs - began - way_s / 2))
-        way_s, ahead_s = min(tries)
-        return {"ahead_s": ahead_s, "round_trip_s": way_s}
+                trip_s = time.perf_counter() - ticks
+                tries.append((trip_s, theirs - began - trip_s / 2))
+        trip_s, ahead_s = min(tries)
+        return {"ahead_s": ahead_s, "round_trip_s": trip_s}
 
     def send(self, host: str, port: int, seconds: float, timeout_s: float) -> float:
-        """Sends to a host for so long; bytes a second that have arrived there."""
+        """Sends to a host for so long; returns the bytes per second that arrived there."""
         with socket.create_connection((host, port), timeout=timeout_s) as connection:
             connection.sendall(b"sink\n")
             began = time.perf_counter()
@@ -157,7 +157,7 @@ class Agent:
         return [platform.node(), here.type, here.source, here.mount]
 
     def interface(self, hosts: Sequence[str], rank: int, asked: str | None) -> str | None:
-        """The interface that a run's collectives would take."""
+        """The interface that a run's collectives would use."""
         return _rendezvous(hosts, rank, asked).socket_interface()
 
     def speeds(
@@ -169,10 +169,10 @@ class Agent:
         job: Mapping[str, Any],
         timeout_s: float,
     ) -> dict[str, Any]:
-        """Measures devices and collectives by torchrun, as a run starts it.
+        """Measures devices and collectives under torchrun, as a run starts it.
 
-        Returns "ranks" of this node as far as they came, "problem" (why torchrun failed, or None)
-        and "late" (whether that is because it took too long).
+        Returns "ranks" (what those of this node measured), "problem" (why torchrun failed, or None)
+        and "late" (whether it reached the time limit).
         """
         config = _config(job)
         profile, binding = task.use_of_node(config, os.environ)
@@ -195,7 +195,7 @@ class Agent:
 def _run(
     command: list[str], environment: dict[str, str], log: Path, limit_s: float
 ) -> tuple[str | None, bool]:
-    """Runs a command; why it failed, or None, and whether it had to be ended."""
+    """Runs a command; why it failed, or None, and whether it reached the time limit."""
     with open(log, "wb") as file:
         child = process.start(command, env=environment, stdout=file, stderr=file)
         try:
@@ -207,7 +207,7 @@ def _run(
         return None, False
     said = [x.strip() for x in log.read_text(errors="replace")[-_TAIL:].splitlines() if x.strip()]
     errors = [line for line in said if "Error" in line]
-    last = (errors or said or ["without a word"])[-1]
+    last = (errors or said or ["it printed nothing"])[-1]
     return f"torchrun ended with exit code {code}: {last}", False
 
 
@@ -221,7 +221,7 @@ def _config(job: Mapping[str, Any]) -> RunConfig:
 def _rendezvous(
     hosts: Sequence[str], rank: int, interface: str | None, port: int = 0, id: str = ""
 ) -> Rendezvous:
-    """The rendezvous of this node; simulated nodes have the loopback interface."""
+    """This node's rendezvous; simulated nodes use the loopback interface."""
     local = task.LOCAL_NODE in os.environ
     return Rendezvous(
         hosts=tuple(hosts),
@@ -244,23 +244,17 @@ def _look(folder: Path) -> dict[str, Any]:
     }
 
 
-def _answer(give: Callable[[], Any]) -> Any:
-    try:
-        return give()
-    except Exception as error:
-        return {"problem": one_line(error)}
+def _answer(result: Any) -> Any:
+    return {"problem": one_line(result)} if isinstance(result, Exception) else result
 
 
 def _reach(host: str, token: str, ports: Mapping[str, int], timeout_s: float) -> dict[str, Any]:
     deadline = time.monotonic() + timeout_s
-
-    def resolve() -> str:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-
-    try:
-        address = within(timeout_s, resolve)  # name servers have time-outs of their own
-    except (OSError, TimeoutError) as error:
-        return {"address": None, "problem": one_line(error), "ports": {}}
+    resolve = partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
+    resolved = call_all(timeout_s, [resolve])[0]  # name servers have time-outs of their own
+    if isinstance(resolved, Exception):
+        return {"address": None, "problem": one_line(resolved), "ports": {}}
+    address = str(resolved[0][4][0])
     found = {}
     for name, port in ports.items():
         left_s = max(0.5, (deadline - time.monotonic()) / 2)
@@ -280,14 +274,14 @@ def _problem_with(address: str, port: int, token: str, timeout_s: float) -> str 
 
 
 def _listener(ports: Sequence[int]) -> socket.socket:
-    """A server on the first of the ports that nobody has."""
+    """A server on the first of the ports that is free."""
     for port in ports:
         with contextlib.suppress(OSError):
             return socket.create_server(("", port), backlog=1024)
     raise SlurmftError(f"cannot listen on any of these ports: {ports}", "ss -tlnp shows who does")
 
 
-def _swallow(stream: Any) -> int:
+def _count_bytes(stream: Any) -> int:
     """Reads to the end; the number of bytes."""
     count = 0
     while data := stream.read1(2**20):

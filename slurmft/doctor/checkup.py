@@ -36,7 +36,7 @@ def examine_cluster(
     """
     began, report = time.monotonic(), Report()
     say("examining this host ...")
-    report.checks += login.examine(job)
+    report.checks += login.examine_this_host(job)
     with_slurm = commands.available() and job.cluster != "local"
     can_have_nodes = with_slurm or job.cluster != "slurm"  # else the first check says why not
     if can_have_nodes and (nodes_asked or (with_slurm and allocation.allocated_nodes())):

@@ -1,7 +1,8 @@
-"""What an allocation's nodes are like: asked of all of them at once, then judged side by side."""
+"""The examination of nodes: all are asked at once, then `rules` compares their answers."""
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from slurmft.core.filesystem import FileSystem
 from slurmft.doctor import rules
 from slurmft.doctor.checks import Check, failure, ok, warning
 from slurmft.doctor.nodes import Site
-from slurmft.doctor.rules import Answers, same_everywhere, slow_ones, some
+from slurmft.doctor.rules import Answers, group_by_value, slow_ones, some
 from slurmft.doctor.software import software
 from slurmft.locks import probe
 from slurmft.locks.probe import LockOperations
@@ -28,7 +29,7 @@ _SEND_S, _SEND_TRIES = 0.3, 2
 
 @dataclass
 class Examination:
-    """An examination of the nodes of one allocation; `run` does it."""
+    """An examination of a site's nodes; `run` does it."""
 
     site: Site
     agents: Agents
@@ -40,7 +41,7 @@ class Examination:
     """Without devices and collectives."""
     checks: list[Check] = field(default_factory=list)
     facts: Answers = field(default_factory=dict)
-    """What each node that answers is."""
+    """Of each node that answers."""
     found: dict[str, Any] = field(default_factory=dict)
     """Everything that was measured, for programs."""
 
@@ -48,7 +49,7 @@ class Examination:
         """One part after another; a part that fails leaves the others alone."""
         took = self.found["seconds"] = {}
         began = time.monotonic()
-        self._facts()
+        self._ask_facts()
         took["facts"] = time.monotonic() - began
         parts = [self._nodes, self._network, self._folders]
         parts += [] if self.quick else [self._speeds]
@@ -59,39 +60,34 @@ class Examination:
                 self.checks.append(failure(part.__name__.strip("_"), one_line(error)))
             took[part.__name__.strip("_")] = time.monotonic() - began - sum(took.values())
 
-    def _left(self, most_s: float) -> float:
-        return max(0.5, min(most_s, self.deadline - time.monotonic()))
+    def _left(self, limit_s: float) -> float:
+        return max(0.5, min(limit_s, self.deadline - time.monotonic()))
 
     def _ask(
         self,
-        what: str,
+        operation: str,
         arguments: Mapping[str, Mapping[str, Any]],
-        most_s: float,
-        about: str | None = None,
+        limit_s: float,
+        about: str,
+        hint: str | None = None,
     ) -> Answers:
-        """The good answers; the others are failures under `about`."""
-        answers = self.agents.ask(what, arguments, self._left(most_s))
-        wrong = {n: a.message for n, a in answers.items() if isinstance(a, AgentError)}
-        for text, names in same_everywhere(wrong).items():
-            self.checks.append(failure(about or what, f"{some(names)}: {text}"))
-        return {name: answers[name] for name in arguments if name not in wrong}
+        """The answers; errors become failures under `about`."""
+        answers = self.agents.ask(operation, arguments, self._left(limit_s))
+        errors = {n: a.message for n, a in answers.items() if isinstance(a, AgentError)}
+        for text, names in group_by_value(errors).items():
+            self.checks.append(failure(about, f"{some(names)}: {text}", hint))
+        return {name: answers[name] for name in arguments if name not in errors}
 
-    # --- who is there ---
+    # --- the nodes ---
 
-    def _facts(self) -> None:
-        given = {k: str(v) for k, v in self.folders.items() if k != "tmp"}
-        job = {name: getattr(self.job, name) for name in JobConfig.__dataclass_fields__}
-        question = {"folders": given, "job": job}
-        answers = self.agents.ask(
-            "facts", dict.fromkeys(self.site.hosts, question), self._left(_START_S)
-        )
-        dead = {n: a.message for n, a in answers.items() if isinstance(a, AgentError)}
-        for text, names in same_everywhere(dead).items():
-            hint = "leave it out (--sbatch exclude=NODE for runs), and tell the site"
-            self.checks.append(failure("nodes", f"{some(names)} cannot be used: {text}", hint))
-        self.facts = {name: answers[name] for name in self.site.hosts if name not in dead}
+    def _ask_facts(self) -> None:
+        folders = {k: str(v) for k, v in self.folders.items() if k != "tmp"}
+        question = {"folders": folders, "job": dataclasses.asdict(self.job)}
+        hint = "exclude it (--sbatch exclude=NODE for runs) and tell the site"
+        asked = dict.fromkeys(self.site.hosts, question)
+        self.facts = self._ask("facts", asked, _START_S, "nodes", hint)
         self.found["nodes"] = self.facts
-        if not dead:
+        if len(self.facts) == len(asked):
             self.checks.append(ok("nodes", f"{some(list(self.facts))} answer"))
 
     def _nodes(self) -> None:
@@ -105,8 +101,7 @@ class Examination:
 
     def _network(self) -> None:
         token = secrets.token_hex(8)
-        job = self.site.job_id
-        asked = {n: {"token": f"{n} {token}", "job_id": job} for n in self.facts}
+        asked = {n: {"token": f"{n} {token}", "job_id": self.site.job_id} for n in self.facts}
         ports = self._ask("listen", asked, _ANSWER_S, "ports")
         self.found["ports"] = ports
         self._fabric(list(ports))
@@ -152,9 +147,9 @@ class Examination:
         self.checks += rules.clocks(behind, ways)
 
     def _links(self, ports: Answers, broken: set[tuple[str, str]]) -> None:
-        """What passes between neighbours in a ring; no node is in two pairs at the same time.
+        """Measures between neighbours in a ring; no node is in two pairs at the same time.
 
-        Once more where a node looks slow: something else may have been under way.
+        Measures again where a node looks slow: something else may have used the link.
         """
         names = [n for n in ports if n in self.found["usable"]]
         rates: dict[tuple[str, str], float] = {}
@@ -170,7 +165,7 @@ class Examination:
     def _send(
         self, pairs: Sequence[tuple[str, str]], ports: Answers, broken: set[tuple[str, str]]
     ) -> dict[tuple[str, str], float]:
-        """Bytes a second, of all these pairs at the same time."""
+        """Bytes per second of all these pairs, which send at the same time."""
         asked = {}
         for start, goal in pairs:
             if (start, goal) not in broken:
@@ -185,16 +180,16 @@ class Examination:
         for what in ("runs", "cache", "tmp", "shm"):
             self.checks += rules.rooms(what, {n: f["rooms"][what] for n, f in self.facts.items()})
             if what in self.folders and what != "tmp" and len(self.facts) > 1:
-                self.checks += self._is_common(what, self.folders[what])
+                self.checks += self._sharing(what, self.folders[what])
 
-    def _is_common(self, what: str, folder: Path) -> list[Check]:
-        """Whether all nodes see what this host writes there; then, how locks hold."""
+    def _sharing(self, what: str, folder: Path) -> list[Check]:
+        """Whether all nodes see what this host writes there; if so, which locks hold there."""
         names = list(self.facts)
         place = next(p for p in (folder, *folder.parents) if p.is_dir())
         mark = f"{secrets.token_hex(6)}-seen"
         operations = LockOperations()
         if operations.lock(str(place), "write", "-", mark) != "yes":
-            return []  # said already: it cannot be written
+            return []  # the check of the folder says why
         try:
             question = {"folder": str(place), "operation": "see", "primitive": "-", "name": mark}
             seen = self._ask("lock", dict.fromkeys(names, question), _ANSWER_S, what)
@@ -202,11 +197,11 @@ class Examination:
             operations.lock(str(place), "clear", "-", mark)
         blind = [n for n, answer in seen.items() if answer != "yes"]
         if blind and what == "runs":
-            hint = "give --runs-dir on a file system that all nodes share"
-            return [failure(what, f"{some(blind)} see no files that are written in {place} here",
+            hint = "choose a --runs-dir on a file system that all nodes share"
+            return [failure(what, f"{some(blind)} do not see what this host writes in {place}",
                             hint)]  # fmt: skip
         if blind:
-            return [ok(what, f"{some(blind)} have {place} to themselves: each fills its own")]
+            return [ok(what, f"{some(blind)} have a {place} of their own: each node fills its own")]
         return self._locks(what, place)
 
     def _locks(self, what: str, place: Path) -> list[Check]:
@@ -236,17 +231,17 @@ class Examination:
             return
         left_s = self.deadline - time.monotonic() - 2
         if left_s < 5:
-            self.checks.append(warning("speeds", "not measured: no time was left",
-                                       "give it more: --within 120"))  # fmt: skip
+            self.checks.append(warning("speeds", "not measured: the time limit was reached",
+                                       "allow more time: --within 120"))  # fmt: skip
             return
         asked = self._speed_questions(usable, ports[usable[0]]["torchrun"], left_s)
-        answers = self._ask("speeds", asked, left_s + 2)
+        answers = self._ask("speeds", asked, left_s + 2, "speeds")
         ranks = {n: a["ranks"] for n, a in answers.items()}
         self.found["speeds"] = ranks
         missing = [n for n in self.facts if n not in usable]
         if missing:
             text = f"measured without {some(missing)}"
-            self.checks.append(warning("speeds", text, "the lines on the network say why"))
+            self.checks.append(warning("speeds", text, "the checks of names and ports say why"))
         self.checks += rules.torchrun(answers)
         self.checks += rules.matmul(ranks)
         self.checks += rules.all_reduce(ranks.get(usable[0], []))
@@ -254,8 +249,10 @@ class Examination:
     def _speed_questions(
         self, usable: Sequence[str], port: int, left_s: float
     ) -> dict[str, dict[str, Any]]:
-        job = {name: getattr(self.job, name) for name in JobConfig.__dataclass_fields__}
         hosts = [self.site.hosts[n] for n in usable]
         common = {"hosts": hosts, "port": port, "id": self.site.job_id}
-        common |= {"job": job | {"nodes": len(usable)}, "timeout_s": left_s}
+        common |= {
+            "job": dataclasses.asdict(self.job) | {"nodes": len(usable)},
+            "timeout_s": left_s,
+        }
         return {n: common | {"rank": i} for i, n in enumerate(usable)}

@@ -2,57 +2,33 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 Result = TypeVar("Result")
 
 
-def within(timeout_s: float, work: Callable[[], Result]) -> Result:
-    """What `work` returns or raises, if that takes no longer; else it goes on unheard, in a thread
-    that ends with this process: a call that hangs in a dead file system cannot be ended.
+def call_all(timeout_s: float, calls: Sequence[Callable[[], Result]]) -> list[Result | Exception]:
+    """Makes all calls at the same time; returns their results, in order.
 
-    Raises:
-        TimeoutError: it takes longer.
+    Instead of a result: the exception that the call raised, or a TimeoutError. A call that takes
+    longer runs on in its thread, which ends with this process: nothing can end it earlier.
     """
-    return all_within(timeout_s, [work])[0]()
+    late = TimeoutError(f"no answer in {timeout_s:.0f} s")
+    results: list[Result | Exception] = [late] * len(calls)
 
-
-def all_within(
-    timeout_s: float, works: Sequence[Callable[[], Result]]
-) -> list[Callable[[], Result]]:
-    """Runs all at the same time; for each, in their order, a call that gives its result.
-
-    Those calls raise what the work has raised, or TimeoutError.
-    """
-    boxes: list[queue.SimpleQueue[Callable[[], Result]]] = [queue.SimpleQueue() for _ in works]
-    for work, box in zip(works, boxes, strict=True):
-        threading.Thread(target=_fill, args=(work, box), daemon=True).start()
-    deadline = time.monotonic() + timeout_s
-    found = []
-    for box in boxes:
+    def run(index: int, call: Callable[[], Result]) -> None:
         try:
-            found.append(box.get(timeout=max(0.0, deadline - time.monotonic())))
-        except queue.Empty:
-            late = TimeoutError(f"no answer in {timeout_s:.0f} s")
-            found.append(_raising(late))
-    return found
+            results[index] = call()
+        except Exception as error:
+            results[index] = error
 
-
-def _fill(work: Callable[[], Result], box: queue.SimpleQueue[Callable[[], Result]]) -> None:
-    try:
-        result = work()
-    except Exception as error:
-        box.put(_raising(error))
-    else:
-        box.put(lambda: result)
-
-
-def _raising(error: Exception) -> Callable[[], Any]:
-    def give() -> Any:
-        raise error
-
-    return give
+    threads = [threading.Thread(target=run, args=c, daemon=True) for c in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(timeout=max(0.0, deadline - time.monotonic()))
+    return list(results)

@@ -83,12 +83,10 @@ def test_rounds_have_every_link_of_the_ring_and_no_node_twice(count: int) -> Non
 
 def test_what_hangs_is_left_behind() -> None:
     never = threading.Event()
-    late, good, bad = timeouts.all_within(0.2, [never.wait, lambda: True, lambda: bool(1 // 0)])
-    with pytest.raises(TimeoutError, match="no answer in"):
-        late()
-    assert good()
-    with pytest.raises(ZeroDivisionError):
-        bad()
+    late, good, bad = timeouts.call_all(0.2, [never.wait, lambda: True, lambda: bool(1 // 0)])
+    assert isinstance(late, TimeoutError)
+    assert good is True
+    assert isinstance(bad, ZeroDivisionError)
     never.set()
 
 
@@ -156,7 +154,9 @@ def test_partitions_and_accounts() -> None:
     here = slurm_commands.parse_partitions("batch|up|1:00:00|4|4\nold|down|1:00:00|64|4\n")
     judge = login.check_partitions
     assert judge(here, None, 4).level == Level.OK
-    assert judge(here, "gpu", 1).text.startswith("there is no 'gpu'; there are: batch (4 nodes")
+    assert judge(here, "gpu", 1).text.startswith(
+        "there is no partition 'gpu'; there are: batch (4 nodes"
+    )
     for wanted in (None, "batch", "old"):
         assert judge(here, wanted, 8).text.startswith("no 8 nodes in")
     assert judge([], None, 1).level == Level.FAILURE
@@ -209,7 +209,7 @@ def test_nodes_that_are_not_alike() -> None:
     gpu = {"model": "H100"}
     two = {"n1": fact(hardware={"gpus": [gpu, gpu]}), "n2": fact(hardware={"gpus": [gpu]})}
     found = wrong(rules.devices(two, 2))
-    assert found[0] == "failure: n2: fewer GPUs than the 2 asked for"
+    assert found[0] == "failure: n2: fewer GPUs than the 2 requested"
     assert "n1: 2 x H100; n2: 1 x H100" in found[1]
     small = {"n1": fact(), "n2": fact(hardware={"memory_mib": 500}), "n3": fact()}
     found = wrong(rules.memory(small))
@@ -218,7 +218,7 @@ def test_nodes_that_are_not_alike() -> None:
     assert not wrong(rules.versions({"n1": fact(), "n2": fact()}, here))
     other = fact(software=here | {"torch": "2.8.0"})
     found = wrong(rules.versions({"n1": fact(), "n2": other}, here))
-    assert found == ["failure: not one torch: n1, this host: 2.13.0; n2: 2.8.0"]
+    assert found == ["failure: torch differs: n1, this host: 2.13.0; n2: 2.8.0"]
     found = wrong(rules.hub({"n1": fact(), "n2": fact(hub=False)}))
     assert found == ["warning: n2 do not reach it, others do"]
 
@@ -259,7 +259,7 @@ def test_collectives_that_do_not_end() -> None:
     assert wrong(judge({"n1": hung, "n2": dead})) == ["failure: n2: Error: no ib0"]
     assert wrong(judge({"n1": hung, "n2": hung}))[0].startswith("failure: n1, n2: the processes")
     slow = answer("torchrun did not end", True, 0)
-    assert wrong(judge({"n1": hung, "n2": slow}))[0].startswith("warning: n2: no process had")
+    assert wrong(judge({"n1": hung, "n2": slow}))[0].startswith("warning: n2: no process finished")
 
 
 def test_clocks() -> None:
@@ -323,8 +323,8 @@ def test_sick_nodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         )
         examination.run()
     found = "\n".join(wrong(examination.checks))
-    assert "failure: n6 cannot be used: no answer in 8 s" in found
-    assert "failure: n7 cannot be used: its agent ended: Node failure on n7" in found
+    assert "failure: n6: no answer in 8 s" in found
+    assert "failure: n7: its agent ended: Node failure on n7" in found
     assert "cannot resolve n5: " in found
     assert "cannot reach n4 on a rendezvous port: Connection refused" in found
     assert "failure: n3 is 90.0 s ahead of the others" in found
@@ -344,7 +344,7 @@ def test_two_simulated_nodes(tmp_path: Path) -> None:
     said = json.loads(done.out)
     texts = {check["about"]: check["text"] for check in said["checks"]}
     assert texts["nodes"] == "127.0.0.1, 127.0.0.2 answer"
-    assert texts["hub"].startswith("not asked: HF_HUB_OFFLINE is set")
+    assert texts["hub"].startswith("not checked: HF_HUB_OFFLINE is set")
     assert "by gloo" in texts["all-reduce"]
     assert "1.0 MiB" in texts["all-reduce"]
     matmul = [c for c in said["checks"] if c["about"] == "matmul" and c["level"] == "ok"]
@@ -398,9 +398,9 @@ def test_four_nodes_that_are_well(
     found = json.loads(done.out)["checks"]
     texts = {check["about"]: check["text"] for check in found}
     assert texts["nodes"] == "n1, n2, n3, n4 answer"
-    assert texts["names"] == "all 4 nodes find each other's names"
+    assert texts["names"] == "all 4 nodes resolve each other's names"
     assert texts["ports"].startswith("all pairs reach each other")
-    assert texts["fabric"].startswith("collectives take n1, n2, n3, n4: eth0")
+    assert texts["fabric"].startswith("collectives use n1, n2, n3, n4: eth0")
     assert texts["runs locks"].startswith("lockf holds between n1, n2, n3, n4")
     assert "64.0 MiB" in texts["all-reduce"]
     assert "sacct answers" in texts["accounting"]
