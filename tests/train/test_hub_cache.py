@@ -82,7 +82,7 @@ def settled(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> list[s
     """What `settle_locks` returns on two ranks of each host, by rank."""
     hosts = [host for host in folders for _ in range(2)]
     common, barrier, ranks = [b""] * len(hosts), threading.Barrier(len(hosts)), threading.local()
-    monkeypatch.setattr(hub_cache.platform, "node", lambda: ranks.world.host)
+    monkeypatch.setattr("platform.node", lambda: ranks.world.host)
 
     def settle(rank: int) -> str | None:
         ranks.world = ThreadWorld(rank, hosts[rank], common, barrier)
