@@ -13,14 +13,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from slurmft.cli import follow, render
+from slurmft.cli import follow, render, study_view
 from slurmft.cluster import kubernetes, mpirun, submit
 from slurmft.cluster.slurm import job_array
 from slurmft.cluster.slurm.launcher import inside_text
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
-from slurmft.studies import runner
 from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE
 
@@ -87,7 +86,7 @@ def test_next_commands_of_studies(shell: Shell, name: str, argument: str) -> Non
     folder = Path("/studies") / name
     todo: Any = SimpleNamespace(folder=folder, argv=["--text-column", argument])
     now: Any = SimpleNamespace(count=lambda state: 1, repeats=[1, 2])
-    calls = shell.run(runner.next_commands(todo, now).removeprefix("Next:\n"))
+    calls = shell.run(study_view.next_commands(todo, now).removeprefix("Next:\n"))
     python = ["python", "-m", "slurmft", "study"]
     assert calls[0] == [*python, "status", str(folder)]
     assert calls[1] == [*python, "cancel", str(folder)]
