@@ -267,7 +267,7 @@ class Training:
                 break
             meets = self.communication.meets(at.step + 1)
             if meets:
-                self.boundary.ask(self.stop.signal, self._checkpoint_is_due())
+                self.boundary.ask(self.stop.stop_signal, self._checkpoint_is_due())
             learning_rate = self.scheduler.get_last_lr()[0]
             loss = self._step(samples)
             at.step += 1
@@ -444,7 +444,7 @@ class Training:
         self.bare_model.eval()
         self.boundary.begin()
         for start in range(0, max(sizes), size):  # as many boundaries on every rank
-            self.boundary.ask(self.stop.signal, self._checkpoint_is_due())
+            self.boundary.ask(self.stop.stop_signal, self._checkpoint_is_due())
             indices = mine[by_length[start : start + size]]
             if len(indices):
                 found.append(self._predict(indices))
