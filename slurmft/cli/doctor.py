@@ -10,7 +10,7 @@ import sys
 from slurmft.cli.parser import Parser, Part, add_options, given, run_part
 from slurmft.cluster.slurm import allocation, commands
 from slurmft.core.config import JobConfig, build
-from slurmft.core.errors import Exit, UsageError, run_main
+from slurmft.core.errors import Exit, UsageError
 from slurmft.core.files import write_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.site import sbatch_flags, site_defaults
@@ -152,7 +152,7 @@ def node_main(argv: list[str]) -> int:
     nodes = arguments.nodes or allocation.allocated_nodes() or 1
     job = _job(arguments, _WHERE)
     options = sbatch_flags({name: getattr(job, name) for name in _WHERE})
-    again = [sys.executable, "-m", "slurmft.cli.doctor", "node", "--here", *argv]
+    again = [sys.executable, "-m", "slurmft", "doctor", "node", "--here", *argv]
     command = allocation.srun_command(nodes, options, again, whole=True)
     return subprocess.run(command, check=False).returncode
 
@@ -190,12 +190,4 @@ def locks_parser() -> Parser:
     return made
 
 
-def _console() -> int:
-    return run_main(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)
-
-
 PARTS = {"locks": Part(locks_parser, locks_main), "node": Part(node_parser, node_main)}
-
-
-if __name__ == "__main__":
-    raise SystemExit(_console())

@@ -55,7 +55,9 @@ class Agent:
         here = hardware.detect(os.environ)
         places = {name: Path(path) for name, path in folders.items()}
         places |= {"tmp": Path(tempfile.gettempdir()), "shm": Path("/dev/shm")}
-        looks: list[Callable[[], Any]] = [partial(_look, place) for place in places.values()]
+        looks: list[Callable[[], Any]] = [
+            partial(_folder_facts, place) for place in places.values()
+        ]
         looks.append(partial(core_hub.hub_in_reach, _ROOM_S - 1))
         *rooms, hub = call_all(_ROOM_S, looks)
         return {
@@ -156,9 +158,11 @@ class Agent:
         here = filesystem.of(folder)
         return [platform.node(), here.type, here.source, here.mount]
 
-    def interface(self, hosts: Sequence[str], rank: int, asked: str | None) -> str | None:
+    def socket_interface(
+        self, hosts: Sequence[str], rank: int, interface: str | None
+    ) -> str | None:
         """The interface that a run's collectives would use."""
-        return _rendezvous(hosts, rank, asked).socket_interface()
+        return _rendezvous(hosts, rank, interface).socket_interface()
 
     def speeds(
         self,
@@ -233,7 +237,7 @@ def _rendezvous(
     )
 
 
-def _look(folder: Path) -> dict[str, Any]:
+def _folder_facts(folder: Path) -> dict[str, Any]:
     here, found = filesystem.of(folder), filesystem.room(folder)
     return {
         "file_system": [here.type, here.source, here.mount],

@@ -120,42 +120,38 @@ class Examination:
         broken = rules.broken_pairs(seen, names)
         self.found["usable"] = rules.healthy(list(seen), broken)
         self._clocks(ports, broken)
-        self._links(ports, broken)
+        self._links(ports)
 
     def _fabric(self, names: Sequence[str]) -> None:
         hosts = [self.site.hosts[n] for n in names]
-        asked = {n: {"hosts": hosts, "rank": i, "asked": self.job.interface}
-                 for i, n in enumerate(names)}  # fmt: skip
-        chosen = self._ask("interface", asked, _ANSWER_S, "fabric")
+        common = {"hosts": hosts, "interface": self.job.interface}
+        asked = {n: common | {"rank": i} for i, n in enumerate(names)}
+        chosen = self._ask("socket_interface", asked, _ANSWER_S, "fabric")
         self.found["interfaces"] = chosen
         self.checks += rules.fabric({n: self.facts[n]["networks"] for n in chosen}, chosen)
 
     def _clocks(self, ports: Answers, broken: set[tuple[str, str]]) -> None:
         first = next(iter(self.found["usable"]), "")
-        asked = {
-            n: {"host": self.site.hosts[first], "port": ports[first]["ephemeral"],
-                "timeout_s": _REACH_S}
-            for n in ports if n != first and (n, first) not in broken
-        }  # fmt: skip
-        if not asked:
+        others = [n for n in ports if n != first and (n, first) not in broken]
+        if not others:
             return
-        found = self._ask("clock", asked, _ANSWER_S, "clocks")
-        # What the first one's clock is ahead of theirs; its own is 0 ahead of itself.
+        question = {"host": self.site.hosts[first], "port": ports[first]["ephemeral"]}
+        question |= {"timeout_s": _REACH_S}
+        found = self._ask("clock", dict.fromkeys(others, question), _ANSWER_S, "clocks")
         self.found["clocks"] = found
-        behind = {n: -a["ahead_s"] for n, a in found.items()} | {first: 0.0}
-        ways = {n: a["round_trip_s"] for n, a in found.items()}
-        self.checks += rules.clocks(behind, ways)
+        # They measured how far the first one is ahead of them.
+        ahead_s = {n: -a["ahead_s"] for n, a in found.items()} | {first: 0.0}
+        self.checks += rules.clocks(ahead_s, {n: a["round_trip_s"] for n, a in found.items()})
 
-    def _links(self, ports: Answers, broken: set[tuple[str, str]]) -> None:
+    def _links(self, ports: Answers) -> None:
         """Measures between neighbours in a ring; no node is in two pairs at the same time.
 
         Measures again where a node looks slow: something else may have used the link.
         """
-        names = [n for n in ports if n in self.found["usable"]]
         rates: dict[tuple[str, str], float] = {}
         for _ in range(_SEND_TRIES):
-            for pairs in rules.rounds(names):
-                for pair, rate in self._send(pairs, ports, broken).items():
+            for pairs in rules.rounds(self.found["usable"]):
+                for pair, rate in self._send(pairs, ports).items():
                     rates[pair] = max(rate, rates.get(pair, 0.0))
             if not slow_ones(rules.best_links(rates), rules.SLOW_LINK):
                 break
@@ -163,16 +159,16 @@ class Examination:
         self.checks += rules.links(rates)
 
     def _send(
-        self, pairs: Sequence[tuple[str, str]], ports: Answers, broken: set[tuple[str, str]]
+        self, pairs: Sequence[tuple[str, str]], ports: Answers
     ) -> dict[tuple[str, str], float]:
         """Bytes per second of all these pairs, which send at the same time."""
-        asked = {}
-        for start, goal in pairs:
-            if (start, goal) not in broken:
-                where = {"host": self.site.hosts[goal], "port": ports[goal]["ephemeral"]}
-                asked[start] = where | {"seconds": _SEND_S, "timeout_s": _REACH_S}
-        answers = self._ask("send", asked, _ANSWER_S, "links")
-        return {(start, dict(pairs)[start]): rate for start, rate in answers.items()}
+        common = {"seconds": _SEND_S, "timeout_s": _REACH_S}
+        asked = {
+            start: common | {"host": self.site.hosts[goal], "port": ports[goal]["ephemeral"]}
+            for start, goal in pairs
+        }
+        rates = self._ask("send", asked, _ANSWER_S, "links")
+        return {pair: rates[pair[0]] for pair in pairs if pair[0] in rates}
 
     # --- folders and locks ---
 
@@ -198,8 +194,8 @@ class Examination:
         blind = [n for n, answer in seen.items() if answer != "yes"]
         if blind and what == "runs":
             hint = "choose a --runs-dir on a file system that all nodes share"
-            return [failure(what, f"{some(blind)} do not see what this host writes in {place}",
-                            hint)]  # fmt: skip
+            text = f"{some(blind)} do not see what this host writes in {place}"
+            return [failure(what, text, hint)]
         if blind:
             return [ok(what, f"{some(blind)} have a {place} of their own: each node fills its own")]
         return self._locks(what, place)
@@ -218,8 +214,8 @@ class Examination:
         choice = probe.choose(found, here)
         with suppress(OSError, RuntimeError):
             probe.record(here, found, len(names))
-        tried = ", ".join(f"{p} does not" for p, f in found.items() if p != choice and not f.good)
-        text = f"{choice} holds between {some(names)} on {here}" + (f"; {tried}" if tried else "")
+        others = ", ".join(f"{p} does not" for p, f in found.items() if p != choice and not f.good)
+        text = f"{choice} holds between {some(names)} on {here}" + (f"; {others}" if others else "")
         return [ok(f"{what} locks", text, choice=choice)]
 
     # --- devices and collectives ---
@@ -231,8 +227,8 @@ class Examination:
             return
         left_s = self.deadline - time.monotonic() - 2
         if left_s < 5:
-            self.checks.append(warning("speeds", "not measured: the time limit was reached",
-                                       "allow more time: --within 120"))  # fmt: skip
+            text = "not measured: the time limit was reached"
+            self.checks.append(warning("speeds", text, "allow more time: --within 120"))
             return
         asked = self._speed_questions(usable, ports[usable[0]]["torchrun"], left_s)
         answers = self._ask("speeds", asked, left_s + 2, "speeds")
@@ -250,9 +246,7 @@ class Examination:
         self, usable: Sequence[str], port: int, left_s: float
     ) -> dict[str, dict[str, Any]]:
         hosts = [self.site.hosts[n] for n in usable]
+        job = dataclasses.asdict(self.job) | {"nodes": len(usable)}
         common = {"hosts": hosts, "port": port, "id": self.site.job_id}
-        common |= {
-            "job": dataclasses.asdict(self.job) | {"nodes": len(usable)},
-            "timeout_s": left_s,
-        }
+        common |= {"job": job, "timeout_s": left_s}
         return {n: common | {"rank": i} for i, n in enumerate(usable)}

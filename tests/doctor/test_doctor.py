@@ -301,7 +301,7 @@ sys.exit("srun: error: Node failure on n7")
 def test_sick_nodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All at once: a skewed clock, a closed port, a name that does not resolve, one that does not
     answer, one that is dead."""
-    monkeypatch.setattr(doctor_examination, "_START_S", 8.0)
+    monkeypatch.setattr(doctor_examination, "_START_S", 12.0)
     programs = {"n3": SKEWED, "n4": CLOSED, "n6": DEAF, "n7": DEAD}
     names = [f"n{i}" for i in range(1, 8)]
     commands = {
@@ -323,7 +323,7 @@ def test_sick_nodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         )
         examination.run()
     found = "\n".join(wrong(examination.checks))
-    assert "failure: n6: no answer in 8 s" in found
+    assert "failure: n6: no answer in 12 s" in found
     assert "failure: n7: its agent ended: Node failure on n7" in found
     assert "cannot resolve n5: " in found
     assert "cannot reach n4 on a rendezvous port: Connection refused" in found
