@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.cluster.slurm import job_array
-from slurmft.cluster.slurm.launcher import inside_text
+from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.core.text import aligned, shown
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun

@@ -27,6 +27,7 @@ from slurmft.cluster.submit import check, provenance, submit
 from slurmft.core.config import RunConfig, flag
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.site import merge, site_defaults
+from slurmft.runs.job_ids import array_of, array_task_id
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 from slurmft.studies import spec
@@ -210,7 +211,7 @@ def submit_arrays(todo: Submission, due: Sequence[Repeat]) -> dict[tuple[str, in
         except SlurmftError as error:
             already = f"; {len(jobs)} run(s) were submitted before" if jobs else ""
             raise SlurmftError(f"{error.message}{already}", error.hint, error.code) from None
-        jobs |= {repeat.key: f"{array}_{index}" for index, repeat in enumerate(group)}
+        jobs |= {repeat.key: array_task_id(array, index) for index, repeat in enumerate(group)}
         after = [array]
     return jobs
 
@@ -227,7 +228,7 @@ def by_request(todo: Submission, due: Sequence[Repeat]) -> list[list[Repeat]]:
 
 def live_jobs(tries: Sequence[RunStatus]) -> list[str]:
     """Jobs and arrays of runs that wait or run, the newest last."""
-    jobs = {t.job.partition("_")[0] for t in tries if t.is_alive}
+    jobs = {array_of(t.job) for t in tries if t.is_alive}
     return sorted(filter(None, jobs), key=lambda job: (len(job), job))
 
 

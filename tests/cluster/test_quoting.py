@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from slurmft.cli import follow, render, study_view
 from slurmft.cluster import kubernetes, mpirun, submit
 from slurmft.cluster.slurm import job_array
-from slurmft.cluster.slurm.launcher import inside_text
+from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
