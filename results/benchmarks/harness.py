@@ -170,10 +170,8 @@ def make_run(runs_dir: Path, **train: Any) -> Path:
     from slurmft.runs.rundir import RunDir
     from slurmft.train.config import TrainConfig
 
-    config = TrainConfig.resolve(**{"checkpoint_every": "0"} | train)
-    return RunDir.create(
-        RunConfig(program=config.program(), job=JobConfig(runs_dir=str(runs_dir)))
-    ).path
+    job = JobConfig(runs_dir=str(runs_dir), checkpoint_every="0")
+    return RunDir.create(RunConfig(program=TrainConfig.resolve(**train).program(), job=job)).path
 
 
 def make_emotion(folder: Path) -> Path:
@@ -208,14 +206,17 @@ class Steps:
     """The training of one rank, step by step, on the samples of one epoch after another."""
 
     def __init__(self, path: Path) -> None:
+        from slurmft.job import Job
         from slurmft.node.heartbeat import Heart
-        from slurmft.node.signals import StopRequest
         from slurmft.runs.rundir import RunDir
         from slurmft.train.trainer import Training
 
         os.environ |= {} if "RANK" in os.environ else ONE_RANK
         heart = Heart(path / f"beat-{os.environ['RANK']}")
-        self.training = Training(RunDir.open(path), StopRequest(), heart)
+        self.training = Training(Job(RunDir.open(path), heart=heart))
+        self.training.join()
+        self.training.prepare_data()
+        self.training.build(None)
         self.training.model.train()
         self.world = self.training.world
         self._batches: Any = iter(())

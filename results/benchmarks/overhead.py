@@ -90,15 +90,16 @@ def checkpoint_block(steps: Steps, with_it: bool) -> float:
 def requests_block(steps: Steps, with_it: bool) -> float:
     """Seconds of a block of steps, with or without what training does between two of them."""
     training = steps.training
-    training.boundary.begin()  # the block without it, before, is no slow step of this one
+    training.job.begin_phase()  # the block without it, before, is no slow step of this one
     steps.world.sum([0.0])
     began = time.perf_counter()
     for _ in range(STEPS["requests"]):
         if with_it:
-            training.boundary.ask(0, training._checkpoint_is_due())
+            training.job.begin_step()
         steps.step()
         if with_it:
-            training._pass_boundary()
+            training.job.step(training.position.step)
+            training._stop_or_save()
     steps.world.sum([0.0])
     return time.perf_counter() - began
 
@@ -109,7 +110,7 @@ def checkpoint_cost(steps: Steps, path: Path, pairs: list[tuple[float, float]]) 
     return {
         "cost_of_one_s": cost_s,
         "cost_percent_every_60_s": 100 * cost_s / CHECKPOINT_EVERY_S,
-        "save_s": steps.training.saver.seconds,
+        "save_s": steps.training.job._checkpoints.seconds,
         "checkpoint_mib": size / 2**20 / len(list(path.glob("checkpoints/step-*"))),
     }
 
