@@ -109,7 +109,7 @@ class Agents:
             try:
                 name, said = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                late = AgentError(f"no answer in {timeout_s:.0f} s ({operation})")
+                late = AgentError(f"no answer in {timeout_s:.0f} s")
                 return answers | dict.fromkeys(missing, late)
             if said is None:
                 self._ended.add(name)

@@ -197,7 +197,7 @@ def ask_agents(agents: Agents, names: Sequence[str], folder: Path, timeout_s: fl
         answer = agents.ask("lock", {agent: asked}, timeout_s)[agent]
         if isinstance(answer, AgentError):
             raise AgentError(
-                f"{agent}: {operation} {primitive}: {answer.message}",
+                f"cannot measure file locks: {agent}: {answer.message} ({operation} {primitive})",
                 "if a lock hangs: is the lock service of the file system up?",
             )
         return str(answer)

@@ -1,4 +1,4 @@
-"""Hugging Face's caches on shared and on node-local file systems: who fills them, how they lock."""
+"""Hugging Face's caches on shared and node-local file systems: who fills them, how they lock."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _START_S, _ANSWER_S = 10.0, 1.0
 
 
 def leads(world: World, folder: Path) -> bool:
-    """Whether this rank is the one to fill a cache: one for each folder, be it shared by all nodes,
-    by some, or by none. Found out with files that the ranks leave for each other there.
+    """Whether this rank fills a cache: one rank does for each folder, whether all nodes share it,
+    some, or none. Determined with files that the ranks leave for each other there.
 
-    Nobody does where it cannot be written: what is there must do.
+    Where the folder cannot be written, no rank does: its contents must suffice.
 
     Args:
-        folder: this rank's path of the cache; made if it is not there.
+        folder: this rank's path of the cache; created if it does not exist.
     """
     places = world.all_objects((platform.node(), str(folder)))
     first = places.index(places[world.rank]) == world.rank  # on this node, with this path
     name = world.share_object(f".slurmft-{secrets.token_hex(6)}")
-    mine = folder / f"{name}-{world.rank}"
+    marker = folder / f"{name}-{world.rank}"
     try:
         if first:
             folder.mkdir(parents=True, exist_ok=True)
-            mine.touch()
+            marker.touch()
     except OSError:
         first = False
     world.all_objects(None)  # all files are there
@@ -49,15 +49,15 @@ def leads(world: World, folder: Path) -> bool:
     leader = first and next(seen, None) is None
     world.all_objects(None)  # all have looked
     if first:
-        mine.unlink()
+        marker.unlink()
     return leader
 
 
 def settle_locks(world: World, folder: Path) -> str | None:
     """Measures which lock holds in a folder, where that matters and is not known.
 
-    Two nodes are asked, in less than a second; the result is recorded for later runs. Returns a
-    warning where it could not be found out.
+    Two nodes take less than a second for it; the result is recorded for later runs. Returns a
+    warning if it could not be measured.
     """
     hosts = world.all_objects(platform.node())
     here, known = world.share_object(_known(folder))
@@ -93,8 +93,8 @@ def _is_writable(folder: Path) -> bool:
 
 
 def _probe(world: World, folder: Path, ranks: Sequence[int], here: FileSystem) -> Findings | None:
-    """Measures between two ranks. All ranks do the same with the same answers: their control flow
-    is one. A lock call may hang, so each of the two has an agent, a child that can be killed."""
+    """Measures between two ranks. A lock call may hang, so each of the two has an agent, a child
+    that can be killed. All ranks run the probe with the same answers, and so stay in step."""
     name = f"rank {world.rank}"
     with Agents({name: _AGENT} if world.rank in ranks else {}) as agents:
 

@@ -111,7 +111,10 @@ def test_a_lock_that_hangs_is_a_warning_on_all_ranks(
     monkeypatch.setattr(hub_cache, "_AGENT", ["sleep", "60"])
     monkeypatch.setattr(hub_cache, "_START_S", 0.3)
     found = settled(dict(zip(("n1", "n2"), two_nodes, strict=True)), monkeypatch)
-    assert found == ["rank 0: token -: no answer in 0 s (lock); file locks: lockf"] * 4
+    assert (
+        found
+        == ["cannot measure file locks: rank 0: no answer in 0 s (token -); file locks: lockf"] * 4
+    )
     assert not list(tmp_path.iterdir())
 
 
