@@ -141,7 +141,7 @@ def placeholder(config: RunConfig, cluster: str) -> Rendezvous:
     """The rendezvous as it is known before the job has nodes."""
     head, job_id = ("$HEAD", "$SLURM_JOB_ID.0") if cluster == "slurm" else ("127.0.0.1", "$JOB_ID")
     return Rendezvous(
-        hosts=(head,) * config.job.nodes, node_rank=0, port="$PORT", roll_call_port=0, id=job_id
+        hosts=(head,) * config.job.nodes, node_rank=0, port="$PORT", check_port=0, id=job_id
     )
 
 

@@ -231,7 +231,7 @@ def _rendezvous(
         hosts=tuple(hosts),
         node_rank=rank,
         port=port,
-        roll_call_port=0,
+        check_port=0,
         id=id,
         interface=interface or ("lo" if local else None),
     )

@@ -78,10 +78,10 @@ def agent_command() -> list[str]:
 
 def allocated(environment: Mapping[str, str], host_suffix: str) -> Site:
     """The nodes of an allocation, by Slurm's variables."""
-    meeting = rendezvous.from_slurm({**environment, rendezvous.PORT_VARIABLE: "0,0"})
+    found = rendezvous.Rendezvous.from_slurm({**environment, rendezvous.PORT_VARIABLE: "0,0"})
     return Site(
-        hosts={host: host + host_suffix for host in meeting.hosts},
-        commands={host: allocation.on_host(host, agent_command()) for host in meeting.hosts},
+        hosts={host: host + host_suffix for host in found.hosts},
+        commands={host: allocation.on_host(host, agent_command()) for host in found.hosts},
         env=dict(environment),
         job_id=environment["SLURM_JOB_ID"],
         simulated=False,

@@ -178,7 +178,7 @@ class Job:
         if self._run is None or self._stopped_by:
             return
         self._requested = True
-        self._boundary.request(self._stop.signal, self.is_main and self._checkpoints.is_due())
+        self._boundary.request(self._stop.stop_signal, self.is_main and self._checkpoints.is_due())
 
     def step(
         self,

@@ -61,7 +61,7 @@ class RunDir:
     checkpoints = _Below("checkpoints")
     attempt = _Below("attempt.json")
     started = _Below("started.json")
-    meeting = _Below("meeting.json")
+    rendezvous = _Below("meeting.json")
     submitit = _Below("submitit")
     script = _Below("submitit/job.sh")
 

@@ -65,7 +65,7 @@ def settings(profile: Profile) -> dict[str, str]:
 
 def test_two_sockets_of_sapphire_rapids(tmp_path: Path) -> None:
     found = node(tmp_path)
-    assert found.native_bf16
+    assert hardware.computes_bf16(found.flags)
     assert found.memory_mib == 257656
     assert (len(found.cpus), len(found.cores), found.threads_per_core) == (128, 64, 2)
     profile = choose(found, JobConfig(nodes=2))
