@@ -175,7 +175,7 @@ def test_nothing_is_dropped(tmp_path: Path) -> None:
 
 def test_a_study_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
     for text, told in (
-        ("name = 's'\nrepeats = many", "is no TOML"),
+        ("name = 's'\nrepeats = many", "is not TOML"),
         ("name = 's'\n[grid]\nnods = [1]", "unknown key 'nods'"),
         ("name = 'other'\n[grid]\nnodes = [1, 2]", "is of the study 'other'"),
     ):

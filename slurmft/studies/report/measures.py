@@ -53,14 +53,16 @@ class Measure:
 
     key: str
     label: str
-    read: Callable[[MeasuredRun], float]
-    """The value of a run; errors mean that it has none."""
+    read: Callable[[dict[str, Any]], float]
+    """The value in a run's result; an error means that it has none."""
     rank: int = 0
     """See `formats.Column`."""
     decimals: int | None = None
     """None: as many as the smallest value needs."""
     ranged: bool = False
     """Whether the spread is shown beside the median."""
+    per_evaluation: bool = False
+    """Whether the value is divided by the number of evaluations."""
 
 
 def result_of(run: MeasuredRun) -> dict[str, Any]:
@@ -68,51 +70,22 @@ def result_of(run: MeasuredRun) -> dict[str, Any]:
     return run.result
 
 
-def _phase(name: str) -> Callable[[MeasuredRun], float]:
-    return lambda run: float(result_of(run)["phases_s"][name])
+def _phase(name: str) -> Callable[[dict[str, Any]], float]:
+    return lambda r: float(r["phases_s"][name])
 
 
-def _rate(phase: str) -> Callable[[MeasuredRun], float]:
+def _rate(phase: str) -> Callable[[dict[str, Any]], float]:
     """Samples/s of a device in a phase."""
-    return lambda run: float(
-        result_of(run)[f"{phase}_samples_per_s"] / result_of(run)["world_size"]
-    )
-
-
-def _of_result(name: str) -> Callable[[MeasuredRun], float]:
-    return lambda run: float(result_of(run)[name])
-
-
-def _imports_s(run: MeasuredRun) -> float:
-    return float(result_of(run)["imports_s"]["max"])
-
-
-def _rest_s(run: MeasuredRun) -> float:
-    found = result_of(run)
-    return float(found["wall_s"] - found["startup_s"] - sum(found["phases_s"].values()))
-
-
-def _memory_gib(run: MeasuredRun) -> float:
-    return float(max(result_of(run)["peak_memory_bytes"])) / 2**30
-
-
-def _primary_metric(run: MeasuredRun) -> float:
-    result = result_of(run)
-    return float(result["metrics"][result["primary_metric"]])
-
-
-def _per_evaluation(phase: str, factor: float = 1) -> Callable[[MeasuredRun], float]:
-    """Seconds (times a factor) of a phase in one evaluation."""
-    return lambda run: _phase(phase)(run) * factor / run.evaluations
+    return lambda r: float(r[f"{phase}_samples_per_s"] / r["world_size"])
 
 
 SPEED = (
-    Measure("wall_s", "time (s)", _of_result("wall_s"), rank=4, ranged=True),
+    Measure("wall_s", "time (s)", lambda r: r["wall_s"], rank=4, ranged=True),
     Measure("train_s", "train (s)", _phase("train"), ranged=True),
     Measure(
         "train_samples_per_s_per_device", "train samples/s per device", _rate("train"), ranged=True
     ),
-    Measure("train_samples_per_s", "train samples/s", _of_result("train_samples_per_s"), rank=5),
+    Measure("train_samples_per_s", "train samples/s", lambda r: r["train_samples_per_s"], rank=5),
     Measure(
         "evaluate_samples_per_s_per_device",
         "evaluate samples/s per device",
@@ -120,22 +93,31 @@ SPEED = (
         rank=5,
     ),
 )
-METRIC = Measure("metric", "metric", _primary_metric, rank=2, decimals=4)
+METRIC = Measure(
+    "metric", "metric", lambda r: r["metrics"][r["primary_metric"]], rank=2, decimals=4
+)
 """The task's primary metric; its column has the metric's name."""
 TIMES = (
-    Measure("startup_s", "start-up (s)", _of_result("startup_s")),
-    Measure("imports_s", "imports of the slowest node (s)", _imports_s),
+    Measure("startup_s", "start-up (s)", lambda r: r["startup_s"]),
+    Measure("imports_s", "imports of the slowest node (s)", lambda r: r["imports_s"]["max"]),
     *(Measure(f"{p}_s", f"{p} (s)", _phase(p)) for p in PHASES[1:-1] if p != "train"),
-    Measure("rest_s", "rest (s)", _rest_s),
-    Measure("peak_memory_gib", "peak memory (GiB)", _memory_gib),
     Measure(
-        "metric_s_per_evaluation", "metric (s) per evaluation", _per_evaluation("metric"), rank=1
+        "rest_s", "rest (s)", lambda r: r["wall_s"] - r["startup_s"] - sum(r["phases_s"].values())
+    ),
+    Measure("peak_memory_gib", "peak memory (GiB)", lambda r: max(r["peak_memory_bytes"]) / 2**30),
+    Measure(
+        "metric_s_per_evaluation",
+        "metric (s) per evaluation",
+        _phase("metric"),
+        rank=1,
+        per_evaluation=True,
     ),
     Measure(
         "broadcast_ms_per_evaluation",
         "broadcast (ms) per evaluation",
-        _per_evaluation("broadcast", 1000),
+        lambda r: 1000 * r["phases_s"]["broadcast"],
         rank=1,
+        per_evaluation=True,
     ),
 )
 MEASURES = {m.key: m for m in (*SPEED, METRIC, *TIMES)}
@@ -241,9 +223,11 @@ def _row(cell: Cell, runs: Sequence[MeasuredRun], repeats: int, common: Cell) ->
 def _read(measure: Measure, run: MeasuredRun) -> float | None:
     """A run's value; None where its result lacks it, or has no finite number there."""
     try:
-        value = measure.read(run)
+        value = float(measure.read(result_of(run)))
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
         return None
+    if measure.per_evaluation:
+        value /= run.evaluations
     return value if math.isfinite(value) else None
 
 
