@@ -185,7 +185,7 @@ def submit(**given: Any) -> Run:
     config = configure(flags)
     cluster = cluster_submit.check(config.job)
     return Run(
-        cluster_submit.order(
+        cluster_submit.submit_with(
             config, cluster, cluster_submit.provenance_of(_call("submit", given))
         ).path
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import time
 from collections.abc import Sequence
 
@@ -10,8 +11,9 @@ from slurmft.cli import push
 from slurmft.cli.parser import Parser, add_run
 from slurmft.cluster.slurm.commands import JobState
 from slurmft.cluster.wait import RECORDS_EVERY_S, JobWatch
-from slurmft.runs import resolve
-from slurmft.runs.progress import Progress
+from slurmft.core.errors import Exit, SlurmftError
+from slurmft.runs import resolve, trackers
+from slurmft.runs.progress import Progress, result_table
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 
@@ -44,11 +46,11 @@ class Follower:
         except KeyboardInterrupt:
             self.progress.close()
             job_id = self.job.job_id
-            print(f"\nno longer following; the job {job_id} goes on. {next_commands(self.run)}")
+            print(f"\nno longer following; the job {job_id} continues. {next_commands(self.run)}")
             return 130
         finally:
             self.progress.close()
-        return self.job.conclude()
+        return show_outcome(self.job)
 
     def _until_ended(self) -> None:
         self._show_records()
@@ -72,6 +74,20 @@ class Follower:
         if worth_it and text != self._said:
             self._said = text
             self.progress.say(text)
+
+
+def show_outcome(job: JobWatch) -> int:
+    """Shows how an ended job ended: its result, or its error; returns its exit code."""
+    try:
+        result = job.outcome()
+    except SlurmftError as error:
+        for text in (*getattr(error, "__notes__", ()), f"error: {error}"):
+            print(text, file=sys.stderr)
+        return int(error.code)
+    print(result_table(result))
+    print(f"model and records: {job.run.path}")
+    print("".join(f"  {line}\n" for line in trackers.next_commands(job.run)), end="")
+    return Exit.OK
 
 
 _NEXT = {

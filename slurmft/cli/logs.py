@@ -6,6 +6,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterable
 
+from slurmft.cli.follow import show_outcome
 from slurmft.cli.parser import Parser, add_run
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit
@@ -82,4 +83,4 @@ def _follow(job: JobWatch, logs: Logs, writer: Writer) -> int:
         time.sleep(_READ_EVERY_S)
     job.await_result()
     _print(writer.lines(logs.lines()))
-    return Exit.OK if job.succeeded else job.conclude()
+    return Exit.OK if job.succeeded else show_outcome(job)

@@ -14,6 +14,7 @@ import tty
 from collections.abc import Iterator
 from typing import Any
 
+from slurmft.cli.follow import show_outcome
 from slurmft.cli.parser import Parser, add_run
 from slurmft.cli.watch_view import ASCII, UNICODE, Line, RunView
 from slurmft.cluster.wait import JobWatch
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> int:
         return 130
     if not ended:
         return Exit.OK
-    return watcher.job.conclude()
+    return show_outcome(watcher.job)
 
 
 def has_screen() -> bool:

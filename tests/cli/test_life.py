@@ -503,7 +503,7 @@ def test_what_others_own_stays(
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 54321)
     plan = cleanup.plan(tmp_path / "runs", KINDS, 30 * DAY_S)
-    assert (plan.items, plan.left_out) == ([], ["5 run(s) of others"])
+    assert (plan.items, plan.left_out) == ([], ["5 run(s) of other users"])
 
 
 def test_runs_of_other_clusters_stay(

@@ -409,7 +409,7 @@ def test_dry_run_gives_reasons(tmp_path: Path) -> None:
     assert "# compute cores of each of" in done.out
     done = slurmft("submit", "--dry-run", "--cluster", "local", "--profile", "gpu")
     assert done.code == 0
-    assert "# gpu: to be decided on the nodes; not here: --profile gpu" in done.out
+    assert "# gpu: decided on the nodes; on this machine: --profile gpu" in done.out
 
 
 @pytest.mark.slurm
