@@ -9,7 +9,7 @@ from slurmft.cli.parser import Parser
 from slurmft.core.errors import Exit, unknown
 from slurmft.studies.forecast import Forecaster
 from slurmft.studies.report import plots
-from slurmft.studies.report.build import collect, shown, summary, write
+from slurmft.studies.report.build import collect, shown, write
 from slurmft.studies.report.formats import FORMATS
 
 EXAMPLES = """\
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     sections, problems = collect(arguments.paths, arguments.published, arguments.title, forecaster)
     if arguments.output is not None:
         written = write(arguments.output, sections, problems, arguments.title, arguments.paths)
-        print(f"written to {arguments.output}: {summary(written)}")
+        print(f"written to {arguments.output}: {written[-1]} and {len(written) - 1} other files")
         if not plots.is_available():
             print(f"without plots: {plots.HINT}", file=sys.stderr)
     if form is not None or arguments.output is None:

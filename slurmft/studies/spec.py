@@ -31,6 +31,7 @@ import json
 import math
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -246,17 +247,18 @@ def _cells(path: Path, raw: dict[str, Any], fixed: dict[str, Any]) -> tuple[Cell
             f"{path}: {', '.join(sorted(both))} is in both [grid] and [[cells]]",
             "leave it out of one of them",
         )
-    cells = [_merged(parts) for parts in itertools.product(*(axes[key] for key in order))]
+    combinations = itertools.product(*(axes[key] for key in order))
+    cells = [{k: v for part in parts for k, v in part.items()} for parts in combinations]
     if {"batch_size", GLOBAL_BATCH_SIZE} <= cells[0].keys():
         raise UsageError(
             f"{path}: {GLOBAL_BATCH_SIZE} and batch_size are both varied", "leave one of them out"
         )
-    _check_once(path, cells)
+    counts = Counter(map(key_of, cells))
+    if twice := next((cell for cell in cells if counts[key_of(cell)] > 1), None):
+        raise UsageError(
+            f"{path}: the cell {label(twice)!r} occurs twice", "for more runs of it, raise repeats"
+        )
     return tuple(cells)
-
-
-def _merged(parts: Sequence[Cell]) -> Cell:
-    return {key: value for part in parts for key, value in part.items()}
 
 
 def _grid(path: Path, grid: dict[str, Any]) -> list[Cell]:
@@ -312,17 +314,6 @@ def _check_place(path: Path, table: str, fields: Sequence[str], fixed: dict[str,
                     f"{fixed[key]!r}",
                     "leave one of them out",
                 )
-
-
-def _check_once(path: Path, cells: Sequence[Cell]) -> None:
-    seen: set[str] = set()
-    for cell in cells:
-        if key_of(cell) in seen:
-            raise UsageError(
-                f"{path}: the cell {label(cell)!r} occurs twice",
-                "for more runs of it, raise repeats",
-            )
-        seen.add(key_of(cell))
 
 
 def key_of(cell: Cell) -> str:

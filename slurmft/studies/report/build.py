@@ -44,7 +44,7 @@ def collect(
     found, problems = scan.find(folders)
     if folders and not found:
         raise UsageError(f"no run can be read: {problems[0]}", "give other run directories")
-    given = {path: published.load(absolute(path)) for path in (*beside, *files)}
+    given = [published.load(absolute(path)) for path in dict.fromkeys((*beside, *files))]
     sections: list[Section] = []
     named_by_studies: list[list[published.PublishedTable]] = []
     names = ", ".join(folder.resolve().name or str(folder) for folder in folders)
@@ -52,12 +52,12 @@ def collect(
         if not given and runset.published:
             given_here = _study_tables(runset)
         else:
-            given_here = [table for tables in given.values() for table in tables]
+            given_here = [table for tables in given for table in tables]
         sections.append(of_runs(runset, given_here, forecaster))
         if not given and given_here and given_here not in named_by_studies:
             named_by_studies.append(given_here)
             sections.append(of_published(given_here, forecaster))
-    sections += [of_published(tables, forecaster) for tables in given.values()]
+    sections += [of_published(tables, forecaster) for tables in given]
     return _with_own_keys(sections), problems
 
 
@@ -82,17 +82,6 @@ def _with_own_keys(sections: Sequence[Section]) -> list[Section]:
         data = [(name.replace(section.key, key, 1), table) for name, table in section.data]
         made[key] = replace(section, key=key, data=data)
     return list(made.values())
-
-
-def summary(names: Sequence[str]) -> str:
-    """Names of written files; of kinds with several files their number."""
-    by_kind: dict[str, list[str]] = {}
-    for name in names:
-        by_kind.setdefault(Path(name).suffix, []).append(name)
-    return ", ".join(
-        found[0] if len(found) == 1 else f"{len(found)} {kind} files"
-        for kind, found in sorted(by_kind.items(), key=lambda item: len(item[1]))
-    )
 
 
 # --- printing -------------------------------------------------------------------------------------

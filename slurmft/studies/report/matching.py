@@ -90,9 +90,11 @@ def matches(published: PublishedTable, rows: Sequence[Row]) -> list[Match]:
 
 
 def _equal(theirs: Any, ours: Any) -> bool:
-    if isinstance(theirs, str) and isinstance(ours, str):
-        return theirs.lower() == ours.lower()
-    return bool(theirs == ours)
+    """Whether two values are the same number, or the same text in any case."""
+    try:
+        return float(theirs) == float(ours)
+    except (TypeError, ValueError):
+        return str(theirs).lower() == str(ours).lower()
 
 
 def beside(published: PublishedTable, rows: Sequence[Row], fields: Sequence[str]) -> Table:
@@ -213,13 +215,6 @@ def _differences(published: PublishedTable, rows: Sequence[Row]) -> list[str]:
         if name not in _FIELDS:
             continue
         ours = list(dict.fromkeys(str(row.fact(_FIELDS[name])) for row in rows))
-        if any(not _same_setting(theirs, value) for value in ours):
+        if any(not _equal(theirs, value) for value in ours):
             lines.append(f"{name.replace('_', ' ')} {', '.join(ours)} ({theirs})")
     return lines
-
-
-def _same_setting(theirs: Any, ours: str) -> bool:
-    try:
-        return float(theirs) == float(ours)
-    except (TypeError, ValueError):
-        return str(theirs).lower() == ours.lower()
