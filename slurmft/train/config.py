@@ -107,7 +107,7 @@ class TrainConfig:
     )
     batching: str = option(
         "packed",
-        "padding: none (packed), none and near lengths in a batch (grouped), to the longest of the "
+        "padding: none (packed), none with length bucketing (grouped), to the longest of the "
         "batch (dynamic), to --max-length (padded)",
         choices=BATCHINGS,
     )
