@@ -1,5 +1,11 @@
 """The commands: one module each, which parses, calls and prints."""
 
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from os import PathLike
+
 COMMANDS = {
     "submit": "submit a training job",
     "follow": "stream a run's progress until its job ends",
@@ -35,3 +41,23 @@ def usage() -> str:
             "slurmft COMMAND --help shows a command's flags; start with: slurmft submit --follow",
         )
     )
+
+
+_NEXT = {
+    "follow": "progress, and the result at the end",
+    "watch": "live: speed, loss, ranks",
+    "logs": "of all ranks, what failed first before them",
+    "status": "state, progress, speed, metrics",
+    "cancel": "end the job",
+    "resume": "submit it again, after a stop or a failure",
+    "report": "tables of what it measured",
+}
+
+
+def next_commands(
+    run_dir: PathLike[str], which: Sequence[str] = ("follow", "watch", "logs", "cancel", "resume")
+) -> str:
+    """The commands that a user types next, with this run's path in them."""
+    path = shlex.quote(str(run_dir))
+    lines = [f"  python -m slurmft {name} {path}   # {_NEXT[name]}" for name in which]
+    return "\n".join(["Next:", *lines])

@@ -7,10 +7,8 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
-from slurmft.core.config import JobConfig, flag, is_repeatable, options, value_type
+from slurmft.core.config import flag, is_repeatable, options, value_type
 from slurmft.core.errors import Exit, UsageError, unknown
-from slurmft.runs.resolve import LAST
-from slurmft.train.config import TrainConfig
 
 
 class Parser(argparse.ArgumentParser):
@@ -80,7 +78,7 @@ def run_part(command: str, parts: Mapping[str, Part], argv: list[str], descripti
 
 def add_options(
     parser: Parser,
-    config: type[TrainConfig] | type[JobConfig],
+    config: type[Any],
     title: str,
     only: Collection[str] | None = None,
 ) -> None:
@@ -116,9 +114,6 @@ def given(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]
     return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
 
 
-_RUN_HELP = f"path, first letters of its folder's name, job id, or {LAST!r}: the newest of yours"
-
-
 def add_run(parser: Parser, default: str | None = None) -> None:
     """Adds the argument that names a run, and the folder where it is looked for.
 
@@ -126,10 +121,10 @@ def add_run(parser: Parser, default: str | None = None) -> None:
         parser: of a command about one run.
         default: the name where none is given; None: one must be given.
     """
-    text = _RUN_HELP if default is None else f"{_RUN_HELP} (default: {default})"
-    parser.add_argument(
-        "run", metavar="RUN", nargs=None if default is None else "?", default=default, help=text
-    )
+    text = "path, first letters of its folder's name, job id, or 'last': the newest of yours"
+    text += "" if default is None else f" (default: {default})"
+    number = None if default is None else "?"
+    parser.add_argument("run", metavar="RUN", nargs=number, default=default, help=text)
     add_runs_dir(parser)
 
 
@@ -137,3 +132,18 @@ def add_runs_dir(parser: Parser) -> None:
     """Adds the folder where runs are looked for."""
     text = "folder of run directories (default: the site file's runs_dir, else runs)"
     parser.add_argument("--runs-dir", metavar="DIR", help=text)
+
+
+def add_follow(parser: Parser) -> None:
+    """Adds --follow, for commands that submit a run."""
+    parser.add_argument("--follow", action="store_true", help="stream progress until the job ends")
+
+
+def add_push_to_hub(parser: Parser) -> None:
+    """Adds --push-to-hub, for commands that may wait for a run's end."""
+    parser.add_argument(
+        "--push-to-hub",
+        metavar="REPO",
+        help="when the run has finished, upload its model from this machine to this private "
+        "repository of the hub, as `slurmft push` does",
+    )

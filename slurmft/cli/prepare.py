@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from slurmft.cli.follow import next_commands
+from slurmft.cli import next_commands
 from slurmft.cli.parser import Parser, add_options, given
 from slurmft.cluster import container, launcher
 from slurmft.cluster.slurm import commands, stage_env
@@ -152,6 +152,6 @@ def main(argv: list[str]) -> int:
         )
     flags = given(arguments, [*options(TrainConfig), *options(JobConfig)])
     run = find_run(flags) or make_run(flags, argv)
-    print(f"run directory: {run.path}\n{next_commands(run)}", file=sys.stderr)
+    print(f"run directory: {run.path}\n{next_commands(run.path)}", file=sys.stderr)
     print(run.script)
     return Exit.OK

@@ -10,7 +10,6 @@ from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json
 from slurmft.runs import resolve
 from slurmft.runs.rundir import RunDir
-from slurmft.train import model_card
 
 EXAMPLES = """\
 examples:
@@ -21,7 +20,7 @@ examples:
 The token is that of `hf auth login`, or $HF_TOKEN.
 """
 
-FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", model_card.FILE)
+FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "README.md")
 """What of the model's folder is uploaded: no pickles, whatever was put there."""
 
 
@@ -37,16 +36,6 @@ def parser() -> Parser:
     made.add_argument("repo", help="repository on the hub: NAME, or USER/NAME; made if absent")
     made.add_argument("--public", action="store_true", help="everybody may see it")
     return made
-
-
-def add_flag(parser: Parser) -> None:
-    """Adds --push-to-hub, for commands that may wait for a run's end."""
-    parser.add_argument(
-        "--push-to-hub",
-        metavar="REPO",
-        help="when it has finished, upload its model from here into this private repository of the "
-        "hub, as `slurmft push` does",
-    )
 
 
 def check(repo: str | None, follows: bool) -> None:
@@ -113,6 +102,8 @@ def push(run: RunDir, repo: str, public: bool) -> str:
     """
     result = check_finished(run)
     from huggingface_hub import HfApi
+
+    from slurmft.train import model_card
 
     if not model_card.exists(run):
         model_card.write(run, result)

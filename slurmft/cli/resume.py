@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from slurmft.cli import push
-from slurmft.cli.follow import Follower, next_commands
-from slurmft.cli.parser import Parser, add_options, add_run, given
+from slurmft.cli import next_commands, push
+from slurmft.cli.follow import Follower
+from slurmft.cli.parser import Parser, add_follow, add_options, add_push_to_hub, add_run, given
 from slurmft.cluster.submit import provenance, resume
 from slurmft.core.config import JobConfig, options
 from slurmft.core.errors import Exit
@@ -27,8 +27,8 @@ def parser() -> Parser:
         epilog=EXAMPLES,
     )
     add_run(made)
-    made.add_argument("--follow", action="store_true", help="stream progress until the job ends")
-    push.add_flag(made)
+    add_follow(made)
+    add_push_to_hub(made)
     made.add_argument("--json", action="store_true", help="print run, job, checkpoint")
     where = set(options(JobConfig)) - {"runs_dir"}  # a run stays where it is
     add_options(made, JobConfig, "where to run it (default: as before)", where)
@@ -51,5 +51,5 @@ def main(argv: list[str]) -> int:
     print(f"run directory: {run.path}", flush=True)
     if arguments.follow:
         return push.after(Follower(run, only_new=True).follow(), run, arguments.push_to_hub)
-    print(next_commands(run))
+    print(next_commands(run.path))
     return Exit.OK

@@ -6,7 +6,7 @@ import contextlib
 from datetime import datetime
 from typing import Any
 
-from slurmft.cli.follow import next_commands
+from slurmft.cli import next_commands
 from slurmft.cli.parser import Parser, add_run
 from slurmft.cluster.status import metrics_words, note, run_facts
 from slurmft.core.errors import Exit
@@ -158,5 +158,5 @@ def main(argv: list[str]) -> int:
         print(to_json(facts, indent=2))
     else:
         print(text(facts))
-        print(next_commands(run, next_of(facts["state"])))
+        print(next_commands(run.path, next_of(facts["state"])))
     return Exit.OK

@@ -4,7 +4,7 @@ It is written to the run directory once, on the login node; compute nodes, reque
 only that. Every field of `JobConfig` is a flag of `slurmft submit` and a key of the site file.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: options are read from the types of their fields.
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 from slurmft.core import credentials
 from slurmft.core.errors import UsageError, unknown
@@ -231,7 +231,7 @@ class RunConfig:
         return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> RunConfig:
+    def from_json(cls, text: str) -> "RunConfig":
         raw: dict[str, Any] = json.loads(text)
         job = {k: tuple(v) if isinstance(v, list) else v for k, v in raw["job"].items()}
         return cls(
@@ -261,14 +261,12 @@ def build(config: type[Config], values: dict[str, Any]) -> Config:
 
 def value_type(option: dataclasses.Field[Any]) -> type:
     """The type of one value of an option: `int` for `int | None`, `str` for `tuple[str, ...]`."""
-    name = re.split(r"[\[\] |,]+", str(option.type))  # annotations are strings in this module
-    return {"int": int, "float": float, "str": str, "bool": bool}[
-        name[1] if name[0] == "tuple" else name[0]
-    ]
+    found: type = (get_args(option.type) or (option.type,))[0]
+    return found
 
 
 def is_repeatable(option: dataclasses.Field[Any]) -> bool:
-    return str(option.type).startswith("tuple")
+    return get_origin(option.type) is tuple
 
 
 _UNLIMITED_MIN = 60 * 24 * 365

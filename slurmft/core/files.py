@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """The same for what is no text."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(2).hex()}")
     try:
         with open(aside, "wb") as file:
             file.write(content)
@@ -68,7 +67,7 @@ def new_folder(path: Path, replace: bool = True) -> Iterator[Path]:
     Args:
         replace: else a folder that is there meanwhile, of another process, stays.
     """
-    name = f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}"
+    name = f".{path.name}.{os.getpid()}.{os.urandom(2).hex()}"
     aside, old = path.with_name(name), path.with_name(f"{name}.old")
     try:
         aside.mkdir()

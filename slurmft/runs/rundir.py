@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import shutil
 import time
 from collections import Counter
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +77,8 @@ class RunDir:
         Raises:
             UsageError: the folder cannot be made or written to.
         """
-        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        name = f"{config.program.name}-{stamp}-{mark or secrets.token_hex(2)}"
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        name = f"{config.program.name}-{stamp}-{mark or os.urandom(2).hex()}"
         run = cls(Path(config.job.runs_dir) / name)
         try:
             run.make_folders(config)
