@@ -100,11 +100,8 @@ def dry_run(todo: Submission) -> str:
     """What would be submitted."""
     due = todo.due()
     lines = [f"# {todo.study.title}: {len(todo.study.cells)} cells x {todo.study.repeats} repeats"]
-    lines += [
-        *warnings(todo.status),
-        repeats_table(todo, dict.fromkeys((r.key for r in due), ""), "to submit"),
-        "",
-    ]
+    table = repeats_table(todo, {repeat.key: "" for repeat in due}, "to submit")
+    lines += [*warnings(todo.status), table, ""]
     if due and todo.cluster == "slurm":
         lines += _dry_arrays(todo, due)
     elif due:

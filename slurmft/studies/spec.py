@@ -150,7 +150,7 @@ def parse(text: str, path: Path) -> Study:
     )
     if len(study.cells) * study.repeats > _MAX_RUNS:
         count = len(study.cells) * study.repeats
-        raise UsageError(f"{path}: {count:,} runs", f"{_MAX_RUNS:,} are the most: lower repeats")
+        raise UsageError(f"{path}: {count:,} runs", f"the limit is {_MAX_RUNS:,}: lower repeats")
     check_work(study)
     return study
 
@@ -240,7 +240,7 @@ def _cells(path: Path, raw: dict[str, Any], fixed: dict[str, Any]) -> tuple[Cell
         _check_place(path, key, list(axes[key][0]), fixed)
     count = len(axes["grid"]) * len(axes["cells"])
     if count > _MAX_CELLS:
-        raise UsageError(f"{path}: {count:,} cells", f"{_MAX_CELLS:,} are the most")
+        raise UsageError(f"{path}: {count:,} cells", f"the limit is {_MAX_CELLS:,}")
     both = set(axes["grid"][0]) & set(axes["cells"][0])
     if both:
         raise UsageError(
@@ -271,7 +271,7 @@ def _grid(path: Path, grid: dict[str, Any]) -> list[Cell]:
             )
     count = math.prod(len(values) for values in grid.values())
     if count > _MAX_CELLS:
-        raise UsageError(f"{path}: {count:,} cells", f"{_MAX_CELLS:,} are the most")
+        raise UsageError(f"{path}: {count:,} cells", f"the limit is {_MAX_CELLS:,}")
     cells = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     return [_typed_cell(f"{path}: [grid]", cell) for cell in cells]
 

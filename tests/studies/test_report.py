@@ -100,6 +100,16 @@ def test_a_row_is_a_cell_with_median_and_spread(tmp_path: Path) -> None:
     assert "0.1 0123456789" in text
 
 
+def test_the_metric_is_the_primary_one(tmp_path: Path) -> None:
+    metrics = {"metrics": {"f1": 0.8, "accuracy": 0.9}}
+    write_run(tmp_path / "a", result=metrics)
+    write_run(tmp_path / "b", result=metrics | {"primary_metric": "f1"}, nodes=2)
+    write_run(tmp_path / "c", result=metrics | {"primary_metric": None}, nodes=4)
+    rows = csv_of(report(tmp_path, "--format", "csv"))
+    found = [(row["metric_name"], row["metric"]) for row in rows]
+    assert found == [("accuracy", "0.9"), ("f1", "0.8"), ("metric", "")]
+
+
 def test_strong_scaling_is_a_ratio_of_times(tmp_path: Path) -> None:
     toml = 'scaling = "strong"\nrepeats = 1\n'
     write_study(tmp_path / "s", toml, [{"nodes": 1}])

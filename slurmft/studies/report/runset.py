@@ -1,7 +1,7 @@
-"""Sets of runs that make up one table: a study, or the runs of no study.
+"""Sets of runs that make up one table: a study, or all runs that belong to no study.
 
-What a study expects is read from its `study.toml`, where there is one; without it only the runs
-that exist are known.
+The cells and repeats of a study are read from its `study.toml`; without it, only the existing runs
+are known.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RunSet:
 
 
 def group(runs: Sequence[MeasuredRun], title: str = "") -> list[RunSet]:
-    """The runs by study, in the order in which these began; then those of no study.
+    """The runs by study, oldest study first; then those of no study.
 
     Args:
         runs: the runs, oldest first.

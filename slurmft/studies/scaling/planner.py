@@ -93,7 +93,7 @@ _HELPS = {
     "metric": "metrics: --metric-gather memory, whose cost does not grow with the ranks",
     "startup": "start-up, which no number of nodes shortens: longer runs, or local copies of model "
     "and data",
-    "rest": "saving and what is between phases, which no number of nodes shortens",
+    "rest": "saving and the time between phases, which no number of nodes shortens",
 }
 """Share -> what it is, and what would reduce it."""
 
@@ -148,7 +148,7 @@ def node_counts(text: str | None, series: Series, devices_per_node: int) -> list
     """The numbers of nodes that `--nodes` asks for, ascending.
 
     Raises:
-        UsageError: it is no list or range of numbers, or a count has more than MAX_DEVICES.
+        UsageError: it is not a list or range of numbers, or exceeds MAX_DEVICES.
     """
     if text is None:
         most = max(8, 4 * max(row.nodes for row in series.rows))
