@@ -116,10 +116,6 @@ class Reporter:
                     f"{hardware.as_list(stray)}, which are not its own"
                 )
 
-    def communication(self, chosen: dict[str, Any]) -> None:
-        """Records what ranks measured of their network, and what they use."""
-        self.job.record("communication", chosen)
-
     def begin_window(self) -> None:
         """Begins what the next throughput is measured over."""
         if not self.startup_s:

@@ -1,4 +1,4 @@
-"""Predictions of an evaluation that is under way, as checkpoints keep them."""
+"""Parts of a checkpoint: predictions of an evaluation under way, random generators, optimizer."""
 
 from __future__ import annotations
 

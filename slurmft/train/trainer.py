@@ -16,6 +16,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -276,7 +277,7 @@ class Training:
             at.step += 1
             at.batch += 1
             self.reporter.step(at.step, loss, learning_rate, len(samples))
-            self.communication.end_step(at.step, self.reporter.communication)
+            self.communication.end_step(at.step, partial(self.job.record, "communication"))
             self.job.step(at.step)
             if can_save:
                 self._stop_or_save()
