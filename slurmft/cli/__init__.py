@@ -9,7 +9,7 @@ from os import PathLike
 COMMANDS = {
     "submit": "submit a training job",
     "follow": "stream a run's progress until its job ends",
-    "logs": "the logs of all ranks as one, what failed first before it",
+    "logs": "the logs of all ranks as one, after the first failure",
     "watch": "a live view of a run: speed, loss, ranks, time left",
     "resume": "submit a stopped or failed run again",
     "list": "all runs: state, progress, speed, metrics",
@@ -18,14 +18,14 @@ COMMANDS = {
     "clean": "remove what is no longer needed",
     "fetch": "fill the caches, for nodes without internet",
     "push": "upload the model of a finished run to the hub",
-    "study": "measure many settings: study run, study status",
-    "report": "tables, plots and a page of what runs measured",
-    "plan": "how many nodes: time and cost by number of nodes",
-    "compare": "is one run faster or better than another, or is it noise",
-    "doctor": "is the cluster well? and doctor node, doctor locks DIR",
-    "render": "print what others start: mpirun's command, manifests",
-    "completion": "print what makes TAB complete in bash or zsh",
-    "prepare": "inside a job: what the files in sbatch/ call",
+    "study": "run a grid of settings: study run, status, cancel",
+    "report": "tables, plots and a page of results",
+    "plan": "time and cost by number of nodes",
+    "compare": "whether one run is faster or better than another, or it is noise",
+    "doctor": "check the cluster; doctor node, doctor locks DIR: parts of it",
+    "render": "print an mpirun command or Kubernetes manifests",
+    "completion": "print the TAB completion script for bash or zsh",
+    "prepare": "within a job: called by the files in sbatch/",
 }
 """Command -> one line of help. Each is `main` of its module here, imported when it is called."""
 
@@ -46,7 +46,7 @@ def usage() -> str:
 _NEXT = {
     "follow": "progress, and the result at the end",
     "watch": "live: speed, loss, ranks",
-    "logs": "of all ranks, what failed first before them",
+    "logs": "of all ranks, after the first failure",
     "status": "state, progress, speed, metrics",
     "cancel": "end the job",
     "resume": "submit it again, after a stop or a failure",

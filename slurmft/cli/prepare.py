@@ -147,7 +147,7 @@ def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
     if "SLURM_JOB_NUM_NODES" not in os.environ:
         raise UsageError(
-            "no SLURM_JOB_NUM_NODES: this is no Slurm job",
+            "this is not a Slurm job: there is no SLURM_JOB_NUM_NODES",
             "sbatch sbatch/multi_node.sbatch, or `slurmft submit` on a login node",
         )
     flags = given(arguments, [*options(TrainConfig), *options(JobConfig)])

@@ -29,7 +29,7 @@ def parser() -> Parser:
     made = Parser(
         prog="slurmft push",
         description="Uploads the model, tokenizer and card of a finished run to the hub, from a "
-        "machine with internet. The repository is private, unless it is asked for or was public.",
+        "machine with internet. The repository is private, except with --public.",
         epilog=EXAMPLES,
     )
     add_run(made)
@@ -89,7 +89,7 @@ def check_finished(run: RunDir) -> dict[str, Any]:
             "slurmft follow it, or slurmft resume it; then push",
         )
     if not any(run.model.glob("*.safetensors")):
-        raise UsageError(f"{str(run.model)!r} holds no model", "was it moved?")
+        raise UsageError(f"{str(run.model)!r} holds no model", "was it moved away?")
     return result
 
 
@@ -112,7 +112,7 @@ def push(run: RunDir, repo: str, public: bool) -> str:
         made = api.create_repo(repo, private=not public, exist_ok=True)
         if not public and api.repo_info(made.repo_id).private is False:
             raise UsageError(
-                f"the repository {made.repo_id} is public", "give another, or say so: --public"
+                f"the repository {made.repo_id} is public", "give another one, or add --public"
             )
         message = f"Model of {run.path.name}"
         found = api.upload_folder(
@@ -133,7 +133,7 @@ def refusal(repo: str, error: Exception) -> SlurmftError:
     if status in (401, 403) or "token" in words.lower():
         hint = "log in with a token that may write: hf auth login; or export HF_TOKEN=..."
     else:
-        hint = "is the hub in reach of this machine? compute nodes mostly have no internet"
+        hint = "check that this machine reaches the hub; compute nodes often have no internet"
     return SlurmftError(f"the hub did not take {repo!r}: {words}", hint)
 
 

@@ -99,7 +99,7 @@ def kubernetes_parser() -> Parser:
     add("--memory", default="32Gi", metavar="SIZE", help="of each pod (default: 32Gi)")
     add("--gpus", type=int, default=0, metavar="N", help="GPUs of each pod (default: 0)")
     add("--shm", default="4Gi", metavar="SIZE", help="/dev/shm, out of --memory (default: 4Gi)")
-    add("--min-nodes", type=int, metavar="N", help="go on with as few pods (pytorchjob)")
+    add("--min-nodes", type=int, metavar="N", help="fewest pods to run with (pytorchjob)")
     add("--node-selector", action="append", default=[], metavar="KEY=VALUE", help="repeatable")
     add("--secret", metavar="NAME", help="Secret whose keys become variables, such as HF_TOKEN")
     add("--output", type=Path, metavar="DIR", help="write files instead of printing")

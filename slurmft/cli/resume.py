@@ -22,8 +22,8 @@ def parser() -> Parser:
     """The command line of `slurmft resume`."""
     made = Parser(
         prog="slurmft resume",
-        description="Submit a run again that was stopped, cancelled or failed: it goes on from its "
-        "newest checkpoint, on as many nodes as you like.",
+        description="Submit a run again that was stopped, cancelled or failed: it resumes from its "
+        "newest checkpoint, on any number of nodes.",
         epilog=EXAMPLES,
     )
     add_run(made)
@@ -46,8 +46,8 @@ def main(argv: list[str]) -> int:
     if arguments.json and not arguments.follow:
         print(to_json({"run": str(run.path), "job": job_id, "checkpoint": newest}, indent=2))
         return Exit.OK
-    place = newest or "its beginning: there is no checkpoint"
-    print(f"job {job_id} submitted; the run goes on from {place}", flush=True)
+    place = newest or "the beginning: there is no checkpoint"
+    print(f"job {job_id} submitted; the run resumes from {place}", flush=True)
     print(f"run directory: {run.path}", flush=True)
     if arguments.follow:
         return push.after(Follower(run, only_new=True).follow(), run, arguments.push_to_hub)

@@ -140,8 +140,8 @@ def parser() -> Parser:
     """The command line of `slurmft status`."""
     made = Parser(
         prog="slurmft status",
-        description="One run in full: what it is, where, how it stands and why, its history, "
-        "progress, speed, metrics, checkpoints, warnings, and what to type next.",
+        description="One run in full: state and its reason, settings, hosts, progress, speed, "
+        "metrics, checkpoints, history, warnings, failures, and what to type next.",
         epilog=EXAMPLES,
     )
     add_run(made, default=resolve.LAST)

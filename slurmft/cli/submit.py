@@ -43,7 +43,7 @@ def parser() -> Parser:
     )
     made.add_argument("--dry-run", action="store_true", help="show what would run; submit nothing")
     made.add_argument(
-        "--create", action="store_true", help="write the run directory, print its path; no job"
+        "--create", action="store_true", help="only write the run directory, and print its path"
     )
     add_follow(made)
     add_push_to_hub(made)

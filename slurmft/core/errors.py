@@ -20,11 +20,11 @@ class Exit(IntEnum):
     SUBMIT = 3
     """The scheduler refused the job, or could not be asked."""
     RENDEZVOUS = 4
-    """The nodes of the job cannot meet."""
+    """The nodes of the job cannot reach each other."""
     CANCELLED = 5
     """The job was cancelled."""
     STOPPED = 75
-    """The run was told to stop, has saved its state, and can go on (BSD's "try again later")."""
+    """The run stopped on request, has saved its state, and can resume (BSD's EX_TEMPFAIL)."""
 
 
 class SlurmftError(Exception):

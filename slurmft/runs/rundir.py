@@ -117,7 +117,7 @@ class RunDir:
         """
         run = cls(absolute(path))
         if not run.exists():
-            raise UsageError(f"{str(path)!r} is no run directory: it has no {run.config.name}")
+            raise UsageError(f"{str(path)!r} is not a run directory: it has no {run.config.name}")
         return run
 
     def exists(self) -> bool:
@@ -239,7 +239,7 @@ class RunDir:
             trace: the traceback, of an error that nobody foresaw.
             secondary: it only says that another process failed.
             step: the optimizer step at which it happened.
-            retry: the job may go on after a requeue: it was no error of the run itself.
+            retry: a requeue may help: it was not an error of the run itself.
             bad_host: the host that may be to blame, by Slurm's name.
             attempt: the attempt that failed; the current one, if not given.
         """

@@ -11,6 +11,7 @@ from typing import Any
 
 from slurmft.core.errors import Exit, run_main
 from slurmft.core.hub import hub_cache, is_local
+from slurmft.core.text import in_bytes
 from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
 from slurmft.train.recipes import TASKS
@@ -30,7 +31,7 @@ def load_data(task: Any, config: TrainConfig) -> str:
     found = []
     for split in TASKS[config.task].splits:
         rows = task.rows(split)
-        found.append(f"{split} {rows.table.num_rows:,} rows, {rows.table.nbytes / 2**20:,.1f} MiB")
+        found.append(f"{split} {rows.table.num_rows:,} rows, {in_bytes(rows.table.nbytes)}")
     return "; ".join(found)
 
 
@@ -38,7 +39,7 @@ def size(name: str) -> str:
     """What a model takes in the hub's cache, or its folder."""
     folder = Path(name) if is_local(name) else hub_cache() / f"models--{name.replace('/', '--')}"
     files = [p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()]
-    return f", {sum(p.stat().st_size for p in files) / 2**20:,.1f} MiB in {folder}"
+    return f", {in_bytes(sum(p.stat().st_size for p in files))} in {folder}"
 
 
 def main(argv: list[str]) -> int:

@@ -109,7 +109,7 @@ def test_same_as_by_torchrun(
     job = start(mpi, hostfile, tmp_path / HOSTILE, *emotion(tiny_data, tiny_model))
     job.until("step 20/")
     os.kill(rank_pids(job.run)[1], signal.SIGUSR2)
-    job.until("goes on after step")
+    job.until("resumes after step")
     job.until("step ")
     os.kill(rank_pids(job.run)[1], signal.SIGKILL)
     code, text = job.end(110)

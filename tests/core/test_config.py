@@ -71,7 +71,7 @@ def test_train_values_that_cannot_be_right(values: dict[str, object], message: s
     ("values", "message"),
     [
         ({"nodes": 0}, "--nodes 0 must be at least 1"),
-        ({"time": "soon"}, "--time 'soon' is no time limit"),
+        ({"time": "soon"}, "invalid time limit: --time 'soon'"),
         ({"time": "0:00"}, "leaves no time"),
         ({"comment": "two\nlines"}, "holds a line break"),
         ({"setup": ("a\nb",)}, "holds a line break"),

@@ -82,7 +82,7 @@ def test_host_that_fails_twice_is_left_out(
     job.until("step 60/")
     bad = faults.hosts_of(idle_cluster, job)[-1]
     faults.kill_torchrun(idle_cluster, job)
-    job.until("goes on after step")
+    job.until("resumes after step")
     job.until("step 120/")
     assert faults.hosts_of(idle_cluster, job)[-1] == bad  # once may be chance
     faults.kill_torchrun(idle_cluster, job)

@@ -241,7 +241,7 @@ def test_recommendations(emotion_fit: Fit) -> None:
     [
         (["--deadline", "1s"], "is not met by any of these: the fastest"),
         (["--budget", "0.0001"], "is below one run: the cheapest"),
-        (["--deadline", "3w"], "'3w' is no duration"),
+        (["--deadline", "3w"], "'3w' is not a duration"),
         (["--budget", "12EUR"], "not a number above 0, without a unit"),
         (["--budget", "0"], "not a number above 0"),
         (["--epochs", "0"], "not a whole number of 1 or more"),
@@ -283,7 +283,7 @@ def test_sources_that_say_too_little(tmp_path: Path) -> None:
         ("speeds.json", "holds no table of measured runs"),
         ("half.json", "cannot read published tables"),
         ("zero.json", "holds no table of measured runs"),
-        ("none", "is no folder"),
+        ("none", "is not a folder"),
     ):
         with pytest.raises(UsageError) as caught:
             plan.main([str(tmp_path / source)])

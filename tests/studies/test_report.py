@@ -426,7 +426,7 @@ def test_what_cannot_be_read_is_listed(tmp_path: Path) -> None:
     [
         (["{empty}"], "holds no run"),
         (["{broken}"], "no run can be read"),
-        (["{empty}/none"], "is no folder"),
+        (["{empty}/none"], "is not a folder"),
         (["{good}", "--format", "markdwon"], "did you mean markdown?"),
         (["{good}", "--output", "/proc/none"], "cannot write to '/proc/none'"),
         (["{good}", "--output", "{good}/config.json"], "cannot write to"),

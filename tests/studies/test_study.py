@@ -290,7 +290,7 @@ def test_strange_things_in_the_folder(fake: FakeSlurm, capsys: pytest.CaptureFix
     (Path("studies/s/runs") / "empty").mkdir()
     assert study.main(["status", "s.toml"]) == 0
     shown = capsys.readouterr()
-    assert "is no configuration of a run; left out" in shown.err
+    assert "is not the configuration of a run; left out" in shown.err
     assert "that the study does not have" in shown.err
     assert "4 runs: 2 pending, 2 missing" in shown.out
 
@@ -317,7 +317,8 @@ def test_cancel_says_what_it_cannot_read(
     runs_of()["10_0"].config.write_text("{")
     assert study.main(["cancel", "s.toml"]) == 0
     shown = capsys.readouterr()
-    assert "is no configuration of a run; its job, if it has one, is not cancelled" in shown.err
+    assert "is not the configuration of a run" in shown.err
+    assert "its job, if it has one, is not cancelled" in shown.err
     assert "3 run(s) of s are being cancelled" in shown.out
 
 

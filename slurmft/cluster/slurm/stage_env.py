@@ -27,6 +27,7 @@ from slurmft.cluster.slurm import allocation
 from slurmft.core import filesystem
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import SlurmftError, UsageError, run_main
+from slurmft.core.text import in_bytes
 from slurmft.node.staged_env import NAME, OLD, StageError, leftovers, removal, unpacked
 from slurmft.runs.rundir import RunDir
 
@@ -95,7 +96,7 @@ def send(run: RunDir, environment: Mapping[str, str]) -> str:
     sent_s = time.monotonic() - began - packed_s
     print(
         f"slurmft: {sys.prefix} packed or found packed in {packed_s:.1f} s "
-        f"({archive.stat().st_size / 2**20:,.0f} MiB), sent to {folder} in {sent_s:.1f} s",
+        f"({in_bytes(archive.stat().st_size)}), sent to {folder} in {sent_s:.1f} s",
         file=sys.stderr,
     )
     return target
@@ -120,8 +121,8 @@ def check_nodes(answers: list[str], folder: str, size: int, nodes: int) -> None:
         if node["is_shared"]:
             raise StageError(f"{where} is a shared file system ({node['type']}): see --stage-dir")
         if node["free_bytes"] < _ROOM * size:
-            room, needed = (n / 2**30 for n in (node["free_bytes"], _ROOM * size))
-            raise StageError(f"{where} has {room:.1f} GiB free, {needed:.1f} GiB are needed")
+            room, needed = in_bytes(node["free_bytes"]), in_bytes(_ROOM * size)
+            raise StageError(f"{where} has {room} free, {needed} are needed")
 
 
 def look(folder: str, size: int) -> dict[str, Any]:
