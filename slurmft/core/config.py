@@ -261,6 +261,16 @@ def build(config: type[Config], values: dict[str, Any]) -> Config:
     return config(**{k: v for k, v in values.items() if k in options(config)})
 
 
+_PATHS = ("runs_dir", "hostfile", "container")
+"""Options of a job that are paths: it may start in another folder."""
+
+
+def with_absolute_paths(job: JobConfig) -> JobConfig:
+    given = {name: getattr(job, name) for name in _PATHS}
+    paths: dict[str, Any] = {k: str(absolute(v)) for k, v in given.items() if v is not None}
+    return dataclasses.replace(job, **paths)
+
+
 def value_type(option: dataclasses.Field[Any]) -> type:
     """The type of one value of an option: `int` for `int | None`, `str` for `tuple[str, ...]`."""
     found: type = (get_args(option.type) or (option.type,))[0]
@@ -381,13 +391,3 @@ def _check_sbatch_pair(job: JobConfig, pair: str) -> None:
         given = getattr(job, name) not in (None, False)
         if option.metadata.get("sbatch") == key and given:
             raise UsageError(f"--sbatch {pair!r} contradicts {flag(name)}", "give one of the two")
-
-
-_PATHS = ("runs_dir", "hostfile", "container")
-"""Options of a job that are paths: it may start in another folder."""
-
-
-def with_absolute_paths(job: JobConfig) -> JobConfig:
-    given = {name: getattr(job, name) for name in _PATHS}
-    paths: dict[str, Any] = {k: str(absolute(v)) for k, v in given.items() if v is not None}
-    return dataclasses.replace(job, **paths)

@@ -135,26 +135,6 @@ class MeasuredRun:
         return RecordReader(RunDir(self.path).records).read(event)
 
 
-_RESULT_KEYS = {"metrics", "phases_s", "world_size", "nodes", "steps", "wall_s"}
-
-
-def _state(found: dict[str, Any] | None) -> dict[str, Any]:
-    """What state.json says, if it names a state."""
-    is_one = found is not None and isinstance(found.get("state"), str)
-    return found if found and is_one else {"state": "unknown", "reason": ""}
-
-
-def _environment(found: dict[str, Any] | None) -> dict[str, Any]:
-    """What environment.json says, without ranks and versions that are none."""
-    if not found:
-        return {}
-    ranks, versions = found.get("ranks"), found.get("versions")
-    return found | {
-        "ranks": [r for r in ranks if isinstance(r, dict)] if isinstance(ranks, list) else [],
-        "versions": versions if isinstance(versions, dict) else {},
-    }
-
-
 def find(
     paths: Sequence[str | Path], may_be_none: bool = False
 ) -> tuple[list[MeasuredRun], list[str]]:
@@ -210,6 +190,49 @@ def folders(top: Path, problems: list[str]) -> Iterator[tuple[str, Path]]:
     return _run_folders(top, set(), problems)
 
 
+def varied(runs: Iterable[MeasuredRun]) -> list[str]:
+    """The fields of the configuration that are not the same in all runs."""
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        for field, value in run.fields.items():
+            values.setdefault(field, set()).add(repr(value))
+    return [field for field, found in values.items() if len(found) > 1]
+
+
+def cells(runs: Iterable[MeasuredRun]) -> list[list[MeasuredRun]]:
+    """Runs grouped by measurement: repeats differ in seed, folder and name alone."""
+    groups: dict[str, list[MeasuredRun]] = {}
+    for run in runs:
+        groups.setdefault(repr(sorted(run.fields.items())), []).append(run)
+    return list(groups.values())
+
+
+def is_number(value: Any, above: float = -math.inf) -> bool:
+    """Whether a value of a file can be calculated with: files may be foreign, or hold NaN."""
+    is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_one and above < value < math.inf
+
+
+_RESULT_KEYS = {"metrics", "phases_s", "world_size", "nodes", "steps", "wall_s"}
+
+
+def _state(found: dict[str, Any] | None) -> dict[str, Any]:
+    """What state.json says, if it names a state."""
+    is_one = found is not None and isinstance(found.get("state"), str)
+    return found if found and is_one else {"state": "unknown", "reason": ""}
+
+
+def _environment(found: dict[str, Any] | None) -> dict[str, Any]:
+    """What environment.json says, without ranks and versions that are none."""
+    if not found:
+        return {}
+    ranks, versions = found.get("ranks"), found.get("versions")
+    return found | {
+        "ranks": [r for r in ranks if isinstance(r, dict)] if isinstance(ranks, list) else [],
+        "versions": versions if isinstance(versions, dict) else {},
+    }
+
+
 def _run_folders(top: Path, seen: set[str], problems: list[str]) -> Iterator[tuple[str, Path]]:
     """Real path and path of folders with a config.json; what is below one is not searched.
 
@@ -244,26 +267,3 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def _submitted(run: MeasuredRun) -> tuple[str, str]:
     return str(run.config.get("submission", {}).get("time", "")), str(run.path)
-
-
-def varied(runs: Iterable[MeasuredRun]) -> list[str]:
-    """The fields of the configuration that are not the same in all runs."""
-    values: dict[str, set[str]] = {}
-    for run in runs:
-        for field, value in run.fields.items():
-            values.setdefault(field, set()).add(repr(value))
-    return [field for field, found in values.items() if len(found) > 1]
-
-
-def cells(runs: Iterable[MeasuredRun]) -> list[list[MeasuredRun]]:
-    """Runs grouped by measurement: repeats differ in seed, folder and name alone."""
-    groups: dict[str, list[MeasuredRun]] = {}
-    for run in runs:
-        groups.setdefault(repr(sorted(run.fields.items())), []).append(run)
-    return list(groups.values())
-
-
-def is_number(value: Any, above: float = -math.inf) -> bool:
-    """Whether a value of a file can be calculated with: files may be foreign, or hold NaN."""
-    is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_one and above < value < math.inf
