@@ -1,4 +1,4 @@
-"""The text of `slurmft logs`: the logs of ranks, nodes and Slurm as one, after the first failure."""
+"""The text of `slurmft logs`: logs of ranks, nodes and Slurm as one, after the first failure."""
 
 from __future__ import annotations
 
