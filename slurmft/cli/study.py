@@ -86,7 +86,7 @@ def _add_study(parser: Parser) -> None:
 
 
 def _read_study(arguments: argparse.Namespace) -> tuple[Study, Path]:
-    study = spec.read(arguments.study)
+    study = spec.read_study(arguments.study)
     return study, study_folder.folder_of(study, arguments.studies_dir)
 
 

@@ -94,7 +94,7 @@ class Study:
         return list(self.cells[0])
 
 
-def read(given: str | Path, with_published: bool = True) -> Study:
+def read_study(given: str | Path, with_published: bool = True) -> Study:
     """The study of a file, or of a study's folder.
 
     Args:
@@ -116,13 +116,13 @@ def read(given: str | Path, with_published: bool = True) -> Study:
         raise UsageError(
             f"cannot read the study file {str(given)!r}: {error}", "check that it is a text file"
         ) from None
-    study = parse(text, path)
+    study = parse_study(text, path)
     if with_published:
         _check_published(study)
     return study
 
 
-def parse(text: str, path: Path) -> Study:
+def parse_study(text: str, path: Path) -> Study:
     """The study of a file's text.
 
     Raises:

@@ -51,7 +51,7 @@ def write_study(
 
 def rows_in(folder: Path) -> list[Row]:
     found, _ = scan.find([folder])
-    (runset,) = report_runset.group(found)
+    (runset,) = report_runset.group_by_study(found)
     return rows_of(runset)
 
 

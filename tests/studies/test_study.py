@@ -183,7 +183,7 @@ def test_how_a_run_stands(state: str, word: str, reason: str, fake: FakeSlurm) -
     for each in runs_of().values():
         each.set_state("running")
     fake.states = {job: JobState(name=state) for job in runs_of()}
-    found = study_status(spec.read("s.toml"), Path("studies/s"))
+    found = study_status(spec.read_study("s.toml"), Path("studies/s"))
     assert {t.outcome for t in found.tries()} == {word}
     assert reason in found.tries()[0].reason
 
@@ -199,7 +199,7 @@ def test_a_run_that_ends_while_slurm_is_asked(
         return {job: JobState(name="COMPLETED") for job in jobs}
 
     monkeypatch.setattr(commands, "job_states", states)
-    assert study_status(spec.read("s.toml"), Path("studies/s")).count("finished") == 4
+    assert study_status(spec.read_study("s.toml"), Path("studies/s")).count("finished") == 4
 
 
 def test_cancelled_before_its_start_is_no_try(
@@ -241,7 +241,7 @@ def test_submission_that_was_killed(fake: FakeSlurm) -> None:
     run()
     cut = runs_of()["40_0"]
     cut.job.unlink()
-    assert study_status(spec.read("s.toml"), Path("studies/s")).count("pending") == 4
+    assert study_status(spec.read_study("s.toml"), Path("studies/s")).count("pending") == 4
     assert run() == 0
     assert not cut.path.exists()
     assert set(runs_of()) == {"10_0", "20_0", "30_0", "50_0"}

@@ -22,7 +22,7 @@ from slurmft.studies.report.page import page
 from slurmft.studies.report.sections import Section, of_published, of_runs
 
 
-def collect(
+def collect_sections(
     paths: Sequence[Path],
     beside: Sequence[Path],
     title: str,
@@ -48,7 +48,7 @@ def collect(
     sections: list[Section] = []
     named_by_studies: list[list[published.PublishedTable]] = []
     names = ", ".join(folder.resolve().name or str(folder) for folder in folders)
-    for runset in report_runset.group(found, title or f"Runs in {names}"):
+    for runset in report_runset.group_by_study(found, title or f"Runs in {names}"):
         if not given and runset.published:
             given_here = _study_tables(runset)
         else:
@@ -87,10 +87,10 @@ def _with_own_keys(sections: Sequence[Section]) -> list[Section]:
 # --- printing -------------------------------------------------------------------------------------
 
 
-def shown(sections: Sequence[Section], problems: Sequence[str], form: str) -> str:
+def tables_text(sections: Sequence[Section], problems: Sequence[str], form: str) -> str:
     """All tables in one format."""
     if form == "csv":
-        return _shown_csv(sections)
+        return _csv_text(sections)
     write_table, _ = FORMATS[form]
     parts = []
     for section in sections:
@@ -101,7 +101,7 @@ def shown(sections: Sequence[Section], problems: Sequence[str], form: str) -> st
     return "\n".join(part for part in parts if part)
 
 
-def _shown_csv(sections: Sequence[Section]) -> str:
+def _csv_text(sections: Sequence[Section]) -> str:
     """A single table as pure CSV; several with their titles as comments."""
     tables = [table for section in sections for _, table in section.data]
     if len(tables) == 1:
@@ -112,7 +112,7 @@ def _shown_csv(sections: Sequence[Section]) -> str:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def write(
+def write_report(
     folder: Path,
     sections: Sequence[Section],
     problems: Sequence[str],
@@ -137,7 +137,7 @@ def write(
 
     for form, (_, ending) in FORMATS.items():
         if form != "csv":
-            put(f"tables.{ending}", shown(sections, problems, form))
+            put(f"tables.{ending}", tables_text(sections, problems, form))
     for section in sections:
         for name, table in section.data:
             put(f"{name}.csv", as_csv(table))

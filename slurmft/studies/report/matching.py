@@ -113,7 +113,7 @@ def beside(published: PublishedTable, rows: Sequence[Row], fields: Sequence[str]
     ours = [f for f in ours if len({repr(m.ours.cell.get(f)) for m in found if m.ours}) > 1]
     make = _in_columns if published.across is None else _in_lines
     title = f"{published.name}: published / ours"
-    return replace(make(published, found, ours), title=title, notes=notes(published, rows, found))
+    return replace(make(published, found, ours), title=title, notes=_notes(published, rows, found))
 
 
 def _used_fields(published: PublishedTable) -> set[str]:
@@ -190,7 +190,7 @@ def _in_lines(published: PublishedTable, found: Sequence[Match], fields: list[st
     return layouts.wide(published, lines, sorted(counts), states)
 
 
-def notes(published: PublishedTable, rows: Sequence[Row], found: Sequence[Match]) -> list[str]:
+def _notes(published: PublishedTable, rows: Sequence[Row], found: Sequence[Match]) -> list[str]:
     """What a reader must know to compare the two."""
     lines = []
     measured = [m.ours for m in found if m.published and m.ours and m.ours.finished]

@@ -14,7 +14,7 @@ from slurmft.core.text import aligned
 from slurmft.runs import resolve, scan
 from slurmft.studies.scaling import model
 from slurmft.studies.scaling.model import MAX_DEVICES, Array, Fit, Interval, Prediction, Workload
-from slurmft.studies.scaling.series import Series, published, series_of
+from slurmft.studies.scaling.series import Series, published_series, series_of
 
 _EFFICIENT = 0.7
 _SURELY = 0.9
@@ -114,7 +114,7 @@ def read_series(sources: Sequence[str]) -> tuple[dict[str, Series], list[str]]:
             "plan from one table, or from run directories",
         )
     if tables:
-        return published(absolute(tables[0])), []
+        return published_series(absolute(tables[0])), []
     found, problems = scan.find([resolve.folder_of(source) for source in sources])
     return series_of(found), problems
 

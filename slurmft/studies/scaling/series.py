@@ -211,7 +211,7 @@ class Point:
     metric: float | None = None
 
 
-def published(path: Path) -> dict[str, Series]:
+def published_series(path: Path) -> dict[str, Series]:
     """Name -> series of a file of published tables: results/published/*.json.
 
     Raises:
