@@ -145,20 +145,20 @@ class _Take(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         gradient = gradients[0]
         (places,) = ctx.saved_tensors
-        found = gradient.new_zeros(ctx.total, *gradient.shape[1:])
-        return found.index_copy_(0, places, gradient), None
+        whole = gradient.new_zeros(ctx.total, *gradient.shape[1:])
+        return whole.index_copy_(0, places, gradient), None
 
 
 def spread(rows: Tensor, places: Tensor, total: int) -> Tensor:
     """Rows at places among zeros: (n, ...) -> (total, ...)."""
-    found: Tensor = _Spread.apply(rows, places, total)  # type: ignore[no-untyped-call]
-    return found
+    whole: Tensor = _Spread.apply(rows, places, total)  # type: ignore[no-untyped-call]
+    return whole
 
 
 def take(rows: Tensor, places: Tensor) -> Tensor:
     """The rows at places, no place twice: (total, ...) -> (n, ...)."""
-    found: Tensor = _Take.apply(rows, places)  # type: ignore[no-untyped-call]
-    return found
+    taken: Tensor = _Take.apply(rows, places)  # type: ignore[no-untyped-call]
+    return taken
 
 
 def attention(
@@ -196,16 +196,16 @@ def _group_attention(
     size = group.sequences * group.length
 
     def apart(x: Tensor) -> Tensor:
-        mine = x[group.start : group.end]
+        tokens = x[group.start : group.end]
         if group.places is not None:
-            mine = spread(mine, group.places, size)
-        return mine.reshape(group.sequences, group.length, *mine.shape[1:]).transpose(1, 2)
+            tokens = spread(tokens, group.places, size)
+        return tokens.reshape(group.sequences, group.length, *tokens.shape[1:]).transpose(1, 2)
 
     query, key, value = map(apart, rows)
     if first_token_only:
         query = query[:, :, :1]
-    found = _attend(query, key, value, group.mask, dropout, scaling)
-    flat = found.transpose(1, 2).flatten(0, 1)
+    attended = _attend(query, key, value, group.mask, dropout, scaling)
+    flat = attended.transpose(1, 2).flatten(0, 1)
     if first_token_only:
         return spread(flat, group.firsts, group.end - group.start)
     return flat if group.places is None else take(flat, group.places)
@@ -311,7 +311,7 @@ def pack(model: Any) -> Packing | str:
     A model that is not known is tried out: its outputs must be what they were.
 
     Returns:
-        Why it cannot, in words, where it does not.
+        A text where it cannot: why.
     """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -344,8 +344,8 @@ def _is_same(before: Tensor, after: Tensor) -> bool:
 
 def _encoder(model: Any) -> Any:
     """The module that all layers are in; None: there is none under a name that we know."""
-    found = (getattr(model.base_model, name, None) for name in ENCODERS)
-    return next((encoder for encoder in found if encoder is not None), None)
+    encoders = (getattr(model.base_model, name, None) for name in ENCODERS)
+    return next((encoder for encoder in encoders if encoder is not None), None)
 
 
 def _first_only_parts(layer: Any) -> tuple[Any, Any] | None:
@@ -364,8 +364,8 @@ def _sample_states(model: Any) -> Tensor:
     inputs = _sample(model)
     with _evaluating(model):
         output = model.base_model(**inputs).last_hidden_state
-    found: Tensor = output[inputs["attention_mask"].bool()]
-    return found
+    kept: Tensor = output[inputs["attention_mask"].bool()]
+    return kept
 
 
 def _sample_logits(model: Any) -> Tensor | None:

@@ -18,7 +18,7 @@ from slurmft.train.recipes import TASKS
 
 
 def load_model(task: Any, name: str) -> str:
-    """Loads tokenizer and weights; returns what it found."""
+    """Loads tokenizer and weights; returns their size, as text."""
     from transformers import AutoModel
 
     task.tokenizer()
@@ -27,12 +27,12 @@ def load_model(task: Any, name: str) -> str:
 
 
 def load_data(task: Any, config: TrainConfig) -> str:
-    """Loads all splits; returns what it found."""
-    found = []
+    """Loads all splits; returns their sizes, as text."""
+    sizes = []
     for split in TASKS[config.task].splits:
         rows = task.rows(split)
-        found.append(f"{split} {rows.table.num_rows:,} rows, {in_bytes(rows.table.nbytes)}")
-    return "; ".join(found)
+        sizes.append(f"{split} {rows.table.num_rows:,} rows, {in_bytes(rows.table.nbytes)}")
+    return "; ".join(sizes)
 
 
 def size(name: str) -> str:
@@ -45,13 +45,13 @@ def size(name: str) -> str:
 def main(argv: list[str]) -> int:
     config = TrainConfig.resolve(**json.loads(argv[0]))
     task, offline = tasks.get(config), os.environ.get("HF_HUB_OFFLINE") == "1"
-    found = []
+    loaded = []
     if config.model is not None:
-        found.append((config.model, load_model(task, config.model)))
+        loaded.append((config.model, load_model(task, config.model)))
     if config.data is not None:
-        found.append((config.data, load_data(task, config)))
-    for name, words in found if offline else ():
-        print(f"{name}: {words}", flush=True)
+        loaded.append((config.data, load_data(task, config)))
+    for name, text in loaded if offline else ():
+        print(f"{name}: {text}", flush=True)
     return Exit.OK
 
 
