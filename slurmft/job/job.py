@@ -39,7 +39,7 @@ from slurmft.job import checkpoints, process
 from slurmft.job.agreement import Boundary
 from slurmft.job.checkpoints import Checkpoints
 from slurmft.node.heartbeat import Heart
-from slurmft.node.profiles import bind
+from slurmft.node.profiles import bind_rank
 from slurmft.node.signals import StopRequest
 from slurmft.runs.progress import Progress
 from slurmft.runs.records import RecordWriter
@@ -82,7 +82,7 @@ def attach(run_dir: str | Path | None = None) -> Job:
     heart = process.start_heartbeat(rank)
     try:
         run.settle_permissions()
-        bind(os.environ)
+        bind_rank(os.environ)
         job = Job(run, stop, heart, began)
         locks.install(run.load_config().job.file_locks)
     except Exception as error:

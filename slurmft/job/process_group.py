@@ -173,7 +173,7 @@ def init(backend: str) -> World:
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     if owned:
-        torchrun.bind()
+        torchrun.bind_stores()
         dist.init_process_group(name, timeout=_TIMEOUT)
     return World(
         rank=dist.get_rank(),

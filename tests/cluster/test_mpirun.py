@@ -270,7 +270,7 @@ def test_own_name() -> None:
         ("n1\nn2 slots=3\nn1:4\n", 1, "names 'n1' twice"),
         ("127.0.0.1\n", 2, "--nodes 2, but"),
         ("127.0.0.1\nno.such.host.invalid\n", 2, "'no.such.host.invalid' of --hostfile"),
-        ("n1..cluster\n", 1, "does not resolve: it is no host name"),
+        ("n1..cluster\n", 1, "does not resolve: not a host name"),
     ],
 )
 def test_hostfiles_that_cannot_be_right(
