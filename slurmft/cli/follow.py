@@ -90,7 +90,12 @@ def show_outcome(job: JobWatch) -> int:
 
 def parser() -> Parser:
     """The command line of `slurmft follow`."""
-    made = Parser(prog="slurmft follow", description=__doc__, epilog=EXAMPLES)
+    made = Parser(
+        prog="slurmft follow",
+        description="Streams the progress of a run until its job ends; then shows its result, or "
+        "its error, and exits with the exit code of the job.",
+        epilog=EXAMPLES,
+    )
     add_run(made)
     add_push_to_hub(made)
     return made

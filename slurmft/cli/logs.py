@@ -35,15 +35,22 @@ def parser() -> Parser:
     made = Parser(prog="slurmft logs", description=DESCRIPTION, epilog=EXAMPLES)
     add_run(made)
     made.add_argument(
-        "--rank", type=int, action="append", metavar="R", help="of this rank; repeatable"
+        "--rank", type=int, action="append", metavar="R", help="only lines of this rank; repeatable"
     )
-    made.add_argument("--node", default="", metavar="NAME", help="of this host, or node number")
-    made.add_argument("--attempt", type=int, metavar="N", help="of this start of the job")
+    made.add_argument(
+        "--node",
+        default="",
+        metavar="NAME",
+        help="only lines of this host, or of the node of this number",
+    )
+    made.add_argument(
+        "--attempt", type=int, metavar="N", help="only lines of this start of the job"
+    )
     made.add_argument("--tail", type=int, metavar="N", help="only the last N lines")
     made.add_argument(
         "--follow",
         action="store_true",
-        help="go on until the job ends; its exit code",
+        help="print new lines until the job ends; exit with its exit code",
     )
     made.add_argument("--json", action="store_true", help="a JSON object for each line")
     return made

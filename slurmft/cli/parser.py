@@ -11,13 +11,18 @@ from slurmft.core.config import flag, is_repeatable, options, value_type
 from slurmft.core.errors import Exit, UsageError, unknown
 
 
+class _KeepsLines(argparse.HelpFormatter):
+    """Wraps texts of one line; leaves others, such as examples, as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
 class Parser(argparse.ArgumentParser):
     """argparse that raises our errors, takes no abbreviations, and suggests the near flag."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(
-            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs
-        )
+        super().__init__(allow_abbrev=False, formatter_class=_KeepsLines, **kwargs)
         self.add_argument("--debug", action="store_true", help="show tracebacks of errors")
 
     def error(self, message: str) -> NoReturn:
@@ -83,7 +88,10 @@ def add_options(
     only: Collection[str] | None = None,
 ) -> None:
     """Adds a flag for every field of a configuration, or some; absent flags leave no attribute
-    behind."""
+    behind. The usage line does not list them: they are many."""
+    needed = [a for a in parser._actions if a.required]
+    words = (" ".join([*a.option_strings, str(a.metavar or a.dest.upper())]) for a in needed)
+    parser.usage = " ".join(["%(prog)s [FLAG ...]", *words])
     group = parser.add_argument_group(title)
     for name, option in options(config).items():
         if only is None or name in only:

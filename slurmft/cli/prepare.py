@@ -26,7 +26,7 @@ from slurmft.runs import trackers
 from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
-from slurmft.train.configure import configure
+from slurmft.train.configure import OPTIONS, configure
 
 EXAMPLES = """\
 examples (the files in sbatch/ do this):
@@ -150,7 +150,7 @@ def main(argv: list[str]) -> int:
             "this is not a Slurm job: there is no SLURM_JOB_NUM_NODES",
             "sbatch sbatch/multi_node.sbatch, or `slurmft submit` on a login node",
         )
-    flags = given(arguments, [*options(TrainConfig), *options(JobConfig)])
+    flags = given(arguments, OPTIONS)
     run = find_run(flags) or make_run(flags, argv)
     print(f"run directory: {run.path}\n{next_commands(run.path)}", file=sys.stderr)
     print(run.script)

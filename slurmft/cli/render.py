@@ -17,7 +17,7 @@ from slurmft.core.config import JobConfig, RunConfig, build, options
 from slurmft.core.errors import Exit, UsageError
 from slurmft.train import recipes
 from slurmft.train.config import TrainConfig
-from slurmft.train.configure import configure
+from slurmft.train.configure import OPTIONS, configure
 from slurmft.train.sources import check_given
 
 _ON_PODS = (
@@ -60,7 +60,7 @@ def mpirun_parser() -> Parser:
 def mpirun_lines(argv: list[str]) -> list[str]:
     """Shell lines that make a run directory and start its ranks."""
     arguments = mpirun_parser().parse(argv)
-    flags = given(arguments, [*options(TrainConfig), *options(JobConfig)])
+    flags = given(arguments, OPTIONS)
     config = configure(flags | {"cluster": "mpirun"})
     hosts = mpirun.hosts_of(config.job)
     command = mpirun.mpirun_command(config, hosts, "$run")

@@ -17,6 +17,8 @@ examples:
   slurmft resume runs/emotion-20261120-093012-a1b2 --nodes 2 --time 60
 """
 
+_WHERE = options(JobConfig).keys() - {"runs_dir"}  # a run stays where it is
+
 
 def parser() -> Parser:
     """The command line of `slurmft resume`."""
@@ -30,8 +32,7 @@ def parser() -> Parser:
     add_follow(made)
     add_push_to_hub(made)
     made.add_argument("--json", action="store_true", help="print run, job, checkpoint")
-    where = set(options(JobConfig)) - {"runs_dir"}  # a run stays where it is
-    add_options(made, JobConfig, "where to run it (default: as before)", where)
+    add_options(made, JobConfig, "where to run it (default: as before)", _WHERE)
     return made
 
 
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
     push.check(arguments.push_to_hub, arguments.follow)
     run = resolve.find(arguments.run, arguments.runs_dir)
-    flags = given(arguments, set(options(JobConfig)) - {"runs_dir"})
+    flags = given(arguments, _WHERE)
     job_id = resume(run, flags, provenance("resume", argv))
     newest = next(reversed(run.checkpoint_names()), None)
     if arguments.json and not arguments.follow:

@@ -6,7 +6,7 @@ import dataclasses
 
 from slurmft.cli import next_commands
 from slurmft.cli.parser import Parser, add_follow, add_options, add_push_to_hub, given
-from slurmft.core.config import JobConfig, options
+from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit
 from slurmft.train.config import TrainConfig
 
@@ -61,10 +61,10 @@ def main(argv: list[str]) -> int:
     from slurmft.cluster import launcher as cluster_launcher
     from slurmft.cluster.submit import check, dry_run, provenance, submit_with
     from slurmft.runs.rundir import RunDir
-    from slurmft.train.configure import configure
+    from slurmft.train.configure import OPTIONS, configure
 
     push.check(arguments.push_to_hub, arguments.follow)
-    flags = given(arguments, [*options(TrainConfig), *options(JobConfig)])
+    flags = given(arguments, OPTIONS)
     config = configure(flags)
     cluster = check(config.job)
     if arguments.dry_run:
