@@ -58,7 +58,7 @@ def parser() -> Parser:
     """The command line of `slurmft completion`."""
     made = Parser(
         prog="slurmft completion",
-        description="Prints the script for the TAB completion of commands, flags, choices and runs. "
+        description="Prints a script that makes TAB complete commands, flags, choices and runs. "
         "It starts no Python.",
         epilog=EXAMPLES,
     )
