@@ -12,10 +12,10 @@ from slurmft.runs import resolve
 
 def parser() -> Parser:
     """The command line of `slurmft cancel`."""
-    made = Parser(prog="slurmft cancel", description="Ends the job of a run.")
-    add_run(made)
-    made.add_argument("--json", action="store_true", help="print run, job, cancelled, state")
-    return made
+    command = Parser(prog="slurmft cancel", description="Ends the job of a run.")
+    add_run(command)
+    command.add_argument("--json", action="store_true", help="print run, job, cancelled, state")
+    return command
 
 
 def main(argv: list[str]) -> int:
@@ -24,8 +24,8 @@ def main(argv: list[str]) -> int:
     run = resolve.find(arguments.run, arguments.runs_dir)
     state, job_id = cancel(run), cluster_launcher.job_of(run)[1]
     if arguments.json:
-        told = {"run": str(run.path), "job": job_id, "cancelled": state is None}
-        print(to_json(told | {"state": state.name.lower() if state else "cancelled"}, indent=2))
+        facts = {"run": str(run.path), "job": job_id, "cancelled": state is None}
+        print(to_json(facts | {"state": state.name.lower() if state else "cancelled"}, indent=2))
     elif state is not None:
         print(f"the job {job_id} of {run.path.name} has already ended ({state.name.lower()})")
     else:

@@ -28,7 +28,7 @@ examples:
 
 def parser() -> Parser:
     """The command line of `slurmft clean`."""
-    made = Parser(
+    command = Parser(
         prog="slurmft clean",
         description="Shows what can be removed, with sizes, and removes it after a question: "
         "checkpoints and tokens of finished runs, leftovers of killed jobs, runs that failed, were "
@@ -37,27 +37,27 @@ def parser() -> Parser:
         "unfinished runs of another cluster.",
         epilog=EXAMPLES,
     )
-    add_runs_dir(made)
-    made.add_argument(
+    add_runs_dir(command)
+    command.add_argument(
         "--only",
         action="append",
         choices=KINDS,
         help="only this kind, repeatable; runs: whole directories of runs that did not finish; "
         "token-cache: in $HF_HOME, for all your runs",
     )
-    made.add_argument(
+    command.add_argument(
         "--older-than",
         default="30d",
         metavar="TIME",
         help="how long ago a run that is removed as a whole last changed, or an entry of the token "
         "cache was last used (default: 30d)",
     )
-    made.add_argument("--dry-run", action="store_true", help="only show it")
-    made.add_argument("--yes", action="store_true", help="do not ask")
-    made.add_argument(
+    command.add_argument("--dry-run", action="store_true", help="only show it")
+    command.add_argument("--yes", action="store_true", help="do not ask")
+    command.add_argument(
         "--json", action="store_true", help="runs_dir, items, bytes, removed, left_out, as JSON"
     )
-    return made
+    return command
 
 
 def table(found: Plan) -> str:

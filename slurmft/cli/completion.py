@@ -56,14 +56,14 @@ _TAKES_FILE = ("FILE", "PATH", "SOURCE")
 
 def parser() -> Parser:
     """The command line of `slurmft completion`."""
-    made = Parser(
+    command = Parser(
         prog="slurmft completion",
         description="Prints a script that makes TAB complete commands, flags, choices and runs. "
         "It starts no Python.",
         epilog=EXAMPLES,
     )
-    made.add_argument("shell", choices=SHELLS, metavar="|".join(SHELLS), help="your shell")
-    return made
+    command.add_argument("shell", choices=SHELLS, metavar="|".join(SHELLS), help="your shell")
+    return command
 
 
 def main(argv: list[str]) -> int:

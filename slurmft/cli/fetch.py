@@ -31,16 +31,18 @@ The caches are where $HF_HOME says; jobs must see the same folder. Local folders
 
 def parser() -> Parser:
     """The command line of `slurmft fetch`."""
-    made = Parser(
+    command = Parser(
         prog="slurmft fetch",
         description="Downloads a model and a data set to the caches, by the same calls as a run, "
         "and checks that they load without the hub.",
         epilog=EXAMPLES,
     )
-    made.add_argument("model", nargs="?", help="hub id or folder (default: the task's)")
-    made.add_argument("data", nargs="?", help="hub id or folder (default: the task's)")
-    made.add_argument("--task", choices=tuple(TASKS), help="what they are for (default: emotion)")
-    return made
+    command.add_argument("model", nargs="?", help="hub id or folder (default: the task's)")
+    command.add_argument("data", nargs="?", help="hub id or folder (default: the task's)")
+    command.add_argument(
+        "--task", choices=tuple(TASKS), help="what they are for (default: emotion)"
+    )
+    return command
 
 
 def configure(arguments: argparse.Namespace) -> TrainConfig:

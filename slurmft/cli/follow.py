@@ -90,15 +90,15 @@ def show_outcome(job: JobWatch) -> int:
 
 def parser() -> Parser:
     """The command line of `slurmft follow`."""
-    made = Parser(
+    command = Parser(
         prog="slurmft follow",
         description="Streams the progress of a run until its job ends; then shows its result, or "
         "its error, and exits with the exit code of the job.",
         epilog=EXAMPLES,
     )
-    add_run(made)
-    add_push_to_hub(made)
-    return made
+    add_run(command)
+    add_push_to_hub(command)
+    return command
 
 
 def main(argv: list[str]) -> int:

@@ -49,23 +49,23 @@ def _cells(run: dict[str, Any]) -> list[str]:
 
 def parser() -> Parser:
     """The command line of `slurmft list`."""
-    made = Parser(
+    command = Parser(
         prog="slurmft list",
         description="The runs in a folder: their state, by their own records and by Slurm's, "
         "their progress, speed and metrics.",
         epilog=EXAMPLES,
     )
-    add_runs_dir(made)
-    made.add_argument(
+    add_runs_dir(command)
+    command.add_argument(
         "--state",
         action="append",
         default=[],
         metavar="STATE",
         help=f"only runs in this state, repeatable: {', '.join(status.STATES)}",
     )
-    made.add_argument("--newest", type=_count, metavar="N", help="at most the N newest of them")
-    made.add_argument("--json", action="store_true", help="runs_dir, runs, problems, as JSON")
-    return made
+    command.add_argument("--newest", type=_count, metavar="N", help="at most the N newest of them")
+    command.add_argument("--json", action="store_true", help="runs_dir, runs, problems, as JSON")
+    return command
 
 
 def _count(text: str) -> int:

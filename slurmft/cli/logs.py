@@ -32,28 +32,28 @@ examples:
 
 def parser() -> Parser:
     """The command line of `slurmft logs`."""
-    made = Parser(prog="slurmft logs", description=DESCRIPTION, epilog=EXAMPLES)
-    add_run(made)
-    made.add_argument(
+    command = Parser(prog="slurmft logs", description=DESCRIPTION, epilog=EXAMPLES)
+    add_run(command)
+    command.add_argument(
         "--rank", type=int, action="append", metavar="R", help="only lines of this rank; repeatable"
     )
-    made.add_argument(
+    command.add_argument(
         "--node",
         default="",
         metavar="NAME",
         help="only lines of this host, or of the node of this number",
     )
-    made.add_argument(
+    command.add_argument(
         "--attempt", type=int, metavar="N", help="only lines of this start of the job"
     )
-    made.add_argument("--tail", type=int, metavar="N", help="only the last N lines")
-    made.add_argument(
+    command.add_argument("--tail", type=int, metavar="N", help="only the last N lines")
+    command.add_argument(
         "--follow",
         action="store_true",
         help="print new lines until the job ends; exit with its exit code",
     )
-    made.add_argument("--json", action="store_true", help="a JSON object for each line")
-    return made
+    command.add_argument("--json", action="store_true", help="a JSON object for each line")
+    return command
 
 
 def main(argv: list[str]) -> int:

@@ -36,20 +36,20 @@ examples (the files in sbatch/ do this):
 
 _SBATCH = [name for name, option in options(JobConfig).items() if "sbatch" in option.metadata]
 _NOT_HERE = {*_SBATCH, "requeue", "sbatch", "cluster"}
-"""Options of a job that are sbatch's to know."""
+"""Options of a job that sbatch must have."""
 
 
 def parser() -> Parser:
     """The command line of `slurmft prepare`."""
-    made = Parser(
+    command = Parser(
         prog="slurmft prepare",
         description="Within a Slurm job: makes its run directory, or finds it again after a "
         "requeue, and prints the path of the script that runs it.",
         epilog=EXAMPLES,
     )
-    add_options(made, TrainConfig, "what to train")
-    add_options(made, JobConfig, "how to run it", set(options(JobConfig)) - _NOT_HERE)
-    return made
+    add_options(command, TrainConfig, "what to train")
+    add_options(command, JobConfig, "how to run it", set(options(JobConfig)) - _NOT_HERE)
+    return command
 
 
 def refuse_sbatch_options(argv: list[str]) -> None:
@@ -69,7 +69,7 @@ def job_values(environment: Mapping[str, str], asked: Mapping[str, str]) -> dict
 
     Args:
         environment: of the batch script.
-        asked: what `slurm.job_request` says of the job.
+        asked: what `commands.job_request` returned for the job.
     """
     cpus = environment.get("SLURM_CPUS_PER_TASK")
     found: dict[str, Any] = dict.fromkeys(_SBATCH) | {

@@ -26,16 +26,16 @@ FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "README.md")
 
 def parser() -> Parser:
     """The command line of `slurmft push`."""
-    made = Parser(
+    command = Parser(
         prog="slurmft push",
         description="Uploads the model, tokenizer and card of a finished run to the hub, from a "
         "machine with internet. The repository is private, except with --public.",
         epilog=EXAMPLES,
     )
-    add_run(made)
-    made.add_argument("repo", help="repository on the hub: NAME, or USER/NAME; made if absent")
-    made.add_argument("--public", action="store_true", help="everybody may see it")
-    return made
+    add_run(command)
+    command.add_argument("repo", help="repository on the hub: NAME, or USER/NAME; made if absent")
+    command.add_argument("--public", action="store_true", help="everybody may see it")
+    return command
 
 
 def check(repo: str | None, follows: bool) -> None:
@@ -109,14 +109,14 @@ def push(run: RunDir, repo: str, public: bool) -> str:
         model_card.write(run, result)
     api: Any = HfApi()
     try:
-        made = api.create_repo(repo, private=not public, exist_ok=True)
-        if not public and api.repo_info(made.repo_id).private is False:
+        created = api.create_repo(repo, private=not public, exist_ok=True)
+        if not public and api.repo_info(created.repo_id).private is False:
             raise UsageError(
-                f"the repository {made.repo_id} is public", "give another one, or add --public"
+                f"the repository {created.repo_id} is public", "give another one, or add --public"
             )
         message = f"Model of {run.path.name}"
         found = api.upload_folder(
-            repo_id=made.repo_id,
+            repo_id=created.repo_id,
             folder_path=str(run.model),
             commit_message=message,
             allow_patterns=list(FILES),

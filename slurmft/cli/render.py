@@ -46,15 +46,15 @@ examples:
 
 def mpirun_parser() -> Parser:
     """The command line of `slurmft render mpirun`."""
-    made = Parser(
+    command = Parser(
         prog="slurmft render mpirun",
         description="Prints the shell lines that make a run directory and start its ranks by "
         "mpirun. `slurmft submit --cluster mpirun` runs the same, again after a stop or a fault.",
         epilog=EXAMPLES,
     )
-    add_options(made, TrainConfig, "what to train")
-    add_options(made, JobConfig, "where to run it")
-    return made
+    add_options(command, TrainConfig, "what to train")
+    add_options(command, JobConfig, "where to run it")
+    return command
 
 
 def mpirun_lines(argv: list[str]) -> list[str]:
@@ -82,13 +82,13 @@ def mpirun_main(argv: list[str]) -> int:
 
 def kubernetes_parser() -> Parser:
     """The command line of `slurmft render kubernetes`."""
-    made = Parser(
+    command = Parser(
         prog="slurmft render kubernetes",
         description="Prints the manifest of a Kubeflow job, its Dockerfile and the commands to "
         "deploy, watch and delete it; or writes them as files.",
         epilog=KUBERNETES_EXAMPLES,
     )
-    group = made.add_argument_group("the cluster")
+    group = command.add_argument_group("the cluster")
     add = group.add_argument
     add("--kind", choices=kubernetes.KINDS, default="pytorchjob", help="(default: pytorchjob)")
     add("--name", help="name of the job and of its run directory (default: slurmft-TASK)")
@@ -103,9 +103,9 @@ def kubernetes_parser() -> Parser:
     add("--node-selector", action="append", default=[], metavar="KEY=VALUE", help="repeatable")
     add("--secret", metavar="NAME", help="Secret whose keys become variables, such as HF_TOKEN")
     add("--output", type=Path, metavar="DIR", help="write files instead of printing")
-    add_options(made, TrainConfig, "what to train")
-    add_options(made, JobConfig, "how to run it", _ON_PODS)
-    return made
+    add_options(command, TrainConfig, "what to train")
+    add_options(command, JobConfig, "how to run it", _ON_PODS)
+    return command
 
 
 def kubernetes_files(arguments: argparse.Namespace, argv: list[str]) -> dict[str, str]:

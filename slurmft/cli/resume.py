@@ -22,18 +22,18 @@ _WHERE = options(JobConfig).keys() - {"runs_dir"}  # a run stays where it is
 
 def parser() -> Parser:
     """The command line of `slurmft resume`."""
-    made = Parser(
+    command = Parser(
         prog="slurmft resume",
         description="Submit a run again that was stopped, cancelled or failed: it resumes from its "
         "newest checkpoint, on any number of nodes.",
         epilog=EXAMPLES,
     )
-    add_run(made)
-    add_follow(made)
-    add_push_to_hub(made)
-    made.add_argument("--json", action="store_true", help="print run, job, checkpoint")
-    add_options(made, JobConfig, "where to run it (default: as before)", _WHERE)
-    return made
+    add_run(command)
+    add_follow(command)
+    add_push_to_hub(command)
+    command.add_argument("--json", action="store_true", help="print run, job, checkpoint")
+    add_options(command, JobConfig, "where to run it (default: as before)", _WHERE)
+    return command
 
 
 def main(argv: list[str]) -> int:

@@ -46,8 +46,8 @@ def text(facts: dict[str, Any]) -> str:
     lines = [facts["path"], *(f"  {name:<12} {value}" for name, value in rows if value)]
     lines += _history(facts["history"])
     lines += _section("warnings", facts["warnings"][-_WARNINGS_SHOWN:])
-    told = [f"attempt {f['attempt']}, {f['where']}: {f['message']}" for f in facts["failures"]]
-    lines += _section("failures", told[-_WARNINGS_SHOWN:])
+    failures = [f"attempt {f['attempt']}, {f['where']}: {f['message']}" for f in facts["failures"]]
+    lines += _section("failures", failures[-_WARNINGS_SHOWN:])
     if facts["state"] == "finished":
         lines.append(result_table(facts["result"]))
     return "\n".join(lines)
@@ -98,10 +98,11 @@ def _where(facts: dict[str, Any]) -> str:
 
 
 def _submitted(facts: dict[str, Any]) -> str:
-    told = facts["submission"]
+    submission = facts["submission"]
     with contextlib.suppress(KeyError, ValueError):
-        when = clock(datetime.fromisoformat(told["time"]).timestamp())
-        return f"{when} by {told['user']} on {told['host']}: {shown(told['command'], 80)}"
+        when = clock(datetime.fromisoformat(submission["time"]).timestamp())
+        who = f"{submission['user']} on {submission['host']}"
+        return f"{when} by {who}: {shown(submission['command'], 80)}"
     return ""
 
 
@@ -138,15 +139,15 @@ def next_of(state: str) -> tuple[str, ...]:
 
 def parser() -> Parser:
     """The command line of `slurmft status`."""
-    made = Parser(
+    command = Parser(
         prog="slurmft status",
         description="One run in full: state and its reason, settings, hosts, progress, speed, "
         "metrics, checkpoints, history, warnings, failures, and what to type next.",
         epilog=EXAMPLES,
     )
-    add_run(made, default=resolve.LAST)
-    made.add_argument("--json", action="store_true", help="all that is known, as JSON")
-    return made
+    add_run(command, default=resolve.LAST)
+    command.add_argument("--json", action="store_true", help="all that is known, as JSON")
+    return command
 
 
 def main(argv: list[str]) -> int:

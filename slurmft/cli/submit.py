@@ -36,20 +36,22 @@ Defaults of your site go to ~/.config/slurmft/site.toml (or the file that $SLURM
 
 def parser() -> Parser:
     """The command line of `slurmft submit`."""
-    made = Parser(
+    command = Parser(
         prog="slurmft submit",
         description="Fine-tune a transformer on the nodes of a Slurm cluster, or on this machine.",
         epilog=EXAMPLES,
     )
-    made.add_argument("--dry-run", action="store_true", help="show what would run; submit nothing")
-    made.add_argument(
+    command.add_argument(
+        "--dry-run", action="store_true", help="show what would run; submit nothing"
+    )
+    command.add_argument(
         "--create", action="store_true", help="only write the run directory, and print its path"
     )
-    add_follow(made)
-    add_push_to_hub(made)
-    add_options(made, TrainConfig, "what to train")
-    add_options(made, JobConfig, "where to run it")
-    return made
+    add_follow(command)
+    add_push_to_hub(command)
+    add_options(command, TrainConfig, "what to train")
+    add_options(command, JobConfig, "where to run it")
+    return command
 
 
 def main(argv: list[str]) -> int:
@@ -70,11 +72,11 @@ def main(argv: list[str]) -> int:
     if arguments.dry_run:
         print(dry_run(config, cluster))
         return Exit.OK
-    told_by = provenance("submit", argv)
+    submission = provenance("submit", argv)
     if arguments.create:
-        print(RunDir.create(dataclasses.replace(config, submission=told_by)).path)
+        print(RunDir.create(dataclasses.replace(config, submission=submission)).path)
         return Exit.OK
-    run = submit_with(config, cluster, told_by)
+    run = submit_with(config, cluster, submission)
     print(
         f"job {cluster_launcher.job_of(run)[1]} submitted {WHERE[cluster].format(config.job.nodes)}"
     )

@@ -47,9 +47,9 @@ examples:
 
 def parser() -> Parser:
     """The command line of `slurmft watch`."""
-    made = Parser(prog="slurmft watch", description=DESCRIPTION, epilog=EXAMPLES)
-    add_run(made)
-    return made
+    command = Parser(prog="slurmft watch", description=DESCRIPTION, epilog=EXAMPLES)
+    add_run(command)
+    return command
 
 
 def main(argv: list[str]) -> int:

@@ -91,22 +91,26 @@ def read(path: Path) -> Latest:
     records = RunDir(path).records
     lines = _tail(records, _TAIL_BYTES)
     last = _last(lines, b'"time"')
-    told = _last(lines, b'"total_steps"') or {}
+    progress = _last(lines, b'"total_steps"') or {}
     metrics = _last(lines, b'"event": "epoch"')  # as RecordWriter writes it
-    if metrics is None and float(told.get("epoch") or 0) >= 1:  # an evaluation lies further back
+    if (
+        metrics is None and float(progress.get("epoch") or 0) >= 1
+    ):  # an evaluation lies further back
         metrics = _last(_tail(records, None), b'"event": "epoch"')
     resumed, now = _last(lines, b'"event": "resume"') or {}, last or {}
     under_way = now if now.get("event") == "evaluate" else {}
-    step = told.get("step", 0) if told else None
-    if told.get("event") == "start" and float(resumed.get("time", 0)) >= float(told["time"]):
+    step = progress.get("step", 0) if progress else None
+    if progress.get("event") == "start" and float(resumed.get("time", 0)) >= float(
+        progress["time"]
+    ):
         step = resumed.get("step", step)
     return Latest(
         step=step,
-        total_steps=told.get("total_steps"),
-        epoch=told.get("epoch"),
-        samples_per_s=told.get("samples_per_s"),
-        left_s=told.get("left_s"),
-        loss=told.get("loss"),
+        total_steps=progress.get("total_steps"),
+        epoch=progress.get("epoch"),
+        samples_per_s=progress.get("samples_per_s"),
+        left_s=progress.get("left_s"),
+        loss=progress.get("loss"),
         metrics=(metrics or {}).get("metrics"),
         evaluating=(under_way["done"], under_way["total"]) if under_way else None,
         time=now.get("time"),

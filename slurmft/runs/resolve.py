@@ -56,7 +56,7 @@ def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
         return RunDir(top / name)
     found = look(top)
     if name == LAST:
-        return RunDir(newest_of_mine(found))
+        return RunDir(newest_own(found))
     matches = matching(name, found.paths)
     if len(matches) == 1:
         return RunDir(matches[0])
@@ -124,23 +124,23 @@ def matching(name: str, paths: Sequence[Path]) -> list[Path]:
 
 def job_id(run: RunDir) -> str:
     """The id of a run's job; "" for one that was never submitted."""
-    told = (read_json(run.job) or {}).get("id") or (read_json(run.attempt) or {}).get("job")
-    return str(told or "")
+    job = (read_json(run.job) or {}).get("id") or (read_json(run.attempt) or {}).get("job")
+    return str(job or "")
 
 
-def newest_of_mine(found: Found) -> Path:
+def newest_own(found: Found) -> Path:
     """The run that this user submitted last.
 
     Raises:
         UsageError: none of the runs is theirs.
     """
-    mine = [path for path in found.paths if _owner(path) == os.getuid()]
-    if not mine:
+    own = [path for path in found.paths if _owner(path) == os.getuid()]
+    if not own:
         words = f"none of the {len(found.paths)} run(s)" if found.paths else "no run"
         raise UsageError(
             f"{words} in {str(found.top)!r} is yours", "give --runs-dir DIR, or a run's name"
         )
-    return max(mine, key=submitted)
+    return max(own, key=submitted)
 
 
 def submitted(path: Path) -> tuple[str, float]:
