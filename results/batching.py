@@ -119,8 +119,8 @@ def run(folder: Path, task: str, data: Path, name: str) -> dict[str, float]:
 
 def job_environment() -> dict[str, str]:
     """What a job sets for the one process of this machine."""
-    from slurmft import hardware, profiles
-    from slurmft.config import JobConfig
+    from slurmft.core.config import JobConfig
+    from slurmft.node import hardware, profiles
 
     profile = profiles.choose(
         hardware.detect(os.environ), JobConfig(profile="cpu", nproc_per_node=1)
@@ -153,8 +153,9 @@ def make_run(
     task: str, data: Path, folder: Path, batching: str, precision: str, model: Path | None = None
 ) -> Path:
     """A run directory as `slurmft submit` makes it."""
-    from slurmft.config import JobConfig, RunConfig, TrainConfig
-    from slurmft.rundir import RunDir
+    from slurmft.core.config import JobConfig, RunConfig
+    from slurmft.runs.rundir import RunDir
+    from slurmft.train.config import TrainConfig
 
     work = WORK[task]
     train = TrainConfig.resolve(
@@ -163,7 +164,7 @@ def make_run(
         checkpoint_every="0", learning_rate=5e-5, lr_schedule="constant", warmup_ratio=0.0,
     )  # fmt: skip
     job = JobConfig(runs_dir=str(folder / "runs"))
-    return RunDir.create(RunConfig(train=train, job=job)).path
+    return RunDir.create(RunConfig(program=train.program(), job=job)).path
 
 
 def by_slurmft(path: Path, task: str) -> tuple[list[float], list[float]]:
@@ -191,9 +192,9 @@ def by_trainer(path: Path, task: str) -> tuple[list[float], list[float]]:
         TrainingArguments,
     )
 
-    from slurmft import tasks
-    from slurmft.data import epoch_order
-    from slurmft.rundir import RunDir
+    from slurmft.runs.rundir import RunDir
+    from slurmft.train import tasks
+    from slurmft.train.data import epoch_order
 
     run, work = RunDir.open(path), WORK[task]
     config = run.load_config().train
@@ -242,7 +243,7 @@ def by_trainer(path: Path, task: str) -> tuple[list[float], list[float]]:
 
 def sample(table: Any, i: int) -> dict[str, Any]:
     """A sample as the Trainer's users have it: lists."""
-    from slurmft.data import SPAN
+    from slurmft.train.data import SPAN
 
     start, end = table.offsets[i], table.offsets[i + 1]
     found: dict[str, Any] = {"input_ids": table.tokens[start:end].tolist()}

@@ -130,9 +130,9 @@ class Case:
     """One rank's training, with one way to communicate."""
 
     def __init__(self, name: str, data: Path, folder: Path) -> None:
-        import slurmft.train
-        from slurmft import dist
-        from slurmft.communication import Communication
+        import slurmft.train.trainer
+        from slurmft.job import process_group
+        from slurmft.train.grad_comm import Communication
 
         self.name = name
         mode, _, self.variant = name.partition(", ")
@@ -162,19 +162,19 @@ class Case:
                     setattr(options, *changes[case.variant])
                 return options
 
-        from slurmft import communication, vocabulary
+        from slurmft.train import sparse_embeddings, vocab_trim
 
-        before = communication._TABLE_BYTES, vocabulary._SAVED_BYTES
+        before = sparse_embeddings._TABLE_BYTES, vocab_trim._SAVED_BYTES
         if self.variant == "rows off":
-            communication._TABLE_BYTES = 2**40
+            sparse_embeddings._TABLE_BYTES = 2**40
         if name == "ddp" or self.variant == "whole table":
-            vocabulary._SAVED_BYTES = 2**40
-        slurmft.train.Communication = Changed  # type: ignore[misc]
-        world = dist.init("gloo") if not hasattr(Case, "world") else Case.world
-        Case.world, dist.init = world, lambda backend: world
+            vocab_trim._SAVED_BYTES = 2**40
+        slurmft.train.trainer.Communication = Changed  # type: ignore[misc]
+        world = process_group.init("gloo") if not hasattr(Case, "world") else Case.world
+        Case.world, process_group.init = world, lambda backend: world
         self.training = make_training(world, mode, data, folder)
         self.chosen: dict[str, Any] = {}
-        communication._TABLE_BYTES, vocabulary._SAVED_BYTES = before
+        sparse_embeddings._TABLE_BYTES, vocab_trim._SAVED_BYTES = before
         self.batches: Any = iter(())
         self.epoch = 0
 
@@ -210,17 +210,18 @@ class Case:
 
 
 def make_training(world: Any, mode: str, data: Path, folder: Path) -> Any:
-    from slurmft.config import JobConfig, RunConfig, TrainConfig
-    from slurmft.heartbeat import Heart
-    from slurmft.rundir import RunDir
-    from slurmft.signals import StopRequest
-    from slurmft.train import Training
+    from slurmft.core.config import JobConfig, RunConfig
+    from slurmft.node.heartbeat import Heart
+    from slurmft.node.signals import StopRequest
+    from slurmft.runs.rundir import RunDir
+    from slurmft.train.config import TrainConfig
+    from slurmft.train.trainer import Training
 
     train = TrainConfig.resolve(
         task="emotion", data=str(data), model=str(encoder()), batch_size=BATCH, precision="bf16",
         checkpoint_every="0", epochs=100, grad_comm=mode,
     )  # fmt: skip
-    config = RunConfig(train=train, job=JobConfig(runs_dir=str(folder)))
+    config = RunConfig(program=train.program(), job=JobConfig(runs_dir=str(folder)))
     run = RunDir.open(world.share_object(RunDir.create(config).path if world.is_main else None))
     if world.is_main and (folder / "tokens").exists():
         shutil.copytree(folder / "tokens", run.tokens)

@@ -74,9 +74,10 @@ def main() -> None:
 
 def run(folder: Path, case: Case) -> float:
     """Seconds of a step: the median, of the slower rank."""
-    from slurmft.config import JobConfig, RunConfig, TrainConfig
-    from slurmft.rundir import RunDir
-    from tests.models import write_emotion
+    from slurmft.core.config import JobConfig, RunConfig
+    from slurmft.runs.rundir import RunDir
+    from slurmft.train.config import TrainConfig
+    from tests.support.models import write_emotion
 
     folder.mkdir()
     data = write_emotion(folder / "data", train=2000, validation=16)
@@ -102,8 +103,8 @@ def run(folder: Path, case: Case) -> float:
 def rank(path: Path, padded: int) -> None:
     from overhead import Bench
 
-    from slurmft.plan import Plan
-    from slurmft.rank import bind
+    from slurmft.node.profiles import bind
+    from slurmft.train.step_plan import Plan
 
     bind(os.environ)
     if padded:

@@ -1,6 +1,6 @@
 """Emotion with a pretrained 22M-parameter encoder on a real Slurm of four nodes.
 
-python -m tests.cluster up 4 && eval "$(python -m tests.cluster env)"
+python -m tests.support.cluster up 4 && eval "$(python -m tests.support.cluster env)"
 python results/emotion.py losses EMOTION_DIR     # at 1 rank x 64, 4 x 16: 3 min
 python results/emotion.py accuracy EMOTION_DIR   # after two epochs: 17 min
 """

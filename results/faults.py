@@ -20,12 +20,12 @@ from provenance import save
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.cluster import Cluster
 from tests.conftest import Following
-from tests.faults import BASE, FAULTS, Fault, SmallDisk, recovery_s, steps_lost
-from tests.models import write_emotion, write_model
-from tests.test_resume import assert_same
-from tests.test_slurm_jobs import assert_nodes_are_clean
+from tests.slurm.test_jobs import assert_nodes_are_clean
+from tests.support.cluster import Cluster
+from tests.support.faults import BASE, FAULTS, Fault, SmallDisk, recovery_s, steps_lost
+from tests.support.models import write_emotion, write_model
+from tests.train.test_resume import assert_same
 
 SITES: dict[str, dict[str, Any]] = {
     "preemption with GraceTime=0": {"grace_time_s": 0},

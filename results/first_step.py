@@ -1,7 +1,7 @@
 """Time from job start to the first training step on a real Slurm of four nodes, against a bare
 `srun torchrun` script that trains the same model; interleaved runs.
 
-    python -m tests.cluster up 4 && eval "$(python -m tests.cluster env)"
+    python -m tests.support.cluster up 4 && eval "$(python -m tests.support.cluster env)"
     python results/first_step.py EMOTION_DIR [ROUNDS]
 """
 

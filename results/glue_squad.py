@@ -1,6 +1,6 @@
 """MRPC and SQuAD with a pretrained 22M-parameter encoder, on two nodes of a real Slurm.
 
-    python -m tests.cluster up 2 && eval "$(python -m tests.cluster env)"
+    python -m tests.support.cluster up 2 && eval "$(python -m tests.support.cluster env)"
     python results/glue_squad.py mrpc DATA_DIR                  # 3 epochs of MRPC
     python results/glue_squad.py squad DATA_DIR OFFICIAL        # 1 epoch of a part of SQuAD
 
@@ -88,9 +88,9 @@ def slurmft_answers(run: Path) -> dict[str, float]:
     import torch
     from transformers import AutoModelForQuestionAnswering
 
-    from slurmft import tasks
-    from slurmft.data import TARGETS, TokenData
-    from slurmft.rundir import RunDir
+    from slurmft.runs.rundir import RunDir
+    from slurmft.train import tasks
+    from slurmft.train.data import TARGETS, TokenData
 
     run_dir = RunDir.open(str(run))
     task, data = tasks.get(run_dir.load_config().train), TokenData.load(run_dir.tokens)

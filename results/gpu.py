@@ -27,7 +27,7 @@ LAYERS, HIDDEN, WIDE = 6, 768, 3072
 
 
 def main(peak_tflops: float) -> None:
-    from slurmft import hardware
+    from slurmft.node import hardware
 
     gpus = hardware.detect({}).gpus
     if not gpus:

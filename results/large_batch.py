@@ -163,7 +163,7 @@ def cost() -> dict[str, Any]:
     import torch
 
     sys.path.insert(0, str(RESULTS.parent))
-    from slurmft.optimizer import split
+    from slurmft.train.optim import split
 
     shapes = [(HIDDEN, HIDDEN)] * 4 * LAYERS + [(INNER, HIDDEN)] * 2 * LAYERS
     matrices = [torch.empty(shape, device="meta") for shape in shapes]

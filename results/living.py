@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from results.provenance import save
 from results.report_speed import add_steps
 from results.startup import wall_time
-from slurmft.rundir import write_json
-from tests.made_runs import write_run
+from slurmft.core.files import write_json
+from tests.support.made_runs import write_run
 
 RUNS = 1000
 STEPS = 300

@@ -55,7 +55,7 @@ def in_processes(size: int) -> dict[str, Any]:
     import sklearn.metrics  # noqa: F401
     import torch  # noqa: F401
 
-    import slurmft.dist  # noqa: F401
+    import slurmft.job.process_group  # noqa: F401
 
     with tempfile.TemporaryDirectory() as folder:
         children = [fork(rank, size, Path(folder)) for rank in range(size)]
@@ -86,11 +86,12 @@ def fork(rank: int, size: int, folder: Path) -> int:
 def run_rank(folder: Path) -> None:
     import torch
 
-    from slurmft import dist, locks
+    from slurmft import locks
+    from slurmft.job import process_group
 
     torch.set_num_threads(1)
     locks.install("lockf")
-    world = dist.init("gloo")
+    world = process_group.init("gloo")
     phase = Phase(world, folder)
     times: dict[str, list[float]] = {"published": [], "files": [], "memory": []}
     for number in range(ROUNDS + 1):
@@ -101,14 +102,14 @@ def run_rank(folder: Path) -> None:
     if world.is_main:
         (folder / "times.json").write_text(json.dumps(times))
     world.on_some(False, lambda: None)
-    dist.leave()
+    process_group.leave()
 
 
 class Phase:
     """One rank, with its share of the predictions and, for the published way, all of them."""
 
     def __init__(self, world: Any, folder: Path) -> None:
-        from slurmft.data import share_sizes
+        from slurmft.train.data import share_sizes
 
         draw = np.random.default_rng(0)
         self.world, self.folder, self.number = world, folder, 0
@@ -120,7 +121,7 @@ class Phase:
         self.mine = slice(first, first + self.sizes[world.rank])
 
     def compute(self, predictions: Any, labels: Any) -> dict[str, float]:
-        from slurmft.scores import accuracy
+        from slurmft.train.metrics import accuracy
 
         return {"accuracy": accuracy(predictions, labels)}
 
@@ -132,7 +133,7 @@ class Phase:
 
     def share(self, work: Callable[[], dict[str, float]]) -> float:
         """Seconds until the metric is known everywhere."""
-        from slurmft.metrics import share_metrics
+        from slurmft.train.evaluation import share_metrics
 
         began = time.perf_counter()
         found = share_metrics(self.world, ["accuracy"], work, lambda phase: None)
@@ -141,7 +142,7 @@ class Phase:
         return took
 
     def published(self) -> float:
-        from slurmft.metrics import _evaluate_metric
+        from slurmft.train.evaluation import _evaluate_metric
 
         self.number += 1
         metric = _evaluate_metric(
@@ -163,7 +164,7 @@ class Phase:
         return self.share(metric.compute)
 
     def files(self) -> float:
-        from slurmft.metrics import compute_by_files
+        from slurmft.train.evaluation import compute_by_files
 
         self.begin_together()
         began = time.perf_counter()
@@ -214,7 +215,7 @@ def throughput_rank(run: Path) -> None:
     samples = len(training.data.validation)
 
     def alone() -> None:
-        from slurmft.data import share_sizes
+        from slurmft.train.data import share_sizes
 
         training.predicted = []
         training._predictions(np.arange(samples), share_sizes(samples, training.world.size))

@@ -55,35 +55,36 @@ def main(parts: list[str]) -> None:
 
 def make_run(part: str, folder: Path) -> Path:
     """A run directory as `slurmft submit` makes it."""
-    from slurmft.config import JobConfig, RunConfig, TrainConfig
-    from slurmft.rundir import RunDir
+    from slurmft.core.config import JobConfig, RunConfig
+    from slurmft.runs.rundir import RunDir
+    from slurmft.train.config import TrainConfig
 
     train: dict[str, Any] = {"checkpoint_every": "0", "epochs": 100}
     if part == "checkpoint":
-        from tests.models import write_emotion
+        from tests.support.models import write_emotion
 
         data = write_emotion(folder / "data", train=2000, validation=16)
         train |= {"task": "emotion", "model": str(encoder()), "data": str(data), "batch_size": 8}
     else:
         train |= {"batch_size": 12}
     job = JobConfig(runs_dir=str(folder))
-    return RunDir.create(RunConfig(train=TrainConfig.resolve(**train), job=job)).path
+    return RunDir.create(RunConfig(program=TrainConfig.resolve(**train).program(), job=job)).path
 
 
 class Bench:
     """One rank of a measurement."""
 
     def __init__(self, path: Path) -> None:
-        import slurmft.dist
-        from slurmft.heartbeat import Heart
-        from slurmft.rundir import RunDir
-        from slurmft.signals import StopRequest
-        from slurmft.train import Training
+        import slurmft.job.process_group
+        from slurmft.node.heartbeat import Heart
+        from slurmft.node.signals import StopRequest
+        from slurmft.runs.rundir import RunDir
+        from slurmft.train.trainer import Training
 
         heart = Heart(path / f"beat-{os.environ['RANK']}")
         self.training = Training(RunDir.open(path), StopRequest(), heart)
         self.training.model.train()
-        self.dist = slurmft.dist
+        self.dist = slurmft.job.process_group
         self.batches: Any = iter(())
         self.epoch = 0
 

@@ -18,9 +18,9 @@ from provenance import RESULTS, save
 
 sys.path.insert(0, str(RESULTS.parent))
 
-from slurmft import scaling
-from slurmft.measurements import Series, published
-from slurmft.scaling import Fit, Row
+from slurmft.studies.scaling import model
+from slurmft.studies.scaling.model import Fit, Row
+from slurmft.studies.scaling.series import Series, published
 
 FITTED_DEVICES = {
     "mn4_emotion": 4,
@@ -43,7 +43,7 @@ def main() -> None:
     print(*(f"{k}: {v}" for k, v in summary.items()), sep="\n")
     priors = {
         name: {"median": p.median, "factor": p.factor, "unit": p.unit, "why": p.why}
-        for name, p in scaling.PRIORS.items()
+        for name, p in model.PRIORS.items()
     }
     save("planner_errors", {"summary": summary, "series": found, "priors": priors})
 
@@ -51,7 +51,7 @@ def main() -> None:
 def examine(series: Series, most: int) -> dict[str, Any]:
     """All predictions of one series."""
     fitted = [row for row in series.rows if row.devices <= most]
-    fits = [scaling.fit(fitted, series.network_gbit_s, seed) for seed in SEEDS]
+    fits = [model.fit(fitted, series.network_gbit_s, seed) for seed in SEEDS]
     rows = [facts(fits[0], row, row not in fitted) for row in series.rows]
     for facts_of, row in zip(rows, series.rows, strict=True):
         errors = [error(fit, row) for fit in fits]
@@ -95,9 +95,7 @@ def left_out(series: Series) -> list[dict[str, Any]]:
     if len(series.rows) < 3:
         return []
     return [
-        facts(
-            scaling.fit([r for r in series.rows if r is not row], series.network_gbit_s), row, True
-        )
+        facts(model.fit([r for r in series.rows if r is not row], series.network_gbit_s), row, True)
         for row in series.rows
     ]
 
@@ -106,7 +104,7 @@ def without_network(series: Series, fitted: Sequence[Row]) -> list[dict[str, Any
     """The held-out rows, where nobody says what the network is."""
     if series.network_gbit_s is None:
         return []
-    fit = scaling.fit(fitted)
+    fit = model.fit(fitted)
     return [facts(fit, row, True) for row in series.rows if row not in fitted]
 
 

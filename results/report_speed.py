@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from results.provenance import save
-from tests.made_runs import write_run
+from tests.support.made_runs import write_run
 
 STEPS = 300
 ROUNDS = 5

@@ -101,14 +101,15 @@ def bench(data: Path, model: Path, rows: str, folder: Path) -> Any:
     """A training; all of one process have its process group."""
     import overhead
 
-    from slurmft import dist, vocabulary
+    from slurmft.job import process_group
+    from slurmft.train import vocab_trim
 
-    before = vocabulary._SAVED_BYTES
+    before = vocab_trim._SAVED_BYTES
     if rows == "all":
-        vocabulary._SAVED_BYTES = 2**60
+        vocab_trim._SAVED_BYTES = 2**60
     found = overhead.Bench(make_run("mrpc", data, folder, "packed", "bf16", model))
-    vocabulary._SAVED_BYTES = before
-    dist.init = lambda backend: found.training.world
+    vocab_trim._SAVED_BYTES = before
+    process_group.init = lambda backend: found.training.world
     return found
 
 

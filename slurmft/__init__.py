@@ -9,14 +9,14 @@ floor (train and what it needs) does. The run directory is all that passes betwe
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slurmft.errors import SlurmftError
-    from slurmft.handle import Run, submit
+    from slurmft.api import Run, submit
+    from slurmft.core.errors import SlurmftError
 
 __version__ = "0.1.0"
 
 __all__ = ["Run", "SlurmftError", "submit"]
 
-_HOMES = {"Run": "handle", "SlurmftError": "errors", "submit": "handle"}
+_HOMES = {"Run": "api", "SlurmftError": "core.errors", "submit": "api"}
 """Public name -> its module, which is imported when the name is first used: commands and ranks
 import this package, too."""
 

@@ -6,8 +6,8 @@ that name would hide. What both do is in dispatch.py.
 
 import sys
 
-from slurmft.dispatch import main
-from slurmft.errors import run_main
+from slurmft.cli.submit import main
+from slurmft.core.errors import run_main
 
 if __name__ == "__main__":
     raise SystemExit(run_main(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv))

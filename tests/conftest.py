@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from slurmft.rundir import RunDir
-from tests import prepared
-from tests.cluster import Cluster
-from tests.lockfs import TwoNodes, missing
-from tests.models import write_emotion, write_model
+from slurmft.runs.rundir import RunDir
+from tests.support import prepared
+from tests.support.cluster import Cluster
+from tests.support.lockfs import TwoNodes, missing
+from tests.support.models import write_emotion, write_model
 
 settings.register_profile("slurmft", deadline=None)  # how fast a busy machine is, is no matter
 settings.load_profile("slurmft")
@@ -218,7 +218,7 @@ def slurmft(
 
     Args:
         imported: this process, and those of the job that it starts on this machine, are forked
-            from one that has imported what ranks import, see tests/prepared.py.
+            from one that has imported what ranks import, see tests/support/prepared.py.
     """
     done = subprocess.run(
         [*_command(imported), *arguments],

@@ -10,9 +10,10 @@ import re
 import tomllib
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 
-CHECKOUT = Path(__file__).parent.parent
+from tests.support import CHECKOUT
+
+CHECKOUT = CHECKOUT
 TEXT = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

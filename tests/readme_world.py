@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from slurmft import grid
-from slurmft.rundir import write_json
-from slurmft.study import with_flags
-from slurmft.submission import configurations
+from slurmft.core.files import write_json
+from slurmft.studies import spec
+from slurmft.studies.runner import configurations, with_flags
+from slurmft.train.config import TrainConfig
 from tests import readme
-from tests.made_runs import write_run
-from tests.readme import CHECKOUT, filled
+from tests.readme import filled
+from tests.support import CHECKOUT
+from tests.support.made_runs import write_run
 
 PUSHED = "emotion-20261120-093012-a1b2"
 """The run that the README pushes to the hub."""
@@ -146,9 +147,9 @@ def write_runs(world: World, model: Path) -> None:
 
 def write_study(world: World, toml: str) -> None:
     """Runs of the README's study, submitted to --partition gpu; the last one is missing."""
-    study = with_flags(grid.read(str(world.folder / toml)), {"partition": "gpu"})
+    study = with_flags(spec.read(str(world.folder / toml)), {"partition": "gpu"})
     folder = world.folder / "studies" / study.name
-    cells = {grid.key_of(cell): cell for cell in study.cells}
+    cells = {spec.key_of(cell): cell for cell in study.cells}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(world.folder)
         patch.setenv("SLURMFT_SITE", str(world.folder / "site.toml"))
@@ -159,6 +160,6 @@ def write_study(world: World, toml: str) -> None:
         mine = {"name": study.name, "cell": cells[key], "repeat": repeat}
         name = f"emotion-20261121-10{repeat:02}{number:02}-c{number}-r{repeat}-ab12"
         step_s = (0.4 / config.job.nodes + 0.01) * (1 + repeat / 100)
-        values = dataclasses.asdict(config.train) | job | {"step_s": step_s}
+        values = dataclasses.asdict(TrainConfig.of(config.program)) | job | {"step_s": step_s}
         write_run(folder / "runs" / name, submission={"study": mine}, **values)
     shutil.copy(world.folder / toml, folder / "study.toml")

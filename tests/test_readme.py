@@ -16,15 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from slurmft import completion, grid, prepare, site
-from slurmft.__main__ import COMMANDS
-from slurmft.cli import parser_of
+from slurmft.cli import completion, prepare
+from slurmft.cli.parser import parser_of
+from slurmft.core import site
+from slurmft.studies import spec
+from slurmft.train.configure import OPTIONS
 from tests import readme, readme_world
-from tests.cluster.__main__ import parser as cluster_parser
 from tests.conftest import Done
-from tests.hub import Hub
-from tests.readme import CHECKOUT, LOGIN, RULES, Command, filled
+from tests.readme import LOGIN, RULES, Command, filled
 from tests.readme_world import World
+from tests.support import CHECKOUT
+from tests.support.cluster.__main__ import parser as cluster_parser
+from tests.support.hub import Hub
 
 COMMANDS_THERE = readme.commands()
 OURS = re.compile(r"(\bslurmft(?= )|-m slurmft\.submit\b|-m tests\.cluster\b|\.sbatch\b)")
@@ -136,10 +139,9 @@ def test_flags_in_the_text_are_known() -> None:
 
 def parse(command: str, words: list[str]) -> argparse.Namespace:
     """By the command's own parser."""
-    module_name, function, _ = COMMANDS[command]
-    module = importlib.import_module(module_name)
+    module = importlib.import_module(f"slurmft.cli.{command}")
     part = [word for word in words[:1] if word in getattr(module, "COMMANDS", {})]
-    main = getattr(module, function)
+    main = module.main
     parser = None if command == "completion" else parser_of(main, part)
     return parser.parse(words[len(part) :]) if parser else argparse.Namespace(words=words)
 
@@ -164,10 +166,10 @@ def test_toml(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """Of a study file, all keys are those of a study; of a site file, all are options."""
     (tmp_path / "file.toml").write_text(block)
     if readme.study_name(block):
-        assert grid.read(str(tmp_path / "file.toml")).cells
+        assert spec.read(str(tmp_path / "file.toml")).cells
     else:
         monkeypatch.setenv("SLURMFT_SITE", str(tmp_path / "file.toml"))
-        assert site.site_defaults().keys() == tomllib.loads(block).keys()
+        assert site.site_defaults(OPTIONS).keys() == tomllib.loads(block).keys()
 
 
 @pytest.mark.parametrize("block", readme.blocks("python"))

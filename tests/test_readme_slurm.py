@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests import readme, readme_world
-from tests.cluster import Cluster
-from tests.cluster.system import wait_until
 from tests.readme import CLUSTER, Command
 from tests.readme_world import World
+from tests.support.cluster import Cluster
+from tests.support.cluster.system import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
 

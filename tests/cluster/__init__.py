@@ -1,6 +1,0 @@
-"""A real Slurm of several nodes on one machine, for the tests and for trying things by hand."""
-
-from tests.cluster.cluster import Cluster
-from tests.cluster.system import ClusterError
-
-__all__ = ["Cluster", "ClusterError"]

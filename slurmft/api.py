@@ -1,0 +1,209 @@
+"""slurmft for scripts and notebooks: `from slurmft import Run, submit`.
+
+Both stand on the functions of the commands; neither imports torch.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from slurmft.cluster import launcher
+from slurmft.cluster import status as cluster_status
+from slurmft.cluster import submit as cluster_submit
+from slurmft.cluster import wait as cluster_wait
+from slurmft.core import site
+from slurmft.core.config import JobConfig, RunConfig, options
+from slurmft.core.errors import unknown
+from slurmft.core.files import read_json
+from slurmft.runs import log_text, resolve
+from slurmft.runs import records as runs_records
+from slurmft.runs.logfiles import Choice
+from slurmft.runs.records import RecordReader
+from slurmft.runs.rundir import RunDir
+from slurmft.runs.scan import MeasuredRun
+from slurmft.train.configure import OPTIONS, configure
+
+
+class Run:
+    """A run that was submitted: how it stands, what it measured, and what can be done with it.
+
+    Nothing is kept: every question reads the run directory, and asks the cluster where it must.
+    """
+
+    def __init__(
+        self, name: str | os.PathLike[str] = resolve.LAST, runs_dir: str | Path | None = None
+    ) -> None:
+        """An existing run.
+
+        Args:
+            name: its path; a unique beginning of its folder's name; the id of its job; or "last",
+                the newest of one's own.
+            runs_dir: the folder where to look for names; the site file's, or "runs".
+
+        Raises:
+            UsageError: no run has that name, or several have.
+        """
+        is_path = not isinstance(name, str)
+        self._files = RunDir.open(Path(name)) if is_path else resolve.find(str(name), runs_dir)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def path(self) -> Path:
+        """Its run directory."""
+        return self._files.path
+
+    @property
+    def name(self) -> str:
+        """The name of its run directory."""
+        return self.path.name
+
+    @property
+    def job(self) -> str:
+        """The id of its job.
+
+        Raises:
+            SlurmftError: it was never submitted.
+        """
+        return launcher.job_of(self._files)[1]
+
+    @property
+    def config(self) -> RunConfig:
+        """What it runs (`.program`), where (`.job`), and who asked for it (`.submission`)."""
+        return self._files.load_config()
+
+    @property
+    def state(self) -> str:
+        """pending, requeued, running, stopping, finished, failed, cancelled or vanished: by its own
+        records, and by what the cluster says of its job."""
+        return cluster_status.stand([MeasuredRun.read(self.path, with_environment=False)])[0].state
+
+    def status(self) -> dict[str, Any]:
+        """All that is known of it, under the keys of `slurmft status --json`."""
+        return cluster_status.describe(self._files)
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """Of its last evaluation; empty before the first."""
+        found = (self.result or {}).get("metrics") or runs_records.read(self.path).metrics
+        return dict(found or {})
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What it measured (result.json): metrics, loss, steps, phases_s, train_samples_per_s, ...;
+        None: it has not finished."""
+        return read_json(self._files.result)
+
+    def records(self, event: str | None = None) -> Iterator[dict[str, Any]]:
+        """Its records, oldest first: those of one event ("step", "epoch", "warning", ...), or all.
+
+        Steps that were done again after a fault are there twice.
+        """
+        return RecordReader(self._files.records).read(event)
+
+    def logs(
+        self,
+        rank: int | Iterable[int] | None = None,
+        node: str | int = "",
+        attempt: int | None = None,
+        tail: int | None = None,
+    ) -> str:
+        """The text that `slurmft logs` prints: what failed first, then the logs of all ranks, nodes
+        and Slurm, merged by their times; "" before anybody wrote.
+
+        Args:
+            rank: lines of this rank alone, or of these.
+            node: lines of this host, or of the node of this number.
+            attempt: lines of this start of the job.
+            tail: only so many lines, the last ones.
+
+        Raises:
+            UsageError: the run has no such rank or attempt, or the tail is negative.
+        """
+        ranks = (rank,) if isinstance(rank, int) else tuple(rank or ())
+        return log_text.text_of(self._files, Choice(ranks, str(node), attempt), tail)
+
+    def wait(self, timeout_s: float | None = None) -> dict[str, Any]:
+        """Waits until its job has ended, requeues and all; returns the result.
+
+        Raises:
+            SlurmftError: it failed or was cancelled: what happened, where, and what to do. Its
+                notes have the traceback of the rank, or the end of the logs. Or its job is on
+                another cluster or host, and has not ended.
+            TimeoutError: it has not ended in so many seconds; the job goes on.
+        """
+        limit_s = math.inf if timeout_s is None else timeout_s
+        return cluster_wait.JobWatch(self._files).wait(limit_s)
+
+    def cancel(self) -> bool:
+        """Ends its job; False: it had ended already.
+
+        Raises:
+            SlurmftError: it has no job, or not one of this user, or one on another cluster or host.
+        """
+        return cluster_wait.cancel(self._files) is None
+
+    def resume(self, **where: Any) -> Run:
+        """Submits it again, to go on from its newest checkpoint; returns itself.
+
+        Args:
+            where: what is to be different, by the names of `slurmft resume`'s flags: nodes=2.
+
+        Raises:
+            UsageError: it has finished, or its job has not ended, or is on another cluster or host
+                and no `cluster` is given; or an option cannot be right.
+            SlurmftError: the job was refused.
+        """
+        known = [name for name in options(JobConfig) if name != "runs_dir"]
+        flags = _typed("resume()", where, known)
+        cluster_submit.resume(
+            self._files, flags, cluster_submit.provenance_of(_call("Run.resume", where))
+        )
+        return self
+
+
+def submit(**given: Any) -> Run:
+    """Submits a run, as `slurmft submit` does; returns at once.
+
+    Args:
+        given: options by the names of the command's flags: task="emotion", nodes=4, time=30,
+            setup=["module load cuda"]; `slurmft submit --help` lists them. None: not given.
+            Defaults are those of the recipe and the site file.
+
+    Raises:
+        UsageError: no such option, or a value that cannot be right.
+        SlurmftError: the job was refused.
+    """
+    flags = _typed("submit()", given, list(OPTIONS))
+    config = configure(flags)
+    cluster = cluster_submit.check(config.job)
+    return Run(
+        cluster_submit.order(
+            config, cluster, cluster_submit.provenance_of(_call("submit", given))
+        ).path
+    )
+
+
+def _typed(where: str, given: dict[str, Any], known: list[str]) -> dict[str, Any]:
+    """Options as their fields have them; tuples and paths may stand for lists and texts."""
+    for name in given:
+        if name not in known:
+            raise unknown(f"option of {where}", name, known)
+    plain = {name: _plain(value) for name, value in given.items() if value is not None}
+    return site.typed_values(where, plain, OPTIONS)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _call(name: str, given: dict[str, Any]) -> str:
+    """The call as it was written, for the records."""
+    return f"slurmft.{name}({', '.join(f'{k}={v!r}' for k, v in given.items())})"

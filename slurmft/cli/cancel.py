@@ -1,0 +1,29 @@
+"""`slurmft cancel`: ends the job of a run."""
+
+from __future__ import annotations
+
+from slurmft.cli import parser as cli_parser
+from slurmft.cli.parser import Parser
+from slurmft.cluster import launcher as cluster_launcher
+from slurmft.cluster.wait import cancel
+from slurmft.core.errors import Exit
+from slurmft.core.files import to_json
+from slurmft.runs import resolve
+
+
+def main(argv: list[str]) -> int:
+    """`slurmft cancel RUN`"""
+    parser = Parser(prog="slurmft cancel", description="Ends the job of a run.")
+    cli_parser.add_run(parser)
+    parser.add_argument("--json", action="store_true", help="print run, job, cancelled, state")
+    arguments = parser.parse(argv)
+    run = resolve.find(arguments.run, arguments.runs_dir)
+    state, job_id = cancel(run), cluster_launcher.job_of(run)[1]
+    if arguments.json:
+        told = {"run": str(run.path), "job": job_id, "cancelled": state is None}
+        print(to_json(told | {"state": state.name.lower() if state else "cancelled"}, indent=2))
+    elif state is not None:
+        print(f"the job {job_id} of {run.path.name} has already ended ({state.name.lower()})")
+    else:
+        print(f"the job {job_id} of {run.path.name} is being cancelled")
+    return Exit.OK

@@ -1,0 +1,132 @@
+"""`slurmft completion`: the script that makes TAB complete commands, flags, choices and runs.
+
+It is made from the commands' own parsers, and holds all that TAB needs: that starts no Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import shlex
+from typing import Any
+
+from slurmft.cli import COMMANDS
+from slurmft.cli.parser import Parser, parser_of
+from slurmft.core import site
+from slurmft.core.errors import Exit
+from slurmft.train.configure import OPTIONS
+
+SHELLS = ("bash", "zsh")
+
+EXAMPLES = """\
+examples:
+  bash:  slurmft completion bash > ~/.local/share/bash-completion/completions/slurmft
+  zsh:   slurmft completion zsh > ~/.zfunc/_slurmft      # a folder in $fpath, before compinit
+Again after an update of slurmft.
+"""
+
+_RUNS = {"bash": "_slurmft_runs", "zsh": "_slurmft_runs"}
+_PREAMBLE = {
+    "bash": """\
+_slurmft_runs() {
+  local run runs=(last)
+  for run in %s/"$1"*/config.json; do
+    [ -e "$run" ] || continue
+    run="${run%%/config.json}"
+    runs+=("${run##*/}")
+  done
+  compgen -W "${runs[*]}" -- "$1"
+  compgen -d -- "$1"
+}
+""",
+    "zsh": """\
+_slurmft_runs() {
+  local -a runs
+  runs=(last %s/*/config.json(N:h:t))
+  compadd -a runs || _files -/
+}
+""",
+}
+"""The names of runs where they are looked for by default; of deeper ones, folders."""
+
+_ALSO_ALONE = ("doctor",)
+"""Commands with parts that have flags of their own."""
+
+_TAKES_FOLDER = ("DIR",)
+_TAKES_FILE = ("FILE", "PATH", "SOURCE")
+
+
+def main(argv: list[str]) -> int:
+    """`slurmft completion SHELL`."""
+    parser = Parser(prog="slurmft completion", description=__doc__, epilog=EXAMPLES)
+    parser.add_argument("shell", choices=SHELLS, metavar="|".join(SHELLS), help="your shell")
+    print(script(parser.parse(argv).shell))
+    return Exit.OK
+
+
+def script(shell: str) -> str:
+    """The completion script for a shell."""
+    import shtab  # a tenth of a second: no other command needs it
+
+    runs_dir = shlex.quote(str(site.job_default("runs_dir")))
+    return str(shtab.complete(whole_parser(), shell, preamble=_PREAMBLE[shell] % runs_dir))
+
+
+def whole_parser() -> argparse.ArgumentParser:
+    """One parser of all commands, which knows what their values are."""
+    import shtab
+
+    root = argparse.ArgumentParser(prog="slurmft")
+    root.add_argument("--version", action="store_true", help="print the version")
+    commands = root.add_subparsers(parser_class=argparse.ArgumentParser)
+    for name, text in COMMANDS.items():
+        module = importlib.import_module(f"slurmft.cli.{name}")
+        main = module.main
+        parts = getattr(module, "COMMANDS", {}) if name != "completion" else {}
+        if not parts:
+            _add(commands, name, text, parser_of(main, []))
+            continue
+        group = _add(commands, name, text, parser_of(main, []) if name in _ALSO_ALONE else None)
+        below = group.add_subparsers(parser_class=argparse.ArgumentParser)
+        for part in parts:
+            _add(below, part, f"slurmft {name} {part}", parser_of(main, [part]))
+    for action in _all_actions(root):
+        _explain(action, shtab.FILE, shtab.DIRECTORY)
+    return root
+
+
+def _add(commands: Any, name: str, text: str, parser: Parser | None) -> Any:
+    parents = [] if parser is None else [parser]
+    return commands.add_parser(name, parents=parents, add_help=parser is None, help=_one_line(text))
+
+
+def _one_line(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def _all_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    found: list[argparse.Action] = []
+    for action in parser._actions:
+        found.append(action)
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                found += _all_actions(below)
+    return found
+
+
+def _explain(action: Any, file: dict[str, str], folder: dict[str, str]) -> None:
+    """Adds what values an argument takes, where its parser leaves that to later checks."""
+    action.help = re.sub(r"\s+", " ", action.help or "")
+    field = OPTIONS.get(action.dest)
+    if field is not None and field.metadata["choices"]:
+        action.choices = field.metadata["choices"]
+    if action.choices or action.nargs == 0:
+        return
+    metavar = str(action.metavar or action.dest).upper()
+    if not action.option_strings and metavar.startswith("RUN"):
+        action.complete = _RUNS
+    elif metavar in _TAKES_FOLDER:
+        action.complete = folder
+    elif metavar in _TAKES_FILE or not action.option_strings:
+        action.complete = file

@@ -1,0 +1,89 @@
+"""`slurmft fetch`: fills the hub's caches on the login node, for jobs on nodes without internet."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from typing import Any
+
+from slurmft.cli.parser import Parser
+from slurmft.core.config import build
+from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.files import to_json
+from slurmft.core.hub import is_local
+from slurmft.train import recipes
+from slurmft.train.config import TrainConfig
+from slurmft.train.recipes import TASKS
+from slurmft.train.sources import localize
+
+EXAMPLES = """\
+examples:
+  slurmft fetch --task emotion                                  what its recipe names
+  slurmft fetch roberta-base --task mrpc                        another model, the recipe's data
+  slurmft fetch distilbert-base-uncased dair-ai/emotion
+  slurmft fetch me/model me/texts --task text-classification
+
+The caches are where $HF_HOME says; jobs must see the same folder. Data and models in folders of
+yours are checked, and need no fetching.
+"""
+
+
+def parser() -> Parser:
+    """The command line of `slurmft fetch`."""
+    made = Parser(
+        prog="slurmft fetch",
+        description="Downloads a model and a data set into the caches, by the calls that a run "
+        "makes, and shows that they load without the hub.",
+        epilog=EXAMPLES,
+    )
+    made.add_argument("model", nargs="?", help="hub id or folder (default: the task's)")
+    made.add_argument("data", nargs="?", help="hub id or folder (default: the task's)")
+    made.add_argument("--task", choices=tuple(TASKS), help="what they are for (default: emotion)")
+    return made
+
+
+def configure(arguments: argparse.Namespace) -> TrainConfig:
+    """What a run of the task would load.
+
+    Raises:
+        UsageError: nothing to fetch, or a folder that cannot be right.
+    """
+    named = {k: getattr(arguments, k) for k in ("task", "model", "data")}
+    given: dict[str, Any] = {k: v for k, v in named.items() if v is not None}
+    if not given:
+        raise UsageError("nothing to fetch", "slurmft fetch MODEL DATASET, or --task NAME")
+    train = localize(build(TrainConfig, recipes.fill({"task": "emotion"} | given)))
+    if train.model is None and train.data is None:
+        raise UsageError(f"--task {train.task} needs nothing from the hub")
+    return train
+
+
+def load(train: TrainConfig, offline: bool) -> None:
+    """Loads all in a process of its own, which downloads what the caches lack, unless offline.
+
+    Raises:
+        SlurmftError: it does not load. The process has said why.
+    """
+    values = {k: getattr(train, k) for k in ("task", "model", "data")}
+    command = [sys.executable, "-m", "slurmft.train.prefetch", to_json(values)]
+    env = dict(os.environ) | ({"HF_HUB_OFFLINE": "1"} if offline else {})
+    done = subprocess.run(command, env=env, check=False)
+    if done.returncode:
+        what = "the caches do not serve without the hub" if offline else "not fetched"
+        raise SlurmftError(what, "what it said stands above; a job on the nodes would say the same")
+
+
+def main(argv: list[str]) -> int:
+    """The command: download, then load again without the hub."""
+    train = configure(parser().parse(argv))
+    names = [n for n in (train.model, train.data) if n is not None]
+    for name in filter(is_local, names):
+        print(f"{name}: a folder, nothing to fetch")
+    if any(not is_local(name) for name in names):
+        print("fetching", flush=True)
+        load(train, offline=False)
+    print("loading without the hub", flush=True)
+    load(train, offline=True)
+    return Exit.OK

@@ -1,0 +1,108 @@
+"""`slurmft follow`: streams a run's progress and ends with its result and the job's exit code."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+
+from slurmft.cli import parser as cli_parser
+from slurmft.cli import push
+from slurmft.cli.parser import Parser
+from slurmft.cluster.slurm.commands import JobState
+from slurmft.cluster.wait import RECORDS_EVERY_S, JobWatch
+from slurmft.runs import resolve
+from slurmft.runs.progress import Progress
+from slurmft.runs.records import RecordReader
+from slurmft.runs.rundir import RunDir
+
+EXAMPLES = """\
+examples:
+  slurmft follow last
+  slurmft follow emotion-2026              first letters of its name, where only one begins so
+  slurmft follow 8123                      the id of its job
+  slurmft follow runs/emotion-20261120-093012-a1b2
+"""
+
+
+class Follower:
+    """Follows one run from the login node, by its run directory and its job's state."""
+
+    def __init__(self, run: RunDir, only_new: bool = False) -> None:
+        """Shows the run's records from its beginning, or only those that are still to come."""
+        self.run = run
+        self.job = JobWatch(run)
+        self.progress = Progress()
+        self._records = RecordReader(run.records)
+        if only_new:
+            list(self._records.read())
+        self._said = ""
+
+    def follow(self) -> int:
+        """Shows progress until the job ends; returns the exit code of the job."""
+        try:
+            self._until_ended()
+        except KeyboardInterrupt:
+            self.progress.close()
+            job_id = self.job.job_id
+            print(f"\nno longer following; the job {job_id} goes on. {next_commands(self.run)}")
+            return 130
+        finally:
+            self.progress.close()
+        return self.job.conclude()
+
+    def _until_ended(self) -> None:
+        self._show_records()
+        while not self.job.has_ended():
+            self._say_waiting(self.job.state)
+            time.sleep(RECORDS_EVERY_S)
+            self._show_records()
+        self.job.await_result()
+        self._show_records()
+
+    def _show_records(self) -> None:
+        for record in self._records.read():
+            self.progress.show(record)
+
+    def _say_waiting(self, state: JobState) -> None:
+        """Says once what the job does, and what it waits for."""
+        text = f"job {self.job.job_id} is {state.name.lower()}"
+        if state.reason:
+            text += f" ({state.reason})"
+        worth_it = state.name in ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED")
+        if worth_it and text != self._said:
+            self._said = text
+            self.progress.say(text)
+
+
+_NEXT = {
+    "follow": "progress, and the result at the end",
+    "watch": "live: speed, loss, ranks",
+    "logs": "of all ranks, what failed first before them",
+    "status": "how it stands",
+    "cancel": "end the job",
+    "resume": "go on after a stop or a failure",
+    "report": "what it measured",
+}
+
+
+_USUAL = ("follow", "watch", "logs", "cancel", "resume")
+
+
+def next_commands(run: RunDir, which: Sequence[str] = _USUAL) -> str:
+    """The commands that a user types next, with this run's names in them."""
+    path = shlex.quote(str(run.path))
+    lines = [f"  python -m slurmft {name} {path}   # {_NEXT[name]}" for name in which]
+    return "\n".join(["Next:", *lines])
+
+
+def main(argv: list[str]) -> int:
+    """`slurmft follow RUN`"""
+    parser = Parser(prog="slurmft follow", description=__doc__, epilog=EXAMPLES)
+    cli_parser.add_run(parser)
+    push.add_flag(parser)
+    arguments = parser.parse(argv)
+    push.check(arguments.push_to_hub, follows=True)
+    run = resolve.find(arguments.run, arguments.runs_dir)
+    run.settle_permissions()
+    return push.after(Follower(run).follow(), run, arguments.push_to_hub)

@@ -1,0 +1,86 @@
+"""`slurmft logs`: what ranks, nodes and Slurm wrote, as one log, the first failure before it."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from collections.abc import Iterable
+
+from slurmft.cli import parser as cli_parser
+from slurmft.cli.parser import Parser
+from slurmft.cluster.wait import JobWatch
+from slurmft.core.errors import Exit
+from slurmft.runs import resolve
+from slurmft.runs.log_text import Writer, check_choice, last_lines, until_now
+from slurmft.runs.logfiles import Choice, Logs
+from slurmft.runs.rundir import FINAL_STATES, RunDir
+
+_READ_EVERY_S = 0.5
+
+DESCRIPTION = """\
+Prints the logs of all ranks of a run, of its torchruns and of Slurm, merged in the order of their
+times. What failed first comes before them, with its traceback; ranks that only lost others are
+named behind it."""
+
+EXAMPLES = """\
+examples:
+  slurmft logs last                            # all of it
+  slurmft logs last --tail 50 --follow         # the end, and what comes, until the job ends
+  slurmft logs 4711 --rank 3 --attempt 2
+"""
+
+
+def parser() -> Parser:
+    """The command line of `slurmft logs`."""
+    made = Parser(prog="slurmft logs", description=DESCRIPTION, epilog=EXAMPLES)
+    cli_parser.add_run(made)
+    made.add_argument(
+        "--rank", type=int, action="append", metavar="R", help="of this rank alone; repeatable"
+    )
+    made.add_argument("--node", default="", metavar="NAME", help="of this host, or node number")
+    made.add_argument("--attempt", type=int, metavar="N", help="of this start of the job alone")
+    made.add_argument("--tail", type=int, metavar="N", help="only the last N lines")
+    made.add_argument(
+        "--follow", action="store_true", help="and what comes, until the job ends; its exit code"
+    )
+    made.add_argument("--json", action="store_true", help="a JSON object for each line")
+    return made
+
+
+def main(argv: list[str]) -> int:
+    """`slurmft logs RUN`."""
+    arguments = parser().parse(argv)
+    run = resolve.find(arguments.run, arguments.runs_dir)
+    choice = Choice(tuple(arguments.rank or ()), arguments.node, arguments.attempt)
+    check_choice(run, choice, arguments.tail)
+    return _show(run, choice, arguments)
+
+
+def _show(run: RunDir, choice: Choice, arguments: Namespace) -> int:
+    logs, ended = Logs(run, choice), run.get_state()["state"] in FINAL_STATES
+    writer = Writer(arguments.json, logs.hosts())
+    job = JobWatch(run) if arguments.follow and not ended else None
+    try:
+        if job is None:
+            _print(until_now(writer, run, logs, choice, arguments.tail))
+            return int(run.get_state()["exit_code"] or 0) if arguments.follow else Exit.OK
+        _print(writer.lines(last_lines(logs, choice, arguments.tail, whole=False)))
+        return _follow(job, logs, writer)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _print(texts: Iterable[str]) -> None:
+    for text in texts:
+        print(text, end="")
+    print(end="", flush=True)
+
+
+def _follow(job: JobWatch, logs: Logs, writer: Writer) -> int:
+    """Prints what comes until the job ends; returns its exit code."""
+    while not job.has_ended():
+        _print(writer.lines(logs.lines(whole=False)))
+        time.sleep(_READ_EVERY_S)
+    job.await_result()
+    _print(writer.lines(logs.lines()))
+    return Exit.OK if job.succeeded else job.conclude()

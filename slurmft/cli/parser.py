@@ -1,0 +1,148 @@
+"""The bridge from configuration dataclasses to command lines, for every command."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, ClassVar, NoReturn
+
+from slurmft.core.config import JobConfig, flag, is_repeatable, options, value_type
+from slurmft.core.errors import UsageError, unknown
+from slurmft.runs.resolve import LAST
+from slurmft.train.config import TrainConfig
+
+
+class Asked(Exception):
+    """A command was only asked for its parser."""
+
+    def __init__(self, parser: Parser) -> None:
+        super().__init__(parser.prog)
+        self.parser = parser
+
+
+def parser_of(command: Callable[[list[str]], Any], argv: list[str]) -> Parser | None:
+    """The parser that a command would parse its arguments with; None: it parses none.
+
+    Args:
+        command: does nothing before it parses.
+        argv: what it needs to come that far, such as the name of a command of its own.
+    """
+    Parser.asked = True
+    try:
+        command(argv)
+    except Asked as asked:
+        return asked.parser
+    except SystemExit:
+        pass
+    finally:
+        Parser.asked = False
+    return None
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises our errors, takes no abbreviations, and suggests the near flag."""
+
+    asked: ClassVar[bool] = False
+    """Parsers do not parse, but show themselves: see `parser_of`."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(
+            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs
+        )
+        self.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, f"see {self.prog} --help")
+
+    def parse(self, argv: list[str]) -> argparse.Namespace:
+        """Parses a command line.
+
+        Raises:
+            UsageError: an unknown flag, a value of the wrong type, or a stray argument.
+        """
+        if Parser.asked:
+            raise Asked(self)
+        known, rest = self.parse_known_args(self._join_dashed_values(argv))
+        for word in rest:
+            if word.startswith("-") and word != "-":
+                raise unknown("flag", word.partition("=")[0], self._flags())
+        if rest:
+            raise UsageError(f"unexpected argument {rest[0]!r}", f"see {self.prog} --help")
+        return known
+
+    def _join_dashed_values(self, argv: list[str]) -> list[str]:
+        """`--host-suffix -ib0` as `--host-suffix=-ib0`, which argparse would take for two flags."""
+        takes_value = {f for a in self._actions if a.nargs is None for f in a.option_strings}
+        joined: list[str] = []
+        for word in argv:
+            dashed = len(word) > 1 and word[0] == "-" and word[1] != "-"
+            if dashed and joined and joined[-1] in takes_value:
+                joined[-1] += f"={word}"
+            else:
+                joined.append(word)
+        return joined
+
+    def _flags(self) -> list[str]:
+        return [f for action in self._actions for f in action.option_strings if f.startswith("--")]
+
+
+def add_options(
+    parser: Parser,
+    config: type[TrainConfig] | type[JobConfig],
+    title: str,
+    only: Collection[str] | None = None,
+) -> None:
+    """Adds a flag for every field of a configuration, or some; absent flags leave no attribute
+    behind."""
+    group = parser.add_argument_group(title)
+    for name, option in options(config).items():
+        if only is None or name in only:
+            group.add_argument(flag(name), dest=name, **_argument(option))
+
+
+def _argument(option: dataclasses.Field[Any]) -> dict[str, Any]:
+    meta = option.metadata
+    argument: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(option)}
+    if value_type(option) is bool:
+        return argument | {"action": argparse.BooleanOptionalAction}
+    if is_repeatable(option):
+        argument |= {"action": "append"}
+    names = "|".join(meta["choices"]) or None
+    metavar = meta["metavar"] or names or {int: "N", float: "X", str: "TEXT"}[value_type(option)]
+    return argument | {"type": value_type(option), "metavar": metavar}
+
+
+def _help(option: dataclasses.Field[Any]) -> str:
+    text = str(option.metadata["help"]).replace("%", "%%")
+    shown = option.default not in (None, "", (), False)
+    return f"{text} (default: {option.default})" if shown else text
+
+
+def given(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """The options that the command line gave, repeatable ones as tuples."""
+    found = {k: v for k, v in vars(arguments).items() if k in set(names)}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+
+
+_RUN_HELP = f"path, first letters of its folder's name, job id, or {LAST!r}: the newest of yours"
+
+
+def add_run(parser: Parser, default: str | None = None) -> None:
+    """Adds the argument that names a run, and the folder where it is looked for.
+
+    Args:
+        parser: of a command about one run.
+        default: the name where none is given; None: one must be given.
+    """
+    text = _RUN_HELP if default is None else f"{_RUN_HELP} (default: {default})"
+    parser.add_argument(
+        "run", metavar="RUN", nargs=None if default is None else "?", default=default, help=text
+    )
+    add_runs_dir(parser)
+
+
+def add_runs_dir(parser: Parser) -> None:
+    """Adds the folder where runs are looked for."""
+    text = "folder of run directories (default: the site file's runs_dir, else runs)"
+    parser.add_argument("--runs-dir", metavar="DIR", help=text)

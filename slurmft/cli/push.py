@@ -1,0 +1,156 @@
+"""`slurmft push`: uploads the model of a finished run to the Hugging Face hub."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from slurmft.cli import parser as cli_parser
+from slurmft.cli.parser import Parser
+from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.files import read_json
+from slurmft.runs import resolve
+from slurmft.runs.rundir import RunDir
+from slurmft.train import model_card
+
+EXAMPLES = """\
+examples:
+  slurmft push last me/emotion-distilbert
+  slurmft push emotion-20261120-093012 me/emotion-distilbert --public
+  slurmft submit --task emotion --nodes 4 --follow --push-to-hub me/emotion-distilbert
+
+The token is that of `hf auth login`, or $HF_TOKEN.
+"""
+
+FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", model_card.FILE)
+"""What of the model's folder is uploaded: no pickles, whatever was put there."""
+
+
+def parser() -> Parser:
+    """The command line of `slurmft push`."""
+    made = Parser(
+        prog="slurmft push",
+        description="Uploads the model, tokenizer and card of a finished run to the hub, from a "
+        "machine with internet. The repository is private, unless it is asked for or was public.",
+        epilog=EXAMPLES,
+    )
+    cli_parser.add_run(made)
+    made.add_argument("repo", help="repository on the hub: NAME, or USER/NAME; made if absent")
+    made.add_argument("--public", action="store_true", help="everybody may see it")
+    return made
+
+
+def add_flag(parser: Parser) -> None:
+    """Adds --push-to-hub, for commands that may wait for a run's end."""
+    parser.add_argument(
+        "--push-to-hub",
+        metavar="REPO",
+        help="when it has finished, upload its model from here into this private repository of the "
+        "hub, as `slurmft push` does",
+    )
+
+
+def check(repo: str | None, follows: bool) -> None:
+    """Finds out before hours of training that --push-to-hub could not work.
+
+    Raises:
+        UsageError: nobody would be there to push, or there is no token.
+    """
+    if repo is None:
+        return
+    if not follows:
+        raise UsageError(
+            "--push-to-hub uploads from here, after the run: it needs --follow",
+            f"or, when the run has finished: slurmft push last {shlex.quote(repo)}",
+        )
+    from huggingface_hub import get_token
+
+    if not get_token():
+        raise UsageError(f"--push-to-hub {repo!r} needs a token of the hub", "hf auth login")
+
+
+def after(code: int, run: RunDir, repo: str | None) -> int:
+    """Pushes a run that has ended, if it ended well and that was asked for.
+
+    Args:
+        code: the exit code of the job.
+        run: the run.
+        repo: where to push; None: nowhere.
+
+    Returns:
+        The command's exit code.
+
+    Raises:
+        SlurmftError: the hub refuses, or cannot be reached.
+    """
+    if code == Exit.OK and repo is not None:
+        print(f"private: {push(run, repo, public=False)}")
+    return code
+
+
+def check_finished(run: RunDir) -> dict[str, Any]:
+    """The result of a run whose model is whole.
+
+    Raises:
+        UsageError: it has none.
+    """
+    state, result = run.get_state()["state"], read_json(run.result)
+    if state != "finished" or result is None:
+        raise UsageError(
+            f"the run {str(run.path)!r} has not finished: it is {state}",
+            "slurmft follow it, or slurmft resume it; then push",
+        )
+    if not any(run.model.glob("*.safetensors")):
+        raise UsageError(f"{str(run.model)!r} holds no model", "was it moved?")
+    return result
+
+
+def push(run: RunDir, repo: str, public: bool) -> str:
+    """Uploads; returns the address of the commit.
+
+    Raises:
+        UsageError: the run has not finished; the repository is public, and that was not asked for.
+        SlurmftError: the hub refuses, or cannot be reached.
+    """
+    result = check_finished(run)
+    from huggingface_hub import HfApi
+
+    if not model_card.exists(run):
+        model_card.write(run, result)
+    api: Any = HfApi()
+    try:
+        made = api.create_repo(repo, private=not public, exist_ok=True)
+        if not public and api.repo_info(made.repo_id).private is False:
+            raise UsageError(
+                f"the repository {made.repo_id} is public", "give another, or say so: --public"
+            )
+        message = f"Model of {run.path.name}"
+        found = api.upload_folder(
+            repo_id=made.repo_id,
+            folder_path=str(run.model),
+            commit_message=message,
+            allow_patterns=list(FILES),
+        )
+    except (OSError, ValueError) as error:  # the library's HTTP errors are OSErrors
+        raise refusal(repo, error) from error
+    return str(found.commit_url)
+
+
+def refusal(repo: str, error: Exception) -> SlurmftError:
+    """An error of the hub in two lines."""
+    words = " ".join(str(error).split())[:300]
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403) or "token" in words.lower():
+        hint = "log in with a token that may write: hf auth login; or export HF_TOKEN=..."
+    else:
+        hint = "is the hub in reach of this machine? compute nodes mostly have no internet"
+    return SlurmftError(f"the hub did not take {repo!r}: {words}", hint)
+
+
+def main(argv: list[str]) -> int:
+    """The command."""
+    arguments = parser().parse(argv)
+    run = resolve.find(arguments.run, arguments.runs_dir)
+    address = push(run, arguments.repo, arguments.public)
+    print(f"{'public' if arguments.public else 'private'}: {address}")
+    return Exit.OK

@@ -1,0 +1,199 @@
+"""`slurmft render`: what others start, for people who start it themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from slurmft.cli.parser import Parser, add_options, given
+from slurmft.cluster import kubernetes, mpirun
+from slurmft.cluster.submit import provenance
+from slurmft.core.config import JobConfig, RunConfig, build, options
+from slurmft.core.errors import Exit, UsageError, unknown
+from slurmft.train import recipes
+from slurmft.train.config import TrainConfig
+from slurmft.train.configure import configure
+from slurmft.train.sources import check_given
+
+_ON_PODS = (
+    *("nodes", "nproc_per_node", "profile", "comm_cores", "interface", "rdzv_timeout_s"),
+    *("share_with_group", "log_with", "file_locks", "max_requeues", "max_restarts"),
+    *("hang_timeout_s", "stop_lead_s"),
+)
+"""Options of a job that mean something on Kubernetes."""
+
+KUBERNETES_EXAMPLES = """\
+examples:
+  slurmft render kubernetes --image registry.example.com/slurmft:1 --claim runs --nodes 4 \\
+      --cpu 32 --memory 128Gi --task emotion --secret hub --output deploy
+  slurmft render kubernetes --kind trainjob --image registry.example.com/slurmft:1 --claim runs
+"""
+
+EXAMPLES = """\
+examples:
+  slurmft render mpirun --hostfile hosts --nodes 4 --nproc-per-node 2 --task emotion
+  slurmft render mpirun --hostfile hosts --nodes 4 --nproc-per-node 2 --dialect openmpi | bash
+  slurmft submit --cluster mpirun --hostfile hosts --nodes 4 --nproc-per-node 2 --follow
+  slurmft render kubernetes --image registry.example.com/slurmft:1 --claim runs --nodes 4
+"""
+
+
+def mpirun_parser() -> Parser:
+    """The command line of `slurmft render mpirun`."""
+    made = Parser(
+        prog="slurmft render mpirun",
+        description="Prints the shell lines that make a run directory and start its ranks by "
+        "mpirun. `slurmft submit --cluster mpirun` runs the same, again after a stop or a fault.",
+        epilog=EXAMPLES,
+    )
+    add_options(made, TrainConfig, "what to train")
+    add_options(made, JobConfig, "where to run it")
+    return made
+
+
+def render_mpirun(argv: list[str]) -> str:
+    """Two shell lines."""
+    arguments = mpirun_parser().parse(argv)
+    flags = given(arguments, [*options(TrainConfig), *options(JobConfig)])
+    config = configure(flags | {"cluster": "mpirun"})
+    hosts = mpirun.hosts_of(config.job)
+    command = mpirun.mpirun_command(config, hosts, "$run")
+    create = [sys.executable, "-m", "slurmft", "submit", "--create", "--cluster", "mpirun", *argv]
+    *most, run = command
+    return "\n".join(
+        (
+            f"# {len(hosts)} host(s): {', '.join(hosts)}; all must see the run directory",
+            *config.job.setup,
+            f"run=$({shlex.join(create)}) &&",
+            f'{shlex.join(most)} "{run}"',
+        )
+    )
+
+
+def kubernetes_parser() -> Parser:
+    """The command line of `slurmft render kubernetes`."""
+    made = Parser(
+        prog="slurmft render kubernetes",
+        description="Prints the manifest of a Kubeflow job, its Dockerfile and the commands to "
+        "deploy, watch and delete it; or writes them as files.",
+        epilog=KUBERNETES_EXAMPLES,
+    )
+    group = made.add_argument_group("the cluster")
+    add = group.add_argument
+    add("--kind", choices=kubernetes.KINDS, default="pytorchjob", help="(default: pytorchjob)")
+    add("--name", help="name of the job and of its run directory (default: slurmft-TASK)")
+    add("--namespace", default="default", metavar="NAME", help="(default: default)")
+    add("--image", required=True, help="image with slurmft: registry/slurmft:tag")
+    add("--claim", required=True, metavar="NAME", help="PersistentVolumeClaim for the runs")
+    add("--cpu", type=int, default=8, metavar="N", help="CPUs of each pod (default: 8)")
+    add("--memory", default="32Gi", metavar="SIZE", help="of each pod (default: 32Gi)")
+    add("--gpus", type=int, default=0, metavar="N", help="GPUs of each pod (default: 0)")
+    add("--shm", default="4Gi", metavar="SIZE", help="/dev/shm, out of --memory (default: 4Gi)")
+    add("--min-nodes", type=int, metavar="N", help="go on with as few pods (pytorchjob)")
+    add("--node-selector", action="append", default=[], metavar="KEY=VALUE", help="repeatable")
+    add("--secret", metavar="NAME", help="Secret whose keys become variables, such as HF_TOKEN")
+    add("--output", type=Path, metavar="DIR", help="write files instead of printing")
+    add_options(made, TrainConfig, "what to train")
+    add_options(made, JobConfig, "how to run it", _ON_PODS)
+    return made
+
+
+def render_kubernetes(argv: list[str]) -> dict[str, str]:
+    """File name -> text.
+
+    Raises:
+        UsageError: a value that cannot be right.
+    """
+    arguments = kubernetes_parser().parse(argv)
+    if "\n" in str(arguments.output):
+        raise UsageError(
+            f"--output {str(arguments.output)!r} holds a line break",
+            "the manifest has it in a comment; give another folder",
+        )
+    config = configure_pods(given(arguments, [*options(TrainConfig), *_ON_PODS]), argv)
+    fields = {f.name for f in dataclasses.fields(kubernetes.Cluster)}
+    values = {k: v for k, v in vars(arguments).items() if k in fields}
+    values["name"] = arguments.name or kubernetes.dns_name(f"slurmft-{config.program.name}")
+    values["node_selector"] = tuple(arguments.node_selector)
+    cluster = kubernetes.Cluster(**values)
+    if not 1 <= (cluster.min_nodes or 1) <= config.job.nodes:
+        raise UsageError(
+            f"--min-nodes {cluster.min_nodes} of --nodes {config.job.nodes}", "from 1 to --nodes"
+        )
+    lines = kubernetes.commands(arguments.kind, cluster, arguments.output)
+    objects = kubernetes.manifests(arguments.kind, config, cluster)
+    comments = "".join(f"# {line}\n" for line in lines)
+    return {
+        f"{cluster.name}.yaml": comments + to_yaml(objects),
+        "Dockerfile": kubernetes.dockerfile(),
+    }
+
+
+def configure_pods(flags: dict[str, Any], argv: list[str]) -> RunConfig:
+    """The configuration of pods: paths are theirs, and a site's Slurm defaults are not."""
+    values = recipes.fill(flags) | {"runs_dir": kubernetes.RUNS}
+    train, job = build(TrainConfig, values), build(JobConfig, values)
+    check_given(train)
+    return RunConfig(
+        program=train.program(), job=job, submission=provenance("render", ["kubernetes", *argv])
+    )
+
+
+def to_yaml(objects: list[dict[str, Any]]) -> str:
+    import yaml  # 20 ms
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc, unused-ignore]
+        """Texts of several lines stay readable; nothing is an anchor.
+
+        Kubernetes' own reader takes more plain words for numbers and for truth values than PyYAML:
+        08, 1e3, y. So only what cannot be one stands without quotes.
+        """
+
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def text(dumper: Any, value: str) -> Any:
+        plain = re.match(r"[A-Za-z/].", value)
+        style = "|" if "\n" in value else None if plain else "'"
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, text)
+    return str(yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, allow_unicode=True))
+
+
+def print_kubernetes(argv: list[str]) -> str:
+    """What to print: the files, or where they were written."""
+    files = render_kubernetes(argv)
+    output = kubernetes_parser().parse(argv).output
+    if output is None:
+        manifest, image = files.values()
+        title = "--output DIR writes this and its Dockerfile, which is:"
+        return (
+            "".join(f"# {line}\n" for line in [title, *image.splitlines(), ""]) + manifest.rstrip()
+        )
+    output.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (output / name).write_text(content, encoding="utf-8")
+    manifest = next(iter(files.values()))
+    return "\n".join(
+        [f"written to {output}: {', '.join(files)}"]
+        + [line.removeprefix("# ") for line in manifest.splitlines() if line.startswith("# ")]
+    )
+
+
+COMMANDS = {"mpirun": render_mpirun, "kubernetes": print_kubernetes}
+
+
+def main(argv: list[str]) -> int:
+    """The command: prints one kind of thing."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(f"usage: slurmft render {{{','.join(COMMANDS)}}} ...\n\n{EXAMPLES}")
+        return Exit.OK if argv else Exit.USAGE
+    if argv[0] not in COMMANDS:
+        raise unknown("kind of job", argv[0], list(COMMANDS))
+    print(COMMANDS[argv[0]](argv[1:]))
+    return Exit.OK

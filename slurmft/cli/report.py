@@ -1,0 +1,75 @@
+"""`slurmft report`: tables, plots and a page of what runs measured."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from slurmft.cli.parser import Parser
+from slurmft.core.errors import Exit, unknown
+from slurmft.studies.report import plots
+from slurmft.studies.report.build import collect, shown, summary, write
+from slurmft.studies.report.formats import FORMATS
+from slurmft.studies.report.sections import Forecaster
+from slurmft.studies.scaling import backtest
+
+EXAMPLES = """\
+examples:
+  slurmft report runs                                      # tables of all runs below runs/
+  slurmft report studies/scaling --output report           # and plots, and report/report.html
+  slurmft report studies/scaling --published results/published/mn4_emotion.json
+  slurmft report results/published/mn4_benchmark.json --format markdown
+  slurmft report studies/scaling --predict                 # would the model have been right?
+  slurmft report runs --format csv > runs.csv              # every measure of every cell
+"""
+
+
+def parser() -> Parser:
+    """The command line of `slurmft report`."""
+    made = Parser(
+        prog="slurmft report",
+        description="Prints what runs measured as tables: a row for every cell (runs that differ "
+        "in seed and folder alone), a table for every study. Published tables are printed as "
+        "published, and beside ours. With --output: tables in all formats, plots as SVG and PNG, "
+        "and a page, report.html, that needs no other file.",
+        epilog=EXAMPLES,
+    )
+    add = made.add_argument
+    paths = (
+        "runs (paths or names, as `last`), folders of such at any depth, files of published tables "
+        "(.json)"
+    )
+    add("paths", nargs="+", type=Path, metavar="RUN|DIR|FILE", help=paths)
+    add("--output", type=Path, metavar="FOLDER", help="write all files here, made if need be")
+    printed = "what to print (default: text; with --output only the files' names)"
+    add("--format", default=None, metavar="|".join(FORMATS), help=printed)
+    beside = "published tables to put ours beside; repeatable (default: what the study names)"
+    add("--published", type=Path, action="append", default=[], metavar="FILE", help=beside)
+    foretold = "predict every row from rows with fewer devices alone, by the model of slurmft plan"
+    add("--predict", action="store_true", help=f"{foretold}; about a second a device count")
+    add("--title", default="", metavar="TEXT", help="of the page, and of runs of no study")
+    return made
+
+
+def main(argv: list[str]) -> int:
+    """The command."""
+    arguments = parser().parse(argv)
+    form = arguments.format
+    if form is not None and form not in FORMATS:
+        raise unknown("--format", form, list(FORMATS))
+    forecaster = _forecaster() if arguments.predict else None
+    sections, problems = collect(arguments.paths, arguments.published, arguments.title, forecaster)
+    if arguments.output is not None:
+        written = write(arguments.output, sections, problems, arguments.title, arguments.paths)
+        print(f"written to {arguments.output}: {summary(written)}")
+        if not plots.is_available():
+            print(f"without plots: {plots.HINT}", file=sys.stderr)
+    if form is not None or arguments.output is None:
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+        print(shown(sections, problems, form or "text"), end="")
+    return Exit.OK
+
+
+def _forecaster() -> Forecaster:
+
+    return backtest

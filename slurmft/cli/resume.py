@@ -1,0 +1,56 @@
+"""`slurmft resume`: submits a stopped, cancelled or failed run again."""
+
+from __future__ import annotations
+
+from slurmft.cli import parser as cli_parser
+from slurmft.cli import push
+from slurmft.cli.follow import Follower, next_commands
+from slurmft.cli.parser import Parser, add_options, given
+from slurmft.cluster.submit import provenance, resume
+from slurmft.core.config import JobConfig, options
+from slurmft.core.errors import Exit
+from slurmft.core.files import to_json
+from slurmft.runs import resolve
+
+EXAMPLES = """\
+examples:
+  slurmft resume last --follow
+  slurmft resume runs/emotion-20261120-093012-a1b2 --nodes 2 --time 60
+"""
+
+
+def parser() -> Parser:
+    """The command line of `slurmft resume`."""
+    made = Parser(
+        prog="slurmft resume",
+        description="Submit a run again that was stopped, cancelled or failed: it goes on from its "
+        "newest checkpoint, on as many nodes as you like.",
+        epilog=EXAMPLES,
+    )
+    cli_parser.add_run(made)
+    made.add_argument("--follow", action="store_true", help="stream progress until the job ends")
+    push.add_flag(made)
+    made.add_argument("--json", action="store_true", help="print run, job, checkpoint")
+    where = set(options(JobConfig)) - {"runs_dir"}  # a run stays where it is
+    add_options(made, JobConfig, "where to run it (default: as before)", where)
+    return made
+
+
+def main(argv: list[str]) -> int:
+    """`slurmft resume RUN`"""
+    arguments = parser().parse(argv)
+    push.check(arguments.push_to_hub, arguments.follow)
+    run = resolve.find(arguments.run, arguments.runs_dir)
+    flags = given(arguments, set(options(JobConfig)) - {"runs_dir"})
+    job_id = resume(run, flags, provenance("resume", argv))
+    newest = next(reversed(run.checkpoint_names()), None)
+    if arguments.json and not arguments.follow:
+        print(to_json({"run": str(run.path), "job": job_id, "checkpoint": newest}, indent=2))
+        return Exit.OK
+    place = newest or "its beginning: there is no checkpoint"
+    print(f"job {job_id} submitted; the run goes on from {place}", flush=True)
+    print(f"run directory: {run.path}", flush=True)
+    if arguments.follow:
+        return push.after(Follower(run, only_new=True).follow(), run, arguments.push_to_hub)
+    print(next_commands(run))
+    return Exit.OK

@@ -1,0 +1,158 @@
+"""`slurmft status`: one run in full, and what to type next."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import datetime
+from typing import Any
+
+from slurmft.cli import parser as cli_parser
+from slurmft.cli.follow import next_commands
+from slurmft.cli.parser import Parser
+from slurmft.cluster.status import describe, metrics_words, note
+from slurmft.core.errors import Exit
+from slurmft.core.files import to_json
+from slurmft.core.text import ago, clock, duration, in_bytes, number, shown
+from slurmft.runs import resolve
+from slurmft.runs.progress import result_table
+
+EXAMPLES = """\
+examples:
+  slurmft status                           the newest of your runs
+  slurmft status emotion-20261120          first letters of its name, where only one begins so
+  slurmft status 8123 --json               by its job's id, for programs
+"""
+
+_HISTORY_SHOWN = 12
+_WARNINGS_SHOWN = 5
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+def text(facts: dict[str, Any]) -> str:
+    """A run in full, as lines."""
+    rows = [
+        ("state", state_words(facts)),
+        ("what", _what(facts)),
+        ("where", _where(facts)),
+        ("submitted", _submitted(facts)),
+        ("progress", progress_words(facts)),
+        ("speed", _speed(facts)),
+        ("metrics", metrics_words(facts["metrics"])),
+        ("checkpoints", _checkpoints(facts["checkpoints"])),
+        ("model", facts["model_path"] or ""),
+        ("logs", facts["logs"]),
+    ]
+    lines = [facts["path"], *(f"  {name:<12} {value}" for name, value in rows if value)]
+    lines += _history(facts["history"])
+    lines += _section("warnings", facts["warnings"][-_WARNINGS_SHOWN:])
+    told = [f"attempt {f['attempt']}, {f['where']}: {f['message']}" for f in facts["failures"]]
+    lines += _section("failures", told[-_WARNINGS_SHOWN:])
+    if facts["state"] == "finished":
+        lines.append(result_table(facts["result"]))
+    return "\n".join(lines)
+
+
+def state_words(facts: dict[str, Any]) -> str:
+    """ "requeued: BeginTime; starts about 2026-11-22 14:05:00; requeued 2 times" """
+    notes = note(facts)
+    return f"{facts['state']}: {notes}" if notes else str(facts["state"])
+
+
+def progress_words(facts: dict[str, Any]) -> str:
+    """ "step 120/500 (24 %), epoch 0.24, loss 0.4312" """
+    done, total = facts["steps_done"], facts["steps_total"]
+    if done is None or not total:
+        return ""
+    words = [f"step {done}/{total} ({100 * done // total} %)"]
+    if facts["epoch"] is not None:
+        words.append(f"epoch {facts['epoch']:.2f}")
+    if facts["loss"] is not None:
+        words.append(f"loss {number(facts['loss'])}")
+    if facts.get("evaluating"):
+        words.append("evaluating {}/{} samples".format(*facts["evaluating"]))
+    return ", ".join(words)
+
+
+def _speed(facts: dict[str, Any]) -> str:
+    words = []
+    if facts["samples_per_s"] is not None:
+        words.append(f"{facts['samples_per_s']:,.0f} samples/s")
+    if facts["left_s"]:
+        words.append(f"{duration(facts['left_s'])} left")
+    if facts["last_record"] and facts["state"] in ("running", "stopping"):
+        words.append(f"last record {ago(facts['last_record'])}")
+    return ", ".join(words)
+
+
+def _what(facts: dict[str, Any]) -> str:
+    return ", ".join(filter(None, (facts["task"], facts["model"], f"{facts['nodes']} node(s)")))
+
+
+def _where(facts: dict[str, Any]) -> str:
+    if not facts["job"]:
+        return ""
+    hosts = f", on {', '.join(facts['hosts'])}" if facts["hosts"] else ""
+    cluster = " ".join(filter(None, (facts["cluster"], facts["where"])))
+    return shown(f"job {facts['job']} ({cluster}){hosts}", 100)
+
+
+def _submitted(facts: dict[str, Any]) -> str:
+    told = facts["submission"]
+    with contextlib.suppress(KeyError, ValueError):
+        when = clock(datetime.fromisoformat(told["time"]).timestamp())
+        return f"{when} by {told['user']} on {told['host']}: {shown(told['command'], 80)}"
+    return ""
+
+
+def _checkpoints(found: list[dict[str, Any]]) -> str:
+    if not found:
+        return ""
+    newest = found[-1]
+    total = sum(each["bytes"] for each in found)
+    return f"{newest['name']}, {ago(newest['time'])}; {len(found)} in all, {in_bytes(total)}"
+
+
+def _history(history: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for each in history[-_HISTORY_SHOWN:]:
+        code = f" (exit code {each['exit_code']})" if each.get("exit_code") else ""
+        reason = f": {shown(each['reason'], 80)}" if each.get("reason") else ""
+        lines.append(f"{clock(each['time'])}  {each['state']}{reason}{code}")
+    more = len(history) - len(lines)
+    return _section("history" + (f" ({more} before)" if more else ""), lines)
+
+
+def _section(title: str, lines: list[str]) -> list[str]:
+    return [title, *(f"  {shown(line, 120)}" for line in lines)] if lines else []
+
+
+def next_of(state: str) -> tuple[str, ...]:
+    """The commands that make sense for a run in a state."""
+    if state == "finished":
+        return ("report",)
+    if state in ("failed", "cancelled", "vanished"):
+        return ("logs", "resume", "follow")
+    return ("follow", "watch", "logs", "cancel")
+
+
+def main(argv: list[str]) -> int:
+    """`slurmft status [RUN]`"""
+    parser = Parser(
+        prog="slurmft status",
+        description="One run in full: what it is, where, how it stands and why, its history, "
+        "progress, speed, metrics, checkpoints, warnings, and what to type next.",
+        epilog=EXAMPLES,
+    )
+    cli_parser.add_run(parser, default=resolve.LAST)
+    parser.add_argument("--json", action="store_true", help="all that is known, as JSON")
+    arguments = parser.parse(argv)
+    run = resolve.find(arguments.run, arguments.runs_dir)
+    facts = describe(run)
+    if arguments.json:
+        print(to_json(facts, indent=2))
+    else:
+        print(text(facts))
+        print(next_commands(run, next_of(facts["state"])))
+    return Exit.OK

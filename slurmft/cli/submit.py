@@ -1,0 +1,82 @@
+"""`slurmft submit`: from flags to a submitted job."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from slurmft.cli import push
+from slurmft.cli.follow import Follower, next_commands
+from slurmft.cli.parser import Parser, add_options, given
+from slurmft.cluster import launcher as cluster_launcher
+from slurmft.cluster.submit import check, dry_run, order, provenance
+from slurmft.core.config import JobConfig, options
+from slurmft.core.errors import Exit
+from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
+from slurmft.train.configure import configure
+
+WHERE = {
+    "slurm": "to Slurm: {} node(s)",
+    "local": "on this machine, without Slurm: {} simulated node(s)",
+    "mpirun": "to mpirun: {} node(s)",
+}
+
+EXAMPLES = """\
+examples:
+  slurmft submit --nodes 2 --follow                     synthetic data, a minute on two cores
+  slurmft submit --nodes 4 --task emotion --follow      emotion from the hub, on 4 nodes
+  slurmft submit --nodes 4 --task emotion --data /gpfs/emotion --model /gpfs/distilbert \\
+      --partition gpu --gpus-per-node 4 --time 30 --setup "module load cuda"
+  slurmft submit --nodes 4 --recipe spr-squad --follow  a published setting
+  slurmft submit --nodes 4 --container /gpfs/images/torch.sif --follow
+  slurmft submit --cluster mpirun --hostfile hosts --nodes 4 --nproc-per-node 2 --follow
+  slurmft submit --nodes 4 --dry-run                    show what would be submitted
+
+Defaults of your site go to ~/.config/slurmft/site.toml (or the file that $SLURMFT_SITE names):
+  partition = "gpu"
+  gpus_per_node = 4
+  setup = ["module load cuda"]
+"""
+
+
+def parser() -> Parser:
+    """The command line of `slurmft submit`."""
+    made = Parser(
+        prog="slurmft submit",
+        description="Fine-tune a transformer on the nodes of a Slurm cluster, or on this machine.",
+        epilog=EXAMPLES,
+    )
+    made.add_argument("--dry-run", action="store_true", help="show what would run; submit nothing")
+    made.add_argument(
+        "--create", action="store_true", help="write the run directory, print its path; no job"
+    )
+    made.add_argument("--follow", action="store_true", help="stream progress until the job ends")
+    push.add_flag(made)
+    add_options(made, TrainConfig, "what to train")
+    add_options(made, JobConfig, "where to run it")
+    return made
+
+
+def main(argv: list[str]) -> int:
+    """The command: parse, configure, submit, and follow if asked to."""
+    arguments = parser().parse(argv)
+    push.check(arguments.push_to_hub, arguments.follow)
+    flags = given(arguments, [*options(TrainConfig), *options(JobConfig)])
+    config = configure(flags)
+    cluster = check(config.job)
+    if arguments.dry_run:
+        print(dry_run(config, cluster))
+        return Exit.OK
+    told_by = provenance("submit", argv)
+    if arguments.create:
+        print(RunDir.create(dataclasses.replace(config, submission=told_by)).path)
+        return Exit.OK
+    run = order(config, cluster, told_by)
+    print(
+        f"job {cluster_launcher.job_of(run)[1]} submitted {WHERE[cluster].format(config.job.nodes)}"
+    )
+    print(f"run directory: {run.path}", flush=True)
+    if arguments.follow:
+        return push.after(Follower(run).follow(), run, arguments.push_to_hub)
+    print(next_commands(run))
+    return Exit.OK

@@ -1,0 +1,199 @@
+"""`slurmft watch`: a live view of a run, redrawn in place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+from typing import Any
+
+from slurmft.cli import parser as cli_parser
+from slurmft.cli.parser import Parser
+from slurmft.cli.watch_view import ASCII, UNICODE, Line, RunView
+from slurmft.cluster.wait import JobWatch
+from slurmft.core.errors import Exit
+from slurmft.core.files import read_json
+from slurmft.runs import resolve
+from slurmft.runs.progress import describe
+from slurmft.runs.records import RecordReader
+from slurmft.runs.rundir import RunDir
+
+_REDRAW_S = 1.0
+_LINE_EVERY_S = 15.0
+"""Where there is no terminal."""
+
+_COLOURS = {"bold": "1", "dim": "2", "good": "32", "bad": "31", "notice": "33"}
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+"""A screen of its own without a cursor, and back."""
+
+DESCRIPTION = """\
+Shows a run as it goes: progress, speed, loss, time left, the ranks with their memory, and which of
+them is the slowest. q or Ctrl-C leaves; the job goes on. Ends with the job, and with its exit code.
+Without a terminal it prints a line now and then. NO_COLOR=1 leaves colours out."""
+
+EXAMPLES = """\
+examples:
+  slurmft watch last
+  slurmft watch 4711 > progress.txt
+"""
+
+
+def parser() -> Parser:
+    """The command line of `slurmft watch`."""
+    made = Parser(prog="slurmft watch", description=DESCRIPTION, epilog=EXAMPLES)
+    cli_parser.add_run(made)
+    return made
+
+
+def main(argv: list[str]) -> int:
+    """`slurmft watch RUN`."""
+    arguments = parser().parse(argv)
+    watcher = Watcher(resolve.find(arguments.run, arguments.runs_dir))
+    try:
+        ended = watcher.draw() if has_screen() else watcher.print_lines()
+    except KeyboardInterrupt:
+        return 130
+    if not ended:
+        return Exit.OK
+    return watcher.job.conclude()
+
+
+def has_screen() -> bool:
+    """Whether there is a terminal that can be drawn on."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+class Watcher:
+    """Keeps a view up to date, and shows it until the job ends or the user has seen enough."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.job = JobWatch(run)
+        self.view = RunView(name=run.path.name)
+        self._run = run
+        self._records = RecordReader(run.records)
+        encoding = (sys.stdout.encoding or "").lower().replace("-", "")
+        self._glyphs = UNICODE if encoding == "utf8" else ASCII
+        self._colours = has_screen() and not os.environ.get("NO_COLOR")
+
+    def draw(self) -> bool:
+        """Draws screens; returns whether the job has ended."""
+        with screen() as keys:
+            while not (ended := self._update()):
+                self._show("q or Ctrl-C leaves; the job goes on")
+                if keys.pressed(_REDRAW_S) & {"q", "Q"}:
+                    break
+        width, height = shutil.get_terminal_size()
+        for line in self.view.screen(width, height, self._glyphs, ""):
+            print(self._paint(line))
+        return ended
+
+    def print_lines(self) -> bool:
+        """Prints a line for what happens, and now and then; returns True: the job has ended."""
+        said, state, say_at = "", "", 0.0
+        while True:
+            ended = self._update(say=True)
+            if self.view.state != state:
+                state = self.view.state
+                _say(state)
+            text = self.view.summary()
+            if text != said and (ended or time.monotonic() >= say_at):
+                _say(text)
+                said, say_at = text, time.monotonic() + _LINE_EVERY_S
+            if ended:
+                return True
+            time.sleep(_REDRAW_S)
+
+    def _update(self, say: bool = False) -> bool:
+        """Takes up what is new; returns whether the job has ended."""
+        ended = self.job.has_ended()
+        if ended:
+            self.job.await_result()
+        ranks = (read_json(self._run.environment) or {}).get("ranks", [])
+        self.view.hosts = [str(rank.get("host", "?")) for rank in ranks]
+        for record in self._records.read():
+            self.view.take(record)
+            if say and (text := describe(record)):
+                _say(text)
+        self.view.state = self._state()
+        return ended
+
+    def _state(self) -> str:
+        state, recorded = self.job.state, self._run.get_state()
+        text = f"job {self.job.job_id} {state.name.lower()}"
+        if state.reason:
+            return f"{text} ({state.reason})"
+        if recorded["reason"] and not state.ended:
+            return f"{text}: {recorded['reason']}"
+        return text
+
+    def _show(self, footer: str) -> None:
+        """Draws over what is there: a screen that is cleared first would flicker."""
+        width, height = shutil.get_terminal_size()
+        lines = self.view.screen(width, height - 1, self._glyphs, footer)
+        text = "".join(f"{self._paint(line)}\x1b[K\r\n" for line in lines)
+        sys.stdout.write(f"\x1b[H{text}\x1b[J")
+        sys.stdout.flush()
+
+    def _paint(self, line: Line) -> str:
+        if not self._colours:
+            return "".join(text for text, _ in line)
+        return "".join(
+            f"\x1b[{_COLOURS[style]}m{text}\x1b[0m" if style else text for text, style in line
+        )
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
+
+
+class Keys:
+    """The keyboard, if there is one."""
+
+    def __init__(self) -> None:
+        self._fd = sys.stdin.fileno() if sys.stdin and sys.stdin.isatty() else None
+
+    def pressed(self, wait_s: float) -> set[str]:
+        """The keys pressed; waits for one so long."""
+        if self._fd is None:
+            time.sleep(wait_s)
+            return set()
+        ready, _, _ = select.select([self._fd], [], [], wait_s)
+        data = os.read(self._fd, 64) if ready else b""
+        if ready and not data:  # the terminal is gone
+            self._fd = None
+        return set(data.decode(errors="replace"))
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Keys come when they are pressed, unseen, not with the line."""
+        if self._fd is None:
+            yield
+            return
+        before: Any = termios.tcgetattr(self._fd)
+        tty.setcbreak(self._fd)
+        try:
+            yield
+        finally:
+            termios.tcsetattr(self._fd, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def screen() -> Iterator[Keys]:
+    """A screen of its own; what was on the terminal comes back, also when this is killed."""
+    keys = Keys()
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with keys.at_once():
+        sys.stdout.write(_ENTER)
+        try:
+            yield keys
+        finally:
+            sys.stdout.write(_LEAVE)
+            sys.stdout.flush()
+            signal.signal(signal.SIGTERM, before)

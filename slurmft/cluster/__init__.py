@@ -1,0 +1,1 @@
+"""Where jobs run: Slurm, this machine, mpirun, Kubernetes; submit, wait, status, cleanup."""

@@ -1,0 +1,130 @@
+"""Where a job runs: each launcher submits a run, says how it stands, and cancels it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Protocol
+
+from slurmft.cluster.slurm.commands import JobState, available, cluster_name
+from slurmft.core.config import RunConfig
+from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.files import read_json, write_json
+from slurmft.runs.rundir import RunDir
+
+_MODULES = {
+    "slurm": "slurmft.cluster.slurm.launcher",
+    "local": "slurmft.cluster.local",
+    "mpirun": "slurmft.cluster.mpirun",
+}
+
+
+class Launcher(Protocol):
+    """What a launcher module provides."""
+
+    def plan(self, config: RunConfig, run: RunDir) -> str:
+        """What would be submitted, for people to read."""
+
+    def submit(self, config: RunConfig, run: RunDir) -> str:
+        """Starts the job of a run; returns its id."""
+
+    def never_starts(self, job_id: str) -> str | None:
+        """Why a submitted job will wait for ever; None: no reason to think so."""
+
+    def job_state(self, job_id: str, run: RunDir) -> JobState | None:
+        """How the job stands; None where nothing knows it any more."""
+
+    def cancel(self, job_id: str, run: RunDir) -> None:
+        """Ends the job."""
+
+
+def choose(cluster: str) -> str:
+    """The launcher's name: the one asked for, or Slurm's where there is one.
+
+    Raises:
+        SlurmftError: Slurm was asked for and is not here.
+    """
+    if cluster == "auto":
+        return "slurm" if available() else "local"
+    if cluster == "slurm" and not available():
+        raise SlurmftError(
+            "--cluster slurm, but sbatch is not on the PATH",
+            "log in to a Slurm login node, or use --cluster local",
+            Exit.SUBMIT,
+        )
+    return cluster
+
+
+def get(cluster: str) -> Launcher:
+    """The launcher of that name (imported here: submitit takes 90 ms)."""
+    launcher: Launcher = importlib.import_module(_MODULES[cluster])
+    return launcher
+
+
+def recorded_state(run: RunDir) -> JobState | None:
+    """The end of a run by its own record; None: it has not ended."""
+    state = run.get_state()
+    name = {"finished": "COMPLETED", "failed": "FAILED", "cancelled": "CANCELLED"}.get(
+        state["state"]
+    )
+    if name is None:
+        return None
+    return JobState(name=name, reason=state["reason"], exit_code=state["exit_code"] or 0)
+
+
+def here(cluster: str) -> str:
+    """What a job is on that is submitted from here: the Slurm cluster's name, or this host's; ""
+    where that is not known."""
+    if cluster == "slurm":
+        return cluster_name()
+    return os.uname().nodename if cluster in ("local", "mpirun") else ""
+
+
+def note_job(run: RunDir, cluster: str, job_id: str, where: str) -> None:
+    """Keeps the job of a run; `where` is what `here` said, before the job was submitted: whoever is
+    interrupted after it must not lose its id."""
+    write_json(run.job, {"cluster": cluster, "id": job_id} | ({"where": where} if where else {}))
+
+
+def apart(cluster: str, where: str, here: str) -> str:
+    """That a job is on another Slurm cluster or host than this one, in words; "" where it is here,
+    or where one of the two is not known."""
+    if not where or not here or where == here:
+        return ""
+    kind = "cluster" if cluster == "slurm" else "host"
+    return f"on the {kind} {where}; seen from {here}"
+
+
+def elsewhere(run: RunDir) -> str:
+    """The same, of a submitted run: its job cannot be asked or ended from here."""
+    job = read_json(run.job) or {}
+    cluster, where = str(job.get("cluster", "")), str(job.get("where", ""))
+    return apart(cluster, where, here(cluster)) if where else ""
+
+
+def recorded_elsewhere(run: RunDir) -> JobState | None:
+    """How the job of a run elsewhere ended, by the run's own record; None: its job is here.
+
+    Raises:
+        UsageError: it is elsewhere, and its record does not say that it has ended.
+    """
+    if not (words := elsewhere(run)):
+        return None
+    if recorded := recorded_state(run):
+        return recorded
+    raise UsageError(
+        f"the job {job_of(run)[1]} of {run.path.name} is {words}",
+        "do it there; slurmft status and slurmft logs show its files here, too",
+    )
+
+
+def job_of(run: RunDir) -> tuple[str, str]:
+    """Cluster and job id of a submitted run.
+
+    Raises:
+        SlurmftError: the run was never submitted.
+    """
+    job = read_json(run.job)
+    if job is None:
+        raise SlurmftError(f"the run {str(run.path)!r} was never submitted")
+    return job["cluster"], job["id"]

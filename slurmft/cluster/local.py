@@ -1,0 +1,236 @@
+"""Jobs without Slurm: N simulated nodes on this machine, in one job of submitit's local executor.
+
+submitit runs one process, `LocalNodes`, which stands in for srun: it starts a task for each node,
+and when one fails it ends the others and passes its exit code on.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from slurmft.cluster import launcher
+from slurmft.cluster.slurm.commands import JobState
+from slurmft.core import process
+from slurmft.core.config import RunConfig, time_limit_min
+from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.files import read_json, write_json, write_text
+from slurmft.node import rendezvous, signals
+from slurmft.node.hardware import visible_gpus
+from slurmft.node.task import LOCAL_NODE
+from slurmft.runs import attempts
+from slurmft.runs.rundir import ATTEMPT, RunDir
+
+_KILL_AFTER_S = 20
+"""Between SIGTERM and SIGKILL to the other nodes when one has failed."""
+_TIME_LIMIT = signal.SIGUSR2
+"""What submitit's local controller sends shortly before the time limit."""
+_GPUS = "SLURMFT_LOCAL_GPUS"
+
+
+class LocalNodes:
+    """What srun is on a cluster; submitit pickles it and calls it in the job's one process."""
+
+    def __init__(self, run_dir: str) -> None:
+        self.run_dir = run_dir
+        self.tasks: list[subprocess.Popen[bytes]] = []
+        self.stopped_by = 0
+        """The signal that ends the job: SIGTERM by `slurmft cancel`, or the time limit's."""
+
+    def __call__(self) -> None:
+        """Runs all nodes, again after a stop or a crash. Leaves by SystemExit, with the job's code.
+
+        A stop by a signal to one of the nodes is what preemption is on a cluster: the run goes on.
+        """
+        run = RunDir.open(self.run_dir)
+        run.settle_permissions()
+        os.setpgrp()  # the terminal's Ctrl-C is not meant for the job
+        signals.block()
+        signals.listen(self._on_stop)
+        me = {"host": os.uname().nodename, "pid": os.getpid(), "started": _start_time(os.getpid())}
+        write_json(_pid_file(run), me)
+        gpus = [g for g in os.environ.pop(_GPUS, "").split(",") if g]
+        while True:
+            code = self._attempt(run, gpus)
+            verdict = self._end(run, code)
+            if verdict.state != "requeued":
+                raise SystemExit(verdict.code)
+
+    def _attempt(self, run: RunDir, gpus: list[str]) -> int:
+        nodes = run.load_config().job.nodes
+        hosts = [rendezvous.simulated_host(node) for node in range(nodes)]
+        number = attempts.begin(run, hosts, str(os.getpid()))
+        ports = ",".join(map(str, rendezvous.free_ports(str(os.getpid()))))
+        self.tasks = [
+            self._start(run, node, number, ports, gpus[node::nodes]) for node in range(nodes)
+        ]
+        return self._wait()
+
+    def _end(self, run: RunDir, code: int) -> attempts.Verdict:
+        """What becomes of the run; a job that was told to end is not started again."""
+        saved = f"; {attempts.saved(run)}" if code == Exit.STOPPED else ""
+        if code and self.stopped_by == _TIME_LIMIT:
+            reason = f"the time limit (--time) was reached{saved}"
+            verdict = attempts.Verdict("failed", reason, Exit.STOPPED if saved else Exit.FAILED)
+        elif code and self.stopped_by:
+            verdict = attempts.Verdict("cancelled", f"cancelled{saved}", Exit.CANCELLED)
+        else:
+            return attempts.end(run, code)
+        run.set_state(verdict.state, verdict.reason, verdict.code)
+        return verdict
+
+    def _start(
+        self, run: RunDir, node: int, number: int, ports: str, gpus: list[str]
+    ) -> subprocess.Popen[bytes]:
+        environment = os.environ | {
+            ATTEMPT: str(number),
+            LOCAL_NODE: str(node),
+            rendezvous.PORT_VARIABLE: ports,
+            "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+        }
+        command = [sys.executable, "-m", "slurmft.node.task", str(run.path)]
+        with open(run.logs / f"task-{node:03d}.log", "ab") as log:
+            # A session of its own, so that a signal reaches the node as srun would send it: whole.
+            return process.start(
+                command, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _wait(self) -> int:
+        """Waits for all tasks, ending the others when one fails; returns the failure's code."""
+        code, deadline, signalled = 0, None, False
+        lead_s = RunDir.open(self.run_dir).load_config().job.lead_s
+        while any(task.poll() is None for task in self.tasks):
+            code = code or self._failure()
+            if (code or self.stopped_by) and not signalled:
+                patience_s = _KILL_AFTER_S if code else max(_KILL_AFTER_S, lead_s)
+                deadline, signalled = time.monotonic() + patience_s, True
+                self._signal(signal.SIGTERM)
+            if deadline is not None and time.monotonic() > deadline:
+                self._signal(signal.SIGKILL)
+            time.sleep(0.05)
+        return code or self._failure()
+
+    def _failure(self) -> int:
+        """The exit code of the first task that failed, as srun has it: 128 + a signal; 0: none."""
+        code = next((t.returncode for t in self.tasks if t.returncode), 0)
+        return 128 - code if code < 0 else code
+
+    def _signal(self, sig: signal.Signals) -> None:
+        for task in self.tasks:
+            if task.poll() is None:
+                os.killpg(task.pid, sig)
+
+    def _on_stop(self, signum: int, sender: int) -> None:
+        self.stopped_by = self.stopped_by or signum
+
+
+def plan(config: RunConfig, run: RunDir) -> str:
+    """One line: there is no script."""
+    return (
+        f"# no Slurm: {config.job.nodes} simulated node(s) on this machine, each with a task of\n"
+        "# its own, in one job of submitit's local executor\n"
+    )
+
+
+def submit(config: RunConfig, run: RunDir) -> str:
+    """Starts the job in the background; returns its id, which is its process id.
+
+    Raises:
+        UsageError: fewer GPUs than simulated nodes.
+    """
+    gpus = visible_gpus(os.environ)
+    if 0 < len(gpus) < config.job.nodes:
+        raise UsageError(
+            f"--nodes {config.job.nodes} simulated nodes, but this machine has {len(gpus)} GPU(s)",
+            f"use --nodes {len(gpus)}, or hide the GPUs: CUDA_VISIBLE_DEVICES= slurmft submit ...",
+        )
+    os.environ[_GPUS] = ",".join(gpus)
+    return start(config, run, LocalNodes(str(run.path)))
+
+
+def start(config: RunConfig, run: RunDir, job: LocalNodes) -> str:
+    """Starts a job on this machine, in the background; returns its id, its process id."""
+    import submitit
+
+    _pid_file(run).unlink(missing_ok=True)  # of the job before, where this is a resume
+    script = run.submitit / "setup.sh"
+    write_text(script, "\n".join(["set -e", *config.job.setup, "set +e", 'exec "$@"', ""]))
+
+    class Executor(submitit.LocalExecutor):  # type: ignore[misc, unused-ignore]
+        """submitit's executor, with bash for the setup lines, as on Slurm."""
+
+        @property
+        def _submitit_command_str(self) -> str:
+            worker = [sys.executable, "-u", "-m", "slurmft.node.submitit_worker", str(run.submitit)]
+            return shlex.join(["bash", str(script), *worker])
+
+        @classmethod
+        def name(cls) -> str:
+            return "local"
+
+    executor = Executor(run.submitit)
+    limit_min = time_limit_min(config.job.time or "unlimited")
+    # The job outlives this terminal: neither its Ctrl-C nor its end may reach submitit's processes.
+    detach = ["trap '' INT HUP", f"exec </dev/null >>{shlex.quote(str(_job_log(run)))} 2>&1"]
+    executor.update_parameters(
+        timeout_min=limit_min, signal_delay_s=config.job.lead_s, setup=detach
+    )
+    return str(executor.submit(job).job_id)
+
+
+def never_starts(job_id: str) -> str | None:
+    """A local job always starts."""
+    return None
+
+
+def job_state(job_id: str, run: RunDir) -> JobState | None:
+    """From the run's own record, and from whether its process is alive."""
+    starting = not _pid_file(run).exists() and _start_time(int(job_id)) is not None
+    alive = starting or _alive(run)
+    if recorded := launcher.recorded_state(run):
+        return JobState(name="COMPLETING") if alive else recorded  # the last tasks are ending
+    if alive:
+        return JobState(name="RUNNING")
+    return JobState(name="FAILED", reason="its process ended without a word", exit_code=1)
+
+
+def cancel(job_id: str, run: RunDir) -> None:
+    """SIGTERM to the job's process, which ends the nodes."""
+    deadline = time.monotonic() + _KILL_AFTER_S
+    while not _pid_file(run).exists() and _start_time(int(job_id)) is not None:
+        if time.monotonic() > deadline:
+            raise SlurmftError(f"the job {job_id} does not start", f"log: {_job_log(run)}")
+        time.sleep(0.05)  # it is just starting
+    known = read_json(_pid_file(run))
+    if known and known["host"] != os.uname().nodename:
+        raise SlurmftError(f"the job {job_id} runs on {known['host']}", "cancel it there")
+    if known and _alive(run):
+        os.kill(known["pid"], signal.SIGTERM)
+
+
+def _job_log(run: RunDir) -> Path:
+    """Where setup lines and submitit's controller write."""
+    return run.logs / "job.log"
+
+
+def _pid_file(run: RunDir) -> Path:
+    return run.submitit / "pid.json"
+
+
+def _alive(run: RunDir) -> bool:
+    """Whether the job's process lives; its start time tells it from a later one with its number."""
+    known = read_json(_pid_file(run))
+    if known is not None and known["host"] != os.uname().nodename:
+        return launcher.recorded_state(run) is None  # nothing else can be known from here
+    return known is not None and _start_time(known["pid"]) == known["started"]
+
+
+def _start_time(pid: int) -> str | None:
+    """When a process started, in clock ticks since boot; None for no process or a zombie."""
+    fields = process.stat(pid)
+    return None if fields is None or fields[0] == "Z" else fields[19]

@@ -1,0 +1,234 @@
+"""Jobs by mpirun, on the hosts of a file: mpirun starts the ranks, without torchrun.
+
+A process on this machine, in the background, starts mpirun, and starts it again after a stop or a
+fault. This is how oneCCL runs over MPI.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+
+from slurmft.cluster import local
+from slurmft.cluster.local import LocalNodes
+from slurmft.core import process
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.files import read_json
+from slurmft.core.filesystem import absolute
+from slurmft.node import mpi
+from slurmft.runs import attempts
+from slurmft.runs.rundir import ATTEMPT, RunDir
+
+never_starts = local.never_starts
+job_state = local.job_state
+cancel = local.cancel
+
+_PROGRAMS = {"intel": ("mpiexec.hydra",), "openmpi": ("mpirun.openmpi", "orterun", "mpirun")}
+"""Intel's `mpirun` is a script that calls whatever mpiexec.hydra the PATH has."""
+
+_VARIABLES = (
+    *("PATH", "LD_", "PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX", "TMPDIR", "SLURMFT_", "HF_"),
+    *("TRANSFORMERS_", "TOKENIZERS_", "TORCH", "OMP_", "MKL_", "KMP_", "CCL_", "FI_", "I_MPI_"),
+    *("HUGGING_FACE_", "WANDB_", "MLFLOW_", "XDG_CACHE_HOME"),
+    *("GLOO_", "NCCL_", "CUDA_", "UCX_", "DNNL_", "ONEDNN_"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_", "REQUESTS_CA_BUNDLE"),
+)
+"""How the names of variables begin that Open MPI is to give to ranks on other hosts."""
+
+_OPENMPI_BINDING = (
+    *("OMPI_MCA_hwloc_base_binding_policy", "PRTE_MCA_hwloc_default_binding_policy"),
+    "OMPI_MCA_rmaps_base_mapping_policy",
+)
+"""By which a user has Open MPI 4 or 5 bind ranks to cores."""
+
+
+class MpiRun(LocalNodes):
+    """Runs mpirun to its end, again after a stop or a fault."""
+
+    def _attempt(self, run: RunDir, gpus: list[str]) -> int:
+        config = run.load_config()
+        hosts = hosts_of(config.job)
+        number = attempts.begin(run, hosts, str(os.getpid()))
+        os.environ[ATTEMPT] = str(number)
+        command = mpirun_command(config, hosts, str(run.path))
+        with open(run.logs / "mpirun.log", "ab") as log:
+            start = log.tell()
+            mpirun = process.start(command, stdout=log, stderr=log, start_new_session=True)
+            self.tasks = [mpirun]
+            code = self._wait()
+        if code == Exit.OK and mpi.stopped_marker(run).exists():
+            return Exit.STOPPED
+        if code and (read_json(run.meeting) or {}).get("attempt") != number:
+            add_start_failure(run, hosts, code, start)
+        return code
+
+    def _signal(self, sig: signal.Signals) -> None:
+        """Stops are told to the ranks by a file: mpirun would give them a second to end."""
+        run = RunDir.open(self.run_dir)
+        if sig == signal.SIGTERM:
+            mpi.stop_marker(run).touch()
+            run.set_state("stopping", f"the job received {signal.Signals(self.stopped_by).name}")
+        else:
+            super()._signal(sig)
+
+
+def add_start_failure(run: RunDir, hosts: list[str], code: int, start: int) -> None:
+    """Notes that mpirun ended before any rank had begun, in its own words."""
+    if run.root_failure() is not None:
+        return
+    text = (run.logs / "mpirun.log").read_bytes()[start:].decode(errors="replace")
+    words = "; ".join(line.strip() for line in text.splitlines()[:3] if line.strip(" -"))
+    error = SlurmftError(
+        f"mpirun started no rank (exit {code}): {words}",
+        f"log: {run.logs / 'mpirun.log'}; it must be able to start programs on {', '.join(hosts)} "
+        "without a password: try `ssh HOST true`",
+    )
+    run.add_failure("mpirun", error)
+
+
+def read_hostfile(path: str) -> list[str]:
+    """The hosts of a file, in its order: a name a line, as Open MPI (`n1 slots=2`) or Intel MPI
+    (`n1:2`) writes them; the numbers are not used.
+
+    Raises:
+        UsageError: there is no such file, or it names no host, or one twice.
+    """
+    try:
+        text = absolute(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        words = getattr(error, "strerror", None) or error
+        raise UsageError(f"--hostfile {path!r} cannot be read: {words}", "a host a line") from None
+    words = [line.partition("#")[0].split() for line in text.splitlines()]
+    hosts = [found[0].partition(":")[0] for found in words if found]
+    for number, host in enumerate(hosts):
+        if host in hosts[:number]:
+            raise UsageError(
+                f"--hostfile {path!r} names {host!r} twice",
+                "a line a host; the ranks of each are --nproc-per-node",
+            )
+    if not hosts:
+        raise UsageError(f"--hostfile {path!r} names no host", "write a host on each line")
+    return hosts
+
+
+def hosts_of(job: JobConfig) -> list[str]:
+    """The hosts of a job.
+
+    Raises:
+        UsageError: the file has too few, or names one that does not resolve.
+    """
+    if job.hostfile is None:
+        raise UsageError("--cluster mpirun needs --hostfile", "a file with a host on each line")
+    hosts = read_hostfile(job.hostfile)
+    if len(hosts) < job.nodes:
+        raise UsageError(
+            f"--nodes {job.nodes}, but --hostfile {job.hostfile!r} names {len(hosts)} host(s)",
+            f"add hosts to it, or use --nodes {len(hosts)}",
+        )
+    hosts = [host + job.host_suffix for host in hosts[: job.nodes]]
+    for host in hosts:
+        try:
+            socket.getaddrinfo(host, None)
+        except (OSError, UnicodeError) as error:  # the latter for what can be no name at all
+            raise UsageError(
+                f"the host {host!r} of --hostfile {job.hostfile!r} does not resolve: "
+                f"{getattr(error, 'strerror', None) or 'it is no host name'}",
+                "correct the name, or --host-suffix",
+            ) from None
+    return hosts
+
+
+def choose_program(dialect: str) -> tuple[str, str]:
+    """mpirun's dialect, and the program that starts ranks.
+
+    Raises:
+        UsageError: there is none on the PATH.
+    """
+    for known in _PROGRAMS if dialect == "auto" else (dialect,):
+        for name in _PROGRAMS[known]:
+            if (path := shutil.which(name)) and _speaks(path, known):
+                return known, path
+    names = {"intel": "mpiexec.hydra", "openmpi": "mpirun of Open MPI"}
+    wanted = names.get(dialect, " and no ".join(names.values()))
+    raise UsageError(
+        f"--cluster mpirun, but the PATH has no {wanted}",
+        'load the MPI module of your site, or activate its environment (--setup "...")',
+    )
+
+
+def _speaks(path: str, dialect: str) -> bool:
+    """Whether a program named mpirun is Open MPI's: Intel's has that name, too."""
+    if dialect == "intel":
+        return True
+    done = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, timeout=30, check=False
+    )
+    return bool(re.search(r"open ?mpi|openrte|open-mpi\.org", done.stdout, re.IGNORECASE))
+
+
+def mpirun_command(config: RunConfig, hosts: list[str], run_dir: str) -> list[str]:
+    """The mpirun command of a run.
+
+    Raises:
+        UsageError: the number of ranks a node is not given, or there is no mpirun.
+    """
+    job = config.job
+    if job.nproc_per_node is None:
+        raise UsageError(
+            "--cluster mpirun needs --nproc-per-node: nothing runs on the hosts that could count",
+            "give the GPUs of a node, or its CPU sockets",
+        )
+    dialect, program = choose_program(job.dialect)
+    options = _intel if dialect == "intel" else _openmpi
+    command = [sys.executable, "-u", "-m", "slurmft.node.mpi", run_dir]
+    return [program, *options(hosts, job.nproc_per_node), *command]
+
+
+def _intel(hosts: list[str], nproc: int) -> list[str]:
+    """Hydra's options. It hands on the whole environment."""
+    found = ["-hosts", ",".join(hosts), "-n", str(len(hosts) * nproc)]
+    found += ["-ppn", str(nproc), "-genvall"]
+    # Under a scheduler, -ppn counts only with this.
+    found += ["-genv", "I_MPI_JOB_RESPECT_PROCESS_PLACEMENT", "0"]
+    # slurmft binds by the node's profile.
+    if not {"I_MPI_PIN", "I_MPI_PIN_DOMAIN"} & set(os.environ):
+        found += ["-genv", "I_MPI_PIN", "0"]
+    return [*found, "-genv", mpi.HOSTS, ",".join(hosts)]
+
+
+def _openmpi(hosts: list[str], nproc: int) -> list[str]:
+    """Open MPI's options. Variables go by name: commands are seen by all, values may be secrets."""
+    slots = ",".join(f"{host}:{nproc}" for host in hosts)
+    found = ["--host", slots, "-n", str(len(hosts) * nproc), "-N", str(nproc)]
+    if not any(name in os.environ for name in _OPENMPI_BINDING):
+        found += ["--bind-to", "none"]  # slurmft binds by the node's profile
+    if os.geteuid() == 0:
+        found.append("--allow-run-as-root")
+    for variable in sorted(os.environ):
+        if variable.upper().startswith(_VARIABLES):
+            found += ["-x", variable]
+    return [*found, "-x", f"{mpi.HOSTS}={','.join(hosts)}"]
+
+
+def plan(config: RunConfig, run: RunDir) -> str:
+    """The mpirun command."""
+    hosts = hosts_of(config.job)
+    command = shlex.join(mpirun_command(config, hosts, str(run.path)))
+    return f"# a process on this machine runs, again after a stop or a fault\n{command}\n"
+
+
+def submit(config: RunConfig, run: RunDir) -> str:
+    """Starts mpirun in the background; returns the id of the process that does.
+
+    Raises:
+        UsageError: the hosts or mpirun cannot be right.
+    """
+    mpirun_command(config, hosts_of(config.job), str(run.path))  # its errors belong here
+    return local.start(config, run, MpiRun(str(run.path)))

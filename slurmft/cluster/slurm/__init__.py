@@ -1,0 +1,1 @@
+"""Jobs on Slurm: its commands, allocations, batch scripts and job arrays."""

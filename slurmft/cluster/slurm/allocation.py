@@ -1,0 +1,131 @@
+"""Slurm's allocations and steps: srun, salloc, sbcast."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from slurmft.cluster.slurm.commands import call, offers, own_words
+from slurmft.core import process
+from slurmft.core.errors import Exit, SlurmftError
+
+
+def srun_command(
+    nodes: int, options: Sequence[str], program: Sequence[str], whole: bool = False
+) -> list[str]:
+    """An srun with one task on each node: within the allocation that we are in, or in one of its
+    own, for which it waits in the queue. Tasks are small, or have the whole of their node."""
+    inside = "SLURM_JOB_ID" in os.environ
+    where = ["--overlap"] if inside else ["--job-name=slurmft-doctor", *options]
+    size = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    size += ["--exclusive"] if whole and not inside else [] if whole else ["--cpus-per-task=1"]
+    return ["srun", "--quiet", "--kill-on-bad-exit=1", *size, *where, *program]
+
+
+def on_all_nodes(nodes: int, program: Sequence[str], timeout_s: float = 120) -> list[str]:
+    """Runs a small program once on each node of the allocation that we are in; returns the lines
+    that they print.
+
+    Raises:
+        SlurmftError: it failed on a node, or takes too long.
+    """
+    return call(*srun_command(nodes, ["--export=ALL"], program), timeout_s=timeout_s).splitlines()
+
+
+def broadcast(source: Path, target: str, timeout_s: float) -> None:
+    """Copies a file to the same path on every node of the allocation that we are in.
+
+    Raises:
+        SlurmftError: a node cannot take it; or it takes too long.
+    """
+    call("sbcast", str(source), target, timeout_s=timeout_s)
+
+
+@contextlib.contextmanager
+def allocation(options: Sequence[str], wait_s: float) -> Iterator[dict[str, str]]:
+    """An allocation of one's own, until the end of the block.
+
+    Args:
+        options: salloc's.
+        wait_s: how long it may wait in the queue.
+
+    Yields Slurm's variables for what runs in it.
+
+    Raises:
+        SlurmftError: salloc refuses, or the nodes do not come in time.
+    """
+    held = (
+        "import json, os, sys; names = [n for n in os.environ if n.startswith('SLURM_')]; "
+        "print(json.dumps({n: os.environ[n] for n in names}), flush=True); sys.stdin.read()"
+    )
+    # Not --immediate: where no node is free, it gives up at once, or waits for a single try.
+    command = ["salloc", "--quiet", "--no-kill", "--job-name=slurmft-doctor", *options]
+    with tempfile.TemporaryFile() as words:
+        child = process.start(
+            [*command, sys.executable, "-c", held],
+            death=signal.SIGTERM,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=words,
+        )
+        try:
+            yield _granted(child, words, wait_s)
+        finally:
+            _give_back(child)
+
+
+def _granted(child: subprocess.Popen[bytes], words: IO[bytes], wait_s: float) -> dict[str, str]:
+    """The variables that the program in the allocation prints."""
+    assert child.stdout is not None
+    if not select.select([child.stdout], [], [], wait_s)[0]:
+        raise SlurmftError(
+            f"the nodes did not come within {wait_s:.0f} s",
+            "squeue shows who has them; wait longer (--wait), or take another --partition",
+            code=Exit.SUBMIT,
+        )
+    line = child.stdout.readline()
+    if not line:
+        words.seek(0)
+        said = own_words(words.read().decode(errors="replace").splitlines())
+        refused = " ".join(w.removeprefix("salloc: ").removeprefix("error: ") for w in said)
+        raise SlurmftError(f"salloc refused: {refused}", offers(), code=Exit.SUBMIT)
+    found: dict[str, str] = json.loads(line)
+    return found
+
+
+def _give_back(child: subprocess.Popen[bytes]) -> None:
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.close()  # its program ends, and with it the job
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=2)
+    child.terminate()  # one that still waits gives its job up
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=5)
+    process.end(child)
+    child.stdout.close()
+
+
+def on_host(host: str, program: Sequence[str]) -> list[str]:
+    """An srun with one task on one node of the allocation that it is started in.
+
+    A step for each node: one that does not start leaves the others alone. It has the whole of what
+    the allocation has there.
+    """
+    size = ("--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={host}")
+    return ["srun", "--quiet", "--overlap", *size, *program]
+
+
+def allocated_nodes() -> int | None:
+    """Nodes of the allocation that this command runs in; None: it is in none."""
+    count = os.environ.get("SLURM_JOB_NUM_NODES")
+    return int(count) if count else None

@@ -1,0 +1,501 @@
+"""Slurm's own commands: the only module that calls them. Parsers are pure, beside the calls."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmft.core.config import time_limit_min
+from slurmft.core.errors import Exit, SlurmftError
+
+_TIMEOUT_S = 30
+_SBATCH_TIMEOUT_S = 120
+_MAX_ARRAY_SIZE = 1001
+_ENDED = {
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "REVOKED", "TIMEOUT",
+}  # fmt: skip
+
+
+_QUEUED_AGAIN = ("PENDING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED")
+_NO_SUCH_JOB = re.compile("invalid job id", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobState:
+    """What Slurm says of a job."""
+
+    name: str
+    """Slurm's word: PENDING, RUNNING, COMPLETED, CANCELLED, ..."""
+    reason: str = ""
+    """Why it is pending, or who cancelled it."""
+    exit_code: int = 0
+    """Of an ended job; 128 + signal where a signal ended it."""
+    expected_start: str = ""
+    """When Slurm expects a pending job to start, in its own words; "": it does not say."""
+
+    @property
+    def ended(self) -> bool:
+        return self.name in _ENDED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Partition:
+    """One partition, as sinfo shows it."""
+
+    name: str
+    state: str
+    time_limit: str
+    nodes: int
+    cpus_per_node: str
+
+    def __str__(self) -> str:
+        size = f"{self.nodes} nodes of {self.cpus_per_node} CPUs"
+        return f"{self.name} ({size}, time limit {self.time_limit}, {self.state})"
+
+
+def available() -> bool:
+    """Whether this machine submits to a Slurm."""
+    return shutil.which("sbatch") is not None
+
+
+def partitions() -> list[Partition]:
+    """The cluster's partitions; empty where sinfo does not answer."""
+    try:
+        return parse_partitions(call("sinfo", "--noheader", "--format=%R|%a|%l|%D|%c"))
+    except SlurmftError:
+        return []
+
+
+def parse_partitions(text: str) -> list[Partition]:
+    """From lines of `sinfo --format=%R|%a|%l|%D|%c`."""
+    found: dict[str, Partition] = {}
+    for line in text.splitlines():
+        name, state, limit, nodes, cpus = line.strip().split("|")
+        count = int(nodes) + (found[name].nodes if name in found else 0)
+        found[name] = Partition(
+            name=name, state=state, time_limit=limit, nodes=count, cpus_per_node=cpus
+        )
+    return list(found.values())
+
+
+def version() -> str:
+    """Slurm's version, as its commands have it: "slurm 22.05.8".
+
+    Raises:
+        SlurmftError: sinfo is not there, or finds no configuration.
+    """
+    return call("sinfo", "--version").strip()
+
+
+def settings() -> dict[str, str]:
+    """The controller's settings, by their names in slurm.conf.
+
+    Raises:
+        SlurmftError: the controller does not answer.
+    """
+    return parse_settings(call("scontrol", "show", "config"))
+
+
+def parse_settings(text: str) -> dict[str, str]:
+    """From `scontrol show config`."""
+    pairs = (line.partition("=") for line in text.splitlines())
+    found = {name.strip(): value.strip() for name, equals, value in pairs if equals}
+    return {name: value for name, value in found.items() if value not in ("", "(null)")}
+
+
+def cluster_name() -> str:
+    """The name of the cluster that Slurm's commands ask here; "" where nothing tells.
+
+    A job's environment and slurm.conf tell it without a question; the controller is asked only
+    where neither is there, once in a process.
+    """
+    told = os.environ.get("SLURM_CLUSTER_NAME") or _configured_name()
+    if not told and available():
+        with contextlib.suppress(SlurmftError):
+            told = _name_by_controller()
+    return (told or "").lower()  # as Slurm itself has it, whatever slurm.conf says
+
+
+def _configured_name() -> str:
+    """The name in slurm.conf, where the files that may be the one of these commands agree."""
+    names = set()
+    for path in _configurations():
+        with contextlib.suppress(OSError):
+            names.add(parse_cluster_name(path.read_text(encoding="utf-8", errors="replace")))
+    return names.pop() if len(names) == 1 else ""
+
+
+def _configurations() -> list[Path]:
+    """Where slurm.conf may be: Slurm's commands know their own place of it, and do not tell."""
+    if given := os.environ.get("SLURM_CONF"):
+        return [Path(given)]
+    found = [Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf")]
+    if program := shutil.which("sbatch"):
+        found.append(Path(program).resolve().parent.parent / "etc" / "slurm.conf")
+    return found
+
+
+def parse_cluster_name(text: str) -> str:
+    """From slurm.conf; "" where it is not in this file itself."""
+    found = re.search(r"^\s*ClusterName\s*=\s*([^\s#]+)", text, re.MULTILINE | re.IGNORECASE)
+    return found[1].lower() if found else ""
+
+
+@functools.cache
+def _name_by_controller() -> str:
+    return settings().get("ClusterName", "")
+
+
+def unwell_hosts() -> dict[str, str]:
+    """Nodes that take no jobs now -> state and reason.
+
+    Raises:
+        SlurmftError: the controller does not answer.
+    """
+    return parse_unwell_hosts(call("sinfo", "--noheader", "--Node", "--format=%N|%T|%E"))
+
+
+def parse_unwell_hosts(text: str) -> dict[str, str]:
+    """From lines of `sinfo --Node --format=%N|%T|%E`, one for each partition of a node."""
+    found = {}
+    for line in text.splitlines():
+        name, state, reason = line.strip().split("|", 2)
+        if state.endswith("*") or state.startswith(("down", "drain", "fail", "unknown")):
+            found[name] = state if reason == "none" else f"{state}: {reason}"
+    return found
+
+
+def associations(user: str) -> list[dict[str, str]]:
+    """What accounting lets a user have: a row for each of the user's accounts, by sacctmgr's names.
+
+    Raises:
+        SlurmftError: there is no accounting database, or it does not answer.
+    """
+    fields = "Account,Partition,QOS,MaxJobs,MaxSubmit,MaxTRES,MaxWall,GrpTRES"
+    where = ("show", "assoc", f"user={user}", f"format={fields}")
+    return parse_associations(call("sacctmgr", "--noheader", "--parsable2", *where), fields)
+
+
+def parse_associations(text: str, fields: str) -> list[dict[str, str]]:
+    """From lines of `sacctmgr --noheader --parsable2 show assoc format=FIELDS`."""
+    rows = (line.split("|") for line in text.splitlines() if line.strip())
+    pairs = (zip(fields.split(","), row, strict=True) for row in rows)
+    return [{name: value for name, value in row if value} for row in pairs]
+
+
+def check_accounting() -> None:
+    """Raises SlurmftError where sacct does not answer."""
+    call("sacct", "-nX", "--starttime=now", "--format=JobID")
+
+
+def job_state(job_id: str) -> JobState | None:
+    """The state of a job: from the queue, else from accounting; None where neither knows it.
+
+    UNKNOWN is the state of a job that a controller which gives no answer may yet know.
+    """
+    answered = True
+    asked = (
+        (parse_squeue, ("squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r")),
+        (parse_sacct, ("sacct", "-nPX", f"--jobs={job_id}", "--format=State,ExitCode")),
+        (parse_scontrol, ("scontrol", "show", "job", "--oneliner", job_id)),
+    )
+    for parse, command in asked:
+        try:
+            state = parse(call(*command))
+        except SlurmftError as error:
+            if command[0] != "sacct" and not _NO_SUCH_JOB.search(error.message):
+                answered = False
+            continue  # the job has left the queue, or the site keeps no accounting
+        # squeue shows an ended job for a moment, but not its exit code.
+        if state and not (parse is parse_squeue and state.ended):
+            return state
+    return None if answered else JobState(name="UNKNOWN")
+
+
+def job_states(job_ids: Iterable[str], only_queued: Iterable[str] = ()) -> dict[str, JobState]:
+    """The states of many jobs and array tasks, by one squeue and at most one sacct.
+
+    A job that neither knows is not in it; one that a controller which gives no answer may yet know
+    is UNKNOWN. Accounting is not asked for those that only matter while the controller has them.
+    """
+    wanted = set(job_ids)
+    if not wanted:
+        return {}
+    # Ended jobs, too: the controller knows them for minutes, and before accounting does.
+    queue = ("squeue", "--noheader", "--array", "--states=all", f"--jobs={_arrays(wanted)}")
+    try:
+        found = parse_squeue_jobs(call(*queue, "--format=%i|%T|%S|%r"))
+    except SlurmftError as error:
+        if not _NO_SUCH_JOB.search(error.message):
+            return dict.fromkeys(wanted, JobState(name="UNKNOWN"))
+        found = {}
+    if left := wanted - found.keys() - set(only_queued):
+        accounting = ("sacct", "-nPX", f"--jobs={_arrays(left)}", "--format=JobID,State,ExitCode")
+        with contextlib.suppress(SlurmftError):  # the site keeps no accounting
+            found = parse_sacct_jobs(call(*accounting)) | found
+    return {job: found[job] for job in wanted & found.keys()}
+
+
+def _arrays(job_ids: Iterable[str]) -> str:
+    return ",".join(sorted({job.partition("_")[0] for job in job_ids}))
+
+
+def parse_squeue_jobs(text: str) -> dict[str, JobState]:
+    """From lines of `squeue --array --format=%i|%T|%S|%r`: job id, or array_index, -> state."""
+    found = {}
+    for line in text.splitlines():
+        job, _, rest = line.strip().partition("|")
+        name, _, rest = rest.partition("|")
+        start, _, reason = rest.partition("|")
+        if state := parse_squeue(f"{name}|{reason}"):
+            known = name == "PENDING" and start != "N/A"
+            found[job] = dataclasses.replace(state, expected_start=start if known else "")
+    return found
+
+
+def parse_sacct_jobs(text: str) -> dict[str, JobState]:
+    """From lines of `sacct -nPX --format=JobID,State,ExitCode`; the last line of a job counts."""
+    pairs = (line.strip().partition("|") for line in text.splitlines())
+    states = ((job, parse_sacct(rest)) for job, _, rest in pairs)
+    return {job: state for job, state in states if state is not None}
+
+
+def parse_squeue(text: str) -> JobState | None:
+    """From the line of `squeue --format=%T|%r`."""
+    name, _, reason = text.strip().partition("|")
+    return JobState(name=name, reason="" if reason == "None" else reason) if name else None
+
+
+def parse_sacct(text: str) -> JobState | None:
+    """From the last line of `sacct -nPX --format=State,ExitCode`: earlier lines are requeues."""
+    lines = text.split("\n")
+    line = next((found for found in reversed(lines) if found.strip()), "")
+    if not line:
+        return None
+    state, _, code = line.partition("|")
+    name, _, reason = state.partition(" ")  # "CANCELLED by 1000"
+    return JobState(name=name, reason=reason, exit_code=_exit_code(code))
+
+
+def parse_scontrol(text: str) -> JobState | None:
+    """From `scontrol show job --oneliner`."""
+    pairs = dict(word.split("=", 1) for word in text.split() if "=" in word)
+    if "JobState" not in pairs:
+        return None
+    reason = pairs.get("Reason", "None")
+    return JobState(
+        name=pairs["JobState"],
+        reason="" if reason == "None" else reason,
+        exit_code=_exit_code(pairs.get("ExitCode", "0:0")),
+    )
+
+
+def _exit_code(text: str) -> int:
+    """ "1:0" -> 1, "0:15" -> 143: code and signal, as accounting writes them."""
+    code, _, signal = text.strip().partition(":")
+    return int(code or 0) or (128 + int(signal) if int(signal or 0) else 0)
+
+
+def cancel(*job_ids: str) -> None:
+    """Cancels jobs, in this order.
+
+    Raises:
+        SlurmftError: scancel refuses.
+    """
+    call("scancel", *job_ids)
+
+
+def sbatch(arguments: Sequence[str], script: str) -> str:
+    """Submits a script; returns the id of its job.
+
+    Raises:
+        SlurmftError: sbatch refused it; the message has sbatch's own words.
+    """
+    command = ["sbatch", "--parsable", *arguments, script]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SBATCH_TIMEOUT_S, check=False
+        )
+    except FileNotFoundError:
+        raise SlurmftError("sbatch is not on the PATH", code=Exit.SUBMIT) from None
+    except subprocess.TimeoutExpired:
+        raise SlurmftError(
+            f"sbatch gave no answer in {_SBATCH_TIMEOUT_S} s",
+            "it may have submitted the job all the same: look into squeue --me",
+            Exit.SUBMIT,
+        ) from None
+    if done.returncode:
+        raise refusal(done.stderr, done.returncode)
+    return done.stdout.strip().partition(";")[0]  # "12", or "12;cluster"
+
+
+def max_array_size() -> int:
+    """How many tasks a job array may have here (MaxArraySize); Slurm's default where it does not
+    say: sbatch will."""
+    try:
+        return parse_max_array_size(call("scontrol", "show", "config"))
+    except SlurmftError:
+        return _MAX_ARRAY_SIZE
+
+
+def parse_max_array_size(text: str) -> int:
+    """From `scontrol show config`."""
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
+    return max(1, int(found[1])) if found else _MAX_ARRAY_SIZE
+
+
+def job_name(environment: Mapping[str, str]) -> str:
+    """How Slurm's commands name the job that this process is part of.
+
+    An array task by array and index: the job id of one of the tasks is that of the whole array.
+    """
+    array, task = (environment.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
+    return f"{array}_{task}" if array and task else environment["SLURM_JOB_ID"]
+
+
+def job_request(job: str) -> dict[str, str]:
+    """What a job asked for, by scontrol's names."""
+    return parse_job_request(call("scontrol", "show", "job", job))
+
+
+def parse_job_request(text: str) -> dict[str, str]:
+    """From `scontrol show job`: but for lines with free text, in which anything may stand."""
+    free = ("JobId=", "Command=", "WorkDir=", "Comment=", "AdminComment=", "StdErr=", "StdIn=")
+    lines = (line.strip() for line in text.splitlines())
+    words = [w for line in lines if not line.startswith((*free, "StdOut=")) for w in line.split()]
+    pairs = dict(word.split("=", 1) for word in words if "=" in word)
+    return {k: v for k, v in pairs.items() if v not in ("", "(null)", "N/A")}
+
+
+def requeue(job: str, exclude: Sequence[str] = ()) -> str | None:
+    """Sends a running job back to the queue, to run on other hosts than those given.
+
+    Slurm answers with SIGTERM to the job's processes: a caller that is one of them must block it.
+
+    Returns:
+        A warning, if the job is queued but the hosts could not be excluded.
+
+    Raises:
+        SlurmftError: Slurm refuses, or does not answer for minutes.
+    """
+    for pause_s in (1, 5, 15, 30, 60, 0):
+        try:
+            call("scontrol", "requeue", job)
+            break
+        except SlurmftError:
+            state = job_state(job)
+            if state is not None and state.name in _QUEUED_AGAIN:
+                break  # by somebody else, at the same moment
+            if not pause_s:
+                raise
+            time.sleep(pause_s)
+    if not exclude:
+        return None
+    try:  # of a pending job only
+        call("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(exclude)}")
+    except SlurmftError as error:
+        return error.message
+    return None
+
+
+def down_hosts(hosts: Sequence[str]) -> list[str]:
+    """Those of the hosts that Slurm calls down or not responding; empty where it cannot say."""
+    try:
+        text = call("sinfo", "--noheader", "--Node", f"--nodes={','.join(hosts)}", "--format=%N|%T")
+    except SlurmftError:
+        return []
+    return parse_down_hosts(text)
+
+
+def parse_down_hosts(text: str) -> list[str]:
+    """From lines of `sinfo --Node --format=%N|%T`; "down*" is a node that does not answer."""
+    pairs = (line.strip().split("|") for line in text.splitlines() if "|" in line)
+    return sorted({name for name, state in pairs if state == "down" or state.endswith("*")})
+
+
+def call(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except FileNotFoundError:
+        raise SlurmftError(f"{command[0]} is not on the PATH", code=Exit.SUBMIT) from None
+    except subprocess.TimeoutExpired:
+        raise SlurmftError(
+            f"{command[0]} gave no answer in {timeout_s:.0f} s",
+            "is the Slurm controller up?",
+            Exit.SUBMIT,
+        ) from None
+    if done.returncode:
+        raise SlurmftError(
+            f"{command[0]} failed (exit {done.returncode}): {done.stderr.strip()}", code=Exit.SUBMIT
+        )
+    return done.stdout
+
+
+def never_starts(job_id: str) -> str | None:
+    """Why a waiting job asks for more than its partition has; None where it does not.
+
+    Most sites' sbatch takes such jobs, and they wait for ever. Slurm's reason alone does not tell:
+    PartitionNodeLimit may mean nodes that are down for an hour.
+    """
+    try:
+        text = call("squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r|%P|%D|%l")
+    except SlurmftError:
+        return None
+    return parse_never_starts(text, partitions())
+
+
+def parse_never_starts(text: str, known: list[Partition]) -> str | None:
+    """From the line of `squeue --format=%T|%r|%P|%D|%l`, and the partitions."""
+    if text.count("|") != 4:
+        return None
+    state, reason, name, nodes, limit = text.strip().split("|")
+    partition = next((p for p in known if p.name == name), None)
+    if state != "PENDING" or partition is None:
+        return None
+    if int(nodes) > partition.nodes:
+        return f"it asks for {nodes} nodes, the partition {name} has {partition.nodes} ({reason})"
+    if _minutes(limit) > _minutes(partition.time_limit):
+        return (
+            f"it asks for a time of {limit}, the partition {name} allows {partition.time_limit} "
+            f"({reason})"
+        )
+    return None
+
+
+def _minutes(limit: str) -> float:
+    """A time limit as squeue and sinfo print it; infinity for UNLIMITED and anything unknown."""
+    try:
+        return time_limit_min(limit)
+    except SlurmftError:
+        return math.inf
+
+
+def refusal(stderr: str, exit_code: int) -> SlurmftError:
+    """The error for a job that sbatch refused: its own words, and what the cluster offers."""
+    words = " ".join(own_words(stderr.splitlines())) or "no reason given"
+    return SlurmftError(
+        f"sbatch refused the job (exit {exit_code}): {words}", offers(), Exit.SUBMIT
+    )
+
+
+def offers() -> str:
+    """What the cluster's partitions offer, as a hint."""
+    found = ", ".join(str(p) for p in partitions())
+    return f"partitions here: {found}" if found else "sinfo shows no partition either: is Slurm up?"
+
+
+def own_words(lines: Sequence[str]) -> list[str]:
+    return [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in lines]

@@ -1,0 +1,106 @@
+"""Job arrays: many runs with one request to Slurm, submitted by one sbatch.
+
+A task of the array is a job of its own, ARRAY_INDEX, which runs the script of its run directory:
+following, cancelling, requeueing and resuming it are those of any run.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from slurmft.cluster import launcher
+from slurmft.cluster.slurm import commands
+from slurmft.cluster.slurm.launcher import arguments, directives, inside_text, request
+from slurmft.core.config import JobConfig
+from slurmft.core.errors import Exit, SlurmftError
+from slurmft.core.files import write_text
+from slurmft.runs.rundir import RunDir
+
+JOB = "%A_%a"
+"""An array task's id, as Slurm writes it in file names."""
+
+Options = list[tuple[str, str | None]]
+
+
+def groups(jobs: Sequence[JobConfig], largest: int) -> list[list[int]]:
+    """Indexes of jobs that can be one array: same request, no more than `largest` of them."""
+    found: dict[str, list[int]] = {}
+    for index, job in enumerate(jobs):
+        found.setdefault(repr(sorted(request(job).items())), []).append(index)
+    return [
+        group[i : i + largest] for group in found.values() for i in range(0, len(group), largest)
+    ]
+
+
+def array_options(
+    job: JobConfig, tasks: int, at_most: int, after: Sequence[str], logs: Path
+) -> Options:
+    """The sbatch options of an array that waits for the end, however it is, of other jobs."""
+    options = request(job)
+    conditions = [
+        options.pop("dependency", None),
+        ":".join(["afterany", *after]) if after else None,
+    ]
+    log = str(logs / f"{JOB}.log")
+    found = [
+        *options.items(),
+        ("array", f"0-{tasks - 1}%{at_most}"),
+        ("output", log),
+        ("error", log),
+    ]
+    if any(conditions):
+        found.append(("dependency", ",".join(filter(None, conditions))))
+    return found
+
+
+def script_text(options: Options, runs: Sequence[RunDir]) -> str:
+    """The sbatch script of an array: every task becomes the script of its own run."""
+    lines = ["#!/bin/bash", "", *directives(options), "", "runs=("]
+    lines += [f"  {shlex.quote(str(run.submitit))}" for run in runs]
+    lines += [")", "folder=${runs[$SLURM_ARRAY_TASK_ID]}"]
+    lines += ['log="$folder/${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}_0_log"']
+    lines += [f'exec bash "$folder/{runs[0].script.name}" >>"$log.out" 2>>"$log.err"', ""]
+    return "\n".join(lines)
+
+
+def submit(runs: Sequence[RunDir], at_most: int, after: Sequence[str], script: Path) -> str:
+    """Submits runs with one request as an array; returns its id. Each run knows its job then.
+
+    Args:
+        runs: new run directories.
+        at_most: tasks that may run at a time.
+        after: jobs whose end it awaits.
+        script: where its script is written; its own output goes beside it.
+
+    Raises:
+        SlurmftError: sbatch refused it, or it would wait for ever. The run directories are gone.
+    """
+    where = launcher.here("slurm")
+    try:
+        for run in runs:
+            write_text(run.script, inside_text(run.load_config(), run, JOB))
+        options = array_options(runs[0].load_config().job, len(runs), at_most, after, script.parent)
+        write_text(script, script_text(options, runs))
+        array = commands.sbatch(arguments(options), str(script))
+    except (SlurmftError, OSError):
+        _discard(runs, script)
+        raise
+    for index, run in enumerate(runs):
+        launcher.note_job(run, "slurm", f"{array}_{index}", where)
+    if reason := commands.never_starts(array):
+        commands.cancel(array)
+        _discard(runs, script)
+        raise SlurmftError(
+            f"Slurm would never start the array: {reason}", commands.offers(), Exit.SUBMIT
+        )
+    return array
+
+
+def _discard(runs: Sequence[RunDir], script: Path) -> None:
+    for run in runs:
+        run.discard()
+    if script.exists():
+        os.unlink(script)

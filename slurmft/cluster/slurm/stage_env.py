@@ -1,0 +1,233 @@
+"""`--stage-env`: packs the Python environment and sends it to every node's own disk.
+
+The batch script packs it once for each state that it is in, and sends it to all nodes by sbcast:
+
+    python -m slurmft.cluster.slurm.stage_env send RUN_DIR       prints where the archive is then
+    python -m slurmft.cluster.slurm.stage_env look FOLDER BYTES  what a node has there
+    python -m slurmft.cluster.slurm.stage_env clean ARCHIVE      removes what killed tasks left
+
+The tasks of the nodes unpack it: `slurmft.node.staged_env`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slurmft.cluster.slurm import allocation
+from slurmft.core import filesystem
+from slurmft.core.config import JobConfig
+from slurmft.core.errors import SlurmftError, UsageError, run_main
+from slurmft.node.staged_env import NAME, OLD, StageError, leftovers, removal, unpacked
+from slurmft.runs.rundir import RunDir
+
+_ARCHIVES = ".environments"
+"""Where packed environments are kept: in --runs-dir, which all nodes see and which has room."""
+_ROOM = 2.1
+"""Room that a node needs, in sizes of the archive: itself and its content, for a moment."""
+_SEND_TIMEOUT_S = 900
+
+
+def check(job: JobConfig, cluster: str, prefix: str = sys.prefix) -> None:
+    """Raises UsageError where the environment cannot be staged at all."""
+    if not job.stage_env:
+        return
+    if cluster != "slurm":
+        raise UsageError(
+            f"--stage-env works under Slurm, not with --cluster {cluster}", "leave it out"
+        )
+    if job.container is not None:
+        raise UsageError(
+            f"--stage-env is for environments outside of --container {job.container!r}",
+            "leave one of the two out: an image is one file",
+        )
+    if _is_conda(prefix):
+        if importlib.util.find_spec("conda_pack") is None:
+            raise UsageError(
+                f"--stage-env: {prefix!r} is a conda environment, and conda-pack is not in it",
+                "conda install conda-pack; or use a venv",
+            )
+    elif not Path(prefix, "pyvenv.cfg").is_file():
+        raise UsageError(
+            f"--stage-env: {prefix!r} is no environment, but a whole Python installation",
+            "install slurmft into a venv, and submit with that: python -m venv DIR",
+        )
+
+
+def _is_conda(prefix: str) -> bool:
+    return Path(prefix, "conda-meta").is_dir()
+
+
+# --- in the batch script --------------------------------------------------------------------------
+
+
+def send(run: RunDir, environment: Mapping[str, str]) -> str:
+    """Packs the environment and sends it to all nodes of the job; returns the archive's path there.
+
+    Raises:
+        StageError: it cannot be packed, or a node cannot take it.
+    """
+    job = run.load_config().job
+    began = time.monotonic()
+    archive = pack(sys.prefix, Path(job.runs_dir) / _ARCHIVES)
+    packed_s = time.monotonic() - began
+    folder = node_folder(job, environment)
+    look = [sys.executable, "-m", "slurmft.cluster.slurm.stage_env", "look", folder]
+    look += [str(archive.stat().st_size)]
+    target = f"{folder}/{NAME}-{os.getuid()}-{secrets.token_hex(6)}.tar"
+    try:
+        check_nodes(
+            allocation.on_all_nodes(job.nodes, look), folder, archive.stat().st_size, job.nodes
+        )
+        allocation.broadcast(archive, target, _SEND_TIMEOUT_S)
+    except SlurmftError as error:
+        clean(target, job.nodes)  # of those nodes that have it
+        raise StageError(error.message) from error
+    sent_s = time.monotonic() - began - packed_s
+    print(
+        f"slurmft: {sys.prefix} packed or found packed in {packed_s:.1f} s "
+        f"({archive.stat().st_size / 2**20:,.0f} MiB), sent to {folder} in {sent_s:.1f} s",
+        file=sys.stderr,
+    )
+    return target
+
+
+def node_folder(job: JobConfig, environment: Mapping[str, str]) -> str:
+    """The folder on a node's own disk."""
+    named = (environment.get(name) for name in ("SLURM_TMPDIR", "TMPDIR"))
+    return (job.stage_dir or next(filter(None, named), "/tmp")).rstrip("/") or "/"
+
+
+def check_nodes(answers: list[str], folder: str, size: int, nodes: int) -> None:
+    """Raises StageError where a node, by its answer to `look`, cannot take an archive of `size`
+    bytes and its content."""
+    found = [json.loads(line) for line in answers if line.startswith("{")]
+    if len(found) < nodes:
+        raise StageError(f"{len(found)} of {nodes} nodes say what {folder} is there")
+    for node in found:
+        where = f"{folder} on {node['host']}"
+        if node["free_bytes"] is None:
+            raise StageError(f"{where} is no folder that can be written")
+        if node["is_shared"]:
+            raise StageError(f"{where} is a shared file system ({node['type']}): see --stage-dir")
+        if node["free_bytes"] < _ROOM * size:
+            room, needed = (n / 2**30 for n in (node["free_bytes"], _ROOM * size))
+            raise StageError(f"{where} has {room:.1f} GiB free, {needed:.1f} GiB are needed")
+
+
+def look(folder: str, size: int) -> dict[str, Any]:
+    """What this node has in a folder for an archive of `size` bytes.
+
+    Where that has too little room, what is left of ended jobs is removed first.
+    """
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+        return {"host": os.uname().nodename, "free_bytes": None}
+    if _free_bytes(folder) < _ROOM * size and (left := leftovers(Path(folder))):
+        removal(left).wait()
+    here = filesystem.of(folder)
+    return {
+        "host": os.uname().nodename,
+        "free_bytes": _free_bytes(folder),
+        "is_shared": here.is_shared,
+        "type": here.type,
+    }
+
+
+def _free_bytes(folder: str) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def pack(prefix: str, archives: Path) -> Path:
+    """The archive of an environment as it is now; packed, if it is not there yet.
+
+    Raises:
+        StageError: it cannot be packed.
+    """
+    place = f"{_digest([prefix])[:8]}-"
+    archive = archives / f"{place}{_digest(content(prefix))[:24]}.tar"
+    if archive.exists():
+        with contextlib.suppress(OSError):
+            os.utime(archive)
+        return archive
+    aside = archives / f".{archive.name}.{secrets.token_hex(4)}"
+    try:
+        archives.mkdir(parents=True, exist_ok=True)
+        done = subprocess.run(_pack_command(prefix, aside), capture_output=True, text=True)
+        # 1: a file changed meanwhile. Only compiled modules do, in an environment in use.
+        if done.returncode > (0 if _is_conda(prefix) else 1):
+            raise StageError(f"{prefix} cannot be packed: {done.stderr.strip()[-300:]}")
+        os.replace(aside, archive)
+    except OSError as error:
+        raise StageError(f"{prefix} cannot be packed in {archives}: {error}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+    for old in archives.glob(f"{place}*.tar"):  # of this environment as it was before
+        if old != archive:
+            old.unlink(missing_ok=True)
+    return archive
+
+
+def _pack_command(prefix: str, target: Path) -> list[str]:
+    if not _is_conda(prefix):
+        return ["tar", "-C", prefix, "-cf", str(target), "."]
+    command = [sys.executable, "-m", "conda_pack.cli", "--prefix", prefix, "--output", str(target)]
+    command += ["--format", "tar", "--quiet", "--force"]
+    return [*command, "--ignore-editable-packages", "--ignore-missing-files"]
+
+
+def content(prefix: str) -> list[str]:
+    """The files of an environment with their sizes and times: another list, another environment.
+
+    Without compiled modules, which come and go.
+    """
+    found = []
+    for folder, folders, files in os.walk(prefix):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(files):
+            path = os.path.join(folder, name)
+            facts = os.lstat(path)
+            found.append(f"{path} {facts.st_size} {facts.st_mtime_ns}")
+    return found
+
+
+def _digest(lines: list[str]) -> str:
+    import hashlib  # not for every command
+
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
+
+
+def clean(archive: str, nodes: int) -> None:
+    """Removes what a job has on all its nodes."""
+    with contextlib.suppress(SlurmftError):  # the job ends: its next one on the node will
+        folder = unpacked(archive)
+        allocation.on_all_nodes(nodes, ["rm", "-rf", archive, folder, folder + OLD])
+
+
+def main(argv: list[str]) -> int:
+    what, argument = argv[:2]
+    if what == "look":
+        print(json.dumps(look(argument, int(argv[2]))))
+    elif what == "clean":
+        clean(argument, allocation.allocated_nodes() or 1)
+    else:
+        try:
+            print(send(RunDir.open(argument), os.environ))
+        except StageError as error:
+            words = f"warning: --stage-env: {error}: the shared environment it is"
+            print(words, file=sys.stderr, flush=True)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(lambda: main(sys.argv[1:])))

@@ -1,0 +1,240 @@
+"""Submits jobs: checks, dry run, provenance, run directory, launcher; and submits runs again."""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import os
+import re
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import slurmft
+from slurmft.cluster import container
+from slurmft.cluster import launcher as cluster_launcher
+from slurmft.cluster.slurm import commands, stage_env
+from slurmft.core import permissions
+from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
+from slurmft.core.credentials import redact
+from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.files import write_text
+from slurmft.core.site import site_file
+from slurmft.node import ccl, hardware, profiles
+from slurmft.node.rendezvous import Rendezvous
+from slurmft.node.task import torchrun_command
+from slurmft.runs import trackers
+from slurmft.runs.rundir import RunDir
+
+
+def check(job: JobConfig) -> str:
+    """The cluster that a job runs on, made sure that it can be submitted there from here.
+
+    Raises:
+        UsageError: an option that this cluster, this environment or this site cannot serve.
+        SlurmftError: the cluster that was asked for is not here.
+    """
+    cluster = cluster_launcher.choose(job.cluster)
+    container.check(job, cluster)
+    stage_env.check(job, cluster)
+    trackers.check(job)
+    return cluster
+
+
+def provenance(command: str, argv: list[str]) -> dict[str, Any]:
+    """When, where, by whom, by which command and from which code a run is submitted."""
+    return provenance_of(shlex.join(["slurmft", command, *argv]))
+
+
+def provenance_of(command: str) -> dict[str, Any]:
+    """The same, of a command or a call as it was written."""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": os.uname().nodename,
+        "user": user(),
+        "folder": os.getcwd(),
+        "command": redact(command),
+        "site_file": str(site_file()) if site_file().is_file() else None,
+        "slurmft": slurmft.__version__,
+        "python": sys.version.split()[0],
+        "git": git_state(Path.cwd()),
+    }
+
+
+def user() -> str:
+    """The user's name, or number where it has none, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit of the folder's git checkout, and whether it has uncommitted changes; None: no git."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        commit = git("rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(git("status", "--porcelain", "-uno"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def dry_run(config: RunConfig, cluster: str) -> str:
+    """What would be submitted: configuration, job, and the command of the first node."""
+    run = RunDir(Path(config.job.runs_dir) / f"{config.program.name}-<time>-<random>")
+    return "\n".join(
+        (
+            f"# configuration, written to {run.config}",
+            config.to_json(),
+            cluster_launcher.get(cluster).plan(config, run),
+            *([] if cluster == "mpirun" else node_command(config, run, cluster)),
+            "",
+            *node_variables(config),
+            "",
+            "dry run: nothing was submitted",
+        )
+    )
+
+
+def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
+    """The torchrun command, with its title."""
+    nproc = str(config.job.nproc_per_node or "$NPROC")
+    command = shlex.join(
+        torchrun_command(
+            config.program.module,
+            run.path,
+            placeholder(config, cluster),
+            nproc,
+            config.job.max_restarts,
+        )
+    )
+    return [
+        "# each node's task then runs (here: the first node's; NPROC: its GPUs or CPU sockets)",
+        re.sub(r"'([\w.:]*\$[\w.:$]+)'", r'"\1"', command),  # our variables, and no path
+    ]
+
+
+def node_variables(config: RunConfig) -> list[str]:
+    """The variables of the training processes and their reasons, on a node like this machine."""
+    title = (
+        "# variables of the processes, on a node like this machine (slurmft doctor node: others)"
+    )
+    try:
+        here = hardware.detect(os.environ)
+        uses_ccl = ccl.choose(config.job.backend, bool(here.gpus)) is not None
+        profile = profiles.choose(here, config.job, uses_ccl=uses_ccl)
+    except SlurmftError as error:
+        return [f"# {config.job.profile}: to be decided on the nodes; not here: {error.message}"]
+    return [f"{title}: {profile.name}", *profiles.describe(profile, os.environ)]
+
+
+def placeholder(config: RunConfig, cluster: str) -> Rendezvous:
+    """The rendezvous as it is known before the job has nodes."""
+    head, job_id = ("$HEAD", "$SLURM_JOB_ID.0") if cluster == "slurm" else ("127.0.0.1", "$JOB_ID")
+    return Rendezvous(
+        hosts=(head,) * config.job.nodes, node_rank=0, port="$PORT", roll_call_port=0, id=job_id
+    )
+
+
+def submit(config: RunConfig, cluster: str, mark: str = "") -> RunDir:
+    """Submits a job; returns its run directory, whose name ends with `mark`.
+
+    Raises:
+        SlurmftError: the job was refused, or would wait for ever. There is no run directory then.
+    """
+    where = cluster_launcher.here(cluster)
+    run, launcher = RunDir.create(config, mark), cluster_launcher.get(cluster)
+    try:
+        job_id = launcher.submit(config, run)
+    except SlurmftError:
+        run.discard()
+        raise
+    cluster_launcher.note_job(run, cluster, job_id, where)
+    if reason := launcher.never_starts(job_id):
+        launcher.cancel(job_id, run)
+        run.discard()
+        raise SlurmftError(
+            f"Slurm would never start the job: {reason}", commands.offers(), Exit.SUBMIT
+        )
+    return run
+
+
+def order(config: RunConfig, cluster: str, told: dict[str, Any]) -> RunDir:
+    """Submits a job on somebody's behalf; see `submit` and `provenance`."""
+    return submit(dataclasses.replace(config, submission=told), cluster)
+
+
+def resume(run: RunDir, flags: dict[str, Any], told: dict[str, Any]) -> str:
+    """Submits the job of a run again; returns its id.
+
+    Args:
+        run: the run.
+        flags: what is to be different of where it runs.
+        told: who asks for it, and how: see `provenance`.
+
+    Raises:
+        UsageError: the run has finished, or its job has not ended.
+        SlurmftError: the job was refused. The run is as it was then.
+    """
+    old = run.load_config()
+    _check_ended(run, moves="cluster" in flags)
+    if not os.access(run.path, os.W_OK):
+        raise UsageError(
+            f"the run {str(run.path)!r} is not yours to write", "its owner can resume it"
+        )
+    job = with_absolute_paths(dataclasses.replace(old.job, **flags))
+    permissions.settle(job.share_with_group)
+    again = [*old.submission.get("resumed", []), told]
+    cluster = cluster_launcher.choose(job.cluster)
+    container.check(job, cluster)
+    stage_env.check(job, cluster)
+    trackers.check(job)
+    config = dataclasses.replace(old, job=job, submission=old.submission | {"resumed": again})
+    launcher, where = cluster_launcher.get(cluster), cluster_launcher.here(cluster)
+    write_text(run.config, config.to_json())
+    run.set_state("submitted", "resumed")  # before the job can say that it runs
+    try:
+        job_id = launcher.submit(config, run)
+    except SlurmftError as error:
+        write_text(run.config, old.to_json())
+        run.set_state("failed", error.message, error.code)
+        raise
+    cluster_launcher.note_job(run, cluster, job_id, where)
+    return job_id
+
+
+def _check_ended(run: RunDir, moves: bool) -> None:
+    """Makes sure that the job of a run has ended.
+
+    Args:
+        run: the run.
+        moves: whether the user says where it is to go on: so it may come here from elsewhere.
+
+    Raises:
+        UsageError: it has not, or that cannot be known; or the run has finished.
+    """
+    cluster, job_id = cluster_launcher.job_of(run)
+    if run.get_state()["state"] == "finished":
+        raise UsageError(f"the run {str(run.path)!r} has finished", f"its model: {run.model}")
+    if words := cluster_launcher.elsewhere(run):
+        if moves:
+            return
+        raise UsageError(
+            f"the job {job_id} of {run.path.name} is {words}",
+            f"resume it there; or here, if that job has surely ended: --cluster {cluster}",
+        )
+    state = cluster_launcher.get(cluster).job_state(job_id, run)
+    if state is not None and not state.ended:
+        raise UsageError(
+            f"the job {job_id} of this run is {state.name.lower()}",
+            f"slurmft cancel {shlex.quote(str(run.path))}",
+        )

@@ -1,0 +1,376 @@
+"""Options, and the configuration of a job: what runs, where, and who asked for it.
+
+It is written to the run directory once, on the login node; compute nodes, requeues and reports read
+only that. Every field of `JobConfig` is a flag of `slurmft submit` and a key of the site file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from slurmft.core import credentials
+from slurmft.core.errors import UsageError, unknown
+from slurmft.core.filesystem import LOCK_PRIMITIVES, absolute
+from slurmft.core.program import Program
+
+BACKENDS = ("auto", "gloo", "nccl", "ccl", "mpi")
+PROFILES = ("auto", "gpu", "xeon", "cpu")
+CLUSTERS = ("auto", "slurm", "local", "mpirun")
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+DIALECTS = ("auto", "intel", "openmpi")
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    metavar: str | None = None,
+    choices: tuple[str, ...] = (),
+    **extra: Any,
+) -> Any:
+    """A dataclass field that is a command-line option too.
+
+    Args:
+        default: the value where neither the recipe, the site file nor a flag gives one.
+        help: one line for `--help`.
+        metavar: what the value is called there.
+        choices: the values allowed.
+        extra: `sbatch="KEY"`: the sbatch option that carries this field's value.
+    """
+    return field(
+        default=default, metadata={"help": help, "metavar": metavar, "choices": choices, **extra}
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobConfig:
+    """Where to run it: the cluster, its nodes, and what Slurm is asked for."""
+
+    nodes: int = option(1, "nodes; one Slurm task and one torchrun on each", sbatch="nodes")
+    nproc_per_node: int | None = option(
+        None, "processes a node (default: one a GPU; without GPUs one a CPU socket)"
+    )
+    profile: str = option(
+        "auto",
+        "use of a node: auto finds out there; gpu; xeon (Intel's OpenMP, NUMA nodes); cpu",
+        choices=PROFILES,
+    )
+    comm_cores: int | None = option(
+        None, "cores of each process that oneCCL's threads get (default: 1 of 8, at most 4)"
+    )
+    cluster: str = option(
+        "auto",
+        "auto: Slurm where sbatch is on the PATH, else simulated nodes on this machine; mpirun: "
+        "the hosts of --hostfile",
+        choices=CLUSTERS,
+    )
+    hostfile: str | None = option(
+        None, "hosts for --cluster mpirun, a line each; the first --nodes of them", metavar="FILE"
+    )
+    dialect: str = option(
+        "auto",
+        "mpirun's: intel (also MPICH), openmpi; auto: which of the two is on the PATH",
+        choices=DIALECTS,
+    )
+    backend: str = option(
+        "auto",
+        "collectives: auto is nccl on GPUs; on CPUs ccl where oneCCL is installed, else gloo",
+        choices=BACKENDS,
+    )
+    runs_dir: str = option("runs", "folder for run directories, seen by every node", metavar="DIR")
+    share_with_group: bool = option(
+        False, "let the run directory's group read it (default: nobody but you)"
+    )
+    job_name: str = option("slurmft", "name of the Slurm job", sbatch="job-name", metavar="NAME")
+    partition: str | None = option(None, "Slurm partition", sbatch="partition", metavar="NAME")
+    account: str | None = option(None, "Slurm account", sbatch="account", metavar="NAME")
+    qos: str | None = option(None, "Slurm quality of service", sbatch="qos", metavar="NAME")
+    time: str | None = option(
+        None,
+        "time limit as Slurm writes it: minutes, MM:SS, HH:MM:SS, D-HH:MM:SS",
+        sbatch="time",
+        metavar="TIME",
+    )
+    gpus_per_node: int | None = option(None, "GPUs a node", sbatch="gpus-per-node")
+    cpus_per_task: int | None = option(
+        None, "CPUs a node's task, for all its processes", sbatch="cpus-per-task"
+    )
+    mem: str | None = option(None, "memory a node, such as 64G", sbatch="mem", metavar="SIZE")
+    constraint: str | None = option(None, "node features", sbatch="constraint", metavar="EXPR")
+    exclusive: bool = option(False, "share the nodes with no other job", sbatch="exclusive")
+    reservation: str | None = option(
+        None, "Slurm reservation", sbatch="reservation", metavar="NAME"
+    )
+    comment: str | None = option(None, "comment kept by Slurm", sbatch="comment", metavar="TEXT")
+    sbatch: tuple[str, ...] = option((), "any other sbatch option; repeatable", metavar="KEY=VALUE")
+    setup: tuple[str, ...] = option(
+        (),
+        'shell line that runs before the job, such as "module load cuda"; repeatable',
+        metavar="LINE",
+    )
+    container: str | None = option(
+        None, "Apptainer image in which each node's task runs; under Slurm", metavar="FILE"
+    )
+    stage_env: bool = option(
+        False, "copy the Python environment to the nodes' own disks first; under Slurm"
+    )
+    stage_dir: str | None = option(
+        None,
+        "folder on the nodes' own disks for --stage-env (default: $SLURM_TMPDIR, $TMPDIR, /tmp)",
+        metavar="DIR",
+    )
+    log_with: tuple[str, ...] = option(
+        (),
+        f"trackers, with commas or repeatable: {', '.join(TRACKERS)}",
+        metavar="NAME",
+    )
+    host_suffix: str = option(
+        "", "appended to host names for the rendezvous, where the fabric's names differ, as n1-ib0"
+    )
+    interface: str | None = option(
+        None,
+        "network interface of the collectives (default: the one that routes to the head)",
+        metavar="NAME",
+    )
+    rdzv_timeout_s: int = option(
+        45, "how long a node tries to resolve and reach the head node", metavar="SECONDS"
+    )
+
+    stop_lead_s: int = option(
+        120,
+        "stop, save and requeue this long before the time limit (at most a third of --time)",
+        metavar="SECONDS",
+    )
+    file_locks: str = option(
+        "auto",
+        "locks of the Hugging Face caches: auto takes what holds between the nodes there",
+        choices=("auto", *LOCK_PRIMITIVES),
+    )
+    requeue: bool = option(True, "queue the job again after a stop or a node's death, to go on")
+    max_requeues: int = option(
+        3, "give up after this many requeues without a new checkpoint in between"
+    )
+    max_restarts: int = option(3, "restarts of all ranks within a job, after one of them died")
+    hang_timeout_s: int = option(
+        600,
+        "a rank that does no step for so long hangs (longer if steps are long); 0: never",
+        metavar="SECONDS",
+    )
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_credentials(self)
+        check_value(self, "comm_cores", lambda v: v >= 0, "0 or more")
+        for name in ("stop_lead_s", "max_requeues", "max_restarts", "hang_timeout_s"):
+            check_value(self, name, lambda v: v >= 0, "0 or more")
+        for name in ("nodes", "nproc_per_node", "gpus_per_node", "cpus_per_task", "rdzv_timeout_s"):
+            check_value(self, name, lambda v: v >= 1, "at least 1")
+        if self.time is not None:
+            time_limit_min(self.time)
+        if self.hostfile is not None and self.cluster != "mpirun":
+            raise UsageError(
+                f"--hostfile {self.hostfile!r} is for --cluster mpirun, not {self.cluster}",
+                "Slurm chooses the hosts by itself; add --cluster mpirun, or leave the file out",
+            )
+        check_value(self, "stage_dir", lambda v: v.startswith("/"), "an absolute path")
+        for name in self.trackers:
+            if name not in TRACKERS:
+                raise unknown("--log-with", name, list(TRACKERS))
+        for name, value in _strings(self):
+            _check_one_line(name, value)
+        for pair in self.sbatch:
+            _check_sbatch_pair(self, pair)
+        _check_runs_dir(self.runs_dir)
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """The names in `log_with`, each once."""
+        names = (name.strip() for text in self.log_with for name in text.split(","))
+        return tuple(dict.fromkeys(filter(None, names)))
+
+    @property
+    def lead_s(self) -> int:
+        """Seconds from the stop signal to the time limit."""
+        if self.time is None:
+            return self.stop_lead_s
+        return min(self.stop_lead_s, time_limit_min(self.time) * 60 // 3)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """The whole of config.json: what to run, where, and who asked for it."""
+
+    program: Program
+    job: JobConfig
+    submission: dict[str, Any] = field(default_factory=dict)
+    """When, where, by whom and from which code the run was submitted (`slurmft.cluster.submit`)."""
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> RunConfig:
+        raw: dict[str, Any] = json.loads(text)
+        job = {k: tuple(v) if isinstance(v, list) else v for k, v in raw["job"].items()}
+        return cls(
+            program=Program.from_json(raw["program"]),
+            job=build(JobConfig, job),
+            submission=raw["submission"],
+        )
+
+
+def flag(name: str) -> str:
+    """The command-line spelling of a field: batch_size -> --batch-size."""
+    return "--" + name.replace("_", "-")
+
+
+Config = TypeVar("Config")
+
+
+def options(config: type[Any]) -> dict[str, dataclasses.Field[Any]]:
+    """Name -> field of every option of a configuration."""
+    return {f.name: f for f in dataclasses.fields(config)}
+
+
+def build(config: type[Config], values: dict[str, Any]) -> Config:
+    """A configuration from those of `values` that are its fields."""
+    return config(**{k: v for k, v in values.items() if k in options(config)})
+
+
+def value_type(option: dataclasses.Field[Any]) -> type:
+    """The type of one value of an option: `int` for `int | None`, `str` for `tuple[str, ...]`."""
+    name = re.split(r"[\[\] |,]+", str(option.type))  # annotations are strings in this module
+    return {"int": int, "float": float, "str": str, "bool": bool}[
+        name[1] if name[0] == "tuple" else name[0]
+    ]
+
+
+def is_repeatable(option: dataclasses.Field[Any]) -> bool:
+    return str(option.type).startswith("tuple")
+
+
+_UNLIMITED_MIN = 60 * 24 * 365
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+
+
+def time_limit_min(text: str) -> int:
+    """A Slurm time limit in minutes, rounded up: "90", "30:00", "1:30:00", "2-12", "2-12:00:00".
+
+    Raises:
+        UsageError: the text is none of sbatch's forms, or is no time at all.
+    """
+    if text.lower() in ("infinite", "unlimited"):
+        return _UNLIMITED_MIN
+    match = _TIME.fullmatch(text.strip())
+    if not match:
+        raise UsageError(f"--time {text!r} is no time limit", "use minutes, HH:MM:SS or D-HH:MM:SS")
+    days, first, second, third = (None if g is None else int(g) for g in match.groups())
+    if days is not None:  # D-HH[:MM[:SS]]
+        seconds = days * 86400 + (first or 0) * 3600 + (second or 0) * 60 + (third or 0)
+    elif third is not None:  # HH:MM:SS
+        seconds = (first or 0) * 3600 + (second or 0) * 60 + third
+    else:  # MM[:SS]
+        seconds = (first or 0) * 60 + (second or 0)
+    if seconds == 0:
+        raise UsageError(f"--time {text!r} leaves no time to run", "give at least one minute")
+    return math.ceil(seconds / 60)
+
+
+def duration_s(text: str, what: str) -> float:
+    """Seconds of "90s", "10m", "2h", "3d", or of a bare number.
+
+    Raises:
+        UsageError: the text is no duration.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    if not match:
+        raise UsageError(f"{what} {text!r} is no duration", "write it as 90s, 10m, 2h or 3d")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def check_value(config: Any, name: str, good: Callable[[Any], bool], what: str) -> None:
+    value = getattr(config, name)
+    if value is not None and not good(value):
+        raise UsageError(f"{flag(name)} {value} must be {what}")
+
+
+def check_choices(config: Any) -> None:
+    for name, option in options(type(config)).items():
+        choices = option.metadata["choices"]
+        if choices and getattr(config, name) not in choices:
+            raise unknown(flag(name), getattr(config, name), list(choices))
+
+
+def _strings(config: Any) -> list[tuple[str, str]]:
+    """Every text of a configuration, with its field: what ends up in files, and those of a job in
+    shell lines and sbatch directives."""
+    found = []
+    for name in options(type(config)):
+        value = getattr(config, name)
+        found += [
+            (name, v)
+            for v in (value if isinstance(value, tuple) else (value,))
+            if isinstance(v, str)
+        ]
+    return found
+
+
+def check_credentials(config: Any) -> None:
+    for name, value in _strings(config):
+        if kind := credentials.kind_in(value):
+            raise UsageError(
+                f"{flag(name)} {credentials.redact(value)!r} holds {kind}: everybody who sees the "
+                "run's files or this machine's processes would read it",
+                "put it into the environment, which the job inherits (export HF_TOKEN=...), or log "
+                "in once: hf auth login; and revoke it, if others use this machine",
+            )
+
+
+def _check_one_line(name: str, value: str) -> None:
+    if any(c in value for c in "\n\r\0"):
+        raise UsageError(
+            f"{flag(name)} {value!r} holds a line break", "an sbatch script takes one line a value"
+        )
+
+
+def _check_runs_dir(path: str) -> None:
+    if found := re.search(r"%\w|%%|\\", path):
+        raise UsageError(
+            f"--runs-dir {path!r} holds {found[0]!r}, which Slurm replaces in file names",
+            "give a folder without it",
+        )
+
+
+_RESERVED = (
+    "ntasks", "ntasks-per-node", "output", "error", "open-mode", "array", "requeue", "signal",
+    "parsable", "quiet", "wait", "test-only", "wrap", "clusters",
+)  # fmt: skip
+"""sbatch options on which slurmft's own working depends."""
+
+
+def _check_sbatch_pair(job: JobConfig, pair: str) -> None:
+    key = pair.partition("=")[0].lstrip("-")
+    if not re.fullmatch(r"[a-zA-Z][a-zA-Z0-9-]+", key):
+        raise UsageError(f"--sbatch {pair!r} is no KEY=VALUE", 'write it as --sbatch "nice=100"')
+    if key in _RESERVED:
+        raise UsageError(f"--sbatch {pair!r}: slurmft sets {key} itself", "leave it out")
+    for name, option in options(JobConfig).items():
+        given = getattr(job, name) not in (None, False)
+        if option.metadata.get("sbatch") == key and given:
+            raise UsageError(f"--sbatch {pair!r} contradicts {flag(name)}", "give one of the two")
+
+
+_PATHS = ("runs_dir", "hostfile", "container")
+"""Options of a job that are paths: it may start in another folder."""
+
+
+def with_absolute_paths(job: JobConfig) -> JobConfig:
+    given = {name: getattr(job, name) for name in _PATHS}
+    paths: dict[str, Any] = {k: str(absolute(v)) for k, v in given.items() if v is not None}
+    return dataclasses.replace(job, **paths)

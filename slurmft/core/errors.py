@@ -1,0 +1,94 @@
+"""The one error that users see: what happened with which value, and what to do about it."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from enum import IntEnum
+
+from slurmft.core.credentials import redact
+
+
+class Exit(IntEnum):
+    """Exit codes of every slurmft command and of every job."""
+
+    OK = 0
+    FAILED = 1
+    """The run or the job failed."""
+    USAGE = 2
+    """The request cannot be right: a flag, a file, a name. Nothing was submitted or trained."""
+    SUBMIT = 3
+    """The scheduler refused the job, or could not be asked."""
+    RENDEZVOUS = 4
+    """The nodes of the job cannot meet."""
+    CANCELLED = 5
+    """The job was cancelled."""
+    STOPPED = 75
+    """The run was told to stop, has saved its state, and can go on (BSD's "try again later")."""
+
+
+class SlurmftError(Exception):
+    """An error that its reader can act on.
+
+    Args:
+        message: what happened, with the offending value.
+        hint: what to do; None where there is nothing better to say than the message.
+        code: exit code of the process that ends with this error: an `Exit`, or a job's own.
+    """
+
+    def __init__(self, message: str, hint: str | None = None, code: int = Exit.FAILED) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.code = code
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
+
+
+class UsageError(SlurmftError):
+    """The request cannot be right."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message, hint, Exit.USAGE)
+
+
+def run_main(command: Callable[[], int], debug: bool = False) -> int:
+    """Runs a command; turns its errors into two lines on stderr and an exit code.
+
+    With `debug`, the traceback comes first.
+    """
+    try:
+        return command()
+    except SlurmftError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {redact(str(error))}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `slurmft ... | head`
+        sys.stderr.close()
+        return 141
+    except OSError as error:  # a full disk, a folder that vanished
+        if debug:
+            traceback.print_exc()
+        print(f"error: {error}\nhint: --debug shows where", file=sys.stderr)
+        return Exit.FAILED
+
+
+def nearest(word: str, words: list[str]) -> str | None:
+    """The known word that `word` was probably meant to be, if any is near."""
+    import difflib  # 3 ms: only a typo pays for it
+
+    found = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def unknown(what: str, word: str, words: list[str]) -> UsageError:
+    """The error for a name that is not in the list of known names."""
+    near = nearest(word, words)
+    hint = f"did you mean {near}?" if near else f"known: {', '.join(words)}"
+    return UsageError(f"unknown {what} {word!r}", hint)

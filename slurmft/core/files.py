@@ -1,0 +1,109 @@
+"""Files that a reader never sees half written: written aside, synced, renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a file at once: readers see the old or the new text, also after a crash."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """The same for what is no text."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
+    try:
+        with open(aside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, to_json(value, indent=2) + "\n")
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON as all its readers take it: null for NaN and infinities."""
+    try:
+        return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), indent=indent, ensure_ascii=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_folder(path: Path, fill: Callable[[Path], Any], replace: bool = True) -> None:
+    """Makes or replaces a folder: `fill` writes into one beside it, which is then renamed.
+
+    Readers see it whole, or, for a moment while an older one gives way, not at all.
+
+    Args:
+        replace: else a folder that is there meanwhile, of another process, stays.
+    """
+    name = f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}"
+    aside, old = path.with_name(name), path.with_name(f"{name}.old")
+    try:
+        aside.mkdir()
+        fill(aside)
+        mode = aside.stat().st_mode & 0o666  # some libraries write by mkstemp: for us alone
+        for file in (*aside.rglob("*"), aside):
+            if not file.is_dir():
+                file.chmod(mode)
+            _sync(file)
+        if replace and path.exists():  # from an attempt that ended just after it
+            os.rename(path, old)
+        os.rename(aside, path)
+        _sync(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    except BaseException as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        was_slower = isinstance(error, OSError) and path.exists() and not replace
+        if not was_slower:
+            raise
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Size and checksum of a file."""
+    import hashlib  # not for every command
+
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None where the file is absent or holds none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,32 @@
+"""What a job runs, as far as the toolkit has to know it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """A program that every rank of a job runs. Whoever submits it describes it; the toolkit reads
+    nothing else of it."""
+
+    kind: str
+    """Which program it is: "train", the built-in one."""
+    name: str
+    """What it does, in a word: begins the name of the run directory."""
+    module: str
+    """Every rank runs `python -m MODULE RUN_DIR`."""
+    needs_hub: bool = False
+    """Whether it loads something from the Hugging Face hub, or from its cache."""
+    precision: str = "auto"
+    """What it computes in; a node that cannot is refused before the ranks start."""
+    paths: tuple[str, ...] = ()
+    """Files and folders that it reads, besides the run directory: a container must show them."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Its own options, as JSON has them; for itself, for reports and for people."""
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Program:
+        """From what `dataclasses.asdict` and JSON made of one."""
+        return cls(**values | {"paths": tuple(values["paths"])})

@@ -1,0 +1,120 @@
+"""The site file: what a site always needs, written once, in TOML; its keys are the flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slurmft.core.config import JobConfig, is_repeatable, options, value_type
+from slurmft.core.errors import UsageError, unknown
+
+
+def merge(site: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """Flags over the site file; repeatable ones add to its list: a site always needs those."""
+    both = {k: site[k] + v for k, v in flags.items() if isinstance(v, tuple) and k in site}
+    return site | flags | both
+
+
+Option = dataclasses.Field[Any]
+
+WORDS: dict[type, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+}
+
+
+def site_file() -> Path:
+    """The site's defaults: $SLURMFT_SITE, or ~/.config/slurmft/site.toml."""
+    return Path(os.environ.get("SLURMFT_SITE") or "~/.config/slurmft/site.toml").expanduser()
+
+
+def site_defaults(known: Mapping[str, Option]) -> dict[str, Any]:
+    """The values of the site file; empty without one.
+
+    Args:
+        known: name -> field of every option that it may have.
+
+    Raises:
+        UsageError: the file cannot be read, has an unknown key, or a value of another type than
+            its field's.
+    """
+    path, values = site_file(), read_site_file()
+    return typed_values(path, values, known)
+
+
+def job_default(name: str) -> Any:
+    """The value that the site file has for an option of the job, else its default."""
+    known, values = options(JobConfig), read_site_file()
+    given = {k: v for k, v in values.items() if k == name}
+    return typed_values(site_file(), given, known).get(name, known[name].default)
+
+
+def read_site_file() -> dict[str, Any]:
+    """The site file as it is; empty without one.
+
+    Raises:
+        UsageError: $SLURMFT_SITE names no file, or the file is no TOML.
+    """
+    path = site_file()
+    if not path.is_file():
+        if os.environ.get("SLURMFT_SITE"):
+            raise UsageError(f"$SLURMFT_SITE names no file: {path}", "unset it, or write that file")
+        return {}
+    import tomllib  # 4 ms: only a site with a file pays for it
+
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise UsageError(f"cannot read the site file {path}: {error}") from None
+
+
+def sbatch_flags(values: Mapping[str, Any]) -> list[str]:
+    """Options by their fields' names, as sbatch, salloc and srun take them."""
+    known = options(JobConfig)
+    found = []
+    for name, value in values.items():
+        flag = f"--{known[name].metadata['sbatch']}"
+        if value is True:
+            found.append(flag)
+        elif value not in (None, False):
+            found.append(f"{flag}={value}")
+    return found
+
+
+def typed_values(
+    where: str | Path, values: dict[str, Any], known: Mapping[str, Option]
+) -> dict[str, Any]:
+    """Values from a TOML file, under the names of flags, as their fields have them.
+
+    Raises:
+        UsageError: an unknown name, or a value of another type than its field's.
+    """
+    for name in values:
+        if name not in known:
+            raise in_file(where, unknown("key", name, list(known)))
+    return {name: _typed(where, known[name], value) for name, value in values.items()}
+
+
+def _typed(where: str | Path, option: dataclasses.Field[Any], value: Any) -> Any:
+    kind = value_type(option)
+    if is_repeatable(option):
+        if isinstance(value, list) and all(isinstance(v, str) for v in value):
+            return tuple(value)
+        raise UsageError(f"{where}: {option.name} must be a list of strings, not {value!r}")
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is str and option.name == "time" and type(value) is int:
+        return str(value)  # time = 60: minutes, as Slurm reads it
+    if type(value) is not kind:
+        raise UsageError(f"{where}: {option.name} must be {WORDS[kind]}, not {value!r}")
+    return value
+
+
+def in_file(where: str | Path, error: UsageError) -> UsageError:
+    """An error that says in which file it is."""
+    return UsageError(f"{where}: {error.message}", error.hint)

@@ -1,0 +1,346 @@
+"""An agent on every node of an allocation, and how to talk to all of them at once.
+
+The login node sends lines of JSON to each agent; the agent does what they say, each in a thread of
+its own, and answers in lines of JSON. Whatever hangs on a node leaves its other answers alone, and
+whatever does not come in time is an error with that node's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import slurmft
+from slurmft.core import filesystem, process
+from slurmft.core import hub as core_hub
+from slurmft.core.config import JobConfig, RunConfig, build
+from slurmft.core.errors import SlurmftError
+from slurmft.core.files import read_json, write_json
+from slurmft.core.program import Program
+from slurmft.doctor.checks import all_within, in_words, installed, within
+from slurmft.doctor.nodes import MARK, REQUEST
+from slurmft.locks.probe import Agent as LockAgent
+from slurmft.node import hardware, rendezvous, task
+from slurmft.node.rendezvous import Rendezvous
+
+_ROOM_S = 5.0
+_CHUNK = bytes(2**20)
+_CLOCK_ROUNDS = 5
+_TAIL = 1500
+
+
+# --- on a node ------------------------------------------------------------------------------------
+
+
+class Agent:
+    """What a node does for an examination; every operation's answer is JSON."""
+
+    def __init__(self) -> None:
+        self._token = ""
+        self._locks: dict[str, LockAgent] = {}
+
+    def facts(self, folders: Mapping[str, str], job: Mapping[str, Any]) -> dict[str, Any]:
+        """What this node is, what of it the job has, its versions, its room.
+
+        Args:
+            folders: the folders in question, by what they are; and "tmp" and "shm" are added.
+            job: fields of JobConfig that say how a run would use the node.
+        """
+        here = hardware.detect(os.environ)
+        places = {name: Path(path) for name, path in folders.items()}
+        places |= {"tmp": Path(tempfile.gettempdir()), "shm": Path("/dev/shm")}
+        looks: list[Callable[[], Any]] = [partial(_look, place) for place in places.values()]
+        looks.append(partial(core_hub.hub_in_reach, _ROOM_S - 1))
+        *rooms, hub = all_within(_ROOM_S, looks)
+        return {
+            "hardware": here.facts(),
+            "cores": len(here.cores),
+            "mask_cpus": len(here.cpus),
+            "available_mib": _available_mib(),
+            "software": software(),
+            "kernel": platform.release(),
+            "networks": [
+                [n.name, n.infiniband, n.speed_mbit_s, str(n)]
+                for n in hardware.networks()
+                if n.name in rendezvous.interfaces()
+            ],
+            "rooms": {n: _answer(give) for n, give in zip(places, rooms, strict=True)},
+            "hub": _answer(hub) is True,
+            "profile": task.use_of_node(_config(job), os.environ)[0].name,
+        }
+
+    def listen(self, token: str, job_id: str) -> dict[str, int]:
+        """Answers on a port of the rendezvous' range and on an ephemeral one, from now on.
+
+        Args:
+            token: what this node answers to those who ask who it is.
+
+        Returns both ports, and a free one for torchrun's store.
+        """
+        self._token = token
+        found = {"torchrun": rendezvous.free_ports(job_id, 1)[0]}
+        ports = [p for p in rendezvous.candidate_ports(job_id) if p != found["torchrun"]]
+        for name, tried in (("rendezvous", ports), ("ephemeral", [0])):
+            server = _listener(tried)
+            found[name] = server.getsockname()[1]
+            threading.Thread(target=self._serve, args=(server,), daemon=True).start()
+        return found
+
+    def _serve(self, server: socket.socket) -> None:
+        while True:
+            caller, _ = server.accept()
+            threading.Thread(target=self._serve_one, args=(caller,), daemon=True).start()
+
+    def _serve_one(self, caller: socket.socket) -> None:
+        """One word of request: who, time, or sink and what to swallow."""
+        with contextlib.suppress(OSError), caller:
+            caller.settimeout(10)
+            stream = caller.makefile("rwb")
+            for line in stream:
+                if line == b"who\n":
+                    answer = self._token
+                elif line == b"time\n":
+                    answer = repr(time.time())
+                else:
+                    answer = str(_swallow(stream))
+                stream.write(answer.encode() + b"\n")
+                stream.flush()
+
+    def reach(self, peers: Mapping[str, Mapping[str, Any]], timeout_s: float) -> dict[str, Any]:
+        """Resolves the peers' names and connects to their ports, all at the same time.
+
+        Args:
+            peers: host -> {"token": what it answers, "ports": {what for: port}}.
+
+        Returns host -> {"address": of its name, "problem": why it has none, "ports": {what it is
+        for: why it cannot be reached, or None}}.
+        """
+        calls = [partial(_reach, host, **peer, timeout_s=timeout_s) for host, peer in peers.items()]
+        answers = all_within(timeout_s + 1, calls)
+        return {host: _answer(give) for host, give in zip(peers, answers, strict=True)}
+
+    def clock(self, host: str, port: int, timeout_s: float) -> dict[str, float]:
+        """How far the clock of `host` is ahead of this one, and the way there and back, in s."""
+        tries: list[tuple[float, float]] = []
+        with socket.create_connection((host, port), timeout=timeout_s) as connection:
+            stream = connection.makefile("rwb")
+            for _ in range(_CLOCK_ROUNDS):
+                began, ticks = time.time(), time.perf_counter()
+                stream.write(b"time\n")
+                stream.flush()
+                theirs = float(stream.readline())
+                way_s = time.perf_counter() - ticks
+                tries.append((way_s, theirs - began - way_s / 2))
+        way_s, ahead_s = min(tries)
+        return {"ahead_s": ahead_s, "round_trip_s": way_s}
+
+    def send(self, host: str, port: int, seconds: float, timeout_s: float) -> float:
+        """Sends to a host for so long; bytes a second that have arrived there."""
+        with socket.create_connection((host, port), timeout=timeout_s) as connection:
+            connection.sendall(b"sink\n")
+            began = time.perf_counter()
+            while time.perf_counter() < began + seconds:
+                connection.sendall(_CHUNK)
+            connection.shutdown(socket.SHUT_WR)
+            arrived = int(connection.makefile("rb").readline())
+            return arrived / (time.perf_counter() - began)
+
+    def interface(self, hosts: Sequence[str], rank: int, asked: str | None) -> str | None:
+        """The interface that a run's collectives would take."""
+        return _meeting(hosts, rank, asked).socket_interface()
+
+    def lock(self, folder: str, operation: str, primitive: str, name: str) -> str:
+        """One operation of `lockprobe`."""
+        agent = self._locks.setdefault(folder, LockAgent(Path(folder)))
+        return agent.do(operation, primitive, name)
+
+    def speeds(
+        self,
+        hosts: Sequence[str],
+        rank: int,
+        port: int,
+        id: str,
+        job: Mapping[str, Any],
+        timeout_s: float,
+    ) -> dict[str, Any]:
+        """Measures devices and collectives by torchrun, as a run starts it.
+
+        Returns "ranks" of this node as far as they came, "problem" (why torchrun failed, or None)
+        and "late" (whether that is because it took too long).
+        """
+        config = _config(job)
+        profile, binding = task.use_of_node(config, os.environ)
+        meeting = _meeting(hosts, rank, config.job.interface, port, id)
+        environment = task.training_environment(profile, meeting, os.environ)
+        if binding is not None:
+            environment |= binding.environment()
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            (folder / "logs").mkdir()
+            write_json(folder / REQUEST, {"backend": config.job.backend, "seconds": timeout_s / 3})
+            command = task.torchrun_command(
+                config.program.module, folder, meeting, str(profile.nproc), 0
+            )
+            problem, late = _run(command, environment, folder / "log", timeout_s)
+            ranks = [read_json(path) for path in sorted(folder.glob("rank-*.json"))]
+        return {"problem": problem, "late": late, "ranks": [found for found in ranks if found]}
+
+
+def _run(
+    command: list[str], environment: dict[str, str], log: Path, limit_s: float
+) -> tuple[str | None, bool]:
+    """Runs a command; why it failed, or None, and whether it had to be ended."""
+    with open(log, "wb") as file:
+        child = process.start(command, env=environment, stdout=file, stderr=file)
+        try:
+            code = child.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            process.end(child)
+            return f"torchrun did not end within {limit_s:.0f} s", True
+    if code == 0:
+        return None, False
+    said = [x.strip() for x in log.read_text(errors="replace")[-_TAIL:].splitlines() if x.strip()]
+    errors = [line for line in said if "Error" in line]
+    last = (errors or said or ["without a word"])[-1]
+    return f"torchrun ended with exit code {code}: {last}", False
+
+
+_MICROBENCH = Program(kind="doctor", name="doctor", module="slurmft.doctor.microbench")
+
+
+def _config(job: Mapping[str, Any]) -> RunConfig:
+    return RunConfig(program=_MICROBENCH, job=build(JobConfig, dict(job)))
+
+
+def _meeting(
+    hosts: Sequence[str], rank: int, interface: str | None, port: int = 0, id: str = ""
+) -> Rendezvous:
+    """The rendezvous of this node; simulated nodes have the loopback interface."""
+    local = task.LOCAL_NODE in os.environ
+    return Rendezvous(
+        hosts=tuple(hosts),
+        node_rank=rank,
+        port=port,
+        roll_call_port=0,
+        id=id,
+        interface=interface or ("lo" if local else None),
+    )
+
+
+def _look(folder: Path) -> dict[str, Any]:
+    here, found = filesystem.of(folder), filesystem.room(folder)
+    return {
+        "file_system": [here.type, here.source, here.mount],
+        "free_bytes": found.free_bytes,
+        "free_inodes": found.free_inodes,
+        "problem": found.problem,
+        "path": str(folder),
+    }
+
+
+def _answer(give: Callable[[], Any]) -> Any:
+    try:
+        return give()
+    except Exception as error:
+        return {"problem": in_words(error)}
+
+
+def _reach(host: str, token: str, ports: Mapping[str, int], timeout_s: float) -> dict[str, Any]:
+    deadline = time.monotonic() + timeout_s
+
+    def resolve() -> str:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+
+    try:
+        address = within(timeout_s, resolve)  # name servers have time-outs of their own
+    except (OSError, TimeoutError) as error:
+        return {"address": None, "problem": in_words(error), "ports": {}}
+    found = {}
+    for name, port in ports.items():
+        left_s = max(0.5, (deadline - time.monotonic()) / 2)
+        found[name] = _problem_with(address, port, token, left_s)
+    return {"address": address, "problem": None, "ports": found}
+
+
+def _problem_with(address: str, port: int, token: str, timeout_s: float) -> str | None:
+    """Why a port cannot be reached, or does not answer with the token; None: it does."""
+    try:
+        with socket.create_connection((address, port), timeout=timeout_s) as connection:
+            connection.sendall(b"who\n")
+            said = connection.makefile("rb").readline(200).decode(errors="replace").strip()
+    except OSError as error:
+        return error.strerror or str(error) or "timed out"
+    return None if said == token else f"{said!r} answers there, at {address}: another host?"
+
+
+def _listener(ports: Sequence[int]) -> socket.socket:
+    """A server on the first of the ports that nobody has."""
+    for port in ports:
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", port), backlog=1024)
+    raise SlurmftError(f"cannot listen on any of these ports: {ports}", "ss -tlnp shows who does")
+
+
+def _swallow(stream: Any) -> int:
+    """Reads to the end; the number of bytes."""
+    count = 0
+    while data := stream.read1(2**20):
+        count += len(data)
+    return count
+
+
+def _available_mib() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) // 1024
+    return 0
+
+
+def software() -> dict[str, str | None]:
+    """What must be the same on all nodes, and here."""
+    packages = ("torch", "transformers", "accelerate", "datasets")
+    return {
+        "Python": f"{platform.python_version()} ({sys.executable})",
+        "slurmft": slurmft.__version__,
+        **{name: installed(name) for name in packages},
+    }
+
+
+def serve(agent: Agent, lines: IO[str], out: IO[str]) -> None:
+    """Does what lines of JSON tell, each in a thread of its own, until they end."""
+    one_at_a_time = threading.Lock()
+
+    def do(request: dict[str, Any]) -> None:
+        said: dict[str, Any] = {"number": request["number"]}
+        try:
+            said["answer"] = getattr(agent, request["do"])(**request["with"])
+        except Exception as error:
+            said["error"] = in_words(error)
+        with one_at_a_time:
+            print(MARK + json.dumps(said), file=out, flush=True)
+
+    for line in lines:
+        threading.Thread(target=do, args=(json.loads(line),), daemon=True).start()
+
+
+def main() -> None:
+    """`python -m slurmft.doctor.agent`: an agent. It ends with its input."""
+    serve(Agent(), sys.stdin, sys.stdout)
+    sys.stdout.flush()
+    os._exit(0)  # whatever hangs
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""The process group: its backend, agreement between ranks, sums, gathers and broadcasts."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.node import ccl, torchrun
+
+_TIMEOUT = timedelta(minutes=30)
+_CONTROL_TIMEOUT = timedelta(days=2)
+"""Ranks may wait long for the main one, which reads data; real hangs are the watchdog's to find."""
+_GATHER_BYTES = 64 * 2**20
+
+
+_EVALUATE_WAITED = ("Expected to find locked file", "Cannot acquire lock on cached file")
+"""evaluate's words for a rank that has not written its file, for whatever reason."""
+
+
+class PeerFailedError(SlurmftError):
+    """Another rank failed: that one's error is the one to read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """The ranks of a run, as one of them sees it."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+    backend: str
+    control: Any
+    """A gloo group of all ranks, for what they tell each other beside the training."""
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def on_main(self, work: Callable[[], Any]) -> None:
+        """Runs `work` on the main rank while the others wait; see `on_some`."""
+        self.on_some(self.is_main, work)
+
+    def on_some(self, chosen: bool, work: Callable[[], Any]) -> None:
+        """Runs `work` on the ranks that are chosen, while the others wait.
+
+        Raises:
+            Exception: on a chosen rank, whatever `work` raises.
+            PeerFailedError: on the others, if it raised anywhere; with those words. Nobody hangs.
+        """
+        error: Exception | None = None
+        if chosen:
+            try:
+                work()
+            except Exception as caught:
+                error = caught
+        words = self.all_objects(None if error is None else f"{type(error).__name__}: {error}")
+        if error is not None:
+            raise error
+        for rank, said in enumerate(words):
+            if said:
+                raise PeerFailedError(f"rank {rank} failed: {said}")
+
+    def broadcast(self, values: Sequence[float] | None, count: int) -> list[float]:
+        """The main rank's `count` floats, on every rank, as doubles. Others pass anything."""
+        tensor = torch.zeros(count, dtype=torch.float64, device=self.device)
+        if self.is_main:
+            tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.broadcast(tensor, src=0)
+        return [float(v) for v in tensor.tolist()]
+
+    def sum(self, values: Sequence[float] | torch.Tensor) -> list[float]:
+        """Sums over all ranks, element by element, as doubles."""
+        tensor = torch.as_tensor(values, dtype=torch.float64).to(self.device, copy=True)
+        dist.all_reduce(tensor)
+        return [float(v) for v in tensor.tolist()]
+
+    def all_values(self, value: float) -> list[float]:
+        """One value of every rank, by rank."""
+        return self.sum([value if rank == self.rank else 0.0 for rank in range(self.size)])
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank, on the main rank; an empty list elsewhere."""
+        found: list[Any] = [None] * self.size if self.is_main else []
+        dist.gather_object(value, found if self.is_main else None, dst=0, group=self.control)
+        return found
+
+    def all_objects(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank, on every rank."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self.control)
+        return found
+
+    def share_object(self, value: Any, source: int = 0) -> Any:
+        """One rank's value, on every rank. Others pass anything."""
+        box = [value]
+        dist.broadcast_object_list(box, src=source, group=self.control)
+        return box[0]
+
+    def share_tensors(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The main rank's CPU tensors, on every rank, bit by bit. Others pass anything."""
+        layout = self.share_object({k: (tuple(t.shape), t.dtype) for k, t in tensors.items()})
+        found = {}
+        for name, (shape, dtype) in layout.items():
+            tensor = tensors[name] if self.is_main else torch.empty(shape, dtype=dtype)
+            flat = tensor.contiguous().reshape(-1)
+            if flat.numel():
+                dist.broadcast(flat.view(torch.uint8), src=0, group=self.control)
+            found[name] = flat.reshape(shape)
+        return found
+
+    def gather(self, array: np.ndarray, sizes: Sequence[int]) -> np.ndarray | None:
+        """All ranks' arrays one after another, on the main rank; None elsewhere.
+
+        One collective for each `_GATHER_BYTES` that the main rank receives: it holds no more than
+        that besides the result.
+
+        Args:
+            array: this rank's part, of shape (sizes[rank], ...), int64 or float64.
+            sizes: the length of every rank's part.
+        """
+        shape = array.shape[1:]
+        if shape:  # rows, one value after another
+            row = math.prod(shape)
+            flat = self.gather(array.reshape(-1), [size * row for size in sizes])
+            return None if flat is None else flat.reshape(-1, *shape)
+        whole = np.empty(sum(sizes) if self.is_main else 0, dtype=array.dtype)
+        starts = np.concatenate(([0], np.cumsum(sizes)))
+        chunk = max(1, _GATHER_BYTES // (self.size * array.dtype.itemsize))
+        for first in range(0, max(sizes), chunk):
+            width = min(chunk, max(sizes) - first)
+            mine = torch.zeros(width, dtype=torch.from_numpy(array[:0]).dtype, device=self.device)
+            piece = torch.from_numpy(array[first : first + width])
+            mine[: len(piece)] = piece
+            found = [torch.empty_like(mine) for _ in sizes] if self.is_main else None
+            dist.gather(mine, found, dst=0)
+            for rank, got in enumerate(found or []):
+                part = whole[starts[rank] + first : starts[rank + 1]][:width]
+                part[:] = got[: len(part)].cpu().numpy()
+        return whole if self.is_main else None
+
+
+def leave() -> None:
+    """Leaves the process group, after the last collective: a rank that just exits looks dead."""
+    dist.destroy_process_group()
+
+
+def init(backend: str) -> World:
+    """Joins the process group that torchrun set up.
+
+    It is made before Accelerate's, which then uses it: this is how ccl gets in.
+
+    Raises:
+        UsageError: the backend needs what this node does not have.
+    """
+    use_gpu = torch.cuda.is_available() and backend in ("auto", "nccl")
+    name = choose_backend(backend, torch.cuda.is_available())
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
+    if use_gpu:
+        torch.cuda.set_device(device)
+    torchrun.bind()
+    dist.init_process_group(name, timeout=_TIMEOUT)
+    return World(
+        rank=dist.get_rank(),
+        size=dist.get_world_size(),
+        local_rank=local_rank,
+        device=device,
+        backend=name,
+        control=dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT),
+    )
+
+
+def rounded_type() -> torch.dtype:
+    """The type that numbers of 16 bits are sent in: torch's MPI knows no bfloat16."""
+    return torch.float32 if dist.get_backend() == "mpi" else torch.bfloat16
+
+
+def choose_backend(asked: str, has_gpu: bool) -> str:
+    """The backend asked for, or the fastest that is here.
+
+    Raises:
+        UsageError: the backend needs what this node, or this torch, does not have.
+    """
+    if asked == "nccl" and not has_gpu:
+        raise UsageError(
+            f"--backend nccl needs GPUs, and {os.uname().nodename} shows none", "use --backend gloo"
+        )
+    if asked == "mpi" and not dist.is_mpi_available():
+        raise UsageError(
+            f"--backend mpi needs a torch that was built with MPI; {torch.__version__} was not",
+            "use --backend gloo, or ccl where it is installed",
+        )
+    binding = ccl.choose(asked, has_gpu)
+    if binding is not None:
+        os.environ.update(ccl.rank_variables(os.environ))
+        importlib.import_module(binding.module)  # registers the backend
+        return "ccl"
+    if note := ccl.fall_back_note(asked, has_gpu):
+        print(note, flush=True)
+    return ("nccl" if has_gpu else "gloo") if asked == "auto" else asked
+
+
+def is_secondary(error: BaseException) -> bool:
+    """Whether an error only says that another rank is gone."""
+    if isinstance(error, (PeerFailedError, dist.DistBackendError, dist.DistNetworkError)):
+        return True
+    if isinstance(error, ValueError) and any(w in str(error) for w in _EVALUATE_WAITED):
+        return True
+    signs = ("connection closed by peer", "connection reset", "broken pipe", "gloo/transport")
+    return isinstance(error, RuntimeError) and any(s in str(error).lower() for s in signs)

@@ -1,0 +1,371 @@
+"""File locks that hold between the nodes of a shared file system.
+
+`filelock`, and with it datasets, evaluate and huggingface_hub, locks by `flock`, which GPFS and
+others keep local to each node. The shim makes every FileLock of a process lock by another primitive
+where the file system is shared:
+
+    import slurmft.locks
+    slurmft.locks.install()
+
+or, for a script of somebody else: `python -m slurmft.locks run -- script.py`. On one file system,
+flock and lockf do not see each other: every process that uses a cache must have the shim.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import importlib.machinery
+import json
+import os
+import struct
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from slurmft.core import filesystem
+from slurmft.core.errors import SlurmftError, unknown
+from slurmft.core.filesystem import LOCK_PRIMITIVES, FileSystem
+
+VARIABLE = "SLURMFT_FILE_LOCKS"
+"""The primitive, or auto, for processes that `environment` prepares."""
+
+_TARGETS = ("filelock._unix", "datasets.utils.filelock")
+"""Modules that hold a UnixFileLock calling `fcntl.flock`; datasets 2 brings its own copy."""
+
+_SHIM_FOLDER = str(Path(__file__).parent / "shim")
+
+
+class LockShimError(SlurmftError):
+    """The shim cannot do what it is there for."""
+
+
+# --- the primitives -------------------------------------------------------------------------------
+
+
+def lock(fd: int, primitive: str, operation: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Any:
+    """Locks a file as `flock(fd, operation)` would, by a primitive.
+
+    Returns what `unlock` needs. `fd` must be writable for lockf and ofd.
+
+    Raises:
+        BlockingIOError: somebody else holds it.
+        OSError: the file system does not have this primitive.
+    """
+    try:
+        if primitive == "flock":
+            fcntl.flock(fd, operation)
+        elif primitive == "lockf":
+            fcntl.lockf(fd, operation)
+        elif primitive == "ofd":
+            wait = fcntl.F_OFD_SETLK if operation & fcntl.LOCK_NB else fcntl.F_OFD_SETLKW
+            shared = operation & fcntl.LOCK_SH
+            fcntl.fcntl(fd, wait, _whole_file(fcntl.F_RDLCK if shared else fcntl.F_WRLCK))
+        else:
+            return _soft(fd, operation)
+    except OSError as error:
+        if error.errno == errno.EACCES:  # POSIX allows it for "held elsewhere"
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
+        raise
+    return None
+
+
+def unlock(fd: int, primitive: str, held: Any) -> None:
+    """Gives up what `lock` returned."""
+    if primitive == "flock":
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    elif primitive == "lockf":
+        fcntl.lockf(fd, fcntl.LOCK_UN)
+    elif primitive == "ofd":
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_UNLCK))
+    else:
+        held.release()
+
+
+def _whole_file(kind: int) -> bytes:
+    """A struct flock of Linux: type, whence, start, length, pid (0 for these locks)."""
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
+
+
+def _soft(fd: int, operation: int) -> Any:
+    """A lock by the existence of a file beside the lock file."""
+    from filelock import SoftFileLock, Timeout
+
+    path = _path_of(fd) + ".soft"
+    try:
+        held = SoftFileLock(path, thread_local=False)  # any thread may release it
+    except TypeError:  # before 3.11
+        held = SoftFileLock(path)
+    try:
+        held.acquire(timeout=0 if operation & fcntl.LOCK_NB else -1)
+    except Timeout:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
+    return held
+
+
+def _path_of(fd: int) -> str:
+    return os.readlink(f"/proc/self/fd/{fd}")
+
+
+# --- which primitive for which file system --------------------------------------------------------
+
+
+def primitive_for(path: str | Path) -> str:
+    """The primitive of a file system: what was measured there, else the default for its type."""
+    found = filesystem.of(path)
+    measured = recorded(found)
+    return measured["primitive"] if measured else default(found)
+
+
+def default(found: FileSystem) -> str:
+    """lockf where other nodes may see the files; flock, like everybody, where they cannot."""
+    return "lockf" if found.is_shared else "flock"
+
+
+def recorded(found: FileSystem) -> dict[str, Any] | None:
+    """What was measured on a file system (`slurmft doctor locks`); None: nothing, or not read."""
+    try:
+        record: dict[str, Any] = json.loads(record_path(found).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RuntimeError):  # the last: no home is known
+        return None
+    return record if record.get("primitive") in LOCK_PRIMITIVES else None
+
+
+def record_path(found: FileSystem) -> Path:
+    """Where the record of a file system is: in the user's cache, which nodes share, too."""
+    import hashlib
+
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    key = hashlib.sha256(f"{found.type}\0{found.source}\0{found.mount}".encode(errors="replace"))
+    return Path(cache).expanduser() / "slurmft" / "locks" / f"{key.hexdigest()[:16]}.json"
+
+
+# --- the shim -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A lock that this process holds through the shim."""
+
+    primitive: str
+    inode: tuple[int, int]
+    held: Any
+
+
+class _Shim:
+    """The `fcntl` that patched modules see, and what this process holds.
+
+    lockf has two traps that flock has not: a process never excludes itself, and closing any
+    descriptor of a file drops its lock. So an inode that is held here counts as locked, and is not
+    even opened; opening, locking and closing happen one at a time.
+    """
+
+    def __init__(self) -> None:
+        self.primitive = "auto"
+        self.calls = 0
+        self.patched: set[str] = set()
+        self._chosen: dict[int, str] = {}
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)  # a child inherits no POSIX lock
+
+    def _forget(self) -> None:
+        for mine in self.__dict__.get("held", {}).values():
+            if mine.primitive == "soft":  # older ones would remove the file of the parent
+                with contextlib.suppress(AttributeError):
+                    mine.held.release = _nothing
+        self.mutex = threading.RLock()
+        self.held: dict[int, _Held] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(fcntl, name)
+
+    def flock(self, fd: int, operation: int) -> None:
+        """As `fcntl.flock`."""
+        self.calls += 1
+        with self.mutex:
+            if operation & fcntl.LOCK_UN:
+                mine = self.held.pop(fd, None)
+                if mine is None:  # locked before the shim was there
+                    fcntl.flock(fd, operation)
+                else:
+                    unlock(fd, mine.primitive, mine.held)
+                return
+            status = os.fstat(fd)
+            inode = (status.st_dev, status.st_ino)
+            primitive = self._choose(fd, status.st_dev)
+            if primitive != "flock" and self.holds(inode):
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            held = lock(fd, primitive, operation)
+            self.held[fd] = _Held(primitive, inode, held)
+
+    def holds(self, inode: tuple[int, int]) -> bool:
+        return any(mine.inode == inode for mine in self.held.values())
+
+    def holds_path(self, path: str) -> bool:
+        """Whether this process holds a lock file otherwise than by flock, which needs no care."""
+        if not self.held:
+            return False
+        try:
+            status = os.stat(path)
+        except OSError:
+            return False
+        inode = (status.st_dev, status.st_ino)
+        return any(m.inode == inode and m.primitive != "flock" for m in self.held.values())
+
+    def drop_new(self, before: set[int]) -> None:
+        """Forgets locks whose descriptors were closed without an unlock, by a failed acquire."""
+        for fd in set(self.held) - before:
+            mine = self.held.pop(fd)
+            if mine.primitive == "soft":
+                mine.held.release()
+
+    def _choose(self, fd: int, device: int) -> str:
+        if self.primitive != "auto":
+            return self.primitive
+        if device not in self._chosen:
+            self._chosen[device] = primitive_for(_path_of(fd))
+        return self._chosen[device]
+
+    def settle(self, device: int, primitive: str) -> None:
+        self._chosen[device] = primitive
+
+    def use(self, primitive: str) -> None:
+        self.primitive = primitive
+        self._chosen.clear()
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+_shim = _Shim()
+
+
+def install(primitive: str = "auto") -> None:
+    """Makes every FileLock of this process, whenever made, lock by a primitive.
+
+    Args:
+        primitive: one of `LOCK_PRIMITIVES`, everywhere; or auto: on shared file systems what was
+            measured to hold there (`slurmft doctor locks`), else lockf; elsewhere flock.
+
+    Raises:
+        UsageError: no such primitive.
+        LockShimError: this filelock does not lock through the shim.
+    """
+    arm(primitive)
+    import tempfile
+
+    import filelock
+
+    before = _shim.calls
+    with tempfile.TemporaryDirectory() as folder, filelock.FileLock(Path(folder) / "lock"):
+        pass
+    if _shim.calls == before:
+        raise LockShimError(
+            f"the lock shim has no effect on filelock {filelock.__version__}: it does not call "
+            "fcntl.flock as the versions from 3.4 to 4 do",
+            "install one of these versions",
+        )
+
+
+def arm(primitive: str = "auto") -> None:
+    """Like `install`, but imports nothing: what is not there yet is patched when it is imported.
+
+    Raises:
+        UsageError: no such primitive.
+        LockShimError: a module that is there cannot be patched.
+    """
+    if primitive not in ("auto", *LOCK_PRIMITIVES):
+        raise unknown("lock primitive", primitive, ["auto", *LOCK_PRIMITIVES])
+    _shim.use(primitive)
+    for name in _TARGETS:
+        if name in sys.modules:
+            _patch(sys.modules[name])
+    if not any(isinstance(finder, _PatchOnImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _PatchOnImport())
+
+
+def settle(path: str | Path, primitive: str) -> None:
+    """Tells this process what was measured on the file system of a path."""
+    with contextlib.suppress(OSError):  # it sees no such path: then it has no lock there either
+        _shim.settle(os.stat(path).st_dev, primitive)
+
+
+def installed() -> str | None:
+    """The primitive (or auto) of the shim in this process; None: it is not there."""
+    return _shim.primitive if _shim.patched else None
+
+
+def environment(primitive: str, variables: dict[str, str]) -> dict[str, str]:
+    """Variables with which every Python started from them, and by these in turn, has the shim."""
+    paths = [p for p in variables.get("PYTHONPATH", "").split(os.pathsep) if p]
+    others = [p for p in paths if p != _SHIM_FOLDER]
+    return {VARIABLE: primitive, "PYTHONPATH": os.pathsep.join([_SHIM_FOLDER, *others])}
+
+
+class _PatchOnImport:
+    """Patches the targets as they are imported, before anybody can lock by them."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in _TARGETS:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            _patch(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _patch(module: ModuleType) -> None:
+    """Puts the shim under the UnixFileLock of a module, and so under all its subclasses.
+
+    Raises:
+        LockShimError: it is built otherwise than all versions known.
+    """
+    found = vars(module).get("UnixFileLock")
+    if module.__name__ in _shim.patched or (found and found.__module__ != module.__name__):
+        return  # newer datasets only hand on filelock's class
+    if found is None or "fcntl" not in vars(module):
+        raise LockShimError(f"the lock shim does not know this version of {module.__name__}")
+    module.fcntl = _shim  # type: ignore[attr-defined]
+    found._acquire, found._release = _guard_acquire(found._acquire), _guard_release(found._release)
+    _shim.patched.add(module.__name__)
+
+
+def _guard_acquire(acquire: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(acquire)
+    def guarded(self: Any) -> None:
+        with _shim.mutex:
+            if _shim.holds_path(self.lock_file):
+                return  # taken; opening and closing the file would drop the lock
+            before = set(_shim.held)
+            try:
+                acquire(self)
+            finally:  # also where Ctrl-C ends it
+                if not self.is_locked:
+                    _shim.drop_new(before)
+
+    return guarded
+
+
+def _guard_release(release: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(release)
+    def guarded(self: Any) -> None:
+        with _shim.mutex:  # nobody locks the file anew between the unlock and the close
+            release(self)
+
+    return guarded

@@ -1,0 +1,135 @@
+"""oneCCL's PyTorch binding: found, checked and given its environment, without importing torch.
+
+Upstream has ended with the release for torch 2.8; sites that pin it have wheels or builds of their
+own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmft.core.errors import UsageError
+
+_MODULES = ("oneccl_bindings_for_pytorch", "torch_ccl")
+"""Since 1.12, and before."""
+_PACKAGES = ("oneccl_bind_pt", "oneccl-bind-pt", "torch-ccl", "torch_ccl")
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The installed binding."""
+
+    module: str
+    """To import: it registers the backend."""
+    version: str | None
+    torch: str
+
+    @property
+    def mismatch(self) -> str | None:
+        """Why it does not fit torch; None: it does, or does not say what it was built for."""
+        if self.version is None or _minor(self.version) == _minor(self.torch):
+            return None
+        return f"{self.module} {self.version} is for another torch than {self.torch}"
+
+    def environment(self) -> dict[str, str]:
+        """What its `setvars.sh` sets: the loader reads it before Python runs, so the processes that
+        use it must be started with it. Empty where the binding brings no such script.
+
+        Of the variables that are set already, only lists that the script lengthens: mpirun's own
+        I_MPI_ROOT must not give way to that of a library that the binding brings.
+        """
+        origin = _origin(self.module)
+        if origin is None:
+            return {}
+        script = Path(origin).parent / "env" / "setvars.sh"
+        if not script.is_file():
+            return {}
+        command = ["bash", "-c", 'source "$0" >/dev/null 2>&1; env -0', str(script)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        pairs = (entry.partition("=") for entry in done.stdout.split("\0") if "=" in entry)
+        found = {name: value for name, _, value in pairs}
+        return {k: v for k, v in found.items() if k not in _SHELL and _adds(v, os.environ.get(k))}
+
+
+def _adds(value: str, before: str | None) -> bool:
+    """Whether a variable's value is new, or the one from before in a longer list."""
+    return before is None or (value != before and before in value)
+
+
+_SHELL = ("_", "SHLVL", "PWD", "OLDPWD", "PYTHONPATH", "COLUMNS", "LINES")
+
+
+def _minor(text: str) -> list[str]:
+    return text.split("+")[0].split(".")[:2]
+
+
+def find() -> Binding | None:
+    """The binding that is installed, if any."""
+    module = next((m for m in _MODULES if _origin(m) is not None), None)
+    if module is None:
+        return None
+    return Binding(module, _version(_PACKAGES), _version(("torch",)) or "unknown")
+
+
+def _origin(module: str) -> str | None:
+    """The file of a module that is not imported yet; None: it is not installed."""
+    from importlib.util import find_spec
+
+    spec = find_spec(module)
+    return None if spec is None else spec.origin
+
+
+def _version(packages: tuple[str, ...]) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version  # 20 ms
+
+    for package in packages:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def choose(backend: str, has_gpu: bool) -> Binding | None:
+    """The binding, if the collectives of a run are to be oneCCL's.
+
+    Args:
+        backend: as asked for.
+        has_gpu: with auto, GPUs take nccl.
+
+    Raises:
+        UsageError: ccl was asked for, and is not installed or does not fit.
+    """
+    if backend not in ("auto", "ccl") or (backend == "auto" and has_gpu):
+        return None
+    found = find()
+    if backend == "auto":
+        return found if found is not None and found.mismatch is None else None
+    fitting = ".".join(_minor(_version(("torch",)) or "2.8"))
+    hint = (
+        f"install oneccl_bind_pt=={fitting}.* from Intel's index of wheels "
+        "(https://pytorch-extension.intel.com); the last is for torch 2.8; or use --backend gloo"
+    )
+    if found is None:
+        raise UsageError(f"--backend ccl needs {_MODULES[0]}, which is not installed", hint)
+    if found.mismatch:
+        raise UsageError(f"--backend ccl: {found.mismatch}", hint)
+    return found
+
+
+def fall_back_note(backend: str, has_gpu: bool) -> str | None:
+    """One line on why auto does not take a binding that is there; None: nothing to tell."""
+    found = find() if backend == "auto" and not has_gpu else None
+    if found is None or found.mismatch is None:
+        return None
+    return f"{found.mismatch}: collectives by gloo"
+
+
+def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """What oneCCL must know of a rank that mpirun did not start; else it takes global ranks."""
+    names = {"CCL_LOCAL_RANK": "LOCAL_RANK", "CCL_LOCAL_SIZE": "LOCAL_WORLD_SIZE"}
+    return {ours: environment[theirs] for ours, theirs in names.items() if theirs in environment}

@@ -1,0 +1,376 @@
+"""What a node's hardware means for a run: processes, cores, and the environment of an expert.
+
+Detected on the node itself, in its allocation, without importing torch. Every variable has its
+reason, and what the user has set wins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from slurmft.core.config import JobConfig
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.node import hardware
+from slurmft.node.hardware import Cpu, Hardware, as_list, numbers
+
+CORES = "SLURMFT_CORES"
+"""The cores of each of a node's processes, as "0-3;4-7"; for the ranks."""
+
+_TCMALLOC = ("libtcmalloc.so", "libtcmalloc.so.4", "libtcmalloc_minimal.so.4")
+_IOMP = ("libiomp5.so",)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One environment variable of the training processes."""
+
+    name: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """How a node is used."""
+
+    name: str
+    """gpu, xeon or cpu."""
+    hardware: Hardware
+    nproc: int
+    """Processes on the node."""
+    cores: tuple[tuple[int, ...], ...]
+    """Logical CPUs of each process, one for each physical core that computes."""
+    comm_cores: tuple[tuple[int, ...], ...]
+    """Those of its cores that are set aside for communication."""
+    pinned: bool
+    """Whether processes are bound to their cores."""
+    pinning: str
+    """Why, or why not."""
+
+    def settings(self) -> list[Setting]:
+        """The variables that the profile sets."""
+        threads = max(1, min(len(cores) for cores in self.cores))
+        found = [
+            Setting(
+                name="OMP_NUM_THREADS",
+                value=str(threads),
+                reason=f"compute cores of each of {self.nproc} process(es)",
+            ),
+            Setting(
+                name="TOKENIZERS_PARALLELISM", value="true", reason="one process tokenizes for all"
+            ),
+        ]
+        if self.pinned:
+            lists = ";".join(as_list(cores) for cores in self._all_cores())
+            found.append(Setting(name=CORES, value=lists, reason=self.pinning))
+        if self.name == "gpu":
+            found.append(
+                Setting(
+                    name="CUDA_DEVICE_MAX_CONNECTIONS",
+                    value="1",
+                    reason="kernels and collectives start in the order in which they are given",
+                )
+            )
+            return found
+        preloads = self._preloads()
+        if not any("tcmalloc" in setting.value for setting in preloads):
+            preloads += _GLIBC
+        return [*found, *preloads, _PRIMITIVES, *self._ccl()]
+
+    def _all_cores(self) -> list[tuple[int, ...]]:
+        """What each process is bound to: its communication's cores, too."""
+        pairs = zip(self.cores, self.comm_cores, strict=True)
+        return [tuple(sorted(own + comm)) for own, comm in pairs]
+
+    def _preloads(self) -> list[Setting]:
+        """Libraries that must be there before Python is, where this machine has them."""
+        names: list[tuple[tuple[str, ...], str]] = [
+            (_TCMALLOC, "tcmalloc: fewer page faults in training")
+        ]
+        if self.name == "xeon":
+            names.append((_IOMP, "Intel's OpenMP"))
+        found = [(path, why) for files, why in names if (path := find_library(files))]
+        if not found:
+            return []
+        settings = [
+            Setting(
+                name="LD_PRELOAD",
+                value=":".join(path for path, _ in found),
+                reason="; ".join(why for _, why in found),
+            )
+        ]
+        if any(path.endswith(_IOMP) for path, _ in found):
+            settings.append(
+                Setting(name="KMP_BLOCKTIME", value="1", reason="idle threads sleep after 1 ms")
+            )
+            if self.pinned:  # else the processes of a node would bind to the same cores
+                settings += [
+                    Setting(
+                        name="KMP_AFFINITY",
+                        value="granularity=fine,compact,1,0",
+                        reason="a thread stays on its core",
+                    ),
+                    Setting(name="KMP_HW_SUBSET", value="1T", reason="one thread a physical core"),
+                ]
+        return settings
+
+    def _ccl(self) -> list[Setting]:
+        """oneCCL under torchrun: nobody else tells it where it is."""
+        workers = len(self.comm_cores[0])
+        if not workers:
+            return []
+        affinity = ",".join(str(cpu) for cores in self.comm_cores for cpu in cores)
+        bound = Setting(
+            name="CCL_WORKER_AFFINITY", value=affinity, reason="the cores set aside for them"
+        )
+        return [
+            Setting(
+                name="CCL_WORKER_COUNT",
+                value=str(workers),
+                reason="communication threads of each process",
+            ),
+            *([bound] if self.pinned else []),  # else these cores may be another job's
+            Setting(name="CCL_ATL_TRANSPORT", value="ofi", reason="MPI's needs mpirun"),
+            Setting(name="CCL_PROCESS_LAUNCHER", value="none", reason="torchrun starts the ranks"),
+        ]
+
+
+_GLIBC = [
+    Setting(
+        name="MALLOC_MMAP_MAX_",
+        value="0",
+        reason="large tensors reuse memory: no page faults in every step (tcmalloc is not here)",
+    ),
+    Setting(
+        name="MALLOC_TRIM_THRESHOLD_",
+        value=str(2**40),
+        reason="memory that is freed is kept for the next step",
+    ),
+]
+"""glibc gives a large tensor's memory back to the kernel, and takes it anew, page by page."""
+
+
+_PRIMITIVES = Setting(
+    name="ONEDNN_PRIMITIVE_CACHE_CAPACITY",
+    value="128",
+    reason="packed batches are all of other sizes: oneDNN's code for past ones takes memory",
+)
+
+
+def choose(
+    hardware: Hardware,
+    job: JobConfig,
+    *,
+    uses_ccl: bool = False,
+    part: tuple[int, int] | None = None,
+) -> Profile:
+    """How a run uses a node.
+
+    Args:
+        hardware: of the node.
+        job: `--profile`, `--nproc-per-node` and `--comm-cores` are read.
+        uses_ccl: the collectives are oneCCL's, which wants cores of its own.
+        part: index and number of simulated nodes that divide this machine among themselves.
+
+    Raises:
+        UsageError: the node cannot serve what was asked for.
+    """
+    name = _name(hardware, job.profile)
+    places = hardware.places("numa" if name == "xeon" else "socket")
+    nproc = job.nproc_per_node or (len(hardware.gpus) if name == "gpu" else len(places))
+    if part is not None and job.nproc_per_node is None and name != "gpu":
+        nproc = 1  # a part of a machine is no more than one socket
+    _check_processes(hardware, name, nproc, part)
+    cores = list(hardware.cores)
+    if part is not None:
+        index, count = part
+        cores = _slice(cores, index, count) or cores[:1]
+    shares = _near_gpus(hardware, nproc) if name == "gpu" else None
+    shares = shares or [_slice(cores, i, nproc) or cores[:1] for i in range(nproc)]
+    comm = [_comm(share, job.comm_cores, uses_ccl) for share in shares]
+    pinned, pinning = _pinning(hardware, nproc, cores, part)
+    return Profile(
+        name=name,
+        hardware=hardware,
+        nproc=nproc,
+        cores=tuple(
+            tuple(cpu.number for cpu in share[: len(share) - n])
+            for share, n in zip(shares, comm, strict=True)
+        ),
+        comm_cores=tuple(
+            tuple(cpu.number for cpu in share[len(share) - n :])
+            for share, n in zip(shares, comm, strict=True)
+        ),
+        pinned=pinned,
+        pinning=pinning,
+    )
+
+
+def _name(hardware: Hardware, asked: str) -> str:
+    """The profile asked for, if this node can serve it; auto: the one that fits it."""
+    if asked == "gpu" and not hardware.gpus:
+        raise UsageError(
+            f"--profile gpu, but {hardware.host} shows no GPU to this job: looked at "
+            "CUDA_VISIBLE_DEVICES and for /dev/nvidia*",
+            "ask for GPUs (--gpus-per-node), or use --profile auto",
+        )
+    if asked == "xeon" and "avx512f" not in hardware.flags:
+        raise UsageError(
+            f"--profile xeon, but the CPU of {hardware.host} ({hardware.model}) has no AVX-512",
+            "use --profile cpu",
+        )
+    if asked != "auto":
+        return asked
+    if hardware.gpus:
+        return "gpu"
+    intel = hardware.vendor == "GenuineIntel" and "avx512f" in hardware.flags
+    return "xeon" if intel else "cpu"
+
+
+def _check_processes(
+    hardware: Hardware, name: str, nproc: int, part: tuple[int, int] | None
+) -> None:
+    if name == "gpu" and nproc > len(hardware.gpus):
+        raise UsageError(
+            f"--nproc-per-node {nproc}, but this node has {len(hardware.gpus)} GPUs",
+            "each process needs a GPU of its own; leave the flag out to use all of them",
+        )
+    if name != "gpu" and part is None and nproc > len(hardware.cores):
+        raise UsageError(
+            f"--nproc-per-node {nproc}, but {hardware.host} gives this job "
+            f"{len(hardware.cores)} core(s)",
+            "ask for more (--cpus-per-task, --exclusive), or for fewer processes",
+        )
+
+
+def _slice(cores: list[Cpu], index: int, count: int) -> list[Cpu]:
+    """One of `count` equal consecutive parts; what is left over belongs to none."""
+    size = len(cores) // count
+    return cores[index * size : (index + 1) * size]
+
+
+def _near_gpus(hardware: Hardware, nproc: int) -> list[list[Cpu]] | None:
+    """For each GPU its part of the cores on its side of the node; None: sides are not known."""
+    gpus = hardware.gpus[:nproc]
+    if not all(gpu.near_cpus for gpu in gpus):
+        return None
+    shares = []
+    for gpu in gpus:
+        same = [other for other in gpus if other.near_cpus == gpu.near_cpus]
+        near = [core for core in hardware.cores if core.number in gpu.near_cpus]
+        shares.append(_slice(near, same.index(gpu), len(same)))
+    return shares if all(shares) else None
+
+
+def _comm(share: list[Cpu], asked: int | None, uses_ccl: bool) -> int:
+    """How many of a process's cores are set aside for communication."""
+    if not uses_ccl:
+        return 0
+    count = asked if asked is not None else max(1, min(4, len(share) // 8))
+    if count >= len(share):
+        if asked is None:
+            return 0
+        raise UsageError(
+            f"--comm-cores {asked} leaves a process with {len(share)} core(s) nothing to compute "
+            "on",
+            "give fewer, or start fewer processes: --nproc-per-node",
+        )
+    return count
+
+
+def _pinning(
+    hardware: Hardware, nproc: int, cores: list[Cpu], part: tuple[int, int] | None
+) -> tuple[bool, str]:
+    """Whether to bind processes to cores, and why: only to those that surely are this job's."""
+    if part is not None:
+        return False, "not bound: simulated nodes share this machine"
+    if len(cores) < nproc:
+        return False, "not bound: more processes than cores"
+    if len(hardware.cpus) == hardware.machine_cpus and not hardware.is_whole_node:
+        return False, "not bound: other jobs may share the node, and no mask says which cores"
+    return True, "each process on cores of its own"
+
+
+def check_precision(hardware: Hardware, precision: str) -> None:
+    """Raises UsageError where this node cannot train in the precision asked for."""
+    if precision == "fp16" and not hardware.gpus:
+        raise UsageError(
+            f"--precision fp16 needs GPUs, and {hardware.host} shows none to this job",
+            "use --precision bf16 on CPUs, or ask for GPUs: --gpus-per-node",
+        )
+
+
+def merge(settings: list[Setting], environment: Mapping[str, str]) -> dict[str, str]:
+    """The settings as variables; those that the user has set, if to nothing, stay the user's."""
+    return {s.name: s.value for s in settings if s.name not in environment}
+
+
+def describe(profile: Profile, environment: Mapping[str, str]) -> list[str]:
+    """A line for each variable: its value, and why."""
+    lines = []
+    for setting in profile.settings():
+        is_yours = setting.name in environment
+        why = f"yours (else {setting.value})" if is_yours else setting.reason
+        value = environment.get(setting.name, setting.value)
+        lines.append(f"{setting.name}={value}  # {why}")
+    if not profile.pinned:
+        lines.append(f"# {profile.pinning}")
+    return lines
+
+
+def find_library(names: tuple[str, ...]) -> str | None:
+    """A shared library where Debian, other distributions, conda and PyPI put it."""
+    import sysconfig  # 3 ms: only a node looks for libraries
+
+    multiarch = sysconfig.get_config_var("MULTIARCH") or "x86_64-linux-gnu"
+    folders = [
+        f"{sys.prefix}/lib",
+        f"{os.environ.get('CONDA_PREFIX') or sys.prefix}/lib",
+        f"/usr/lib/{multiarch}",
+        "/usr/lib64",
+        "/usr/local/lib",
+        "/usr/lib",
+        *sorted(glob.glob("/opt/intel/oneapi/compiler/latest/lib")),
+    ]
+    paths = (f"{folder}/{name}" for folder in folders for name in names)
+    # The loader divides LD_PRELOAD at spaces and colons.
+    return next((p for p in paths if os.path.exists(p) and not set(p) & set(" :")), None)
+
+
+@contextlib.contextmanager
+def all_cores(environment: Mapping[str, str]) -> Iterator[None]:
+    """Lets this thread, and those that it starts meanwhile, run on the cores of all the processes
+    of its node: for work that the others wait for."""
+    mine = os.sched_getaffinity(0)
+    wide = numbers(environment.get(CORES, "").replace(";", ","))
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, mine | set(wide))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, mine)
+
+
+def bind(environment: Mapping[str, str]) -> None:
+    """Keeps this process, and the threads that it will start, on its cores (`profiles.CORES`).
+
+    Raises:
+        SlurmftError: the kernel does not allow it.
+    """
+    lists = environment.get(CORES)
+    if lists is None:
+        return
+    mine = lists.split(";")[int(environment["LOCAL_RANK"])]
+    try:
+        os.sched_setaffinity(0, hardware.numbers(mine))
+    except OSError as error:
+        raise SlurmftError(
+            f"cannot bind this rank to the cores {mine}: {error.strerror}",
+            f"cores that it may use: {hardware.as_list(os.sched_getaffinity(0))}; unset "
+            f"{CORES}, or set it to lists of these",
+        ) from None

@@ -1,0 +1,431 @@
+"""Where the nodes of a job meet: SLURM_NODELIST -> hosts, head, port, interface.
+
+Everything is read from Slurm and checked; nothing is guessed. In particular a node that cannot
+reach the head fails: falling back to localhost would make N worlds of one node each, which all
+train, and all overwrite each other's result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slurmft.core.errors import Exit, SlurmftError
+
+LISTEN = "SLURMFT_LISTEN"
+"""Variable with this node's name in the job, and the address on which its processes are to listen:
+"n1=10.1.0.1". Set but empty: on all."""
+_LOOPBACK = "127.0.0.1"
+PORT_VARIABLE = "SLURMFT_RENDEZVOUS_PORTS"
+_LOWEST_PORT, _HIGHEST_PORT = 10000, 65535
+
+
+_NETWORK_HINT = (
+    "`slurmft doctor --nodes 2` looks at names, ports and links of nodes; --host-suffix and "
+    "--interface are for fabrics that have names of their own"
+)
+
+
+class RendezvousError(SlurmftError):
+    """The nodes of the job cannot meet."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message, hint, Exit.RENDEZVOUS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rendezvous:
+    """One node's view of the meeting point of its job."""
+
+    hosts: tuple[str, ...]
+    """Every host of the job in Slurm's order, under the names by which they reach each other."""
+    node_rank: int
+    """Index of this node in `hosts`."""
+    port: int | str
+    """Of torchrun's store on the head; a variable's name where it is not known yet."""
+    roll_call_port: int
+    """Where the head answers the other nodes before torchrun does (see `check`)."""
+    id: str
+    """Job id and restart count: a node of an earlier attempt cannot join this one."""
+    interface: str | None = None
+    """Network interface of the collectives; None: that of this node's address towards its peers."""
+    grows: bool = False
+    """Whether nodes join that `hosts` does not name."""
+
+    @property
+    def head(self) -> str:
+        return self.hosts[0]
+
+    @property
+    def host(self) -> str:
+        return self.hosts[self.node_rank]
+
+    @property
+    def is_head(self) -> bool:
+        return self.node_rank == 0
+
+    def check(self, timeout_s: float) -> None:
+        """Makes sure that this node reaches the head, and no other host of that name.
+
+        The head answers with the meeting's id, as long as this process lives. torchrun takes long
+        to import torch before it listens, and says little when it cannot connect.
+
+        Raises:
+            RendezvousError: the head does not answer within the timeout; names both hosts.
+        """
+        if self.is_head:
+            if len(self.hosts) > 1:
+                answer_roll_call(self.roll_call_port, self.id, self.addresses())
+        else:
+            check_reachable(self.host, self.head, self.roll_call_port, self.id, timeout_s)
+
+    def socket_interface(self) -> str | None:
+        """The interface for the collectives: the one asked for, or the one towards the peers.
+
+        Libraries left alone take the address of the host's own name, which Debian maps to
+        127.0.1.1, where no other node answers.
+
+        Raises:
+            RendezvousError: this node has no interface of the name asked for.
+        """
+        if self.interface:
+            return check_interface(self.interface, self.host)
+        if len(self.hosts) == 1:
+            return None if self.grows else "lo"
+        return interface_of(address_towards(self.peer))
+
+    @property
+    def peer(self) -> str:
+        """Another host of the job: the head; for the head itself, the next one."""
+        return self.hosts[1] if self.is_head else self.head
+
+    def listen_address(self) -> str | None:
+        """The address on which this node is to listen for the others (IPv4).
+
+        What its own name stands for is what the others find under it; unless that is Debian's
+        127.0.1.1, which they do not.
+
+        Returns:
+            None: it may be any; the name stands for several, or nobody is known who will connect.
+        """
+        if self.grows:
+            return None
+        if len(self.hosts) == 1:
+            return _LOOPBACK
+        own = own_addresses(self.host)
+        outside = own if self.host in own else [a for a in own if not a.startswith("127.")]
+        if outside:
+            return outside[0] if len(outside) == 1 else None
+        with contextlib.suppress(RendezvousError):
+            return address_towards(self.peer)
+        return None
+
+    def addresses(self) -> list[str]:
+        """The addresses under which this node is known, also to itself; [""]: all."""
+        address = self.listen_address()
+        return list(dict.fromkeys([address, *own_addresses(self.host)])) if address else [""]
+
+
+def simulated_host(node: int) -> str:
+    """The address of a simulated node, on the loopback network."""
+    return f"127.0.0.{node + 1}"
+
+
+def from_slurm(
+    environment: Mapping[str, str], *, host_suffix: str = "", interface: str | None = None
+) -> Rendezvous:
+    """The rendezvous of the Slurm step that this process is part of.
+
+    Raises:
+        RendezvousError: the variables that Slurm sets are absent or contradict each other.
+    """
+    nodelist = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
+    nodelist = nodelist or environment.get("SLURM_NODELIST")
+    job_id = environment.get("SLURM_JOB_ID")
+    if not nodelist or not job_id:
+        raise RendezvousError(
+            "no SLURM_JOB_NODELIST and SLURM_JOB_ID: this is no Slurm job",
+            "submit it with `slurmft submit`, which starts one task a node under srun",
+        )
+    hosts = tuple(host + host_suffix for host in expand_nodelist(nodelist))
+    rank = int(environment.get("SLURM_NODEID", "0"))
+    if rank >= len(hosts):
+        raise RendezvousError(f"SLURM_NODEID={rank} is beyond the {len(hosts)} hosts of {nodelist}")
+    attempt = f"{job_id}.{environment.get('SLURM_RESTART_COUNT', '0')}"
+    port, roll_call_port = ports_from(environment)
+    return Rendezvous(
+        hosts=hosts,
+        node_rank=rank,
+        port=port,
+        roll_call_port=roll_call_port,
+        id=attempt,
+        interface=interface,
+    )
+
+
+def ports_from(environment: Mapping[str, str]) -> tuple[int, int]:
+    """The ports that the head picked: torchrun's, and that of the roll call.
+
+    Raises:
+        RendezvousError: the variable is absent or not as `free_ports` prints it.
+    """
+    text = environment.get(PORT_VARIABLE, "")
+    if not re.fullmatch(r"\d+,\d+", text):
+        raise RendezvousError(
+            f"{PORT_VARIABLE} is {text!r}, not two ports",
+            "the batch script sets it, on the first node",
+        )
+    port, roll_call_port = map(int, text.split(","))
+    return port, roll_call_port
+
+
+# --- node lists -----------------------------------------------------------------------------------
+
+
+def expand_nodelist(text: str) -> list[str]:
+    """Host names of a Slurm node list, as `scontrol show hostnames` gives them.
+
+    "n[1-2,05],rack[1-2]-node[3-4]" -> n1 n2 n05 rack1-node3 rack1-node4 rack2-node3 rack2-node4
+
+    Raises:
+        RendezvousError: the text is no node list.
+    """
+    hosts: list[str] = []
+    for part in _split_list(text):
+        hosts += _expand_part(part, text)
+    if not hosts:
+        raise RendezvousError(f"the node list {text!r} names no host")
+    return hosts
+
+
+def _split_list(text: str) -> list[str]:
+    """Splits at the commas outside brackets."""
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(text):
+        depth += (c == "[") - (c == "]")
+        if depth not in (0, 1):
+            raise RendezvousError(f"unbalanced brackets in the node list {text!r}")
+        if depth == 0 and c == ",":
+            parts.append(text[start:i])
+            start = i + 1
+    if depth:
+        raise RendezvousError(f"unbalanced brackets in the node list {text!r}")
+    return [part.strip() for part in [*parts, text[start:]] if part.strip()]
+
+
+def _expand_part(part: str, text: str) -> list[str]:
+    """The names of "rack[1-2]-node[3-4]", in Slurm's order.
+
+    The last bracket counts fastest, then the first, the second and so on: SLURM_NODEID is an index
+    into this very order.
+    """
+    found = re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part)
+    pieces = [[literal] if literal else _expand_ranges(ranges, text) for literal, ranges in found]
+    brackets = [i for i, (literal, _) in enumerate(found) if not literal]
+    order = [*reversed(brackets[:-1]), *brackets[-1:]]  # slowest first
+    names = []
+    for choice in itertools.product(*(pieces[i] for i in order)):
+        chosen = dict(zip(order, choice, strict=True))
+        names.append("".join(chosen.get(i, piece[0]) for i, piece in enumerate(pieces)))
+    return names
+
+
+def _expand_ranges(ranges: str, text: str) -> list[str]:
+    """ "1-3,08" -> 1 2 3 08; the first number's width is the range's."""
+    numbers: list[str] = []
+    for item in ranges.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", item)
+        if not match or int(match[2] or match[1]) < int(match[1]):
+            raise RendezvousError(f"cannot read [{ranges}] in the node list {text!r}")
+        first, last = int(match[1]), int(match[2] or match[1])
+        numbers += [f"{n:0{len(match[1])}d}" for n in range(first, last + 1)]
+    return numbers
+
+
+# --- ports ----------------------------------------------------------------------------------------
+
+
+def ephemeral_ports() -> tuple[int, int]:
+    """The range from which the kernel takes ports for outgoing connections."""
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+            low, high = file.read().split()
+        return int(low), int(high)
+    except (OSError, ValueError):
+        return 32768, 60999  # Linux' own default
+
+
+def candidate_ports(job_id: str, count: int = 20) -> list[int]:
+    """The ports of a job, best first: outside the ephemeral range, different from job to job."""
+    low, high = ephemeral_ports()
+    allowed = [p for p in range(_LOWEST_PORT, _HIGHEST_PORT + 1) if not low <= p <= high]
+    if not allowed:
+        raise RendezvousError(f"the ephemeral range {low}-{high} leaves no port for a rendezvous")
+    number = int("".join(c for c in job_id if c.isdigit()) or "0")
+    # The stride keeps the candidates of neighbouring jobs apart.
+    return [allowed[(number + i * 997) % len(allowed)] for i in range(count)]
+
+
+def free_ports(job_id: str, count: int = 2) -> list[int]:
+    """The first of the job's ports that nothing on this host listens on.
+
+    Run on the head node (sbatch runs its script there), just before the tasks start.
+
+    Raises:
+        RendezvousError: too many of them are taken.
+    """
+    ports = candidate_ports(job_id)
+    free = [port for port in ports if _can_bind(port)]
+    if len(free) < count:
+        raise RendezvousError(
+            f"the rendezvous ports of job {job_id} are taken on {socket.gethostname()}: {ports}",
+            "look for stale processes there: ss -tlnp",
+        )
+    return free[:count]
+
+
+def _can_bind(port: int) -> bool:
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                listener.bind((address, port))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    return False
+                raise
+    return True
+
+
+# --- reaching the head ----------------------------------------------------------------------------
+
+
+def answer_roll_call(port: int, meeting_id: str, addresses: Sequence[str] = ("",)) -> None:
+    """Tells everyone who connects to `port` the meeting's id, in the background.
+
+    Args:
+        port: where to listen.
+        meeting_id: what to answer.
+        addresses: of this host, on which to listen; "" is all of them.
+
+    Raises:
+        RendezvousError: the port was taken since the batch script found it free.
+    """
+    try:
+        servers = [socket.create_server((a, port), backlog=1024) for a in addresses]
+    except OSError as error:
+        raise RendezvousError(
+            f"{socket.gethostname()} cannot listen on port {port}: {error.strerror or error}"
+        ) from None
+
+    def answer(server: socket.socket) -> None:
+        while True:
+            with contextlib.suppress(OSError), server.accept()[0] as caller:
+                caller.sendall(meeting_id.encode() + b"\n")
+
+    for server in servers:
+        threading.Thread(target=answer, args=(server,), daemon=True).start()
+
+
+def check_reachable(
+    host: str, head: str, port: int, meeting_id: str, timeout_s: float, attempts: bool = False
+) -> str:
+    """Asks the head for the meeting's id until it answers, and returns it.
+
+    Args:
+        attempts: any attempt of the meeting is meant: "ID.1", "ID.2" and so on.
+
+    Raises:
+        RendezvousError: `head` does not resolve, does not answer, or belongs to another meeting.
+    """
+    deadline = time.monotonic() + timeout_s
+    problem = "timed out"
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            with socket.create_connection((head, port), timeout=min(left, 5.0)) as connection:
+                answer = connection.makefile("rb").readline(1000).decode(errors="replace").strip()
+            if (answer.rpartition(".")[0] if attempts else answer) == meeting_id:
+                return answer
+            problem = f"it answers {answer!r}, not {meeting_id!r}: is it another host?"
+        except socket.gaierror as error:
+            problem = f"the name does not resolve ({error.strerror})"
+        except OSError as error:
+            problem = error.strerror or str(error) or "timed out"
+        time.sleep(min(0.2, max(0.0, deadline - time.monotonic())))
+    raise RendezvousError(
+        f"node {host} cannot reach the head node {head}, port {port}: {problem}",
+        _NETWORK_HINT,
+    )
+
+
+def own_addresses(host: str) -> list[str]:
+    """What a name stands for on this host, as far as it is this host's own (IPv4)."""
+    try:
+        found = socket.getaddrinfo(host, 0, socket.AF_INET, socket.SOCK_DGRAM)
+    except OSError:
+        return []
+    own = []
+    for *_, address in found:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+            one.bind(address)
+            own.append(str(address[0]))
+    return list(dict.fromkeys(own))
+
+
+def address_towards(peer: str) -> str:
+    """This host's address on the network that leads to a peer (IPv4). Sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((peer, 9))
+        except socket.gaierror as error:
+            raise RendezvousError(
+                f"node {socket.gethostname()} cannot reach {peer}: the name does not resolve "
+                f"({error.strerror})",
+                _NETWORK_HINT,
+            ) from None
+        except OSError as error:
+            raise RendezvousError(
+                f"node {socket.gethostname()} cannot reach {peer}: {error.strerror or error}",
+                _NETWORK_HINT,
+            ) from None
+        return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str | None:
+    """Name of the network interface that has this IPv4 address; None: no interface has it."""
+    return next((n for n in interfaces() if _interface_address(n) == address), None)
+
+
+def interfaces() -> list[str]:
+    return [name for _, name in socket.if_nameindex()]
+
+
+def check_interface(name: str, host: str) -> str:
+    if name not in interfaces():
+        raise RendezvousError(
+            f"node {host} has no network interface {name!r}", f"it has: {', '.join(interfaces())}"
+        )
+    return name
+
+
+def _interface_address(name: str) -> str | None:
+    import fcntl
+
+    siocgifaddr = 0x8915  # netdevice(7)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            request = struct.pack("256s", name.encode()[:15])
+            answer = fcntl.ioctl(any_socket.fileno(), siocgifaddr, request)
+        except OSError:
+            return None  # an interface without an IPv4 address
+    return socket.inet_ntoa(answer[20:24])

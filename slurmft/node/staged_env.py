@@ -1,0 +1,153 @@
+"""The staged Python environment of a node: unpacked, used, removed (`--stage-env`).
+
+Whatever goes wrong, a node uses the shared environment: it has the same content. What packs and
+sends it is `slurmft.cluster.slurm.stage_env`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from slurmft.core import process
+
+ARCHIVE = "SLURMFT_STAGE"
+"""Variable with the archive's path on the nodes, for their tasks; unset: there is none."""
+STAGED = "SLURMFT_STAGED"
+"""Variable of the ranks: the folder of the environment that they run from."""
+
+NAME = "slurmft-env"
+_LOCK = ".slurmft-lock"
+OLD = ".old"
+_YOUNG_S = 1800
+"""How long an archive may wait for its node's task, which then removes it."""
+
+
+class StageError(Exception):
+    """Why an environment cannot be staged; the run goes on without."""
+
+
+# --- on a node ------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def environment(
+    variables: Mapping[str, str], is_stopped: Callable[[], bool]
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """The Python to start torchrun with, and the variables that belong to it: those of the staged
+    environment while the block runs, if there is one and it works, else this process's own.
+
+    Args:
+        variables: this process's.
+        is_stopped: whether the job is to stop: it does not wait for an environment then.
+    """
+    archive = variables.get(ARCHIVE)
+    folder = Path(unpacked(archive)) if archive else None
+    with contextlib.ExitStack() as stack:
+        if archive and folder:
+            began = time.monotonic()
+            try:
+                stack.enter_context(_own(folder))
+                stack.callback(_remove_own, Path(archive), folder)
+                _unpack(Path(archive), folder, is_stopped)
+                Path(archive).unlink()
+                print(f"slurmft: environment unpacked in {time.monotonic() - began:.1f} s")
+            except (OSError, StageError) as error:
+                words = f"warning: --stage-env: {error}: the shared environment it is"
+                print(words, file=sys.stderr, flush=True)
+                with contextlib.suppress(OSError):
+                    Path(archive).unlink()
+            else:
+                # Beside the work, which it must not keep waiting.
+                stack.callback(process.end, removal(leftovers(folder.parent)))
+                path = f"{folder}/bin:{variables.get('PATH', os.defpath)}"
+                found = {STAGED: str(folder), "PATH": path}
+                found[_variable(variables)] = str(folder)
+                yield f"{folder}/bin/python", found
+                return
+        yield sys.executable, {}
+
+
+def _variable(variables: Mapping[str, str]) -> str:
+    return "CONDA_PREFIX" if "CONDA_PREFIX" in variables else "VIRTUAL_ENV"
+
+
+def unpacked(archive: str) -> str:
+    return archive.removesuffix(".tar")
+
+
+@contextlib.contextmanager
+def _own(folder: Path) -> Iterator[None]:
+    """Makes a folder that is this process's as long as it lives: others remove it after that."""
+    folder.mkdir(mode=0o700)  # fails where somebody else has made it
+    with open(folder / _LOCK, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def _unpack(archive: Path, folder: Path, is_stopped: Callable[[], bool]) -> None:
+    if archive.lstat().st_uid != os.getuid():
+        raise StageError(f"{archive} is not ours")
+    # The folder itself stays closed to others.
+    command = ["tar", "-C", str(folder), "--no-overwrite-dir", "-xf", str(archive)]
+    with process.start(command, stderr=subprocess.PIPE) as tar:
+        while not is_stopped() and tar.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                tar.wait(0.2)
+        if is_stopped():
+            tar.kill()
+            raise StageError("the job is to stop")
+        words = tar.stderr.read().decode(errors="replace").strip() if tar.stderr else ""
+    if tar.returncode:
+        raise StageError(f"{archive} cannot be unpacked: {words[-300:]}")
+    if (folder / "bin" / "conda-unpack").exists():
+        _output(f"{folder}/bin/python", f"{folder}/bin/conda-unpack")
+    prefix = _output(f"{folder}/bin/python", "-c", "import sys; print(sys.prefix)")
+    if os.path.realpath(prefix) != os.path.realpath(folder):
+        raise StageError(f"its Python takes {prefix!r} for its home, not {folder}")
+
+
+def _output(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise StageError(f"{command[0]} fails: {done.stderr.strip()[-300:]}")
+    return done.stdout.strip()
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """What this user's tasks, which have ended, have not removed; nobody runs from it any more."""
+    found = []
+    for path in folder.glob(f"{NAME}-{os.getuid()}-*"):
+        with contextlib.suppress(OSError):
+            if path.suffix == OLD:
+                found.append(path)
+            elif path.is_dir():
+                with open(path / _LOCK) as file:  # another one's, while its task lives
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    found.append(_retired(path))
+            elif time.time() - path.stat().st_mtime > _YOUNG_S:
+                found.append(path)
+    return found
+
+
+def _retired(folder: Path) -> Path:
+    """The folder under a name by which others see that it is to be removed, if we do not finish."""
+    return folder.rename(folder.with_name(folder.name + OLD))
+
+
+def _remove_own(archive: Path, folder: Path) -> None:
+    paths = [archive]
+    with contextlib.suppress(OSError):
+        paths.append(_retired(folder))
+    removal(paths).wait()
+
+
+def removal(paths: list[Path]) -> subprocess.Popen[bytes]:
+    # Not by Python, which is slower: it may take minutes on a slow disk.
+    return process.start(["rm", "-rf", *map(str, paths)], stderr=subprocess.DEVNULL)

@@ -1,0 +1,88 @@
+"""torchrun that lives through stop signals and relays them: `python -m slurmft.node.torchrun ...`.
+
+The stock agent kills its ranks on SIGTERM, and dies of SIGUSR2. This one hands both on to the
+ranks, which agree on a step, save, and end by themselves. SIGHUP still ends it, and its ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib
+import os
+import socket
+import sys
+from typing import Any
+
+from slurmft.node import signals
+from slurmft.node.rendezvous import LISTEN
+from slurmft.runs import log_times
+
+_BACKLOG = 2048
+_MODULES = (
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
+    "torch.distributed.rendezvous",
+)
+"""Where torchrun and the ranks make their stores."""
+
+
+def bind() -> None:
+    """Makes the stores of this process listen on this node's address alone, if one is known.
+
+    On the node itself its name may stand for another address (Debian's 127.0.1.1), so that it is
+    replaced here, for those who connect, too.
+    """
+    host, _, address = os.environ.get(LISTEN, "").partition("=")
+    if not address:
+        return
+    modules = [importlib.import_module(name) for name in _MODULES]
+    original: Any = modules[0].__dict__["TCPStore"]
+
+    def store(
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        **rest: Any,
+    ) -> Any:
+        if host_name == host:
+            host_name = address
+        if is_master:
+            server = socket.create_server((address, port), backlog=_BACKLOG)
+            rest["master_listen_fd"] = server.detach()
+            host_name = address
+        return original(host_name, port, world_size, is_master, **rest)
+
+    for module in modules:
+        module.__dict__["TCPStore"] = store
+
+
+def relay(signum: int, sender: int) -> None:
+    """Sends a stop signal on to the ranks, and notes it for those yet to start."""
+    os.environ[signals.STOPPING] = str(signum)
+    for pid in children():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signals.RELAYED)
+
+
+def children() -> list[int]:
+    """The processes that this one has started."""
+    found: list[int] = []
+    for path in glob.glob("/proc/self/task/*/children"):
+        with contextlib.suppress(OSError), open(path) as file:
+            found += map(int, file.read().split())
+    return found
+
+
+def main(argv: list[str]) -> None:
+    signals.block()
+    log_times.stamp_output("stdout", "stderr")  # before torch's logging takes hold of them
+    signals.listen(relay)
+    from torch.distributed.run import main as torchrun
+
+    bind()
+    torchrun(argv)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,146 @@
+"""The watchdog of a node: finds ranks that do no step any more, and shows where they are.
+
+It runs in the node's task, outside of the ranks: a process that is stopped or stuck in the kernel
+cannot watch itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmft.core import process
+from slurmft.core.text import duration
+from slurmft.node import heartbeat
+from slurmft.runs.rundir import RunDir, current_attempt
+
+_PREFIX = "slurmft-"
+
+_STOPPED = ("T", "t")
+"""States of a process that got SIGSTOP, or is being debugged."""
+
+_DUMP_S = 5.0
+"""How long ranks get to write their stacks, and other nodes to be told of the hang."""
+_ASLEEP_S = 10
+"""A watchdog that did not look for so long was stopped itself."""
+
+_SLOW_STEPS = 20
+"""A rank may take this many times its slowest step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """Ranks of a node that make no progress."""
+
+    rank: int
+    """The one to blame, as far as this node can tell: it is stopped, or furthest behind."""
+    words: str
+    certain: bool
+    """The rank is stopped: no other node is to blame."""
+
+
+class Watchdog:
+    """Watches the ranks of one node by their heartbeats."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._dumped = False
+        self._checked_at = self._awake_since = time.monotonic()
+        place = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
+        remove_stale(place)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
+
+    def check(self) -> Hang | None:
+        """The hang of this node's ranks; None: they are at work."""
+        now = time.monotonic()
+        if now - self._checked_at > _ASLEEP_S:  # the whole job was suspended: nobody did a step
+            self._awake_since = now
+        self._checked_at = now
+        if not self._timeout_s:
+            return None
+        beats = {rank: beat for rank in self.ranks() if (beat := self._beat(rank))}
+        late = [rank for rank, beat in beats.items() if self._is_late(rank, beat)]
+        if not late:
+            return None
+        # Of ranks that wait for each other, the first to fall silent is the one waited for.
+        stopped = [rank for rank in late if process_state(self._pid(rank)) in _STOPPED]
+        rank = min(stopped or late, key=lambda r: (beats[r].step, beats[r].time))
+        beat = beats[rank]
+        words = f"no step for {duration(time.monotonic() - beat.time)} ({beat.phase}"
+        words += f", after step {beat.step})"
+        if stopped:
+            words += "; the process is stopped (SIGSTOP?)"
+        return Hang(rank, words, bool(stopped))
+
+    def dump(self, run: RunDir) -> None:
+        """Writes the stacks of all this node's ranks into the run directory, once; other nodes see
+        `hang_marker` and do so, too."""
+        if self._dumped:
+            return
+        self._dumped = True
+        with contextlib.suppress(OSError):
+            hang_marker(run).touch()
+        for rank in self.ranks():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid(rank), signal.SIGUSR1)  # faulthandler answers, without the GIL
+        time.sleep(_DUMP_S)
+        for rank in self.ranks():
+            pid = self._pid(rank)
+            head = f"rank {rank} on {os.uname().nodename}, pid {pid}, state {process_state(pid)}"
+            stacks = (self.folder / f"stacks-{rank}").read_text(errors="replace")
+            text = f"--- {time.ctime()}: {head}\n{stacks or kernel_view(pid)}\n"
+            with contextlib.suppress(OSError), open(run.stacks(rank), "a") as file:
+                file.write(text)
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def ranks(self) -> list[int]:
+        """The ranks of this node that have started, by number."""
+        return sorted(int(p.name.removeprefix("pid-")) for p in self.folder.glob("pid-*"))
+
+    def _pid(self, rank: int) -> int:
+        return int((self.folder / f"pid-{rank}").read_text() or 0)
+
+    def _beat(self, rank: int) -> heartbeat.Beat | None:
+        return heartbeat.read(self.folder / f"beat-{rank}")
+
+    def _is_late(self, rank: int, beat: heartbeat.Beat) -> bool:
+        limit_s = self._timeout_s * beat.patience
+        if process_state(self._pid(rank)) not in _STOPPED:  # those wait for nothing
+            limit_s = max(limit_s, _SLOW_STEPS * beat.slowest_s * beat.patience)
+        return time.monotonic() - max(beat.time, self._awake_since) > limit_s
+
+
+def hang_marker(run: RunDir) -> Path:
+    """The file that tells all nodes of an attempt to show where their ranks are."""
+    return run.logs / f"hang-{current_attempt()}"
+
+
+def remove_stale(place: Path) -> None:
+    """Removes the folders of tasks that were killed: nobody else does, and they take memory."""
+    for folder in place.glob(f"{_PREFIX}*"):
+        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and process_state(int(owner)) == "gone":
+            shutil.rmtree(folder, ignore_errors=True)  # another user's stay
+
+
+def process_state(pid: int) -> str:
+    """The kernel's letter for a process: R, S, D, T, Z; "gone" for none."""
+    fields = process.stat(pid)
+    return "gone" if fields is None else fields[0]
+
+
+def kernel_view(pid: int) -> str:
+    """Where a process is, by the kernel: for one that cannot answer."""
+    lines = ["the process did not answer; the kernel says:"]
+    for name in ("wchan", "stack", "status"):
+        with contextlib.suppress(OSError):
+            lines.append(f"{name}: {Path(f'/proc/{pid}/{name}').read_text().strip()}")
+    return "\n".join(lines)

@@ -1,0 +1,253 @@
+"""The log files of a run as one stream of lines, in the order of their times.
+
+Files are read piece by piece, and opened for each piece: a log may be larger than the memory, there
+may be more of them than a process may hold open, and a network file system shows what is new in a
+file when it is opened.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slurmft.core.files import read_json
+from slurmft.runs import log_times
+from slurmft.runs.rundir import RunDir, read_log_head
+
+_PIECE_BYTES = 1 << 18
+_CLOCK_S = 5.0
+"""How far the time in a line may be off what is known of the lines around it."""
+
+_SLURMS = ("srun: ", "slurmstepd")
+_TRACE = "Traceback (most recent call last)"
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+
+
+class Line(NamedTuple):
+    """A line of a log."""
+
+    time: float
+    """Unix seconds; of a line without a time of its own, those of the line that it follows."""
+    source: int
+    """Position of its file among all: lines of one file that belong together stay so."""
+    text: str
+    label: str
+    """Who wrote it: rank 3, node 0 (its torchrun), task 0, slurm, job, mpirun."""
+    host: str
+    attempt: int
+    """0: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A log file, and who writes it."""
+
+    path: Path
+    label: str
+    node: int | None
+    """The node's number; None: the job's own file."""
+    host: str
+    """Where a file without a head comes from; "" if it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which lines are wanted."""
+
+    ranks: tuple[int, ...] = ()
+    node: str = ""
+    """Host, or number of a node."""
+    attempt: int | None = None
+
+    def has_file(self, place: Place) -> bool:
+        if self.ranks and place.label not in {f"rank {rank}" for rank in self.ranks}:
+            return False
+        if self.node.isdigit():
+            return place.node == int(self.node)
+        return not self.node or place.node is not None
+
+    def has_line(self, line: Line) -> bool:
+        if self.node and not self.node.isdigit() and line.host != self.node:
+            return False
+        return self.attempt is None or line.attempt == self.attempt
+
+
+def places(run: RunDir) -> list[Place]:
+    """The log files that a run has now: ranks first, then nodes, then the job's."""
+    ranks = {rank.get("rank"): rank for rank in (read_json(run.environment) or {}).get("ranks", [])}
+    hosts = {int(rank.get("node") or 0): str(rank.get("host", "")) for rank in ranks.values()}
+    found = [_place(path, ranks, hosts) for path in sorted(run.logs.glob("*.log"))]
+    found += [_place(path, ranks, hosts) for path in sorted(run.submitit.glob("*_log.*"))]
+    order = {"rank": 0, "node": 1, "task": 2}
+    return sorted(found, key=lambda p: (order.get(p.label.split()[0], 3), p.path.name))
+
+
+def _place(path: Path, ranks: dict[Any, dict[str, Any]], hosts: dict[int, str]) -> Place:
+    if found := re.fullmatch(r"(rank|node|task)-(\d+)\.log", path.name):
+        kind, number = found[1], int(found[2])
+        node = int(ranks.get(number, {}).get("node") or 0) if kind == "rank" else number
+        host = str(ranks.get(number, {}).get("host", "")) if kind == "rank" else hosts.get(node, "")
+        return Place(path, f"{kind} {number}", node, host)
+    if found := re.fullmatch(r".+_(\d+)_log\.(out|err)", path.name):  # of Slurm's tasks
+        return Place(path, f"task {int(found[1])}", int(found[1]), hosts.get(int(found[1]), ""))
+    return Place(path, path.stem, None, "")
+
+
+class LogFile:
+    """Reads the lines of one log, and later those that were added."""
+
+    def __init__(self, place: Place, source: int, starts: list[tuple[float, int]]) -> None:
+        """`starts`: when each attempt began (Unix seconds) and its number, oldest first."""
+        self.place = place
+        self._starts = starts
+        self._last = Line(-math.inf, source, "", place.label, place.host, 0)
+        self._offset = 0
+        self._inode = 0
+        self._trace = self._had_trace = False
+
+    def lines(self, whole: bool = True, last: int | None = None) -> Iterator[Line]:
+        """The lines that are new, in an order of never falling times.
+
+        Args:
+            whole: a last line without its end counts, too.
+            last: leaves out all but so many of them.
+        """
+        left, caught_up = b"", self._offset > 0
+        if last is not None:
+            self._offset = self._start_of(last)
+        while piece := self._piece():
+            data, year, changed_at = piece
+            self._offset += len(data)
+            data = left + data
+            end = data.rfind(b"\n") + 1
+            whole_lines, left = data[:end].decode("utf-8", "replace").split("\n"), data[end:]
+            whole_lines.pop()
+            self._begin(whole_lines, year, changed_at, caught_up)
+            for text in whole_lines:
+                yield self._line(text, year, changed_at)
+            caught_up = False
+        if left and whole:
+            text = left.decode("utf-8", "replace")
+            now = time.time()
+            self._begin([text], time.localtime(now).tm_year, now, caught_up)
+            yield self._line(text, time.localtime(now).tm_year, now)
+        elif left:
+            self._offset -= len(left)
+
+    def _piece(self) -> tuple[bytes, int, float] | None:
+        """What comes next, and year and Unix time of the last change; None: nothing."""
+        try:
+            with open(self.place.path, "rb", buffering=0) as file:
+                about = os.fstat(file.fileno())
+                if about.st_ino != self._inode or about.st_size < self._offset:
+                    if self._inode:  # another file by this name: all of it is new
+                        self._offset = 0
+                    self._inode = about.st_ino
+                file.seek(self._offset)
+                data = file.read(_PIECE_BYTES)
+        except OSError:
+            return None
+        changed_at = about.st_mtime
+        return (data, time.localtime(changed_at).tm_year, changed_at) if data else None
+
+    def _start_of(self, last: int) -> int:
+        """The offset at which the last so many lines of the file begin."""
+        try:
+            with open(self.place.path, "rb") as file:
+                start = size = file.seek(0, os.SEEK_END)
+                tail = b""
+                while start and tail.count(b"\n") <= last:
+                    start = max(0, start - _PIECE_BYTES)
+                    file.seek(start)
+                    tail = file.read(size - start)
+        except OSError:
+            return 0
+        lines = tail.splitlines(keepends=True)
+        return size - sum(map(len, lines[max(0, len(lines) - last) :]))
+
+    def _begin(self, lines: list[str], year: int, changed_at: float, caught_up: bool) -> None:
+        """The time of lines that come before the first one that has any."""
+        if not lines:
+            return
+        if self._last.time == -math.inf:
+            times = (self._time_in(line, year, changed_at) for line in lines)
+            self._at(next((t for t in times if t is not None), changed_at))
+        elif caught_up and self._time_in(lines[0], year, changed_at) is None and not self._trace:
+            self._at(min(changed_at, time.time()))  # written since the last look
+
+    def _at(self, when: float) -> None:
+        self._last = self._last._replace(time=max(when, self._last.time))
+
+    def _time_in(self, text: str, year: int, changed_at: float) -> float | None:
+        """The time that a line says; none of a text that only has a date in it."""
+        when, _ = log_times.split(text)
+        if when is None and not text[:1].isspace():
+            when = log_times.foreign(text, year)
+            if when is not None and not self._last.time - _CLOCK_S <= when <= changed_at + _CLOCK_S:
+                return None
+        return when
+
+    def _line(self, raw: str, year: int, changed_at: float) -> Line:
+        stamped, text = log_times.split(raw)
+        text = text.rstrip("\r").rpartition("\r")[2]  # of a progress bar, what is last seen
+        when = stamped if stamped is not None else self._time_in(raw, year, changed_at)
+        if when is not None and not self._belongs(text):
+            self._at(when)
+        if stamped is not None and (head := read_log_head(text)):
+            self._last = self._last._replace(host=head[0], attempt=head[1])
+        label = self.place.label
+        if label.startswith("task") and text.startswith(_SLURMS):
+            label = "slurm"
+        attempt = self._last.attempt or self._attempt_at(self._last.time)
+        return self._last._replace(text=text, label=label, attempt=attempt)
+
+    def _belongs(self, text: str) -> bool:
+        """Whether a line is part of the traceback before it."""
+        if text.startswith(_TRACE):
+            joins, self._trace, self._had_trace = self._had_trace, True, True
+            return joins
+        if self._trace:
+            self._trace = not text.strip() or text[:1].isspace()  # its last line is the error
+            return True
+        if self._had_trace and (not text.strip() or text.startswith(_CHAINED)):
+            return True
+        self._had_trace = False
+        return text[:1].isspace() and self._last.time != -math.inf
+
+    def _attempt_at(self, when: float) -> int:
+        return next((n for start, n in reversed(self._starts) if start <= when + 0.001), 0)
+
+
+class Logs:
+    """All logs of a run, those that come up later included."""
+
+    def __init__(self, run: RunDir, choice: Choice) -> None:
+        self._run, self._choice = run, choice
+        self._files: dict[Path, LogFile] = {}
+        self._starts: list[tuple[float, int]] = []
+        self._look_for_files()
+
+    def lines(self, whole: bool = True, last: int | None = None) -> Iterator[Line]:
+        """The lines that are new, oldest first; `last` leaves out all but so many of each file."""
+        self._look_for_files()
+        each = [file.lines(whole, last) for file in self._files.values()]
+        merged: Iterable[Line] = heapq.merge(*each)
+        return filter(self._choice.has_line, merged)
+
+    def hosts(self) -> int:
+        """The width of the widest host name known."""
+        return max((len(file.place.host) for file in self._files.values()), default=0)
+
+    def _look_for_files(self) -> None:
+        states = [s for s in self._run.history() if s.get("state") == "running"]
+        self._starts[:] = [(s["time"], int(s.get("attempt") or 0)) for s in states]
+        for place in places(self._run):
+            if place.path not in self._files and self._choice.has_file(place):
+                self._files[place.path] = LogFile(place, len(self._files), self._starts)

@@ -1,0 +1,191 @@
+"""What a person sees of a run: one live bar or plain lines, and the table at its end.
+
+Drawn from the run's records, so that rank 0 on a compute node and a follower on the login node
+show the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from slurmft.core.text import duration, number
+
+Record = dict[str, Any]
+
+
+class Progress:
+    """Shows the records of a run as they come, on a terminal as a bar, elsewhere as lines."""
+
+    def __init__(self, stream: TextIO | None = None, live: bool | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._live = self._stream.isatty() if live is None else live
+        self._bar: Any = None
+
+    def show(self, record: Record) -> None:
+        """Shows one record; events that it does not know are left out."""
+        event = record.get("event")
+        if event == "start":
+            self.say(describe_start(record))
+            self._open_bar(int(record["total_steps"]), "train")
+        elif event == "step" and "samples_per_s" in record:
+            self._show_step(record)
+        elif event == "evaluate":
+            self._show_evaluate(record)
+        elif text := describe(record):
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        if self._bar is not None:
+            self._bar.write(text, file=self._stream)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _open_bar(self, total: int, what: str) -> None:
+        if not self._live:
+            return
+        from tqdm import tqdm
+
+        self.close()
+        self._bar = tqdm(total=total, desc=what, unit="step", file=self._stream, leave=False)
+
+    def _show_step(self, record: Record) -> None:
+        if self._bar is not None:
+            self._bar.set_description(f"epoch {record['epoch']:.2f}")
+            self._bar.set_postfix_str(
+                f"loss {number(record['loss'])}, {record['samples_per_s']:.0f} samples/s"
+            )
+            self._bar.update(record["step"] - self._bar.n)
+        elif not self._live:
+            self.say(describe_step(record))
+
+    def _show_evaluate(self, record: Record) -> None:
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"evaluating {record['done']}/{record['total']} samples")
+
+
+def describe_start(r: Record) -> str:
+    return (
+        f"{r['task']} on {r['world_size']} process(es), {r['nodes']} node(s): {r['precision']}, "
+        f"{r['backend']}, global batch {batch(r)}, {r['total_steps']} steps, "
+        f"{r['parameters'] / 1e6:.1f}M parameters{vocabulary(r)}"
+    ) + (f"\nimports took {imports(r)}" if r.get("imports_s") else "")
+
+
+def batch(r: Record) -> str:
+    """Samples of a step; where it was to have more, that, too."""
+    more = f" (not {r['limited_from']}: --max-global-batch-size)" if r.get("limited_from") else ""
+    return f"{r['global_batch_size']}{more}"
+
+
+def vocabulary(r: Record) -> str:
+    rows = r.get("vocabulary")
+    return f", {rows['used']:,} of {rows['all']:,} tokens in use" if rows else ""
+
+
+def imports(r: Record) -> str:
+    """How long the ranks' imports took: of one node, or of several."""
+    seconds = r["imports_s"]
+    if r["nodes"] == 1:
+        return f"{seconds['max']:.1f} s"
+    return (
+        f"{seconds['min']:.1f} to {seconds['max']:.1f} s a node, median {seconds['median']:.1f} s; "
+        f"the slowest: {seconds['slowest']}"
+    )
+
+
+def describe_step(r: Record) -> str:
+    return (
+        f"epoch {r['epoch']:.2f}  step {r['step']}/{r['total_steps']}  loss {number(r['loss'])}  "
+        f"{r['samples_per_s']:.0f} samples/s  {duration(r['left_s'])} left"
+    )
+
+
+def describe_epoch(r: Record) -> str:
+    metrics = "  ".join(f"{k} {number(v)}" for k, v in r["metrics"].items())
+    return f"epoch {r['epoch']} done: loss {number(r['loss'])}  {metrics}"
+
+
+def describe_resume(r: Record) -> str:
+    changes = "".join(f"\n  changed: {change}" for change in r["changes"])
+    return f"goes on after step {r['step']} (from {r['checkpoint']}){changes}"
+
+
+def describe_stopping(r: Record) -> str:
+    return f"stopping after step {r['step']}: {r['reason']}"
+
+
+def describe_early_stop(r: Record) -> str:
+    return (
+        f"early stopping after step {r['step']}: {r['evaluations']} evaluation(s) without a better "
+        f"{r['metric']}"
+    )
+
+
+_DESCRIBED: dict[str, Callable[[Record], str]] = {
+    "communication": lambda r: f"gradients: {r['words']}",
+    "epoch": describe_epoch,
+    "early_stop": describe_early_stop,
+    "resume": describe_resume,
+    "stopping": describe_stopping,
+    "warning": lambda r: f"warning: {r['text']}",
+}
+
+
+def describe(record: Record) -> str | None:
+    """An event in words; None for one that is shown in another way, or not at all."""
+    event = str(record.get("event"))
+    return _DESCRIBED[event](record) if event in _DESCRIBED else None
+
+
+def result_table(result: Record) -> str:
+    """The table at the end of a run, as text."""
+    rows = [(name, number(value)) for name, value in result["metrics"].items()]
+    rows += [
+        ("loss", number(result["loss"])),
+        ("processes", f"{result['world_size']} on {result['nodes']} node(s)"),
+        ("global batch", f"{result['global_batch_size']} samples, {result['steps']} steps"),
+        ("precision", f"{result['precision']}, {result['backend']}"),
+        *([("imports", imports(result))] if result.get("imports_s") else []),
+        *_phase_rows(result),
+        ("train", _rates(result, "train")),
+        ("evaluate", _rates(result, "evaluate")),
+        ("tokens", _tokens(result)),
+        ("peak memory", _memory(result)),
+        (
+            "time",
+            f"{duration(result['wall_s'])}, of it {result['startup_s']:.1f} s to the first step"
+            + (f"; job started {result['attempts']} times" if result["attempts"] > 1 else ""),
+        ),
+    ]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"  {name:<{width}}  {value}" for name, value in rows]
+    bar = "-" * max(len(line) for line in lines)
+    return "\n".join([bar, *lines, bar])
+
+
+def _phase_rows(result: Record) -> list[tuple[str, str]]:
+    phases: dict[str, float] = result["phases_s"]
+    return [("phases", "  ".join(f"{name} {seconds:.3f} s" for name, seconds in phases.items()))]
+
+
+def _rates(result: Record, phase: str) -> str:
+    rate = result[f"{phase}_samples_per_s"]
+    return f"{rate:,.0f} samples/s, {rate / result['world_size']:,.0f} per device"
+
+
+def _tokens(result: Record) -> str:
+    real, padded = result["train_tokens_per_s"], result["train_padded_tokens_per_s"]
+    return f"{real:,.0f} real tokens/s in training, {padded:,.0f} with padding"
+
+
+def _memory(result: Record) -> str:
+    peaks = [peak / 2**20 for peak in result["peak_memory_bytes"]]
+    return f"{max(peaks):,.0f} MiB in the largest rank, {min(peaks):,.0f} in the smallest"

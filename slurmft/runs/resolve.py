@@ -1,0 +1,191 @@
+"""Which run a name means: a path, a prefix of its folder's name, a job's id, or `last`."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmft.core import site
+from slurmft.core.errors import UsageError, nearest
+from slurmft.core.files import read_json
+from slurmft.core.filesystem import absolute
+from slurmft.runs import scan
+from slurmft.runs.rundir import RunDir
+from slurmft.runs.scan import MeasuredRun
+
+
+def read_all(found: Found) -> tuple[list[MeasuredRun], list[str]]:
+    """The runs in a folder by when they were submitted, and a line for what cannot be read."""
+    made, problems = [], list(found.problems)
+    for path in sorted(found.paths, key=submitted):
+        try:
+            made.append(MeasuredRun.read(path, with_environment=False))
+        except UsageError as error:
+            problems.append(error.message)
+    return made, problems
+
+
+LAST = "last"
+"""The name of the newest of one's own runs."""
+
+_SHOWN = 8
+_JOB = re.compile(r"\d+(_\d+)?")
+_STAMP = re.compile(r"-(\d{8}-\d{6})-")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The runs in a folder."""
+
+    top: Path
+    paths: list[Path]
+    """Their run directories, sorted by name."""
+    problems: list[str]
+    """A line for every folder that could not be read."""
+
+
+def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
+    """The run that a name means.
+
+    Args:
+        name: a path; a unique beginning of its folder's name; the id of its job; or `last`, the
+            newest run of the user who asks.
+        runs_dir: where to look; the site file's, or `runs`, where it is not given.
+
+    Raises:
+        UsageError: no run has that name, or several have.
+    """
+    if os.sep in name or name in ("", ".", "..") or name.startswith("~"):
+        return RunDir.open(name)
+    top = folder(runs_dir)
+    if not top.is_dir() and RunDir(absolute(name)).exists():
+        return RunDir.open(name)
+    if name != LAST and RunDir(top / name).exists():  # a link to a run, too
+        return RunDir(top / name)
+    found = look(top)
+    if name == LAST:
+        return RunDir(newest_of_mine(found))
+    matches = matching(name, found.paths)
+    if len(matches) == 1:
+        return RunDir(matches[0])
+    if not matches and RunDir(absolute(name)).exists():
+        return RunDir.open(name)
+    raise _ambiguous(name, matches) if matches else _none(name, found)
+
+
+def folder_of(given: str) -> str | Path:
+    """What a folder, or a run's name where there is no such folder, stands for.
+
+    Raises:
+        UsageError: no run has that name, or several have.
+    """
+    if os.sep in given or absolute(given).is_dir():
+        return given
+    return find(given).path
+
+
+def folder(runs_dir: str | Path | None = None) -> Path:
+    """The folder of run directories: the one given, else the site's, else `runs`."""
+    return absolute(runs_dir or site.job_default("runs_dir"))
+
+
+def look(top: Path) -> Found:
+    """The runs in a folder, at any depth.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    if not top.is_dir():
+        raise UsageError(
+            f"there is no folder {str(top)!r}",
+            "go to the folder where you submitted, or give --runs-dir DIR, or a run's path",
+        )
+    problems: list[str] = []
+    paths = [path for _, path in scan.folders(top, problems)]
+    return Found(top, sorted(paths, key=lambda path: path.name), problems)
+
+
+def matching(name: str, paths: Sequence[Path]) -> list[Path]:
+    """The runs of that very name; else those with that job; else those whose name so begins."""
+    if exact := [path for path in paths if path.name == name]:
+        return exact
+    if _JOB.fullmatch(name) and (of_job := [p for p in paths if job_id(RunDir(p)) == name]):
+        return of_job
+    return [path for path in paths if path.name.startswith(name)]
+
+
+def job_id(run: RunDir) -> str:
+    """The id of a run's job; "" for one that was never submitted."""
+    told = (read_json(run.job) or {}).get("id") or (read_json(run.attempt) or {}).get("job")
+    return str(told or "")
+
+
+def newest_of_mine(found: Found) -> Path:
+    """The run that this user submitted last.
+
+    Raises:
+        UsageError: none of the runs is theirs.
+    """
+    mine = [path for path in found.paths if _owner(path) == os.getuid()]
+    if not mine:
+        words = f"none of the {len(found.paths)} run(s)" if found.paths else "no run"
+        raise UsageError(
+            f"{words} in {str(found.top)!r} is yours", "give --runs-dir DIR, or a run's name"
+        )
+    return max(mine, key=submitted)
+
+
+def submitted(path: Path) -> tuple[str, float]:
+    """What sorts runs by when they were submitted, which their folders' names tell."""
+    made = _mtime(RunDir(path).config)
+    stamp = _STAMP.search(path.name)
+    return stamp[1] if stamp else time.strftime("%Y%m%d-%H%M%S", time.localtime(made)), made
+
+
+def _mtime(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _owner(path: Path) -> int | None:
+    try:
+        return path.stat().st_uid
+    except OSError:
+        return None
+
+
+def _ambiguous(name: str, matches: Sequence[Path]) -> UsageError:
+    newest_first = sorted(matches, key=submitted, reverse=True)
+    twins = len({path.name for path in matches}) < len(matches)
+    return UsageError(
+        f"{len(matches)} runs are called {name!r}", f"one of: {_names(newest_first, twins)}"
+    )
+
+
+def _none(name: str, found: Found) -> UsageError:
+    newest_first = sorted(found.paths, key=submitted, reverse=True)
+    names = [path.name for path in newest_first]
+    near = nearest(name, names)
+    hint = f"the newest there: {_names(newest_first[:3])}" if names else "slurmft submit makes runs"
+    if near:
+        hint = f"did you mean {near}?"
+    if found.problems:
+        hint += f"; {len(found.problems)} folder(s) could not be read: {found.problems[0]}"
+    return UsageError(f"no run in {str(found.top)!r} is called {name!r}", hint)
+
+
+def _names(paths: Iterable[Path], whole: bool = False) -> str:
+    every = [str(path) if whole else path.name for path in paths]
+    rest = [f"and {len(every) - _SHOWN} more"] if len(every) > _SHOWN else []
+    return ", ".join(every[:_SHOWN] + rest)
+
+
+def problem_line(problems: Sequence[str]) -> str:
+    """What could not be read, in one line."""
+    return problems[0] if len(problems) == 1 else f"{len(problems)} folders, such as: {problems[0]}"

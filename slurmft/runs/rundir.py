@@ -1,0 +1,310 @@
+"""The run directory: every path and file name of a run, and the only ways to write them.
+
+A reader never sees half a file: whole files are written aside, synced and renamed; records are
+whole lines, appended in one write each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import time
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from slurmft.core import permissions
+from slurmft.core.config import RunConfig
+from slurmft.core.credentials import redact
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.core.files import read_json, write_json, write_text
+from slurmft.core.filesystem import absolute
+
+FINAL_STATES = ("finished", "failed", "cancelled")
+
+ATTEMPT = "SLURMFT_ATTEMPT"
+"""Variable with the number of the attempt, from 1, in every process of a job."""
+
+
+class _Below:
+    """A path below that of a run. Made when it is asked for: paths are slow to make, runs many."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunDir, owner: type[RunDir]) -> Path:
+        return run.path / self._name
+
+
+class RunDir:
+    """The files of one run, below `path`."""
+
+    config = _Below("config.json")
+    environment = _Below("environment.json")
+    records = _Below("records.jsonl")
+    result = _Below("result.json")
+    state = _Below("state.json")
+    job = _Below("job.json")
+    model = _Below("model")
+    tokens = _Below("tokens")
+    tracking = _Below("tracking")
+    logs = _Below("logs")
+    failures = _Below("failures")
+    checkpoints = _Below("checkpoints")
+    attempt = _Below("attempt.json")
+    started = _Below("started.json")
+    meeting = _Below("meeting.json")
+    submitit = _Below("submitit")
+    script = _Below("submitit/job.sh")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, config: RunConfig, mark: str = "") -> RunDir:
+        """Makes the directory of a new run and writes its configuration.
+
+        It is its user's alone, or its group's to read (`--share-with-group`), as is all that this
+        process writes from then on. Its name is task, time and a mark, or a random part:
+        runs-dir/emotion-20261120-093012-a1b2.
+
+        Raises:
+            UsageError: the folder cannot be made or written to.
+        """
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        name = f"{config.program.name}-{stamp}-{mark or secrets.token_hex(2)}"
+        run = cls(Path(config.job.runs_dir) / name)
+        try:
+            run.make_folders(config)
+            write_text(run.config, config.to_json())
+            run.set_state("submitted")
+        except OSError as error:
+            run.discard()
+            raise UsageError(
+                f"cannot write the run directory {str(run.path)!r}: {error.strerror or error}",
+                "give a folder that you can write, on a file system that the nodes see: --runs-dir",
+            ) from None
+        return run
+
+    def make_folders(self, config: RunConfig) -> None:
+        """Makes the folders of a new run.
+
+        Raises:
+            OSError: it is there, or cannot be made.
+        """
+        share = config.job.share_with_group
+        permissions.make_folder(self.path, share)
+        permissions.settle(share)
+        for folder in (self.logs, self.failures, self.submitit):
+            folder.mkdir()
+
+    def settle_permissions(self) -> None:
+        """Lets those read who may read the run what this process writes from now on."""
+        permissions.settle(self.load_config().job.share_with_group)
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunDir:
+        """An existing run.
+
+        Raises:
+            UsageError: the folder holds no run, or is closed to this user.
+        """
+        run = cls(absolute(path))
+        if not run.exists():
+            raise UsageError(f"{str(path)!r} is no run directory: it has no {run.config.name}")
+        return run
+
+    def exists(self) -> bool:
+        """Whether the folder holds a run.
+
+        Raises:
+            UsageError: it is closed to this user.
+        """
+        try:
+            return self.config.is_file()
+        except PermissionError:
+            raise UsageError(
+                f"{str(self.path)!r} cannot be read: Permission denied", "its owner can open it"
+            ) from None
+
+    @classmethod
+    def of_job(cls, runs_dir: str, mark: str, where: str = "") -> RunDir | None:
+        """The newest run that was created with its job's id as its mark; None: there is none.
+
+        Args:
+            runs_dir: the folder of run directories.
+            mark: the job's id.
+            where: its Slurm cluster: another may have the same folder, and a job of that number.
+        """
+        found = [cls(path) for path in Path(runs_dir).glob(f"*-{mark}")]
+        jobs = [(run, read_json(run.job) or {}) for run in found]
+        wheres = {"", where}  # older runs do not say it
+        runs = [
+            run
+            for run, job in jobs
+            if job.get("id") == mark and (not where or job.get("where", "") in wheres)
+        ]
+        return max(runs, key=lambda run: run.job.stat().st_mtime, default=None)
+
+    def load_config(self) -> RunConfig:
+        """The configuration that the login node wrote."""
+        try:
+            return RunConfig.from_json(self.config.read_text(encoding="utf-8"))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SlurmftError(f"cannot read {str(self.config)!r}: {error}") from None
+
+    def discard(self) -> None:
+        """Removes the run: its job never came to be."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def rank_log(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank:03d}.log"
+
+    def stacks(self, rank: int) -> Path:
+        """Where the threads of a rank that hung were."""
+        return self.logs / f"stacks-rank-{rank:03d}.txt"
+
+    def set_state(
+        self, state: str, reason: str = "", exit_code: int | None = None, **extra: Any
+    ) -> None:
+        """Records what the run is doing, with the time.
+
+        A final state is only left by submitting the run again, and "failed" by a job that starts
+        all the same. One process writes at a time: the login node's until the job starts and after
+        it ended, the head node's in between.
+        """
+        past = self.history()
+        last = past[-1]["state"] if past else ""
+        goes_on = state == "submitted" or (last == "failed" and state == "running")
+        if last in FINAL_STATES and not goes_on:
+            return
+        now = {"state": state, "time": time.time(), "reason": redact(reason)}
+        now |= {"exit_code": exit_code}
+        write_json(self.state, now | extra | {"history": [*past, now | extra]})
+
+    def history(self) -> list[dict[str, Any]]:
+        """All recorded states, oldest first."""
+        found: list[dict[str, Any]] = (read_json(self.state) or {}).get("history", [])
+        return found
+
+    def get_state(self) -> dict[str, Any]:
+        """The last recorded state: state, time (Unix seconds), reason, exit_code, history."""
+        return read_json(self.state) or {"state": "unknown", "reason": "", "exit_code": None}
+
+    # --- attempts: from the start of a job to its end or requeue ----------------------------------
+
+    def attempt_number(self) -> int:
+        """How often the job of this run has started; 0: not yet."""
+        return int((read_json(self.attempt) or {}).get("number", 0))
+
+    def is_superseded(self, attempt: int) -> bool:
+        """Whether a later attempt has begun: this one lives on a node that Slurm gave up."""
+        return self.attempt_number() > attempt > 0
+
+    def mark_started(self) -> None:
+        """Notes that the ranks have met: failures before this are overcome."""
+        with contextlib.suppress(OSError):  # a full disk does not end a run
+            write_json(self.started, {"time": time.time(), "attempt": current_attempt()})
+
+    def checkpoint_names(self) -> list[str]:
+        """The checkpoints, oldest first: step-00000120, step-00000120-e00000512 (within the
+        evaluation after that step), step-00000120-evaluated."""
+        return sorted(path.name for path in self.checkpoints.glob("step-*"))
+
+    # --- failures ---------------------------------------------------------------------------------
+
+    def add_failure(
+        self,
+        where: str,
+        error: SlurmftError,
+        trace: str | None = None,
+        *,
+        secondary: bool = False,
+        step: int = 0,
+        retry: bool = False,
+        bad_host: str | None = None,
+        attempt: int | None = None,
+    ) -> dict[str, Any]:
+        """Keeps what went wrong in one process; returns it as it is kept.
+
+        Args:
+            where: the process, in words: "rank 3 on n1".
+            error: message, hint and exit code.
+            trace: the traceback, of an error that nobody foresaw.
+            secondary: it only says that another process failed.
+            step: the optimizer step at which it happened.
+            retry: the job may go on after a requeue: it was no error of the run itself.
+            bad_host: the host that may be to blame, by Slurm's name.
+            attempt: the attempt that failed; the current one, if not given.
+        """
+        failure = {
+            "where": where,
+            "message": redact(error.message),
+            "hint": error.hint and redact(error.hint),
+            "code": int(error.code),
+            "traceback": trace and redact(trace),
+            "secondary": secondary,
+            "step": step,
+            "retry": retry or bad_host is not None,
+            "bad_host": bad_host,
+            "attempt": current_attempt() if attempt is None else attempt,
+            "time": time.time(),
+        }
+        name = f"{where.replace(' ', '-')}-{os.getpid()}-{time.time_ns()}.json"
+        write_json(self.failures / name, failure)
+        return failure
+
+    def all_failures(self) -> list[dict[str, Any]]:
+        """Every failure of the run, oldest first."""
+        found = [f for p in self.failures.glob("*.json") if (f := read_json(p))]
+        return sorted(found, key=lambda f: float(f["time"]))
+
+    def root_failure(self) -> dict[str, Any] | None:
+        """The failure that ended the last attempt: the first that is not secondary.
+
+        When one rank dies, its neighbours see their connections close; those failures are
+        secondary. What happened to ranks before they last met was overcome.
+        """
+        attempt, started = read_json(self.attempt), read_json(self.started)
+        submitted = [h["time"] for h in self.history() if h["state"] == "submitted"]
+        if attempt and submitted and attempt["time"] < submitted[-1]:
+            return None  # the job of a resume, whose attempt has not begun
+        number = attempt["number"] if attempt else 0
+        met = started["time"] if started and started["attempt"] == number else 0.0
+        found = [
+            f
+            for f in self.all_failures()
+            if f["attempt"] == number and not (f["where"].startswith("rank") and f["time"] < met)
+        ]
+        found.sort(key=lambda f: (f["secondary"], f["time"]))
+        return found[0] if found else None
+
+    def bad_hosts(self) -> list[str]:
+        """Hosts that were to blame in two attempts or more."""
+        failures = [f for f in self.all_failures() if f["bad_host"] and not f["secondary"]]
+        blamed = {(f["bad_host"], f["attempt"]) for f in failures}
+        counts = Counter(host for host, _ in blamed)
+        return sorted(host for host, count in counts.items() if count >= 2)
+
+
+def current_attempt() -> int:
+    """The attempt that this process belongs to; 0: none, it was started by hand."""
+    return int(os.environ.get(ATTEMPT, "0"))
+
+
+def log_head(what: str, host: str) -> str:
+    """The first line of a process in its log, which later ones of the same rank continue."""
+    return f"{what} on {host}, attempt {current_attempt()}, pid {os.getpid()}"
+
+
+_LOG_HEAD = re.compile(r"(?:rank|node) \d+ on (\S+), attempt (\d+), pid \d+")
+
+
+def read_log_head(line: str) -> tuple[str, int] | None:
+    """Host and attempt, from a line that `log_head` made; None for another line."""
+    found = _LOG_HEAD.fullmatch(line)
+    return (found[1], int(found[2])) if found else None

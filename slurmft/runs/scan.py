@@ -1,0 +1,266 @@
+"""Runs as they were measured: what their directories say of them, for tables, plots and models.
+
+Nothing here needs torch, numpy or the version of slurmft that made a run: files are read as the
+JSON that they are, and what cannot be read is said, never dropped.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmft.core.errors import UsageError
+from slurmft.core.files import read_json
+from slurmft.core.filesystem import absolute
+from slurmft.runs.records import RecordReader
+from slurmft.runs.rundir import FINAL_STATES, RunDir
+
+_NOT_VARIED = frozenset({
+    "runs_dir", "share_with_group", "job_name", "comment", "log_with", "seed",
+})  # fmt: skip
+"""Fields in which repeats of one measurement may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """One run: raw contents of its files, and what most readers ask of them.
+
+    `slurmft.Run` (handle.py) is what users have: it asks anew each time, and can act.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    """config.json: program, job, submission."""
+    state: dict[str, Any]
+    """state.json: state, time, reason, exit_code, history."""
+    result: dict[str, Any] | None
+    """result.json; None: the run has not finished."""
+    environment: dict[str, Any]
+    """environment.json: versions, python, ranks; empty before the ranks have met."""
+
+    @classmethod
+    def read(cls, path: Path, with_environment: bool = True) -> MeasuredRun:
+        """Reads a run directory, with or without what its ranks ran on.
+
+        Raises:
+            UsageError: it has no config.json that can be read, or a result.json that is none.
+        """
+        files = RunDir(path)
+        config = read_json(files.config)
+        parts = ("program", "job", "submission")
+        if config is None and files.config.exists() and not os.access(files.config, os.R_OK):
+            raise UsageError(f"{str(files.config)!r} cannot be read: Permission denied")
+        if config is None or not all(isinstance(config.get(k), dict) for k in parts):
+            raise UsageError(f"{str(files.config)!r} is no configuration of a run")
+        result = read_json(files.result)
+        if result is None and files.result.exists():
+            raise UsageError(f"{str(files.result)!r} is not whole")
+        if result is not None and not result.keys() >= _RESULT_KEYS:
+            raise UsageError(f"{str(files.result)!r} is no result of a run")
+        return cls(
+            path=path,
+            config=config,
+            state=_state(read_json(files.state)),
+            result=result,
+            environment=_environment(read_json(files.environment) if with_environment else None),
+        )
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def is_finished(self) -> bool:
+        return self.result is not None and self.state["state"] == "finished"
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state["state"] in FINAL_STATES
+
+    @property
+    def study(self) -> dict[str, Any] | None:
+        """The study that it belongs to, as `slurmft study run` wrote it: name, cell, repeat."""
+        found = self.config.get("submission", {}).get("study")
+        return found if isinstance(found, dict) else None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options of its program."""
+        found = self.config["program"].get("settings")
+        return found if isinstance(found, dict) else {}
+
+    def value(self, field: str) -> Any:
+        """A field of the configuration, of its program or its job; None where it has none such."""
+        return self.settings.get(field, self.config["job"].get(field))
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """All fields of the configuration in which measurements differ, and repeats do not."""
+        both = self.settings | self.config["job"]
+        return {k: v for k, v in both.items() if k not in _NOT_VARIED}
+
+    @property
+    def code(self) -> str:
+        """The code that submitted it: slurmft's version, and the commit where there was one."""
+        submission = self.config.get("submission", {})
+        git = submission.get("git")
+        git = git if isinstance(git, dict) else {}
+        commit = str(git.get("commit") or "")[:10] + ("-dirty" if git.get("dirty") else "")
+        return " ".join(filter(None, (str(submission.get("slurmft", "?")), commit)))
+
+    @property
+    def hosts(self) -> list[str]:
+        """Where its ranks ran, in the order of the ranks, each once."""
+        ranks = self.environment.get("ranks", [])
+        return list(dict.fromkeys(str(r["host"]) for r in ranks if "host" in r))
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations that it made, of the whole validation data each; at least one."""
+        config = self.settings
+        epochs, stopped = (
+            config.get("epochs"),
+            config.get("early_stopping") or config.get("max_steps"),
+        )
+        if isinstance(epochs, int) and not stopped:
+            return max(1, epochs)
+        return max(1, len({r.get("epoch") for r in self.records("epoch")}))
+
+    def records(self, event: str | None = None) -> Iterator[dict[str, Any]]:
+        """The lines of records.jsonl, or those of one event; steps done again are there twice."""
+        return RecordReader(RunDir(self.path).records).read(event)
+
+
+_RESULT_KEYS = {"metrics", "phases_s", "world_size", "nodes", "steps", "wall_s"}
+
+
+def _state(found: dict[str, Any] | None) -> dict[str, Any]:
+    """What state.json says, if it names a state."""
+    is_one = found is not None and isinstance(found.get("state"), str)
+    return found if found and is_one else {"state": "unknown", "reason": ""}
+
+
+def _environment(found: dict[str, Any] | None) -> dict[str, Any]:
+    """What environment.json says, without what are no ranks and no versions."""
+    if not found:
+        return {}
+    ranks, versions = found.get("ranks"), found.get("versions")
+    return found | {
+        "ranks": [r for r in ranks if isinstance(r, dict)] if isinstance(ranks, list) else [],
+        "versions": versions if isinstance(versions, dict) else {},
+    }
+
+
+def find(
+    paths: Sequence[str | Path], may_be_none: bool = False
+) -> tuple[list[MeasuredRun], list[str]]:
+    """The runs in run directories, or in folders that hold such at any depth.
+
+    Links are followed; a run that can be reached in several ways is one run.
+
+    Args:
+        paths: the folders.
+        may_be_none: a folder without a run is no error.
+
+    Returns:
+        The runs, oldest first, each once; and a line for every directory that could not be read.
+
+    Raises:
+        UsageError: a path is no folder, or holds no run.
+    """
+    runs: dict[str, MeasuredRun] = {}
+    problems: list[str] = []
+    known: set[str] = set()
+    for given in paths:
+        top = absolute(given)
+        if not top.is_dir():
+            raise UsageError(
+                f"{str(given)!r} is no folder", "give a run directory, or a folder of such"
+            )
+        unreadable: list[str] = []
+        found = dict(folders(top, unreadable))
+        problems += unreadable
+        if not found and not unreadable and not may_be_none:
+            raise UsageError(f"{str(given)!r} holds no run", "give a run directory or its folder")
+        for place, folder in found.items():
+            if place in known:
+                continue
+            known.add(place)
+            try:
+                runs[place] = MeasuredRun.read(folder)
+            except UsageError as error:
+                problems.append(error.message)
+    return sorted(runs.values(), key=_submitted), problems
+
+
+def folders(top: Path, problems: list[str]) -> Iterator[tuple[str, Path]]:
+    """Real path and path of the run directories in a folder, at any depth; links are followed.
+
+    Args:
+        top: where to search.
+        problems: takes a line for every folder that cannot be read.
+    """
+    return _run_folders(top, set(), problems)
+
+
+def _run_folders(top: Path, seen: set[str], problems: list[str]) -> Iterator[tuple[str, Path]]:
+    """Real path and path of folders with a config.json; what is below one is not searched.
+
+    Args:
+        top: where to search.
+        seen: real paths of what was searched: links may lead back to it.
+        problems: takes a line for every folder that cannot be read.
+    """
+    place = os.path.realpath(top)
+    if place in seen:
+        return
+    seen.add(place)
+    try:
+        if RunDir(top).config.exists():
+            yield place, top
+            return
+        with os.scandir(top) as entries:
+            below = [e for e in entries if not e.name.startswith(".") and _is_folder(e)]
+    except OSError as error:
+        problems.append(f"{str(top)!r} cannot be read: {error.strerror}")
+        return
+    for entry in sorted(below, key=lambda e: (e.is_symlink(), e.path)):  # a run by its own name
+        yield from _run_folders(Path(entry.path), seen, problems)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _submitted(run: MeasuredRun) -> tuple[str, str]:
+    return str(run.config.get("submission", {}).get("time", "")), str(run.path)
+
+
+def varied(runs: Iterable[MeasuredRun]) -> list[str]:
+    """The fields of the configuration that are not the same in all runs."""
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        for field, value in run.fields.items():
+            values.setdefault(field, set()).add(repr(value))
+    return [field for field, found in values.items() if len(found) > 1]
+
+
+def cells(runs: Iterable[MeasuredRun]) -> list[list[MeasuredRun]]:
+    """Runs grouped by measurement: repeats differ in seed, folder and name alone."""
+    groups: dict[str, list[MeasuredRun]] = {}
+    for run in runs:
+        groups.setdefault(repr(sorted(run.fields.items())), []).append(run)
+    return list(groups.values())
+
+
+def is_number(value: Any, above: float = -math.inf) -> bool:
+    """Whether a value of a file can be reckoned with: files may be foreign, or tell of NaN."""
+    is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_one and above < value < math.inf

@@ -1,0 +1,240 @@
+"""Trackers: TensorBoard, Weights & Biases, MLflow, by Accelerate's own classes for them.
+
+They get copies of what `records.jsonl` has. A tracker works in a thread of its own: one that
+raises, or hangs, costs a warning, never the run or a step of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import queue
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from slurmft.core.config import JobConfig
+from slurmft.core.errors import UsageError
+from slurmft.core.files import read_json, write_json
+from slurmft.runs.rundir import RunDir
+
+_START_S = 60
+"""How long a tracker may take to start before the run goes on without it."""
+_WAITING = 1000
+"""Logs that may wait for a tracker; more are dropped."""
+CLOSE_S = 20
+"""How long the rank waits for its trackers to finish."""
+
+_ids = threading.Lock()
+"""Held by who changes the file of the trackers' ids."""
+_CLASSES = {
+    "tensorboard": "TensorBoardTracker",
+    "wandb": "WandBTracker",
+    "mlflow": "MLflowTracker",
+}
+_TRAIN = ("loss", "learning_rate", "samples_per_s", "epoch")
+_NOT_FACTS = ("event", "time")
+
+
+def check(job: JobConfig) -> None:
+    """Raises UsageError where a tracker's package is not installed; in a container it may be."""
+    for name in job.trackers if job.container is None else ():
+        if importlib.util.find_spec(name) is None:
+            raise UsageError(
+                f"--log-with {name}: the Python package {name} is not installed in {sys.prefix}",
+                f"{shlex.quote(sys.executable)} -m pip install {name}",
+            )
+
+
+def next_commands(run: RunDir) -> list[str]:
+    """What to type to see what the trackers of a run have."""
+    names, folder, lines = run.load_config().job.trackers, run.tracking, []
+    if "tensorboard" in names:
+        lines.append(f"tensorboard --logdir {shlex.quote(str(folder))}")
+    offline = sorted(folder.glob("wandb/offline-run-*"))
+    if offline:
+        # Later attempts go on in the run of the first.
+        lines.append(shlex.join(["wandb", "sync", "--append", *map(str, offline)]))
+    if (folder / "mlruns").is_dir():
+        uri = shlex.quote((folder / "mlruns").as_uri())
+        lines.append(f"MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri {uri}")
+    return lines
+
+
+class Tracking:
+    """All trackers of a run; on its main rank."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._config = run.load_config()
+        self._trackers: list[_Tracker] = []
+        self._facts: dict[str, Any] = {}
+        self._step = 0
+
+    def take(self, record: dict[str, Any]) -> None:
+        """Hands a record of the run on. The trackers start with the first that they can use: by
+        then it is known where the run goes on."""
+        if record["event"] == "start":
+            self._facts = {k: v for k, v in record.items() if k not in _NOT_FACTS}
+        elif record["event"] == "resume":
+            self._step = record["step"]
+        elif record["event"] == "step" and "samples_per_s" in record:
+            self._log({f"train/{k}": record[k] for k in _TRAIN}, record["step"])
+        elif record["event"] == "epoch":
+            self._log({f"eval/{k}": v for k, v in record["metrics"].items()}, self._step)
+
+    def _log(self, values: dict[str, float], step: int) -> None:
+        if not self._trackers:
+            after = self._step
+            self._trackers = [
+                _Tracker(name, self._run, self._facts, after) for name in self._config.job.trackers
+            ]
+        self._step = step
+        for tracker in self._trackers:
+            tracker.log(values, step)
+
+    def messages(self) -> Iterator[str]:
+        """Warnings since the last call."""
+        for tracker in self._trackers:
+            yield from tracker.messages()
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Lets the trackers write the rest, for so long; no process of theirs stays."""
+        deadline = time.monotonic() + timeout_s
+        for tracker in self._trackers:
+            tracker.end()
+        for tracker in self._trackers:
+            tracker.wait(max(0.0, deadline - time.monotonic()))
+
+
+class _Tracker:
+    """One of Accelerate's trackers, in a thread."""
+
+    def __init__(self, name: str, run: RunDir, facts: dict[str, Any], after_step: int) -> None:
+        self.name = name
+        self._run, self._facts, self._after_step = run, facts, after_step
+        self._queue: queue.Queue[tuple[dict[str, float], int] | None] = queue.Queue(_WAITING)
+        self._messages: list[str] = []
+        self._started, self._gone = threading.Event(), False
+        self._began = time.monotonic()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        if not self._started.is_set() and time.monotonic() - self._began > _START_S:
+            self._give_up(f"does not start within {_START_S} s")
+        if not self._gone:
+            with contextlib.suppress(queue.Full):
+                self._queue.put_nowait((values, step))
+
+    def messages(self) -> Iterator[str]:
+        while self._messages:
+            yield self._messages.pop(0)
+
+    def end(self) -> None:
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(None)
+
+    def wait(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._give_up("does not finish")
+
+    def _give_up(self, why: str) -> None:
+        if not self._gone:
+            self._messages.append(f"--log-with {self.name}: it {why}; the run goes on without it")
+        self._gone = True
+
+    def _work(self) -> None:
+        try:
+            tracker = self._start()
+            self._started.set()
+            while (item := self._queue.get()) is not None:
+                tracker.log(item[0], step=item[1])
+            tracker.finish()
+            if self.name == "wandb":
+                sys.modules["wandb"].teardown()  # its service process
+        except BaseException as error:  # trackers end programs, too: wandb by SystemExit
+            words = str(error).strip().partition("\n")[0]
+            self._give_up(f"failed ({type(error).__name__}: {words})")
+
+    def _start(self) -> Any:
+        """The tracker, which goes on where it was left, if it was.
+
+        Raises:
+            Exception: whatever it raises.
+        """
+        job = self._run.load_config().job
+        self._run.tracking.mkdir(exist_ok=True)
+        path = self._run.tracking / "ids.json"
+        ids = read_json(path) or {}
+        kind = getattr(importlib.import_module("accelerate.tracking"), _CLASSES[self.name])
+        project, more = _settings(self.name, job, self._run, ids.get(self.name), self._after_step)
+        tracker = kind(project, **more)
+        tracker.start()
+        if self.name not in ids:
+            tracker.store_init_configuration(hyperparameters(self._run, self._facts))
+        with _ids:
+            ids = read_json(path) or {}
+            write_json(path, ids | {self.name: _id_of(self.name, tracker)})
+        return tracker
+
+
+def _settings(
+    name: str, job: JobConfig, run: RunDir, old: str | None, after_step: int
+) -> tuple[str, dict[str, Any]]:
+    """Project and further arguments of a tracker.
+
+    Args:
+        name: the tracker's.
+        job: whose name is the project's.
+        run: whose name is the run's.
+        old: the tracker's id of the run, where it goes on.
+        after_step: the steps that are done: what a crash did after them is done again.
+    """
+    if name == "tensorboard":
+        purge = {"purge_step": after_step + 1} if old else {}
+        return run.path.name, {"logging_dir": str(run.tracking / "tensorboard"), **purge}
+    if name == "wandb":
+        return os.environ.get("WANDB_PROJECT", job.job_name), {
+            "name": run.path.name,
+            "dir": str(run.tracking),
+            # Compute nodes have no internet; `wandb sync` brings it there later.
+            "mode": os.environ.get("WANDB_MODE", "offline"),
+            "id": old or wandb_id(run),
+            "resume": "allow",
+            # A git remote may hold a token; our logs have the output.
+            "settings": {"disable_git": True, "save_code": False, "console": "off"},
+        }
+    if not os.environ.get("MLFLOW_TRACKING_URI"):
+        # Its other store is SQLite, which shared file systems do not lock well.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        importlib.import_module("mlflow").set_tracking_uri((run.tracking / "mlruns").as_uri())
+    return job.job_name, {"run_id": old, "run_name": run.path.name}
+
+
+def wandb_id(run: RunDir) -> str:
+    """The run's name, as far as W&B takes it."""
+    return "".join(c if (c.isalnum() and c.isascii()) or c in "-_" else "-" for c in run.path.name)
+
+
+def _id_of(name: str, tracker: Any) -> str:
+    if name == "wandb":
+        return str(tracker.run.id)
+    return str(tracker.active_run.info.run_id) if name == "mlflow" else "here"
+
+
+def hyperparameters(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a training and what it runs on: numbers and text, as all trackers take."""
+
+    known = run.load_config().program.settings | facts
+    return {
+        name: value if isinstance(value, (int, float, str)) else str(value)
+        for name, value in known.items()
+        if value is not None
+    }

@@ -1,0 +1,1 @@
+"""Grids of runs, and what is read out of them: reports, comparisons, scaling models."""

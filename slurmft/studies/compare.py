@@ -1,0 +1,425 @@
+"""`slurmft compare`: what differs between two runs, and whether it is more than noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slurmft.core.errors import UsageError
+from slurmft.runs import resolve, scan
+from slurmft.runs.scan import MeasuredRun, is_number
+from slurmft.studies.stats import (
+    ALIKE,
+    LEAST_WINDOWS,
+    Windows,
+    difference_of_repeats,
+    difference_of_shares,
+    ratio_of_repeats,
+    ratio_of_windows,
+)
+
+_LEAST_REPEATS = 3
+_WARM_UP = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The repeats of one measurement."""
+
+    name: str
+    """What it is called in the output: A or B."""
+    runs: tuple[MeasuredRun, ...]
+    notes: tuple[str, ...] = ()
+
+    def results(self, key: str) -> list[Any]:
+        """A value of every result."""
+        return [run.result.get(key) for run in self.runs if run.result]
+
+    def mean(self, key: str) -> float:
+        return float(np.mean(self.results(key)))
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was compared, and what came of it."""
+
+    what: str
+    a: str
+    b: str
+    verdict: str
+    method: str = ""
+    estimate: float | None = None
+    """Speed of B over that of A, or the metric of B less that of A; None: cannot tell."""
+    low: float | None = None
+    high: float | None = None
+
+
+def read(name: str, path: str) -> Side:
+    """The finished runs of one side.
+
+    Raises:
+        UsageError: none has finished, or they are no repeats of one measurement.
+    """
+    found, problems = scan.find([resolve.folder_of(path)])
+    done = [run for run in found if run.is_finished]
+    lacking = {run.path: words for run in done if (words := _lacks(run))}
+    finished = tuple(run for run in done if run.path not in lacking)
+    if lacking and not finished:
+        which, words = next(iter(lacking.items()))
+        raise UsageError(
+            f"{path!r} holds no run to compare: the result of {which.name} has no usable {words}",
+            "give runs whose result.json is as slurmft wrote it",
+        )
+    if not finished:
+        raise UsageError(
+            f"{path!r} holds no finished run, but {len(found)} other(s)",
+            "wait for one (slurmft follow RUN), or go on with it: slurmft resume RUN",
+        )
+    if len(scan.cells(finished)) > 1:
+        fields = ", ".join(scan.varied(finished))
+        raise UsageError(
+            f"the runs in {path!r} are no repeats: they differ in {fields}",
+            "give a folder for each kind of run",
+        )
+    notes = [f"{name}: left out: {problem}" for problem in problems]
+    notes += [
+        f"{name}: left out: the result of {r.name} has no usable {w}" for r, w in lacking.items()
+    ]
+    if len(done) < len(found):
+        notes.append(f"{name}: {len(found) - len(done)} run(s) have not finished: left out")
+    return Side(name, finished, tuple(notes))
+
+
+def _lacks(run: MeasuredRun) -> str:
+    """The values of a result without which nothing can be compared; "" where it has all."""
+    result = run.result or {}
+    phases = result["phases_s"]
+    usable = {
+        "train_samples_per_s": is_number(result.get("train_samples_per_s"), above=0),
+        "global_batch_size": is_number(result.get("global_batch_size"), above=0),
+        "evaluate_samples": is_number(result.get("evaluate_samples")),
+        "attempts": is_number(result.get("attempts", 1)),
+        "phases_s": isinstance(phases, dict) and all(map(is_number, phases.values())),
+        "metrics": isinstance(result["metrics"], dict),
+    }
+    return ", ".join(name for name, is_usable in usable.items() if not is_usable)
+
+
+# --- what differs ---------------------------------------------------------------------------------
+
+
+def differences(a: Side, b: Side) -> list[tuple[str, str, str]]:
+    """What is not the same: name, value in A, value in B; fields first, then environment, code."""
+    first, second = a.runs[0].fields, b.runs[0].fields
+    names = list(dict.fromkeys((*first, *second)))
+    found = [(n, _text(first.get(n)), _text(second.get(n))) for n in names]
+    found += [(n, _each(a, of), _each(b, of)) for n, of in _FACTS.items()]
+    packages = {p for side in (a, b) for run in side.runs for p in _versions(run)}
+    for package in sorted(packages):
+        of = _version_of(package)
+        found.append((package, _each(a, of), _each(b, of)))
+    return [(name, of_a, of_b) for name, of_a, of_b in found if of_a != of_b]
+
+
+def _ranks(key: str) -> Callable[[MeasuredRun], Any]:
+    """What the ranks of a run say of themselves, each value once."""
+    return lambda run: ", ".join(
+        dict.fromkeys(str(rank.get(key)) for rank in run.environment.get("ranks", []))
+    )
+
+
+def _resolved(key: str) -> Callable[[MeasuredRun], Any]:
+    return lambda run: (run.result or {}).get(key)
+
+
+_FACTS: dict[str, Callable[[MeasuredRun], Any]] = {
+    "precision used": _resolved("precision"),
+    "backend used": _resolved("backend"),
+    "gradients sent as": lambda run: ((run.result or {}).get("gradients") or {}).get("used"),
+    "processes": _resolved("world_size"),
+    "parameters": _resolved("parameters"),
+    "hosts": lambda run: ", ".join(run.hosts),
+    "device": _ranks("device"),
+    "threads": _ranks("threads"),
+    "kernel": _ranks("kernel"),
+    "Python": lambda run: run.environment.get("python"),
+    "code": lambda run: run.code,
+}
+"""Name -> what a run says of what it ran on."""
+
+
+def _versions(run: MeasuredRun) -> dict[str, str]:
+    found: dict[str, str] = run.environment.get("versions", {})
+    return found
+
+
+def _version_of(package: str) -> Callable[[MeasuredRun], Any]:
+    return lambda run: _versions(run).get(package)
+
+
+def _each(side: Side, of: Callable[[MeasuredRun], Any]) -> str:
+    return " | ".join(dict.fromkeys(_text(of(run)) for run in side.runs))
+
+
+def _text(value: Any) -> str:
+    return "-" if value in (None, "", [], ()) else str(value)
+
+
+def cautions(a: Side, b: Side) -> list[str]:
+    """What a reader must know before believing a verdict."""
+    lines = []
+    for key, name in _WORK.items():
+        of_a, of_b = (" | ".join(dict.fromkeys(map(str, s.results(key)))) for s in (a, b))
+        if of_a != of_b:
+            lines.append(f"not the same work: {name} {of_a} in A, {of_b} in B")
+    for side in (a, b):
+        restarted = [r for r in side.runs if r.result and r.result.get("attempts", 1) > 1]
+        if restarted:
+            names = ", ".join(
+                f"{r.name} ({(r.result or {})['attempts']} starts)" for r in restarted
+            )
+            lines.append(f"restarted: {names} in {side.name}; steps done again count once")
+    lines.append(_order(a, b))
+    if not _has_repeats(a, b):
+        counts = f"{len(a.runs)} and {len(b.runs)} run(s)"
+        lines.append(
+            f"{counts}: how much repeats differ is not known; {_LEAST_REPEATS} of each show it"
+        )
+        dropped = [sum(w.left_out for w in map(windows, side.runs)) for side in (a, b)]
+        lines.append(
+            f"the first {_WARM_UP:.0%} of the steps' windows are left out as warm-up: "
+            f"{dropped[0]} of A, {dropped[1]} of B"
+        )
+    return lines
+
+
+_WORK = {
+    "train_samples": "training samples",
+    "steps": "optimizer steps",
+    "global_batch_size": "global batch",
+    "evaluate_samples": "evaluated samples",
+}
+"""Values of a result that say how much a run did."""
+
+
+def _order(a: Side, b: Side) -> str:
+    """Whether the sides ran in turn: a machine changes over time."""
+    times = [[run.config.get("submission", {}).get("time", "") for run in s.runs] for s in (a, b)]
+    if not all(all(side) for side in times):
+        return "when they ran is not known"
+    if max(times[0]) < min(times[1]) or max(times[1]) < min(times[0]):
+        first, last = ("A", "B") if max(times[0]) < min(times[1]) else ("B", "A")
+        since = ", ".join(f"{n} {t[0][:16]}" for n, t in zip("AB", times, strict=True))
+        return (
+            f"not in turn: all of {first} ran before {last} ({since}); the machine may have changed"
+        )
+    return "the runs of A and B were interleaved"
+
+
+# --- whether it is noise --------------------------------------------------------------------------
+
+
+def compare(a: Side, b: Side, seed: int = 0) -> list[Finding]:
+    """All that can be compared: speed of the phases, then metrics."""
+    generator = np.random.default_rng(seed)
+    found = [_training(a, b, generator)]
+    for what, key, unit in (
+        ("evaluation", ("evaluate",), "evaluation"),
+        ("metric", ("metric", "broadcast"), "metric"),
+    ):
+        found.append(_per_evaluation(what, key, unit, a, b, generator))
+    names = [n for n in a.runs[0].result["metrics"] if n in b.runs[0].result["metrics"]]  # type: ignore[index]
+    return found + [_metric(name, a, b, generator) for name in names]
+
+
+def _has_repeats(a: Side, b: Side) -> bool:
+    return min(len(a.runs), len(b.runs)) >= _LEAST_REPEATS
+
+
+def _training(a: Side, b: Side, generator: np.random.Generator) -> Finding:
+    if _has_repeats(a, b):
+        times = [1 / np.array(side.results("train_samples_per_s")) for side in (a, b)]
+        found = ratio_of_repeats(times[0], times[1], generator)
+        rates = [1 / float(np.mean(t)) for t in times]
+        shown = (_rate(a, rates[0]), _rate(b, rates[1]))
+        return _speed("training", *shown, found, "bootstrap over repeats")
+    sides = [[windows(run) for run in side.runs] for side in (a, b)]
+    rates = [_mean_rate(side) for side in sides]
+    shown = (_rate(a, rates[0]), _rate(b, rates[1]))
+    interval = ratio_of_windows(sides[0], sides[1], generator)
+    if interval is None:
+        counts = [sum(len(w.steps) for w in side) for side in sides]
+        return Finding(
+            "training", *shown, f"cannot tell: too few steps ({counts[0]} and {counts[1]} windows "
+            f"of them; {LEAST_WINDOWS} are needed: lower --log-every, or more steps)",
+        )  # fmt: skip
+    return _speed("training", *shown, interval, "moving-block bootstrap over steps")
+
+
+def _mean_rate(side: Sequence[Windows]) -> float:
+    """Samples a second over all windows; NaN where there are none."""
+    steps = sum(float(w.steps.sum()) for w in side)
+    seconds = sum(float((w.steps * w.sample_s).sum()) for w in side)
+    return steps / seconds if seconds else math.nan
+
+
+def _rate(side: Side, rate: float) -> str:
+    if math.isnan(rate):
+        return "-"
+    step_ms = 1000 * side.mean("global_batch_size") / rate
+    return f"{rate:,.4g} samples/s, {step_ms:,.4g} ms a step"
+
+
+def _per_evaluation(
+    what: str, phases: tuple[str, ...], unit: str, a: Side, b: Side, generator: np.random.Generator
+) -> Finding:
+    """Phases that come once after each epoch: their seconds for a validation sample."""
+    times = [[_sample_seconds(run, phases) for run in side.runs] for side in (a, b)]
+    shown = (_each_ms(a, times[0]), _each_ms(b, times[1]))
+    if not _has_repeats(a, b) or min(map(min, times)) <= 0:
+        return Finding(
+            what, *shown, f"cannot tell: {_LEAST_REPEATS} repeats of each are needed for the {unit}"
+        )
+    found = ratio_of_repeats(np.array(times[0]), np.array(times[1]), generator)
+    return _speed(what, *shown, found, "bootstrap over repeats")
+
+
+def _each_ms(side: Side, sample_s: Sequence[float]) -> str:
+    samples = side.mean("evaluate_samples") / _evaluations(side)
+    return f"{1000 * float(np.mean(sample_s)) * samples:,.4g} ms each"
+
+
+def _sample_seconds(run: MeasuredRun, phases: Sequence[str]) -> float:
+    result = run.result or {}
+    seconds = sum(result["phases_s"].get(phase, 0.0) for phase in phases)
+    return float(seconds / max(1, result["evaluate_samples"]))
+
+
+def _evaluations(side: Side) -> int:
+    """How often the first run evaluated."""
+    epochs = {r.get("epoch") for r in side.runs[0].records("epoch")}
+    return len(epochs) or int(side.runs[0].value("epochs") or 1)
+
+
+def _speed(what: str, a: str, b: str, found: tuple[float, float, float], method: str) -> Finding:
+    return Finding(what, a, b, verdict_of_speed(*found), method, *found)
+
+
+def verdict_of_speed(ratio: float, low: float, high: float) -> str:
+    """In words: what an interval of the speed of B over that of A says."""
+    if low - 1 > ALIKE:
+        return f"B is {ratio:.2f} x faster (95 %: {low:.2f} to {high:.2f})"
+    if 1 - high > ALIKE:
+        return f"B is {1 / ratio:.2f} x slower (95 %: {1 / high:.2f} to {1 / low:.2f})"
+    return f"no difference beyond noise ({low:.2f} to {high:.2f})"
+
+
+def _metric(name: str, a: Side, b: Side, generator: np.random.Generator) -> Finding:
+    """A metric of both; runs that are alone have an interval only where it is an accuracy."""
+    values = [np.array([_number(m.get(name)) for m in s.results("metrics")]) for s in (a, b)]
+    means = [float(np.mean(v)) for v in values]
+    shown = (f"{means[0]:.4f}", f"{means[1]:.4f}")
+    if not np.isfinite(np.concatenate(values)).all():
+        return Finding(name, *shown, "cannot tell: it is no number in some run")
+    if _has_repeats(a, b):
+        found = difference_of_repeats(values[0], values[1], generator)
+        return Finding(name, *shown, verdict_of_metric(*found), "bootstrap over repeats", *found)
+    samples = [round(side.mean("evaluate_samples") / _evaluations(side)) for side in (a, b)]
+    if "accuracy" not in name or min(samples) < 1:
+        return Finding(name, *shown, f"cannot tell: {_LEAST_REPEATS} repeats of each are needed")
+    low, high = difference_of_shares(means[0], samples[0], means[1], samples[1])
+    found = (means[1] - means[0], low, high)
+    method = (
+        f"binomial, of {samples[0]:,} and {samples[1]:,} validation samples as if drawn anew; "
+        "not of repeats with other seeds"
+    )
+    return Finding(name, *shown, verdict_of_metric(*found), method, *found)
+
+
+def _number(value: Any) -> float:
+    return float(value) if is_number(value) else math.nan
+
+
+def verdict_of_metric(difference: float, low: float, high: float) -> str:
+    """In words: what an interval of the metric of B less that of A says."""
+    if low > ALIKE:
+        return f"B is higher by {difference:.4f} (95 %: {low:.4f} to {high:.4f})"
+    if high < -ALIKE:
+        return f"B is lower by {-difference:.4f} (95 %: {-high:.4f} to {-low:.4f})"
+    return f"no difference beyond noise ({low:+.4f} to {high:+.4f})"
+
+
+def windows(run: MeasuredRun) -> Windows:
+    """The windows of a run's steps, without warm-up. Of steps that were done again after a restart,
+    the last counts."""
+    found: list[tuple[int, int, float]] = []  # last step, steps, samples/s
+    steps = 0
+    for record in run.records():
+        if record.get("event") == "start":
+            steps = 0
+        if record.get("event") != "step" or not isinstance(record.get("step"), int):
+            continue
+        while found and found[-1][0] >= record["step"]:
+            found.pop()
+        steps += 1
+        if is_number(record.get("samples_per_s"), above=0):
+            found.append((record["step"], steps, record["samples_per_s"]))
+            steps = 0
+    left_out = math.ceil(_WARM_UP * len(found))
+    kept = found[left_out:]
+    return Windows(
+        np.array([count for _, count, _ in kept], dtype=np.float64),
+        1 / np.array([rate for _, _, rate in kept], dtype=np.float64),
+        left_out,
+    )
+
+
+# --- output ---------------------------------------------------------------------------------------
+
+
+def describe(
+    a: Side,
+    b: Side,
+    different: Sequence[tuple[str, str, str]],
+    findings: Sequence[Finding],
+    warnings: Sequence[str],
+) -> list[str]:
+    """The whole comparison, as lines."""
+    lines = [f"{side.name}: {_source(side)}" for side in (a, b)]
+    lines += ["", "what differs" if different else "nothing differs that was recorded"]
+    width = max((len(name) for name, _, _ in different), default=0)
+    lines += [f"  {name:<{width}}  {of_a}  ->  {of_b}" for name, of_a, of_b in different]
+    for finding in findings:
+        lines += ["", f"{finding.what}: {finding.verdict}"]
+        lines.append(f"  A {finding.a}; B {finding.b}")
+        lines += [f"  by {finding.method}"] if finding.method else []
+    return [*lines, "", *(f"note: {warning}" for warning in warnings)]
+
+
+def _source(side: Side) -> str:
+    first = side.runs[0]
+    if len(side.runs) == 1:
+        return str(first.path)
+    return f"{len(side.runs)} runs in {Path(first.path).parent}"
+
+
+def as_json(
+    a: Side,
+    b: Side,
+    different: Sequence[tuple[str, str, str]],
+    findings: Sequence[Finding],
+    warnings: Sequence[str],
+) -> dict[str, Any]:
+    """The whole comparison, for programs."""
+    return {
+        **{side.name.lower(): [str(run.path) for run in side.runs] for side in (a, b)},
+        "differences": [{"name": n, "a": of_a, "b": of_b} for n, of_a, of_b in different],
+        "confidence": 0.95,
+        "findings": [asdict(finding) for finding in findings],
+        "notes": list(warnings),
+    }

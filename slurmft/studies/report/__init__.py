@@ -1,0 +1,1 @@
+"""Reports: tables, plots and a page of what runs measured, beside what was published."""

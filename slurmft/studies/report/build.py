@@ -1,0 +1,184 @@
+"""`slurmft report`: tables, plots and a page of what runs measured, beside what was published."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import slurmft
+from slurmft.core.errors import UsageError
+from slurmft.core.files import write_bytes
+from slurmft.core.filesystem import absolute
+from slurmft.runs import resolve, scan
+from slurmft.studies.report import plots, published
+from slurmft.studies.report import runset as report_runset
+from slurmft.studies.report.formats import FORMATS, as_csv, as_list
+from slurmft.studies.report.page import page
+from slurmft.studies.report.sections import Forecaster, Section, of_published, of_runs
+
+
+def collect(
+    paths: Sequence[Path],
+    beside: Sequence[Path],
+    title: str,
+    forecaster: Forecaster | None = None,
+) -> tuple[list[Section], list[str]]:
+    """The sections of a report, and what could not be read.
+
+    Args:
+        paths: run directories, folders of them, files of published tables.
+        beside: further files of published tables.
+        title: of the runs of no study.
+        forecaster: makes predictions, where they are wanted.
+
+    Raises:
+        UsageError: a path holds nothing that can be shown.
+    """
+    folders = [Path(resolve.folder_of(str(path))) for path in paths if not absolute(path).is_file()]
+    files = [path for path in paths if absolute(path).is_file()]
+    found, problems = scan.find(folders)
+    if folders and not found:
+        raise UsageError(f"no run can be read: {problems[0]}", "remove the folder, or give others")
+    given = {path: published.load(absolute(path)) for path in (*beside, *files)}
+    sections: list[Section] = []
+    named_by_studies: list[list[published.PublishedTable]] = []
+    names = ", ".join(folder.resolve().name or str(folder) for folder in folders)
+    for runset in report_runset.group(found, title or f"Runs in {names}"):
+        if not given and runset.published:
+            given_here = _study_tables(runset)
+        else:
+            given_here = [table for tables in given.values() for table in tables]
+        sections.append(of_runs(runset, given_here, forecaster))
+        if not given and given_here and given_here not in named_by_studies:
+            named_by_studies.append(given_here)
+            sections.append(of_published(given_here, forecaster))
+    sections += [of_published(tables, forecaster) for tables in given.values()]
+    return _with_own_keys(sections), problems
+
+
+def _study_tables(runset: report_runset.RunSet) -> list[published.PublishedTable]:
+    """The published tables that a study names; a file that is none is a problem of the study."""
+    assert runset.published
+    try:
+        return published.load(runset.published, runset.published_name)
+    except UsageError as error:
+        runset.problems.append(error.message)
+        return []
+
+
+def _with_own_keys(sections: Sequence[Section]) -> list[Section]:
+    """The sections once each, and none with the file names of another."""
+    made: dict[str, Section] = {}
+    for section in sections:
+        key, number = section.key, 1
+        while key in made:
+            number += 1
+            key = f"{section.key}-{number}"
+        data = [(name.replace(section.key, key, 1), table) for name, table in section.data]
+        made[key] = replace(section, key=key, data=data)
+    return list(made.values())
+
+
+def summary(names: Sequence[str]) -> str:
+    """The names of written files; of kinds of which there are many, their number."""
+    by_kind: dict[str, list[str]] = {}
+    for name in names:
+        by_kind.setdefault(Path(name).suffix, []).append(name)
+    return ", ".join(
+        found[0] if len(found) == 1 else f"{len(found)} {kind} files"
+        for kind, found in sorted(by_kind.items(), key=lambda item: len(item[1]))
+    )
+
+
+# --- printing -------------------------------------------------------------------------------------
+
+
+def shown(sections: Sequence[Section], problems: Sequence[str], form: str) -> str:
+    """All tables in one format."""
+    if form == "csv":
+        return _shown_csv(sections)
+    write_table, _ = FORMATS[form]
+    parts = []
+    for section in sections:
+        parts += [write_table(table) for table in section.tables]
+        parts.append(as_list("Where this comes from", section.origins, form))
+        parts.append(as_list("Problems", section.problems, form))
+    parts.append(as_list("Could not be read", problems, form))
+    return "\n".join(part for part in parts if part)
+
+
+def _shown_csv(sections: Sequence[Section]) -> str:
+    """One table as pure CSV; several with an empty line between them and their titles above."""
+    tables = [table for section in sections for _, table in section.data]
+    if len(tables) == 1:
+        return as_csv(tables[0])
+    return "\n".join(f"# {' '.join(table.title.split())}\n{as_csv(table)}" for table in tables)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def write(
+    folder: Path,
+    sections: Sequence[Section],
+    problems: Sequence[str],
+    title: str,
+    paths: Sequence[Path],
+) -> list[str]:
+    """Writes all files of a report, each at once; returns their names.
+
+    Raises:
+        UsageError: the folder cannot be written to.
+    """
+    folder = absolute(folder)
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    names: list[str] = []
+
+    def put(name: str, content: str | bytes) -> None:
+        raw = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
+        with _writing(folder):
+            write_bytes(folder / name, raw)
+        names.append(name)
+
+    for form, (_, ending) in FORMATS.items():
+        if form != "csv":
+            put(f"tables.{ending}", shown(sections, problems, form))
+    for section in sections:
+        for name, table in section.data:
+            put(f"{name}.csv", as_csv(table))
+    drawn = _draw(sections, put)
+    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    told = [f"made by slurmft {slurmft.__version__}, {now}, from {', '.join(map(str, paths))}"]
+    more = f" and {len(sections) - 1} more" if len(sections) > 1 else ""
+    heading = title or sections[0].title + more
+    put("report.html", page(heading, sections, drawn, told, problems))
+    return names
+
+
+def _draw(sections: Sequence[Section], put: Callable[[str, str | bytes], None]) -> dict[str, str]:
+    """Draws and writes the plots; returns their SVG by name. Without matplotlib: none."""
+    drawn: dict[str, str] = {}
+    if not plots.is_available():
+        return drawn
+    for section in sections:
+        for chart in section.charts:
+            name = section.file_of(chart)
+            drawn[name], png = plots.draw(chart)
+            put(f"{name}.svg", drawn[name])
+            put(f"{name}.png", png)
+    return drawn
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {str(folder)!r}: {error.strerror or error}",
+            "give a folder that you can write: --output",
+        ) from None

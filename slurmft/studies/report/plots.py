@@ -1,0 +1,269 @@
+"""Drawing of charts by matplotlib, which only this module imports, and not before it draws."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import re
+from html import escape
+from typing import Any
+
+from slurmft.studies.report.charts import Chart, Series
+
+HINT = "plots need matplotlib: pip install matplotlib"
+
+_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#999999")
+"""Okabe and Ito's, which the colour-blind can tell apart; yellow, faint on paper, is grey."""
+_MARKERS = "osD^vPX*"
+_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
+_HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "+++", "ooo")
+"""Besides the colours: a print in grey has neither."""
+
+_STYLE = {
+    "font.size": 8,
+    "font.family": "sans-serif",
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 7,
+    "hatch.linewidth": 0.5,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 4.5,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "slurmft",
+}
+_PREDICTED = "predicted (90 %)"
+_WIDTH_IN = 5.5
+"""The text width of most papers."""
+
+
+def is_available() -> bool:
+    """Whether matplotlib is installed; it is not imported."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def draw(chart: Chart) -> tuple[str, bytes]:
+    """A chart as SVG (a whole file) and PNG (200 dots an inch)."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(_WIDTH_IN, _height_in(chart)), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        {"bars": _bars, "lines": _lines, "stack": _stack, "curves": _curves}[chart.kind](
+            axes, chart
+        )
+        axes.set_title(_wrapped(chart.title), loc="left", fontweight="bold")
+        _add_legend(figure, axes, chart)
+        png, svg = io.BytesIO(), io.StringIO()
+        figure.savefig(png, format="png", dpi=200, metadata={"Software": "slurmft"})
+        figure.set_layout_engine("none")  # what it found for the first file holds for the second
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+    return svg.getvalue(), png.getvalue()
+
+
+def _height_in(chart: Chart) -> float:
+    """Room for the plot, and for the lines of its legend."""
+    if chart.kind == "stack":
+        return 1.4 + 0.2 * len(chart.names)
+    return 2.7 + 0.17 * _legend_lines([_name(series) for series in chart.series])
+
+
+def _legend_lines(labels: list[str]) -> int:
+    return -(-len(labels) // max(1, 90 // (max(map(len, labels)) + 8)))
+
+
+def _wrapped(title: str) -> str:
+    import textwrap
+
+    return _plain("\n".join(textwrap.wrap(title, 64)))
+
+
+def _plain(text: str) -> str:
+    """Text in which matplotlib sees no formula."""
+    return text.replace("$", r"\$")
+
+
+def _add_legend(figure: Any, axes: Any, chart: Chart) -> None:
+    found = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    order = [_name(series) for series in chart.series] + [_PREDICTED, "ideal"]
+    labels = sorted(found, key=order.index)
+    handles = [found[label] for label in labels]
+    if not labels or (len(labels) < 2 and labels[0] in ("measured", "published")):
+        return
+    columns = -(-len(labels) // _legend_lines(labels))
+    title = _plain(chart.legend) if chart.legend else None
+    figure.legend(handles, labels, loc="outside lower left", ncols=columns, title=title,
+                  alignment="left", title_fontsize=7)  # fmt: skip
+
+
+def _name(series: Series) -> str:
+    """As the legend has it: without its middle if it is long, as paths differ at their ends;
+    matplotlib leaves out what begins with an underscore."""
+    text = series.label
+    text = text if len(text) <= 60 else f"{text[:28]}...{text[-29:]}"
+    return _plain(f" {text}" if text.startswith("_") else text)
+
+
+def _errors(series: Series) -> Any:
+    """The way from the median down to the smallest and up to the largest; None: one run each."""
+    if series.low is None or series.high is None or series.low == series.high:
+        return None
+    down = [y - low for y, low in zip(series.y, series.low, strict=True)]
+    up = [high - y for y, high in zip(series.y, series.high, strict=True)]
+    return [down, up]
+
+
+def _bars(axes: Any, chart: Chart) -> None:
+    """Groups by x, a bar of each series in it."""
+    places = sorted({x for s in chart.series for x in s.x})
+    width = 0.84 / len(chart.series)
+    for i, series in enumerate(chart.series):
+        shift = (i - (len(chart.series) - 1) / 2) * width
+        axes.bar(
+            [places.index(x) + shift for x in series.x],
+            series.y,
+            width * 0.94,
+            yerr=_errors(series),
+            label=_name(series),
+            color=_COLORS[i],
+            hatch=_HATCHES[i],
+            edgecolor="white" if i in (0, 6) else "black",
+            linewidth=0.4,
+            error_kw={"elinewidth": 0.8, "capsize": 1.5},
+        )
+    axes.set_xticks(range(len(places)), [f"{x:g}" for x in places])
+    axes.grid(False, axis="x")
+    _label(axes, chart)
+
+
+def _lines(axes: Any, chart: Chart) -> None:
+    """Lines over devices, which double."""
+    places = sorted({x for s in chart.series for x in s.x})
+    ours = [s for s in chart.series if not s.published and s.predicts is None]
+    for i, series in enumerate(ours):
+        axes.errorbar(
+            series.x,
+            series.y,
+            yerr=_errors(series),
+            label=_name(series),
+            color=_COLORS[i],
+            marker=_MARKERS[i],
+            linestyle=_DASHES[i % len(_DASHES)],
+            elinewidth=0.8,
+            capsize=2,
+        )
+    for i, series in enumerate(s for s in chart.series if s.published):
+        axes.plot(series.x, series.y, label=_name(series), color="#555555", marker=_MARKERS[i % 8],
+                  markerfacecolor="white", linestyle=_DASHES[1 + i % 3], linewidth=1)  # fmt: skip
+    _predictions(axes, chart, [s.label for s in ours])
+    if chart.ideal:
+        ends = [chart.ideal, places[-1]]
+        ideal = [1, ends[1] / ends[0]]
+        axes.plot(ends, ideal, color="#888888", linewidth=0.9, label="ideal", zorder=1)
+    if len(places) > 1 and places[0] > 0:
+        axes.set_xscale("log", base=2)
+        if chart.logarithmic or chart.ideal:
+            _logarithmic_y(axes, chart)
+    axes.set_xticks(places, [f"{x:g}" for x in places])
+    axes.minorticks_off()
+    _label(axes, chart)
+
+
+def _predictions(axes: Any, chart: Chart, labels: list[str]) -> None:
+    """Open markers with their intervals, in the colours of what they predict."""
+    found = [(labels.index(s.predicts), s) for s in chart.series if s.predicts is not None]
+    for i, series in found:
+        axes.errorbar(series.x, series.y, yerr=_errors(series), color=_COLORS[i], linestyle="",
+                      marker=_MARKERS[i], markerfacecolor="none", markersize=7, zorder=3,
+                      elinewidth=0.8, capsize=3)  # fmt: skip
+    if found:  # one entry of the legend for all
+        axes.plot([], [], label=_PREDICTED, color="#555555", linestyle="", marker="o",
+                  markerfacecolor="none", markersize=7)  # fmt: skip
+
+
+def _logarithmic_y(axes: Any, chart: Chart) -> None:
+    """A logarithmic axis with plain numbers, where all values have logarithms and differ much."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    values = [y for s in chart.series for y in s.y]
+    if min(values) <= 0 or (max(values) < 3 * min(values) and not chart.ideal):
+        axes.set_ylim(bottom=0)
+        return
+    axes.set_yscale("log", base=2 if chart.ideal else 10)
+    wide = max(values) > 50 * min(values)
+    if not chart.ideal:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1,) if wide else (1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+
+
+def _stack(axes: Any, chart: Chart) -> None:
+    """A horizontal bar a row, of its parts."""
+    lefts = [0.0] * len(chart.names)
+    for i, series in enumerate(chart.series):
+        axes.barh(
+            series.x,
+            series.y,
+            0.72,
+            left=lefts,
+            label=_name(series),
+            color=_COLORS[i],
+            hatch=_HATCHES[i],
+            edgecolor="white" if i == 0 else "black",
+            linewidth=0.4,
+        )
+        lefts = [left + y for left, y in zip(lefts, series.y, strict=True)]
+    axes.set_yticks(range(len(chart.names)), [_plain(n[:60]) for n in chart.names])
+    axes.margins(y=0.02)
+    axes.invert_yaxis()
+    axes.grid(False, axis="y")
+    axes.set_xlabel(chart.y_label)
+
+
+def _curves(axes: Any, chart: Chart) -> None:
+    """Lines of many points; a marker now and then."""
+    from matplotlib.ticker import MaxNLocator
+
+    for i, series in enumerate(chart.series):
+        axes.plot(series.x, series.y, label=_name(series), color=_COLORS[i], linewidth=1.1,
+                  linestyle=_DASHES[i % len(_DASHES)], marker=_MARKERS[i], markersize=3.5,
+                  markevery=(0.02 * i, 0.2))  # fmt: skip
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _label(axes, chart)
+
+
+def _label(axes: Any, chart: Chart) -> None:
+    axes.set_xlabel(chart.x_label)
+    axes.set_ylabel(chart.y_label)
+    if axes.get_yscale() == "linear":
+        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+
+
+def inline(svg: str, chart: Chart, prefix: str) -> str:
+    """An SVG file as part of an HTML page: its ids begin with a prefix; with title and description.
+
+    matplotlib numbers its ids anew in every file: without the prefix they would be there twice.
+    """
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r"<style[^>]*>.*?</style>", "", body, flags=re.DOTALL)
+    body = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', body)
+    body = re.sub(r'xlink:href="#([^"]+)"', rf'href="#{prefix}-\1"', body)
+    body = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", body)
+    head = re.search(r'viewBox="([^"]+)"', body)
+    assert head
+    opening = (
+        f'<svg role="img" aria-labelledby="{prefix}-title {prefix}-desc" viewBox="{head[1]}" '
+        'xmlns="http://www.w3.org/2000/svg" version="1.1">'
+        f'<title id="{prefix}-title">{escape(chart.title)}</title>'
+        f'<desc id="{prefix}-desc">{escape(chart.description)}</desc>'
+    )
+    return opening + body[body.index(">") + 1 :]

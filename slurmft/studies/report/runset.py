@@ -1,0 +1,172 @@
+"""Sets of runs that make up one table: a study, or the runs of no study.
+
+What a study expects is read from its `study.toml`, where there is one; without it only the runs
+that exist are known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurmft.core.errors import UsageError
+from slurmft.runs import scan
+from slurmft.runs.scan import MeasuredRun
+from slurmft.studies import spec
+from slurmft.studies.spec import GLOBAL_BATCH_SIZE, Cell, Study
+from slurmft.train import recipes
+
+_SETS_OTHERS = ("recipe", "task", "preset")
+"""Fields from which values of other fields follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSet:
+    """The runs of one table, grouped by cell."""
+
+    name: str
+    title: str
+    fields: Sequence[str]
+    """What its cells differ in."""
+    cells: Sequence[tuple[Cell, Sequence[MeasuredRun]]]
+    """Values of the fields, and the runs with them; none: they are missing."""
+    repeats: int = 1
+    """Runs that a cell should have, at least."""
+    scaling: str | None = None
+    """strong: the work is the same in all cells, weak: the same a device; None: nobody said."""
+    published: Path | None = None
+    """Published tables to compare with."""
+    published_name: str = ""
+    """The name of their file, of which `published` may be a copy."""
+    study: Study | None = None
+    """Its file, where there is one that can be read."""
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def runs(self) -> list[MeasuredRun]:
+        return [run for _, found in self.cells for run in found]
+
+
+def group(runs: Sequence[MeasuredRun], title: str = "") -> list[RunSet]:
+    """The runs by study, in the order in which these began; then those of no study.
+
+    Args:
+        runs: the runs, oldest first.
+        title: of the runs of no study.
+    """
+    studies: dict[tuple[str, Path | None], list[MeasuredRun]] = {}
+    others: list[MeasuredRun] = []
+    for run in runs:
+        name = (run.study or {}).get("name")
+        if isinstance(name, str) and isinstance((run.study or {}).get("cell"), dict):
+            studies.setdefault((name, _study_folder(run.path)), []).append(run)
+        else:
+            others.append(run)
+    made = [_of_study(name, folder, found) for (name, folder), found in studies.items()]
+    return made + ([_of_runs(others, title)] if others else [])
+
+
+def _study_folder(run: Path) -> Path | None:
+    """The nearest folder above a run that has a study.toml; not above its runs' folder's."""
+    return next((p for p in list(run.parents)[:3] if (p / spec.FILE).is_file()), None)
+
+
+def _of_runs(runs: list[MeasuredRun], title: str) -> RunSet:
+    fields = scan.varied(runs)
+    cells = [({f: c[0].value(f) for f in fields}, c) for c in scan.cells(runs)]
+    return RunSet("runs", title or "Runs", fields, cells)
+
+
+def _of_study(name: str, folder: Path | None, runs: list[MeasuredRun]) -> RunSet:
+    problems: list[str] = []
+    study = _read(name, folder, problems) if folder else None
+    cells: dict[str, tuple[Cell, list[MeasuredRun]]] = {}
+    for cell in [*(study.cells if study else ()), *((run.study or {})["cell"] for run in runs)]:
+        cells.setdefault(spec.key_of(cell), (cell, []))
+    for run in _newest_of_repeats(runs):
+        cells[spec.key_of((run.study or {})["cell"])][1].append(run)
+    fields = list(dict.fromkeys(f for cell, _ in cells.values() for f in cell))
+    varied = [f for f in fields if len({repr(c.get(f)) for c, _ in cells.values()}) > 1]
+    return RunSet(
+        name=name,
+        title=study.title if study else name,
+        fields=varied,
+        cells=list(cells.values()),
+        repeats=study.repeats if study else 1,
+        scaling=study.scaling if study else None,
+        published=_published(study, runs, problems) if study else None,
+        published_name=Path(study.published_as).stem if study else "",
+        study=study,
+        problems=problems,
+    )
+
+
+def _read(name: str, folder: Path, problems: list[str]) -> Study | None:
+    """The study file in a folder; what is wrong with it is a problem, and no end."""
+    try:
+        study = spec.read(folder, with_published=False)
+    except UsageError as error:
+        problems.append(f"missing runs are not known: {error.message}")
+        return None
+    if study.name != name:
+        path = folder / spec.FILE
+        problems.append(f"missing runs are not known: {path} is of the study {study.name!r}")
+        return None
+    return study
+
+
+def planned(study: Study, cell: Cell, common: Mapping[str, Any]) -> Cell:
+    """What a run of a cell would have as its fields, as far as that is known.
+
+    Args:
+        study: the study.
+        cell: one of its cells.
+        common: fields that are the same in all runs that there are: flags are not in the file.
+    """
+    values = study.fixed | spec.typed(cell)
+    rest = {k: v for k, v in values.items() if k != GLOBAL_BATCH_SIZE}
+    known = {k: v for k, v in common.items() if v is not None}
+    if GLOBAL_BATCH_SIZE in values:
+        known.pop("batch_size", None)  # that of other numbers of processes
+    try:
+        told = recipes.fill(rest)
+    except UsageError:
+        return known | cell
+    if GLOBAL_BATCH_SIZE in values:
+        told.pop("batch_size", None)
+    follows = any(name in cell for name in _SETS_OTHERS)
+    found = (known | told if follows else told | known) | spec.typed(cell)
+    if GLOBAL_BATCH_SIZE in values:
+        with contextlib.suppress(UsageError):  # the number of processes is not known
+            found["batch_size"] = spec.divide_batch(values, found)["batch_size"]
+    return found
+
+
+def _newest_of_repeats(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
+    """One run of each repeat of a cell: one that finished, or the last one begun."""
+    found: dict[tuple[str, str], MeasuredRun] = {}
+    for run in runs:
+        study = run.study or {}
+        key = (spec.key_of(study["cell"]), repr(study.get("repeat", run.name)))
+        if key not in found or run.is_finished or not found[key].is_finished:
+            found[key] = run
+    return list(found.values())
+
+
+def _published(study: Study, runs: Sequence[MeasuredRun], problems: list[str]) -> Path | None:
+    """The published tables that a study names: their copy in its folder; else by that folder, or
+    by where it was submitted."""
+    if study.published is None:
+        return None
+    from_folders = dict.fromkeys(r.config.get("submission", {}).get("folder", "") for r in runs)
+    starts = [*(Path(str(start)) for start in from_folders), Path()]
+    candidates = [study.published, *(start / study.published_as for start in starts)]
+    found = next((path for path in candidates if path.is_file()), None)
+    if found is None:
+        problems.append(
+            f"published {study.published_as!r} of the study is no file: give --published FILE"
+        )
+    return found

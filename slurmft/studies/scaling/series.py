@@ -1,0 +1,347 @@
+"""Measured runs as rows of the scaling model: from run directories, and from published tables."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurmft.core.errors import UsageError
+from slurmft.runs.scan import MeasuredRun
+from slurmft.studies.report.published import PublishedTable, load
+from slurmft.studies.scaling.model import TOTAL, Row, Workload
+
+_IDENTITY = (
+    "task", "preset", "model", "data", "max_length", "precision", "backend", "grad_comm", "ipex",
+    "profile", "partition",
+)  # fmt: skip
+"""Fields in which runs are of one series only if they are the same: no cost may depend on one."""
+
+_RESOLUTION_S = {
+    "startup": 0.5,
+    "train": 0.02,
+    "evaluate": 0.02,
+    "metric": 2e-3,
+    "broadcast": 2e-4,
+    "rest": 0.5,
+}
+"""How far phases of equal runs differ, however short they are: file systems, thread wake-ups."""
+
+_SAMPLES = {
+    "emotion": (16_000, 2_000),
+    "mrpc": (3_668, 408),
+    "qqp": (363_846, 40_430),
+    "squad": (88_524, 10_784),
+}
+"""Training and validation samples of the published data sets, from their cards on the hub; SQuAD's
+are windows of 384 tokens with a stride of 128, as transformers' run_qa.py counts them."""
+
+_EDR_GBIT_S = 100.0
+
+_CHARTS = {
+    "train_samples_per_s_per_gpu": ("train", 7.0),
+    "eval_samples_per_s_per_gpu": ("evaluate", 14.0),
+    "metric_compute_s": ("metric", 0.03),
+    "broadcast_ms": ("broadcast", 2e-3),
+}
+"""Published chart -> its phase, and its resolution as `read_off` says, in the chart's own unit."""
+_CHART_BATCH_SIZE = 256
+"""Of the phases that a chart does not vary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Rows of one workload on one kind of device: what one fit takes."""
+
+    name: str
+    rows: tuple[Row, ...]
+    devices_per_node: int
+    network_gbit_s: float | None = None
+    notes: tuple[str, ...] = ()
+    """What a reader should know of the rows."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Label of a row -> the first metric, where it is known."""
+
+    @property
+    def device_counts(self) -> list[int]:
+        """All that were measured, ascending."""
+        return sorted({row.devices for row in self.rows})
+
+
+def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
+    """Name -> series, of all runs that have finished; the name says what differs between them.
+
+    Raises:
+        UsageError: none has finished.
+    """
+    finished = [run for run in runs if run.is_finished]
+    if not finished:
+        states = ", ".join(sorted({run.state["state"] for run in runs}))
+        raise UsageError(
+            f"none of {len(runs)} run(s) has finished: {states}",
+            "wait for one (slurmft follow RUN), or go on with it: slurmft resume RUN",
+        )
+    notes: list[str] = []
+    rows: dict[Path, Row] = {}
+    for run in finished:
+        try:
+            rows[run.path] = row_of(run)
+        except UsageError as error:
+            notes.append(f"left out: {error.message}")
+    if not rows:
+        raise UsageError(f"none of {len(finished)} finished run(s) can be used: {notes[0][10:]}")
+    if left := len(runs) - len(finished):
+        notes.append(f"{left} run(s) that have not finished are left out")
+    groups = by_series([run for run in finished if run.path in rows])
+    return {
+        name: _series(name, group, [rows[run.path] for run in group], tuple(notes))
+        for name, group in groups.items()
+    }
+
+
+def by_series(finished: Sequence[MeasuredRun]) -> dict[str, list[MeasuredRun]]:
+    """Name of a series -> its runs."""
+    identities = [{name: _resolved(run, name) for name in _IDENTITY} for run in finished]
+    differing = [n for n in _IDENTITY if len({repr(i[n]) for i in identities}) > 1]
+    groups: dict[str, list[MeasuredRun]] = {}
+    for run, identity in zip(finished, identities, strict=True):
+        name = " ".join(str(identity[n]) for n in dict.fromkeys(("task", *differing)))
+        groups.setdefault(name, []).append(run)
+    return groups
+
+
+def _resolved(run: MeasuredRun, name: str) -> Any:
+    """What a run really used, where its configuration may say auto."""
+    return (run.result or {}).get(name) or run.value(name)
+
+
+def _series(
+    name: str, runs: Sequence[MeasuredRun], rows: Sequence[Row], notes: tuple[str, ...]
+) -> Series:
+    restarted = [run.name for run in runs if (run.result or {}).get("attempts", 1) > 1]
+    if restarted:
+        notes += (f"started more than once, start-up and rest not used: {', '.join(restarted)}",)
+    if any(row.nodes > len(run.hosts) > 0 for row, run in zip(rows, runs, strict=True)):
+        notes += ("nodes were simulated on one host: this says nothing of real nodes",)
+    return Series(
+        name,
+        tuple(rows),
+        devices_per_node=max(row.devices // row.nodes for row in rows),
+        notes=notes,
+        metrics={run.name: metric for run in runs if (metric := _metric(run)) is not None},
+    )
+
+
+def _metric(run: MeasuredRun) -> float | None:
+    """The first metric, where it is a number."""
+    metrics = (run.result or {})["metrics"]
+    first = next(iter(metrics.values()), None) if isinstance(metrics, dict) else None
+    return first if isinstance(first, (int, float)) and math.isfinite(first) else None
+
+
+def row_of(run: MeasuredRun) -> Row:
+    """A finished run.
+
+    Raises:
+        UsageError: its result lacks what the model needs, or holds what cannot be.
+    """
+    try:
+        row = _row(run)
+        counts = (row.devices, row.nodes, row.work.train_samples)
+        times = row.seconds.values()
+        if min(counts) < 1 or "train" not in row.seconds or not all(map(math.isfinite, times)):
+            raise ValueError("no such run can be")
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
+        raise UsageError(
+            f"the result of {str(run.path)!r} lacks times, samples or devices, or they cannot be"
+        ) from None
+    return row
+
+
+def _row(run: MeasuredRun) -> Row:
+    result = run.result
+    assert result is not None
+    devices = result["world_size"]
+    epochs = len({r.get("epoch") for r in run.records("epoch")})
+    epochs = epochs or run.value("epochs") or 1
+    per_step = devices * (run.value("batch_size") or 1)
+    micro_steps = max(1, round(result["global_batch_size"] / per_step))
+    work = Workload(
+        train_samples=round(result["train_samples"] / epochs),
+        batch_size=max(1, round(result["global_batch_size"] / (devices * micro_steps))),
+        epochs=epochs,
+        micro_steps=micro_steps,
+        evaluate_samples=round(result["evaluate_samples"] / epochs),
+        eval_batch_size=run.value("eval_batch_size") or 256,
+        parameters=result["parameters"],
+    )
+    seconds = dict(result["phases_s"])
+    if result.get("attempts", 1) == 1:
+        rest = result["wall_s"] - result["startup_s"] - sum(seconds.values())
+        seconds |= {"startup": result["startup_s"], "rest": rest}
+    seconds = {name: s for name, s in seconds.items() if name in _RESOLUTION_S and s > 0}
+    return Row(
+        label=run.name,
+        work=work,
+        devices=devices,
+        nodes=result["nodes"],
+        seconds=seconds,
+        resolution_s=_RESOLUTION_S,
+    )
+
+
+# --- published tables -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A row of a published table, as the model takes it."""
+
+    series: str
+    row: Row
+    phase: str
+    """What its seconds are of; or TOTAL."""
+    value: float
+    """As published."""
+    metric: float | None = None
+
+    def in_unit(self, seconds: float) -> float:
+        """Seconds as the table has them: as throughput of a device, in milliseconds, or as such."""
+        return _converted(self.phase, seconds, self.row.work, self.row.devices)
+
+
+def published(path: Path) -> dict[str, Series]:
+    """Name -> series of a file of published tables: results/published/*.json.
+
+    Raises:
+        UsageError: the file cannot be read, or holds no measured times.
+    """
+    tables = load(path)
+    found = {name: series for table in tables for name, series in series_in(table).items()}
+    if not found:
+        raise _foreign(str(path))
+    return found
+
+
+def series_in(table: PublishedTable) -> dict[str, Series]:
+    """Name -> series of a published table; none of one that has no times, as of speedups.
+
+    Raises:
+        UsageError: its columns or setup are not as in results/published.
+    """
+    groups: dict[str, list[Point]] = {}
+    for point in points(table):
+        groups.setdefault(point.series, []).append(point)
+    return {
+        name: Series(
+            name,
+            tuple(point.row for point in found),
+            table.setup.get("gpus_per_node", 1),
+            network_gbit_s(table),
+            metrics={p.row.label: p.metric for p in found if p.metric is not None},
+        )
+        for name, found in groups.items()
+    }
+
+
+def points(table: PublishedTable) -> list[Point]:
+    """A point for every row of a published table, in their order; none if it has no times.
+
+    Raises:
+        UsageError: its columns or setup are not as in results/published.
+    """
+    if table.part and table.part not in _CHARTS:
+        return []
+    make = _of_chart if table.part else _of_time
+    try:
+        found = [make(table, row) for row in map(table.named, table.rows)]
+        for row in (point.row for point in found):
+            if row.devices < 1 or row.nodes < 1 or row.work.train_samples < 1:
+                raise ValueError("no device, or nothing to do")
+            if not all(0 < s < math.inf for s in row.seconds.values()):
+                raise ValueError("a time that cannot be")
+        return found
+    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
+        raise _foreign(table.file) from None
+
+
+def _foreign(name: str) -> UsageError:
+    return UsageError(
+        f"{name!r} holds no table of measured runs",
+        "give run directories, or a table as in results/published, with columns, rows and setup",
+    )
+
+
+def network_gbit_s(table: PublishedTable) -> float | None:
+    """The line rate between nodes, where the publication names it."""
+    if "EDR" in str(table.setup.get("interconnect", "")):
+        return _EDR_GBIT_S
+    named = re.search(r"([\d.]+) Gbit/s", table.work)
+    return float(named[1]) if named else None
+
+
+def _of_time(table: PublishedTable, row: Mapping[str, Any]) -> Point:
+    """Of a table with a row for each run and its time: of GPUs, or of nodes, each one device."""
+    setup = table.setup
+    name = row.get("task") or row.get("system") or setup["dataset"]
+    data = f"{name} {setup.get('dataset', '')} {table.work}".lower()
+    samples = _SAMPLES[next((known for known in _SAMPLES if known in data), "")]
+    return Point(name, _timed(row, setup, samples), TOTAL, row["time_s"], row.get("accuracy"))
+
+
+def _timed(row: Mapping[str, Any], setup: Mapping[str, Any], samples: tuple[int, int]) -> Row:
+    if "gpus" in row:
+        devices, batch = row["gpus"], row["batch_size_per_gpu"]
+        nodes = -(-devices // setup["gpus_per_node"])
+        label = f"{devices} GPU(s), batch {batch}"
+    else:  # processes of a node share it, and their number is not the same on every one
+        devices = nodes = row["nodes"]
+        batch = setup["batch_size_per_process"] * setup.get("processes_per_node_distributed", 1)
+        label = f"{nodes} node(s)"
+    work = Workload(
+        train_samples=samples[0],
+        batch_size=batch,
+        epochs=setup["epochs"],
+        evaluate_samples=samples[1],
+        eval_batch_size=setup.get("eval_batch_size", batch),
+    )
+    return Row(label=label, work=work, devices=devices, nodes=nodes, seconds={TOTAL: row["time_s"]})
+
+
+def _of_chart(table: PublishedTable, row: Mapping[str, Any]) -> Point:
+    """Of a chart of the benchmark: a series for each setting, over the numbers of GPUs."""
+    phase, step = _CHARTS[table.part]
+    setup, devices, value = table.setup, row["gpus"], row[table.part]
+    label = "".join(f"-{row[name]}" for name in table.labels)
+    batch = int(label.rpartition("-")[2]) if label else _CHART_BATCH_SIZE
+    work = Workload(
+        train_samples=setup["train_samples"],
+        batch_size=batch if phase == "train" else _CHART_BATCH_SIZE,
+        evaluate_samples=setup["eval_samples"],
+        eval_batch_size=_CHART_BATCH_SIZE if phase == "train" else batch,
+    )
+    seconds = _converted(phase, value, work, devices, from_unit=True)
+    made = Row(
+        label=f"{devices} GPU(s)",
+        work=work,
+        devices=devices,
+        nodes=-(-devices // setup["gpus_per_node"]),
+        seconds={phase: seconds},
+        resolution_s={phase: seconds * step / value / 12**0.5},  # uniform
+    )
+    return Point(f"{phase}{label}", made, phase, value)
+
+
+def _converted(
+    phase: str, value: float, work: Workload, devices: int, from_unit: bool = False
+) -> float:
+    """Seconds of a phase in the unit of its published table, or the other way round."""
+    if phase in ("train", "evaluate"):  # a ratio that is its own inverse
+        samples = work.train_samples if phase == "train" else work.evaluate_samples
+        return samples / (devices * value)
+    if phase == "broadcast":
+        return value / 1000 if from_unit else value * 1000
+    return value

@@ -1,0 +1,414 @@
+"""Study files: what a scaling study varies, as TOML, and the cells that follow from it.
+
+    name = "lab-emotion"                  # also the name of its folder
+    title = "Emotion on 1 to 4 nodes"     # one line, for reports
+    scaling = "strong"                    # strong, weak or none; see below
+    repeats = 3                           # runs of every cell, each with another seed (default 3)
+    at_most = 1                           # jobs at a time (default 1: jobs disturb each other)
+    retries = 2                           # new tries of a run that failed (default 2)
+    published = "../published/x.json"     # figures to compare with; relative to this file
+    [fixed]                               # any flag of `slurmft submit`
+    recipe = "mn4-emotion"
+    [grid]                                # all combinations of these values ...
+    nodes = [1, 2, 4]
+    [[cells]]                             # ... with each of these
+    batch_size = 64
+    learning_rate = 5e-4
+
+A cell is one combination. Repeat r of it has the seed (42, or the one given) + r - 1.
+
+`strong`: the work is fixed, samples and epochs; more processes do it in less time. `weak`: the work
+of a process is fixed, `max_steps` with a `batch_size` of each; more processes do more of it.
+`none`: processes are not what is compared.
+
+`global_batch_size` stands for `batch_size`: the samples of an optimizer step, which are divided by
+the number of processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmft.core.config import is_repeatable
+from slurmft.core.errors import UsageError, unknown
+from slurmft.core.filesystem import absolute
+from slurmft.core.site import WORDS, in_file, typed_values
+from slurmft.train.configure import OPTIONS
+
+FILE, PUBLISHED = "study.toml", "published.json"
+"""Names in a study's folder: copies of its file, and of the published figures."""
+
+SCALINGS = ("strong", "weak", "none")
+GLOBAL_BATCH_SIZE = "global_batch_size"
+
+_TYPES: dict[str, type] = {
+    "name": str, "title": str, "scaling": str, "repeats": int, "at_most": int, "retries": int,
+    "published": str, "fixed": dict, "grid": dict, "cells": list,
+}  # fmt: skip
+_WORDS = WORDS | {dict: "a table", list: "a list of tables"}
+_NEVER_HERE = {"runs_dir": "the study has its own: --studies-dir"}
+_NOT_VARIED = {
+    "cluster": "a study runs on one cluster: give it in [fixed], or as a flag",
+    "seed": "the repeats have seeds of their own; the first one goes into [fixed]",
+    "job_name": "give it in [fixed]",
+}
+_PROCESSES = ("nodes", "nproc_per_node")
+_MAX_CELLS = _MAX_RUNS = 100_000
+
+Cell = dict[str, Any]
+"""Varied field -> value, in the order of the study file, as JSON has them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Study:
+    """A study file, checked as far as the file alone tells."""
+
+    path: Path
+    text: str
+    """The file as it is."""
+    name: str
+    title: str
+    scaling: str
+    repeats: int
+    at_most: int
+    retries: int
+    published: Path | None
+    """The file of published figures; in a study's folder, the copy that is there."""
+    published_as: str
+    """The same as the study file names it; empty: it names none."""
+    fixed: dict[str, Any]
+    """Settings of all cells; maybe `global_batch_size`."""
+    cells: tuple[Cell, ...]
+
+    @property
+    def varied(self) -> list[str]:
+        """The fields of the cells."""
+        return list(self.cells[0])
+
+
+def read(given: str | Path, with_published: bool = True) -> Study:
+    """The study of a file, or of a study's folder.
+
+    Args:
+        given: the file or folder.
+        with_published: it must be possible to read the published figures that it names, too.
+
+    Raises:
+        UsageError: there is no such file, or it is no study.
+    """
+    path = absolute(given)
+    in_folder = path.is_dir()
+    path = path / FILE if in_folder else path
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        what = f"{str(given)!r} holds no {FILE}" if in_folder else f"{str(given)!r}: no such file"
+        raise UsageError(what, "give a study file, or the folder of a study") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"cannot read the study file {str(given)!r}: {error}", "is it a text that you may read?"
+        ) from None
+    study = parse(text, path)
+    if with_published:
+        _check_published(study)
+    return study
+
+
+def parse(text: str, path: Path) -> Study:
+    """The study of a file's text.
+
+    Raises:
+        UsageError: it is no TOML, has an unknown key, a value of a wrong type, or no cell.
+    """
+    try:
+        raw = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # the latter: thousands of brackets
+        raise UsageError(f"{path} is no TOML: {error}", "see slurmft study --help") from None
+    _check_top(path, raw)
+    fixed = _settings(f"{path}: [fixed]", raw.get("fixed", {}))
+    study = Study(
+        path=path,
+        text=text,
+        name=raw["name"],
+        title=raw.get("title", raw["name"]),
+        scaling=raw.get("scaling", "none"),
+        repeats=raw.get("repeats", 3),
+        at_most=raw.get("at_most", 1),
+        retries=raw.get("retries", 2),
+        published=_published(path, raw.get("published")),
+        published_as=raw.get("published", ""),
+        fixed=fixed,
+        cells=_cells(path, raw, fixed),
+    )
+    if len(study.cells) * study.repeats > _MAX_RUNS:
+        count = len(study.cells) * study.repeats
+        raise UsageError(f"{path}: {count:,} runs", f"{_MAX_RUNS:,} are the most: lower repeats")
+    check_work(study)
+    return study
+
+
+def _check_top(path: Path, raw: dict[str, Any]) -> None:
+    for key, value in raw.items():
+        if key in OPTIONS:
+            raise UsageError(f"{path}: {key!r} belongs to a table", "put it below [fixed]")
+        if key not in _TYPES:
+            raise in_file(path, unknown("key", key, list(_TYPES)))
+        if type(value) is not _TYPES[key]:
+            raise UsageError(
+                f"{path}: {key} must be {_WORDS[_TYPES[key]]}, not {value!r}",
+                "see slurmft study --help",
+            )
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", raw.get("name", "")):
+        raise UsageError(
+            f"{path}: name {raw.get('name', '')!r} names no folder",
+            "use letters, digits and . _ - between them, 63 at most",
+        )
+    if raw.get("scaling", "none") not in SCALINGS:
+        raise in_file(path, unknown("scaling", raw["scaling"], list(SCALINGS)))
+    for key, least in (("repeats", 1), ("at_most", 1), ("retries", 0)):
+        if raw.get(key, least) < least:
+            raise UsageError(f"{path}: {key} = {raw[key]} must be at least {least}")
+    if "\n" in raw.get("title", ""):
+        raise UsageError(f"{path}: the title {raw['title']!r} is more than a line", "shorten it")
+
+
+def _published(path: Path, given: str | None) -> Path | None:
+    """The file of published figures: of a study's folder, the copy that is there."""
+    if given is None:
+        return None
+    copy = path.with_name(PUBLISHED)
+    return copy if path.name == FILE and copy.exists() else path.parent / given
+
+
+def _check_published(study: Study) -> None:
+    if study.published is None:
+        return
+    try:
+        json.loads(study.published.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{study.path}: published = {study.published_as!r} cannot be read as JSON: {error}",
+            "give a path relative to this file, or leave it out",
+        ) from None
+
+
+def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Settings with the types of their fields, and `global_batch_size`."""
+    for key, cure in _NEVER_HERE.items():
+        if key in values:
+            raise UsageError(f"{where}: {key} = {values[key]!r} has no place in a study", cure)
+    for key in values:
+        if key in _TYPES:
+            raise UsageError(
+                f"{where}: {key!r} is a key of the study itself", "move it above the first [table]"
+            )
+    rest = {k: v for k, v in values.items() if k != GLOBAL_BATCH_SIZE}
+    typed = typed_values(where, rest, OPTIONS)
+    if GLOBAL_BATCH_SIZE in values:
+        samples = values[GLOBAL_BATCH_SIZE]
+        if type(samples) is not int or samples < 1:
+            raise UsageError(
+                f"{where}: {GLOBAL_BATCH_SIZE} must be a whole number, not {samples!r}",
+                "the samples of an optimizer step, of all processes",
+            )
+        if "batch_size" in values:
+            raise UsageError(
+                f"{where}: {GLOBAL_BATCH_SIZE} and batch_size contradict each other",
+                "leave one of them out",
+            )
+    return {key: typed.get(key, value) for key, value in values.items()}
+
+
+# --- cells ----------------------------------------------------------------------------------------
+
+
+def _cells(path: Path, raw: dict[str, Any], fixed: dict[str, Any]) -> tuple[Cell, ...]:
+    """The product of grid and cells, in the file's order; what comes first varies slowest."""
+    axes = {"grid": _grid(path, raw.get("grid", {})), "cells": _explicit(path, raw.get("cells"))}
+    order = [key for key in raw if key in axes]
+    if not any(cell for key in order for cell in axes[key]):
+        raise UsageError(f"{path} varies nothing", "give [grid], such as nodes = [1, 2, 4]")
+    for key in order:
+        _check_place(path, key, list(axes[key][0]), fixed)
+    count = len(axes["grid"]) * len(axes["cells"])
+    if count > _MAX_CELLS:
+        raise UsageError(f"{path}: {count:,} cells", f"{_MAX_CELLS:,} are the most")
+    both = set(axes["grid"][0]) & set(axes["cells"][0])
+    if both:
+        raise UsageError(
+            f"{path}: {', '.join(sorted(both))} is in both [grid] and [[cells]]",
+            "leave it out of one of them",
+        )
+    cells = [_merged(parts) for parts in itertools.product(*(axes[key] for key in order))]
+    if {"batch_size", GLOBAL_BATCH_SIZE} <= cells[0].keys():
+        raise UsageError(
+            f"{path}: {GLOBAL_BATCH_SIZE} and batch_size are both varied", "leave one of them out"
+        )
+    _check_once(path, cells)
+    return tuple(cells)
+
+
+def _merged(parts: Sequence[Cell]) -> Cell:
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def _grid(path: Path, grid: dict[str, Any]) -> list[Cell]:
+    """All combinations of the grid's lists."""
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise UsageError(
+                f"{path}: [grid] {key} must be a list of values, not {values!r}",
+                f"write {key} = [...], or move it to [fixed]",
+            )
+    combinations = itertools.product(*grid.values()) if _size(grid) <= _MAX_CELLS else iter(())
+    cells = [dict(zip(grid, values, strict=True)) for values in combinations]
+    if not cells:
+        raise UsageError(f"{path}: {_size(grid):,} cells", f"{_MAX_CELLS:,} are the most")
+    return [_typed_cell(f"{path}: [grid]", cell) for cell in cells]
+
+
+def _size(grid: dict[str, Any]) -> int:
+    size = 1
+    for values in grid.values():
+        size *= len(values)
+    return size
+
+
+def _explicit(path: Path, tables: list[Any] | None) -> list[Cell]:
+    """The tables of [[cells]], which must name the same fields."""
+    if tables is None:
+        return [{}]
+    if not tables or not all(isinstance(table, dict) and table for table in tables):
+        raise UsageError(
+            f"{path}: cells must be tables with values, not {tables!r}", "write [[cells]]"
+        )
+    for table in tables:
+        if table.keys() != tables[0].keys():
+            odd = ", ".join(sorted(table.keys() ^ tables[0].keys()))
+            raise UsageError(
+                f"{path}: the cell {label(table)!r} and the first one differ in their fields: "
+                f"{odd}",
+                "give every [[cells]] the same fields",
+            )
+    return [_typed_cell(f"{path}: [[cells]]", {key: t[key] for key in tables[0]}) for t in tables]
+
+
+def _typed_cell(where: str, cell: Cell) -> Cell:
+    """A cell as JSON has it: lists, no tuples."""
+    typed = _settings(where, cell)
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in typed.items()}
+
+
+def _check_place(path: Path, table: str, fields: Sequence[str], fixed: dict[str, Any]) -> None:
+    """Raises UsageError for a field that cannot be varied, or is fixed."""
+    clashes = {"batch_size": GLOBAL_BATCH_SIZE, GLOBAL_BATCH_SIZE: "batch_size"}
+    for field in fields:
+        if field in _NOT_VARIED:
+            raise UsageError(f"{path}: [{table}] varies {field}", _NOT_VARIED[field])
+        for key in (field, clashes.get(field)):
+            if key in fixed:
+                raise UsageError(
+                    f"{path}: {field} is varied in [{table}], and [fixed] has {key} = "
+                    f"{fixed[key]!r}",
+                    "leave one of them out",
+                )
+
+
+def _check_once(path: Path, cells: Sequence[Cell]) -> None:
+    seen: set[str] = set()
+    for cell in cells:
+        if key_of(cell) in seen:
+            raise UsageError(
+                f"{path}: the cell {label(cell)!r} is there twice",
+                "for more runs of it, raise repeats",
+            )
+        seen.add(key_of(cell))
+
+
+def key_of(cell: Cell) -> str:
+    """What tells cells apart: the order of the fields does not."""
+    return json.dumps(cell, sort_keys=True)
+
+
+def label(cell: Cell) -> str:
+    """A cell in words: nodes=2 batch_size=64"""
+    return " ".join(f"{key}={value}" for key, value in cell.items())
+
+
+# --- what a cell comes to -------------------------------------------------------------------------
+
+
+def rounds(study: Study) -> Iterator[tuple[int, Cell]]:
+    """Every repeat of every cell; a repeat of all cells before the next: when the machine drifts,
+    it does not look like scaling."""
+    for repeat in range(1, study.repeats + 1):
+        for cell in study.cells:
+            yield repeat, cell
+
+
+def typed(cell: Cell) -> dict[str, Any]:
+    """The values of a cell, as a configuration has them."""
+    known = OPTIONS
+    return {k: tuple(v) if k in known and is_repeatable(known[k]) else v for k, v in cell.items()}
+
+
+def divide_batch(values: dict[str, Any], filled: dict[str, Any]) -> dict[str, Any]:
+    """The values with a batch size for each process, in place of the global one.
+
+    Args:
+        values: of a cell.
+        filled: the same with what recipe and site file add: the number of processes.
+
+    Raises:
+        UsageError: the number of processes is not given, or does not divide the batch.
+    """
+    if GLOBAL_BATCH_SIZE not in values:
+        return values
+    samples, nproc = values[GLOBAL_BATCH_SIZE], filled.get("nproc_per_node")
+    if nproc is None:
+        raise UsageError(
+            f"{GLOBAL_BATCH_SIZE} = {samples} needs the number of processes",
+            "give nproc_per_node, too",
+        )
+    steps = filled.get("gradient_accumulation_steps", 1)
+    parts = filled.get("nodes", 1) * nproc * steps
+    if parts < 1 or samples % parts:
+        raise UsageError(
+            f"{GLOBAL_BATCH_SIZE} = {samples} cannot be divided by {parts} (nodes x processes x "
+            "accumulation steps)",
+            f"give a multiple of {parts}",
+        )
+    rest = {k: v for k, v in values.items() if k != GLOBAL_BATCH_SIZE}
+    return rest | {"batch_size": samples // parts}
+
+
+def check_work(study: Study) -> None:
+    """Raises UsageError where the kind of scaling contradicts what the file fixes."""
+    named = {*study.fixed, *study.varied}
+    if not set(_PROCESSES) & set(study.varied):
+        return
+    if study.scaling == "weak" and GLOBAL_BATCH_SIZE in named:
+        raise UsageError(
+            f"{study.path}: scaling = 'weak' fixes the work of a process, {GLOBAL_BATCH_SIZE} that "
+            "of all",
+            "give batch_size and max_steps, or scaling = 'strong'",
+        )
+    if study.scaling == "weak" and "max_steps" not in named:
+        raise UsageError(
+            f"{study.path}: scaling = 'weak' without max_steps: an epoch is less work for each of "
+            "more processes",
+            "give max_steps in [fixed], or scaling = 'strong'",
+        )
+    if study.scaling == "strong" and "max_steps" in named and GLOBAL_BATCH_SIZE not in named:
+        raise UsageError(
+            f"{study.path}: scaling = 'strong', but max_steps with a batch for each process is "
+            "more work for more processes",
+            f"give {GLOBAL_BATCH_SIZE}, or scaling = 'weak'",
+        )

@@ -1,0 +1,208 @@
+"""Confidence intervals of ratios and differences, from repeats or from the windows of two runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+Array = NDArray[np.float64]
+
+_DRAWS = 2000
+LEAST_WINDOWS = 10
+_LEAST_BLOCKS = 4
+ALIKE = 1e-9
+"""Ratios nearer to 1 are rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The steps of one run, in the order in which they count, without warm-up."""
+
+    steps: Array
+    """Steps of each window, shape (windows,)."""
+    sample_s: Array
+    """Seconds of a sample, over all devices, shape (windows,)."""
+    left_out: int = 0
+    """Windows of the warm-up."""
+
+
+# --- statistics -----------------------------------------------------------------------------------
+
+
+def ratio_of_repeats(
+    a_s: Array, b_s: Array, generator: np.random.Generator
+) -> tuple[float, float, float]:
+    """Speed of B over that of A, with its 95 % interval, from the times of repeats.
+
+    Args:
+        a_s: seconds of the same work in each run of A, shape (repeats,).
+        b_s: those of B, shape (repeats,).
+        generator: of the resampling.
+    """
+    draws = [np.log(_resampled(times, generator)) for times in (a_s, b_s)]
+    estimate = math.log(a_s.mean() / b_s.mean())
+    low, high = _widened(draws[0] - draws[1], estimate, _freedom(draws, [len(a_s), len(b_s)]))
+    return math.exp(estimate), math.exp(low), math.exp(high)
+
+
+def difference_of_repeats(
+    a: Array, b: Array, generator: np.random.Generator
+) -> tuple[float, float, float]:
+    """Mean of B less that of A, with its 95 % interval; arguments as of `ratio_of_repeats`."""
+    draws = [_resampled(values, generator) for values in (a, b)]
+    estimate = float(b.mean() - a.mean())
+    return estimate, *_widened(draws[1] - draws[0], estimate, _freedom(draws, [len(a), len(b)]))
+
+
+def _resampled(values: Array, generator: np.random.Generator) -> Array:
+    """Means of bootstrap samples of n - 1 of n values, shape (_DRAWS,): those of n vary too little,
+    by n / (n - 1) (Hesterberg 2015)."""
+    chosen = generator.integers(len(values), size=(_DRAWS, len(values) - 1))
+    means: Array = values[chosen].mean(axis=1)
+    return means
+
+
+def _freedom(draws: Sequence[Array], counts: Sequence[float]) -> float:
+    """Welch and Satterthwaite's degrees of freedom of a difference of two means.
+
+    Args:
+        draws: of each mean, shape (draws,).
+        counts: independent values behind each.
+    """
+    variances = [float(np.var(d)) for d in draws]
+    parts = sum(v**2 / (n - 1) for v, n in zip(variances, counts, strict=True))
+    return sum(variances) ** 2 / parts if parts else min(counts) - 1
+
+
+def _widened(draws: Array, estimate: float, freedom: float) -> tuple[float, float]:
+    """The 95 % interval of draws around an estimate, widened as Student's t is wider than the
+    normal distribution: a bootstrap of three values does not know how uncertain their spread is."""
+    normal = float(stdtrit(np.inf, 0.975))
+    factor = float(stdtrit(freedom, 0.975)) / normal
+    # Resamples of few values have no tails: their quantiles may be nearer than their spread says.
+    near = normal * float(draws.std())
+    low, high = (float(q) - estimate for q in np.quantile(draws, (0.025, 0.975)))
+    return estimate + factor * min(low, -near), estimate + factor * max(high, near)
+
+
+def ratio_of_windows(
+    a: Sequence[Windows], b: Sequence[Windows], generator: np.random.Generator
+) -> tuple[float, float, float] | None:
+    """Speed of B over that of A, with its 95 % interval, from the steps of one or two runs of each.
+
+    The moving-block bootstrap (Künsch 1989): neighbouring windows are slow together, so blocks of
+    them are drawn. None: there are too few.
+
+    Args:
+        a: the windows of each run of A.
+        b: those of B.
+        generator: of the resampling.
+    """
+    draws, means, blocks = [], [], []
+    for side in (a, b):
+        steps = np.concatenate([w.steps for w in side])
+        seconds = np.concatenate([w.steps * w.sample_s for w in side])
+        if len(steps) < LEAST_WINDOWS:
+            return None
+        rho = autocorrelation(seconds / steps)
+        length = block_length(rho, len(steps))
+        if len(steps) < _LEAST_BLOCKS * length:
+            return None
+        blocks.append(len(steps) / length)
+        mean = float(np.log(seconds.sum() / steps.sum()))
+        drawn = np.log(_block_means(seconds, steps, length, generator))
+        draws.append(mean + (drawn - mean) * _missed(rho, length))
+        means.append(mean)
+    estimate = means[0] - means[1]
+    low, high = _widened(draws[0] - draws[1], estimate, _freedom(draws, blocks))
+    return math.exp(estimate), math.exp(low), math.exp(high)
+
+
+def autocorrelation(values: Array) -> float:
+    """How much of a window's deviation the next one shares: the estimate with Kendall's correction
+    of its bias, and half its standard error more, as too small a value is the worse mistake.
+
+    Args:
+        values: in the order of time, shape (windows,).
+    """
+    count = len(values)
+    centred = values - values.mean()
+    variance = float((centred**2).sum())
+    if variance <= (ALIKE * float(values.mean())) ** 2 * count:
+        return 0.0
+    rho = float((centred[1:] * centred[:-1]).sum()) / variance
+    rho += (1 + 3 * rho) / count + 0.5 * math.sqrt((1 - rho**2) / count)
+    return min(max(rho, 0.0), 0.9)
+
+
+def block_length(rho: float, count: int) -> int:
+    """The length of blocks: Andrews' (1991) for a first-order autoregression, with Bartlett's
+    kernel, to which the moving-block bootstrap is equivalent; at least the cube root of the count.
+
+    Args:
+        rho: the autocorrelation.
+        count: the windows that there are.
+    """
+    length = 1.1447 * float((4 * rho**2 / (1 - rho**2) ** 2 * count) ** (1 / 3))
+    return math.ceil(max(length, float(count ** (1 / 3))))
+
+
+def _missed(rho: float, length: int) -> float:
+    """By how much means of an autoregression vary more than blocks of a finite length show."""
+    lags = np.arange(1, length)
+    shown = 1 + 2 * float(((1 - lags / length) * rho**lags).sum())
+    return math.sqrt((1 + rho) / (1 - rho) / shown)
+
+
+def _block_means(
+    seconds: Array, steps: Array, length: int, generator: np.random.Generator
+) -> Array:
+    """Seconds a step over drawn blocks, shape (_DRAWS,).
+
+    Args:
+        seconds: of each window, shape (windows,).
+        steps: of each window, shape (windows,).
+        length: windows of a block.
+        generator: of the drawing.
+    """
+    count = len(steps)
+    drawn = max(1, round(count / length) - 1)  # one less than there are, as in `_resampled`
+    starts = generator.integers(count - length + 1, size=(_DRAWS, drawn))
+    sums = [np.concatenate(([0.0], np.cumsum(values))) for values in (seconds, steps)]
+    totals = [(s[starts + length] - s[starts]).sum(axis=1) for s in sums]
+    means: Array = totals[0] / totals[1]
+    return means
+
+
+def difference_of_shares(
+    first: float, first_count: int, second: float, second_count: int
+) -> tuple[float, float]:
+    """The 95 % interval of the second share less the first (Newcombe 1998, hybrid score).
+
+    Args:
+        first: share of right answers of the first.
+        first_count: answers of it.
+        second: the same of the second.
+        second_count: the same of the second.
+    """
+    low_1, high_1 = _wilson(first, first_count)
+    low_2, high_2 = _wilson(second, second_count)
+    difference = second - first
+    return (
+        difference - math.hypot(second - low_2, high_1 - first),
+        difference + math.hypot(high_2 - second, first - low_1),
+    )
+
+
+def _wilson(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95 % score interval of a share."""
+    z = 1.959964
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count)
+    half *= math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    return middle - half, middle + half

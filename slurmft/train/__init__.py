@@ -1,0 +1,1 @@
+"""The built-in program: it fine-tunes a transformer."""

@@ -1,0 +1,235 @@
+"""What to train: the options of the built-in program."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from slurmft.core.config import (
+    build,
+    check_choices,
+    check_credentials,
+    check_value,
+    duration_s,
+    flag,
+    option,
+)
+from slurmft.core.errors import UsageError, unknown
+from slurmft.core.hub import is_local
+from slurmft.core.program import Program
+from slurmft.train.recipes import RECIPES, TASKS, fill, named, presets
+
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+BATCHINGS = ("packed", "grouped", "dynamic", "padded")
+GRAD_COMMS = ("auto", "fp32", "bf16", "powersgd")
+"""Besides local:K."""
+OPTIMIZERS = ("adamw", "muon", "auto")
+LR_RULES = ("none", "sqrt", "linear")
+LR_SCHEDULES = ("linear", "cosine", "constant")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """What to train; see `resolve`, which fills in what the recipe has."""
+
+    task: str = option("synthetic", "what to train", choices=tuple(TASKS))
+    recipe: str | None = option(
+        None,
+        f"a task with all its settings, most as published: {', '.join(named())}",
+        metavar="NAME",
+    )
+    as_published: bool = option(
+        False, "the recipe exactly as it was published, also where that loses accuracy"
+    )
+    preset: str | None = option(
+        None, "variety of the task: synthetic has quick and paper, squad has v1 and v2"
+    )
+    model: str | None = option(None, "hub id or local folder of the model", metavar="ID|DIR")
+    data: str | None = option(
+        None,
+        "hub id, or folder with train and validation as .jsonl, .csv or .parquet",
+        metavar="ID|DIR",
+    )
+    text_column: str | None = option(None, "column that holds the text", metavar="NAME")
+    text_pair_column: str | None = option(
+        None, "column that holds the second text of a pair", metavar="NAME"
+    )
+    label_column: str | None = option(None, "column that holds the label", metavar="NAME")
+    max_length: int | None = option(None, "tokens kept of each text", metavar="TOKENS")
+    doc_stride: int | None = option(
+        None, "tokens that neighbouring windows of a long text share (squad)", metavar="TOKENS"
+    )
+    epochs: int | None = option(None, "passes over the training data")
+    max_steps: int | None = option(None, "stop after this many optimizer steps", metavar="STEPS")
+    batch_size: int | None = option(None, "training samples a process and micro-step")
+    eval_batch_size: int | None = option(None, "evaluation samples a process and step")
+    gradient_accumulation_steps: int = option(
+        1, "micro-steps an optimizer step; global batch = processes x batch size x this"
+    )
+    optimizer: str = option(
+        "adamw",
+        "muon takes few steps far (AdamW for embeddings and head); auto: muon where the global "
+        "batch is above --reference-batch-size, else adamw",
+        choices=OPTIMIZERS,
+    )
+    learning_rate: float | None = option(None, "peak learning rate")
+    muon_learning_rate: float | None = option(
+        None,
+        "peak learning rate of Muon, and of the head beside it; embeddings, norms and biases keep "
+        "--learning-rate (default: the same)",
+    )
+    lr_rule: str = option(
+        "none",
+        "growth of the learning rate with the global batch, above --reference-batch-size",
+        choices=LR_RULES,
+    )
+    reference_batch_size: int | None = option(
+        None,
+        "largest global batch for which the learning rate and AdamW are right as they are",
+        metavar="SAMPLES",
+    )
+    max_global_batch_size: int | None = option(
+        None,
+        "samples of an optimizer step at most: where processes, batch size and accumulation make "
+        "more, each takes fewer",
+        metavar="SAMPLES",
+    )
+    lr_schedule: str = option("linear", "decay after the warm-up", choices=LR_SCHEDULES)
+    warmup_steps: int | None = option(None, "warm-up in optimizer steps (overrides the ratio)")
+    warmup_ratio: float | None = option(None, "warm-up as a fraction of all optimizer steps")
+    weight_decay: float = option(0.01, "weight decay; biases and norms have none")
+    max_grad_norm: float = option(1.0, "clip the gradient's norm to this; 0 does not clip")
+    precision: str = option(
+        "auto",
+        "auto: bf16 where the hardware computes it natively, else fp16 on GPUs, fp32 on CPUs",
+        choices=PRECISIONS,
+    )
+    batching: str = option(
+        "packed",
+        "padding: none (packed), none and near lengths in a batch (grouped), to the longest of the "
+        "batch (dynamic), to --max-length (padded)",
+        choices=BATCHINGS,
+    )
+    grad_comm: str = option(
+        "auto",
+        "what ranks send each other: gradients as fp32, rounded to bf16, compressed (powersgd), or "
+        "their averaged weights every K steps (local:K); auto: fp32, or bf16 where a bf16 run "
+        "gains by it",
+        metavar="auto|fp32|bf16|powersgd|local:K",
+    )
+    activation_checkpointing: bool = option(
+        False, "compute layers again in the backward pass rather than keep what they computed"
+    )
+    ipex: bool = option(False, "use intel-extension-for-pytorch, on CPUs")
+    dropout: float | None = option(
+        None, "dropout everywhere in the model (default: the model's own)"
+    )
+    seed: int = option(42, "seed of weights, dropout and data order")
+    checkpoint_every: str = option(
+        "10m", "time between checkpoints: 90s, 10m, 2h; 0: none by time", metavar="TIME"
+    )
+    checkpoint_every_steps: int | None = option(
+        None, "optimizer steps between checkpoints, besides", metavar="STEPS"
+    )
+    keep_checkpoints: int = option(2, "newest checkpoints kept, besides the best one")
+    early_stopping: int | None = option(
+        None,
+        "end after this many evaluations in a row without a new best",
+        metavar="EVALUATIONS",
+    )
+    metric_gather: str = option(
+        "memory",
+        "how predictions reach the main process: memory, or evaluate's files in the run directory",
+        choices=("memory", "files"),
+    )
+    log_every: int = option(10, "optimizer steps between progress records", metavar="STEPS")
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_credentials(self)
+        if self.recipe is not None and self.recipe not in RECIPES:
+            raise unknown("--recipe", self.recipe, list(RECIPES))
+        if self.preset is not None and self.preset not in presets(self.task):
+            raise unknown(f"preset of task {self.task}", self.preset, presets(self.task))
+        for name in ("epochs", "max_steps", "batch_size", "eval_batch_size", "max_length"):
+            check_value(self, name, lambda v: v >= 1, "at least 1")
+        for name in ("reference_batch_size", "max_global_batch_size"):
+            check_value(self, name, lambda v: v >= 1, "at least 1")
+        _check_optimizer(self)
+        for name in ("gradient_accumulation_steps", "log_every", "keep_checkpoints"):
+            check_value(self, name, lambda v: v >= 1, "at least 1")
+        check_value(self, "doc_stride", lambda v: v >= 0, "0 or more")
+        check_value(
+            self, "doc_stride", lambda v: v < (self.max_length or v + 1), "below --max-length"
+        )
+        check_value(self, "early_stopping", lambda v: v >= 1, "at least 1")
+        check_value(self, "checkpoint_every_steps", lambda v: v >= 1, "at least 1")
+        duration_s(self.checkpoint_every, "--checkpoint-every")
+        local_steps(self.grad_comm)
+        for name in ("warmup_steps", "weight_decay", "max_grad_norm", "seed"):
+            check_value(self, name, lambda v: v >= 0, "0 or more")
+        check_value(self, "seed", lambda v: v < 2**32, "below 2^32")
+        for name in ("learning_rate", "muon_learning_rate"):
+            check_value(self, name, lambda v: v > 0, "above 0")
+        check_value(self, "warmup_ratio", lambda v: 0 <= v <= 1, "between 0 and 1")
+        check_value(self, "dropout", lambda v: 0 <= v < 1, "0 or more and below 1")
+
+    @classmethod
+    def resolve(cls, **given: Any) -> TrainConfig:
+        """The values that are given, over those of the recipe that they name or imply."""
+        return build(cls, fill(given))
+
+    @classmethod
+    def of(cls, program: Program) -> TrainConfig:
+        """The configuration of a run of this program."""
+        return build(cls, program.settings)
+
+    def program(self) -> Program:
+        """The built-in program with these options, as the toolkit knows it."""
+        sources = [name for name in (self.model, self.data) if name is not None]
+        local = [name for name in sources if is_local(name)]
+        return Program(
+            kind="train",
+            name=self.task,
+            module="slurmft.train.rank",
+            needs_hub=len(local) < len(sources),
+            precision=self.precision,
+            paths=tuple(local),
+            settings=dataclasses.asdict(self),
+        )
+
+
+def local_steps(grad_comm: str) -> int | None:
+    """K of local:K: steps of each rank by itself; None where ranks send gradients.
+
+    Raises:
+        UsageError: the text is none of the forms that --grad-comm has.
+    """
+    if grad_comm in GRAD_COMMS:
+        return None
+    match = re.fullmatch(r"local:(\d+)", grad_comm)
+    if not match:
+        raise unknown("--grad-comm", grad_comm, [*GRAD_COMMS, "local:16"])
+    if int(match[1]) < 2:
+        raise UsageError(
+            f"--grad-comm {grad_comm} leaves no steps between averages", "give local:2 or more"
+        )
+    return int(match[1])
+
+
+def _check_optimizer(train: TrainConfig) -> None:
+    """Options that need, or rule out, each other."""
+    for name, plain in (("optimizer", ("adamw", "muon")), ("lr_rule", ("none",))):
+        value = getattr(train, name)
+        if value not in plain and train.reference_batch_size is None:
+            raise UsageError(
+                f"{flag(name)} {value} needs the global batch that --learning-rate is right for",
+                "add --reference-batch-size",
+            )
+    if train.ipex and train.optimizer != "adamw":
+        raise UsageError(
+            f"--ipex knows no Muon, which --optimizer {train.optimizer} needs",
+            "add --optimizer adamw, or leave --ipex out",
+        )

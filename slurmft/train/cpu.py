@@ -1,0 +1,163 @@
+"""Dropout on CPUs: its random numbers four at a time.
+
+torch draws one number for each element, one after another, where it does not have MKL's generator
+(it has it on Intel's processors alone): dropout then takes a sixth of a training step. Here each
+draw of 64 bits decides for four elements.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slurmft.core.errors import UsageError
+
+_STEPS = 2**16
+"""A probability is a multiple of 1 / this."""
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dropped: int) -> Tensor:
+        draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+        numbers = draws.view(torch.int16)[: x.numel()].view(x.shape)
+        factors = torch.empty_like(x)  # torch compares into it fast, and converts slowly
+        torch.ge(numbers, dropped - _STEPS // 2, out=factors).mul_(_STEPS / (_STEPS - dropped))
+        ctx.save_for_backward(factors)
+        return x * factors
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (factors,) = ctx.saved_tensors
+        return gradients[0] * factors, None
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Zeroes elements with probability p, to the nearest 1/65536, and scales the others up.
+
+    On other devices than CPUs it is torch's own.
+    """
+    dropped = round(p * _STEPS)
+    if x.device.type != "cpu" or dropped == _STEPS:
+        return torch.nn.functional.dropout(x, p)
+    found: Tensor = _Dropout.apply(x, dropped) if dropped else x  # type: ignore[no-untyped-call]
+    return found
+
+
+class Dropout(torch.nn.Dropout):
+    """torch's module with this dropout."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return dropout(input, self.p) if self.training else input
+
+
+def replace_dropout(model: torch.nn.Module) -> None:
+    """Puts this dropout in place of torch's in a model."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child) is torch.nn.Dropout:
+                setattr(module, name, Dropout(child.p))
+
+
+KEEPS = "MALLOC_TRIM_THRESHOLD_"
+"""The variable by which a profile makes it keep everything."""
+
+_SETTLING, _GROWTH = 8, 1.3
+"""Batches after which memory in use is what batches need; and how much more it may become."""
+
+
+class Heap:
+    """The heap of this process."""
+
+    def __init__(
+        self, environment: Mapping[str, str], trim: Callable[[], object] | None = None
+    ) -> None:
+        """
+        Args:
+            environment: of this process; without `KEEPS` glibc gives back by itself.
+            trim: gives free memory back to the kernel; glibc's, where it is not given.
+        """
+        self._trim = (trim or glibc_trim()) if environment.get(KEEPS) else None
+        self._batches, self._limit = 0, 0.0
+
+    def after_batch(self) -> None:
+        """Gives free memory back where much of it has gathered; costs the next batch page faults.
+
+        What batches need is seen in the first ones after that: so it is at most done every few.
+        """
+        if self._trim is None:
+            return
+        self._batches += 1
+        if self._batches < _SETTLING:
+            return
+        resident = resident_bytes()
+        if self._batches == _SETTLING:
+            self._limit = _GROWTH * resident
+        elif resident > self._limit:
+            self._trim()
+            self._batches = 0
+
+
+def glibc_trim() -> Callable[[], object] | None:
+    """glibc's malloc_trim; None: this is another C library, or another allocator is preloaded."""
+    found = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return None if found is None else lambda: found(0)
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+_IPEX, _IPEX_PACKAGE = "intel_extension_for_pytorch", "intel-extension-for-pytorch"
+
+
+def optimize_by_ipex(model: Any, optimizer: Any) -> tuple[Any, Any]:
+    """Model and optimizer with the extension's kernels; weights stay in fp32, as checkpoints and
+    Accelerate's autocast want them.
+
+    Raises:
+        UsageError: it is not installed, or for another torch.
+    """
+    import torch
+
+    torch_minor = ".".join(torch.__version__.split(".")[:2])
+    hint = "pip install '.[xeon]' in slurmft's sources, for an environment of its own, or no --ipex"
+    if importlib.util.find_spec(_IPEX) is None:
+        raise UsageError(f"--ipex needs {_IPEX_PACKAGE}, which is not installed", hint)
+    if not version(_IPEX_PACKAGE).startswith(
+        f"{torch_minor}."
+    ):  # importing it would end the process
+        raise UsageError(
+            f"--ipex: {_IPEX_PACKAGE} {version(_IPEX_PACKAGE)} is for another torch than "
+            f"{torch.__version__}",
+            hint,
+        )
+    extension = importlib.import_module(_IPEX)
+    model.train()
+    found: tuple[Any, Any] = extension.optimize(
+        model, optimizer=optimizer, dtype=torch.float32, inplace=True, weights_prepack=False
+    )
+    return found
+
+
+def ipex_in_use() -> str | None:
+    """The extension's version where torch calls its kernels in this process, else None.
+
+    Neither that it is installed nor that it was asked for says so: the dispatcher does. PyTorch has
+    no kernel of its own for a layer norm on CPUs, only a formula of other operators.
+    """
+    import torch
+
+    extension = sys.modules.get(_IPEX)
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("aten::layer_norm", "CPU")
+    return str(extension.__version__) if extension and has_kernel else None

@@ -1,0 +1,104 @@
+"""What a rank and its node are, for the run's records."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import resource
+import statistics
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import slurmft
+from slurmft.core.files import read_json
+from slurmft.node import hardware, heartbeat, profiles, staged_env
+from slurmft.train import cpu
+
+_PACKAGES = (
+    "torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers", "numpy",
+    "scikit-learn", "submitit", "filelock", "oneccl-bind-pt", "intel-extension-for-pytorch",
+)  # fmt: skip
+
+
+def import_times(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """How long the nodes' ranks took from their start until their imports were done.
+
+    A node takes as long as the slowest of its ranks. Returns the seconds of the fastest, the median
+    and the slowest node, and the slowest's host; None where a rank does not know.
+    """
+    nodes: dict[str, tuple[float, str]] = {}
+    for rank in ranks:
+        if rank["imports_s"] is None:
+            return None
+        mine = (float(rank["imports_s"]), str(rank["host"]))
+        nodes[rank["node"]] = max(mine, nodes.get(rank["node"], mine))
+    seconds = [found for found, _ in nodes.values()]
+    return {
+        "min": round(min(seconds), 2),
+        "median": round(statistics.median(seconds), 2),
+        "max": round(max(seconds), 2),
+        "slowest": max(nodes.values())[1],
+    }
+
+
+def describe_rank(world: Any) -> dict[str, Any]:
+    """What a rank runs on."""
+    gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
+    return {
+        "rank": world.rank,
+        "node": os.environ.get("GROUP_RANK", "0"),
+        "host": platform.node(),
+        "device": gpu or cpu_model(),
+        "threads": torch.get_num_threads(),
+        "ipex": cpu.ipex_in_use(),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "cores_asked": cores_asked(os.environ),
+        "kernel": platform.release(),
+        "prefix": sys.prefix,
+        "is_staged": staged_env.STAGED in os.environ,
+    } | (describe_node() if world.local_rank == 0 else {})
+
+
+def cores_asked(environment: Mapping[str, str]) -> list[int] | None:
+    """The cores that this rank was to be bound to; None: it was not."""
+    lists = environment.get(profiles.CORES)
+    if lists is None:
+        return None
+    return hardware.numbers(lists.split(";")[int(environment["LOCAL_RANK"])])
+
+
+def describe_node() -> dict[str, Any]:
+    """What the node gives this job: as its task found it, since this rank is bound to its cores."""
+    folder = os.environ.get(heartbeat.FOLDER)
+    found = read_json(heartbeat.hardware_file(Path(folder))) if folder else None
+    return {"hardware": found or hardware.detect(os.environ).facts()}
+
+
+def cpu_model() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Versions of the installed packages that a result depends on."""
+    found = {"slurmft": slurmft.__version__}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory that this rank ever held: of its GPU, or resident on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

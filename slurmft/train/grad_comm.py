@@ -1,0 +1,306 @@
+"""What crosses the network so that all ranks train one model (`--grad-comm`).
+
+DDP sums gradients while the backward pass goes on; what is here makes that less to send. Of an
+embedding table few rows have a gradient, and only these are summed: exact, wherever tables are
+large. The other gradients go as they are (fp32), rounded (bf16), or as matrices of low rank
+(powersgd); or none do, and the ranks' models are averaged now and then (local:K).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate.utils import DistributedDataParallelKwargs
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from slurmft.core.errors import SlurmftError
+from slurmft.job.process_group import World, rounded_type
+from slurmft.train.config import local_steps
+from slurmft.train.local_sgd import Averages
+from slurmft.train.sparse_embeddings import Tables, share_rows
+
+_BUCKETS, _BUCKET_MIB = 8, 25
+"""Parts in which gradients are sent, as the backward pass makes them; and their largest size."""
+_TRIAL_STEPS = 4
+"""Steps after which auto chooses; the first one is not measured."""
+_PROBE_NUMBERS = 2 * 2**20
+"""Numbers in an all-reduce that is timed, at most."""
+_GAIN = 0.03
+"""Of a step's time: what bf16 must save to be chosen."""
+_POOR = 0.5
+"""Of a step's time: where an all-reduce takes more, it cannot hide behind the backward pass."""
+_RANK, _EXACT_STEPS = 4, 10
+"""PowerSGD: the rank of its matrices, and steps without compression at a run's start."""
+
+
+class Communication:
+    """One rank's part in it."""
+
+    def __init__(self, asked: str, world: World, precision: str) -> None:
+        """
+        Args:
+            asked: auto, fp32, bf16, powersgd or local:K.
+            precision: fp32, bf16 or fp16.
+
+        Raises:
+            SlurmftError: gradients that overflow, as fp16's may, would spoil what it keeps; or the
+                backend cannot send bf16.
+        """
+        self.world, self.precision = world, precision
+        alone = world.size == 1
+        self.period = 1 if alone else local_steps(asked) or 1
+        """Optimizer steps from one meeting of the ranks to the next."""
+        self.used = "none" if alone else "fp32" if asked == "auto" else asked
+        if precision == "fp16" and (self.period > 1 or self.used == "powersgd"):
+            raise SlurmftError(
+                f"--grad-comm {asked} cannot be used with fp16",
+                "use --precision bf16 or fp32, or --grad-comm auto",
+            )
+        rounds = world.backend != "mpi"  # torch's MPI knows no bf16
+        if self.used == "bf16" and not rounds:
+            raise SlurmftError(
+                "--grad-comm bf16 cannot be used with --backend mpi",
+                "use --backend gloo, or --grad-comm fp32",
+            )
+        self.tables: Tables | None = None
+        self._trial = Trial() if asked == "auto" and rounds and not alone else None
+        self._power: powerSGD_hook.PowerSGDState | None = None
+        self._averages: Averages | None = None
+        self._apart = False
+        self._model: Any = None
+
+    def prepare(self, accelerator: Any, model: Any, optimizer: Any) -> tuple[Any, Any]:
+        """Model and optimizer as Accelerate prepares them, with the same weights on all ranks."""
+        self._model = model
+        if self.used == "none" or self.period > 1:
+            return self._prepare_apart(accelerator, model, optimizer)
+        if self.world.device.type == "cpu":
+            self.tables = Tables.of(model)
+        model._ddp_params_and_buffers_to_ignore = self._ignored(model)  # DDP's own name
+        accelerator.ddp_handler = self._ddp_options()
+        model, optimizer = accelerator.prepare(model, optimizer)
+        self._hook(model)
+        return model, optimizer
+
+    def _prepare_apart(self, accelerator: Any, model: Any, optimizer: Any) -> tuple[Any, Any]:
+        """The same without DDP."""
+        if self.used != "none":
+            share_rows(model.state_dict().values())
+        prepared = accelerator.prepare_model(model, evaluation_mode=True)  # on its device
+        if self.used != "none":
+            self._averages = Averages(model, optimizer, rounded_type())
+        return prepared, accelerator.prepare(optimizer)
+
+    def _ignored(self, model: Any) -> list[str]:
+        """Names of what DDP leaves alone: our tables, and buffers that cannot differ.
+
+        Those of batch norms may; numbers of positions, as BERT has, would be sent before every
+        forward pass for nothing.
+        """
+        names = list(self.tables.modules) if self.tables else []
+        if not any(b.is_floating_point() for b in model.buffers()):
+            names += [name for name, _ in model.named_buffers(remove_duplicate=False)]
+        return names
+
+    def _ddp_options(self) -> DistributedDataParallelKwargs:
+        mib = min(_BUCKET_MIB, -(-self._numbers * 4 // (_BUCKETS * 2**20)))
+        if self.used == "powersgd":
+            # One bucket: each sends three messages in turn, and gloo would mix up those of several.
+            mib = 2**20
+        return DistributedDataParallelKwargs(bucket_cap_mb=mib, gradient_as_bucket_view=True)
+
+    @property
+    def _numbers(self) -> int:
+        """Gradients that DDP sums."""
+        own = {id(m.weight) for m in self.tables.modules.values()} if self.tables else set()
+        mine = (p for p in self._model.parameters() if p.requires_grad and id(p) not in own)
+        return sum(p.numel() for p in mine)
+
+    def _hook(self, model: DistributedDataParallel) -> None:
+        """Tells DDP how to sum a bucket."""
+        if self.used == "powersgd":
+            self._power = powerSGD_hook.PowerSGDState(
+                None, matrix_approximation_rank=_RANK, start_powerSGD_iter=_EXACT_STEPS
+            )
+            model.register_comm_hook(self._power, powerSGD_hook.powerSGD_hook)
+        elif self.used == "bf16" or (self._trial and self.precision == "bf16"):
+            # DDP wants no annotations, or classes; ours are texts.
+            model.register_comm_hook(self, lambda state, bucket: _sum_bucket(state, bucket))
+
+    # --- in a step --------------------------------------------------------------------------------
+
+    def reduce(self) -> None:
+        """Sums over ranks what DDP did not. After the last backward pass of an optimizer step."""
+        if self.tables:
+            self.tables.sum(self.world.size)
+
+    def forget(self) -> None:
+        """A backward pass was a rehearsal."""
+        if self.tables:
+            self.tables.forget()
+
+    def meets(self, step: int) -> bool:
+        """Whether all ranks have the same weights after this optimizer step, counted from 1."""
+        return step % self.period == 0
+
+    def end_step(self, step: int, tell: Callable[[dict[str, Any]], None]) -> None:
+        """After optimizer step `step`: the ranks meet, if it is time, or choose what they use.
+
+        Args:
+            tell: takes what was measured and chosen.
+        """
+        self._apart = self.period > 1
+        if self.meets(step):
+            self.average()
+        if self._trial and self.world.device.type == "cuda":
+            torch.cuda.synchronize()  # in these few steps alone
+        if self._trial and self._trial.lap():
+            self._choose(self._trial.step_s, tell)
+            self._trial = None
+
+    # --- auto -------------------------------------------------------------------------------------
+
+    def _choose(self, step_s: float, tell: Callable[[dict[str, Any]], None]) -> None:
+        """Takes what is fastest, on all ranks alike, without a loss of accuracy."""
+        mine = [step_s, *(self._probe_s(dtype) for dtype in (torch.float32, torch.bfloat16))]
+        measured = Measured(*(v / self.world.size for v in self.world.sum(mine)))
+        self.used = measured.choice(self.precision)
+        words = measured.words(self.precision, self._numbers)
+        tell({"used": self.used, "words": words, "mean_s": measured.as_json()})
+
+    def _probe_s(self, dtype: torch.dtype) -> float:
+        """Seconds to sum all gradients of DDP, sent as `dtype`, beside nothing else."""
+        whole = self._numbers
+        sample = torch.zeros(min(whole, _PROBE_NUMBERS), device=self.world.device)
+        times = []
+        for _ in range(4):
+            self.world.sum([0.0])  # all ranks begin together; and a GPU has nothing left to do
+            began = time.perf_counter()
+            sent = sample.to(dtype)
+            dist.all_reduce(sent)
+            sample.copy_(sent)
+            sample[-1].item()  # a GPU has done it then
+            times.append(time.perf_counter() - began)
+        return min(times[1:]) * whole / len(sample)
+
+    # --- local:K ----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """The ranks' models and their optimizers' moments become one, where they differ.
+
+        The moments are state, too: what a checkpoint holds is the same on every rank then.
+        """
+        if self._averages and self._apart:
+            self._averages.meet()
+        self._apart = False
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What a resume needs, as JSON can hold it; the same on every rank."""
+        chosen = self.used if self._trial is None else None
+        return {"used": chosen, "steps": self._power.iter if self._power else 0}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The same, as tensors of this rank alone: what PowerSGD has not sent yet."""
+        if self._power is None:
+            return {}
+        return {
+            f"{kind}.{bucket}": tensor.cpu()
+            for kind, held in self._power_memory().items()
+            for bucket, tensor in held.items()
+        }
+
+    def restore(self, state: dict[str, Any], tensors: dict[str, Tensor], same_ranks: bool) -> None:
+        """Goes on as `state` and `tensors` say; on other ranks, auto chooses anew.
+
+        The model has the checkpoint's weights already.
+        """
+        if self._averages:
+            self._averages.begin()
+        if self._trial and same_ranks and state.get("used"):
+            self.used, self._trial = state["used"], None
+        if self._power:
+            self._power.iter = max(self._power.iter, state.get("steps", 0))
+            for key, tensor in tensors.items():
+                kind, _, bucket = key.partition(".")
+                self._power_memory()[kind][int(bucket)] = tensor.to(self.world.device)
+
+    def _power_memory(self) -> dict[str, dict[int, Tensor]]:
+        assert self._power is not None
+        power = self._power
+        return {"error": power.error_dict, "p": power.p_memory_dict, "q": power.q_memory_dict}
+
+    def facts(self) -> dict[str, Any]:
+        """For the result: what was used at the end."""
+        return {"used": self.used, "rows": list(self.tables.modules) if self.tables else []}
+
+
+def _sum_bucket(communication: Communication, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """A hook for DDP that may change its mind, as DDP takes one hook only."""
+    group = dist.group.WORLD
+    assert group is not None
+    if communication.used == "bf16":
+        return default_hooks.bf16_compress_hook(group, bucket)
+    return default_hooks.allreduce_hook(group, bucket)
+
+
+class Trial:
+    """The first steps, on the clock."""
+
+    def __init__(self) -> None:
+        self._ends: list[float] = []
+
+    def lap(self) -> bool:
+        """A step has ended; whether that was the last one to measure."""
+        self._ends.append(time.perf_counter())
+        return len(self._ends) == _TRIAL_STEPS
+
+    @property
+    def step_s(self) -> float:
+        pairs = zip(self._ends[1:], self._ends, strict=False)
+        return statistics.median(after - before for after, before in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Seconds of a step that sends fp32, and of all-reduces alone; means over the ranks."""
+
+    step: float
+    fp32: float
+    bf16: float
+
+    def choice(self, precision: str) -> str:
+        """Rounds to bf16 only gradients that were computed in bf16 anyway."""
+        gains = self.fp32 - self.bf16 > _GAIN * self.step
+        return "bf16" if precision == "bf16" and gains else "fp32"
+
+    def words(self, precision: str, numbers: int) -> str:
+        """What was measured and chosen, in a line; and what a poor network calls for."""
+        used = self.choice(precision)
+        taken = self.bf16 if used == "bf16" else self.fp32
+        step = max(0.0, self.step - (self.fp32 - taken))
+        text = (
+            f"{used}: a step took {self.step:.3g} s, an all-reduce of {numbers / 1e6:.3g}M "
+            f"gradients alone {self.fp32:.3g} s in fp32, {self.bf16:.3g} s in bf16"
+        )
+        if taken > _POOR * step:
+            more = "" if precision == "bf16" else "bf16, "
+            text += (
+                f"; the network is poor for this model: --grad-comm {more}powersgd or local:64 "
+                "would send less, but train in another way"
+            )
+        return text
+
+    def as_json(self) -> dict[str, float]:
+        return {"step": self.step, "all_reduce_fp32": self.fp32, "all_reduce_bf16": self.bf16}

@@ -1,0 +1,58 @@
+"""Loads model, tokenizer and data as a run does: `python -m
+slurmft.train.prefetch JSON`; its downloads show their progress, and stay in the caches."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from slurmft.core.errors import Exit, run_main
+from slurmft.core.hub import hub_cache, is_local
+from slurmft.train import tasks
+from slurmft.train.config import TrainConfig
+from slurmft.train.recipes import TASKS
+
+
+def load_model(task: Any, name: str) -> str:
+    """Loads tokenizer and weights; returns what it found."""
+    from transformers import AutoModel
+
+    task.tokenizer()
+    model = task.pretrained(AutoModel)
+    return f"{sum(p.numel() for p in model.parameters()) / 1e6:,.1f}M parameters{size(name)}"
+
+
+def load_data(task: Any, config: TrainConfig) -> str:
+    """Loads all splits; returns what it found."""
+    found = []
+    for split in TASKS[config.task].splits:
+        rows = task.rows(split)
+        found.append(f"{split} {rows.table.num_rows:,} rows, {rows.table.nbytes / 2**20:,.1f} MiB")
+    return "; ".join(found)
+
+
+def size(name: str) -> str:
+    """What a model takes in the hub's cache, or its folder."""
+    folder = Path(name) if is_local(name) else hub_cache() / f"models--{name.replace('/', '--')}"
+    files = [p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()]
+    return f", {sum(p.stat().st_size for p in files) / 2**20:,.1f} MiB in {folder}"
+
+
+def main(argv: list[str]) -> int:
+    config = TrainConfig.resolve(**json.loads(argv[0]))
+    task, offline = tasks.get(config), os.environ.get("HF_HUB_OFFLINE") == "1"
+    found = []
+    if config.model is not None:
+        found.append((config.model, load_model(task, config.model)))
+    if config.data is not None:
+        found.append((config.data, load_data(task, config)))
+    for name, words in found if offline else ():
+        print(f"{name}: {words}", flush=True)
+    return Exit.OK
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(lambda: main(sys.argv[1:])))

@@ -1,0 +1,111 @@
+"""Predictions of an evaluation that is under way, as checkpoints keep them."""
+
+from __future__ import annotations
+
+import base64
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from slurmft.train.checkpoint import Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Predictions of a part of the validation split."""
+
+    samples: np.ndarray
+    """int64, (n,): indices into the split, without repetition."""
+    values: np.ndarray
+    """int64 or float64, (n, ...)."""
+
+    @classmethod
+    def union(cls, parts: list[Predicted]) -> Predicted:
+        """All parts, sorted by sample; what several have is taken once."""
+        nothing = np.empty(0, dtype=np.int64)
+        # Empty parts of a resumed training know neither type nor shape of what is to come.
+        filled = [p for p in parts if len(p.samples)] or [cls(nothing, nothing)]
+        samples, first = np.unique(np.concatenate([p.samples for p in filled]), return_index=True)
+        return cls(samples, np.concatenate([p.values for p in filled])[first])
+
+    @classmethod
+    def from_tensors(cls, tensors: Tensors) -> Predicted:
+        return cls(tensors["samples"].numpy(), tensors["values"].numpy())
+
+    def tensors(self) -> Tensors:
+        return {"samples": torch.from_numpy(self.samples), "values": torch.from_numpy(self.values)}
+
+
+def rng_state(device: torch.device) -> dict[str, Any]:
+    """The state of every random generator of this rank, as JSON can hold it."""
+    version, words, gauss = random.getstate()
+    legacy: Any = np.random.get_state()
+    state = {
+        "python": [version, _encode(np.asarray(words, dtype=np.uint64)), gauss],
+        "numpy": [legacy[0], _encode(legacy[1]), *legacy[2:]],
+        "torch": _encode(torch.get_rng_state().numpy()),
+    }
+    if device.type == "cuda":
+        state["cuda"] = _encode(torch.cuda.get_rng_state(device).numpy())
+    return state
+
+
+def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
+    """Sets every random generator as it was."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(int(w) for w in _decode(words, np.uint64)), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, _decode(keys, np.uint32), *rest))
+    torch.set_rng_state(torch.from_numpy(_decode(state["torch"], np.uint8)))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(torch.from_numpy(_decode(state["cuda"], np.uint8)), device)
+
+
+def _encode(array: np.ndarray) -> str:
+    return base64.b64encode(array.tobytes()).decode()
+
+
+def _decode(text: str, dtype: Any) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), dtype=dtype).copy()
+
+
+def split_optimizer(optimizer: torch.optim.Optimizer) -> tuple[Tensors, dict[str, Any]]:
+    """An optimizer's state: its tensors by "parameter.name", and the rest."""
+    whole = optimizer.state_dict()
+    tensors: Tensors = {}
+    others: dict[str, dict[str, Any]] = {}
+    for index, values in whole["state"].items():
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{index}.{name}"] = value
+            else:
+                others.setdefault(str(index), {})[name] = value
+    return tensors, {"groups": whole["param_groups"], "others": others}
+
+
+def join_optimizer(
+    optimizer: torch.optim.Optimizer, tensors: Tensors, rest: dict[str, Any]
+) -> None:
+    """Puts a state that `split_optimizer` took apart back into an optimizer."""
+    state: dict[int, dict[str, Any]] = {}
+    for key, tensor in tensors.items():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = tensor
+    for key, values in rest["others"].items():
+        state.setdefault(int(key), {}).update(values)
+    optimizer.load_state_dict({"state": state, "param_groups": rest["groups"]})
+
+
+def per_rank(tensors: Sequence[Tensors]) -> Tensors:
+    """Every rank's tensors, by "rank.name"."""
+    return {f"{rank}.{n}": t for rank, mine in enumerate(tensors) for n, t in mine.items()}
+
+
+def of_rank(tensors: Tensors, rank: int) -> Tensors:
+    """One rank's tensors, of those that `per_rank` put together."""
+    found = ((key.partition("."), tensor) for key, tensor in tensors.items())
+    return {name: tensor for (number, _, name), tensor in found if number == str(rank)}

@@ -1,0 +1,96 @@
+"""The sizes of a run: how samples, ranks and micro-steps make up optimizer steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from slurmft.train.config import TrainConfig
+
+_POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
+"""--lr-rule -> the power of the batch's growth that the learning rate grows by."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What follows from configuration, data and world size. The same on every rank."""
+
+    config: TrainConfig
+    world_size: int
+    precision: str
+    """fp32, bf16 or fp16: what was chosen, where the configuration says auto."""
+    train_samples: int
+    validation_samples: int
+    resumed_batch_size: int | None = None
+    """Global batch size of the run that this one continues: kept, whatever the number of ranks."""
+
+    @property
+    def micro_steps(self) -> int:
+        """Batches of a rank that make up one optimizer step."""
+        assert self.config.batch_size is not None  # from the recipe
+        return math.ceil(self.global_batch_size / (self.world_size * self.config.batch_size))
+
+    @property
+    def parts(self) -> int:
+        """Batches that make up one optimizer step: ranks times micro-steps."""
+        return self.world_size * self.micro_steps
+
+    @property
+    def asked_batch_size(self) -> int:
+        """Samples that ranks and micro-steps would make."""
+        assert self.config.batch_size is not None  # from the recipe
+        return self.config.batch_size * self.world_size * self.config.gradient_accumulation_steps
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of one optimizer step."""
+        limit = self.config.max_global_batch_size or self.asked_batch_size
+        return self.resumed_batch_size or min(self.asked_batch_size, limit)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the limit made steps smaller."""
+        return self.resumed_batch_size is None and self.global_batch_size < self.asked_batch_size
+
+    @property
+    def growth(self) -> float:
+        """How many times the reference batch an optimizer step takes; at least 1.
+
+        What holds for the reference batch holds for smaller ones.
+        """
+        return max(1.0, self.global_batch_size / (self.config.reference_batch_size or math.inf))
+
+    @property
+    def optimizer(self) -> str:
+        """adamw or muon: what was chosen, where the configuration says auto."""
+        if self.config.optimizer == "auto":
+            return "muon" if self.growth > 1 else "adamw"
+        return self.config.optimizer
+
+    @property
+    def learning_rate(self) -> float:
+        """The peak of the schedule; Muon's, where it trains."""
+        muon = self.config.muon_learning_rate if self.optimizer == "muon" else None
+        return self._grown(muon or self.config.learning_rate)
+
+    @property
+    def adamw_learning_rate(self) -> float:
+        """The peak for embeddings, norms and biases, which AdamW trains beside Muon: at Muon's rate
+        accuracy was lower, in one pair of runs (results/large_batch.json)."""
+        return self._grown(self.config.learning_rate)
+
+    def _grown(self, rate: float | None) -> float:
+        assert rate is not None  # from the recipe
+        return rate * math.pow(self.growth, _POWERS[self.config.lr_rule])
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The last one may be smaller."""
+        return math.ceil(self.train_samples / self.global_batch_size)
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        assert self.config.epochs is not None  # from the recipe
+        steps = self.config.epochs * self.steps_per_epoch
+        return min(steps, self.config.max_steps or steps)

@@ -1,0 +1,197 @@
+"""What tasks on real data have in common: rows, tokenizer and model, from the hub or folders."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError
+
+import slurmft.train.data
+from slurmft.core.errors import UsageError
+from slurmft.core.files import fingerprint
+from slurmft.core.hub import is_local
+from slurmft.train.config import TrainConfig
+from slurmft.train.recipes import TASKS
+from slurmft.train.sources import find_split, no_safetensors
+from slurmft.train.tasks.base import set_dropout
+from slurmft.train.tasks.rows import column, read_rows
+
+Loaded = TypeVar("Loaded")
+
+_SETTINGS = (
+    "task", "preset", "text_column", "text_pair_column", "label_column", "max_length", "doc_stride",
+)  # fmt: skip
+"""Those of a configuration that decide its tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one split."""
+
+    table: Any
+    """A pyarrow table."""
+    where: str
+    """What to call it in messages."""
+    names: dict[str, list[str]] = field(default_factory=dict)
+    """Names of the classes of a column, where the data set has them."""
+
+    def column(self, name: str) -> list[Any]:
+        """A column's values.
+
+        Raises:
+            UsageError: there is no such column, or it has empty cells.
+        """
+        return column(self.table, name, self.where)
+
+
+class Pretrained:
+    """Loads what a configuration names."""
+
+    hub_subset: str | None = None
+    """Which of the data sets to take that a hub id stands for."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+
+    def rows(self, split: str) -> Rows:
+        """A split's rows.
+
+        Raises:
+            UsageError: no such data, no such split, or no rows.
+        """
+        name = self.config.data
+        assert name is not None  # from the recipe, or checked
+        if is_local(name):
+            path = find_split(Path(name), split)
+            return Rows(read_rows(path), str(path))
+        from datasets import ClassLabel
+
+        where = f"{name} ({split})"
+        dataset = from_hub("--data", name, lambda: load_split(name, self.hub_subset, split))
+        classes = {k: f.names for k, f in dataset.features.items() if isinstance(f, ClassLabel)}
+        if len(dataset) == 0:
+            raise UsageError(f"{where!r} has no rows")
+        return Rows(dataset.data.table, where, classes)
+
+    def sources(self) -> dict[str, Any] | None:
+        """What decides the tokens: data, tokenizer, settings, and the code that makes them.
+
+        None where the data is in no files that could be compared.
+        """
+        data = [self._files(split) for split in TASKS[self.config.task].splits]
+        if not all(data):
+            return None
+        code = [Path(slurmft.train.data.__file__), *sorted(Path(__file__).parent.glob("*.py"))]
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_tokenizer(Path(folder))
+            tokenizer = {path.name: fingerprint(path) for path in Path(folder).iterdir()}
+        return {
+            "settings": {name: getattr(self.config, name) for name in _SETTINGS},
+            "data": [[(path.suffixes, fingerprint(path)) for path in files] for files in data],
+            "tokenizer": tokenizer,
+            "types": self.tells_texts_apart(self.tokenizer()),
+            "code": [(path.name, fingerprint(path)) for path in code],
+            "versions": [version(name) for name in ("transformers", "tokenizers", "pyarrow")],
+        }
+
+    def _files(self, split: str) -> list[Path]:
+        """The files that hold a split's rows."""
+        name = self.config.data
+        assert name is not None  # from the recipe, or checked
+        if is_local(name):
+            return [find_split(Path(name), split)]
+        dataset = from_hub("--data", name, lambda: load_split(name, self.hub_subset, split))
+        return [Path(file["filename"]) for file in dataset.cache_files]
+
+    def tokenizer(self) -> Any:
+        """The model's tokenizer.
+
+        Raises:
+            UsageError: there is none to be had, or it has no padding token.
+        """
+        from transformers import AutoTokenizer
+
+        found = self._load(AutoTokenizer.from_pretrained)
+        if found.pad_token_id is None:
+            raise UsageError(f"the tokenizer of {self.config.model!r} has no padding token")
+        return found
+
+    def save_tokenizer(self, folder: Path) -> None:
+        self.tokenizer().save_pretrained(folder)
+
+    def tells_texts_apart(self, tokenizer: Any) -> bool:
+        """Whether the tokenizer gives types for the tokens of two texts, and the model has them:
+        there are tokenizers in use that give them for models that refuse them."""
+        from transformers import AutoConfig
+
+        if "token_type_ids" not in tokenizer.model_input_names:
+            return False
+        return getattr(self._load(AutoConfig.from_pretrained), "type_vocab_size", 0) > 1
+
+    def pretrained(self, auto_model: Any, **settings: Any) -> Any:
+        """The weights with a head, in fp32, on the CPU.
+
+        Args:
+            auto_model: the class of transformers for that head.
+            settings: of the model's configuration.
+        """
+        import torch
+        from transformers import AutoConfig
+
+        config = self._load(AutoConfig.from_pretrained, **settings)
+        set_dropout(config, self.config.dropout)
+        return self._load(
+            auto_model.from_pretrained,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,  # others are pickles
+            ignore_mismatched_sizes=True,  # a head of another task gives way to a new one
+        )
+
+    def _load(self, load: Callable[..., Loaded], **kwargs: Any) -> Loaded:
+        name = self.config.model
+        assert name is not None  # from the recipe
+        safe = {"trust_remote_code": False}  # or transformers may ask, on no terminal
+        return from_hub("--model", name, lambda: load(name, **safe, **kwargs))
+
+
+def load_split(name: str, subset: str | None, split: str) -> Any:
+    """One split of a data set of the hub, or of its cache.
+
+    Raises:
+        UsageError: the data set has no such split.
+    """
+    from datasets import load_dataset
+
+    try:
+        return load_dataset(name, subset, split=split)
+    except ValueError as error:
+        if "nknown split" in str(error):
+            raise UsageError(f"--data {name!r} has no {split} split", str(error)) from error
+        raise
+
+
+def from_hub(flag: str, name: str, load: Callable[[], Loaded]) -> Loaded:
+    """Loads something by name; a hub that is out of reach gives one clear line.
+
+    Raises:
+        UsageError: it is neither a readable folder, nor in the cache, nor on a hub in reach.
+    """
+    try:
+        return load()
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        first_line = str(error).strip().partition("\n")[0]
+        if flag == "--model" and "safetensors" in first_line:
+            raise no_safetensors(name) from error
+        if is_local(name):
+            raise UsageError(f"{flag} {name!r} cannot be loaded: {first_line}") from error
+        raise UsageError(
+            f"{flag} {name!r} is neither a local folder nor to be had from the hub: {first_line}",
+            "without internet on the nodes, fill the caches on the login node (slurmft fetch ...), "
+            f"or give its folder: {flag} DIR",
+        ) from error

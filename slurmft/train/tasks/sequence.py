@@ -1,0 +1,116 @@
+"""Texts, or pairs of texts, put into classes or on a scale: emotion, and the user's own data."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from slurmft.train.data import TokenData, TokenTable
+from slurmft.train.recipes import TASKS
+from slurmft.train.tasks.base import Classification, label_maps
+from slurmft.train.tasks.hub import Pretrained, Rows
+from slurmft.train.tasks.rows import check_texts, label_ids, label_names
+
+ROWS_AT_ONCE = 10_000
+"""Rows that the tokenizer gets: its lists of a whole split would take gigabytes."""
+
+
+class Texts(Pretrained, Classification):
+    """Sequence classification of texts from a hub data set or a local folder."""
+
+    @abstractmethod
+    def label_names(self, train: Rows) -> list[str]:
+        """Names of the classes, by class."""
+
+    @abstractmethod
+    def labels(self, rows: Rows, names: list[str]) -> list[Any]:
+        """A split's labels: classes, or numbers.
+
+        Raises:
+            UsageError: a label of the wrong type, or that does not exist.
+        """
+
+    def prepare(self) -> TokenData:
+        """Reads and tokenizes all splits.
+
+        Raises:
+            UsageError: no such data or model, no such column, an empty split, a text or label of
+                the wrong type, a label that does not exist.
+        """
+        tokenizer = self.tokenizer()
+        train, *validation = (self.rows(split) for split in TASKS[self.config.task].splits)
+        names = self.label_names(train)
+        table, *tables = (self._tokenize(tokenizer, r, names) for r in (train, *validation))
+        sizes = tuple(map(len, tables))
+        return TokenData(table, TokenTable.join(tables), names, tokenizer.pad_token_id, sizes)
+
+    def _tokenize(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
+        labels = self.labels(rows, names)
+        columns = (self.config.text_column, self.config.text_pair_column)
+        texts = [rows.column(name) for name in columns if name is not None]
+        for values in texts:
+            check_texts(values, rows.where)
+        assert self.config.max_length is not None  # from the recipe
+        longest = min(self.config.max_length, tokenizer.model_max_length)
+        found = list(_encode(tokenizer, texts, longest))
+        apart = len(texts) > 1 and self.tells_texts_apart(tokenizer)
+        types = [types for _, types in found] if apart else None
+        return TokenTable.build([ids for ids, _ in found], labels, types)
+
+    def model(self, data: TokenData) -> Any:
+        from transformers import AutoModelForSequenceClassification
+
+        # A model that was fine-tuned before says in its configuration for what: that goes, too.
+        settings = label_maps(data.labels) | {"problem_type": "single_label_classification"}
+        if not data.labels:  # one label, without a name: a number, learnt by its squared error
+            settings = {"num_labels": 1, "problem_type": "regression"}
+        return self.pretrained(AutoModelForSequenceClassification, **settings)
+
+
+def _encode(tokenizer: Any, texts: list[list[str]], longest: int) -> Iterator[tuple[Any, Any]]:
+    """Token ids and types of every row's text, or pair of texts."""
+    for start in range(0, len(texts[0]), ROWS_AT_ONCE):
+        part = (values[start : start + ROWS_AT_ONCE] for values in texts)
+        found = tokenizer(*part, truncation=True, max_length=longest)
+        all_ids = found["input_ids"]
+        all_types = found.get("token_type_ids") or [[0] * len(ids) for ids in all_ids]
+        for ids, types in zip(all_ids, all_types, strict=True):
+            yield np.asarray(ids, dtype=np.int32), np.asarray(types, dtype=np.int8)
+
+
+EMOTIONS = ["sadness", "joy", "love", "anger", "fear", "surprise"]
+
+
+class Emotion(Texts):
+    """One of six classes for a text."""
+
+    def label_names(self, train: Rows) -> list[str]:
+        return EMOTIONS
+
+    def labels(self, rows: Rows, names: list[str]) -> list[int]:
+        assert self.config.label_column is not None  # from the recipe
+        return label_ids(rows.column(self.config.label_column), names, rows.where)
+
+
+class TextClassification(Texts):
+    """One of the classes that the training split has."""
+
+    metric_names = ("accuracy", "f1_macro")
+
+    def label_names(self, train: Rows) -> list[str]:
+        """The names that the data set has for its classes, else the labels themselves."""
+        return train.names.get(self._label_column) or label_names(
+            train.column(self._label_column), train.where
+        )
+
+    def labels(self, rows: Rows, names: list[str]) -> list[int]:
+        column, values = self._label_column, rows.column(self._label_column)
+        return label_ids(values, names, rows.where, by_number=column in rows.names)
+
+    @property
+    def _label_column(self) -> str:
+        assert self.config.label_column is not None  # from the recipe
+        return self.config.label_column

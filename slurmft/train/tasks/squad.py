@@ -1,0 +1,352 @@
+"""Question answering (rajpurkar/squad): the span of a text that answers a question.
+
+A text that is too long becomes several windows, which overlap. A window is a sample; its prediction
+is one row of numbers, so that the ranks keep little, and the best window answers. The rules are
+those of transformers' run_qa.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from slurmft.core.errors import UsageError
+from slurmft.train import metrics
+from slurmft.train.config import TrainConfig
+from slurmft.train.data import TokenData, TokenTable
+from slurmft.train.evaluation import check_numbers
+from slurmft.train.tasks.hub import Pretrained, Rows
+from slurmft.train.tasks.rows import check_texts
+
+N_BEST = 20
+"""First tokens, and last tokens, that are candidates of a window."""
+MAX_ANSWER_TOKENS = 30
+ROWS_AT_ONCE = 1000
+
+SCORE, START, END, NONE = range(4)
+"""A prediction: the score of the window's best answer (-inf: there is none), its first and its last
+token, and the score of there being no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question, and where its answers are in the context."""
+
+    id: str
+    question: str
+    context: str
+    answers: list[str]
+    starts: list[int]
+    """Character at which each answer begins."""
+
+
+class Task(Pretrained):
+    """Extractive question answering; preset v2: there may be no answer."""
+
+    metric_names = ("squad_f1", "squad_exact_match")
+    prediction_dtype: np.dtype[Any] = np.dtype(np.float64)
+    prediction_shape: tuple[int, ...] = (4,)
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        self.may_have_none = config.preset == "v2"
+
+    # --- rows to windows --------------------------------------------------------------------------
+
+    def prepare(self) -> TokenData:
+        """Reads both splits, and cuts them into windows.
+
+        Raises:
+            UsageError: no such data or model, a missing column, an answer outside its context, or
+                no answer in v1; a question that leaves no room for its context.
+        """
+        tokenizer = self.tokenizer()
+        if not tokenizer.is_fast:
+            raise UsageError(
+                f"the tokenizer of {self.config.model!r} does not tell where tokens are"
+            )
+        train, validation = (
+            read_questions(self.rows(split), self.may_have_none)
+            for split in ("train", "validation")
+        )
+        apart = self.tells_texts_apart(tokenizer)
+        return TokenData(
+            self._table(tokenizer, train, apart),
+            self._table(tokenizer, validation, apart, to_answer=True),
+            labels=[],
+            pad_id=tokenizer.pad_token_id,
+            texts=texts_of(validation),
+        )
+
+    def _table(
+        self, tokenizer: Any, questions: list[Question], apart: bool, to_answer: bool = False
+    ) -> TokenTable:
+        """The windows of a split; where they are `to_answer`, with what that needs."""
+        windows = list(self._windows(tokenizer, questions))
+        extra = {}
+        if to_answer:
+            extra["questions"] = np.array([w.question for w in windows])
+            extra["characters"] = np.concatenate([w.characters for w in windows])
+        return TokenTable.build(
+            [w.tokens for w in windows],
+            [answer_span(w.characters, questions[w.question]) for w in windows],
+            [w.types for w in windows] if apart else None,
+            **extra,
+        )
+
+    def _windows(self, tokenizer: Any, questions: list[Question]) -> Iterator[Window]:
+        assert self.config.max_length is not None  # from the recipe
+        longest = min(self.config.max_length, tokenizer.model_max_length)
+        for first in range(0, len(questions), ROWS_AT_ONCE):
+            part = questions[first : first + ROWS_AT_ONCE]
+            self._check_room(tokenizer, part, longest)
+            found = tokenizer(
+                [q.question.strip() for q in part],
+                [q.context for q in part],
+                truncation="only_second",
+                max_length=longest,
+                stride=self.config.doc_stride,
+                return_overflowing_tokens=True,
+            )
+            for row, encoding in zip(
+                found["overflow_to_sample_mapping"], found.encodings, strict=True
+            ):
+                yield Window.of(encoding, first + row)
+
+    def _check_room(self, tokenizer: Any, questions: list[Question], longest: int) -> None:
+        assert self.config.doc_stride is not None  # from the recipe
+        room = longest - tokenizer.num_special_tokens_to_add(pair=True) - self.config.doc_stride
+        texts = [q.question.strip() for q in questions]
+        found = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        for question, ids in zip(questions, found, strict=True):
+            if len(ids) >= room:
+                raise UsageError(
+                    f"question {question.id!r} has {len(ids)} tokens: beside them, {longest} leave "
+                    f"no room for windows that share {self.config.doc_stride}",
+                    "give a larger --max-length or a smaller --doc-stride",
+                )
+
+    # --- windows to answers -----------------------------------------------------------------------
+
+    def model(self, data: TokenData) -> Any:
+        from transformers import AutoModelForQuestionAnswering
+
+        model = self.pretrained(AutoModelForQuestionAnswering)
+        leave_out_padding(model)
+        return model
+
+    def predict(self, output: Any, samples: np.ndarray, data: TokenData) -> Any:
+        """The best answer of each window: float64, (batch, 4)."""
+        table = data.validation
+        width = output.start_logits.shape[1]
+        first = table.padded(table.extra["characters"][:, 0], samples, width, -1)
+        device = output.start_logits.device
+        in_context = torch.from_numpy(first >= 0).to(device)
+        # Padding, of which a larger batch may have more, must not be among the best tokens.
+        lengths = table.offsets[samples + 1] - table.offsets[samples]
+        padding = torch.from_numpy(np.arange(width) >= lengths[:, None]).to(device)
+        starts, ends = (
+            logits.masked_fill(padding, -torch.inf)
+            for logits in (output.start_logits, output.end_logits)
+        )
+        return best_spans(starts, ends, in_context)
+
+    def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
+        check_numbers(predictions)
+        texts = data.read_texts()
+        found = answers(predictions, data.validation, texts, self.may_have_none)
+        score = metrics.squad_v2 if self.may_have_none else metrics.squad
+        return score(found, texts["answers"])
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A question, and a part of its context."""
+
+    question: int
+    """Its number within the split."""
+    tokens: np.ndarray
+    """int32, (length,)."""
+    types: np.ndarray
+    """int8, (length,)."""
+    characters: np.ndarray
+    """Where each token of the context begins and ends in it; -1 for other tokens: int32,
+    (length, 2)."""
+
+    @classmethod
+    def of(cls, encoding: Any, question: int) -> Window:
+        """From an `Encoding` of tokenizers, without padding."""
+        texts = np.array([-1 if i is None else i for i in encoding.sequence_ids])
+        characters = np.array(encoding.offsets, dtype=np.int32)
+        characters[texts != 1] = -1
+        ids = np.array(encoding.ids, dtype=np.int32)
+        return cls(question, ids, np.array(encoding.type_ids, dtype=np.int8), characters)
+
+
+def leave_out_padding(model: Any) -> None:
+    """Takes padding out of the places where an answer may begin or end.
+
+    transformers counts it as a place like others: a sample's loss would depend on how long the
+    others of its batch are.
+    """
+    tokens: dict[str, torch.Tensor] = {}
+
+    def note(_: Any, __: Any, inputs: dict[str, Any]) -> None:
+        tokens["mask"] = inputs["attention_mask"]
+
+    def mask(_: Any, __: Any, logits: torch.Tensor) -> torch.Tensor:
+        padding = tokens["mask"].unsqueeze(-1) == 0
+        return logits.masked_fill(padding, torch.finfo(logits.dtype).min)
+
+    model.register_forward_pre_hook(note, with_kwargs=True)
+    model.qa_outputs.register_forward_hook(mask)
+
+
+def read_questions(rows: Rows, may_have_none: bool) -> list[Question]:
+    """The questions of a split.
+
+    Raises:
+        UsageError: a missing column, a value of the wrong type, an answer that is not where it is
+            said to be, or no answer where there must be one; with the question's id.
+    """
+    ids, questions, contexts = (rows.column(name) for name in ("id", "question", "context"))
+    for values in (ids, questions, contexts):
+        check_texts(values, rows.where)
+    return [
+        _question(*row, rows.where, may_have_none)
+        for row in zip(ids, questions, contexts, rows.column("answers"), strict=True)
+    ]
+
+
+def _question(
+    name: str, question: str, context: str, gold: Any, where: str, may_have_none: bool
+) -> Question:
+    what = f"{where!r}: question {name!r}"
+    try:
+        texts, starts = list(gold["text"]), list(gold["answer_start"])
+        pairs = list(zip(texts, starts, strict=True))
+        outside = next((p for p in pairs if p[1] < 0 or not context.startswith(p[0], p[1])), None)
+    except (TypeError, KeyError, ValueError):
+        raise UsageError(
+            f"{what} has the answers {gold!r}",
+            'they are written as {"text": ["..."], "answer_start": [0]}',
+        ) from None
+    if outside:
+        raise UsageError(
+            f"{what} has the answer {outside[0]!r}, which is not at character {outside[1]} of its "
+            "context",
+            "answer_start counts characters, not bytes, from 0",
+        )
+    if not all(texts):
+        raise UsageError(
+            f"{what} has an empty answer",
+            'a question without an answer has none at all: {"text": [], "answer_start": []}',
+        )
+    if not pairs and not may_have_none:
+        raise UsageError(f"{what} has no answer", "for such questions there is --preset v2")
+    return Question(name, question, context, texts, starts)
+
+
+def answer_span(characters: np.ndarray, question: Question) -> tuple[int, int]:
+    """A window's tokens in which the first answer begins and ends; (0, 0), the first special token,
+    where it is not whole in the window, or there is none.
+
+    Args:
+        characters: int32, (length, 2); see `Window`.
+    """
+    if not question.answers:
+        return 0, 0
+    begin, end = question.starts[0], question.starts[0] + len(question.answers[0])
+    (inside,) = np.nonzero(characters[:, 0] >= 0)
+    if not len(inside):
+        return 0, 0
+    first, last = characters[inside, 0], characters[inside, 1]
+    if begin < first[0] or end > last[-1]:
+        return 0, 0
+    return (
+        int(inside[np.searchsorted(first, begin, side="right") - 1]),
+        int(inside[np.searchsorted(last, end, side="left")]),
+    )
+
+
+def texts_of(questions: list[Question]) -> dict[str, Any]:
+    """What answering needs of the questions, as JSON can hold it; each context once."""
+    contexts = {text: i for i, text in enumerate(dict.fromkeys(q.context for q in questions))}
+    return {
+        "contexts": list(contexts),
+        "context": [contexts[q.context] for q in questions],
+        "answers": [q.answers for q in questions],
+    }
+
+
+def best_spans(starts: torch.Tensor, ends: torch.Tensor, in_context: torch.Tensor) -> torch.Tensor:
+    """The best answer of each window, of its `N_BEST` best first and last tokens.
+
+    An answer lies in the context, does not end before it begins, and has at most
+    `MAX_ANSWER_TOKENS`. Of equal ones the first token with the higher logit wins, then the one
+    further left: as a window's answer must not depend on its batch, the sort is stable.
+
+    Args:
+        starts: logits of being the first token, (batch, width).
+        ends: of being the last.
+        in_context: bool, (batch, width).
+
+    Returns:
+        float64, (batch, 4): see `SCORE`. NaN where a logit of the window is.
+    """
+    n_best = min(N_BEST, starts.shape[1])
+    start, first = (
+        t[:, :n_best] for t in starts.double().sort(dim=1, descending=True, stable=True)
+    )
+    end, last = (t[:, :n_best] for t in ends.double().sort(dim=1, descending=True, stable=True))
+    length = last[:, None, :] - first[:, :, None] + 1
+    good = in_context.gather(1, first)[:, :, None] & in_context.gather(1, last)[:, None, :]
+    good &= (length >= 1) & (length <= MAX_ANSWER_TOKENS)
+    score = (start[:, :, None] + end[:, None, :]).masked_fill(~good, -torch.inf).flatten(1)
+    best = score.argmax(1, keepdim=True)
+    none = starts[:, :1].double() + ends[:, :1].double()
+    found = torch.cat(
+        (
+            score.gather(1, best),
+            first.gather(1, best // n_best).double(),
+            last.gather(1, best % n_best).double(),
+            none,
+        ),
+        1,
+    )
+    is_nan = starts.isnan().any(1) | ends.isnan().any(1)
+    return found.masked_fill(is_nan[:, None], torch.nan)
+
+
+def answers(
+    predictions: np.ndarray, table: TokenTable, texts: dict[str, Any], may_have_none: bool
+) -> list[str]:
+    """The answer to each question: that of its best window, the first one of equals.
+
+    Args:
+        predictions: float64, (windows, 4); see `SCORE`.
+        table: the validation split's windows.
+        texts: see `texts_of`.
+        may_have_none: the answer may be "": where, in the window that says so least, there being
+            none has a higher score.
+    """
+    question = np.asarray(table.extra["questions"])
+    count = len(texts["context"])
+    order = np.lexsort((-predictions[:, SCORE], question))  # stable
+    best = order[np.unique(question[order], return_index=True)[1]]
+    none = np.full(count, np.inf)
+    np.minimum.at(none, question, predictions[:, NONE])
+    tokens = table.offsets[best, None] + predictions[best, START : END + 1].astype(np.int64)
+    begins = table.extra["characters"][tokens[:, 0], 0].tolist()
+    ends = table.extra["characters"][tokens[:, 1], 1].tolist()
+    empty = np.isneginf(predictions[best, SCORE])
+    if may_have_none:
+        empty |= none > predictions[best, SCORE]
+    return [
+        "" if empty[i] else texts["contexts"][texts["context"][i]][begins[i] : ends[i]]
+        for i in range(count)
+    ]

@@ -1,0 +1,744 @@
+"""The training loop, as one rank runs it (started by `slurmft.train.rank`).
+
+The page to read is `Training.run`. The optimizer step is the unit of everything: schedules, logs
+and limits count optimizer steps, whatever the number of ranks and micro-steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers.modeling_utils  # noqa: F401 - models need it: time it as an import
+from accelerate import Accelerator
+from transformers.utils.logging import disable_progress_bar
+
+from slurmft.core.config import duration_s
+from slurmft.core.errors import Exit, SlurmftError
+from slurmft.core.files import write_folder
+from slurmft.core.hub import hub_cache
+from slurmft.job import process_group
+from slurmft.job.agreement import Boundary, StopAgreed
+from slurmft.job.process_group import World
+from slurmft.node import hardware, profiles
+from slurmft.node.heartbeat import Heart
+from slurmft.node.signals import StopRequest
+from slurmft.runs import token_cache
+from slurmft.runs.rundir import RunDir, current_attempt
+from slurmft.train import cpu, evaluation, packing, tasks
+from slurmft.train import hub_cache as train_hub_cache
+from slurmft.train.checkpoint import (
+    BadCheckpointError,
+    Saver,
+    Snapshot,
+    prune,
+    read_newest,
+    remove_leftovers,
+)
+from slurmft.train.checkpoint import read as read_checkpoint
+from slurmft.train.config import TrainConfig
+from slurmft.train.cpu import Heap
+from slurmft.train.data import (
+    TARGETS,
+    Batch,
+    TokenData,
+    TokenTable,
+    epoch_order,
+    near_lengths,
+    share,
+    share_sizes,
+)
+from slurmft.train.grad_comm import Communication
+from slurmft.train.optim import make_optimizer, make_scheduler
+from slurmft.train.reporter import Reporter
+from slurmft.train.state import (
+    Predicted,
+    join_optimizer,
+    of_rank,
+    per_rank,
+    rng_state,
+    set_rng_state,
+    split_optimizer,
+)
+from slurmft.train.step_plan import Plan
+from slurmft.train.timers import OwnClock, PhaseClock
+from slurmft.train.vocab_trim import Vocabulary
+
+# Logs are files: transformers' bars for loading and saving weights would only litter them.
+disable_progress_bar()
+
+
+_LAST_SAVE_S = 4
+"""How long a rank that torchrun ends may take to finish writing; torchrun waits for 5 s."""
+
+
+@dataclass(slots=True)
+class Position:
+    """How far a run has come: all that decides what it does next."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    epoch: int = 0
+    """Epochs whose training is done."""
+    batch: int = 0
+    """Optimizer steps done in the current epoch."""
+    phase: str = "train"
+    """train, evaluate (after an epoch), done."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Of the last evaluation."""
+    best: float | None = None
+    """Best value of the task's first metric."""
+    best_checkpoint: str | None = None
+    since_best: int = 0
+    """Evaluations since that one."""
+
+
+class Training:
+    """One rank's training run, set up and ready to go."""
+
+    def __init__(
+        self, run_dir: RunDir, stop: StopRequest, heart: Heart, imports_s: float | None = None
+    ) -> None:
+        """Args:
+        imports_s: seconds from this process's start until its imports were done.
+        """
+        self.run_dir, self.stop, self.heart = run_dir, stop, heart
+        self.heap = Heap(os.environ)
+        config = run_dir.load_config()
+        self.config, self.program, self.job = (
+            TrainConfig.of(config.program),
+            config.program,
+            config.job,
+        )
+        self.world = process_group.init(self.job.backend)
+        self.position = Position()
+        self.predicted: list[Predicted] = []
+        """Of the evaluation under way: from before a resume, then of every batch of this rank."""
+        self.boundary = Boundary(self.world)
+        self._warned_of_lead = False
+        precision = choose_precision(self.config.precision, self.world)
+        self.accelerator = Accelerator(
+            mixed_precision="no" if precision == "fp32" else precision,
+            cpu=self.world.device.type == "cpu",
+        )
+        self.communication = Communication(self.config.grad_comm, self.world, precision)
+        self.task = tasks.get(self.config)
+        self.warnings: list[str] = []
+        """To be told when there is a reporter."""
+        lock_warning = self._settle_locks()
+        self.world.on_main(self._prepare)
+        self.data = TokenData.load(run_dir.tokens)
+        of_checkpoints, found = self._find_checkpoint()
+        self.warnings[:0] = of_checkpoints
+        self.warnings += [lock_warning] if lock_warning else []
+        self.plan = Plan(
+            config=self.config,
+            world_size=self.world.size,
+            precision=precision,
+            train_samples=len(self.data.train),
+            validation_samples=len(self.data.validation),
+            resumed_batch_size=found.state["global_batch_size"] if found else None,
+        )
+        self.clock = clock_of(self.world.device)
+        self.reporter = Reporter(self.run_dir, self.world, self.plan, self.clock, imports_s)
+        self.saver = Saver(
+            run_dir,
+            current_attempt(),
+            duration_s(self.config.checkpoint_every, "--checkpoint-every"),
+            self.config.keep_checkpoints,
+        )
+
+        stop.before_exit = lambda: self.saver.wait(_LAST_SAVE_S)
+        self._fetch_model()
+        self._make_model(precision)
+        self.reporter.start(self.parameters, self.vocabulary.facts() if self.vocabulary else None)
+        for text in self.warnings:
+            self.reporter.warn(text)
+        if found:
+            self._restore(found)
+
+    def _make_model(self, precision: str) -> None:
+        """The model as it computes here, its optimizer and its schedule."""
+        seed_everything(self.config.seed)
+        model = self.task.model(self.data)
+        self.parameters = sum(p.numel() for p in model.parameters())
+        self.packing = self._pack(model)
+        self.vocabulary = self._narrow(model)
+        # A fused optimizer skips fp16's overflowing steps by itself: the schedule would not know.
+        optimizer = make_optimizer(
+            model,
+            self.plan,
+            fused=precision != "fp16",
+            divided=self.communication.period == 1,
+        )
+        if self.config.activation_checkpointing:
+            recompute_activations(model)
+        if self.world.device.type == "cpu":
+            cpu.replace_dropout(model)
+        if self.config.ipex:
+            model, optimizer = cpu.optimize_by_ipex(model, optimizer)
+        self.bare_optimizer = optimizer
+        self.model, self.optimizer = self.communication.prepare(self.accelerator, model, optimizer)
+        self.bare_model = self.accelerator.unwrap_model(self.model)
+        self.reporter.own_clock = OwnClock(self.bare_model, self.world.device)
+        self.scheduler = make_scheduler(optimizer, self.plan)
+        seed_everything(self.config.seed + 1 + self.world.rank)  # dropout differs between ranks
+
+    def _pack(self, model: Any) -> packing.Packing | None:
+        """Makes the model compute without padding, if asked to; a warning, where it cannot."""
+        if self.config.batching not in ("packed", "grouped"):
+            return None
+        found = packing.pack(model)
+        if isinstance(found, packing.Packing):
+            return found
+        self.warnings.append(f"{found}; batches are padded to their longest sample")
+        return None
+
+    def _narrow(self, model: Any) -> Vocabulary | None:
+        """Leaves the rows of a large vocabulary out that the data has no tokens for."""
+        found = Vocabulary.narrow(model, self.data)
+        if isinstance(found, str):
+            self.warnings.append(f"{found}; they are trained as well")
+            return None
+        if found and not self.world.is_main:
+            found.forget()
+        return found
+
+    def _settle_locks(self) -> str | None:
+        """Finds out which file locks hold where the hub's files are kept; returns a warning."""
+        if self.job.file_locks != "auto" or not self.program.needs_hub:
+            return None
+        return train_hub_cache.settle_locks(self.world, hub_cache())
+
+    def _fetch_model(self) -> None:
+        """Lets one rank for each cache fetch the model's files from the hub; all load them then."""
+        if self.program.needs_hub:
+            leads = train_hub_cache.leads(self.world, hub_cache())
+            self.world.on_some(leads, lambda: self.task.model(self.data))
+
+    # --- the run ----------------------------------------------------------------------------------
+
+    def run(self) -> bool:
+        """Trains, evaluates after every epoch, saves the model and the result.
+
+        Returns whether it was told to stop before that; its state is saved then.
+        """
+        if self.world.share_object(self.run_dir.result.exists()):
+            process_group.leave()  # an attempt that was killed at its very end had finished
+            return False
+        try:
+            while self.position.phase != "done":
+                if self.position.phase == "train":
+                    self._train_epoch()
+                self._evaluate()
+        except StopAgreed as agreed:
+            self._stop(str(agreed))
+            return True
+        self.heart.beat(self.position.step, "save")
+        if self.config.early_stopping and self.position.since_best:
+            self._return_to_best()
+        self.world.on_main(self._save_model)
+        self.reporter.finish(self.position.step, self.position.metrics, self.communication.facts())
+        self.world.on_main(self._leave_best_checkpoint)
+        process_group.leave()
+        return False
+
+    def _train_epoch(self) -> None:
+        """One pass over the data, or what is left of it, or of the step limit."""
+        at = self.position
+        self.model.train()
+        self.boundary.begin()
+        self.reporter.begin_window()
+        self.clock.restart()
+        for samples in self._global_batches(at.epoch, at.batch):
+            if at.step == self.plan.total_steps:
+                break
+            meets = self.communication.meets(at.step + 1)
+            if meets:
+                self.boundary.ask(self.stop.signal, self._checkpoint_is_due())
+            learning_rate = self.scheduler.get_last_lr()[0]
+            loss = self._step(samples)
+            at.step += 1
+            at.batch += 1
+            self.reporter.step(at.step, loss, learning_rate, len(samples))
+            self.communication.end_step(at.step, self.reporter.communication)
+            self._pass_boundary(meets)
+        self.communication.average()
+        self.reporter.flush()
+        self.clock.lap("train")
+        at.epoch, at.batch, at.phase = at.epoch + 1, 0, "evaluate"
+
+    def _pass_boundary(self, meets: bool = True) -> None:
+        """The point between two steps where all ranks can stop, or save.
+
+        Args:
+            meets: all ranks have the same weights; else they go on.
+
+        Raises:
+            StopAgreed: on every rank, after the same step.
+        """
+        self.heart.beat(self.position.step, self.position.phase)
+        if not meets:
+            return
+        decision = self.boundary.decide()
+        if decision.signal:
+            raise StopAgreed(decision)
+        every = self.config.checkpoint_every_steps
+        training = self.position.phase == "train"
+        since = self.communication.period  # nothing to agree on, but ranks may not have met then
+        by_steps = every and training and self.position.step % every < since
+        if decision.save or by_steps:
+            self._checkpoint()
+
+    def _global_batches(self, epoch: int, done: int) -> Iterator[Any]:
+        """The samples of each optimizer step of an epoch: the same for every number of ranks.
+
+        Args:
+            epoch: its number, from 0.
+            done: steps of it to leave out.
+        """
+        table, size = self.data.train, self.plan.global_batch_size
+        order = epoch_order(len(table), self.config.seed, epoch)
+        if self.config.batching == "grouped":
+            lengths = table.lengths(np.arange(len(table)))
+            order = near_lengths(order, lengths, size, self.config.seed, epoch)
+        for start in range(done * size, len(order), size):
+            yield order[start : start + size]
+
+    def _step(self, samples: Any) -> Any:
+        """One optimizer step on a global batch; returns this rank's share of its loss.
+
+        The loss is the mean over the global batch, also where the last batch does not divide among
+        the ranks. Summed over all ranks, the returned shares give that mean.
+        """
+        total = 0
+        for micro_step in range(self.plan.micro_steps):
+            last = micro_step == self.plan.micro_steps - 1
+            with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
+                total = total + self._backward(samples, micro_step)
+        self.communication.reduce()
+        if self.config.max_grad_norm:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+        self.optimizer.step()
+        if not self.accelerator.optimizer_step_was_skipped:  # fp16 skips steps that overflow
+            self.scheduler.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return total
+
+    def _backward(self, samples: Any, micro_step: int, rehearsal: bool = False) -> Any:
+        """Gradients of this rank's part of a global batch; returns its share of the mean loss."""
+        mine = share(samples, self.plan.parts, micro_step * self.world.size + self.world.rank)
+        weight = len(mine) / len(samples)
+        # A rank without a share computes any sample with weight 0: the others wait for it.
+        batch = self._batch(self.data.train, mine if len(mine) else samples[:1])
+        if len(mine) and not rehearsal:
+            self.reporter.count(batch)
+        loss = self.model(**batch.to(self.world.device)).loss * weight
+        # DDP divides the sum of the ranks' gradients by their number.
+        self.accelerator.backward(loss * self.world.size)
+        self.heap.after_batch()
+        return loss.detach().float()
+
+    def _batch(self, table: TokenTable, samples: Any) -> Batch:
+        """The samples as the model takes them."""
+        if self.packing:  # what padding there is, the model drops
+            batch = table.batch(samples, self.data.pad_id)
+            self.packing.expect(batch.inputs["attention_mask"], self.world.device)
+            return dataclasses.replace(batch, padded_tokens=batch.tokens)
+        on_gpu = self.world.device.type == "cuda"
+        multiple = 8 if on_gpu and self.plan.precision != "fp32" else 1  # fills tensor cores
+        least = 0
+        if self.config.batching == "padded":
+            least = self.config.max_length or int(table.lengths(np.arange(len(table))).max())
+        return table.batch(samples, self.data.pad_id, multiple, least)
+
+    def _evaluate(self) -> None:
+        """The metrics of the validation split, equal on every rank."""
+        at = self.position
+        if self.world.is_main:
+            evaluation.preload(self.task.metric_names)
+        self.clock.restart()
+        before = Predicted.union(self.predicted)
+        left = np.setdiff1d(np.arange(len(self.data.validation)), before.samples)
+        sizes = share_sizes(len(left), self.world.size)
+        predictions = self._predictions(left, sizes)
+        gather = self._by_files if self.config.metric_gather == "files" else self._by_memory
+        at.metrics = gather(before, left, sizes, predictions)
+        self.predicted = []
+        self.reporter.epoch(at.epoch, at.metrics)
+        is_best = self._judge(at.metrics[self.task.metric_names[0]])
+        if is_best:
+            self._checkpoint(is_best=True)
+
+    def _by_memory(
+        self, before: Predicted, left: Any, sizes: list[int], predictions: Any
+    ) -> dict[str, float]:
+        """The metrics, from one gather of all predictions on the main rank."""
+        gathered = self.world.gather(predictions, sizes)
+        self.clock.lap("evaluate")
+
+        def compute() -> dict[str, float]:
+            assert gathered is not None  # on the main rank, which alone computes
+            whole = Predicted.union([before, Predicted(left, gathered)])  # sorted by sample
+            return self.task.compute(whole.values, self.data)
+
+        return evaluation.share_metrics(self.world, self.task.metric_names, compute, self.clock.lap)
+
+    def _by_files(
+        self, before: Predicted, left: Any, sizes: list[int], predictions: Any
+    ) -> dict[str, float]:
+        """The metrics, by the files of evaluate."""
+        self.clock.lap("evaluate")
+        first = sum(sizes[: self.world.rank])
+        mine = Predicted(left[first : first + len(predictions)], predictions)
+        if self.world.is_main:
+            mine = Predicted.union([before, mine])
+
+        def compute(predictions: Any, samples: Any) -> dict[str, float]:
+            return self.task.compute(predictions[np.argsort(samples)], self.data)
+
+        folder = self.run_dir.path / "metrics"
+        # In place of labels: by their numbers the samples come back into their order.
+        found = evaluation.compute_by_files(self.world, folder, mine.values, mine.samples, compute)
+        return evaluation.share_metrics(
+            self.world, self.task.metric_names, lambda: found, self.clock.lap
+        )
+
+    def _judge(self, value: float) -> bool:
+        """Whether an evaluation was the best so far; decides what follows it. The value, and so the
+        judgement, is the same on every rank."""
+        at, patience = self.position, self.config.early_stopping
+        is_best = not math.isnan(value) and (at.best is None or value > at.best)
+        at.best, at.since_best = (value, 0) if is_best else (at.best, at.since_best + 1)
+        stops = patience is not None and at.since_best >= patience
+        if stops and at.step < self.plan.total_steps:
+            self.reporter.early_stop(at.step, self.task.metric_names[0], at.since_best)
+        at.phase = "done" if stops or at.step == self.plan.total_steps else "train"
+        return is_best
+
+    def _predictions(self, left: Any, sizes: list[int]) -> Any:
+        """This rank's predictions, of its consecutive part of the samples that are left, in their
+        order. They are made in that of their lengths: near ones need little padding.
+
+        Every sample is predicted once, on one rank, however the split divides: there is nothing to
+        trim, as there is after gather_for_metrics on padded batches.
+        """
+        size = self.config.eval_batch_size
+        assert size is not None
+        first = sum(sizes[: self.world.rank])
+        mine = left[first : first + sizes[self.world.rank]]
+        by_length = np.argsort(self.data.validation.lengths(mine), kind="stable")
+        found = [np.empty((0, *self.task.prediction_shape), self.task.prediction_dtype)]
+        self.bare_model.eval()
+        self.boundary.begin()
+        for start in range(0, max(sizes), size):  # as many boundaries on every rank
+            self.boundary.ask(self.stop.signal, self._checkpoint_is_due())
+            indices = mine[by_length[start : start + size]]
+            if len(indices):
+                found.append(self._predict(indices))
+                self.predicted.append(Predicted(indices, found[-1]))
+            self.reporter.evaluating(min(start + size, len(mine)), len(mine))
+            self._pass_boundary()
+        return np.concatenate(found)[np.argsort(by_length)]
+
+    @torch.inference_mode()
+    def _predict(self, indices: Any) -> Any:
+        batch = self._batch(self.data.validation, indices)
+        inputs = batch.to(self.world.device)
+        output = self.bare_model(**{k: v for k, v in inputs.items() if k not in TARGETS})
+        return self.task.predict(output, indices, self.data).cpu().numpy()
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def _checkpoint_is_due(self) -> bool:
+        """Whether it is time, on the main rank; the checkpoint is of the state after this step."""
+        if not self.world.is_main:
+            return False
+        self._pass_on_warnings()
+        return self.saver.is_due()
+
+    def _pass_on_warnings(self) -> None:
+        for text in self.saver.messages():
+            self.reporter.warn(text)
+
+    def _checkpoint(self, is_best: bool = False) -> None:
+        """Copies the state to memory; writing it is the background's work. Called on every rank.
+
+        The best one is that right after an evaluation.
+        """
+        began = time.monotonic()
+        snapshot = self._snapshot(is_best)
+        if snapshot is None:
+            return
+        self.reporter.checkpoint(snapshot.name, self.position.step, time.monotonic() - began)
+        self.saver.start(snapshot, began, is_best)
+        self._check_lead()
+
+    def _check_lead(self) -> None:
+        """Warns once where a stop's save may outlast the time between signal and kill."""
+        steps = 1 + self.communication.period
+        needed = self.saver.seconds + steps * self.heart.slowest_s
+        if not self._warned_of_lead and needed > self.job.lead_s:
+            self._warned_of_lead = True
+            self.reporter.warn(
+                f"to stop takes {needed:.1f} s ({steps} steps and a save), but the stop signal "
+                f"comes {self.job.lead_s} s before the time limit: give --stop-lead-s "
+                f"{math.ceil(2 * needed)}, and a --time of three times that at least"
+            )
+
+    def _snapshot(self, is_best: bool = False) -> Snapshot | None:
+        """The state of the run, in memory, on the main rank; None on the others."""
+        self.reporter.flush()
+        self.clock.lap("evaluate" if self.position.phase == "evaluate" else "train")
+        mine = {
+            "rng": rng_state(self.world.device),
+            "counts": self.reporter.counts(),
+            "predicted": Predicted.union(self.predicted),
+            "communication": self.communication.tensors(),
+        }
+        ranks = self.world.gather_objects(mine)
+        if not self.world.is_main:
+            return None
+        self.saver.wait()  # its buffers are ours to fill again
+        predicted = Predicted.union([rank["predicted"] for rank in ranks])
+        optimizer_tensors, optimizer_rest = split_optimizer(self.bare_optimizer)
+        name = checkpoint_name(self.position.step, len(predicted.samples), is_best)
+        self.position.best_checkpoint = name if is_best else self.saver.best
+        tensors = {
+            "model": self.bare_model.state_dict(),
+            "optimizer": optimizer_tensors,
+            "predicted": predicted.tensors(),
+            "communication": per_rank([rank["communication"] for rank in ranks]),
+        }
+        scaler = self.accelerator.scaler
+        counts = self.reporter.counts()
+        for kind in ("tokens", "padded_tokens"):
+            counts[kind] = sum(rank["counts"][kind] for rank in ranks)
+        state = {
+            "step": self.position.step,
+            "position": dataclasses.asdict(self.position),
+            "world_size": self.world.size,
+            "precision": self.plan.precision,
+            "backend": self.world.backend,
+            "threads": torch.get_num_threads(),
+            "global_batch_size": self.plan.global_batch_size,
+            "scheduler": self.scheduler.state_dict(),
+            "scaler": scaler.state_dict() if scaler else None,
+            "optimizer": optimizer_rest,
+            "rng": [rank["rng"] for rank in ranks],
+            "communication": self.communication.state(),
+            "counts": counts,
+            "phases_s": self.clock.seconds,
+        }
+        return Snapshot(name, json.loads(json.dumps(state)), self.saver.buffers.copy(tensors))
+
+    def _find_checkpoint(self) -> tuple[list[str], Snapshot | None]:
+        """The newest good checkpoint, and warnings about bad ones; the same on every rank."""
+        warnings: list[str] = []
+        found = None
+
+        def read() -> None:
+            nonlocal found
+            remove_leftovers(self.run_dir)
+            found = read_newest(self.run_dir, warnings.append)
+            if found is None and warnings:
+                warnings.append("no checkpoint is whole: the run starts from its beginning")
+
+        self.world.on_main(read)
+        warnings, state = self.world.share_object((warnings, found and (found.name, found.state)))
+        if state is None:
+            return warnings, None
+        files = self.world.share_object(list(found.tensors) if found else None)
+        tensors = {f: self.world.share_tensors(found.tensors[f] if found else {}) for f in files}
+        return warnings, Snapshot(state[0], state[1], tensors)
+
+    def _restore(self, found: Snapshot) -> None:
+        """Continues from a checkpoint, exactly where it was taken."""
+        state = found.state
+        self.position = Position(**state["position"])
+        best = self.position.best_checkpoint
+        self.saver.best = best if best in self.run_dir.checkpoint_names() else None
+        self.bare_model.load_state_dict(found.tensors["model"])
+        join_optimizer(self.bare_optimizer, found.tensors["optimizer"], state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self._rehearse()
+        self._restore_communication(found)
+        if self.accelerator.scaler and state["scaler"]:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        if self.world.rank < len(state["rng"]):
+            set_rng_state(state["rng"][self.world.rank], self.world.device)
+        counts = state["counts"]
+        if not self.world.is_main:
+            counts |= {"tokens": 0, "padded_tokens": 0}
+        self.reporter.set_counts(counts)
+        self.clock.seconds.update(state["phases_s"])
+        self.predicted = [Predicted.from_tensors(found.tensors["predicted"])]
+        self.reporter.resumed(found.name, self.position.step, self._changes(state))
+
+    def _restore_communication(self, found: Snapshot) -> None:
+        same_ranks = found.state["world_size"] == self.world.size
+        tensors = found.tensors.get("communication", {}) if same_ranks else {}
+        mine = of_rank(tensors, self.world.rank)
+        self.communication.restore(found.state.get("communication", {}), mine, same_ranks)
+
+    def _changes(self, state: dict[str, Any]) -> list[str]:
+        """What is not as it was when the checkpoint was taken, in words."""
+        now = {
+            "world_size": self.world.size,
+            "precision": self.plan.precision,
+            "backend": self.world.backend,
+            "threads": torch.get_num_threads(),
+        }
+        changes = [f"{k} {state[k]} -> {v}" for k, v in now.items() if state[k] != v]
+        if state["world_size"] != self.world.size:
+            changes.append(
+                f"global batch stays {self.plan.global_batch_size}: {self.plan.micro_steps} "
+                f"micro-step(s) on {self.world.size} process(es); dropout draws other numbers"
+            )
+        return changes
+
+    def _rehearse(self) -> None:
+        """One backward pass that changes nothing.
+
+        DDP lays out its buckets anew after the first one. A sum over ranks rounds by the place in
+        the bucket: without this, the first step after a resume would differ in its last bits from
+        the same step of a run that was never interrupted.
+        """
+        if not self.position.step:
+            return
+        self.model.train()
+        samples = np.arange(min(self.plan.global_batch_size, len(self.data.train)))
+        self._backward(samples, self.plan.micro_steps - 1, rehearsal=True)
+        self.communication.forget()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _stop(self, reason: str) -> None:
+        """Saves the state where all ranks stand. Called on every rank, after the same step."""
+        self.heart.beat(self.position.step, "save")
+        self.reporter.stopping(reason, self.position.step)
+        began = time.monotonic()
+        snapshot = self._snapshot()
+
+        def save() -> None:
+            assert snapshot is not None  # on the main rank
+            self.saver.save(snapshot, began, patience_s=self.job.lead_s / 2)
+            self._pass_on_warnings()
+
+        self.world.on_main(save)
+        process_group.leave()
+
+    def _return_to_best(self) -> None:
+        """Weights (of the main rank, which saves them) and metrics of the best evaluation."""
+        best: Snapshot | None = None
+
+        def read() -> None:
+            nonlocal best
+            self.saver.wait()
+            self._pass_on_warnings()
+            try:
+                best = read_checkpoint(self.run_dir.checkpoints / str(self.saver.best))
+            except (OSError, BadCheckpointError) as error:
+                self.reporter.warn(f"the model is the last one, not the best: {error}")
+            else:
+                self.bare_model.load_state_dict(best.tensors["model"])
+
+        self.world.on_main(read)
+        metrics = best.state["position"]["metrics"] if best else self.position.metrics
+        self.position.metrics = self.world.share_object(metrics)
+
+    def _leave_best_checkpoint(self) -> None:
+        """A finished run keeps one checkpoint: the best, if it could be saved."""
+        self.saver.wait()
+        self._pass_on_warnings()
+        with contextlib.suppress(OSError):  # they can be removed by hand
+            prune(self.run_dir, 0, self.saver.best)
+            remove_leftovers(self.run_dir, bad=True)
+
+    # --- files ------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """What the main rank does for all: the run's folders, and the tokens."""
+        self.run_dir.mark_started()
+        if not self.run_dir.tokens.exists():
+            with profiles.all_cores(os.environ):  # the others wait
+                write_folder(self.run_dir.tokens, self._fill_tokens)
+
+    def _fill_tokens(self, folder: Path) -> None:
+        """The tokens that an earlier run made of the same; else they are made, and kept."""
+        sources, cache = self.task.sources(), token_cache.folder()
+        key = sources and token_cache.key_of(sources)
+        try:
+            if key and token_cache.take(cache, key, folder):
+                print(f"tokens: those of {cache / key}", flush=True)
+                return
+        except token_cache.DamagedError as error:
+            self.warnings.append(f"kept tokens were damaged, and are made again: {error}")
+        self.task.prepare().save(folder)
+        self.task.save_tokenizer(folder / "tokenizer")
+        try:
+            if key:
+                token_cache.keep(cache, key, folder)
+        except OSError as error:
+            print(f"the tokens cannot be kept in {cache}: {error}", flush=True)
+
+    def _save_model(self) -> None:
+        if self.vocabulary:
+            self.vocabulary.restore(self.bare_model.get_input_embeddings())
+
+        def fill(folder: Path) -> None:
+            self.bare_model.save_pretrained(folder)
+            # Saved before training: at its end the tokenizer's source may be gone.
+            shutil.copytree(self.run_dir.tokens / "tokenizer", folder, dirs_exist_ok=True)
+
+        write_folder(self.run_dir.model, fill)
+
+
+def checkpoint_name(step: int, predicted: int, evaluated: bool) -> str:
+    """See `RunDir.checkpoint_names`, which sorts them."""
+    part = f"-e{predicted:08d}" if predicted else "-evaluated" if evaluated else ""
+    return f"step-{step:08d}{part}"
+
+
+def choose_precision(asked: str, world: World) -> str:
+    """The precision asked for, or the fastest that every rank's hardware computes natively.
+
+    Raises:
+        SlurmftError: fp16 on a CPU.
+    """
+    on_gpu = world.device.type == "cuda"
+    if asked == "fp16" and not on_gpu:
+        raise SlurmftError("--precision fp16 needs GPUs", "use --precision bf16", Exit.USAGE)
+    if asked != "auto":
+        return asked
+    native = torch.cuda.is_bf16_supported(False) if on_gpu else hardware.computes_bf16()
+    if all(world.all_values(float(native))):
+        return "bf16"
+    return "fp16" if on_gpu else "fp32"
+
+
+def clock_of(device: torch.device) -> PhaseClock:
+    return PhaseClock(torch.cuda.synchronize if device.type == "cuda" else lambda: None)
+
+
+def recompute_activations(model: Any) -> None:
+    """Keeps no activations of layers for the backward pass; transformers 4 has another name."""
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    (enable or model.gradient_checkpointing_enable)()
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -1,0 +1,162 @@
+"""The rows of an embedding table that a run's data looks up: they alone are trained.
+
+A table has a row for every token of its languages; a run's data has some of them. The gradients of
+all others are zero in every step: to make, clip, sum over ranks and apply them is work for nothing,
+and their moments take memory for nothing. So the table is narrowed to the rows in use before
+training, and made whole again when the model is saved. What is trained is the same, up to the
+rounding of the norm that gradients are clipped by.
+
+AdamW moves a row without gradients by its weight decay alone. By how much, a row of ones tells,
+which is trained beside the others and never looked up; it is in every checkpoint, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slurmft.core.errors import UsageError
+from slurmft.train.data import TARGETS, TokenData
+
+_SAVED_BYTES = 2**20
+"""Of a table: narrowing it by less is not worth it."""
+_SAMPLES, _LENGTH = 2, 16
+"""And how many tokens of each: with which a narrowed model is tried out."""
+_TOKENS_AT_ONCE = 2**20
+
+
+class Vocabulary:
+    """A model's table of words, narrowed."""
+
+    def __init__(self, module: torch.nn.Embedding, used: Tensor) -> None:
+        """
+        Args:
+            used: tokens whose rows stay, sorted: int64, (rows,).
+        """
+        self.used = used
+        self._whole: Tensor | None = module.weight.data
+        self._padding = module.padding_idx
+        self.total = module.num_embeddings
+        place_of = torch.full((self.total,), self.total)  # of no row: a token like that is an error
+        place_of[used] = torch.arange(len(used))
+        module.register_buffer("place_of", place_of, persistent=False)
+        if self._padding is not None:
+            module.padding_idx = int(place_of[self._padding])
+        ones = module.weight.data.new_ones(1, module.embedding_dim)
+        _set(module, torch.cat([module.weight.data[used], ones]))
+        self._hook = module.register_forward_pre_hook(_look_up, with_kwargs=True)
+
+    @classmethod
+    def narrow(cls, model: Any, data: TokenData) -> Vocabulary | str | None:
+        """Narrows the table of a model that is on the CPU yet, where that gains something.
+
+        Returns:
+            None: it would not. Or why it cannot be done, in words: the model, left as it was, gave
+            other outputs.
+
+        Raises:
+            UsageError: the data has a token that the model does not know.
+        """
+        try:
+            module = model.get_input_embeddings()
+        except NotImplementedError:  # transformers' own, for models that do not say
+            return None
+        if not _is_plain(model, module):
+            return None
+        used = _tokens(data, module)
+        saved = (module.num_embeddings - len(used) - 1) * module.weight[0].nbytes
+        if saved < _SAVED_BYTES:
+            return None
+        before = _logits(model, data)
+        found = cls(module, used)
+        try:
+            after = _logits(model, data)
+        except (IndexError, RuntimeError) as error:
+            cause = f"{type(error).__name__}: {error}"
+        else:
+            if torch.equal(before, after):
+                return found
+            cause = f"outputs differ by {float((after - before).abs().max()):.2g}"
+        found.restore(module)
+        return f"{type(model).__name__} cannot do without the rows of unused tokens ({cause})"
+
+    def forget(self) -> None:
+        """Frees the whole table, where the model is not saved."""
+        self._whole = None
+
+    def facts(self) -> dict[str, int]:
+        """For the result: all rows, and those in use."""
+        return {"all": self.total, "used": len(self.used)}
+
+    @torch.no_grad()
+    def restore(self, module: torch.nn.Embedding) -> None:
+        """Makes the table whole again, with the rows as they are now. Not after `forget`."""
+        assert self._whole is not None
+        rows = module.weight.detach().to(self._whole)
+        whole = self._whole * rows[-1]
+        whole[self.used] = rows[:-1]
+        self._hook.remove()
+        del module.place_of
+        module.padding_idx = self._padding
+        _set(module, whole)
+
+
+def _look_up(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """A hook: the places of rows instead of tokens."""
+    if args:
+        return (module.place_of[args[0]], *args[1:]), kwargs
+    return args, kwargs | {"input": module.place_of[kwargs["input"]]}
+
+
+def _set(module: torch.nn.Embedding, weight: Tensor) -> None:
+    module.weight = torch.nn.Parameter(weight)
+    module.num_embeddings = len(weight)
+
+
+def _is_plain(model: Any, module: Any) -> bool:
+    """Whether a table is trained, looked up as torch does it, and no other layer's weight."""
+    return (
+        isinstance(module, torch.nn.Embedding)
+        and type(module).forward is torch.nn.Embedding.forward
+        and module.weight.requires_grad
+        and module.max_norm is None
+        and not module.scale_grad_by_freq
+        and not module.sparse
+        and sum(p is module.weight for _, p in model.named_parameters(remove_duplicate=False)) == 1
+    )
+
+
+def _tokens(data: TokenData, module: torch.nn.Embedding) -> Tensor:
+    """The tokens that a run can meet: int64, (rows,), sorted.
+
+    Raises:
+        UsageError: the model does not know one of them.
+    """
+    seen = np.zeros(module.num_embeddings, dtype=bool)
+    for tokens in (data.train.tokens, data.validation.tokens):
+        for start in range(0, len(tokens), _TOKENS_AT_ONCE):
+            part = tokens[start : start + _TOKENS_AT_ONCE]
+            if part.max() >= len(seen):
+                raise UsageError(
+                    f"the tokenizer makes token {part.max()}, but the model knows {len(seen)} "
+                    "tokens only",
+                    "give --model a folder with a model and the tokenizer that belongs to it",
+                )
+            seen[part] = True
+    seen[[data.pad_id, *([] if module.padding_idx is None else [module.padding_idx])]] = True
+    return torch.from_numpy(seen.nonzero()[0])
+
+
+@torch.inference_mode()
+def _logits(model: Any, data: TokenData) -> Tensor:
+    """What a model says of the beginnings of the first samples."""
+    was_training = model.training
+    batch = data.train.batch(np.arange(min(_SAMPLES, len(data.train))), data.pad_id)
+    inputs = {k: v[:, :_LENGTH] for k, v in batch.inputs.items() if k not in TARGETS}
+    output = model.eval()(**inputs)
+    model.train(was_training)
+    found: Tensor = output[0]
+    return found

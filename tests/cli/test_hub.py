@@ -1,0 +1,196 @@
+"""Model cards, uploads and full caches, by the real client of the hub and a hub on this machine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+
+from slurmft.cli.push import check_finished
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import UsageError
+from slurmft.core.files import write_json
+from slurmft.runs.rundir import RunDir
+from slurmft.train import model_card
+from slurmft.train.config import TrainConfig
+from tests.conftest import Done, assert_two_lines, slurmft
+from tests.support.hub import NAME, Hub
+from tests.support.made_runs import write_run
+
+RESULT: dict[str, Any] = {
+    "metrics": {"accuracy": 0.9215, "f1": None}, "loss": 0.1234567, "steps": 1500, "wall_s": 75.2,
+    "nodes": 2, "world_size": 8, "train_samples_per_s": 812.25, "precision": "bf16",
+    "global_batch_size": 256, "backend": "gloo", "optimizer": "muon", "learning_rate": 8e-3,
+}  # fmt: skip
+TOKEN = "hf_" + "x1" * 17
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_model: Path) -> RunDir:
+    """A run as it is after its end."""
+    train = TrainConfig.resolve(task="emotion", model=str(tiny_model))
+    made = RunDir.create(
+        RunConfig(program=train.program(), job=JobConfig(runs_dir=str(tmp_path / "a b")))
+    )
+    made.model.mkdir()
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        (made.model / name).write_bytes((tiny_model / name).read_bytes())
+    (made.model / "notes.bin").write_bytes(b"no model")
+    write_json(made.result, RESULT)
+    write_json(made.environment, {"versions": {"torch": "2.13.0", "slurmft": "0.1"}})
+    made.set_state("finished")
+    return made
+
+
+@pytest.fixture
+def hub(tiny_model: Path) -> Iterator[Hub]:
+    with Hub(tiny_model) as started:
+        yield started
+
+
+def data_of(text: str) -> Any:
+    """The metadata, as the hub's own library reads it."""
+    return ModelCard(text).data
+
+
+def test_card(run: RunDir) -> None:
+    """As the hub's own library reads it; without paths."""
+    model_card.write(run, RESULT)
+    text = (run.model / "README.md").read_text()
+    found = data_of(text)
+    assert found.library_name == "transformers"
+    assert found.pipeline_tag == "text-classification"
+    assert found.datasets == ["dair-ai/emotion"]
+    assert found.base_model is None  # a folder
+    (metric,) = found.eval_results
+    assert (metric.metric_type, metric.metric_value) == ("accuracy", 0.9215)
+    for words in ("| accuracy | 0.9215 |", "1,500 optimizer steps in 75 s on 2 node(s) with 8"):
+        assert words in text
+    for words in (
+        "| optimizer | muon |",
+        "| learning_rate | 0.0080 |",
+        "torch 2.13.0",
+        'pipeline("text-classification"',
+    ):
+        assert words in text
+    assert str(run.path.parent) not in text
+    assert "/" not in text.split("fine-tuned on")[0].split("# ")[1]
+
+
+def test_card_of_a_model_of_the_hub() -> None:
+    train = TrainConfig.resolve(task="squad", data="/secret/place/squad")
+    text = model_card.text(train, RESULT, {}, "a run")
+    assert data_of(text).base_model == "distilbert-base-uncased"
+    assert data_of(text).pipeline_tag == "question-answering"
+    assert "secret" not in text
+
+
+def push(hub: Hub, run: RunDir, *more: str, token: str = TOKEN) -> Done:
+    env = {"HF_ENDPOINT": hub.url(), "HF_TOKEN": token, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    return slurmft("push", str(run.path), "me/emotions", *more, env=env)
+
+
+def test_push(hub: Hub, run: RunDir) -> None:
+    done = push(hub, run)
+    assert done.code == 0, done.err
+    assert done.out.startswith(f"private: {hub.url()}")
+    assert hub.repos == {"me/emotions": True}
+    assert hub.tokens == {TOKEN}
+    files = {"README.md", "config.json", "model.safetensors", "tokenizer.json"}
+    assert set(hub.uploaded) == files  # no pickle
+    for name in files:
+        assert hub.uploaded[name] == (run.model / name).read_bytes()
+    (run.model / "README.md").write_text("---\nlibrary_name: transformers\n---\nmine\n")
+    assert push(hub, run).code == 0  # again, with words of one's own
+    assert hub.uploaded["README.md"].endswith(b"mine\n")
+
+
+def test_push_refused(hub: Hub, run: RunDir) -> None:
+    hub.repos["me/emotions"] = False
+    done = push(hub, run)
+    assert_two_lines(done, "the repository me/emotions is public")
+    assert not hub.uploaded
+    assert push(hub, run, "--public").code == 0
+    hub.repos.clear()
+    done = push(hub, run, token="")
+    assert done.code == 1
+    assert "the hub did not take 'me/emotions'" in done.err
+    assert "hf auth login" in done.err
+
+
+@pytest.mark.parametrize("state", ["finished", "failed"])
+def test_push_at_the_end_of_a_run(state: str, hub: Hub, tiny_model: Path, tmp_path: Path) -> None:
+    """Also for who attaches when it has ended."""
+    run = write_run(tmp_path / "a run", state=state, task="emotion", model=str(tiny_model))
+    shutil.copytree(tiny_model, run.model)
+    write_json(run.job, {"cluster": "local", "id": "99999999"})  # no process
+    env = {"HF_ENDPOINT": hub.url(), "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    done = slurmft("follow", str(run.path), "--push-to-hub", "me/emotions", env=env)
+    assert done.code == (0 if state == "finished" else 1), done.err
+    assert ("model.safetensors" in hub.uploaded) == (state == "finished")
+
+
+@pytest.mark.parametrize(
+    ("flags", "token", "words"),
+    [
+        ((), TOKEN, "it needs --follow"),
+        (("--follow",), "", "--push-to-hub 'me/x' needs a token of the hub"),
+    ],
+)
+def test_push_that_could_not_work(
+    flags: tuple[str, ...], token: str, words: str, tmp_path: Path
+) -> None:
+    """Said before anything is submitted."""
+    more = ("--push-to-hub", "me/x", "--cluster", "local", "--runs-dir", str(tmp_path / "runs"))
+    done = slurmft("submit", *more, *flags, env={"HF_TOKEN": token, "HF_HOME": str(tmp_path)})
+    assert_two_lines(done, words)
+    assert not list(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.parametrize("state", ["running", "failed"])
+def test_run_that_has_not_finished(state: str, tmp_path: Path) -> None:
+    config = RunConfig(
+        program=TrainConfig.resolve().program(), job=JobConfig(runs_dir=str(tmp_path))
+    )
+    run = RunDir.create(config)
+    run.set_state(state)
+    with pytest.raises(UsageError, match=f"has not finished: it is {state}"):
+        check_finished(run)
+
+
+def test_fetch(hub: Hub, tmp_path: Path, tiny_data: Path) -> None:
+    """The model comes from the hub, the data is a folder; then all loads from the cache."""
+    env = {"HF_ENDPOINT": hub.url(), "HF_HOME": str(tmp_path / "hf home")}
+    done = slurmft("fetch", NAME, str(tiny_data), env=env)
+    assert done.code == 0, done.err
+    assert hub.fetched["model.safetensors"] == 1
+    assert f"{tiny_data}: a folder, nothing to fetch" in done.out
+    assert f"{NAME}: 0.0M parameters" in done.out
+    assert "MiB in " + str(tmp_path / "hf home") in done.out
+    assert "train 203 rows" in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "nothing to fetch"),
+        (("--task", "synthetic"), "needs nothing from the hub"),
+        (("/no/model",), "--model '/no/model': no such folder"),
+    ],
+)
+def test_nothing_to_fetch(arguments: tuple[str, ...], words: str) -> None:
+    done = slurmft("fetch", *arguments)
+    assert done.code == 2
+    assert words in done.err
+
+
+def test_fetch_of_what_is_not_there(hub: Hub, tmp_path: Path) -> None:
+    env = {"HF_ENDPOINT": hub.url(), "HF_HOME": str(tmp_path)}
+    done = slurmft("fetch", "team/other", "--task", "emotion", env=env)
+    assert done.code == 1
+    assert "--model 'team/other' is neither a local folder nor to be had from the hub" in done.err
+    assert "error: not fetched" in done.err

@@ -1,0 +1,240 @@
+"""`slurmft watch`: what a person sees of a run, on a screen of 80 x 24 and in a pipe."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyte
+import pytest
+
+from slurmft.cli.watch_view import ASCII, UNICODE, Curve, RunView
+from slurmft.core import process
+from slurmft.core.files import write_json
+from slurmft.runs.records import RecordWriter
+from slurmft.runs.rundir import RunDir
+from tests.conftest import slurmft
+from tests.support.made_runs import write_run
+
+
+def take(view: RunView, *found: dict[str, Any]) -> None:
+    for record in found:
+        view.take({"time": 1000.0} | record)
+
+
+def text_of(view: RunView, width: int = 80, height: int = 24) -> list[str]:
+    lines = view.screen(width, height, UNICODE, "the footer")
+    return ["".join(text for text, _ in line) for line in lines]
+
+
+def made_view(ranks: int) -> RunView:
+    view = RunView("a-run", hosts=[f"n{rank // 4}" for rank in range(ranks)], state="job 7 running")
+    take(
+        view,
+        {"event": "start", "task": "emotion", "world_size": ranks, "nodes": 2, "precision": "bf16",
+         "backend": "gloo", "global_batch_size": 256, "parameters": 66_000_000},
+        *({"event": "step", "step": n, "epoch": n / 100, "loss": 2 / n} for n in range(1, 100)),
+        {"event": "step", "step": 100, "epoch": 1.0, "loss": 0.02, "samples_per_s": 1280.0,
+         "left_s": 187.0, "total_steps": 400},
+        {"event": "ranks", "step": 100, "memory_mib": [1000 + r for r in range(ranks)],
+         "own_ms": [20.0 if rank == 1 else 10.0 + rank / 1000 for rank in range(ranks)]},
+        {"event": "warning", "text": "something is odd"},
+    )  # fmt: skip
+    return view
+
+
+def test_screen() -> None:
+    lines = text_of(made_view(4))
+    assert lines[:2] == ["a-run", "job 7 running"]
+    text = "\n".join(lines)
+    for part in (" 25%  step 100/400", "3:07 min of training", "1,280 samples/s, 320 per rank"):
+        assert part in text
+    assert "slowest: rank 1 on n0, 100% longer than the median" in text
+    assert lines[-2].endswith("warning: something is odd")
+    assert lines[-1] == "the footer"
+    bars = {line.split()[0]: line.count("█") for line in lines if line.startswith("   ")}
+    assert bars["1"] == 2 * bars["0"] == 2 * bars["3"]
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 12), (200, 60), (20, 5)])
+@pytest.mark.parametrize("ranks", [1, 4, 64])
+def test_every_screen_has_room(width: int, height: int, ranks: int) -> None:
+    lines = text_of(made_view(ranks), width, height)
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    assert lines[-1] == "the footer" or height < 15
+    if ranks == 64 and (width, height) == (80, 24):
+        assert any(line.startswith("   1  n0") for line in lines)  # the slowest is shown
+        assert any("more, from 10.0 to 10.1 ms" in line for line in lines)
+
+
+def test_curve_of_a_long_run() -> None:
+    """A bounded number of points, with the same form; what is done again is there once."""
+    curve = Curve()
+    for step in range(1, 100_001):
+        curve.add(step, float(step))
+    assert curve.draw(8, UNICODE.levels) == UNICODE.levels
+    assert len(curve.draw(10_000, ASCII.levels)) < 5000
+    curve.cut(50_000)
+    curve.add(51_200, -1e9)
+    assert curve.draw(4, UNICODE.levels)[-1] == UNICODE.levels[0]
+    assert Curve().draw(10, ASCII.levels) == ""
+
+
+class LiveRun:
+    """A run whose job is a process of the test's own."""
+
+    def __init__(self, path: Path) -> None:
+        self.run = write_run(path, nodes=2, state="running")
+        self.job = subprocess.Popen(["sleep", "100"])
+        pid = self.job.pid
+        stat = process.stat(pid)
+        assert stat is not None
+        self.run.submitit.mkdir()
+        write_json(self.run.job, {"cluster": "local", "id": str(pid)})
+        me = {"host": os.uname().nodename, "pid": pid, "started": stat[19]}
+        write_json(self.run.submitit / "pid.json", me)
+
+    def write(self, *found: dict[str, Any]) -> None:
+        RecordWriter(self.run.records).write(*found)
+
+    def end(self, state: str) -> None:
+        self.run.set_state(state, "a reason", 0 if state == "finished" else 3)
+        self.job.kill()
+        self.job.wait()
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[LiveRun]:
+    made = LiveRun(tmp_path / "emotion-20261120-093012-a1b2")
+    yield made
+    made.job.kill()
+    made.job.wait()
+
+
+class Terminal:
+    """`slurmft watch` on a terminal of 80 x 24."""
+
+    def __init__(self, run: RunDir, **env: str) -> None:
+        self.screen = pyte.Screen(80, 24)
+        self._stream = pyte.ByteStream(self.screen)
+        self._pid, self._fd = pty.fork()
+        if self._pid == 0:
+            os.environ.update({"TERM": "xterm", "LC_ALL": "C.UTF-8"} | env)
+            command = [sys.executable, "-m", "slurmft", "watch", str(run.path)]
+            os.execv(sys.executable, command)
+        self.resize(80, 24)
+        self.raw = b""
+
+    def resize(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.screen.resize(lines, columns)
+
+    def until(self, seen: Callable[[str], bool]) -> str:
+        """Reads on until the screen's text fulfils a condition."""
+        deadline = time.monotonic() + 60
+        while not seen(text := "\n".join(self.screen.display)):
+            assert self._read(), text
+            assert time.monotonic() < deadline, text
+        return text
+
+    def _read(self) -> bool:
+        ready, _, _ = select.select([self._fd], [], [], 1)
+        try:
+            data = os.read(self._fd, 1 << 16) if ready else None
+        except OSError:  # how Linux says that the other side is closed
+            data = b""
+        self.raw += data or b""
+        self._stream.feed(data or b"")
+        return data != b""
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._fd, keys)
+
+    def end(self) -> int:
+        """The exit code."""
+        while self._read():
+            pass
+        os.close(self._fd)
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+
+def test_watched_to_its_end(live: LiveRun) -> None:
+    terminal = Terminal(live.run)
+    text = terminal.until(lambda text: "step 20/20" in text)
+    lines = [line.rstrip() for line in text.splitlines()]
+    assert lines[0] == "emotion-20261120-093012-a1b2"
+    assert lines[1] == f"job {live.job.pid} running"
+    assert any(line.startswith("speed   640 samples/s, 320 per rank") for line in lines)
+    assert any(line.startswith("loss    0.1000  ") and line.endswith("▁") for line in lines)
+    assert "q or Ctrl-C leaves" in text
+    live.write({"event": "ranks", "step": 20, "own_ms": [10.0, 15.0], "memory_mib": [800, 900]})
+    terminal.until(lambda text: "slowest: rank 1 on n2, 20% longer than the median" in text)
+    terminal.resize(60, 15)
+    terminal.until(
+        lambda text: "q or Ctrl-C leaves" in text and max(map(len, text.split("\n"))) == 60
+    )
+    live.end("failed")
+    assert terminal.end() == 3
+    assert b"\x1b[32m" in terminal.raw
+    assert b"\x1b[?1049l" in terminal.raw  # the screen from before is back, with the end below
+    assert "error: a reason" in terminal.raw.decode()
+
+
+@pytest.mark.parametrize(("keys", "code"), [(b"q", 0), (b"\x03", 130)])
+def test_leaves_the_job_alone(live: LiveRun, keys: bytes, code: int) -> None:
+    terminal = Terminal(live.run, NO_COLOR="1")
+    terminal.until(lambda text: "q or Ctrl-C leaves" in text)
+    terminal.press(keys)
+    assert terminal.end() == code
+    assert live.job.poll() is None
+    assert live.run.get_state()["state"] == "running"
+    assert terminal.raw.endswith(b"\n") or keys == b"\x03"
+    assert not any(f"\x1b[{n}m".encode() in terminal.raw for n in (1, 2, 31, 32, 33))
+
+
+def test_terminal_that_cannot_draw(live: LiveRun) -> None:
+    terminal = Terminal(live.run, TERM="dumb")
+    terminal.until(lambda text: "step 20/20" in text)
+    live.end("failed")
+    assert terminal.end() == 3
+    assert b"\x1b" not in terminal.raw
+
+
+def test_lines_in_a_pipe(live: LiveRun) -> None:
+    live.write({"event": "epoch", "epoch": 1, "loss": 0.1, "metrics": {"accuracy": 0.9}})
+    command = [sys.executable, "-m", "slurmft", "watch", str(live.run.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None
+        lines = [watch.stdout.readline().rstrip()[10:] for _ in range(3)]
+        watch.send_signal(signal.SIGINT)
+    assert watch.returncode == 130
+    assert lines == [
+        "epoch 1 done: loss 0.1000  accuracy 0.9000",
+        f"job {live.job.pid} running",
+        "step 20/20  loss 0.1000  640 samples/s  0 s left",
+    ]
+
+
+def test_ended_run_is_shown_with_its_result(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    run.submitit.mkdir()
+    write_json(run.job, {"cluster": "local", "id": "4194305"})  # above all process ids
+    gone = {"host": os.uname().nodename, "pid": 4194305, "started": "1"}
+    write_json(run.submitit / "pid.json", gone)
+    done = slurmft("watch", str(run.path))
+    assert done.code == 0
+    assert "step 20/20" in done.out
+    assert "accuracy      0.9000" in done.out
+    assert done.out.splitlines()[-1] == f"model and records: {run.path}"

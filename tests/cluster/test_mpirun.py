@@ -1,0 +1,379 @@
+"""Jobs by real mpiruns, Intel's and Open MPI's, on two hosts that both are this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurmft.cluster import mpirun
+from slurmft.cluster.local import LocalNodes
+from slurmft.cluster.mpirun import choose_program, hosts_of, read_hostfile
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.node import mpi as node_mpi
+from slurmft.node.mpi import Place, own_name
+from slurmft.runs import attempts
+from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
+from tests.conftest import HOSTILE, Done, Following, slurmft
+from tests.support.cluster import Cluster
+from tests.train.test_resume import assert_same, rank_pids, states, steps_twice
+from tests.train.test_trainer import assert_gone, emotion
+
+DIALECTS = {"intel": "mpiexec.hydra", "openmpi": "mpirun.openmpi"}
+FLAGS = ("--precision", "fp32", "--log-every", "1", "--learning-rate", "1e-3", "--batch-size", "2")
+EPOCHS = ("--epochs", "3", "--eval-batch-size", "8", "--nodes", "2", "--nproc-per-node", "1")
+
+SSH = """\
+#!/bin/bash
+# ssh [options] HOST COMMAND...: every host is this machine
+while [[ $1 == -* ]]; do shift; done
+[ "$1" = 127.0.0.9 ] && { echo "ssh: connect to host $1: No route to host" >&2; exit 255; }
+shift
+exec bash -c "$*"
+"""
+
+
+Mpi = tuple[str, dict[str, str]]
+
+SSH_TO_NODES = f"""\
+#!{sys.executable}
+# ssh [options] HOST COMMAND...: to the nodes of tests/support/cluster
+import os, sys
+from tests.support.cluster.network import as_host
+words = sys.argv[1:]
+while words[0].startswith("-"):
+    words.pop(0)
+command = as_host(words[0], ["bash", "-c", " ".join(words[1:])])
+os.execvp(command[0], command)
+"""
+
+
+@pytest.fixture(params=list(DIALECTS))
+def mpi(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mpi:
+    """A dialect, and the environment in which its mpirun is found."""
+    folder = tmp_path_factory.mktemp("bin")
+    (folder / "ssh").write_text(SSH)
+    (folder / "ssh").chmod(0o755)
+    path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    if shutil.which(DIALECTS[request.param], path=path) is None:
+        reason = (
+            f"{DIALECTS[request.param]} is not installed (the extra test; Debian's openmpi-bin)"
+        )
+        assert not request.config.getoption("--slurm"), reason
+        pytest.skip(reason)
+    return request.param, {"PATH": path, "OMP_NUM_THREADS": "1"}  # two "hosts" share the cores
+
+
+@pytest.fixture(scope="module")
+def hostfile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("hosts") / HOSTILE
+    path.write_text("# two names of this machine\n127.0.0.1 slots=4\n\n127.0.0.2:4\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, tiny_model: Path
+) -> Done:
+    """The same run on simulated nodes, by torchrun."""
+    runs = ("--runs-dir", str(tmp_path_factory.mktemp("undisturbed")), "--cluster", "local")
+    done = slurmft("submit", "--follow", *FLAGS, *EPOCHS, *runs, *emotion(tiny_data, tiny_model))
+    assert done.code == 0, done.err
+    return done
+
+
+def start(mpi: Mpi, hostfile: Path, runs: Path, *more: str) -> Following:
+    dialect, env = mpi
+    where = ("--cluster", "mpirun", "--hostfile", str(hostfile), "--dialect", dialect)
+    return Following(*where, "--runs-dir", str(runs), *FLAGS, *EPOCHS, *more, env=env)
+
+
+def test_same_as_by_torchrun(
+    mpi: Mpi,
+    hostfile: Path,
+    undisturbed: Done,
+    tmp_path: Path,
+    tiny_data: Path,
+    tiny_model: Path,
+) -> None:
+    """Also after a stop by a signal, and a rank that is killed."""
+    job = start(mpi, hostfile, tmp_path / HOSTILE, *emotion(tiny_data, tiny_model))
+    job.until("step 20/")
+    os.kill(rank_pids(job.run)[1], signal.SIGUSR2)
+    job.until("goes on after step")
+    job.until("step ")
+    os.kill(rank_pids(job.run)[1], signal.SIGKILL)
+    code, text = job.end(110)
+    assert code == 0, text
+    assert "was killed by SIGKILL" in str(job.run.history())
+    assert states(job.run).count("requeued") == 2
+    assert_same(job.run, undisturbed.run)
+    assert_gone(job.run)
+
+
+@pytest.mark.parametrize("mpi", ["intel"], indirect=True)
+def test_cancel_saves_and_resume_goes_on(
+    mpi: Mpi,
+    hostfile: Path,
+    undisturbed: Done,
+    tmp_path: Path,
+    tiny_data: Path,
+    tiny_model: Path,
+) -> None:
+    job = start(mpi, hostfile, tmp_path, *emotion(tiny_data, tiny_model))
+    job.until("step 20/")
+    assert slurmft("cancel", str(job.run.path)).code == 0
+    assert job.end()[0] == 5
+    assert job.run.checkpoint_names()
+    assert "stopping" in states(job.run)
+    done = slurmft("resume", str(job.run.path), "--follow", env=mpi[1])
+    assert done.code == 0, done.err
+    assert steps_twice(job.run) == 0
+    assert_same(job.run, undisturbed.run)
+
+
+@pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
+def test_rank_that_hangs(
+    mpi: Mpi,
+    hostfile: Path,
+    tmp_path: Path,
+    tiny_data: Path,
+    tiny_model: Path,
+) -> None:
+    flags = ("--hang-timeout-s", "5", "--checkpoint-every-steps", "10")
+    job = start(mpi, hostfile, tmp_path, *flags, *emotion(tiny_data, tiny_model))
+    job.until("step 20/")
+    os.kill(rank_pids(job.run)[1], signal.SIGSTOP)
+    code, text = job.end(110)
+    assert code == 0, text
+    assert "hangs: no step for" in str(job.run.history())
+    assert job.run.stacks(1).exists()
+    assert_gone(job.run)
+
+
+def test_error_of_a_rank_ends_the_job(mpi: Mpi, hostfile: Path, tmp_path: Path) -> None:
+    job = start(mpi, hostfile, tmp_path, "--interface", "ib9")
+    code, text = job.end()
+    assert code == 4
+    assert "has no network interface 'ib9'" in text
+    assert_gone(job.run)
+
+
+def test_host_that_cannot_be_reached(mpi: Mpi, tmp_path: Path) -> None:
+    """mpirun's own words, and what to try."""
+    (tmp_path / "hosts").write_text("127.0.0.1\n127.0.0.9\n")
+    job = start(mpi, tmp_path / "hosts", tmp_path)
+    code, text = job.end()
+    assert code != 0
+    assert "mpirun started no rank" in text
+    assert "try `ssh HOST true`" in text
+    assert states(job.run)[-1] == "failed"
+
+
+def test_rendered_lines_run(mpi: Mpi, hostfile: Path, tmp_path: Path) -> None:
+    """As printed, with two ranks a host, and with no secret in them."""
+    dialect, env = mpi
+    env = env | {"HF_TOKEN": "hf_secret"}
+    where = ("--hostfile", str(hostfile), "--dialect", dialect, "--runs-dir", str(tmp_path))
+    flags = (*where, "--nodes", "2", "--nproc-per-node", "2", "--max-steps", "2")
+    done = slurmft("render", "mpirun", *flags, "--batch-size", "2", env=env)
+    assert done.code == 0, done.err
+    assert "hf_secret" not in done.out
+    assert done.out.splitlines()[0].startswith("# 2 host(s): 127.0.0.1, 127.0.0.2")
+    ran = subprocess.run(
+        ["bash", "-c", done.out],
+        env=os.environ | env,
+        timeout=100,
+        capture_output=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    (result,) = tmp_path.glob("synthetic-*/result.json")
+    assert json.loads(result.read_text())["world_size"] == 4
+
+
+def test_dry_run_starts_nothing(mpi: Mpi, hostfile: Path, tmp_path: Path) -> None:
+    where = ("--cluster", "mpirun", "--hostfile", str(hostfile), "--runs-dir", str(tmp_path))
+    flags = ("--dialect", mpi[0], "--nodes", "2", "--nproc-per-node", "3")
+    done = slurmft("submit", "--dry-run", *where, *flags, env=mpi[1])
+    assert done.code == 0, done.err
+    assert re.search(r"-n 6 (-ppn|-N) 3 ", done.out)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slurm
+def test_hosts_of_their_own(mpi: Mpi, idle_cluster: Cluster, tmp_path: Path) -> None:
+    """Each with its own network, address and name, and none of them this one."""
+    dialect, env = mpi
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "ssh").write_text(SSH_TO_NODES)
+    (folder / "ssh").chmod(0o755)
+    env = env | {"PATH": f"{folder}:{env['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+    (tmp_path / "hosts").write_text("".join(f"{host}\n" for host in idle_cluster.hosts))
+    where = ("--cluster", "mpirun", "--hostfile", str(tmp_path / "hosts"), "--dialect", dialect)
+    flags = ("--nodes", "4", "--nproc-per-node", "1", "--max-steps", "2", "--eval-batch-size", "64")
+    command = [sys.executable, "-m", "slurmft", "submit", "--follow", *where, *flags]
+    command += ["--runs-dir", str(tmp_path / "runs"), "--batch-size", "2"]
+    done = idle_cluster.run(command, env=env, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    ranks = json.loads((run / "environment.json").read_text())["ranks"]
+    assert [rank["host"] for rank in ranks] == idle_cluster.hosts
+
+
+# --- without mpirun -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        "PMI_RANK=5 PMI_SIZE=8 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2",
+        "OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+        "OMPI_COMM_WORLD_LOCAL_SIZE=2 PMI_RANK=0",
+    ],
+)
+def test_place(environment: str) -> None:
+    found = dict(pair.split("=") for pair in environment.split())
+    assert Place.of(found) == Place(rank=5, size=8, local_rank=1, local_size=2)
+
+
+def test_no_place() -> None:
+    with pytest.raises(SlurmftError, match="neither OMPI_COMM_WORLD_RANK nor PMI_RANK"):
+        Place.of({"PMI_RANK": "0", "PMI_SIZE": "1"})
+
+
+def test_own_name() -> None:
+    """mpirun may begin with another host than the list."""
+    assert own_name(["192.0.2.77", "127.0.0.1"], 0) == "127.0.0.1"
+    assert own_name(["127.0.0.1", "127.0.0.2"], 1) == "127.0.0.2"
+    assert (
+        own_name(["192.0.2.77", "192.0.2.78"], 1) == "192.0.2.78"
+    )  # behind an address translation
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "words"),
+    [
+        (None, 1, "cannot be read: No such file"),
+        ("", 1, "names no host"),
+        ("# n1\n", 1, "names no host"),
+        ("n1\nn2 slots=3\nn1:4\n", 1, "names 'n1' twice"),
+        ("127.0.0.1\n", 2, "--nodes 2, but"),
+        ("127.0.0.1\nno.such.host.invalid\n", 2, "'no.such.host.invalid' of --hostfile"),
+        ("n1..cluster\n", 1, "does not resolve: it is no host name"),
+    ],
+)
+def test_hostfiles_that_cannot_be_right(
+    text: str | None, nodes: int, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "hosts"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UsageError, match=re.escape(words)):
+        hosts_of(JobConfig(cluster="mpirun", hostfile=str(path), nodes=nodes))
+
+
+def test_no_such_user_in_a_path(tmp_path: Path) -> None:
+    done = slurmft("submit", "--cluster", "mpirun", "--hostfile", "~no-such-user/hosts")
+    assert (done.code, done.out) == (2, "")
+    assert "~no-such-user/hosts' cannot be read: No such file" in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("version", "program"),
+    [
+        ("mpirun (Open MPI) 5.0.3", "mpirun"),
+        ("mpirun.openmpi (OpenRTE) 4.1.4", "mpirun"),
+        ("HYDRA build details:\n  Configure options: CFLAGS=-fopenmp", None),
+        ("Intel(R) MPI Library for Linux* OS", None),
+    ],
+)
+def test_whose_mpirun_it_is(
+    version: str, program: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mpirun").write_text(f"#!/bin/sh\necho '{version}'\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if program is None:
+        with pytest.raises(UsageError, match="no mpirun of Open MPI"):
+            choose_program("openmpi")
+    else:
+        assert choose_program("openmpi") == ("openmpi", str(tmp_path / program))
+
+
+def test_binding_that_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """stays; otherwise slurmft binds by the node's profile."""
+    monkeypatch.setattr(mpirun, "choose_program", lambda dialect: (dialect, dialect))
+    for dialect, default, variable in (
+        ("intel", "I_MPI_PIN", "I_MPI_PIN_DOMAIN"),
+        ("openmpi", "--bind-to", "OMPI_MCA_hwloc_base_binding_policy"),
+    ):
+        job = JobConfig(cluster="mpirun", nproc_per_node=2, dialect=dialect)
+        config = RunConfig(program=TrainConfig.resolve().program(), job=job)
+        monkeypatch.delenv(variable, raising=False)
+        assert default in mpirun.mpirun_command(config, ["n1"], "run")
+        monkeypatch.setenv(variable, "core")
+        assert default not in mpirun.mpirun_command(config, ["n1"], "run")
+
+
+def test_tasks_of_slurm_are_not_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an allocation of tasks with a CPU each, mpirun's ranks have them all."""
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
+    monkeypatch.setattr(node_mpi.RankTask, "main", lambda self: None)
+    for name in ("PMI_RANK", "MPI_LOCALRANKID"):
+        monkeypatch.setenv(name, "0")
+    for name in ("PMI_SIZE", "MPI_LOCALNRANKS"):
+        monkeypatch.setenv(name, "1")
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    node_mpi.main(["run"])
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    assert "SLURM_CPUS_PER_TASK" not in os.environ
+
+
+def test_killed_task_has_the_code_that_srun_gives(tmp_path: Path) -> None:
+    """128 + the signal: the job goes on after that, also before its first checkpoint."""
+    job = JobConfig(runs_dir=str(tmp_path))
+    run = RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
+    nodes = LocalNodes(str(run.path))
+    nodes.tasks = [subprocess.Popen(["sh", "-c", "kill -KILL $$"])]
+    code = nodes._wait()
+    assert code == 128 + signal.SIGKILL
+    attempts.begin(run, ["n1"], "1")
+    assert attempts.judge(run, code).state == "requeued"
+
+
+def test_hostfiles(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("n1 slots=2 # fast\n\n#n9\n  n2:2\r\nn3\n")
+    assert read_hostfile(str(tmp_path / "hosts")) == ["n1", "n2", "n3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--cluster", "mpirun"], "--cluster mpirun needs --hostfile"),
+        (["--hostfile", "hosts"], "is for --cluster mpirun, not auto"),
+        (["--cluster", "mpirun", "--hostfile", "{hosts}"], "needs --nproc-per-node"),
+        (
+            ["--cluster", "mpirun", "--hostfile", "{hosts}", "--nproc-per-node", "1"],
+            "the PATH has no mpiexec.hydra and no mpirun of Open MPI",
+        ),
+    ],
+)
+def test_mistakes(arguments: list[str], words: str, hostfile: Path, tmp_path: Path) -> None:
+    filled = [str(hostfile) if a == "{hosts}" else a for a in arguments]
+    runs = ("--runs-dir", str(tmp_path / "runs"))
+    done = slurmft("submit", *filled, *runs, env={"PATH": str(tmp_path)})
+    assert done.code == 2
+    assert words in done.err
+    assert not list(tmp_path.glob("runs/*"))

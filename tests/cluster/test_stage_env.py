@@ -1,0 +1,257 @@
+"""`--stage-env`: packed, sent, unpacked, used, removed; else the shared environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+
+from slurmft.cluster.slurm import allocation, stage_env
+from slurmft.cluster.slurm.launcher import inside_text
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.node import staged_env
+from slurmft.node.staged_env import StageError
+from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
+from tests.conftest import HOSTILE, Done, assert_two_lines, slurmft
+from tests.support import CHECKOUT
+from tests.support.cluster import Cluster
+
+
+@pytest.fixture(scope="session")
+def small_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment of a few files, which finds all packages in that of the tests, and slurmft
+    where an editable install would say."""
+    made = tmp_path_factory.mktemp("stage") / HOSTILE / "venv"
+    command = [sys.executable, "-m", "venv", "--without-pip", "--symlinks", str(made)]
+    subprocess.run(command, check=True, timeout=60)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(made)}))
+    code = CHECKOUT
+    (site / "shared.pth").write_text(f"{code}\n{sysconfig.get_path('purelib')}\n")
+    return made
+
+
+def prefix_of(python: str) -> str:
+    command = [python, "-c", "import sys, slurmft; print(sys.prefix, slurmft.__file__, sep='|')"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    prefix, _, code = done.stdout.strip().partition("|")
+    assert Path(code).is_relative_to(CHECKOUT)
+    return prefix
+
+
+def test_packed_once_for_each_content(tmp_path: Path, small_venv: Path) -> None:
+    archives = tmp_path / "archives"
+    first = stage_env.pack(str(small_venv), archives)
+    assert stage_env.pack(str(small_venv), archives) == first
+    cached = small_venv / "lib" / "__pycache__"
+    cached.mkdir()
+    (cached / "x.pyc").touch()
+    assert stage_env.pack(str(small_venv), archives) == first
+    extra = small_venv / "lib" / "new.py"
+    extra.touch()
+    second = stage_env.pack(str(small_venv), archives)
+    extra.unlink()
+    assert second != first
+    assert list(archives.iterdir()) == [second]  # the old one is of no use
+
+
+def sent(folder: Path, environment: Path) -> Path:
+    """An archive as sbcast leaves it on a node."""
+    found = stage_env.pack(str(environment), folder / "archives")
+    return found.rename(folder / f"slurmft-env-{os.getuid()}-0123.tar")
+
+
+def test_node_runs_from_its_own_disk(tmp_path: Path, small_venv: Path) -> None:
+    archive = sent(tmp_path, small_venv)
+    given = {staged_env.ARCHIVE: str(archive), "PATH": "/bin"}
+    with staged_env.environment(given, lambda: False) as (python, variables):
+        folder = Path(variables[staged_env.STAGED])
+        assert folder.parent == tmp_path
+        assert prefix_of(python) == str(folder) == variables["VIRTUAL_ENV"]
+        assert variables["PATH"] == f"{folder}/bin:/bin"
+        assert folder.stat().st_mode & 0o77 == 0
+        assert not archive.exists()
+        assert (
+            staged_env.leftovers(tmp_path) == []
+        )  # another job's task leaves alone what is in use
+        assert Path(python).exists()
+    assert not folder.exists()
+
+
+def test_without_an_archive_nothing_changes() -> None:
+    with staged_env.environment({"PATH": "/bin"}, lambda: False) as found:
+        assert found == (sys.executable, {})
+
+
+@pytest.mark.parametrize("fault", ["damaged", "lost", "taken", "no base", "stopped"])
+def test_node_falls_back_to_the_shared_environment(
+    tmp_path: Path, small_venv: Path, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = sent(tmp_path, small_venv)
+    folder = Path(str(archive).removesuffix(".tar"))
+    if fault == "damaged":
+        archive.write_bytes(archive.read_bytes()[:2000])
+    elif fault == "lost":
+        archive.unlink()
+    elif fault == "taken":
+        folder.mkdir()
+    elif fault == "no base":  # the interpreter that the environment was made with
+        unpacked = tmp_path / "unpacked"
+        unpacked.mkdir()
+        subprocess.run(["tar", "-C", str(unpacked), "-xf", str(archive)], check=True)
+        for path in (unpacked / "bin").glob("python*"):
+            path.unlink()
+        (unpacked / "bin" / "python").symlink_to("/nowhere/python3")
+        subprocess.run(["tar", "-C", str(unpacked), "-cf", str(archive), "."], check=True)
+    given = {staged_env.ARCHIVE: str(archive)}
+    with staged_env.environment(given, lambda: fault == "stopped") as found:
+        assert found == (sys.executable, {})
+    assert "warning: --stage-env: " in capsys.readouterr().err
+    assert not archive.exists()
+    assert folder.exists() == (fault == "taken")  # what is not ours stays
+
+
+def test_what_killed_jobs_left_is_removed(tmp_path: Path) -> None:
+    mine, long_ago = tmp_path / f"slurmft-env-{os.getuid()}-dead", time.time() - 7200
+    mine.mkdir()
+    (mine / ".slurmft-lock").touch()
+    for name in (f"{mine}.tar", f"{mine}-young.tar", str(tmp_path / "slurmft-env-99999-other.tar")):
+        Path(name).touch()
+        if "young" not in name:
+            os.utime(name, (long_ago, long_ago))
+    dying = tmp_path / f"slurmft-env-{os.getuid()}-dying.old"  # its removal was cut short
+    dying.mkdir()
+    assert stage_env.look(str(tmp_path), 1)["free_bytes"] > 0
+    assert dying.exists()  # there is room: no job waits for a removal
+    stage_env.look(str(tmp_path), 2**60)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [f"slurmft-env-{os.getuid()}-dead-young.tar", "slurmft-env-99999-other.tar"]
+
+
+GOOD = {"host": "n1", "free_bytes": 2**40, "is_shared": False, "type": "xfs"}
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        ({"free_bytes": 2**30}, "/scratch on n2 has 1.0 GiB free, 2.1 GiB are needed"),
+        ({"free_bytes": None}, "/scratch on n2 is no folder"),
+        ({"is_shared": True, "type": "gpfs"}, "is a shared file system (gpfs)"),
+        (None, "1 of 2 nodes"),
+    ],
+)
+def test_nodes_that_cannot_take_it(node: dict[str, object] | None, words: str) -> None:
+    answers = [GOOD] if node is None else [GOOD, GOOD | {"host": "n2"} | node]
+    with pytest.raises(StageError) as error:
+        stage_env.check_nodes([json.dumps(a) for a in answers], "/scratch", 2**30, 2)
+    assert words in str(error.value)
+    stage_env.check_nodes([json.dumps(GOOD)] * 2, "/scratch", 2**30, 2)
+
+
+def test_failed_broadcast_leaves_nothing(
+    tmp_path: Path, small_venv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = JobConfig(stage_env=True, runs_dir=str(tmp_path / "runs"), stage_dir=str(tmp_path))
+    run = RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
+    calls = []
+
+    def on_all_nodes(nodes: int, program: list[str]) -> list[str]:
+        calls.append(program)
+        return [json.dumps(GOOD)]
+
+    def broadcast(source: Path, target: str, timeout_s: float) -> None:
+        raise SlurmftError("sbcast failed (exit 1): No space left on device")
+
+    monkeypatch.setattr(allocation, "on_all_nodes", on_all_nodes)
+    monkeypatch.setattr(allocation, "broadcast", broadcast)
+    monkeypatch.setattr(sys, "prefix", str(small_venv))
+    with pytest.raises(StageError, match="No space left"):
+        stage_env.send(run, {})
+    assert calls[-1][:2] == ["rm", "-rf"]
+
+
+@pytest.mark.parametrize(
+    ("job", "cluster", "prefix", "words"),
+    [
+        (JobConfig(stage_env=True), "local", sys.prefix, "works under Slurm, not with --cluster"),
+        (JobConfig(stage_env=True, container="x.sif"), "slurm", sys.prefix, "--container 'x.sif'"),
+        (JobConfig(stage_env=True), "slurm", "/usr", "'/usr' is no environment"),
+        (JobConfig(stage_env=True), "slurm", "conda", "conda-pack is not in it"),
+    ],
+)
+def test_refused(job: JobConfig, cluster: str, prefix: str, words: str, tmp_path: Path) -> None:
+    if prefix == "conda":
+        (tmp_path / "conda-meta").mkdir()
+        prefix = str(tmp_path)
+    with pytest.raises(UsageError) as error:
+        stage_env.check(job, cluster, prefix)
+    assert words in str(error.value)
+    assert error.value.hint
+
+
+def test_refused_in_two_lines(tmp_path: Path) -> None:
+    done = slurmft("submit", "--cluster", "local", "--stage-env", "--runs-dir", str(tmp_path))
+    assert_two_lines(done, "--stage-env works under Slurm")
+    assert not list(tmp_path.iterdir())
+
+
+def test_script_goes_on_without_it(tmp_path: Path) -> None:
+    """The lines around srun, with stand-ins for the programs that they call."""
+    job = JobConfig(stage_env=True, runs_dir=str(tmp_path))
+    run = RunDir(tmp_path / "run")
+    text = inside_text(RunConfig(program=TrainConfig.resolve().program(), job=job), run)
+    tools, log = tmp_path / "bin", tmp_path / "log"
+    tools.mkdir()
+    python = tools / "python"
+    python.write_text(
+        "#!/bin/bash\nshift 2\n"
+        f'[ "$1" = begin ] && echo A=1 && exit; echo "$*" >>{log}\n'
+        '[ "$1" = send ] && { [ -n "$FAULT" ] || echo /tmp/archive; [ -z "$FAULT" ]; exit; }\n'
+        "exit 0\n"
+    )
+    (tools / "srun").write_text(
+        f'#!/bin/bash\necho "task ${{SLURMFT_STAGE-shared}}" >>{log}; exit 9'
+    )
+    for path in tools.iterdir():
+        path.chmod(0o755)
+    script = text.replace(sys.executable, str(python))
+    told = {}
+    for fault in ("", "yes"):
+        env = {"PATH": f"{tools}:{os.environ['PATH']}", "FAULT": fault}
+        subprocess.run(["bash"], input=script, env=env, text=True, check=True, timeout=20)
+        told[fault] = log.read_text().splitlines()
+        log.unlink()
+    send, end = f"send {run.path}", f"end {run.path} 9"
+    assert told == {
+        "": [send, "task /tmp/archive", "clean /tmp/archive", end],
+        "yes": [send, "task shared", end],
+    }
+
+
+@pytest.mark.slurm
+def test_ranks_on_slurm_run_from_the_disk_of_their_node(
+    idle_cluster: Cluster, tmp_path: Path, small_venv: Path, tiny_data: Path, tiny_model: Path
+) -> None:
+    disk = tmp_path / HOSTILE
+    disk.mkdir()
+    command = [str(small_venv / "bin" / "python"), "-m", "slurmft", "submit", "--follow"]
+    # One node: those of the cluster have one disk, where a path is not each node's own.
+    command += ["--runs-dir", str(tmp_path / "runs"), "--nodes", "1", "--time", "5", "--stage-env"]
+    command += ["--stage-dir", str(disk), "--cpus-per-task", "2", "--nproc-per-node", "2"]
+    command += ["--task", "emotion", "--data", str(tiny_data), "--model", str(tiny_model)]
+    found = idle_cluster.run([*command, "--max-steps", "2"], timeout=110, check=False)
+    done = Done(found.returncode, found.stdout, found.stderr)
+    assert done.code == 0, done.err
+    ranks = json.loads(done.run.environment.read_text())["ranks"]
+    assert [Path(rank["prefix"]).parent for rank in ranks] == [disk, disk]
+    assert "warning" not in done.out
+    assert not list(disk.iterdir())  # the node's task has removed what was its
+    (log,) = done.run.submitit.glob("*_0_log.err")
+    assert f"sent to {disk}" in log.read_text()

@@ -1,0 +1,236 @@
+"""Configuration: values that cannot be right, and where values come from."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from slurmft.core.config import JobConfig, RunConfig, options, time_limit_min
+from slurmft.core.errors import UsageError
+from slurmft.core.site import site_defaults
+from slurmft.train.config import TrainConfig
+from slurmft.train.configure import OPTIONS, configure
+from slurmft.train.recipes import RECIPES, TASKS
+from slurmft.train.step_plan import Plan
+
+TRAIN_FLAGS = """task recipe as_published preset model data text_column text_pair_column
+label_column max_length doc_stride epochs max_steps batch_size eval_batch_size
+gradient_accumulation_steps optimizer learning_rate muon_learning_rate lr_rule
+reference_batch_size max_global_batch_size lr_schedule warmup_steps warmup_ratio weight_decay
+max_grad_norm precision backend batching grad_comm activation_checkpointing ipex dropout seed
+checkpoint_every checkpoint_every_steps keep_checkpoints
+early_stopping metric_gather log_every"""
+JOB_FLAGS = """nodes nproc_per_node profile comm_cores cluster hostfile dialect runs_dir
+share_with_group job_name
+partition account qos time gpus_per_node cpus_per_task mem constraint exclusive reservation
+comment sbatch setup container stage_env stage_dir log_with host_suffix
+interface rdzv_timeout_s stop_lead_s
+file_locks
+requeue max_requeues max_restarts hang_timeout_s"""
+
+
+def test_flags_are_a_promise() -> None:
+    """Scripts and site files name them: none may vanish or change unnoticed."""
+    assert list(options(TrainConfig)) == TRAIN_FLAGS.split()
+    assert list(options(JobConfig)) == JOB_FLAGS.split()
+
+
+def test_config_survives_json() -> None:
+    config = RunConfig(
+        program=TrainConfig.resolve(task="emotion", data='/d/it\'s "é"\n').program(),
+        job=JobConfig(nodes=3, setup=("module load x",), sbatch=("nice=3", "overcommit")),
+        submission={"git": None},
+    )
+    assert RunConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"task": "emtion"}, "did you mean emotion?"),
+        ({"precision": "fp8"}, "unknown --precision 'fp8'"),
+        ({"preset": "huge"}, "known: quick, paper"),
+        ({"epochs": 0}, "--epochs 0 must be at least 1"),
+        ({"learning_rate": -1.0}, "--learning-rate -1.0 must be above 0"),
+        ({"warmup_ratio": 1.5}, "between 0 and 1"),
+        ({"dropout": 1.0}, "below 1"),
+        ({"seed": 2**32}, "below 2^32"),
+        ({"doc_stride": 64, "max_length": 64}, "--doc-stride 64 must be below --max-length"),
+        ({"recipe": "squat"}, "did you mean squad?"),
+    ],
+)
+def test_train_values_that_cannot_be_right(values: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        TrainConfig(**values)  # type: ignore[arg-type]
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"nodes": 0}, "--nodes 0 must be at least 1"),
+        ({"time": "soon"}, "--time 'soon' is no time limit"),
+        ({"time": "0:00"}, "leaves no time"),
+        ({"comment": "two\nlines"}, "holds a line break"),
+        ({"setup": ("a\nb",)}, "holds a line break"),
+        ({"sbatch": ("=3",)}, "is no KEY=VALUE"),
+        ({"sbatch": ("partition=x",), "partition": "y"}, "contradicts --partition"),
+        ({"sbatch": ("nodes=3",)}, "contradicts --nodes"),
+        ({"sbatch": ("parsable",)}, "slurmft sets parsable itself"),
+        ({"sbatch": ("p=x",)}, "is no KEY=VALUE"),
+        ({"sbatch": ("output=x",)}, "slurmft sets output itself"),
+        ({"runs_dir": "/runs/%j"}, "holds '%j', which Slurm replaces"),
+        ({"runs_dir": "/runs/a\\b"}, "which Slurm replaces"),
+        ({"cluster": "slrm"}, "did you mean slurm?"),
+        ({"stage_dir": "tmp"}, "--stage-dir tmp must be an absolute path"),
+    ],
+)
+def test_job_values_that_cannot_be_right(values: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        JobConfig(**values)  # type: ignore[arg-type]
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("90", 90), ("1:30", 2), ("30:00", 30), ("1:30:00", 90), ("1-0", 1440), ("2-12:30", 3630)],
+)
+def test_time_limits_as_slurm_reads_them(text: str, minutes: int) -> None:
+    assert time_limit_min(text) == minutes
+
+
+def test_recipe_fills_what_nobody_gave() -> None:
+    train = TrainConfig.resolve(task="emotion", epochs=7)
+    assert train.epochs == 7
+    assert train.batch_size == RECIPES["emotion"]["batch_size"]
+    assert TrainConfig.resolve().preset == "quick"
+    assert TrainConfig.resolve(preset="paper").batch_size == 256
+
+
+def test_first_recipe_of_a_task_is_its_default() -> None:
+    """No task is without, and a recipe's values are fields of the configuration."""
+    known = {*options(TrainConfig), *options(JobConfig)}
+    for task in TASKS:
+        train = TrainConfig.resolve(task=task)
+        assert train.recipe == task
+        assert None not in (train.epochs, train.batch_size, train.eval_batch_size)
+    for name, recipe in RECIPES.items():
+        assert set(recipe) <= known
+        assert TrainConfig.resolve(recipe=name).task == recipe["task"]
+    assert TrainConfig.resolve(task="squad", preset="v2").recipe == "squad-v2"
+    assert TrainConfig.resolve(preset="paper").recipe == "mn4-benchmark"
+
+
+PUBLISHED_VALUES: dict[str, dict[str, object]] = {
+    "icelake-mrpc": {
+        "task": "mrpc", "nproc_per_node": 1, "max_length": 128, "batch_size": 32,
+        "learning_rate": 2e-5, "epochs": 3,
+    },
+    "icelake-qqp": {
+        "task": "qqp", "nproc_per_node": 1, "max_length": 128, "batch_size": 32,
+        "learning_rate": 2e-5, "epochs": 3,
+    },
+    "spr-squad": {
+        "task": "squad", "nproc_per_node": 2, "batch_size": 32, "epochs": 1, "precision": "bf16",
+        "model": "distilbert-base-uncased",
+    },
+    "mn4-emotion": {
+        "task": "emotion", "batch_size": 256, "eval_batch_size": 256, "learning_rate": 5e-4,
+        "epochs": 5, "precision": "fp16", "lr_schedule": "linear",
+        "model": "distilbert-base-uncased",
+    },
+    "mn4-benchmark": {"task": "synthetic", "preset": "paper", "batch_size": 256},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED_VALUES)
+def test_published_recipes(name: str) -> None:
+    config = configure({"recipe": name})
+    found = dataclasses.asdict(config.job) | dataclasses.asdict(TrainConfig.of(config.program))
+    assert {k: found[k] for k in PUBLISHED_VALUES[name]} == PUBLISHED_VALUES[name]
+    assert found["recipe"] == name
+
+
+def test_published_warm_up_is_100_steps_on_one_gpu() -> None:
+    plan = Plan(
+        config=TrainConfig.resolve(recipe="mn4-emotion"), world_size=1, precision="fp16",
+        train_samples=16_000, validation_samples=2_000,
+    )  # fmt: skip
+    assert plan.total_steps == 315
+    assert round((plan.config.warmup_ratio or 0) * plan.total_steps) == 100
+
+
+def test_flags_and_site_file_lie_over_recipes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where they give what is the default without a recipe."""
+    site = tmp_path / "site.toml"
+    site.write_text("nproc_per_node = 7\nepochs = 8\n")
+    monkeypatch.setenv("SLURMFT_SITE", str(site))
+    given = {"recipe": "spr-squad", "precision": "auto", "weight_decay": 0.01, "epochs": 9}
+    config = configure(given)
+    assert (config.job.nproc_per_node, TrainConfig.of(config.program).epochs) == (7, 9)
+    assert (
+        TrainConfig.of(config.program).precision,
+        TrainConfig.of(config.program).weight_decay,
+    ) == ("auto", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"recipe": "icelake-mprc"}, "did you mean icelake-mrpc?"),
+        ({"recipe": "icelake-mrpc", "task": "rte"}, "has the task mrpc, not rte"),
+        ({"recipe": "mn4-benchmark", "preset": "quick"}, "has the preset paper, not quick"),
+        ({"task": "squad", "preset": "v3"}, "unknown preset of task squad 'v3'"),
+        ({"task": "glue"}, "unknown --task 'glue'"),
+    ],
+)
+def test_recipes_that_cannot_be_right(values: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        configure(values)
+    assert message in str(error.value)
+
+
+def test_site_file_gives_defaults_and_flags_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text('partition = "gpu"\nnodes = 8\nsetup = ["module load cuda"]\ntime = 30\n')
+    monkeypatch.setenv("SLURMFT_SITE", str(site))
+    job = configure({"nodes": 2}).job
+    assert (job.nodes, job.partition, job.setup, job.time) == (
+        2,
+        "gpu",
+        ("module load cuda",),
+        "30",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('partiton = "gpu"', "did you mean partition?"),
+        ('nodes = "4"', "nodes must be a whole number"),
+        ("setup = 3", "must be a list of strings"),
+        ("nodes = ", "cannot read the site file"),
+    ],
+)
+def test_site_file_that_cannot_be_right(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text(text)
+    monkeypatch.setenv("SLURMFT_SITE", str(site))
+    with pytest.raises(UsageError) as error:
+        site_defaults(OPTIONS)
+    assert message in str(error.value)
+    assert str(site) in str(error.value)
+
+
+def test_site_file_named_and_absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLURMFT_SITE", str(tmp_path / "none.toml"))
+    with pytest.raises(UsageError, match="names no file"):
+        site_defaults(OPTIONS)

@@ -1,0 +1,317 @@
+"""Who can read a run, whose pickles are loaded, and where credentials must not be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from submitit.core import utils
+
+from slurmft.cluster.submit import provenance
+from slurmft.core import credentials, permissions
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.node import rendezvous, submitit_worker
+from slurmft.node.rendezvous import Rendezvous
+from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
+from slurmft.train.configure import configure
+from slurmft.train.tasks.hub import Pretrained
+from tests.conftest import assert_two_lines, modes, slurmft
+
+TOKEN = "hf_" + "AbCdEfGhIjKlMnOp" * 2
+QUICK = ("--max-steps", "2", "--batch-size", "4", "--eval-batch-size", "512", "--precision", "fp32")
+
+
+@pytest.fixture(autouse=True)
+def keep_umask() -> object:
+    old = os.umask(0o022)
+    yield
+    os.umask(old)
+
+
+# --- who may read ---------------------------------------------------------------------------------
+
+
+def test_run_of_a_group_with_a_token(tmp_path: Path) -> None:
+    """All that login node, task, ranks and submitit write can be read by the group, under a umask
+    that lets everybody write. The token comes to the processes by the environment: no file of the
+    run has it, no output, and no argument of a process."""
+    os.umask(0)
+    runs, seen = tmp_path / "runs", tmp_path / "seen"
+    setup = f'echo "$HF_TOKEN" | sha256sum >{seen}; ps axww -o args >{seen}.ps'
+    where = ("--cluster", "local", "--nproc-per-node", "1", "--runs-dir", str(runs))
+    flags = ("--share-with-group", "--setup", setup)
+    done = slurmft("submit", "--follow", *where, *QUICK, *flags, env={"HF_TOKEN": TOKEN})
+    assert done.code == 0, done.err
+    assert done.run.model.exists()
+    assert stat.S_IMODE(runs.stat().st_mode) == 0o755
+    assert seen.read_text().startswith(hashlib.sha256(f"{TOKEN}\n".encode()).hexdigest())
+    assert TOKEN not in Path(f"{seen}.ps").read_text() + done.out + done.err
+    files = [p for p in done.run.path.rglob("*") if p.is_file()]
+    assert not [p for p in files if TOKEN.encode() in p.read_bytes()]
+    shutil.rmtree(done.run.logs / "torchrun")  # by mkdtemp: torchrun's alone
+    assert modes(done.run.path) == {"folders": {0o2750}, "files": {0o640}}
+
+
+def test_folder_keeps_the_group_of_a_project(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2770)
+    permissions.make_folder(tmp_path / "run", share_with_group=False)
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o2700
+
+
+def test_studies_are_private(tmp_path: Path) -> None:
+    os.umask(0)
+    study = tmp_path / "s.toml"
+    study.write_text('name = "s"\nscaling = "weak"\n[fixed]\nmax_steps = 1\n[grid]\nnodes = [1]\n')
+    folder = tmp_path / "studies"
+    done = slurmft("study", "run", str(study), "--studies-dir", str(folder), "--cluster", "local",
+                   "--nproc-per-node", "1", *QUICK[2:])  # fmt: skip
+    assert done.code == 0, done.err
+    assert modes(folder / "s") == {"folders": {0o700}, "files": {0o600}}  # its runs, too
+
+
+# --- pickles --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pickle_file(tmp_path: Path) -> Path:
+    folder = tmp_path / "submitit"
+    folder.mkdir(mode=0o700)
+    path = folder / "1_submitted.pkl"
+    path.write_bytes(pickle.dumps("ours"))
+    return path
+
+
+def test_own_pickle_is_loaded(pickle_file: Path) -> None:
+    assert submitit_worker.load(pickle_file) == "ours"
+    pickle_file.parent.parent.chmod(0o1777)  # like /tmp
+    assert submitit_worker.load(pickle_file) == "ours"
+    pickle_file.parent.parent.chmod(0o2770)  # like a project's folder
+    assert submitit_worker.load(pickle_file) == "ours"
+
+
+@pytest.mark.parametrize(
+    ("up", "mode"), [(0, 0o620), (0, 0o602), (1, 0o720), (1, 0o1777), (2, 0o777)]
+)
+def test_pickle_that_others_can_write(pickle_file: Path, up: int, mode: int) -> None:
+    path = [pickle_file, *pickle_file.parents][up]
+    path.chmod(mode)
+    with pytest.raises(SlurmftError) as error:
+        submitit_worker.load(pickle_file)
+    assert f"can write {str(path)!r} (mode {mode:04o})" in str(error.value)
+    assert f"chmod {'o-w' if up == 2 else 'go-w'} {path}" in str(error.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
+@pytest.mark.parametrize("up", [0, 1])
+def test_pickle_of_another_user(pickle_file: Path, up: int) -> None:
+    path = [pickle_file, *pickle_file.parents][up]
+    os.chown(path, 54321, -1)
+    with pytest.raises(SlurmftError, match="belongs to user 54321, not to"):
+        submitit_worker.load(pickle_file)
+
+
+def test_pickle_behind_a_link(pickle_file: Path) -> None:
+    link = pickle_file.with_name("link.pkl")
+    link.symlink_to(pickle_file)
+    with pytest.raises(OSError, match="symbolic links"):
+        submitit_worker.load(link)
+
+
+def test_worker_of_submitit_refuses(tmp_path: Path) -> None:
+    """As a job starts it; whatever is in the pickle does not run."""
+    folder = tmp_path / "submitit"
+    folder.mkdir()
+    folder.chmod(0o777)
+
+    class Attack:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "attacked"),)
+
+    (folder / "7_submitted.pkl").write_bytes(pickle.dumps(Attack()))
+    env = os.environ | {"SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_JOB_ID": "7"}
+    command = [sys.executable, "-m", "slurmft.node.submitit_worker", str(folder)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "refuses to unpickle: others than" in done.stderr
+    assert not (tmp_path / "attacked").exists()
+
+
+def test_threads_of_the_worker_take_no_stop_signals(tmp_path: Path) -> None:
+    """numpy, which submitit imports, starts some: a stop that they took would be lost."""
+    code = (
+        "import glob, signal, sys; assert 'numpy' in sys.modules\n"
+        "for path in glob.glob('/proc/self/task/*/status'):\n"
+        "    masks = dict(line.split(':', 1) for line in open(path))\n"
+        "    print('blocked:', int(masks['SigBlk'], 16) >> (signal.SIGTERM - 1) & 1)\n"
+    )
+    folder = tmp_path / "submitit"
+    permissions.make_folder(folder, share_with_group=False)
+    utils.DelayedSubmission(exec, code).dump(folder / "7_submitted.pkl")
+    env = os.environ | {"SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_JOB_ID": "7"}
+    env |= {"OPENBLAS_NUM_THREADS": "3"}
+    command = [sys.executable, "-m", "slurmft.node.submitit_worker", str(folder)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert "blocked: 1" in done.stdout, done.stdout
+    assert "blocked: 0" not in done.stdout
+
+
+# --- credentials ----------------------------------------------------------------------------------
+
+SECRETS = [
+    ("a Hugging Face token", f"x {TOKEN} y", TOKEN),
+    ("a URL with credentials", "https://jane:s3cret@hub.example.com/m", "s3cret"),
+    ("a URL with credentials", f"https://{'t' * 24}@hub.example.com/m", "t" * 24),
+    ("a variable with its secret", "export WANDB_API_KEY=0123456789abcdef", "0123456789abcdef"),
+    ("a variable with its secret", "export MLFLOW_TRACKING_PASSWORD='correct-horse'", "correct"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "secret"), SECRETS)
+def test_credentials_are_found_and_hidden(kind: str, text: str, secret: str) -> None:
+    assert credentials.kind_in(text) == kind
+    assert secret not in credentials.redact(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://hub.example.com/a@b", "git@github.com:a/b", "ssh://git@github.com/a",
+        "export HF_TOKEN=$(cat ~/.token)", 'export HF_TOKEN="$MY"', "export HF_TOKEN=~/hf",
+        "mail-user=jane@example.com", "hf_models/bert", "task-classification-of-long-texts",
+        "TOKENIZERS_PARALLELISM=false", "0123456789abcdef0123456789abcdef01234567",
+    ],
+)  # fmt: skip
+def test_what_is_no_credential(text: str) -> None:
+    assert credentials.kind_in(text) is None
+    assert credentials.redact(text) == text
+
+
+def test_values_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "9f8e7d6c5b4a")
+    assert credentials.redact("key 9f8e7d6c5b4a!") == "key [hidden]!"
+    assert credentials.kind_in("a9f8e7d6c5b4a") == "the value of a variable of this shell"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"setup": (f"export HF_TOKEN={TOKEN}",)}, {"comment": TOKEN}, {"model": TOKEN},
+        {"sbatch": (f"export=ALL,HF_TOKEN={TOKEN}",)}, {"data": f"https://me:{TOKEN}@h/x"},
+    ],
+)  # fmt: skip
+def test_flags_with_credentials_are_refused(values: dict[str, object]) -> None:
+    with pytest.raises(UsageError) as error:
+        configure(values)
+    assert TOKEN not in str(error.value)
+    assert "[hidden]" in str(error.value)
+
+
+def test_command_line_says_no_token() -> None:
+    done = slurmft("submit", "--dry-run", "--comment", TOKEN)
+    assert_two_lines(done, "--comment '[hidden]' holds a Hugging Face token")
+    done = slurmft("submit", "--dry-run", TOKEN)
+    assert "unexpected argument '[hidden]'" in done.err
+
+
+def test_records_hide_tokens(tmp_path: Path) -> None:
+    config = RunConfig(
+        program=TrainConfig.resolve().program(), job=JobConfig(runs_dir=str(tmp_path))
+    )
+    run = RunDir.create(config)
+    error = SlurmftError(f"401 of https://a:{TOKEN}@hub/x", f"not {TOKEN}")
+    run.add_failure("rank 0", error, f"Traceback {TOKEN}")
+    run.set_state("failed", error.message)
+    assert "401" in run.get_state()["reason"]
+    assert TOKEN not in provenance("submit", ["--comment", TOKEN])["command"]
+    assert all(TOKEN not in p.read_text() for p in tmp_path.rglob("*.json"))
+
+
+# --- where a job listens --------------------------------------------------------------------------
+
+
+def meeting(*hosts: str, rank: int = 0, grows: bool = False) -> Rendezvous:
+    return Rendezvous(hosts=hosts, node_rank=rank, port=1, roll_call_port=2, id="1.0", grows=grows)
+
+
+def test_addresses_to_listen_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert meeting("n1").listen_address() == "127.0.0.1"
+    assert meeting("n1").socket_interface() == "lo"
+    assert meeting("pod-0", grows=True).listen_address() is None
+    assert meeting("127.0.0.1", "127.0.0.2", rank=1).listen_address() == "127.0.0.2"
+    own = {"n1": ["127.0.1.1"], "n2": ["10.0.0.2"], "n3": ["10.0.0.2", "10.1.0.2"]}
+    monkeypatch.setattr(rendezvous, "own_addresses", lambda host: own[host])
+    monkeypatch.setattr(rendezvous, "address_towards", lambda peer: f"towards {peer}")
+    assert meeting("n1", "n2").listen_address() == "towards n2"
+    assert meeting("n1", "n2", rank=1).listen_address() == "10.0.0.2"
+    assert meeting("n3", "n2").listen_address() is None
+    assert meeting("n1", "n2").addresses() == ["towards n2", "127.0.1.1"]
+    assert meeting("n3", "n2").addresses() == [""]
+
+
+STORES = """
+import os, socket, subprocess
+from slurmft import store
+store.bind()
+import importlib
+from datetime import timedelta
+from torch.distributed.rendezvous import _create_c10d_store
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+module = importlib.import_module("torch.distributed.elastic.rendezvous.c10d_rendezvous_backend")
+first, second = {ports}
+a = _create_c10d_store("n1", first, 0, 1, timedelta(seconds=20))
+params = RendezvousParameters("c10d", f"n1:{{second}}", "1", 1, 1, is_host="true")
+b = module._create_tcp_store(params)
+a.set("a", "b"), b.set("a", "b")
+lines = subprocess.run(["ss", "-Hltn"], capture_output=True, text=True).stdout.splitlines()
+words = [line.split()[3] for line in lines]
+print(sorted(w for w in words if w.endswith((f":{{first}}", f":{{second}}"))))
+"""
+
+
+@pytest.mark.parametrize("listen", ["n1=127.0.0.7", ""])
+def test_stores_listen_on_one_address(listen: str) -> None:
+    """torchrun's and the ranks'; also where the name of the host stands for nothing here."""
+    with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as two:
+        ports = (one.getsockname()[1], two.getsockname()[1])
+    code = STORES.format(ports=ports)
+    if not listen:
+        code = code.replace('"n1"', '"localhost"').replace("n1:", "localhost:")
+    env = os.environ | {"SLURMFT_LISTEN": listen}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    address = "127.0.0.7" if listen else "*"
+    assert json.loads(done.stdout.replace("'", '"')) == sorted(f"{address}:{p}" for p in ports)
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+def test_pickled_weights_are_refused(tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    folder = tmp_path / "pickled"
+    shutil.copytree(tiny_model, folder)
+    weights = folder / "model.safetensors"
+    torch.save(load_file(weights), folder / "pytorch_model.bin")
+    weights.unlink()
+    with pytest.raises(UsageError, match="no weights in safetensors"):
+        configure({"task": "emotion", "model": str(folder), "data": str(tiny_data)})
+    from transformers import AutoModelForSequenceClassification
+
+    task = Pretrained(TrainConfig.resolve(task="emotion", model=str(folder), data=str(tiny_data)))
+    with pytest.raises(UsageError, match=r"use_safetensors=False\).save_pretrained"):
+        task.pretrained(AutoModelForSequenceClassification)

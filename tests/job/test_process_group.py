@@ -1,0 +1,32 @@
+"""Agreement between ranks, in a process group of three."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurmft.core.errors import UsageError
+from slurmft.job import process_group
+
+
+def test_ranks_agree(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    done = subprocess.run(
+        [*torchrun, "-m", "tests.support.ranks", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} done" for rank in range(3)]
+
+
+def test_backends() -> None:
+    assert process_group.choose_backend("auto", has_gpu=True) == "nccl"
+    assert process_group.choose_backend("gloo", has_gpu=True) == "gloo"
+    with pytest.raises(UsageError, match="needs GPUs"):
+        process_group.choose_backend("nccl", has_gpu=False)

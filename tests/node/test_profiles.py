@@ -1,0 +1,428 @@
+"""What hardware means for a run: described by trees of /proc and /sys files, as nodes have them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from slurmft.core.config import JobConfig
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.core.files import write_json
+from slurmft.node import ccl, hardware, heartbeat, profiles
+from slurmft.node.hardware import Hardware, as_list, numbers
+from slurmft.node.profiles import Profile, bind, choose
+from tests.conftest import slurmft
+from tests.support.cluster import Cluster
+
+SAPPHIRE_RAPIDS = "fpu avx2 avx512f avx512_vnni avx512_bf16 amx_bf16 amx_tile amx_int8"
+
+
+def node(
+    root: Path,
+    *,
+    sockets: int = 2,
+    numa_per_socket: int = 1,
+    cores: int = 32,
+    threads: int = 2,
+    flags: str = SAPPHIRE_RAPIDS,
+    vendor: str = "GenuineIntel",
+    gpus: int = 0,
+    files: dict[str, str] | None = None,
+    **environment: str,
+) -> Hardware:
+    """A node of so many cores a socket, numbered as Linux does: all first threads come first."""
+    found = {
+        "proc/cpuinfo": f"vendor_id : {vendor}\nmodel name : a CPU\nflags : {flags}\n",
+        "proc/meminfo": "MemTotal:  263840412 kB\n",
+        "sys/devices/system/cpu/online": f"0-{sockets * cores * threads - 1}",
+        **(files or {}),
+    }
+    for number in range(sockets * cores * threads):
+        place = number % (sockets * cores)
+        folder = f"sys/devices/system/cpu/cpu{number}"
+        numa = place * numa_per_socket // cores
+        found |= {
+            f"{folder}/topology/physical_package_id": str(place // cores),
+            f"{folder}/topology/core_id": str(place % cores),
+            f"{folder}/node{numa}/here": "",
+        }
+    found |= {f"dev/nvidia{number}": "" for number in range(gpus)}
+    for name, text in found.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return hardware.detect(environment, root)
+
+
+def settings(profile: Profile) -> dict[str, str]:
+    return {s.name: s.value for s in profile.settings()}
+
+
+def test_two_sockets_of_sapphire_rapids(tmp_path: Path) -> None:
+    found = node(tmp_path)
+    assert found.native_bf16
+    assert found.memory_mib == 257656
+    assert (len(found.cpus), len(found.cores), found.threads_per_core) == (128, 64, 2)
+    profile = choose(found, JobConfig(nodes=2))
+    assert (profile.name, profile.nproc) == ("xeon", 2)
+    assert [as_list(cores) for cores in profile.cores] == ["0-31", "32-63"]  # no second threads
+    assert settings(profile)["OMP_NUM_THREADS"] == "32"
+    assert settings(profile)[profiles.CORES] == "0-31;32-63"
+
+
+def test_one_process_a_numa_node(tmp_path: Path) -> None:
+    """Sub-NUMA clustering: four parts of two sockets."""
+    profile = choose(node(tmp_path, numa_per_socket=2), JobConfig())
+    assert [as_list(cores) for cores in profile.cores] == ["0-15", "16-31", "32-47", "48-63"]
+    assert choose(node(tmp_path), JobConfig(profile="cpu")).nproc == 2
+
+
+def test_cores_set_aside_for_oneccl(tmp_path: Path) -> None:
+    profile = choose(node(tmp_path), JobConfig(), uses_ccl=True)
+    assert [as_list(cores) for cores in profile.comm_cores] == ["28-31", "60-63"]
+    found = settings(profile)
+    assert found["OMP_NUM_THREADS"] == "28"
+    assert found["CCL_WORKER_COUNT"] == "4"
+    assert found["CCL_WORKER_AFFINITY"] == "28,29,30,31,60,61,62,63"
+    assert found["CCL_ATL_TRANSPORT"] == "ofi"
+    assert found["CCL_PROCESS_LAUNCHER"] == "none"
+    assert found[profiles.CORES] == "0-31;32-63"  # its own threads run there, too
+    two = choose(node(tmp_path), JobConfig(comm_cores=2), uses_ccl=True)
+    assert settings(two)["OMP_NUM_THREADS"] == "30"
+    with pytest.raises(UsageError, match="--comm-cores 32 leaves"):
+        choose(node(tmp_path), JobConfig(comm_cores=32), uses_ccl=True)
+
+
+def test_what_slurm_and_cgroups_really_grant(tmp_path: Path) -> None:
+    some = node(tmp_path, SLURM_CPUS_PER_TASK="16")  # 16 threads are 8 cores
+    assert len(some.cores) == 8
+    profile = choose(some, JobConfig())
+    assert not profile.pinned  # other jobs may be there, and no mask says which cores are ours
+    assert "other jobs may share the node" in profile.pinning
+    assert profiles.CORES not in settings(profile)
+    quota = {"proc/self/cgroup": "0::/job_7\n", "sys/fs/cgroup/job_7/cpu.max": "400000 100000\n"}
+    quota["sys/fs/cgroup/job_7/memory.max"] = str(2**34)
+    limited = node(tmp_path / "v2", files=quota)
+    assert (len(limited.cores), limited.memory_mib) == (4, 2**14)
+    old = {"proc/self/cgroup": "3:cpu,cpuacct:/job\n", "sys/fs/cgroup/cpu/job/x": ""}
+    old |= {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000"}
+    old |= {"sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}
+    assert node(tmp_path / "v1", files=old).quota_cpus == 2
+
+
+def test_container_with_a_part_of_its_host(tmp_path: Path) -> None:
+    """A quota says how much, not which cores: others of the host would bind to the same."""
+    quota = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "800000 100000\n"}
+    pod = node(tmp_path / "v2", files=quota)
+    assert len(pod.cores) == 8
+    profile = choose(pod, JobConfig(), uses_ccl=True)
+    assert (profile.pinned, profile.nproc) == (False, 1)
+    assert not {profiles.CORES, "CCL_WORKER_AFFINITY", "KMP_AFFINITY"} & set(settings(profile))
+    # Of version 1, whose paths are the host's, the container sees its own part alone.
+    host = {"proc/self/cgroup": "4:memory:/docker/ab\n3:cpu,cpuacct:/docker/ab\n"}
+    host |= {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "800000"}
+    host |= {"sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}
+    host |= {"sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**34)}
+    found = node(tmp_path / "v1", files=host)
+    assert (len(found.cores), found.memory_mib) == (8, 2**14)
+
+
+def test_kernel_that_does_not_know_the_cores(tmp_path: Path) -> None:
+    """It writes -1, as virtual machines and some boards have it: every CPU is a core."""
+    known = node(tmp_path, sockets=1, cores=4, threads=1)
+    for cpu in known.cpus:
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu.number}/topology"
+        (folder / "core_id").write_text("-1")
+        (folder / "physical_package_id").write_text("-1")
+    assert len(hardware.detect({}, tmp_path).cores) == 4
+
+
+def test_more_processes_than_cores(tmp_path: Path) -> None:
+    small = node(tmp_path, sockets=1, cores=2, threads=1)
+    with pytest.raises(UsageError, match=r"--nproc-per-node 3, but .* gives this job 2 core"):
+        choose(small, JobConfig(nproc_per_node=3))
+    simulated = choose(small, JobConfig(nproc_per_node=3), part=(1, 2))
+    assert (simulated.nproc, simulated.pinned) == (3, False)
+
+
+def test_gpus_and_the_cores_near_them(tmp_path: Path) -> None:
+    lines = "".join(
+        f"{i}, GPU-{i}, Tesla V100-SXM2-16GB, 7.0, 16160, 00000000:{0x15 + i:X}:00.0\n"
+        for i in range(4)
+    )
+    for i in range(4):
+        file = tmp_path / f"sys/bus/pci/devices/0000:{0x15 + i:x}:00.0/local_cpulist"
+        file.parent.mkdir(parents=True)
+        file.write_text("0-19" if i < 2 else "20-39")
+    known = hardware.parse_nvidia_smi(lines, tmp_path)
+    assert known["GPU-3"].precision == "fp16"
+    assert known["2"].near_cpus == tuple(range(20, 40))
+    here = node(tmp_path, cores=20, threads=1)
+    fields = {name: getattr(here, name) for name in Hardware.__slots__}
+    gpus = tuple(known[str(i)] for i in range(4))
+    profile = choose(Hardware(**fields | {"gpus": gpus}), JobConfig())
+    assert (profile.name, profile.nproc) == ("gpu", 4)
+    assert [as_list(cores) for cores in profile.cores] == ["0-9", "10-19", "20-29", "30-39"]
+    assert settings(profile)["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    with pytest.raises(UsageError, match="--nproc-per-node 5, but this node has 4 GPUs"):
+        choose(Hardware(**fields | {"gpus": gpus}), JobConfig(nproc_per_node=5))
+
+
+def test_gpus_without_nvidia_smi(tmp_path: Path) -> None:
+    found = node(tmp_path, gpus=2)
+    assert [gpu.name for gpu in found.gpus] == ["0", "1"]
+    assert node(tmp_path, CUDA_VISIBLE_DEVICES="").gpus == ()
+    named = node(tmp_path, CUDA_VISIBLE_DEVICES="1,GPU-ab")
+    assert [gpu.name for gpu in named.gpus] == ["1", "GPU-ab"]
+    assert [gpu.name for gpu in node(tmp_path, CUDA_VISIBLE_DEVICES="1,-1,2").gpus] == ["1"]
+
+
+def test_nvidia_smi_is_asked_once_a_node(tmp_path: Path) -> None:
+    """By the node's task. Its ranks are told what it found, though one sees its own cores alone."""
+    told = {"host": "n1", "cpus": list(range(128)), "gpus": [{"name": "0"}]}
+    write_json(heartbeat.hardware_file(tmp_path), told)
+    code = "from slurmft.node import hardware\nfrom slurmft.train import environment\n"
+    code += "hardware.detect = None\n"
+    code += "print(environment.describe_node()['hardware']['cpus'][-1], hardware.computes_bf16())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {heartbeat.FOLDER: str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split()[:1] == ["127"], done.stderr
+
+
+def test_profile_that_the_node_cannot_serve(tmp_path: Path) -> None:
+    amd = node(tmp_path, flags="avx2", vendor="AuthenticAMD")
+    assert choose(amd, JobConfig()).name == "cpu"
+    with pytest.raises(UsageError, match="looked at CUDA_VISIBLE_DEVICES and for /dev/nvidia"):
+        choose(amd, JobConfig(profile="gpu"))
+    with pytest.raises(UsageError, match="has no AVX-512"):
+        choose(amd, JobConfig(profile="xeon"))
+    with pytest.raises(UsageError, match="--precision fp16 needs GPUs"):
+        profiles.check_precision(amd, "fp16")
+
+
+def test_what_the_user_has_set_wins(tmp_path: Path) -> None:
+    profile = choose(node(tmp_path), JobConfig())
+    assert "OMP_NUM_THREADS" not in profiles.merge(profile.settings(), {"OMP_NUM_THREADS": "7"})
+    lines = profiles.describe(profile, {"OMP_NUM_THREADS": "7"})
+    assert lines[0] == "OMP_NUM_THREADS=7  # yours (else 32)"
+    nothing = {"OMP_NUM_THREADS": ""}  # said as well as any value
+    assert "OMP_NUM_THREADS" not in profiles.merge(profile.settings(), nothing)
+    assert profiles.describe(profile, nothing)[0] == "OMP_NUM_THREADS=  # yours (else 32)"
+
+
+def test_libraries_where_distributions_put_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    (tmp_path / "venv" / "lib").mkdir(parents=True)
+    (tmp_path / "venv" / "lib" / "libiomp5.so").touch()
+    conda = tmp_path / "conda" / "lib"
+    conda.mkdir(parents=True)
+    (conda / "libtcmalloc.so.4").touch()
+    monkeypatch.setenv("CONDA_PREFIX", str(conda.parent))
+    found = settings(choose(node(tmp_path / "node"), JobConfig()))
+    preloads = found["LD_PRELOAD"].split(":")
+    assert f"{tmp_path}/venv/lib/libiomp5.so" in preloads
+    assert any("libtcmalloc" in path for path in preloads)
+    assert found["KMP_AFFINITY"] == "granularity=fine,compact,1,0"
+    shared = choose(node(tmp_path / "node", SLURM_CPUS_PER_TASK="16"), JobConfig())
+    assert "KMP_AFFINITY" not in settings(shared)  # all would bind to the first cores
+    (tmp_path / "a b").mkdir()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "a b"))  # LD_PRELOAD ends at a space
+    (tmp_path / "a b" / "lib").mkdir()
+    (tmp_path / "a b" / "lib" / "libx.so").touch()
+    assert profiles.find_library(("libx.so",)) is None
+
+
+def test_lists_of_cpus() -> None:
+    assert numbers("0-3,8,10-11\n") == [0, 1, 2, 3, 8, 10, 11]
+    assert as_list([8, 0, 1, 2, 3, 11, 10]) == "0-3,8,10-11"
+    assert numbers("") == []
+
+
+def test_rank_that_may_not_use_its_cores() -> None:
+
+    with pytest.raises(SlurmftError, match="cannot bind this rank to the cores 4000") as error:
+        bind({profiles.CORES: "0;4000", "LOCAL_RANK": "1"})
+    assert "cores that it may use" in str(error.value.hint)
+
+
+# --- oneCCL ---------------------------------------------------------------------------------------
+
+STAND_IN = """
+import os
+import torch.distributed as dist
+
+def make(store, rank, size, timeout):
+    assert os.environ["CCL_LOCAL_RANK"] == os.environ["LOCAL_RANK"]
+    assert os.environ["FROM_SETVARS"] == "yes"
+    print("made by the stand-in", flush=True)
+    return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+dist.Backend.register_backend("ccl", make, devices=["cpu"])
+"""
+
+
+def stand_in(folder: Path, version: str) -> dict[str, str]:
+    """A binding of oneCCL that is gloo: what its wiring can be tested with."""
+    package = folder / "oneccl_bindings_for_pytorch"
+    (package / "env").mkdir(parents=True)
+    (package / "__init__.py").write_text(STAND_IN)
+    (package / "env" / "setvars.sh").write_text("export FROM_SETVARS=yes\n")
+    info = folder / f"oneccl_bind_pt-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Name: oneccl_bind_pt\nVersion: {version}\n")
+    return {"PYTHONPATH": str(folder)}
+
+
+def torch_version() -> str:
+    from importlib.metadata import version
+
+    return version("torch")
+
+
+def test_ccl_is_wired(tmp_path: Path) -> None:
+    env = stand_in(tmp_path / "lib", torch_version())
+    flags = ("--cluster", "local", "--nodes", "2", "--max-steps", "2", "--runs-dir", str(tmp_path))
+    done = slurmft("submit", "--follow", *flags, "--batch-size", "8", env=env)
+    assert done.code == 0, done.err
+    assert done.result["backend"] == "ccl"  # auto takes it
+    assert "made by the stand-in" in done.run.rank_log(1).read_text()
+
+
+def test_what_the_binding_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists grow; mpirun's own library does not give way to the one that the binding brings."""
+    env = stand_in(tmp_path, torch_version())
+    script = tmp_path / "oneccl_bindings_for_pytorch" / "env" / "setvars.sh"
+    script.write_text(
+        "export I_MPI_ROOT=/its/own CCL_ROOT=/its/ccl\n"
+        'export LD_LIBRARY_PATH="/its/lib:$LD_LIBRARY_PATH"\n'
+    )
+    monkeypatch.syspath_prepend(env["PYTHONPATH"])
+    monkeypatch.setenv("I_MPI_ROOT", "/of/mpirun")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/my/lib")
+    binding = ccl.find()
+    assert binding is not None
+    assert binding.environment() == {
+        "CCL_ROOT": "/its/ccl",
+        "LD_LIBRARY_PATH": "/its/lib:/my/lib",
+    }
+
+
+def test_ccl_for_another_torch(tmp_path: Path) -> None:
+    env = stand_in(tmp_path / "lib", "1.13.0")
+    flags = ("--cluster", "local", "--max-steps", "1", "--runs-dir", str(tmp_path))
+    done = slurmft("submit", "--follow", *flags, "--batch-size", "8", env=env)
+    assert done.code == 0, done.err
+    assert done.result["backend"] == "gloo"
+    log = done.run.rank_log(0).read_text()
+    assert "oneccl_bindings_for_pytorch 1.13.0 is for another torch than" in log
+    done = slurmft("submit", "--follow", "--backend", "ccl", *flags, env=env)
+    assert done.code == 2
+    assert "1.13.0 is for another torch" in done.err
+    assert "install oneccl_bind_pt==" in done.err
+
+
+IPEX_STAND_IN = """
+import torch
+
+__version__ = "stand-in"
+kernels = torch.library.Library("aten", "IMPL")
+
+
+def layer_norm(x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
+    return torch.native_layer_norm(x, shape, weight, bias, eps)[0]
+
+
+def optimize(model, optimizer, **_):
+    kernels.impl("layer_norm", layer_norm, "CPU")
+    return model, optimizer
+"""
+
+
+def ipex_stand_in(folder: Path) -> dict[str, str]:
+    """An extension with one kernel: what `--ipex` and its record can be tested with."""
+    folder.mkdir()
+    (folder / "intel_extension_for_pytorch.py").write_text(IPEX_STAND_IN)
+    info = folder / f"intel_extension_for_pytorch-{torch_version()}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Name: intel-extension-for-pytorch\nVersion: {torch_version()}\n"
+    )
+    more = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(folder), more] if more else [str(folder)])}
+
+
+@pytest.mark.parametrize(("flags", "used"), [(("--ipex",), "stand-in"), ((), None)])
+def test_ipex_is_recorded(tmp_path: Path, flags: tuple[str, ...], used: str | None) -> None:
+    """By what the ranks run, not by what is installed: it is, in both cases."""
+    env = ipex_stand_in(tmp_path / "lib")
+    flags += ("--cluster", "local", "--nodes", "2", "--max-steps", "2", "--batch-size", "8")
+    done = slurmft("submit", "--follow", *flags, "--runs-dir", str(tmp_path), env=env)
+    assert done.code == 0, done.err
+    environment = json.loads(done.run.environment.read_text())
+    assert [rank["ipex"] for rank in environment["ranks"]] == [used, used]
+    assert done.result["ipex"] == used
+
+
+@pytest.mark.skipif(find_spec("intel_extension_for_pytorch") is not None, reason="it is here")
+def test_ipex_that_is_not_here(tmp_path: Path) -> None:
+    flags = ("--cluster", "local", "--max-steps", "1", "--runs-dir", str(tmp_path))
+    done = slurmft("submit", "--follow", "--ipex", *flags)
+    assert done.code == 2
+    assert "--ipex needs intel-extension-for-pytorch, which is not installed" in done.err
+
+
+def test_backends_that_are_not_here() -> None:
+    with pytest.raises(UsageError, match="which is not installed") as error:
+        ccl.choose("ccl", has_gpu=False)
+    assert "--backend gloo" in str(error.value.hint)
+    assert ccl.choose("auto", has_gpu=True) is None
+
+
+# --- on real nodes --------------------------------------------------------------------------------
+
+
+def test_doctor_node_here() -> None:
+    done = slurmft("doctor", "node", "--here", "--nproc-per-node", "1")
+    assert done.code == 0, done.err
+    lines = dict(line.split("  ", 1) for line in done.out.splitlines() if "  " in line[:12])
+    assert os.uname().nodename in lines["host"]
+    assert "OMP_NUM_THREADS=" in done.out
+    assert slurmft("doctor", "node", "--here", "--profile", "gpu").code == 2
+
+
+def test_dry_run_gives_reasons(tmp_path: Path) -> None:
+    done = slurmft("submit", "--dry-run", "--cluster", "local", "--runs-dir", str(tmp_path))
+    assert "OMP_NUM_THREADS=" in done.out
+    assert "# compute cores of each of" in done.out
+    done = slurmft("submit", "--dry-run", "--cluster", "local", "--profile", "gpu")
+    assert done.code == 0
+    assert "# gpu: to be decided on the nodes; not here: --profile gpu" in done.out
+
+
+@pytest.mark.slurm
+def test_ranks_are_bound_to_their_cores(idle_cluster: Cluster, tmp_path: Path) -> None:
+    """Two processes on a node that is all theirs."""
+    flags = ("--nodes", "1", "--cpus-per-task", "2", "--nproc-per-node", "2", "--max-steps", "2")
+    done = slurmft("submit", "--follow", *flags, "--runs-dir", str(tmp_path), env=idle_cluster.env)
+    assert done.code == 0, done.err
+    environment = json.loads(done.run.environment.read_text())
+    assert [rank["cores"] for rank in environment["ranks"]] == [[0], [1]]
+    assert [rank["cores_asked"] for rank in environment["ranks"]] == [[0], [1]]
+    assert environment["ranks"][0]["hardware"]["slurm_cpus"] == 2
+    doctor = slurmft("doctor", "node", "--nodes", "2", env=idle_cluster.env)
+    assert doctor.code == 0, doctor.err
+    hosts = [x.split()[1] for x in doctor.out.splitlines() if x.startswith("host")]
+    assert sorted(hosts) == ["n1", "n2"]

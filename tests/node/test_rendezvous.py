@@ -1,0 +1,186 @@
+"""Node lists, ports, and reaching the head."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+
+import pytest
+
+from slurmft.node import rendezvous
+from slurmft.node.rendezvous import RendezvousError, expand_nodelist
+from tests.support.cluster import Cluster
+
+NODELISTS = [
+    "n1",
+    "n1,n2",
+    "n[1-4]",
+    "n[01-12]",
+    "n[1-3,7,9-10]",
+    "n[009-011]",
+    "n7,m[01-03,8]",
+    "rack[1-2]-node[3-4]",
+    "a[1-2]b[03-04]c[5,7]",
+    "login,gpu[1-2],cpu-[08-10]",
+    "node-a.site.example,node-b.site.example",
+    "p[0-1],q[99-101]",
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("n[08-10]", ["n08", "n09", "n10"]),
+        ("n7,m[01-03,8]", ["n7", "m01", "m02", "m03", "m8"]),
+        ("r[1-2]-n[3-4]", ["r1-n3", "r1-n4", "r2-n3", "r2-n4"]),
+        (
+            "a[1-2]b[3-4]c[5,7]",  # the last bracket counts fastest, then the first
+            ["a1b3c5", "a1b3c7", "a2b3c5", "a2b3c7", "a1b4c5", "a1b4c7", "a2b4c5", "a2b4c7"],
+        ),
+        ("n[1-2]-ib,login", ["n1-ib", "n2-ib", "login"]),
+    ],
+)
+def test_node_lists(text: str, hosts: list[str]) -> None:
+    assert expand_nodelist(text) == hosts
+
+
+@pytest.mark.parametrize("text", ["", "n[1-", "n1]", "n[3-1]", "n[a-b]", "n[[1-2]]", "n[]"])
+def test_texts_that_are_no_node_lists(text: str) -> None:
+    with pytest.raises(RendezvousError):
+        expand_nodelist(text)
+
+
+@pytest.mark.slurm
+def test_node_lists_agree_with_scontrol(cluster: Cluster) -> None:
+    rng = random.Random(1)
+    read = 0
+    for text in NODELISTS + [random_nodelist(rng) for _ in range(80)]:
+        done = cluster.run(["scontrol", "show", "hostnames", text], check=False)
+        if done.returncode == 0 and done.stdout:
+            assert expand_nodelist(text) == done.stdout.split(), text
+            read += 1
+        else:  # it reads no text after the last bracket
+            assert text not in NODELISTS
+    assert read > 40
+
+
+def random_nodelist(rng: random.Random) -> str:
+    """A node list of random names, ranges and widths."""
+    parts = []
+    for _ in range(rng.randint(1, 4)):
+        part = rng.choice(["n", "gpu-", "rack", "x1y"])
+        for _ in range(rng.randint(0, 2)):
+            part += "[" + ",".join(random_range(rng) for _ in range(rng.randint(1, 3))) + "]"
+            part += rng.choice(["", "-", "n", "-ib"])
+        parts.append(part.rstrip("-"))
+    return ",".join(parts)
+
+
+def random_range(rng: random.Random) -> str:
+    first, width = rng.randint(0, 120), rng.randint(1, 4)
+    last = first + rng.randint(0, 12)
+    low = f"{first:0{width}d}"
+    return low if rng.random() < 0.4 else f"{low}-{last:0{len(low)}d}"
+
+
+def test_ports_are_outside_the_ephemeral_range_and_differ_between_jobs() -> None:
+    low, high = rendezvous.ephemeral_ports()
+    ports = [rendezvous.candidate_ports(str(job))[0] for job in range(1000, 1100)]
+    assert len(set(ports)) == len(ports)
+    for job in ("7", "123456", "99_3"):
+        assert all(
+            not low <= p <= high and 1024 < p < 65536 for p in rendezvous.candidate_ports(job)
+        )
+
+
+def test_port_taken_by_a_stale_process_is_passed_over() -> None:
+    first = rendezvous.candidate_ports("4711")[0]
+    with socket.create_server(("", first)):
+        assert first not in rendezvous.free_ports("4711")
+        assert set(rendezvous.free_ports("4711")) < set(rendezvous.candidate_ports("4711"))
+
+
+def test_all_ports_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_can_bind", lambda port: False)
+    with pytest.raises(RendezvousError, match="are taken"):
+        rendezvous.free_ports("1")
+
+
+def test_from_slurm() -> None:
+    meeting = rendezvous.from_slurm(
+        {
+            "SLURM_JOB_NODELIST": "n[1-3]",
+            "SLURM_JOB_ID": "12",
+            "SLURM_NODEID": "1",
+            "SLURM_RESTART_COUNT": "2",
+            rendezvous.PORT_VARIABLE: "12345,12346",
+        },
+        host_suffix="-ib0",
+    )
+    assert meeting.hosts == ("n1-ib0", "n2-ib0", "n3-ib0")
+    assert (meeting.head, meeting.host, meeting.is_head) == ("n1-ib0", "n2-ib0", False)
+    assert (meeting.port, meeting.roll_call_port, meeting.id) == (12345, 12346, "12.2")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"SLURM_JOB_ID": "1"},
+        {"SLURM_JOB_ID": "1", "SLURM_NODELIST": "n1", "SLURM_NODEID": "1"},
+        {"SLURM_JOB_ID": "1", "SLURM_NODELIST": "n1"},  # no ports
+        {"SLURM_JOB_ID": "1", "SLURM_NODELIST": "n1", rendezvous.PORT_VARIABLE: "12345"},
+    ],
+)
+def test_from_slurm_never_guesses(variables: dict[str, str]) -> None:
+    with pytest.raises(RendezvousError):
+        rendezvous.from_slurm(variables)
+
+
+def unreachable(head: str, port: int) -> str:
+    """What a node is told that cannot reach the head."""
+    began = time.monotonic()
+    with pytest.raises(RendezvousError) as error:
+        rendezvous.check_reachable("n3", head, port, "12.0", timeout_s=1.0)
+    assert time.monotonic() - began < 30
+    assert f"node n3 cannot reach the head node {head}, port {port}" in error.value.message
+    return error.value.message
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_head_that_does_not_resolve() -> None:
+    assert "does not resolve" in unreachable("no-such-host.invalid", 29500)
+
+
+def test_head_that_refuses() -> None:
+    assert "refused" in unreachable("127.0.0.1", closed_port())
+
+
+def test_head_of_another_meeting() -> None:
+    port = closed_port()
+    rendezvous.answer_roll_call(port, "11.0")
+    assert "it answers '11.0', not '12.0'" in unreachable("127.0.0.1", port)
+
+
+def test_head_that_starts_later() -> None:
+    port = closed_port()
+    late = threading.Timer(0.5, rendezvous.answer_roll_call, [port, "12.0"])
+    late.start()
+    rendezvous.check_reachable("n3", "127.0.0.1", port, "12.0", timeout_s=10.0)
+    rendezvous.check_reachable("n4", "127.0.0.1", port, "12.0", timeout_s=10.0)
+
+
+def test_interfaces() -> None:
+    assert rendezvous.interface_of("127.0.0.1") == "lo"
+    assert rendezvous.check_interface("lo", "n1") == "lo"
+    with pytest.raises(RendezvousError) as error:
+        rendezvous.check_interface("ib9", "n1")
+    assert "node n1 has no network interface 'ib9'" in error.value.message
+    assert "lo" in (error.value.hint or "")

@@ -1,0 +1,128 @@
+"""The watchdog, without ranks: what it takes for a hang, and what it does not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurmft.node import watchdog
+from slurmft.node.heartbeat import Heart, read
+from slurmft.node.watchdog import Watchdog
+
+
+@pytest.fixture
+def dog() -> Iterator[Watchdog]:
+    made = Watchdog(timeout_s=100)
+    yield made
+    made.close()
+
+
+class Clock:
+    """A monotonic clock that a test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+    def sleep(self, dog: Watchdog, seconds: float) -> None:
+        """Time passes, while the watchdog looks every five seconds."""
+        for _ in range(int(seconds / 5)):
+            self.now += 5
+            dog.check()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def heart(dog: Watchdog, rank: int, pid: int | None = None) -> Heart:
+    (dog.folder / f"pid-{rank}").write_text(str(pid or os.getpid()))
+    return Heart(dog.folder / f"beat-{rank}")
+
+
+def test_beats(tmp_path: Path) -> None:
+    assert read(tmp_path / "none") is None
+    beats = Heart(tmp_path / "beat")
+    beats.beat(7, "train")
+    found = read(tmp_path / "beat")
+    assert found is not None
+    assert (found.step, found.phase, found.patience) == (7, "train", 1.0)
+
+
+def test_late_rank_is_found(clock: Clock, dog: Watchdog) -> None:
+    hearts = [heart(dog, rank) for rank in (0, 1)]
+    hearts[1].beat(5, "train")
+    hearts[0].beat(6, "train")
+    clock.sleep(dog, 95)
+    assert dog.check() is None
+    clock.sleep(dog, 10)
+    hang = dog.check()
+    assert hang is not None
+    assert (hang.rank, hang.certain) == (1, False)
+    assert "after step 5" in hang.words
+
+
+def test_stopped_rank_is_the_one(clock: Clock, dog: Watchdog) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        try:
+            for rank, pid in ((0, None), (1, child.pid)):
+                heart(dog, rank, pid).beat(5, "train")
+            child.send_signal(19)
+            while watchdog.process_state(child.pid) != "T":
+                pass
+            clock.sleep(dog, 105)
+            hang = dog.check()
+        finally:
+            child.kill()
+    assert hang is not None
+    assert (hang.rank, hang.certain) == (1, True)
+
+
+def test_start_and_save_may_take_longer(clock: Clock, dog: Watchdog) -> None:
+    beats = heart(dog, 0)
+    clock.sleep(dog, 500)
+    assert dog.check() is None
+    beats.beat(1, "train")
+    clock.sleep(dog, 105)
+    assert dog.check() is not None
+
+
+def test_limit_grows_with_the_steps(clock: Clock, dog: Watchdog) -> None:
+    beats = heart(dog, 0)
+    beats.beat(1, "train")
+    clock.sleep(dog, 30)
+    beats.beat(2, "train")
+    clock.sleep(dog, 300)
+    assert dog.check() is None  # steps of 30 s: 600 s are no hang
+    clock.sleep(dog, 305)
+    assert dog.check() is not None
+
+
+def test_suspended_job_does_not_hang(clock: Clock, dog: Watchdog) -> None:
+    heart(dog, 0).beat(1, "train")
+    clock.now += 5000  # the watchdog was stopped as well
+    assert dog.check() is None
+    clock.sleep(dog, 105)
+    assert dog.check() is not None
+
+
+def test_folders_of_dead_tasks_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "slurmft-99999999-ab").mkdir()
+    (tmp_path / f"slurmft-{os.getpid()}-ab").mkdir()
+    watchdog.remove_stale(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == [f"slurmft-{os.getpid()}-ab"]
+
+
+def test_never(clock: Clock) -> None:
+    off = Watchdog(timeout_s=0)
+    heart(off, 0)
+    clock.sleep(off, 10000)
+    assert off.check() is None
+    off.close()

@@ -1,0 +1,105 @@
+"""Reading runs back from their directories."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmft.core.errors import UsageError
+from slurmft.runs.scan import MeasuredRun, cells, find, varied
+from tests.support.made_runs import write_run
+
+
+def test_runs_are_found_at_any_depth_oldest_first(tmp_path: Path) -> None:
+    write_run(tmp_path / "b" / "deep" / "new", submission={"time": "2026-11-21T11:00:00+00:00"})
+    write_run(tmp_path / "a" / "old", submission={"time": "2026-11-21T09:00:00+00:00"})
+    (tmp_path / "notes").mkdir()
+    runs, problems = find([tmp_path, tmp_path / "a" / "old"])
+    assert [run.name for run in runs] == ["old", "new"]
+    assert problems == []
+
+
+def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
+    study = {"name": "lab", "cell": {"nodes": 2}, "repeat": 1}
+    write_run(tmp_path / "r", nodes=2, nproc_per_node=2, submission={"study": study})
+    run = MeasuredRun.read(tmp_path / "r")
+    assert (run.is_finished, run.has_ended, run.study) == (True, True, study)
+    assert (run.value("nodes"), run.value("task"), run.value("no_such")) == (2, "synthetic", None)
+    assert run.hosts == ["n1", "n2"]
+    assert run.code == "0.1 0123456789"
+    assert [r["step"] for r in run.records() if r["event"] == "step"] == list(range(1, 21))
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.json", '{"train": {'),
+        ("config.json", '{"architectures": ["BertModel"]}'),
+        ("result.json", '{"metrics": {"accu'),
+        ("result.json", '{"accuracy": 1}'),
+    ],
+)
+def test_half_written_and_foreign_files_are_named(tmp_path: Path, file: str, text: str) -> None:
+    write_run(tmp_path / "good")
+    bad = write_run(tmp_path / "bad")
+    (bad.path / file).write_text(text)
+    runs, problems = find([tmp_path])
+    assert [run.name for run in runs] == ["good"]
+    assert len(problems) == 1
+    assert f"bad/{file}" in problems[0]
+
+
+@pytest.mark.parametrize("name", ["missing", "empty"])
+def test_a_folder_without_runs_is_an_error(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=name):
+        find([tmp_path / name])
+
+
+def test_repeats_are_one_cell(tmp_path: Path) -> None:
+    for nodes in (1, 2):
+        for seed in (1, 2):
+            write_run(tmp_path / f"{nodes}-{seed}", nodes=nodes, seed=seed)
+    runs, _ = find([tmp_path])
+    assert varied(runs) == ["nodes"]
+    assert [[run.name for run in cell] for cell in cells(runs)] == [["1-1", "1-2"], ["2-1", "2-2"]]
+
+
+def test_links_make_no_repeats(tmp_path: Path) -> None:
+    """A link to the newest run, links in a circle, one folder given by two names."""
+    write_run(tmp_path / "r")
+    (tmp_path / "latest").symlink_to("r")
+    (tmp_path / "circle").symlink_to(".")
+    (tmp_path / "itself").symlink_to("itself")
+    runs, problems = find([tmp_path, tmp_path / "r" / "..", tmp_path / "latest"])
+    assert [run.name for run in runs] == ["r"]
+    assert problems == []
+
+
+def test_closed_folders_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "good")
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
+
+    def scan(path: Path) -> Any:
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    runs, problems = find([tmp_path])
+    assert [run.name for run in runs] == ["good"]
+    assert problems == [f"'{tmp_path / 'closed'}' cannot be read: Permission denied"]
+
+
+def test_files_of_others_are_read_as_far_as_they_go(tmp_path: Path) -> None:
+    write_run(tmp_path / "good")
+    odd = write_run(tmp_path / "odd", submission={"time": 5, "git": "abc", "study": "x"})
+    odd.state.write_text('{"reason": "no state"}')
+    odd.environment.write_text('{"ranks": [1, {"rank": 0}], "versions": []}')
+    runs, _ = find([tmp_path])
+    (run,) = (run for run in runs if run.name == "odd")
+    assert (run.state["state"], run.study, run.hosts, run.code) == ("unknown", None, [], "0.1")

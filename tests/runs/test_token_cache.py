@@ -1,0 +1,178 @@
+"""Tokens kept for the next run: used, damaged, crossed, old."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slurmft.node import profiles
+from slurmft.runs import token_cache
+from slurmft.runs.token_cache import DamagedError
+from slurmft.train import tasks
+from slurmft.train.config import TrainConfig
+from tests.conftest import slurmft
+from tests.support.models import write_emotion, write_model
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    """A folder as a run fills it."""
+    made = tmp_path / "run" / "tokens"
+    for name in ("train", "tokenizer"):
+        (made / name).mkdir(parents=True)
+    np.save(made / "train" / "tokens.npy", np.arange(1000))
+    (made / "meta.json").write_text("{}")
+    (made / "tokenizer" / "vocab.txt").write_text("[PAD]")
+    return made
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    made = tmp_path / "next" / "tokens"
+    made.mkdir(parents=True)
+    return made
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_next_run_gets_the_same(tmp_path: Path, tokens: Path, empty: Path) -> None:
+    cache = tmp_path / "cache"
+    assert not token_cache.take(cache, "key", empty)
+    token_cache.keep(cache, "key", tokens)
+    assert token_cache.take(cache, "key", empty)
+    assert content(empty) == content(tokens)
+    # Arrays take their room once; the tokenizer, which goes into models, is nobody else's.
+    assert (empty / "train" / "tokens.npy").stat().st_nlink == 3
+    assert (empty / "tokenizer" / "vocab.txt").stat().st_nlink == 1
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "lost", "without sums"])
+def test_damaged_entry_is_found_and_made_again(
+    tmp_path: Path, tokens: Path, empty: Path, damage: str
+) -> None:
+    cache = tmp_path / "cache"
+    token_cache.keep(cache, "key", tokens)
+    array = cache / "key" / "train" / "tokens.npy"
+    whole = array.read_bytes()
+    array.unlink()  # not the run's own, which is the same file
+    if damage == "flipped":
+        array.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    elif damage == "cut":
+        array.write_bytes(whole[:-1])
+    elif damage == "without sums":
+        (cache / "key" / "sums.json").unlink()
+    with pytest.raises(DamagedError):
+        token_cache.take(cache, "key", empty)
+    assert list(empty.iterdir()) == []
+    assert not token_cache.take(cache, "key", empty)
+    token_cache.keep(cache, "key", tokens)
+    assert token_cache.take(cache, "key", empty)
+
+
+def test_entry_that_is_removed_while_it_is_taken_is_none(
+    tmp_path: Path, tokens: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    token_cache.keep(cache, "key", tokens)
+    link = token_cache._link
+
+    def link_one(source: Path, target: Path) -> None:
+        link(source, target)
+        if source.is_relative_to(cache) and (cache / "key").exists():
+            token_cache._remove(cache / "key")
+
+    monkeypatch.setattr(token_cache, "_link", link_one)
+    assert not token_cache.take(cache, "key", empty)
+    assert list(empty.iterdir()) == []
+
+
+def test_runs_at_once(tmp_path: Path, tokens: Path) -> None:
+    cache = tmp_path / "cache"
+
+    def use(number: int) -> dict[str, bytes]:
+        token_cache.keep(cache, "key", tokens)
+        into = tmp_path / f"run {number}"
+        into.mkdir()
+        assert token_cache.take(cache, "key", into)
+        return content(into)
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(use, range(16)))
+    assert all(one == content(tokens) for one in found)
+    assert [path.name for path in cache.iterdir()] == ["key"]
+
+
+def test_entries_that_nobody_uses_go(tmp_path: Path, tokens: Path, empty: Path) -> None:
+    cache, long_ago = tmp_path / "cache", time.time() - 40 * 86400
+    for key in ("unused", "used"):
+        token_cache.keep(cache, key, tokens)
+        os.utime(cache / key, (long_ago, long_ago))
+    (cache / ".half.1.ab").mkdir()
+    os.utime(cache / ".half.1.ab", (long_ago, long_ago))
+    assert token_cache.take(cache, "used", empty)
+    token_cache.keep(cache, "new", tokens)
+    assert sorted(path.name for path in cache.iterdir()) == ["new", "used"]
+
+
+def test_sources_are_all_that_decides(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:
+    def sources(**given: Any) -> Any:
+        values = {"task": "emotion", "data": str(tiny_data), "model": str(tiny_model)} | given
+        return tasks.get(TrainConfig.resolve(**values)).sources()
+
+    key = token_cache.key_of
+    copy = write_model(tmp_path / "elsewhere" / "model")
+    assert key(sources()) == key(sources(model=str(copy), seed=7, batch_size=3))
+    others = write_emotion(tmp_path / "data", train=20, validation=10)
+    for other in ({"max_length": 5}, {"data": str(others)}, {"text_column": "label"}):
+        assert key(sources(**other)) != key(sources()), other
+    vocabulary = copy / "tokenizer.json"
+    vocabulary.write_text(vocabulary.read_text().replace("word7", "wort7"))
+    assert key(sources(model=str(copy))) != key(sources())
+    assert sources(task="synthetic", data=None, model=None) is None
+
+
+def test_run_takes_the_tokens_of_the_one_before(
+    tmp_path: Path, tiny_data: Path, tiny_model: Path
+) -> None:
+    what = {"task": "emotion", "data": str(tiny_data), "model": str(tiny_model)}
+    sources = tasks.get(TrainConfig.resolve(**what)).sources()
+    assert sources is not None
+    entry = tmp_path / "hf" / "slurmft" / "tokens" / token_cache.key_of(sources)
+    entry.mkdir(parents=True)
+    (entry / "sums.json").write_text('{"lost": {}}')
+    flags = ["submit", "--cluster", "local", "--follow", "--runs-dir", str(tmp_path / "runs")]
+    flags += ["--max-steps", "2", *(f"--{name}={value}" for name, value in what.items())]
+    env = {"HF_HOME": str(tmp_path / "hf")}
+    first = slurmft(*flags, env=env)
+    assert "kept tokens were damaged" in first.out
+    assert (entry / "validation" / "tokens.npy").stat().st_nlink == 2
+    last = slurmft(*flags, env=env)
+    assert f"tokens: those of {entry}" in last.run.rank_log(0).read_text()
+    assert first.code == last.code == 0
+    assert content(last.run.tokens) == content(first.run.tokens)
+    assert last.result["loss"] == first.result["loss"]
+
+
+def test_main_rank_tokenizes_on_all_cores_of_its_node() -> None:
+    granted = sorted(os.sched_getaffinity(0))
+    if len(granted) < 2:
+        pytest.skip("one core")
+    lists = ";".join(map(str, granted))
+    try:
+        os.sched_setaffinity(0, granted[:1])
+        with profiles.all_cores({profiles.CORES: lists}):
+            assert sorted(os.sched_getaffinity(0)) == granted
+        assert sorted(os.sched_getaffinity(0)) == granted[:1]
+        with profiles.all_cores({}):
+            assert sorted(os.sched_getaffinity(0)) == granted[:1]
+    finally:
+        os.sched_setaffinity(0, granted)

@@ -1,0 +1,166 @@
+"""Trackers: what they get, that runs go on in them, and that none can hold up a run."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import UsageError
+from slurmft.runs import trackers
+from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
+from tests.conftest import HOSTILE, records, slurmft
+
+START = {"event": "start", "parameters": 5, "ipex": None, "precision": "fp32"}
+
+
+def step(number: int, loss: float = 0.5) -> dict[str, Any]:
+    record = {"event": "step", "step": number, "epoch": 0.1, "learning_rate": 0.1, "loss": loss}
+    return record | {"samples_per_s": 3.0}
+
+
+def make_run(folder: Path, *names: str) -> RunDir:
+    job = JobConfig(runs_dir=str(folder), log_with=names)
+    return RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
+
+
+@pytest.fixture(autouse=True)
+def main_process() -> None:
+    from accelerate import PartialState
+
+    PartialState(cpu=True)
+
+
+def read(run: RunDir, tag: str) -> list[tuple[int, float]]:
+    """The values that TensorBoard shows."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(run.tracking / "tensorboard" / run.path.name)).Reload()
+    return [(e.step, round(e.value, 3)) for e in found.Scalars(tag)]
+
+
+def test_tensorboard_goes_on(tmp_path: Path) -> None:
+    """What was done after the last checkpoint and is done again, is shown once."""
+    run = make_run(tmp_path / HOSTILE, "tensorboard")
+    first = trackers.Tracking(run)
+    for record in (START, step(5, 0.9), {**step(6), "samples_per_s": 0.0}, step(10, 0.8)):
+        first.take(record)
+    first.take({"event": "epoch", "epoch": 1, "metrics": {"accuracy": 0.25}})
+    first.close()
+    assert list(first.messages()) == []
+    again = trackers.Tracking(run)
+    for record in (START, {"event": "resume", "step": 7}, step(10, 0.7), step(15, 0.6)):
+        again.take(record)
+    again.close()
+    assert list(again.messages()) == []
+    assert read(run, "train/loss") == [(5, 0.9), (6, 0.5), (10, 0.7), (15, 0.6)]
+    assert read(run, "eval/accuracy") == []  # of step 10, which was done again
+    (settings,) = run.tracking.rglob("hparams.yml")
+    assert "batch_size: 32" in settings.read_text()
+    assert "parameters: 5" in settings.read_text()
+
+
+class Bad:
+    """A tracker that fails at one point; `stuck` blocks the start."""
+
+    def __init__(self, fails_in: str) -> None:
+        self.fails_in = fails_in
+
+    def __call__(self, project: str, **settings: Any) -> Bad:
+        return self
+
+    def at(self, where: str) -> None:
+        if self.fails_in == where:
+            raise SystemExit("no server")
+
+    def start(self) -> None:
+        self.at("start")
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        self.at("configuration")
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.at("log")
+
+    def finish(self) -> None:
+        self.at("finish")
+
+
+@pytest.mark.parametrize("where", ["start", "configuration", "log", "finish"])
+def test_tracker_that_fails_is_a_warning(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accelerate.tracking.TensorBoardTracker", Bad(where))
+    found = trackers.Tracking(make_run(tmp_path, "tensorboard"))
+    found.take(START)
+    found.take(step(1))
+    found.take(step(2))
+    found.close()
+    assert list(found.messages()) == [
+        "--log-with tensorboard: it failed (SystemExit: no server); the run goes on without it"
+    ]
+
+
+def test_tracker_that_hangs_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end = threading.Event()
+
+    class Stuck(Bad):
+        def start(self) -> None:
+            end.wait()
+
+    monkeypatch.setattr("accelerate.tracking.TensorBoardTracker", Stuck(""))
+    monkeypatch.setattr(trackers, "_START_S", -1)
+    found = trackers.Tracking(make_run(tmp_path, "tensorboard"))
+    for number in range(1, 3000):  # more than may wait for it
+        found.take(step(number))
+    found.close(timeout_s=0.01)
+    assert "it does not start" in next(found.messages())
+    assert list(found.messages()) == []
+    end.set()
+
+
+def test_run_whose_tracker_fails(tmp_path: Path) -> None:
+    """It finishes, and says so; what works, works. The ranks leave no process behind."""
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "mlflow.py").write_text("raise RuntimeError('no such server')\n")
+    where = ("--cluster", "local", "--nproc-per-node", "1", "--runs-dir", str(tmp_path / "runs"))
+    flags = ("--max-steps", "4", "--log-every", "2", "--batch-size", "4", "--precision", "fp32")
+    env = {"PYTHONPATH": os.pathsep.join([str(broken), *sys.path])}
+    more = ("--eval-batch-size", "512", "--log-with", "tensorboard,mlflow")
+    done = slurmft("submit", "--follow", *where, *flags, *more, env=env)
+    assert done.code == 0, done.err
+    (warning,) = [r["text"] for r in records(done.run, "warning")]
+    assert warning.startswith("--log-with mlflow: it failed (RuntimeError: no such server)")
+    losses = [r["loss"] for r in records(done.run, "step")]
+    assert read(done.run, "train/loss") == [(2, round(losses[1], 3)), (4, round(losses[3], 3))]
+    assert read(done.run, "eval/accuracy")[0][1] == round(done.result["metrics"]["accuracy"], 3)
+    assert f"tensorboard --logdir {done.run.tracking}" in done.out
+
+
+def test_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="did you mean wandb"):
+        JobConfig(log_with=("tensorboard,wandbb",))
+    assert JobConfig(log_with=("wandb, mlflow", "wandb")).trackers == ("wandb", "mlflow")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="the Python package wandb is not installed in") as error:
+        trackers.check(JobConfig(log_with=("wandb",)))
+    assert "-m pip install wandb" in str(error.value)
+    trackers.check(JobConfig(log_with=("wandb",), container="image.sif"))  # which may have it
+
+
+def test_what_to_type_after_a_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a b", "wandb", "tensorboard")
+    (run.tracking / "wandb" / "offline-run-1").mkdir(parents=True)
+    folder = f"'{run.tracking}"
+    assert trackers.next_commands(run) == [
+        f"tensorboard --logdir {folder}'",
+        f"wandb sync --append {folder}/wandb/offline-run-1'",
+    ]

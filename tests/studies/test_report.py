@@ -1,0 +1,574 @@
+"""`slurmft report`: tables of what runs measured, beside what was published."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmft.cli.report import main as report_main
+from slurmft.core.errors import UsageError
+from slurmft.runs import scan
+from slurmft.studies.report import forecast, published
+from slurmft.studies.report import runset as report_runset
+from slurmft.studies.report.charts import MOST_POINTS, thinned
+from slurmft.studies.report.formats import (
+    FORMATS,
+    Column,
+    Table,
+    Value,
+    as_csv,
+    as_latex,
+    as_markdown,
+    as_text,
+)
+from slurmft.studies.report.measures import Row, rows_of, state_of
+from slurmft.studies.report.sections import of_published
+from slurmft.studies.scaling import backtest, model
+from tests.conftest import slurmft
+from tests.support import CHECKOUT
+from tests.support.made_runs import write_run
+
+PUBLISHED = CHECKOUT / "results" / "published"
+HOSTILE = "<script>alert('x')</script> & 50% $(rm) a_b {c} ~ ^ \\d | \"q\" #1"
+
+
+@pytest.fixture
+def few_particles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fits that are fast, and less exact."""
+    monkeypatch.setattr(model, "PARTICLES", 300)
+
+
+def write_study(
+    folder: Path, toml: str, cells: list[dict[str, Any]], repeats: int = 1, **more: Any
+) -> None:
+    """A study's folder: its file, and runs of some cells; these are its cells, if it names none."""
+    (folder / "runs").mkdir(parents=True)
+    if "[grid]" not in toml:
+        tables = ("\n".join(f"{k} = {json.dumps(v)}" for k, v in cell.items()) for cell in cells)
+        toml += "".join(f"\n[[cells]]\n{table}" for table in tables)
+    (folder / "study.toml").write_text(f'name = "{folder.name}"\n{toml}')
+    for cell in cells:
+        for repeat in range(1, repeats + 1):
+            name = "-".join(map(str, cell.values())) + f"-{repeat}"
+            study = {"name": folder.name, "cell": cell, "repeat": repeat}
+            values = {"nproc_per_node": 1, "seed": repeat} | cell | more
+            write_run(folder / "runs" / name, submission={"study": study}, **values)
+
+
+def rows_in(folder: Path) -> list[Row]:
+    found, _ = scan.find([folder])
+    (runset,) = report_runset.group(found)
+    return rows_of(runset)
+
+
+def csv_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def report(*arguments: str | Path, **more: Any) -> str:
+    done = slurmft("report", *map(str, arguments), **more)
+    assert done.code == 0, done.err
+    return done.out
+
+
+# --- what runs measured ---------------------------------------------------------------------------
+
+
+def test_a_row_is_a_cell_with_median_and_spread(tmp_path: Path) -> None:
+    for seed, step_s in ((1, 0.1), (2, 0.11), (3, 0.2)):
+        write_run(tmp_path / f"r{seed}", seed=seed, step_s=step_s, nodes=2, nproc_per_node=2)
+    (row,) = csv_of(report(tmp_path, "--format", "csv"))
+    assert (row["devices"], row["n"], row["state"]) == ("4", "3", "finished")
+    numbers = [float(row[f"train_s{part}"]) for part in ("", "_min", "_max")]
+    assert numbers == pytest.approx([2.2, 2.0, 4.0])
+    assert float(row["train_samples_per_s_per_device"]) == pytest.approx(32 / 0.11)
+    assert float(row["rest_s"]) == pytest.approx(7 - 5 - 1.021)
+    assert (row["metric_name"], row["metric"]) == ("accuracy", "0.9")
+    text = report(tmp_path)
+    assert "2.20 ±82%" in text
+    assert "torch 2.13.0" in text
+    assert "0.1 0123456789" in text
+
+
+def test_strong_scaling_is_a_ratio_of_times(tmp_path: Path) -> None:
+    toml = 'scaling = "strong"\nrepeats = 1\n'
+    write_study(tmp_path / "s", toml, [{"nodes": 1}])
+    write_study(tmp_path / "t", toml, [{"nodes": 4}], step_s=0.04)
+    for run in (tmp_path / "t" / "runs").iterdir():
+        config = run / "config.json"
+        config.write_text(config.read_text().replace('"name": "t"', '"name": "s"'))
+        run.rename(tmp_path / "s" / "runs" / run.name)
+    one, four = rows_in(tmp_path / "s")
+    assert one.scaled == {"speedup": 1, "efficiency": 1}
+    assert four.scaled == pytest.approx({"speedup": 2.5, "efficiency": 0.625})
+
+
+def test_weak_scaling_is_a_ratio_of_throughputs_a_device(tmp_path: Path) -> None:
+    toml = 'scaling = "weak"\nrepeats = 1\nfixed = {max_steps = 20}\n'
+    write_study(
+        tmp_path / "s", toml, [{"nodes": 1, "batch_size": 8}, {"nodes": 4, "batch_size": 8}]
+    )
+    one, four = rows_in(tmp_path / "s")
+    assert one.scaled == {"speedup": 1, "efficiency": 1}
+    assert four.scaled == pytest.approx({"speedup": 4, "efficiency": 1})
+
+
+def test_rows_are_compared_with_their_like(tmp_path: Path) -> None:
+    """Equal global batches are alike; where no equal batch has as few devices, another one is."""
+    cells = [(1, 64), (4, 16), (1, 16), (8, 128)]
+    write_study(
+        tmp_path / "s",
+        'scaling = "strong"\nrepeats = 1',
+        [{"nodes": n, "batch_size": b} for n, b in cells],
+    )
+    base = {
+        (r.devices, r.cell["batch_size"]): (r.baseline.devices, r.baseline.cell["batch_size"])
+        for r in rows_in(tmp_path / "s")
+        if r.baseline
+    }
+    assert base[4, 16] in ((1, 64), (1, 16))
+    assert base[8, 128] == (1, 64)
+    assert "batch size 128, nodes 8 is compared with batch size 64, nodes 1" in report(
+        tmp_path / "s"
+    )
+
+
+def test_nothing_is_dropped(tmp_path: Path) -> None:
+    toml = 'title = "All"\nscaling = "strong"\nrepeats = 2\n[grid]\nnodes = [1, 2, 4, 8]\n'
+    folder = tmp_path / "s"
+    write_study(folder, toml, [{"nodes": 1}], repeats=2)
+    for nodes, repeat, state in (
+        (2, 1, "finished"),
+        (2, 2, "failed"),
+        (4, 1, "failed"),
+        (4, 2, "failed"),
+    ):
+        study = {"name": "s", "cell": {"nodes": nodes}, "repeat": repeat}
+        run = write_run(
+            folder / "runs" / f"{nodes}-{repeat}", nodes=nodes, nproc_per_node=1, state=state,
+            submission={"study": study},
+        )  # fmt: skip
+        if state == "failed":
+            told = json.loads(run.state.read_text()) | {"reason": "out of memory\nrank 3"}
+            run.state.write_text(json.dumps(told))
+    rows = csv_of(report(folder, "--format", "csv"))
+    assert [(r["nodes"], r["n"], r["state"]) for r in rows] == [
+        ("1", "2", "finished"),
+        ("2", "1", "1 of 2 failed: out of memory"),
+        ("4", "0", "failed: out of memory"),
+        ("8", "0", "missing"),
+    ]
+    text = report(folder)
+    assert "n/a" in text
+    assert "nodes 2: 1 of 2 failed: out of memory" in text
+
+
+def test_a_study_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
+    for text, told in (
+        ("name = 's'\nrepeats = many", "is no TOML"),
+        ("name = 's'\n[grid]\nnods = [1]", "unknown key 'nods'"),
+        ("name = 'other'\n[grid]\nnodes = [1, 2]", "is of the study 'other'"),
+    ):
+        folder = tmp_path / told.split()[-1].strip("'") / "s"
+        write_study(folder, "repeats = 1", [{"nodes": 1}])
+        (folder / "study.toml").write_text(text)
+        found = " ".join(report(folder).split())
+        assert "Problems: - missing runs are not known: " in found
+        assert told in found
+        (row,) = rows_in(folder)
+        assert row.state == ""
+
+
+GLOBAL_BATCH = """\
+scaling = "strong"
+repeats = 1
+[fixed]
+recipe = "mn4-emotion"
+global_batch_size = 512
+[grid]
+nodes = [1, 2, 4]
+nproc_per_node = [1, 4]
+"""
+
+
+def test_missing_cells_have_the_batch_that_they_would_have(tmp_path: Path) -> None:
+    """Their global batch, divided by their processes: so they stand beside what was published."""
+    cell = {"nodes": 2, "nproc_per_node": 1}
+    write_study(tmp_path / "s", GLOBAL_BATCH, [cell], recipe="mn4-emotion", batch_size=256)
+    rows = {(r.cell["nodes"], r.devices): r for r in rows_in(tmp_path / "s")}
+    batches = {at: row.value("batch_size") for at, row in rows.items()}
+    assert batches == {(1, 1): 512, (1, 4): 128, (2, 2): 256, (2, 8): 64, (4, 4): 128, (4, 16): 32}
+    assert rows[4, 4].value("task") == "emotion"
+    assert rows[4, 4].state == "missing"
+
+
+def test_a_missing_cell_stands_beside_its_published_row(tmp_path: Path) -> None:
+    toml = GLOBAL_BATCH.replace("512", "2048").replace("[1, 4]", "[4]")
+    cell = {"nodes": 1, "nproc_per_node": 4}
+    write_study(tmp_path / "s", toml, [cell], recipe="mn4-emotion", batch_size=512)
+    out = report(tmp_path / "s", "--published", PUBLISHED / "mn4_emotion.json", "--format", "csv")
+    part = next(p for p in out.split("\n# ") if "published / ours" in p.splitlines()[0])
+    found = {(r["gpus"], r["batch_size_per_gpu"]): r for r in csv_of(part.split("\n", 1)[1])}
+    assert found["8", "256"]["state_ours"] == "missing"
+    assert found["16", "128"]["state_ours"] == "missing"
+    assert found["8", "128"]["state_ours"] == ""
+
+
+def test_states_of_rows(tmp_path: Path) -> None:
+    write_run(tmp_path / "good")
+    write_run(tmp_path / "on", state="running", seed=7)
+    found = {run.name: run for run in scan.find([tmp_path])[0]}
+    good, on = found["good"], found["on"]
+    assert state_of([good], 1) == ""
+    assert state_of([], 3) == "missing"
+    assert state_of([on], 1) == "running"
+    assert state_of([good, on], 3) == "1 of 3 running, 1 of 3 missing"
+
+
+def test_a_failed_repeat_that_was_done_again_does_not_count(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", "repeats = 1", [{"nodes": 1}])
+    study = {"name": "s", "cell": {"nodes": 1}, "repeat": 1}
+    write_run(tmp_path / "s" / "runs" / "old", nodes=1, state="failed", submission={"study": study})
+    (row,) = rows_in(tmp_path / "s")
+    assert (row.state, len(row.runs)) == ("", 1)
+
+
+def test_changed_code_and_versions_are_said(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", nodes=1)
+    write_run(tmp_path / "b", nodes=2, versions={"torch": "2.12.0"})
+    write_run(tmp_path / "c", nodes=4, submission={"git": {"commit": "fedcba9876543210"}})
+    text = " ".join(report(tmp_path).split())
+    assert "CHANGED between runs: torch: 2.13.0 in most, 2.12.0 in nodes 2" in text
+    assert "CHANGED between runs: code: 0.1 0123456789 in most, 0.1 fedcba9876 in nodes 4" in text
+
+
+def test_results_with_foreign_values_are_rows_without_them(tmp_path: Path) -> None:
+    odd: dict[str, Any] = {
+        "phases_s": {"train": "long"},
+        "metrics": [],
+        "peak_memory_bytes": [],
+        "wall_s": None,
+    }
+    write_run(tmp_path / "odd", result=odd)
+    (row,) = csv_of(report(tmp_path, "--format", "csv"))
+    assert (row["state"], row["train_s"], row["wall_s"], row["metric"]) == ("finished", "", "", "")
+    assert "n/a" in report(tmp_path)
+
+
+def test_absurd_clocks_and_foreign_files(tmp_path: Path) -> None:
+    for i, time in enumerate((1e30, float("nan"), "noon")):
+        odd = write_run(tmp_path / f"odd{i}", submission={"study": 5, "time": i})
+        odd.state.write_text(json.dumps({"state": "finished", "time": time}))
+    assert "runs: 3, 3 finished" in report(tmp_path)
+
+
+# --- what was published ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", list(FORMATS))
+@pytest.mark.parametrize("file", sorted(p.name for p in PUBLISHED.glob("*.json")))
+def test_published_values_are_unchanged(file: str, form: str) -> None:
+    """Every number of the file is there as the file has it, in rows of the published length."""
+    raw = json.loads((PUBLISHED / file).read_text())
+    write, _ = FORMATS[form]
+    text = "\n".join(write(table.layout()) for table in published.load(PUBLISHED / file))
+    rows = raw.get("rows") or [
+        bars
+        for key, values in raw.items()
+        if key.startswith(("train", "eval", "metric")) and isinstance(values, dict)
+        for bars in (v if isinstance(v, list) else list(v.values()) for v in values.values())
+    ]
+    assert rows
+    for row in rows:
+        shown = [re.escape(str(v)) for v in row]
+        assert re.search(r"[^\n]*".join(shown), text), row
+
+
+def test_published_files_alone() -> None:
+    text = report(PUBLISHED / "mn4_emotion.json")
+    assert re.search(r"^ +4 +256 +0\.941 +16\.55 +3\.655$", text, re.MULTILINE)
+    assert "doubt: accuracy collapses at 8 and 16 GPUs" in text
+    charts = report(PUBLISHED / "mn4_benchmark.json", "--format", "markdown")
+    assert "| fp16-256" in charts
+    assert charts.count("implies a speedup of 11.9") == 1
+
+
+def test_published_beside_ours(tmp_path: Path) -> None:
+    for nodes, batch in ((1, 256), (2, 256), (3, 256)):
+        write_run(
+            tmp_path / str(nodes), task="emotion", nodes=nodes, nproc_per_node=1, batch_size=batch
+        )
+    out = report(tmp_path, "--published", PUBLISHED / "mn4_emotion.json", "--format", "csv")
+    part = next(p for p in out.split("\n# ") if "published / ours" in p.splitlines()[0])
+    found = {(r["gpus"], r["batch_size_per_gpu"]): r for r in csv_of(part.split("\n", 1)[1])}
+    assert (found["2", "256"]["time_s"], found["2", "256"]["time_s_ours"]) == ("29.9", "2.0")
+    assert (found["8", "128"]["time_s"], found["8", "128"]["time_s_ours"]) == ("10.33", "")
+    assert (found["3", "256"]["time_s"], found["3", "256"]["time_s_ours"]) == ("", "2.0")
+    assert len(found) == 8
+    text = report(tmp_path, "--published", PUBLISHED / "mn4_emotion.json")
+    assert "doubt: accuracy collapses" in text
+    assert "not as published: epochs 2 (5); precision fp32 (fp16)" in text
+
+
+def test_predictions_are_tables_of_their_own_form() -> None:
+    """Charts of throughput get rows of predicted throughput; a speedup is no time."""
+    speedups, rates = (
+        next(t for t in published.load(PUBLISHED / "mn4_benchmark.json") if t.part == part)
+        for part in ("train_speedup_published_text", "train_samples_per_s_per_gpu")
+    )
+    assert backtest.of_table(speedups) == [None]
+    one = dataclasses.replace(rates, rows=rates.rows[-5:])  # fp16-256
+    found = backtest.of_table(one)
+    assert [f and f.fitted for f in found] == [None, None, (1, 2), (1, 2, 4), (1, 2, 4, 8)]
+    assert all(f.low < f.median < f.high and abs(f.error_percent) < 10 for f in found if f)
+    lines = as_text(forecast.layout(one, found)).splitlines()
+    (theirs,) = (line for line in lines if " published" in line)
+    assert theirs.split() == ["fp16-256", "published", "1364", "1301", "1209", "1124", "1011"]
+    assert re.search(r" predicted +n/a +n/a +1\d{3} \(1\d{3}-1\d{3}\) ", "\n".join(lines))
+    rows = csv_of(as_csv(forecast.data(one, found)))
+    assert [r["predicted_from_devices"] for r in rows] == ["", "", "1 2", "1 2 4", "1 2 4 8"]
+    assert float(rows[4]["train_samples_per_s_per_gpu"]) == 1011
+
+
+@pytest.mark.usefixtures("few_particles")
+def test_published_rows_are_predicted_from_fewer_devices() -> None:
+    (table,) = published.load(PUBLISHED / "mn4_emotion.json")
+    section = of_published([table], backtest)
+    (shown,) = section.tables
+    heads = [column.words for column in shown.columns]
+    assert heads[4:6] == ["predicted time (s)", "error (%)"]
+    texts = [row[4].text for row in shown.rows]
+    assert texts[:2] == ["n/a", "n/a"]
+    assert all(re.fullmatch(r"[\d.]+ \([\d.]+-[\d.]+\)", text) for text in texts[2:])
+    assert (
+        "8 from 1, 2, 4; 16 from 1, 2, 4, 8 devices); line rate between nodes 100 Gbit/s"
+        in (shown.notes[0])
+    )
+    chart = next(c for c in section.charts if c.key == "time_s predicted")
+    assert [s.label for s in chart.series] == ["256", "128", "256, predicted", "128, predicted"]
+    assert chart.series[3].x == [8, 16]
+
+
+def test_files_that_the_model_does_not_know_are_shown_all_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    file.write_text('{"columns": ["gpus", "hours"], "rows": [[1, 8], [2, 5], [4, 3]]}')
+    section = of_published(published.load(file), backtest)
+    assert section.problems == ["nothing is predicted of x: 'x' holds no table of measured runs"]
+    assert [row[1].text for row in section.tables[0].rows] == ["8", "5", "3"]
+
+
+@pytest.mark.usefixtures("few_particles")
+def test_runs_are_predicted_from_fewer_devices(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for nodes in (1, 2, 4, 8):
+        for seed in (1, 2):
+            step_s = (0.4 / nodes + 0.01) * (1 + seed / 100)
+            write_run(
+                tmp_path / "runs" / f"{nodes}-{seed}", nodes=nodes, nproc_per_node=1, seed=seed,
+                step_s=step_s, batch_size=32 // nodes, epochs=1,
+            )  # fmt: skip
+    broken = write_run(tmp_path / "runs" / "odd", nodes=16, nproc_per_node=1, epochs=1)
+    result = json.loads(broken.result.read_text())
+    del result["global_batch_size"]
+    broken.result.write_text(json.dumps(result))
+    output = tmp_path / "out"
+    assert report_main([str(tmp_path / "runs"), "--predict", "--output", str(output)]) == 0
+    rows = csv_of((output / "runs.csv").read_text())
+    found = {r["nodes"]: r for r in rows}
+    assert [found[n]["predicted_from_devices"] for n in ("1", "2", "4", "8", "16")] == [
+        "", "", "1 2", "1 2 4", "",
+    ]  # fmt: skip
+    eight = found["8"]
+    assert float(eight["predicted_train_s_low"]) < float(eight["predicted_train_s_high"])
+    error = float(eight["predicted_train_s"]) / float(eight["train_s"]) - 1
+    assert float(eight["predicted_error_percent"]) == pytest.approx(100 * error)
+    text = " ".join((output / "tables.txt").read_text().split())
+    assert "predicted: by the model of slurmft plan" in text
+    assert "(4 from 1, 2; 8 from 1, 2, 4 devices)" in text
+    assert "predicted (90 %)" in (output / "runs-train-s.svg").read_text()
+    assert "predicted train (s)" in (output / "report.html").read_text()
+
+
+def test_too_few_numbers_of_devices_are_said(tmp_path: Path) -> None:
+    for nodes in (1, 2):
+        write_run(tmp_path / str(nodes), nodes=nodes, nproc_per_node=1)
+    found = " ".join(report(tmp_path, "--predict").split())
+    assert "nothing is predicted: no row has two smaller numbers of devices" in found
+
+
+def test_a_study_names_what_to_compare_with(tmp_path: Path) -> None:
+    toml = 'published = "../x.json"\nrepeats = 1\n'
+    cells = [{"nodes": n, "eval_batch_size": 128} for n in (1, 2)]
+    write_study(tmp_path / "s", toml, cells)
+    (tmp_path / "s" / "published.json").write_text((PUBLISHED / "mn4_benchmark.json").read_text())
+    text = report(tmp_path / "s")
+    theirs, ours = re.findall(r"^ +128 +(?:published|ours) .*$", text, re.MULTILINE)[:2]
+    assert theirs.split() == ["128", "published", "2616", "2517", "2347", "2079", "1570"]
+    assert ours.split() == ["128", "ours", "1000", "500", "n/a", "n/a", "n/a"]
+
+
+# --- formats --------------------------------------------------------------------------------------
+
+
+def test_hostile_text_is_escaped() -> None:
+    table = Table(HOSTILE, [Column("name", numeric=False)], [[Value.of(HOSTILE)]], [HOSTILE])
+    (row,) = csv_of(as_csv(table))
+    assert row == {"name": HOSTILE}
+    latex = as_latex(table)
+    assert r"\& 50\% \$(rm) a\_b \{c\} \textasciitilde{} \^{} \textbackslash{}d" in latex
+    assert not re.search(r"(?<!\\)[%#_&$]", latex.replace("& ", "").replace("\\_", ""))
+    markdown = as_markdown(table)
+    assert "<script>" not in markdown
+    assert r"\| " in markdown
+    assert "\x1b" not in as_text(Table("\x1b[2J", table.columns, table.rows))
+
+
+def test_text_fits_a_terminal(tmp_path: Path) -> None:
+    for nodes in (1, 2, 4):
+        for batch in (16, 32):
+            for seed in (1, 2):
+                cell: dict[str, Any] = {
+                    "batch_size": batch,
+                    "eval_batch_size": batch,
+                }
+                place = tmp_path / f"{nodes}-{batch}-{seed}"
+                write_run(place, nproc_per_node=1, seed=seed, step_s=seed, **cell)
+    assert max(map(len, report(tmp_path).splitlines())) <= 120
+
+
+def test_columns_give_way_by_rank() -> None:
+    columns = [Column("kept"), Column("first to go", rank=2), Column("second", rank=1)]
+    table = Table("t", columns, [[Value.of("x" * 30)] * 3])
+    text = as_text(table, width=70)
+    assert "left out here, in CSV: first to go" in text
+    assert "second" in text.splitlines()[2]
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_all_files_are_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for nodes in (1, 2, 4):
+        write_run(tmp_path / "runs" / str(nodes), nodes=nodes, nproc_per_node=1, step_s=0.1 / nodes)
+    done = slurmft("report", str(tmp_path / "runs"), "--output", str(tmp_path / "out" / "here"))
+    assert done.code == 0, done.err
+    names = {path.name for path in (tmp_path / "out" / "here").iterdir()}
+    assert {"tables.txt", "tables.md", "tables.tex", "runs.csv", "report.html"} <= names
+    plots = {n.removesuffix(".svg") for n in names if n.endswith(".svg")}
+    assert plots == {n.removesuffix(".png") for n in names if n.endswith(".png")}
+    assert {"runs-speedup", "runs-phases", "runs-loss", "runs-train-s"} <= plots
+    page = (tmp_path / "out" / "here" / "report.html").read_text()
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', page)) <= {
+        pair for i in ids for pair in ((i, ""), ("", i))
+    }
+
+
+def test_tables_need_no_matplotlib(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "r")
+    (tmp_path / "hide.py").write_text(
+        "import sys, importlib.util\n"
+        "real = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda n, *a: None if n == 'matplotlib' else real(n, *a)\n"
+        "from slurmft.__main__ import console\n"
+        "code = console()\n"
+        "print([m for m in ('matplotlib', 'torch', 'transformers', 'numpy') if m in sys.modules])\n"
+        "raise SystemExit(code)\n"
+    )
+    command = [sys.executable, str(tmp_path / "hide.py"), "report", str(tmp_path / "runs")]
+    for more in ([], ["--output", str(tmp_path / "out")]):
+        done = subprocess.run(
+            [*command, *more], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.endswith("[]\n")
+    assert "pip install matplotlib" in done.stderr
+    assert "pip install matplotlib" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_curves_are_thinned() -> None:
+    x, y = thinned([(float(i), 2.0 * i) for i in range(1, 1001)])
+    assert len(x) <= MOST_POINTS
+    assert (x[0], y[0]) == (2.5, 5.0)
+    assert thinned([(1.0, 2.0)]) == ([1.0], [2.0])
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_read_is_listed(tmp_path: Path) -> None:
+    write_run(tmp_path / "good")
+    bad = write_run(tmp_path / "bad")
+    bad.result.write_text('{"metrics": {"accu')
+    text = report(tmp_path)
+    assert "Could not be read:" in text
+    assert "bad/result.json" in "".join(text.split("\n  "))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["{empty}"], "holds no run"),
+        (["{broken}"], "no run can be read"),
+        (["{empty}/none"], "is no folder"),
+        (["{good}", "--format", "markdwon"], "did you mean markdown?"),
+        (["{good}", "--output", "/proc/none"], "cannot write to '/proc/none'"),
+        (["{good}", "--output", "{good}/config.json"], "cannot write to"),
+        (["{good}/config.json"], "holds no published table"),
+        (["{good}", "--published", "{empty}/x.json"], "cannot read published tables"),
+        ([], "required: RUN|DIR|FILE"),
+    ],
+)
+def test_mistakes_end_in_two_lines(arguments: list[str], told: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    write_run(tmp_path / "good")
+    write_run(tmp_path / "broken" / "r").config.write_text("{")
+    places = {name: str(tmp_path / name) for name in ("empty", "good", "broken")}
+    done = slurmft("report", *(a.format(**places) for a in arguments))
+    assert done.code == 2
+    assert told in done.err
+    assert len(done.err.splitlines()) == 2
+
+
+def test_published_files_of_wrong_shape(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    for text in (
+        "[]",
+        "{}",
+        '{"gpus": [[1]], "x": [1]}',
+        '{"columns": ["a"], "rows": [[1, 2]]}',
+        '{"gpus": [1], "x": [1, 2]}',
+    ):
+        file.write_text(text)
+        with pytest.raises(UsageError, match="holds no published table"):
+            published.load(file)
+
+
+def test_published_values_that_are_no_points(tmp_path: Path) -> None:
+    (tmp_path / "chart.json").write_text('{"gpus": [1, 2, 4], "time_s": [3, null, "1"]}')
+    rows = [[n, batch, n] for batch in range(1, 11) for n in (1, 2)] + [["many", 1, None]]
+    table = {"columns": ["gpus", "batch_size_per_gpu", "speedup"], "rows": rows}
+    (tmp_path / "rows.json").write_text(json.dumps(table))
+    for name in ("chart", "rows"):
+        out = report(tmp_path / f"{name}.json", "--output", tmp_path / "out", "--format", "csv")
+        assert len(csv_of(out.partition("\n")[2])) == (1 if name == "chart" else len(rows))
+
+
+def test_names_that_matplotlib_hides(tmp_path: Path) -> None:
+    for name in ("_a", "_" + "b" * 70):
+        write_run(tmp_path / "runs" / name, model=name, data="$x")
+    report(tmp_path / "runs", "--output", tmp_path / "out")
+    assert ">_a<" in re.sub(
+        r"\s", "", next((tmp_path / "out").glob("*train-samples*.svg")).read_text()
+    )

@@ -1,0 +1,370 @@
+"""The cluster: start it, stop it, run commands on it, break it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from tests.support.cluster import config, lock, network, system
+from tests.support.cluster.config import DEFAULT_ROOT, Site
+from tests.support.cluster.system import ClusterError
+
+SOCKET_MAX = 107
+"""Bytes in a Unix socket's path, in Linux."""
+
+SLURM_NAMES = (
+    *("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SCANCEL_"),
+    *("SQUEUE_", "SINFO_", "SACCT_"),
+)
+PLAIN_PATH = re.compile(r"[\w./+-]+", re.ASCII)
+"""What slurm.conf, AuthInfo and MariaDB's options take without quoting."""
+
+
+class Cluster:
+    """A Slurm of N nodes in network namespaces. One at a time on a machine.
+
+    The daemons outlive the Python process; `down` or the next `up` ends them, whatever their root,
+    unless the process that started them by `with Cluster()` is still in there.
+    """
+
+    def __init__(
+        self,
+        nodes: int = 4,
+        cpus_per_node: int = 4,
+        root: Path = DEFAULT_ROOT,
+        *,
+        grace_time_s: int = 20,
+        requeue_delay_s: int = 5,
+        extra_conf: Sequence[str] = (),
+    ) -> None:
+        if not (1 <= nodes <= 200 and cpus_per_node >= 1):
+            raise ClusterError(f"{nodes} nodes of {cpus_per_node} CPUs\nhint: 1 to 200, 1 or more")
+        if not PLAIN_PATH.fullmatch(str(root)):
+            raise ClusterError(f"root {str(root)!r}\nhint: only letters, digits and _ . / + -")
+        self.site = Site(
+            root=Path(root).resolve(),
+            nodes=nodes,
+            cpus_per_node=cpus_per_node,
+            grace_time_s=grace_time_s,
+            requeue_delay_s=requeue_delay_s,
+            extra_conf=tuple(extra_conf),
+        )
+        self._session = contextlib.ExitStack()
+        """Holds the machine's lock, from __enter__ to __exit__."""
+
+    @classmethod
+    def attach(cls, root: Path = DEFAULT_ROOT) -> Cluster:
+        """Returns the cluster that an earlier process started at `root`.
+
+        Raises:
+            ClusterError: there is none.
+        """
+        system.require()
+        site = Site.load(Path(root).resolve())
+        if site is None or not system.marked("slurmctld"):
+            raise ClusterError(
+                f"no cluster runs at {root}\nhint: python -m tests.support.cluster up 4"
+            )
+        cluster = cls(root=root)
+        cluster.site = site
+        return cluster
+
+    def __enter__(self) -> Cluster:
+        system.require()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(lock.held(lock.SESSION))
+            self._up()
+            self._session = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._session:
+            self._tear_down()
+
+    @property
+    def hosts(self) -> list[str]:
+        """The node names, n1 to nN."""
+        return self.site.hosts
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a Slurm client needs in its environment."""
+        return {"SLURM_CONF": str(self.site.slurm_conf)}
+
+    # Up and down.
+
+    def up(self) -> None:
+        """Starts everything; returns when every node is idle and accounting answers.
+
+        Raises:
+            ClusterError: with the ends of the daemons' logs, and nothing is left running; or a
+                living session has the cluster, and nothing was touched.
+        """
+        system.require()
+        with lock.held(lock.UP):
+            self._up()
+
+    def down(self) -> None:
+        """Ends all processes and removes the network, of whoever started it; the logs stay.
+
+        Raises:
+            ClusterError: a living session has the cluster.
+        """
+        system.require()
+        with lock.held(lock.DOWN):
+            self._tear_down()
+
+    def _up(self) -> None:
+        self._tear_down()
+        self._make_folders()
+        try:
+            self._start()
+        except BaseException as error:
+            self._tear_down()
+            if isinstance(error, ClusterError):
+                raise ClusterError(f"{error}\n{self._tails()}") from error
+            raise
+
+    def _tear_down(self) -> None:
+        # Jobs write to disk and keep namespaces alive, so processes go first.
+        system.kill_until_gone(lambda: system.marked() | system.inside(network.namespaces()))
+        network.destroy()
+
+    def _make_folders(self) -> None:
+        root, ours = self.site.root, self.site.root / "site.json"
+        if root.exists() and any(root.iterdir()) and not ours.exists():
+            raise ClusterError(f"{root} is no cluster's folder\nhint: give an empty or new root")
+        if len(os.fsencode(self.site.munge_socket)) > SOCKET_MAX:
+            raise ClusterError(f"{root} is too long for socket names\nhint: a shorter root")
+        root.mkdir(parents=True, mode=0o755, exist_ok=True)
+        # Whenever we are killed, the folder is either empty or holds the file that says "ours".
+        self.site.save()
+        for old in root.iterdir():
+            if old.is_dir():
+                shutil.rmtree(old)
+            elif old != ours:
+                old.unlink()
+        config.write(self.site)
+
+    def _start(self) -> None:
+        self._install_database()
+        self._start_munged()
+        self._start_database()
+        network.create(self.hosts)
+        system.wait_until("mariadbd listens", lambda: system.listening(config.MARIADB_PORT), 30)
+        self._start_slurm("slurmdbd", config.SLURMDBD_PORT)
+        self.run(["sacctmgr", "-i", "add", "cluster", "slurmft"])
+        self._start_slurm("slurmctld", config.SLURMCTLD_PORT)
+        self._start_slurmds()
+        system.wait_until("slurmctld registered with slurmdbd", self._accounted, 30)
+
+    def _install_database(self) -> None:
+        install = ["mariadb-install-db", "--no-defaults", f"--datadir={self.site.data}"]
+        quiet = ["--user=root", "--skip-test-db", "--auth-root-authentication-method=normal"]
+        system.sh(*install, *quiet, *_innodb(), timeout=60)
+
+    def _start_munged(self) -> None:
+        run, socket = self.site.root / "run", self.site.munge_socket
+        files = {"key-file": self.site.munge_key, "socket": socket}
+        files |= {"pid-file": run / "munged.pid", "seed-file": run / "munged.seed"}
+        options = [f"--{name}={path}" for name, path in files.items()]
+        # --force: a folder of root that others may write to (a CI workspace) is only a warning.
+        self._spawn("munged", ["munged", "--foreground", "--force", *options])
+        system.wait_until("munged's socket", socket.exists, 20)
+
+    def _start_database(self) -> None:
+        files = {"datadir": self.site.data, "socket": self.site.root / "run" / "mariadb.socket"}
+        files |= {"pid-file": self.site.root / "run" / "mariadb.pid"}
+        files |= {"init-file": self.site.root / "etc" / "init.sql"}
+        options = [f"--{name}={path}" for name, path in files.items()]
+        local = [f"--port={config.MARIADB_PORT}", "--bind-address=127.0.0.1", "--user=root"]
+        argv = ["mariadbd", "--no-defaults", *options, *local, "--skip-name-resolve", *_innodb()]
+        self._spawn("mariadbd", argv)
+
+    def _start_slurm(self, daemon: str, port: int) -> None:
+        # Both daemons refuse to start on a machine that has not the configured host name.
+        pid = self._spawn(daemon, network.as_host(network.LOGIN, [daemon, "-D"]))
+
+        def ready() -> bool:
+            if system.ended(pid):
+                raise ClusterError(f"{daemon} ended at once")
+            return system.listening(port)
+
+        system.wait_until(f"{daemon} listens", ready, 30)
+
+    def _start_slurmds(self) -> None:
+        pids = {host: self._spawn_slurmd(host) for host in self.hosts}
+
+        def ready() -> bool:
+            if dead := [host for host, pid in pids.items() if system.ended(pid)]:
+                raise ClusterError(f"slurmd ended at once on {' '.join(dead)}")
+            return self._all_idle()
+
+        system.wait_until("all nodes idle", ready, 30)
+
+    def _spawn_slurmd(self, host: str, shown: tuple[Path, Path] | None = None) -> int:
+        slurmd = ["slurmd", "-D", "-N", host]
+        if shown is not None:
+            bind = 'mount --bind "$0" "$1" && shift && exec "$@"'
+            slurmd = ["unshare", "--mount", "bash", "-c", bind, *map(str, shown), *slurmd]
+        argv = network.as_host(host, slurmd)
+        return self._spawn(f"slurmd-{host}", argv, log=f"slurmd-{host}.out")
+
+    def _spawn(self, name: str, argv: Sequence[str], log: str | None = None) -> int:
+        return system.spawn(argv, name, self.site.logs / (log or f"{name}.log"), self.env)
+
+    def _accounted(self) -> bool:
+        # slurmctld's address in the database: from then on, jobs reach sacct at once.
+        shown = self.run(["sacctmgr", "-nP", "show", "cluster", "format=controlhost"], check=False)
+        return bool(shown.stdout.strip()) and self.run(["sacct"], check=False).returncode == 0
+
+    def _tails(self, lines: int = 12) -> str:
+        parts = []
+        for log in sorted(self.site.logs.iterdir()):
+            tail = log.read_text(errors="replace").splitlines()[-lines:]
+            # slurmd says everything twice; what it said before it opened its log is in .out only.
+            if tail and not (log.suffix == ".out" and log.with_suffix(".log").exists()):
+                parts.append(f"--- {log}\n" + "\n".join(tail))
+        parts.append(f"hint: read the whole logs in {self.site.logs}; then `up` again")
+        return "\n".join(parts)
+
+    # Use.
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float = 60,
+        check: bool = True,
+        cwd: Path | str | None = None,
+        env: Mapping[str, str] | None = None,
+        on: str | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a command on the login host, or on the node `on`, as if typed there.
+
+        `env` is added to our environment and the cluster's. What Slurm's commands would take from
+        ours is left out: with SLURM_JOB_ID, srun would start a step of the job that runs the tests.
+
+        Raises:
+            ClusterError: it failed (unless `check=False`) or took longer than `timeout`.
+        """
+        full = {k: v for k, v in os.environ.items() if not k.startswith(SLURM_NAMES)}
+        full |= {**self.env, **(env or {})}
+        argv = network.as_host(self._host(on) if on else network.LOGIN, argv)
+        return system.run(argv, timeout=timeout, check=check, cwd=cwd, env=full)
+
+    def node_states(self) -> dict[str, str]:
+        """Returns sinfo's word for every node; a `*` at its end means that it does not answer."""
+        shown = self.run(["sinfo", "-hN", "-p", "batch", "-o", "%N %T"]).stdout
+        return dict(line.split() for line in shown.splitlines())
+
+    def wait_state(self, host: str, state: str, timeout_s: float = 40) -> None:
+        """Waits until sinfo calls the node so, for example "idle" or "down*"."""
+        self._host(host)
+        what = f"{host} is {state}"
+        system.wait_until(what, lambda: self.node_states().get(host) == state, timeout_s)
+
+    def wait_idle(self, timeout_s: float = 60) -> None:
+        """Waits until no job is queued and every node is idle."""
+
+        def quiet() -> bool:
+            return not self.run(["squeue", "-h"]).stdout.strip() and self._all_idle()
+
+        system.wait_until("no job queued, all nodes idle", quiet, timeout_s)
+
+    def _all_idle(self) -> bool:
+        states = self.node_states()
+        return sorted(states) == sorted(self.hosts) and set(states.values()) == {"idle"}
+
+    def processes(self, host: str) -> list[tuple[int, str]]:
+        """Lists what runs on the node but slurmd: pid and command line. Empty on an idle node."""
+        found = []
+        for pid in sorted(system.inside([network.namespace(self._host(host))])):
+            argv = system.argv_of(pid)
+            if argv and argv[0] != "slurmd":
+                found.append((pid, " ".join(argv)))
+        return found
+
+    def _host(self, host: str) -> str:
+        if host not in self.hosts:
+            raise ClusterError(f"no node {host!r}\nhint: {' '.join(self.hosts)}")
+        return host
+
+    # Faults.
+
+    def start_slurmd(self, host: str) -> None:
+        """Starts the node's slurmd and returns at once; see `wait_state`."""
+        self._spawn_slurmd(self._host(host))
+
+    def kill_slurmd(self, host: str) -> None:
+        """Kills the node's slurmd alone, as a crash would; its jobs run on."""
+        system.kill_until_gone(lambda: self._slurmd(host))
+
+    def _slurmd(self, host: str) -> set[int]:
+        here = system.inside([network.namespace(self._host(host))])
+        return {pid for pid in here if system.argv_of(pid)[:1] == ["slurmd"]}
+
+    def kill_host(self, host: str) -> None:
+        """Kills all that runs on the node, as a power cut would."""
+        system.kill_until_gone(lambda: system.inside([network.namespace(self._host(host))]))
+
+    def link(self, host: str, up: bool) -> None:
+        """Pulls the node's network cable, or plugs it in again.
+
+        slurmctld asks a DOWN node at every 20th ping only (100 s here); SIGHUP makes slurmd
+        register by itself, as an administrator would.
+        """
+        network.set_link(self._host(host), up)
+        for pid in self._slurmd(host) if up else ():
+            os.kill(pid, signal.SIGHUP)
+
+    def show(self, folders: Sequence[Path], path: Path) -> None:
+        """Shows the nodes different folders, one each in turn, under one path; none: as before.
+
+        Restarts every slurmd: what it starts sees what it sees.
+        """
+        for number, host in enumerate(self.hosts):
+            self.kill_slurmd(host)
+            self._spawn_slurmd(host, (folders[number % len(folders)], path) if folders else None)
+        self.run(["srun", f"--nodes={len(self.hosts)}", "true"])
+
+    def shape(self, rate: str | None, *hosts: str) -> None:
+        """Limits nodes' network in both directions, for example to "1gbit"; without hosts, all."""
+        for host in hosts or self.hosts:
+            network.shape(self._host(host), rate)
+
+    def close_ports(self, host: str, ports: str | None) -> None:
+        """Keeps a node from these TCP ports of all others ("10000-20000"), or from none."""
+        network.close_ports(self._host(host), ports)
+
+    def restart_slurmctld(self) -> None:
+        """Stops slurmctld in order, starts it again and waits until it answers; jobs run on."""
+        system.kill_until_gone(lambda: system.marked("slurmctld"), sig=signal.SIGTERM)
+        self._start_slurm("slurmctld", config.SLURMCTLD_PORT)
+        ping = ["scontrol", "ping"]
+        system.wait_until(
+            "slurmctld answers", lambda: self.run(ping, check=False).returncode == 0, 30
+        )
+
+
+def _innodb() -> list[str]:
+    """Small files and no flushing: the database lives for minutes and may be lost."""
+    return [
+        "--innodb-log-file-size=8M",
+        "--innodb-buffer-pool-size=32M",
+        "--innodb-flush-log-at-trx-commit=0",
+        "--innodb-flush-method=nosync",
+        "--loose-innodb-doublewrite=0",
+    ]

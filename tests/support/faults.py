@@ -1,0 +1,273 @@
+"""What clusters do to runs: each fault of the fault table, as a function that does the harm.
+
+Used by the tests, and by results/faults.py, which measures what each costs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmft.node import heartbeat
+from slurmft.runs.rundir import RunDir
+from tests.conftest import Following, records
+from tests.support.cluster import Cluster
+from tests.train.test_resume import rank_pids
+
+Harm = Callable[[Cluster, Following], None]
+
+BASE = (
+    *("--precision", "fp32", "--log-every", "1", "--learning-rate", "1e-3", "--batch-size", "2"),
+    *("--eval-batch-size", "8", "--cpus-per-task", "1", "--nodes", "2", "--time", "10"),
+)
+"""Dropout stays on: the random generators must come back, too."""
+EVERY = 25
+"""Steps between checkpoints."""
+CHECKPOINTS = ("--checkpoint-every-steps", str(EVERY))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One line of the fault table."""
+
+    name: str
+    harm: Harm
+    flags: tuple[str, ...] = ()
+    signalled: bool = False
+    """The ranks are told before: no step may be lost."""
+    attempts: int = 2
+    """Starts of the job that it takes; 1: the job itself survives."""
+    after: str = "step 60/"
+    """The line of progress after which the harm is done."""
+    check: Callable[[RunDir], None] | None = None
+    """What else must be there at the end."""
+    slow: bool = False
+    """Takes more than a minute: left to results/faults.py."""
+
+
+def hosts_of(cluster: Cluster, job: Following) -> list[str]:
+    """The hosts of a running job, its head first."""
+    names = cluster.run(["squeue", "-hj", job.job_id, "-o", "%N"]).stdout.strip()
+    return cluster.run(["scontrol", "show", "hostnames", names]).stdout.split()
+
+
+def processes(cluster: Cluster, host: str, module: str) -> list[int]:
+    """Processes on a host that run this module of slurmft."""
+    found = cluster.processes(host)
+    return [pid for pid, line in found if f"-m {module} " in line.split("--module")[0] + " "]
+
+
+def of_last_host(cluster: Cluster, job: Following, module: str) -> int:
+    return processes(cluster, hosts_of(cluster, job)[-1], module)[0]
+
+
+def preempt(cluster: Cluster, job: Following) -> None:
+    """A job of a higher partition takes all nodes, for two seconds."""
+    command = ["sbatch", "--partition=urgent", f"--nodes={len(cluster.hosts)}", "--exclusive"]
+    cluster.run([*command, "--time=1", "--output=/dev/null", "--wrap", "sleep 2"])
+
+
+def scancel_signal(cluster: Cluster, job: Following) -> None:
+    cluster.run(["scancel", "--signal=TERM", job.job_id])
+
+
+def admin_requeue(cluster: Cluster, job: Following) -> None:
+    cluster.run(["scontrol", "requeue", job.job_id])
+
+
+def kill_rank(cluster: Cluster, job: Following) -> None:
+    os.kill(of_last_host(cluster, job, "slurmft.train.rank"), signal.SIGKILL)
+
+
+def kill_torchrun(cluster: Cluster, job: Following) -> None:
+    os.kill(of_last_host(cluster, job, "slurmft.node.torchrun"), signal.SIGKILL)
+
+
+def stop_rank(cluster: Cluster, job: Following) -> None:
+    os.kill(of_last_host(cluster, job, "slurmft.train.rank"), signal.SIGSTOP)
+
+
+def kill_slurmd(cluster: Cluster, job: Following) -> None:
+    """slurmd of the last node dies; it comes back when the job has been requeued.
+
+    The ranks are held meanwhile: these runs are shorter than it takes Slurm to notice. Those on the
+    last node go on as in life, in a job that Slurm has given up.
+    """
+    host = hosts_of(cluster, job)[-1]
+    pids = _pause(job.run)
+    cluster.kill_slurmd(host)
+    cluster.wait_state(host, "down*", 60)
+    _go_on(pids)
+    cluster.start_slurmd(host)
+
+
+def cut_network(cluster: Cluster, job: Following) -> None:
+    """The last node's cable is pulled, and plugged in again when Slurm has called it down."""
+    host = hosts_of(cluster, job)[-1]
+    cluster.link(host, up=False)
+    try:
+        cluster.wait_state(host, "down*", 60)
+    finally:
+        cluster.link(host, up=True)
+
+
+def kill_host(cluster: Cluster, job: Following) -> None:
+    """The last node loses its power."""
+    host = hosts_of(cluster, job)[-1]
+    cluster.kill_host(host)
+    cluster.wait_state(host, "down*", 60)
+    cluster.start_slurmd(host)
+
+
+def restart_slurmctld(cluster: Cluster, job: Following) -> None:
+    cluster.restart_slurmctld()
+
+
+def flip_byte(cluster: Cluster, job: Following) -> None:
+    """A byte of the newest checkpoint changes on the disk, and a rank dies."""
+    _damage(job.run, flip=True)
+    kill_rank(cluster, job)
+
+
+def truncate(cluster: Cluster, job: Following) -> None:
+    """The newest checkpoint loses its end, and a rank dies."""
+    _damage(job.run, flip=False)
+    kill_rank(cluster, job)
+
+
+def _damage(run: RunDir, flip: bool) -> None:
+    """Stops the ranks meanwhile, so that no newer checkpoint comes in between."""
+    pids = _pause(run)
+    file = run.checkpoints / run.checkpoint_names()[-1] / "optimizer.safetensors"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data if flip else data[: len(data) // 2])
+    _go_on(pids)
+
+
+def _pause(run: RunDir) -> list[int]:
+    pids = rank_pids(run)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    return pids
+
+
+def _go_on(pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def kill_during_save(cluster: Cluster, job: Following) -> None:
+    """The main rank dies while a checkpoint is half written."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if list(job.run.checkpoints.glob(".step-*/model.safetensors")):
+            pids = _pause(job.run)
+            if list(job.run.checkpoints.glob(".step-*")):
+                for pid in pids:
+                    os.kill(pid, signal.SIGKILL)
+                return
+            _go_on(pids)
+        time.sleep(0.0005)
+    raise AssertionError("no save was caught half way")
+
+
+def fill_disk(cluster: Cluster, job: Following) -> None:
+    """The file system of the run is full while two checkpoints are due, then has room again."""
+    ballast = job.run.path.parent / "ballast"
+    with suppress(OSError), open(ballast, "wb", buffering=0) as file:
+        while True:
+            file.write(b"\0" * 4096)
+    goal, deadline = furthest_step() + 2 * EVERY, time.monotonic() + 60
+    while furthest_step() < goal:  # the ranks cannot tell it otherwise
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    ballast.unlink()
+
+
+def furthest_step() -> int:
+    """The optimizer step that the ranks on this machine have reached, by their heartbeats."""
+    beats = [heartbeat.read(path) for path in Path("/dev/shm").glob("slurmft-*/beat-*")]
+    return max((beat.step for beat in beats if beat), default=0)
+
+
+def shows_where_it_hung(run: RunDir) -> None:
+    """The stacks of all ranks, and which one was stopped."""
+    stacks = [run.stacks(rank).read_text() for rank in (0, 1)]
+    assert any("state T" in text and "the kernel says" in text for text in stacks)
+    assert any("Thread" in text and "train.py" in text for text in stacks)
+    words = [f["message"] for f in run.all_failures() if not f["secondary"]]
+    assert any("hangs: no step for" in text and "SIGSTOP" in text for text in words)
+
+
+FAULTS = [
+    Fault(name="preemption by a higher partition", harm=preempt, signalled=True),
+    Fault(name="scancel --signal=TERM", harm=scancel_signal, signalled=True),
+    Fault(name="scontrol requeue by an administrator", harm=admin_requeue, flags=CHECKPOINTS),
+    Fault(name="SIGKILL of a rank", harm=kill_rank, flags=CHECKPOINTS, attempts=1),
+    Fault(name="SIGKILL of torchrun on one node", harm=kill_torchrun, flags=CHECKPOINTS),
+    Fault(
+        name="SIGSTOP of a rank",
+        harm=stop_rank,
+        flags=(*CHECKPOINTS, "--hang-timeout-s", "4"),
+        check=shows_where_it_hung,
+    ),
+    Fault(name="slurmd killed (node DOWN)", harm=kill_slurmd, flags=CHECKPOINTS, slow=True),
+    Fault(
+        name="network of a node cut and restored",
+        harm=cut_network,
+        flags=CHECKPOINTS,
+        slow=True,
+    ),
+    Fault(name="power of a node cut", harm=kill_host, flags=CHECKPOINTS),
+    Fault(name="slurmctld restarted", harm=restart_slurmctld, attempts=1),
+    Fault(
+        name="byte of the newest checkpoint flipped", harm=flip_byte, flags=CHECKPOINTS, attempts=1
+    ),
+    Fault(name="newest checkpoint truncated", harm=truncate, flags=CHECKPOINTS, attempts=1),
+    Fault(
+        name="SIGKILL during a save",
+        harm=kill_during_save,
+        flags=("--checkpoint-every-steps", "5"),
+        attempts=1,
+    ),
+    Fault(name="disk full during a save", harm=fill_disk, flags=CHECKPOINTS, attempts=1),
+]
+
+
+def steps_lost(run: RunDir) -> int:
+    """Steps that were done again."""
+    steps = [r["step"] for r in records(run, "step")]
+    return len(steps) - len(set(steps))
+
+
+def recovery_s(run: RunDir, since: float) -> float:
+    """The longest time without a step after a moment (Unix): from the harm, or from the stop that
+    followed it, until training went on."""
+    times = [r["time"] for r in records(run, "step")]
+    later = [max(t for t in times if t <= since), *(t for t in times if t > since)]
+    return max(float(b - a) for a, b in itertools.pairwise(later))
+
+
+class SmallDisk:
+    """A file system of a few MiB."""
+
+    def __init__(self, folder: Path, mib: int) -> None:
+        self.folder = folder
+        folder.mkdir()
+        options = ["-t", "tmpfs", "-o", f"size={mib}m", "tmpfs"]
+        subprocess.run(["mount", *options, str(folder)], check=True, timeout=30)
+
+    def __enter__(self) -> Path:
+        return self.folder
+
+    def __exit__(self, *error: object) -> None:
+        subprocess.run(["umount", "--lazy", str(self.folder)], check=True, timeout=30)

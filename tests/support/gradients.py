@@ -1,0 +1,286 @@
+"""What the ranks of `test_communication.py` do; started by torchrun with two processes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from accelerate import Accelerator
+
+from slurmft.job import process_group
+from slurmft.job.process_group import World
+from slurmft.train import sparse_embeddings
+from slurmft.train.grad_comm import Communication
+
+WORDS = 9000
+SIZES = {
+    "vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "intermediate_size": 48, "max_position_embeddings": 40,
+}  # fmt: skip
+
+
+def make(head: str = "ForSequenceClassification") -> Any:
+    """A BERT whose table of words is large: 1.1 MiB."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**SIZES, num_labels=3)
+    return getattr(transformers, f"Bert{head}")(config).eval()  # no dropout
+
+
+def batch(seed: int) -> dict[str, Any]:
+    random = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(2, WORDS, (4, 12), generator=random)
+    return {"input_ids": tokens, "labels": torch.arange(4) % 3}
+
+
+class Rank:
+    """One rank's training, as the loop does it."""
+
+    def __init__(
+        self, world: World, asked: str, model: Any = None, precision: str = "fp32"
+    ) -> None:
+        self.communication = Communication(asked, world, precision)
+        self.accelerator = Accelerator(cpu=True)
+        self.bare = model or make()
+        optimizer = torch.optim.AdamW(self.bare.parameters(), lr=1e-3)
+        self.world, self.step_number, self.told = world, 0, list[dict[str, Any]]()
+        self.model, self.optimizer = self.communication.prepare(
+            self.accelerator, self.bare, optimizer
+        )
+
+    def backward(self, micro_steps: int = 1) -> None:
+        for number in range(micro_steps):
+            seed = 100 * self.step_number + 10 * number + self.world.rank
+            inputs = batch(seed)
+            if self.bare.__class__.__name__ == "BertForMaskedLM":
+                inputs["labels"] = inputs["input_ids"]
+            if number < micro_steps - 1:
+                with self.accelerator.no_sync(self.model):
+                    self.accelerator.backward(self.model(**inputs).loss)
+            else:
+                self.accelerator.backward(self.model(**inputs).loss)
+        self.communication.reduce()
+
+    def step(self) -> None:
+        self.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step_number += 1
+        self.communication.end_step(self.step_number, self.told.append)
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        return {n: p.grad for n, p in self.bare.named_parameters() if p.grad is not None}
+
+    def weights(self) -> torch.Tensor:
+        return torch.cat([p.detach().reshape(-1) for p in self.bare.parameters()])
+
+
+def plain(model: Any, micro_steps: int, world: World) -> dict[str, torch.Tensor]:
+    """Gradients by DDP alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse_embeddings, "_TABLE_BYTES", 2**40)
+        rank = Rank(world, "fp32", model)
+    assert rank.communication.tables is None
+    rank.backward(micro_steps)
+    return rank.gradients()
+
+
+def same_everywhere(world: World, tensor: torch.Tensor) -> bool:
+    found = world.all_objects(tensor.numpy().tobytes())
+    return all(each == found[0] for each in found)
+
+
+def check_rows(world: World) -> None:
+    """Two ranks' gradients are DDP's to the last bit, with and without accumulation."""
+    for micro_steps in (1, 3):
+        expected = plain(make(), micro_steps, world)
+        rank = Rank(world, "fp32")
+        assert rank.communication.facts()["rows"] == ["bert.embeddings.word_embeddings.weight"]
+        for _ in range(2):  # the second time nothing is left of the first
+            rank.bare.zero_grad()
+            rank.backward(micro_steps)
+            for name, gradient in rank.gradients().items():
+                assert torch.equal(gradient, expected[name]), name
+
+
+def check_few_rows_are_sent(world: World) -> None:
+    sent: list[int] = []
+    rank = Rank(world, "fp32")
+    own = torch.distributed.all_reduce
+
+    def counted(tensor: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        sent.append(tensor.numel())
+        return own(tensor, *rest, **more)
+
+    for inputs in (batch(77), batch(78)):  # what a rehearsal looked up is not sent later
+        rank.model(**inputs)
+    rank.communication.forget()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.distributed, "all_reduce", counted)
+        rank.backward()
+    rows = {word for r in range(world.size) for word in batch(r)["input_ids"].flatten().tolist()}
+    assert sent == [WORDS + 1, len(rows) * 32]
+
+
+def check_tied(world: World) -> None:
+    """A head's weight that is the table, too, has gradients everywhere."""
+    expected = plain(make("ForMaskedLM"), 1, world)
+    rank = Rank(world, "fp32", make("ForMaskedLM"))
+    assert rank.communication.tables is None
+    rank.backward()
+    for name, gradient in rank.gradients().items():
+        assert torch.equal(gradient, expected[name]), name
+
+
+class Scored(torch.nn.Module):
+    """Uses its table's weight behind the table's back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = torch.nn.Embedding(WORDS, 32)
+        self.head = torch.nn.Linear(32, 32)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
+        hidden = self.head(self.table(input_ids)).mean(1)
+        scores = hidden @ self.table.weight.T
+        loss = torch.nn.functional.cross_entropy(scores, labels)
+        return transformers.modeling_outputs.SequenceClassifierOutput(loss=loss)
+
+
+def check_table_with_other_uses(world: World) -> None:
+    expected = plain(Scored(), 1, world)
+    rank = Rank(world, "fp32", Scored())
+    assert rank.communication.tables is not None
+    for _ in range(2):
+        rank.bare.zero_grad()
+        rank.backward()
+        for name, gradient in rank.gradients().items():
+            assert torch.equal(gradient, expected[name]), name
+
+
+def check_infinite_gradients_reach_all(world: World) -> None:
+    """A gradient scaler must see them on every rank."""
+    for asked in ("fp32", "bf16"):
+        rank = Rank(world, asked)
+        if world.is_main:
+            rank.bare.bert.embeddings.word_embeddings.weight.register_hook(lambda g: g * torch.inf)
+            rank.bare.classifier.weight.register_hook(lambda g: g * torch.inf)
+        rank.backward()
+        for name in ("bert.embeddings.word_embeddings.weight", "classifier.weight"):
+            assert not rank.gradients()[name].isfinite().all(), (asked, name)
+
+
+def check_rounded(world: World) -> None:
+    expected = plain(make(), 1, world)
+    rank = Rank(world, "bf16")
+    rank.backward()
+    for name, gradient in rank.gradients().items():
+        near = 0.01 * float(expected[name].abs().max())  # of a sum whose parts are larger
+        torch.testing.assert_close(gradient, expected[name], rtol=0, atol=near, msg=name)
+    layer = "bert.encoder.layer.0.output.dense.weight"
+    assert not torch.equal(rank.gradients()[layer], expected[layer])
+    table = "bert.embeddings.word_embeddings.weight"
+    assert torch.equal(rank.gradients()[table], expected[table])
+
+
+def check_auto(world: World) -> None:
+    """All ranks choose the same, after the same step, whatever each of them measured."""
+    for precision, expected in (("fp32", "fp32"), ("bf16", "bf16")):
+        rank = Rank(world, "auto", precision=precision)
+        # Rank 0 alone finds the network slow.
+        seconds = {torch.float32: 9.0 if world.is_main else 0.0, torch.bfloat16: 0.0}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rank.communication, "_probe_s", seconds.__getitem__)
+            for _ in range(6):
+                rank.step()
+        assert rank.communication.used == expected
+        assert [told["used"] for told in rank.told] == [expected]
+        assert "--grad-comm" not in rank.told[0]["words"] or expected == "fp32"
+        assert same_everywhere(world, rank.weights())
+        again = Rank(world, "auto", precision=precision)
+        again.communication.restore(rank.communication.state(), {}, same_ranks=True)
+        again.step()
+        assert again.communication.used == expected
+        assert again.communication._trial is None
+    rank = Rank(world, "auto", precision="bf16")
+    assert rank.communication._probe_s(torch.bfloat16) > 0
+
+
+def check_local(world: World) -> None:
+    """Ranks go apart, and meet every third step, with the means of weights and moments."""
+    rank = Rank(world, "local:3")
+    for step in range(1, 8):
+        before = rank.weights()
+        rank.step()
+        met = rank.communication.meets(step)
+        assert met == (step in (3, 6))
+        assert same_everywhere(world, rank.weights()) == met
+        moments = torch.cat([s["exp_avg"].reshape(-1) for s in rank.optimizer.state.values()])
+        assert same_everywhere(world, moments) == met
+        assert not torch.equal(before, rank.weights())
+    start = before  # after step 6
+    own = torch.stack([torch.tensor(w) for w in world.all_objects(rank.weights().tolist())])
+    rank.communication.average()
+    changes = own.mean(0) - start
+    near = 0.02 * float((own - start).abs().max())  # of a sum whose parts are larger
+    torch.testing.assert_close(rank.weights() - start, changes, rtol=0, atol=near)
+    assert same_everywhere(world, rank.weights())
+
+
+def check_local_accumulates(world: World) -> None:
+    """A rank's gradients are those of its own micro-steps, and of no other rank's."""
+    alone = make()
+    for micro_step in range(3):
+        alone(**batch(10 * micro_step + world.rank)).loss.backward()
+    rank = Rank(world, "local:3")
+    rank.backward(micro_steps=3)
+    for name, parameter in alone.named_parameters():
+        assert torch.equal(rank.gradients()[name], parameter.grad), name
+
+
+def check_power(world: World) -> None:
+    """What a checkpoint holds of PowerSGD makes another rank's go on as it did."""
+    rank = Rank(world, "powersgd")
+    for _ in range(12):
+        rank.step()
+    assert same_everywhere(world, rank.weights())
+    saved = {n: t.clone() for n, t in rank.communication.tensors().items()}
+    assert {name.partition(".")[0] for name in saved} == {"error", "p", "q"}
+    assert not same_everywhere(world, saved["error.0"])
+    other = Rank(world, "powersgd", model=make())
+    other.step_number = rank.step_number
+    other.backward()  # the rehearsal, for DDP's buckets
+    other.optimizer.zero_grad()
+    other.communication.restore(rank.communication.state(), saved, same_ranks=True)
+    other.bare.load_state_dict(rank.bare.state_dict())
+    for each in (rank, other):
+        each.backward()
+    for name, gradient in rank.gradients().items():
+        assert torch.equal(gradient, other.gradients()[name]), name
+    anew = Rank(world, "powersgd", model=make())
+    anew.communication.restore(rank.communication.state(), {}, same_ranks=False)
+    before = anew.weights()
+    for _ in range(3):
+        anew.step()
+    assert same_everywhere(world, anew.weights())
+    assert not torch.equal(anew.weights(), before)
+
+
+if __name__ == "__main__":
+    world = process_group.init("gloo")
+    check_rows(world)
+    check_few_rows_are_sent(world)
+    check_tied(world)
+    check_table_with_other_uses(world)
+    check_infinite_gradients_reach_all(world)
+    check_rounded(world)
+    check_auto(world)
+    check_local(world)
+    check_local_accumulates(world)
+    check_power(world)
+    process_group.leave()
+    print(f"rank {world.rank} done\n", end="")  # in one write: torchrun starts python -u
+    os._exit(0)  # as ranks do: threads of the process group may not end in order

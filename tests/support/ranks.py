@@ -1,0 +1,186 @@
+"""What the ranks of `test_dist.py` do; started by torchrun with three processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from slurmft import locks
+from slurmft.job import process_group
+from slurmft.job.process_group import PeerFailedError, World
+from slurmft.train import hub_cache
+from slurmft.train.evaluation import compute_by_files, share_metrics
+from slurmft.train.optim import MuonAdamW
+
+
+def check_collectives(world: World) -> None:
+    assert world.sum([world.rank, 1.0]) == [3.0, 3.0]
+    assert world.all_values(world.rank * 2.0) == [0.0, 2.0, 4.0]
+    assert world.broadcast([0.1, 1e-300] if world.is_main else None, 2) == [0.1, 1e-300]
+
+
+def check_gather(world: World) -> None:
+    for sizes in ([4, 0, 3], [1, 1, 1], [0, 0, 5]):
+        mine = np.arange(sizes[world.rank]) + 10 * world.rank
+        whole = world.gather(mine, sizes)
+        if world.is_main:
+            expected = [10 * rank + i for rank, size in enumerate(sizes) for i in range(size)]
+            assert whole is not None
+            assert whole.tolist() == expected
+        else:
+            assert whole is None
+
+
+def check_gather_in_chunks(world: World) -> None:
+    """The main rank never receives more than it may at once."""
+    sizes, before = [1000, 0, 257], process_group._GATHER_BYTES
+    process_group._GATHER_BYTES = 3 * 8 * 100
+    for dtype in (np.int64, np.float64):
+        parts = [(np.arange(n) + 10 * rank).astype(dtype) for rank, n in enumerate(sizes)]
+        whole = world.gather(parts[world.rank], sizes)
+        if whole is not None:
+            assert whole.dtype == dtype
+            assert whole.tolist() == np.concatenate(parts).tolist()
+    process_group._GATHER_BYTES = before
+
+
+def check_gather_of_rows(world: World) -> None:
+    """Predictions may be rows of numbers; a rank may have none."""
+    sizes = [2, 0, 1]
+    mine = np.full((sizes[world.rank], 3), world.rank + 0.5)
+    whole = world.gather(mine, sizes)
+    if whole is not None:
+        assert whole.tolist() == [[0.5] * 3, [0.5] * 3, [2.5] * 3]
+
+
+def check_work_of_some(world: World) -> None:
+    """The others wait; a failure of one is told to all, with its words."""
+    done = []
+    world.on_some(world.rank == 2, lambda: done.append(world.rank))
+    assert done == ([2] if world.rank == 2 else [])
+    with pytest.raises(PeerFailedError if world.is_main else KeyError) as raised:
+        world.on_some(world.rank > 0, lambda: dict[int, int]()[world.rank])
+    if world.is_main:
+        assert "rank 1 failed: KeyError: 1" in str(raised.value)
+
+
+def check_failures(world: World) -> None:
+    """A failure on the main rank is everybody's, at once; the next collective still works."""
+
+    def fail() -> dict[str, float]:
+        raise ValueError("no such metric")
+
+    for call in (
+        lambda: world.on_main(fail),
+        lambda: share_metrics(world, ["accuracy"], fail, lambda phase: None),
+    ):
+        with pytest.raises(
+            ValueError if world.is_main else PeerFailedError, match="no such metric"
+        ):
+            call()
+    assert world.sum([1.0]) == [3.0]
+
+
+def check_files(world: World, folder: Path) -> None:
+    """evaluate's files: uneven and empty shares, several evaluations right after each other, an
+    error in the middle, and nothing left behind."""
+    locks.install("lockf")
+
+    def compute(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        return {"right": float((predictions == labels).mean()), "samples": float(len(labels))}
+
+    def fail(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        raise ValueError("no such score")
+
+    def total(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        return {"total": float((predictions.sum(axis=1) * labels).sum())}
+
+    rows = np.full((2, 3), 0.1)
+    found = compute_by_files(world, folder, rows, np.arange(2) + world.rank, total)
+    assert found == ({"total": pytest.approx(2.7)} if world.is_main else {})
+
+    for sizes in ([5, 0, 2], [0, 0, 3], [1, 1, 1]):
+        labels = np.arange(sizes[world.rank])
+        predictions = np.where(labels == 1, 7, labels)
+        for _ in range(3):
+            found = compute_by_files(world, folder, predictions, labels, compute)
+            if world.is_main:
+                wrong = sum(size > 1 for size in sizes)
+                count = sum(sizes)
+                assert found == {"right": (count - wrong) / count, "samples": count}
+        with pytest.raises(ValueError if world.is_main else PeerFailedError, match="no such score"):
+            compute_by_files(world, folder, predictions, labels, fail)
+    world.on_some(False, lambda: None)
+    assert not folder.exists()
+
+
+def check_leaders(world: World, folder: Path) -> None:
+    """Ranks 0 and 2 see one cache under two names; rank 1 has one of its own."""
+    if world.is_main:
+        (folder / "shared").mkdir(parents=True)
+        (folder / "other name").symlink_to("shared")
+    world.on_some(False, lambda: None)
+    mine = folder / ["shared", "own", "other name"][world.rank]
+    assert hub_cache.leads(world, mine) == (world.rank != 2)
+    assert hub_cache.leads(world, folder / "all") == world.is_main
+    world.on_some(False, lambda: None)
+    assert not list(folder.glob("*/.*"))
+
+
+def check_metrics(world: World) -> None:
+    laps: list[str] = []
+    found = share_metrics(world, ["a", "b"], lambda: {"a": 1 / 3, "b": float("nan")}, laps.append)
+    assert found["a"] == 1 / 3
+    assert np.isnan(found["b"])
+    assert laps == ["metric", "broadcast"]
+
+
+def check_muon(world: World) -> None:
+    """Each rank works on a part of the matrices; all end with the weights, and the momentum, of one
+    rank that does it all."""
+    shapes = [(8, 4), (4, 8), (3, 3), (5, 2)]
+    gradients = [[torch.randn(s, generator=_drawn(i)) for s in shapes] for i in range(3)]
+    ours = [torch.nn.Parameter(torch.ones(s)) for s in shapes]
+    alone = [torch.nn.Parameter(torch.ones(s)) for s in shapes]
+    together = MuonAdamW([{"params": ours[:3]}], [{"params": ours[3:]}], lr=0.1, fused=False)
+    muon: torch.optim.Optimizer = torch.optim.Muon(
+        alone[:3], lr=0.1, adjust_lr_fn="match_rms_adamw"
+    )
+    adamw = torch.optim.AdamW(alone[3:], lr=0.1)
+    for step in gradients:
+        for a, b, gradient in zip(ours, alone, step, strict=True):
+            a.grad, b.grad = gradient, gradient.clone()
+        together.step()
+        muon.step()
+        adamw.step()
+    for a, b in zip(ours, alone, strict=True):
+        assert torch.equal(a, b)
+    assert set(together.state) == set(ours)
+    for a, b in zip(ours[:3], alone[:3], strict=True):
+        assert torch.equal(together.state[a]["momentum_buffer"], muon.state[b]["momentum_buffer"])
+
+
+def _drawn(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+if __name__ == "__main__":
+    world = process_group.init("gloo")
+    check_collectives(world)
+    check_gather(world)
+    check_gather_in_chunks(world)
+    check_gather_of_rows(world)
+    check_work_of_some(world)
+    check_failures(world)
+    check_metrics(world)
+    check_muon(world)
+    check_leaders(world, Path(sys.argv[1]) / "caches")
+    check_files(world, Path(sys.argv[1]) / "it's metrics")
+    process_group.leave()
+    print(f"rank {world.rank} done\n", end="")  # in one write: torchrun starts python -u
+    os._exit(0)  # as ranks do: threads of the process group may not end in order

@@ -1,0 +1,182 @@
+"""Samples, their order, their batches; files that cannot be read."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmft.core.errors import UsageError
+from slurmft.core.hub import is_local
+from slurmft.train.data import WINDOW_STEPS, TokenData, TokenTable, epoch_order, near_lengths, share
+from slurmft.train.sources import check_columns, find_split
+from slurmft.train.tasks.rows import label_ids, read_rows
+from slurmft.train.tasks.synthetic import LABELS, PRESETS, generate, words_by_label
+
+samples = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=12), min_size=1, max_size=20)
+
+
+@given(samples, st.sampled_from([1, 8]), st.randoms())
+def test_batch_is_the_samples_padded(lists: list[list[int]], multiple: int, rng: object) -> None:
+    table = TokenTable.build(lists, range(len(lists)))
+    indices = np.array(rng.choices(range(len(lists)), k=7))  # type: ignore[attr-defined]
+    batch = table.batch(indices, pad_id=0, multiple=multiple)
+    ids, mask = batch.inputs["input_ids"], batch.inputs["attention_mask"]
+    assert ids.shape[1] % multiple == 0
+    assert ids.shape[1] - max(len(lists[i]) for i in indices) < multiple
+    for row, i in enumerate(indices):
+        assert ids[row, mask[row] == 1].tolist() == lists[i]
+        assert ids[row, mask[row] == 0].sum() == 0
+    assert batch.inputs["labels"].tolist() == indices.tolist()
+    assert (batch.tokens, batch.padded_tokens) == (int(mask.sum()), ids.numel())
+
+
+def test_tables_come_back_from_disk(tmp_path: Path) -> None:
+    table = TokenTable.build([[1, 2], [3]], [0, 1])
+    TokenData(table, table, ["no", "yés"], 0).save(tmp_path)
+    back = TokenData.load(tmp_path)
+    assert back.labels == ["no", "yés"]
+    assert back.train.tokens.tolist() == [1, 2, 3]
+    assert isinstance(back.train.tokens, np.memmap)
+
+
+def test_epoch_order_is_a_permutation_of_its_own() -> None:
+    first, second = epoch_order(1000, 42, 0), epoch_order(1000, 42, 1)
+    assert sorted(first) == list(range(1000))
+    assert not np.array_equal(first, second)
+    assert np.array_equal(first, epoch_order(1000, 42, 0))
+
+
+@given(st.integers(1, 400), st.integers(1, 9), st.integers(0, 3))
+def test_steps_of_near_lengths(count: int, size: int, epoch: int) -> None:
+    lengths = np.random.default_rng(count).integers(1, 100, count)
+    order = epoch_order(count, 42, epoch)
+    near = near_lengths(order, lengths, size, 42, epoch)
+    assert sorted(near) == list(range(count))
+    assert np.array_equal(near, near_lengths(order, lengths, size, 42, epoch))
+    window = WINDOW_STEPS * size
+    if count <= window:  # no length of another step lies between those of a step
+        steps = [lengths[near[i : i + size]] for i in range(0, count, size)]
+        steps.sort(key=lambda step: (step.min(), step.max()))
+        assert all(a.max() <= b.min() for a, b in itertools.pairwise(steps))
+
+
+@given(st.integers(0, 50), st.integers(1, 9))
+def test_shares_make_up_the_step(count: int, parts: int) -> None:
+    step = np.arange(count)
+    shares = [share(step, parts, part) for part in range(parts)]
+    assert np.concatenate(shares).tolist() == step.tolist()
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_labels_by_number_and_by_name() -> None:
+    assert label_ids([0, "joy", 5], LABELS, "f") == [0, 1, 5]
+
+
+@pytest.mark.parametrize("label", [6, -1, "jo", 1.5, True, None])
+def test_labels_out_of_range(label: object) -> None:
+    with pytest.raises(UsageError) as error:
+        label_ids([0, label], LABELS, "validation.jsonl")
+    assert "'validation.jsonl': row 2 has the label" in error.value.message
+    assert "0 to 5" in (error.value.hint or "")
+
+
+ROWS = [{"text": 'é "quoted", with comma', "label": 3}, {"text": "b", "label": 0}]
+
+
+def write(path: Path) -> Path:
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    if path.name == "train.jsonl":
+        path.write_text(lines)
+    elif path.name == "train.jsonl.gz":
+        path.write_bytes(gzip.compress(lines.encode()))
+    elif path.suffix == ".csv":
+        pyarrow.csv.write_csv(pa.Table.from_pylist(ROWS), path)
+    else:
+        pyarrow.parquet.write_table(pa.Table.from_pylist(ROWS), path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz", "train.csv", "train.parquet"])
+def test_rows_of_every_format(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path / name)
+    assert find_split(tmp_path, "train") == path
+    check_columns(path, "text", "label")
+    with pytest.raises(UsageError, match="has no column 'sentence'"):
+        check_columns(path, "sentence")
+    assert read_rows(path).to_pylist() == ROWS
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.csv", "train.jsonl.gz", "train.parquet"])
+@pytest.mark.parametrize("content", [b"", b"\n", b'{"text": "a', b"\xff\xfe\x00"])
+def test_files_that_cannot_be_read(name: str, content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    for read in (lambda: check_columns(path, "text"), lambda: read_rows(path)):
+        with pytest.raises(UsageError) as error:
+            read()
+        assert str(path) in error.value.message
+
+
+def test_files_as_people_have_them(tmp_path: Path) -> None:
+    """A byte order mark, as Excel writes; a blank line at the start."""
+    table, lines = tmp_path / "train.csv", tmp_path / "train.jsonl"
+    table.write_bytes(b"\xef\xbb\xbftext,label\nx,1\n")
+    lines.write_text('\n{"text": "x", "label": 1}\n')
+    for path in (table, lines):
+        check_columns(path, "text", "label")
+        assert read_rows(path).to_pylist() == [{"text": "x", "label": 1}]
+
+
+def test_split_that_is_not_there_or_there_twice(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no train file"):
+        find_split(tmp_path, "train")
+    for name in ("train.csv", "train.jsonl"):
+        (tmp_path / name).write_text("x")
+    with pytest.raises(UsageError, match="more than one train file"):
+        find_split(tmp_path, "train")
+
+
+def test_hub_ids_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert not is_local("distilbert-base-uncased")
+    assert not is_local("dair-ai/emotion")
+    for name in ("/data/emotion", "./emotion", "~/emotion", "a/b/c", "my data", str(tmp_path)):
+        assert is_local(name)
+    (tmp_path / "emotion").mkdir()
+    assert is_local("emotion")
+
+
+def test_synthetic_lengths_are_emotions() -> None:
+    words = words_by_label(8192, seed=1)
+    table = generate(8192, 1, words, np.random.default_rng(0))
+    lengths = np.diff(table.offsets)
+    assert abs(lengths.mean() - 22.3) < 0.5
+    assert abs(lengths.std() - 11.6) < 0.5
+    assert lengths.min() >= 4
+    assert 80 <= lengths.max() <= 87
+
+
+def test_paper_preset_has_the_published_sizes() -> None:
+    paper = PRESETS["paper"]
+    assert paper.train[0] * paper.train[1] == 32_768
+    assert paper.validation[0] * paper.validation[1] == 131_072
+
+
+def test_synthetic_repeats_its_samples() -> None:
+    table = generate(10, 3, words_by_label(500, 0), np.random.default_rng(0))
+    assert len(table) == 30
+    assert len(table.tokens) == table.offsets[-1]
+    third = len(table.tokens) // 3
+    assert np.array_equal(table.tokens[:third], table.tokens[2 * third :])
+    assert np.array_equal(table.labels[:10], table.labels[20:])

@@ -1,0 +1,82 @@
+"""The hub's cache: filled once, wherever it lies, with locks that hold there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Following, slurmft
+from tests.support.cluster import Cluster
+from tests.support.faults import BASE
+from tests.support.hub import NAME, Hub
+from tests.train.test_resume import rank_pids
+
+WEIGHTS = "model.safetensors"
+FLAGS = (*BASE, "--epochs", "1", "--task", "emotion", "--model", NAME)
+
+
+@pytest.fixture
+def hub(tiny_model: Path) -> Iterator[Hub]:
+    with Hub(tiny_model) as made:
+        yield made
+
+
+def test_one_process_of_a_node_fetches(hub: Hub, tmp_path: Path, tiny_data: Path) -> None:
+    env = {"HF_ENDPOINT": hub.url(), "HF_HOME": str(tmp_path / "hf home")}
+    flags = (*FLAGS, "--data", str(tiny_data), "--runs-dir", str(tmp_path))
+    done = slurmft("submit", "--follow", "--cluster", "local", *flags, env=env)
+    assert done.code == 0, done.err + done.out
+    assert hub.fetched[WEIGHTS] == 1
+    assert not list((tmp_path / "hf home").rglob(".slurmft-*"))
+
+
+def test_death_of_the_one_that_fetches(tiny_model: Path, tmp_path: Path, tiny_data: Path) -> None:
+    """Nothing half fetched is taken for whole, and no lock keeps the next one waiting."""
+    with Hub(tiny_model, pause_s=3) as hub:
+        env = {"HF_ENDPOINT": hub.url(), "HF_HOME": str(tmp_path / "hf")}
+        flags = (*FLAGS, "--data", str(tiny_data), "--runs-dir", str(tmp_path))
+        job = Following("--cluster", "local", *flags, env=os.environ | env)
+        deadline = time.monotonic() + 60
+        while not list((tmp_path / "hf").rglob("*.incomplete")) or not hub.fetched[WEIGHTS]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        for pid in rank_pids(job.run):
+            os.kill(pid, signal.SIGKILL)
+        hub.pause_s = 0
+        code, text = job.end(90)
+    assert code == 0, text
+    assert hub.fetched[WEIGHTS] == 2
+
+
+@pytest.mark.slurm
+def test_shared_and_node_local_caches_on_slurm(
+    idle_cluster: Cluster,
+    shared_folder: Path,
+    hub: Hub,
+    tmp_path: Path,
+    tiny_data: Path,
+) -> None:
+    flags = (*FLAGS, "--data", str(tiny_data), "--runs-dir", str(tmp_path))
+    env = idle_cluster.env | {"HF_ENDPOINT": hub.url("10.77.0.254")}
+    env |= {"HF_HOME": str(shared_folder / "hf"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = slurmft("submit", "--follow", *flags, env=env)
+    assert done.code == 0, done.err + done.out
+    assert hub.fetched[WEIGHTS] == 1
+    # What was measured at the start is there for the next run.
+    record = json.loads(next((tmp_path / "cache").rglob("*.json")).read_text())
+    assert record["primitive"] == "lockf"
+    assert record["findings"]["lockf"]["between_nodes"]
+
+    folders = [tmp_path / "node a", tmp_path / "node b", tmp_path / "common"]
+    for folder in folders:
+        folder.mkdir()
+    idle_cluster.show(folders[:2], folders[2])
+    done = slurmft("submit", "--follow", *flags, env=env | {"HF_HOME": str(folders[2])})
+    assert done.code == 0, done.err + done.out
+    assert hub.fetched[WEIGHTS] == 1 + 2

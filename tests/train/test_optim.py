@@ -1,0 +1,257 @@
+"""Optimizers and schedules: learning rates of every rule, Muon and AdamW as one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import AdamW
+
+from slurmft.core.errors import UsageError
+from slurmft.train.config import TrainConfig
+from slurmft.train.configure import configure
+from slurmft.train.optim import MuonAdamW, hidden_matrices, make_optimizer, make_scheduler, split
+from slurmft.train.recipes import CHANGES, RECIPES
+from slurmft.train.state import join_optimizer, split_optimizer
+from slurmft.train.step_plan import Plan
+
+BASE = {"learning_rate": 5e-4, "warmup_ratio": 0.25, "batch_size": 256, "epochs": 4}
+
+
+def plan(world_size: int = 1, **values: Any) -> Plan:
+    train = values.pop("train", None) or TrainConfig.resolve(**BASE | values)
+    return Plan(
+        config=train, world_size=world_size, precision="fp32",
+        train_samples=16_000, validation_samples=2_000,
+    )  # fmt: skip
+
+
+def small_bert() -> Any:
+    """Two layers, random weights."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_dropout_prob": 0.0}
+    return BertForSequenceClassification(
+        BertConfig(**sizes, **layers, attention_probs_dropout_prob=0.0)
+    )
+
+
+def train(model: Any, optimizer: Any, steps: range) -> None:
+    """Some steps, each on tokens of its own."""
+    for step in steps:
+        tokens = torch.randint(40, (8, 6), generator=torch.Generator().manual_seed(step))
+        model(input_ids=tokens, labels=tokens[:, 0] % 2).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def same(one: Any, other: Any) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+RULES = {
+    "none": {256: 5e-4, 1024: 5e-4, 2048: 5e-4, 4096: 5e-4},
+    "sqrt": {256: 5e-4, 1024: 5e-4, 2048: 5e-4 * 2**0.5, 4096: 1e-3},
+    "linear": {256: 5e-4, 1024: 5e-4, 2048: 1e-3, 4096: 2e-3},
+}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("rule", RULES)
+def test_learning_rates_of_every_rule(rule: str, optimizer: str) -> None:
+    """Warm-up and decay are the same parts of any number of steps; the peak is the rule's."""
+    for size, peak in RULES[rule].items():
+        of = plan(size // 256, lr_rule=rule, reference_batch_size=1024, optimizer=optimizer)
+        made = make_optimizer(small_bert(), of, fused=False)
+        scheduler = make_scheduler(made, of)
+        total, warmup = of.total_steps, round(of.total_steps / 4)
+        assert total == 4 * -(-16_000 // size)
+        for step in range(total):
+            part = step / warmup if step < warmup else (total - step) / (total - warmup)
+            rates = [group["lr"] for group in made.param_groups]
+            assert rates == pytest.approx([peak * part] * len(rates))
+            made.step()
+            scheduler.step()
+
+
+def test_recipe_by_number_of_ranks() -> None:
+    """As published up to a global batch of 1,024."""
+    config = TrainConfig.of(configure({"recipe": "mn4-emotion"}).program)
+    plans = {n: plan(n, train=config) for n in (1, 4, 8, 16)}
+    found = {n: (of.optimizer, of.learning_rate) for n, of in plans.items()}
+    assert found[1] == found[4] == ("adamw", 5e-4)
+    assert found[8] == ("muon", 4e-3)
+    assert found[16] == ("muon", 2e-3 * 2672 / 1024)
+    assert [of.global_batch_size for of in plans.values()] == [256, 1024, 2048, 2672]
+    published = TrainConfig.of(configure({"recipe": "mn4-emotion", "as_published": True}).program)
+    assert {plan(n, train=published).optimizer for n in (1, 16)} == {"adamw"}
+    assert {plan(n, train=published).learning_rate for n in (1, 16)} == {5e-4}
+    assert plan(16, train=published).global_batch_size == 4096
+
+
+def test_changes_are_all_that_differs_from_published() -> None:
+    assert CHANGES.keys() <= RECIPES.keys()
+    for name, recipe in RECIPES.items():
+        plain, published = (
+            dataclasses.asdict(TrainConfig.resolve(recipe=name, as_published=flag))
+            for flag in (False, True)
+        )
+        changed = {key for key in plain if plain[key] != published[key]}
+        assert changed - {"as_published"} == CHANGES.get(name, {}).keys()
+        assert {k: published[k] for k in recipe if k in published} == {
+            k: v for k, v in recipe.items() if k in published
+        }
+
+
+def test_weights_of_muon() -> None:
+    """The matrices of the layers and the pooler; not the tables, nor the fresh head."""
+    model = small_bert()
+    names = {id(p): name for name, p in model.named_parameters()}
+    hidden = {names[id(p)] for p in hidden_matrices(model)}
+    expected = {n for n, p in model.named_parameters() if p.ndim == 2}
+    assert hidden == {n for n in expected if "embeddings" not in n and "classifier" not in n}
+    made = make_optimizer(model, plan(optimizer="muon"), fused=False)
+    grouped = [p for group in made.param_groups for p in group["params"]]
+    assert sorted(map(id, grouped)) == sorted(names)
+    for group in made.param_groups:
+        assert (group["weight_decay"] == 0) == all(p.ndim < 2 for p in group["params"])
+
+
+def test_rates_where_muon_trains() -> None:
+    """The fresh head learns at Muon's rate, what AdamW has of the pretrained model at its own."""
+    model = small_bert()
+    hidden = {id(p) for p in hidden_matrices(model)}
+    of = plan(optimizer="muon", learning_rate=1e-4, muon_learning_rate=1e-3)
+    made = make_optimizer(model, of, fused=False)
+    rates = {id(p): group["lr"] for group in made.param_groups for p in group["params"]}
+    for name, p in model.named_parameters():
+        at_muons = id(p) in hidden or name.startswith("classifier")
+        assert rates[id(p)] == (1e-3 if at_muons else 1e-4), name
+
+
+def test_as_one_they_do_what_each_does_alone() -> None:
+    one, other = small_bert(), small_bert()
+    train(one, make_optimizer(one, plan(optimizer="muon", learning_rate=1e-2), True), range(3))
+    hidden = hidden_matrices(other)
+    rest = [p for p in other.parameters() if all(p is not h for h in hidden)]
+    muon: torch.optim.Optimizer = torch.optim.Muon(
+        hidden, lr=1e-2, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+    )
+    decays = [{"params": [p for p in rest if p.ndim > 1], "weight_decay": 0.01}]
+    stays = [{"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0}]
+    adamw = AdamW(decays + stays, lr=1e-2, fused=True)
+    for step in range(3):
+        tokens = torch.randint(40, (8, 6), generator=torch.Generator().manual_seed(step))
+        other(input_ids=tokens, labels=tokens[:, 0] % 2).loss.backward()
+        muon.step()
+        adamw.step()
+        other.zero_grad()
+    assert same(one, other)
+    assert not same(one, small_bert())
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_resumed_muon_goes_on_exactly(fused: bool) -> None:
+    """Weights, momentum, second moments and the schedule, through the form of a checkpoint."""
+    of = plan(16, optimizer="muon", lr_rule="linear", reference_batch_size=1024)
+    whole, stopped = small_bert(), small_bert()
+    runs = [(m, *_scheduled(m, of, fused)) for m in (whole, stopped)]
+    for model, optimizer, scheduler in runs:
+        for step in range(4):
+            train(model, optimizer, range(step, step + 1))
+            scheduler.step()
+    tensors, rest = split_optimizer(runs[1][1])
+    state = json.loads(json.dumps({"rest": rest, "scheduler": runs[1][2].state_dict()}))
+    again = small_bert()
+    again.load_state_dict(stopped.state_dict())
+    optimizer, scheduler = _scheduled(again, of, fused)
+    join_optimizer(optimizer, {k: v.clone() for k, v in tensors.items()}, state["rest"])
+    scheduler.load_state_dict(state["scheduler"])
+    runs[1] = (again, optimizer, scheduler)
+    for model, optimizer, scheduler in (runs[0], runs[1]):
+        for step in range(4, 7):
+            train(model, optimizer, range(step, step + 1))
+            scheduler.step()
+    assert same(whole, again)
+    assert not same(whole, stopped)
+
+
+def _scheduled(model: Any, of: Plan, fused: bool) -> tuple[Any, Any]:
+    optimizer = make_optimizer(model, of, fused)
+    return optimizer, make_scheduler(optimizer, of)
+
+
+def test_every_rank_has_its_part_of_the_matrices() -> None:
+    matrices = [torch.empty(size, 3) for size in (1, 9, 2, 9, 4, 4, 1)]
+    parts = split(matrices, 3)
+    assert sorted(p.numel() for part in parts for p in part) == [3, 3, 6, 12, 12, 27, 27]
+    assert max(sum(p.numel() for p in part) for part in parts) == 30
+    assert [len(part) for part in split(matrices[:1], 3)] == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "micro_steps", "limit", "size", "parts"),
+    [
+        (16, 1, None, 4096, 16),
+        (16, 1, 2672, 2672, 16),
+        (1, 16, 2672, 2672, 11),  # full batches, but for the last
+        (16, 2, 5000, 5000, 32),
+        (16, 1, 4096, 4096, 16),
+        (4, 1, 2672, 1024, 4),
+        (4, 1, 3, 3, 4),
+    ],
+)
+def test_limit_of_the_global_batch(
+    world_size: int, micro_steps: int, limit: int | None, size: int, parts: int
+) -> None:
+    of = plan(world_size, gradient_accumulation_steps=micro_steps, max_global_batch_size=limit)
+    assert (of.global_batch_size, of.parts) == (size, parts)
+    assert of.steps_per_epoch == -(-16_000 // size)
+    assert of.is_limited == (size < 256 * world_size * micro_steps)
+
+
+@pytest.mark.parametrize(
+    ("values", "fact", "cure"),
+    [
+        ({"optimizer": "adam"}, "unknown --optimizer 'adam'", "did you mean adamw?"),
+        ({"lr_rule": "cubic"}, "unknown --lr-rule 'cubic'", "none, sqrt, linear"),
+        ({"optimizer": "auto"}, "--optimizer auto needs", "--reference-batch-size"),
+        ({"lr_rule": "linear"}, "--lr-rule linear needs", "--reference-batch-size"),
+        ({"reference_batch_size": 0}, "--reference-batch-size 0 must be at least 1", ""),
+        ({"optimizer": "muon", "ipex": True}, "--ipex knows no Muon", "--optimizer adamw"),
+        ({"recipe": "mn4-emotion", "ipex": True}, "--optimizer auto", "--optimizer adamw"),
+    ],
+)
+def test_combinations_that_cannot_be_right(values: dict[str, Any], fact: str, cure: str) -> None:
+    with pytest.raises(UsageError) as error:
+        configure(values)
+    assert fact in str(error.value)
+    assert cure in f"{error.value} {error.value.hint}"
+
+
+def test_torch_without_muon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.optim, "Muon")
+    assert isinstance(make_optimizer(small_bert(), plan(), fused=False), AdamW)
+    with pytest.raises(UsageError, match=r"needs torch 2\.9"):
+        make_optimizer(small_bert(), plan(optimizer="muon"), fused=False)
+
+
+def test_fp16_skips_the_whole_step() -> None:
+    """One overflow anywhere, and no weight moves: the scaler sees one optimizer."""
+    model = small_bert()
+    optimizer = make_optimizer(model, plan(optimizer="muon"), fused=False)
+    assert isinstance(optimizer, MuonAdamW)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)  # type: ignore[attr-defined, unused-ignore]
+    tokens = torch.arange(12).view(2, 6)
+    scaler.scale(model(input_ids=tokens, labels=tokens[:, 0] % 2).loss).backward()
+    model.classifier.bias.grad[0] = torch.inf
+    before = small_bert()
+    scaler.step(optimizer)
+    scaler.update()
+    assert same(model, before)
+    assert scaler.get_scale() == 1.0

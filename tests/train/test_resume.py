@@ -1,0 +1,256 @@
+"""Runs that are interrupted end as if they had not been: on simulated nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from slurmft.core.files import write_json
+from slurmft.runs.records import RecordReader
+from slurmft.runs.rundir import RunDir
+from tests.conftest import Done, Following, records, slurmft
+from tests.support.models import write_emotion, write_model
+from tests.train.test_trainer import assert_gone, emotion, processes_of
+
+# Dropout stays on: the random generators must come back, too.
+EXACT = ("--cluster", "local", "--precision", "fp32", "--log-every", "1", "--learning-rate", "1e-3")
+NODES, EPOCHS = 3, 12
+
+
+def arguments(data: Path, model: Path, runs: Path) -> tuple[str, ...]:
+    sizes = ("--nodes", str(NODES), "--batch-size", "2", "--epochs", str(EPOCHS))
+    return (
+        *EXACT,
+        *sizes,
+        "--runs-dir",
+        str(runs),
+        *emotion(data, model),
+        "--eval-batch-size",
+        "2",
+        *("--optimizer", "muon"),  # has AdamW's state, too
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, tiny_model: Path
+) -> Done:
+    runs = tmp_path_factory.mktemp("undisturbed")
+    done = slurmft("submit", "--follow", *arguments(tiny_data, tiny_model, runs))
+    assert done.code == 0, done.err
+    return done
+
+
+def rank_pids(run: RunDir) -> list[int]:
+    return pids(run, "slurmft.train.rank", without="slurmft.node.torchrun")
+
+
+def pids(run: RunDir, words: str, without: str = "\n") -> list[int]:
+    """Processes of a run with these words in their command lines, by their number."""
+    found = processes_of(run)
+    return sorted(pid for pid, line in found.items() if words in line and without not in line)
+
+
+def losses(run: RunDir) -> list[float]:
+    """The loss of every step; of a step that was done twice, the second."""
+    return list({r["step"]: r["loss"] for r in records(run, "step")}.values())
+
+
+def assert_same(run: RunDir, expected: RunDir) -> None:
+    """Losses, metrics and weights are those of another run, to the last bit."""
+    assert losses(run) == losses(expected)
+    metrics = [
+        {r["epoch"]: r["metrics"] for r in records(each, "epoch")} for each in (run, expected)
+    ]
+    assert metrics[0] == metrics[1]
+    weights = [load_file(each.model / "model.safetensors") for each in (run, expected)]
+    assert weights[0].keys() == weights[1].keys()
+    for name in weights[0]:
+        assert np.array_equal(weights[0][name], weights[1][name]), name
+
+
+def steps_twice(run: RunDir) -> int:
+    """Steps that were lost, and done again."""
+    steps = [r["step"] for r in records(run, "step")]
+    return len(steps) - len(set(steps))
+
+
+def states(run: RunDir) -> list[str]:
+    return [state["state"] for state in run.history()]
+
+
+def one_rank(run: RunDir) -> int:
+    return rank_pids(run)[1]
+
+
+def one_torchrun(run: RunDir) -> int:
+    return pids(run, "slurmft.node.torchrun")[1]
+
+
+def one_node(run: RunDir) -> int:
+    return pids(run, "slurmft.node.task")[1]
+
+
+def test_signals_to_any_process(
+    undisturbed: Done, tmp_path: Path, tiny_data: Path, tiny_model: Path
+) -> None:
+    """Any stop signal, to any one process: all ranks stop at one step, and none is lost."""
+    job = Following(*arguments(tiny_data, tiny_model, tmp_path))
+    hits: list[tuple[Callable[[RunDir], int], signal.Signals, str]] = [
+        (one_rank, signal.SIGUSR2, "step 20/"),
+        (one_torchrun, signal.SIGTERM, "goes on after step"),
+        (one_node, signal.SIGINT, "goes on after step"),
+    ]
+    for find, sent, after in hits:
+        job.until(after)
+        if after.startswith("goes"):
+            job.until("step ")
+        os.kill(find(job.run), sent)
+    code, text = job.end(120)
+    assert code == 0, text
+    assert text.count("stopping after step") == 3
+    assert "SIGUSR2 on rank" in text
+    assert steps_twice(job.run) == 0
+    assert_same(job.run, undisturbed.run)
+    assert states(job.run)[-1] == "finished"
+    assert states(job.run).count("requeued") == 3
+    result = json.loads(job.run.result.read_text())
+    expected = undisturbed.result
+    for name in ("train_samples", "evaluate_samples", "steps", "metrics", "loss"):
+        assert result[name] == expected[name]
+    assert result["attempts"] == 4
+    assert_gone(job.run)
+
+
+def test_resume_on_fewer_nodes(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:
+    """The global batch and the order of the samples stay; what changed is said."""
+    flags = (*arguments(tiny_data, tiny_model, tmp_path), "--dropout", "0", "--no-requeue")
+    flags += ("--optimizer", "adamw")  # Muon works in bf16, where sums of other ranks differ more
+    whole = slurmft("submit", "--follow", *flags)
+    assert whole.code == 0, whole.err
+    job = Following(*flags)
+    job.until("step 20/")
+    os.kill(one_rank(job.run), signal.SIGUSR2)
+    code, text = job.end()
+    assert code == 75
+    assert "not requeued (--no-requeue)" in text
+    assert f"slurmft resume {job.run.path}" in text
+    assert_gone(job.run)
+
+    done = slurmft("resume", str(job.run.path), "--nodes", "2", "--follow")
+    assert done.code == 0, done.err
+    assert "world_size 3 -> 2" in done.out
+    assert "global batch stays 6: 2 micro-step(s) on 2 process(es)" in done.out
+    assert losses(job.run) == pytest.approx(losses(whole.run), abs=1e-4)
+    for name in ("train_samples", "steps", "global_batch_size"):
+        assert done.result[name] == whole.result[name]
+    assert done.result["world_size"] == 2
+    again = slurmft("resume", str(job.run.path))
+    assert again.code == 2
+    assert "has finished" in again.err
+
+
+def test_stop_in_the_evaluation(tmp_path: Path, tiny_model: Path) -> None:
+    """What was predicted before is kept, and every sample is predicted once."""
+    data = write_emotion(tmp_path / "data", train=24, validation=3000)
+    flags = ("--nodes", "2", "--batch-size", "8", "--epochs", "1", "--eval-batch-size", "1")
+    source = ("--runs-dir", str(tmp_path / "runs"), *emotion(data, tiny_model))
+    job = Following(*EXACT, *flags, *source)
+    job.until("step 2/2")
+    reader = RecordReader(job.run.records)
+    while not any(r["event"] == "evaluate" and r["done"] > 1 for r in reader.read()):
+        time.sleep(0.01)
+    os.kill(one_rank(job.run), signal.SIGTERM)
+    code, text = job.end(120)
+    assert code == 0, text
+    assert "stopping after step 2" in text
+    assert "(from step-00000002-e" in text
+    result = json.loads(job.run.result.read_text())
+    assert result["evaluate_samples"] == 3000
+    assert steps_twice(job.run) == 0
+    whole = slurmft("submit", "--follow", *EXACT, *flags, *source)
+    assert whole.result["metrics"] == result["metrics"]
+
+
+def test_exception_that_comes_back_ends_the_run(tmp_path: Path) -> None:
+    """One restart, and no more: at the same step the same would happen for ever."""
+    model = write_model(tmp_path / "model", max_positions=24)
+    data = write_emotion(tmp_path / "data", train=60, validation=8)
+    with open(data / "train.jsonl", "a") as file:
+        file.write(json.dumps({"text": "word1 " * 40, "label": 0}) + "\n")
+    flags = ("--nodes", "2", "--batch-size", "4", "--max-restarts", "5")
+    source = ("--runs-dir", str(tmp_path / "runs"), *emotion(data, model))
+    done = slurmft("submit", "--follow", *EXACT, *flags, *source)
+    assert done.code == 1
+    assert done.err.count("Traceback") == 1
+    raised = [f for f in done.run.all_failures() if f["traceback"] and not f["secondary"]]
+    assert len(raised) == 2
+    assert_gone(done.run)
+
+
+def test_cancelled_run_can_go_on(
+    undisturbed: Done, tmp_path: Path, tiny_data: Path, tiny_model: Path
+) -> None:
+    job = Following(*arguments(tiny_data, tiny_model, tmp_path))
+    job.until("step 20/")
+    assert slurmft("cancel", str(job.run.path)).code == 0
+    assert job.end()[0] == 5
+    done = slurmft("resume", str(job.run.path), "--follow")
+    assert done.code == 0, done.err
+    assert_same(job.run, undisturbed.run)
+
+
+def test_attempt_that_was_superseded_ends(
+    tmp_path: Path, tiny_data: Path, tiny_model: Path
+) -> None:
+    """As on a node that Slurm gave up, and that lives: it must not write into the run any more."""
+    job = Following(*arguments(tiny_data, tiny_model, tmp_path), "--epochs", "300", "--no-requeue")
+    job.until("step 20/")
+    write_json(job.run.attempt, json.loads(job.run.attempt.read_text()) | {"number": 9})
+    assert job.end()[0] == 1
+    assert_gone(job.run)
+    assert "a later attempt" in (job.run.logs / "task-000.log").read_text()
+
+
+def test_early_stopping_keeps_the_best_model(
+    tmp_path: Path, tiny_data: Path, tiny_model: Path
+) -> None:
+    """Also after a resume in between: a rate so high that the weights only get worse."""
+    flags = (*emotion(tiny_data, tiny_model), "--precision", "fp32", "--epochs", "30")
+    flags += ("--batch-size", "8", "--learning-rate", "0.05", "--early-stopping", "3")
+    job = Following("--cluster", "local", *flags, "--runs-dir", str(tmp_path))
+    job.until("epoch 1 done")
+    pids = rank_pids(job.run)
+    for pid in pids:  # or it might have ended before it is cancelled
+        os.kill(pid, signal.SIGSTOP)
+    assert slurmft("cancel", str(job.run.path)).code == 0
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    code, text = job.end()
+    assert code == 5, text
+    done = slurmft("resume", "--follow", str(job.run.path))
+    assert done.code == 0, done.err
+    epochs = records(job.run, "epoch")
+    values = [r["metrics"]["accuracy"] for r in epochs]
+    best = max(range(len(values)), key=lambda i: (values[i], -i))
+    assert len(values) == best + 1 + 3
+    result = json.loads(job.run.result.read_text())
+    assert result["metrics"] == epochs[best]["metrics"]
+    names = [p.name for p in job.run.checkpoints.iterdir()]
+    assert len(names) == 1
+    saved, kept = (
+        load_file(p)
+        for p in (
+            job.run.model / "model.safetensors",
+            job.run.checkpoints / names[0] / "model.safetensors",
+        )
+    )
+    assert all(np.array_equal(saved[name], kept[name]) for name in saved)

@@ -1,0 +1,388 @@
+"""GLUE and texts of one's own: on simulated nodes, with made-up data; and data that is wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slurmft.core.errors import UsageError
+from slurmft.train import tasks
+from slurmft.train.config import TrainConfig
+from slurmft.train.data import TokenData
+from slurmft.train.metrics import SCORES
+from slurmft.train.recipes import GLUE_COLUMNS, TASKS
+from slurmft.train.sources import localize
+from slurmft.train.tasks.glue import GLUE
+from slurmft.train.tasks.hub import Pretrained
+from slurmft.train.tasks.sequence import Texts
+from tests.conftest import Done, assert_two_lines, records
+from tests.support.models import write_model, write_pairs, write_splits
+from tests.train.test_trainer import EXACT, train
+
+PAIR = ("sentence1", "sentence2")
+SHORT = (*EXACT, "--max-steps", "6", "--epochs", "2", "--learning-rate", "0.01")
+
+
+def test_weights_are_mapped_from_their_file(tmp_path: Path) -> None:
+    """The ranks of a node share their pages, and nothing is initialised only to be replaced."""
+    folder = write_model(tmp_path / "model")
+    config = TrainConfig.resolve(task="emotion", data="unused/data", model=str(folder))
+    data: Any = type("Data", (), {"labels": ["a", "b"]})
+    model = tasks.get(config).model(data)
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    mapped = [
+        [int(end, 16) for end in fields[0].split("-")]
+        for fields in maps
+        if fields[-1] == str(folder / "model.safetensors")
+    ]
+    weights = dict(model.base_model.named_parameters())
+    for name, weight in weights.items():
+        address = weight.data_ptr()
+        assert any(first <= address < last for first, last in mapped), name
+
+
+def glue(folder: Path, task: str, validation: int = 21) -> Path:
+    """Made-up data of a task of GLUE."""
+    sizes = {split: validation + i for i, split in enumerate(TASKS[task].splits[1:])}
+    labels = len(GLUE[task].labels)
+    return write_pairs(folder, GLUE_COLUMNS[task], labels, {"train": 50} | sizes)
+
+
+def prepare(task: str, data: Path, model: Path, **given: Any) -> TokenData:
+    config = TrainConfig.resolve(task=task, data=str(data), model=str(model), **given)
+    return tasks.get(localize(config)).prepare()
+
+
+def run(tmp_path: Path, nodes: int, task: str, data: Path, model: Path, *flags: str) -> Done:
+    sizes = ("--nodes", str(nodes), "--batch-size", str(8 // nodes), "--eval-batch-size", "8")
+    source = ("--task", task, "--data", str(data), "--model", str(model))
+    done = train(tmp_path, *source, *SHORT, *sizes, *flags)
+    assert done.code == 0, done.err
+    return done
+
+
+def test_every_task_of_glue_is_prepared(tmp_path: Path, tiny_model: Path) -> None:
+    for task in GLUE:
+        data = prepare(task, glue(tmp_path / task, task), tiny_model)
+        assert data.labels == list(GLUE[task].labels)
+        assert len(data.train) == 50
+        assert data.train.labels.dtype == (np.int64 if data.labels else np.float64)
+        assert (data.train.types is None) == (GLUE_COLUMNS[task][1] is None)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small tensors gain nothing by threads, and lose much where cores are shared."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_every_task_of_glue_is_trained(tmp_path: Path, tiny_model: Path, one_thread: None) -> None:
+    """Two steps and an evaluation of each, in this process; numbers in bf16 as well."""
+    import torch
+
+    for name, in_bf16 in [*((task, False) for task in GLUE), ("stsb", True)]:
+        folder = glue(tmp_path / f"{name} {in_bf16}", name)
+        task = tasks.get(TrainConfig.resolve(task=name, data=str(folder), model=str(tiny_model)))
+        data = task.prepare()
+        torch.manual_seed(0)
+        model = task.model(data).eval()  # without dropout, the loss falls
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        batch = data.train.batch(np.arange(16), data.pad_id, multiple=8).inputs
+        losses = []
+        with torch.autocast("cpu", torch.bfloat16, enabled=in_bf16):
+            for _ in range(3):
+                loss = model(**batch).loss
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+            everything = np.arange(len(data.validation))
+            inputs = data.validation.batch(everything, data.pad_id).inputs
+            del inputs["labels"]
+            with torch.inference_mode():
+                predictions = task.predict(model(**inputs), everything, data).numpy()
+        assert losses[2] < losses[0], name
+        assert predictions.dtype == task.prediction_dtype
+        found = task.compute(predictions, data)
+        assert tuple(found) == task.metric_names
+        assert np.isfinite(list(found.values())).all(), name
+
+
+@pytest.mark.parametrize(("task", "before"), [("stsb", "mnli"), ("mnli", "stsb")])
+def test_model_that_was_tuned_for_something_else(
+    task: str, before: str, tmp_path: Path, tiny_model: Path
+) -> None:
+    """Its configuration says for which labels; small tasks often begin with a model of MNLI."""
+    folders = {name: glue(tmp_path / name, name) for name in (task, before)}
+
+    def tuned(name: str, model: Path) -> tuple[Any, dict[str, Any]]:
+        made = tasks.get(TrainConfig.resolve(task=name, data=str(folders[name]), model=str(model)))
+        data = made.prepare()
+        found = made.model(data)
+        return found, data.train.batch(np.arange(8), data.pad_id).inputs
+
+    model, inputs = tuned(before, tiny_model)
+    model(**inputs)
+    shutil.copytree(tiny_model, tmp_path / "model")
+    model.save_pretrained(tmp_path / "model")
+    model, inputs = tuned(task, tmp_path / "model")
+    assert model(**inputs).loss.isfinite()
+    assert model.config.num_labels == (len(GLUE[task].labels) or 1)
+
+
+@pytest.mark.parametrize("task", ["mrpc", "mnli"])
+def test_metrics_do_not_depend_on_the_number_of_ranks(
+    task: str, tmp_path: Path, tiny_model: Path
+) -> None:
+    data = glue(tmp_path / "data", task)
+    two, one = (run(tmp_path, nodes, task, data, tiny_model) for nodes in (2, 1))
+    expected = {
+        "mrpc": ["f1", "accuracy"],
+        "mnli": ["accuracy_matched", "accuracy_mismatched"],
+    }[task]
+    for done in (one, two):
+        assert list(done.result["metrics"]) == expected
+    for step, other in zip(records(one.run, "step"), records(two.run, "step"), strict=True):
+        assert step["loss"] == pytest.approx(other["loss"], abs=1e-5)
+    assert two.result["metrics"] == one.result["metrics"]
+
+
+def test_numbers(tmp_path: Path, tiny_model: Path) -> None:
+    """One output, learnt by its squared error; correlations of what the saved model says, on one
+    rank and on two, by memory and by files."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    data = glue(tmp_path / "data", "stsb")
+    files = run(tmp_path, 1, "stsb", data, tiny_model, "--metric-gather", "files")
+    done = run(tmp_path, 2, "stsb", data, tiny_model)
+    # Correlations of numbers that hardly differ make much of their last bits.
+    assert files.result["metrics"] == pytest.approx(done.result["metrics"], abs=1e-3)
+    for step, other in zip(records(done.run, "step"), records(files.run, "step"), strict=True):
+        assert step["loss"] == pytest.approx(other["loss"], abs=1e-5)
+    model = AutoModelForSequenceClassification.from_pretrained(done.run.model).eval()
+    assert model.config.num_labels == 1
+    tokenizer = AutoTokenizer.from_pretrained(done.run.model)
+    rows = [json.loads(line) for line in (data / "validation.jsonl").read_text().splitlines()]
+    with torch.inference_mode():
+        found = [
+            model(**tokenizer(r["sentence1"], r["sentence2"], return_tensors="pt")).logits.item()
+            for r in rows
+        ]
+    labels = np.array([row["label"] for row in rows])
+    for name, value in done.result["metrics"].items():
+        assert value == pytest.approx(SCORES[name](np.array(found), labels), abs=1e-3)
+
+
+def test_both_validations_of_mnli(tmp_path: Path, tiny_model: Path) -> None:
+    """Each has its own metric, from its own samples."""
+    folder = glue(tmp_path / "data", "mnli")
+    config = TrainConfig.resolve(task="mnli", data=str(folder), model=str(tiny_model))
+    task = tasks.get(config)
+    data = task.prepare()
+    assert data.sizes == (21, 22)
+    right = data.validation.labels.copy()
+    right[:7] = (right[:7] + 1) % 3
+    right[21:32] = (right[21:32] + 1) % 3
+    assert task.compute(right, data) == {
+        "accuracy_matched": 14 / 21,
+        "accuracy_mismatched": 11 / 22,
+    }
+
+
+def test_pairs_are_tokenized_as_the_model_wants_them(tmp_path: Path) -> None:
+    """Token types where the tokenizer gives them and the model takes them; both texts cut."""
+    bert = write_model(tmp_path / "bert")
+    folder = write_splits(
+        tmp_path / "data",
+        {s: [{"sentence1": "joy word1", "sentence2": "word2", "label": i} for i in (0, 1)]
+         for s in ("train", "validation")},
+    )  # fmt: skip
+    data = prepare("mrpc", folder, bert)
+    batch = data.train.batch(np.array([0, 1]), data.pad_id, multiple=8).inputs
+    assert batch["input_ids"][0].tolist() == [2, 6, 12, 3, 13, 3, 0, 0]
+    assert batch["token_type_ids"][0].tolist() == [0, 0, 0, 0, 1, 1, 0, 0]
+    (tmp_path / "saved").mkdir()
+    data.save(tmp_path / "saved")
+    back = TokenData.load(tmp_path / "saved")
+    assert back.train.types is not None
+    assert back.train.types.tolist() == [0, 0, 0, 0, 1, 1] * 2
+    cut = prepare("mrpc", folder, bert, max_length=5)
+    assert cut.train.tokens[:5].tolist() == [2, 6, 3, 13, 3]
+
+    facts = json.loads((bert / "config.json").read_text())
+    (bert / "config.json").write_text(json.dumps(facts | {"type_vocab_size": 1}))
+    assert prepare("mrpc", folder, bert).train.types is None
+
+
+def test_texts_of_ones_own(tmp_path: Path, tiny_model: Path) -> None:
+    """Label names are those of the data, and the model that is saved has them."""
+    rows = [
+        {"say": f"{w} word{i}", "to": "word1", "mood": w}
+        for i in range(30) for w in ("joy", "fear", "anger")
+    ]  # fmt: skip
+    data = write_splits(tmp_path / "data", {"train": rows, "validation": rows[:31]})
+    flags = ("--text-column", "say", "--text-pair-column", "to", "--label-column", "mood")
+    done = run(tmp_path, 2, "text-classification", data, tiny_model, *flags)
+    assert list(done.result["metrics"]) == ["accuracy", "f1_macro"]
+    labels = json.loads((done.run.model / "config.json").read_text())["id2label"]
+    assert labels == {"0": "anger", "1": "fear", "2": "joy"}
+
+
+def test_labels_that_are_numbers(tmp_path: Path, tiny_model: Path) -> None:
+    rows = [{"text": "joy", "label": stars} for stars in (5, 1, 10, 1)]
+    folder = write_splits(tmp_path / "data", {"train": rows, "validation": rows[:1]})
+    data = prepare("text-classification", folder, tiny_model)
+    assert data.labels == ["1", "5", "10"]
+    assert data.train.labels.tolist() == [1, 0, 2, 0]
+
+
+GOOD = {"sentence1": "joy", "sentence2": "fear", "label": 1}
+OWN = {"text": "joy", "label": "a"}
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "message"),
+    [
+        ("mrpc", [GOOD | {"label": 0.5}], "row 1 has the label 0.5"),
+        ("mrpc", [GOOD, GOOD | {"label": 2}], "labels are 0 to 1, or not_equivalent, equivalent"),
+        ("mrpc", [GOOD | {"label": [1]}], "row 1 has the label [1]"),
+        ("mrpc", [GOOD | {"sentence2": 3}], "row 1 has the text 3, which is no string"),
+        ("mrpc", [{"sentence1": "joy", "label": 1}], "has no column 'sentence2'"),
+        ("stsb", [GOOD, GOOD | {"label": "4.5"}], "has the label"),
+        ("text-classification", [OWN, OWN | {"label": 1.5}], "has the label"),
+        ("text-classification", [{"text": "x", "label": 0.5}], "row 1 has the label 0.5"),
+        ("text-classification", [OWN, OWN], "the one label 'a'"),
+        ("text-classification", [OWN, OWN | {"label": "b"}], "another label in every row"),
+    ],
+)
+def test_rows_that_are_wrong(
+    task: str, rows: list[dict[str, Any]], message: str, tmp_path: Path, tiny_model: Path
+) -> None:
+    data = write_splits(tmp_path / "data", {"train": rows, "validation": rows})
+    with pytest.raises(UsageError) as error:
+        prepare(task, data, tiny_model)
+    assert message in str(error.value) or "cannot read" in str(error.value)
+
+
+ANSWER = {"id": "q1", "question": "joy", "context": "fear joy"}
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "flags", "fact"),
+    [
+        ("mrpc", GOOD, ["--profile", "gpu"], "looked at CUDA_VISIBLE_DEVICES and for /dev/nvidia*"),
+        ("mrpc", GOOD | {"label": 0.5}, [], "row 1 has the label 0.5"),
+        (
+            "squad",
+            ANSWER | {"answers": {"text": ["joy"], "answer_start": [99]}},
+            [],
+            "question 'q1' has the answer 'joy', which is not at character 99",
+        ),
+    ],
+)
+def test_mistakes_that_show_in_the_job(
+    task: str,
+    row: dict[str, Any],
+    flags: list[str],
+    fact: str,
+    tmp_path: Path,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """End it before it trains, with the two lines that others get on the login node."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    data = write_splits(tmp_path / "data", {"train": [row], "validation": [row]})
+    source = ("--task", task, "--data", str(data), "--model", str(tiny_model))
+    assert_two_lines(train(tmp_path, *source, *flags), fact)
+
+
+def test_label_that_training_did_not_have(tmp_path: Path, tiny_model: Path) -> None:
+    rows = [OWN, OWN, OWN | {"label": "b"}]
+    data = write_splits(tmp_path / "data", {"train": rows, "validation": [OWN | {"label": "c"}]})
+    with pytest.raises(UsageError, match=r"row 1 has the label 'c'\nhint: labels are a, b"):
+        prepare("text-classification", data, tiny_model)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda data: {"task": "mprc"}, "did you mean mrpc?"),
+        (lambda data: {"task": "sst-2"}, "did you mean sst2?"),
+        (
+            lambda data: {
+                "task": "mnli",
+                "data": data,
+                "text_column": "text",
+                "text_pair_column": "text",
+            },
+            "has no validation_matched file",
+        ),
+        (lambda data: {"task": "text-classification"}, "needs data of your own"),
+        (lambda data: {"task": "rte", "data": data}, "has no column 'sentence1'"),
+    ],
+)
+def test_requests_that_cannot_be_right(
+    given: Callable[[str], dict[str, str]], message: str, tmp_path: Path
+) -> None:
+    data = write_splits(tmp_path / "data", {"train": [OWN], "validation": [OWN]})
+    with pytest.raises(UsageError) as error:
+        localize(TrainConfig.resolve(**given(str(data))))
+    assert message in str(error.value)
+
+
+def test_no_such_split_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = 'Unknown split "validation". Should be one of [train].'
+
+    def refuse(*arguments: object, **named: object) -> None:
+        raise ValueError(message)
+
+    monkeypatch.setattr("datasets.load_dataset", refuse)
+    task = tasks.get(TrainConfig.resolve(task="mrpc"))
+    assert isinstance(task, Pretrained)
+    with pytest.raises(UsageError, match="'nyu-mll/glue' has no validation split") as error:
+        task.rows("validation")
+    assert error.value.hint == message
+
+
+def test_hub_names_of_subsets_and_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GLUE is one data set with many parts; a column of classes knows their names."""
+    import datasets
+
+    asked = []
+
+    def load(*arguments: object, split: str) -> Any:
+        asked.append((*arguments, split))
+        features = datasets.Features(
+            {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["z", "a"])}
+        )
+        return datasets.Dataset.from_dict({"text": ["x", "y"], "label": [0, 1]}, features)
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    for given in ({"task": "rte"}, {"task": "rte", "data": "my/rte"}):
+        task = tasks.get(TrainConfig.resolve(**given))
+        assert isinstance(task, Pretrained)
+        task.rows("train")
+    assert asked == [("nyu-mll/glue", "rte", "train"), ("my/rte", None, "train")]
+    own = tasks.get(TrainConfig.resolve(task="text-classification", data="my/texts"))
+    assert isinstance(own, Texts)
+    rows = own.rows("train")
+    assert own.label_names(rows) == ["z", "a"]
+    assert own.labels(rows, ["z", "a"]) == [0, 1]
+
+
+def test_no_validation_split(tmp_path: Path) -> None:
+    data = write_splits(tmp_path / "data", {"train": [GOOD]})
+    with pytest.raises(UsageError, match="has no validation file"):
+        localize(TrainConfig.resolve(task="mrpc", data=str(data)))
