@@ -232,7 +232,7 @@ def slurmft(
 
 
 def _command(imported: bool) -> list[str]:
-    return prepared.command() if imported else [sys.executable, "-m", "slurmft"]
+    return prepared.command("slurmft") if imported else [sys.executable, "-m", "slurmft"]
 
 
 def assert_two_lines(done: Done, fact: str) -> None:

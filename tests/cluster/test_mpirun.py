@@ -86,7 +86,8 @@ def undisturbed(
 ) -> Done:
     """The same run on simulated nodes, by torchrun."""
     runs = ("--runs-dir", str(tmp_path_factory.mktemp("undisturbed")), "--cluster", "local")
-    done = slurmft("submit", "--follow", *FLAGS, *EPOCHS, *runs, *emotion(tiny_data, tiny_model))
+    flags = (*FLAGS, *EPOCHS, *runs, *emotion(tiny_data, tiny_model))
+    done = slurmft("submit", "--follow", *flags, imported=True)
     assert done.code == 0, done.err
     return done
 

@@ -1,7 +1,7 @@
 """Jobs on this machine without the price of imports: one process has imported what ranks import,
 and forks them.
 
-`command()` is what to start in place of `python -m slurmft`: a small process that has the server
+`command` is what to start in place of `python -m slurmft`: a small process that has the server
 fork the real one, hands on its own environment, folder, streams and signals, and ends as that does.
 In there, and in all that is forked from it, `subprocess.Popen` of `python -m slurmft.MODULE` forks,
 too: the tasks of the nodes, torchrun and ranks are processes as always, parent and child, with a
@@ -23,6 +23,7 @@ import functools
 import gc
 import importlib
 import inspect
+import io
 import json
 import os
 import runpy
@@ -63,9 +64,14 @@ COMMAND_LINE_BYTES = 4096
 # --- the command ----------------------------------------------------------------------------------
 
 
+def command(module: str) -> list[str]:
+    """What to start in place of `python -m MODULE`."""
+    return [sys.executable, "-IS", prepared_command.__file__, str(socket_path()), module]
+
+
 @functools.cache
-def command() -> list[str]:
-    """Starts this session's server, when it is first wanted."""
+def socket_path() -> Path:
+    """Where this session's server listens. It starts when it is first wanted."""
     folder = Path(tempfile.mkdtemp(prefix="slurmft-prepared-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path, log = folder / "socket", folder / "log"
@@ -85,7 +91,7 @@ def command() -> list[str]:
         assert server.poll() is None, log.read_text()
         assert time.monotonic() < deadline, "the server takes more than two minutes to import"
         time.sleep(0.02)
-    return [sys.executable, "-IS", prepared_command.__file__, str(path)]
+    return path
 
 
 # --- the server -----------------------------------------------------------------------------------
@@ -142,7 +148,7 @@ def attend(client: socket.socket) -> NoReturn:
     pid = os.fork()
     if pid == 0:
         client.close()
-        _become(["-m", "slurmft", *asked["argv"]], asked["env"], fds, folder=asked["folder"])
+        _become(asked["command"], asked["env"], fds, folder=asked["folder"])
     for fd in fds:
         os.close(fd)
     child = os.pidfd_open(pid)
@@ -172,7 +178,7 @@ def _start_job(config: Any, run: Any, job: Any) -> str:
 
 
 def _fork_or_execute(execute: Any) -> Any:
-    """Popen's own way to start a child, but for modules of slurmft."""
+    """Popen's own way to start a child, but for modules of slurmft and of the tests."""
     parameters = inspect.signature(execute)
 
     def start(popen: Any, *rest: Any) -> None:
@@ -202,7 +208,7 @@ def _is_ours(command: Any) -> bool:
     if isinstance(command, str | bytes) or command[0] != sys.executable:
         return False
     words = [word for word in command[1:4] if word != "-u"]
-    return words[0] == "-m" and str(words[1]).startswith("slurmft.")
+    return words[0] == "-m" and str(words[1]).startswith(("slurmft.", "tests."))
 
 
 def _become(
@@ -258,10 +264,10 @@ def _take_streams(streams: list[int], keep: set[int], unbuffered: bool) -> None:
         last = fd
     os.closerange(last + 1, os.sysconf("SC_OPEN_MAX"))
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", closefd=False, errors="backslashreplace")  # noqa: SIM115
-    sys.stdout.reconfigure(write_through=unbuffered, line_buffering=os.isatty(1))
-    sys.stderr.reconfigure(line_buffering=True)
+    for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
+        file = open(number, "wb", buffering=0 if unbuffered else -1, closefd=False)  # noqa: SIM115
+        setattr(sys, name, io.TextIOWrapper(file, errors=errors, write_through=unbuffered))
+    sys.stderr.reconfigure(line_buffering=True)  # type: ignore[union-attr, unused-ignore]
 
 
 def _write_command_line(argv: list[str]) -> None:

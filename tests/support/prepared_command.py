@@ -1,5 +1,5 @@
-"""The command that stands for `slurmft ...` where a server runs it, see tests/support/prepared.py:
-`python -IS prepared_command.py SOCKET submit ...`. It imports little: it starts for every run."""
+"""The command that stands for `python -m MODULE ...` where a server runs it, see prepared.py:
+`python -IS prepared_command.py SOCKET MODULE ...`. It imports little: it starts for every run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import NoReturn
 NO_ANSWER = 70
 
 
-def ask(path: str, argv: list[str]) -> NoReturn:
+def ask(path: str, module: str, argv: list[str]) -> NoReturn:
     """Hands over environment, folder, streams and signals; ends as the command does."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server.connect(path)
-    asked = {"argv": argv, "env": dict(os.environ), "folder": os.getcwd()}
+    asked = {"command": ["-m", module, *argv], "env": dict(os.environ), "folder": os.getcwd()}
     with open(os.memfd_create("request"), "w+b") as request:  # larger than a packet may be
         request.write(json.dumps(asked).encode())
         request.seek(0)
@@ -34,4 +34,4 @@ def ask(path: str, argv: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    ask(sys.argv[1], sys.argv[2:])
+    ask(sys.argv[1], sys.argv[2], sys.argv[3:])
