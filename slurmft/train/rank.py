@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import faulthandler
+import gc
 import os
 import platform
 import signal
@@ -55,8 +56,11 @@ def main(argv: list[str]) -> int:
         run.settle_permissions()
         bind(os.environ)
         locks.install(run.load_config().job.file_locks)
+        gc.disable()  # of imports it finds nothing, and takes a fifth of their time
         from slurmft.train.trainer import Training
 
+        gc.freeze()
+        gc.enable()
         training = Training(run, stop, heart, imports_s=process.age_s())
         stopped = training.run()
         training.reporter.close()
