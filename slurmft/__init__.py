@@ -1,9 +1,7 @@
 """slurmft: fine-tune Hugging Face transformers on Slurm clusters, from one command.
 
-In scripts and notebooks: `from slurmft import Run, SlurmftError, submit`.
-
-This package is two floors. The login floor (config, dispatch, follow) imports no torch; the compute
-floor (train and what it needs) does. The run directory is all that passes between them.
+In scripts and notebooks: `from slurmft import Run, SlurmftError, submit`. In the program of a job:
+`slurmft.attach()`. Between the two is the run directory, and nothing else.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from slurmft.api import Run, submit
     from slurmft.core.errors import SlurmftError
+    from slurmft.job import Job, attach
 
 __version__ = "0.1.0"
 
-__all__ = ["Run", "SlurmftError", "submit"]
+__all__ = ["Job", "Run", "SlurmftError", "attach", "submit"]
 
-_HOMES = {"Run": "api", "SlurmftError": "core.errors", "submit": "api"}
+_HOMES = {
+    "Job": "job",
+    "Run": "api",
+    "SlurmftError": "core.errors",
+    "attach": "job",
+    "submit": "api",
+}
 """Public name -> its module, which is imported when the name is first used: commands and ranks
 import this package, too."""
 

@@ -81,11 +81,13 @@ class Run:
     def state(self) -> str:
         """pending, requeued, running, stopping, finished, failed, cancelled or vanished: by its own
         records, and by what the cluster says of its job."""
-        return cluster_status.stand([MeasuredRun.read(self.path, with_environment=False)])[0].state
+        return cluster_status.run_statuses([MeasuredRun.read(self.path, with_environment=False)])[
+            0
+        ].state
 
     def status(self) -> dict[str, Any]:
         """All that is known of it, under the keys of `slurmft status --json`."""
-        return cluster_status.describe(self._files)
+        return cluster_status.run_facts(self._files)
 
     @property
     def metrics(self) -> dict[str, float | None]:
@@ -183,7 +185,7 @@ def submit(**given: Any) -> Run:
     config = configure(flags)
     cluster = cluster_submit.check(config.job)
     return Run(
-        cluster_submit.order(
+        cluster_submit.submit_with(
             config, cluster, cluster_submit.provenance_of(_call("submit", given))
         ).path
     )

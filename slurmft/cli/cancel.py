@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from slurmft.cli import parser as cli_parser
-from slurmft.cli.parser import Parser
+from slurmft.cli.parser import Parser, add_run
 from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.wait import cancel
 from slurmft.core.errors import Exit
@@ -11,12 +10,17 @@ from slurmft.core.files import to_json
 from slurmft.runs import resolve
 
 
+def parser() -> Parser:
+    """The command line of `slurmft cancel`."""
+    made = Parser(prog="slurmft cancel", description="Ends the job of a run.")
+    add_run(made)
+    made.add_argument("--json", action="store_true", help="print run, job, cancelled, state")
+    return made
+
+
 def main(argv: list[str]) -> int:
     """`slurmft cancel RUN`"""
-    parser = Parser(prog="slurmft cancel", description="Ends the job of a run.")
-    cli_parser.add_run(parser)
-    parser.add_argument("--json", action="store_true", help="print run, job, cancelled, state")
-    arguments = parser.parse(argv)
+    arguments = parser().parse(argv)
     run = resolve.find(arguments.run, arguments.runs_dir)
     state, job_id = cancel(run), cluster_launcher.job_of(run)[1]
     if arguments.json:

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from slurmft.cli import parser as cli_parser
-from slurmft.cli.parser import Parser
+from slurmft.cli.parser import Parser, add_runs_dir
 from slurmft.cluster.cleanup import KINDS, Plan, plan, remove_all
 from slurmft.core.config import duration_s
 from slurmft.core.errors import Exit, UsageError
@@ -38,7 +37,7 @@ def parser() -> Parser:
         "not finished.",
         epilog=EXAMPLES,
     )
-    cli_parser.add_runs_dir(made)
+    add_runs_dir(made)
     made.add_argument(
         "--only",
         action="append",

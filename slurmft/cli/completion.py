@@ -12,7 +12,7 @@ import shlex
 from typing import Any
 
 from slurmft.cli import COMMANDS
-from slurmft.cli.parser import Parser, parser_of
+from slurmft.cli.parser import Parser
 from slurmft.core import site
 from slurmft.core.errors import Exit
 from slurmft.train.configure import OPTIONS
@@ -50,18 +50,20 @@ _slurmft_runs() {
 }
 """The names of runs where they are looked for by default; of deeper ones, folders."""
 
-_ALSO_ALONE = ("doctor",)
-"""Commands with parts that have flags of their own."""
-
 _TAKES_FOLDER = ("DIR",)
 _TAKES_FILE = ("FILE", "PATH", "SOURCE")
 
 
+def parser() -> Parser:
+    """The command line of `slurmft completion`."""
+    made = Parser(prog="slurmft completion", description=__doc__, epilog=EXAMPLES)
+    made.add_argument("shell", choices=SHELLS, metavar="|".join(SHELLS), help="your shell")
+    return made
+
+
 def main(argv: list[str]) -> int:
-    """`slurmft completion SHELL`."""
-    parser = Parser(prog="slurmft completion", description=__doc__, epilog=EXAMPLES)
-    parser.add_argument("shell", choices=SHELLS, metavar="|".join(SHELLS), help="your shell")
-    print(script(parser.parse(argv).shell))
+    """`slurmft completion SHELL`"""
+    print(script(parser().parse(argv).shell))
     return Exit.OK
 
 
@@ -82,15 +84,12 @@ def whole_parser() -> argparse.ArgumentParser:
     commands = root.add_subparsers(parser_class=argparse.ArgumentParser)
     for name, text in COMMANDS.items():
         module = importlib.import_module(f"slurmft.cli.{name}")
-        main = module.main
-        parts = getattr(module, "COMMANDS", {}) if name != "completion" else {}
-        if not parts:
-            _add(commands, name, text, parser_of(main, []))
-            continue
-        group = _add(commands, name, text, parser_of(main, []) if name in _ALSO_ALONE else None)
-        below = group.add_subparsers(parser_class=argparse.ArgumentParser)
-        for part in parts:
-            _add(below, part, f"slurmft {name} {part}", parser_of(main, [part]))
+        own = module.parser() if hasattr(module, "parser") else None
+        added = _add(commands, name, text, own)
+        if parts := getattr(module, "PARTS", {}):
+            below = added.add_subparsers(parser_class=argparse.ArgumentParser)
+            for part_name, part in parts.items():
+                _add(below, part_name, f"slurmft {name} {part_name}", part.parser())
     for action in _all_actions(root):
         _explain(action, shtab.FILE, shtab.DIRECTORY)
     return root

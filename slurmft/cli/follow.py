@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import time
 from collections.abc import Sequence
 
-from slurmft.cli import parser as cli_parser
 from slurmft.cli import push
-from slurmft.cli.parser import Parser
+from slurmft.cli.parser import Parser, add_run
 from slurmft.cluster.slurm.commands import JobState
 from slurmft.cluster.wait import RECORDS_EVERY_S, JobWatch
-from slurmft.runs import resolve
-from slurmft.runs.progress import Progress
+from slurmft.core.errors import Exit, SlurmftError
+from slurmft.runs import resolve, trackers
+from slurmft.runs.progress import Progress, result_table
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 
@@ -45,11 +46,11 @@ class Follower:
         except KeyboardInterrupt:
             self.progress.close()
             job_id = self.job.job_id
-            print(f"\nno longer following; the job {job_id} goes on. {next_commands(self.run)}")
+            print(f"\nno longer following; the job {job_id} continues. {next_commands(self.run)}")
             return 130
         finally:
             self.progress.close()
-        return self.job.conclude()
+        return show_outcome(self.job)
 
     def _until_ended(self) -> None:
         self._show_records()
@@ -75,6 +76,20 @@ class Follower:
             self.progress.say(text)
 
 
+def show_outcome(job: JobWatch) -> int:
+    """Shows how an ended job ended: its result, or its error; returns its exit code."""
+    try:
+        result = job.outcome()
+    except SlurmftError as error:
+        for text in (*getattr(error, "__notes__", ()), f"error: {error}"):
+            print(text, file=sys.stderr)
+        return int(error.code)
+    print(result_table(result))
+    print(f"model and records: {job.run.path}")
+    print("".join(f"  {line}\n" for line in trackers.next_commands(job.run)), end="")
+    return Exit.OK
+
+
 _NEXT = {
     "follow": "progress, and the result at the end",
     "watch": "live: speed, loss, ranks",
@@ -96,12 +111,17 @@ def next_commands(run: RunDir, which: Sequence[str] = _USUAL) -> str:
     return "\n".join(["Next:", *lines])
 
 
+def parser() -> Parser:
+    """The command line of `slurmft follow`."""
+    made = Parser(prog="slurmft follow", description=__doc__, epilog=EXAMPLES)
+    add_run(made)
+    push.add_flag(made)
+    return made
+
+
 def main(argv: list[str]) -> int:
     """`slurmft follow RUN`"""
-    parser = Parser(prog="slurmft follow", description=__doc__, epilog=EXAMPLES)
-    cli_parser.add_run(parser)
-    push.add_flag(parser)
-    arguments = parser.parse(argv)
+    arguments = parser().parse(argv)
     push.check(arguments.push_to_hub, follows=True)
     run = resolve.find(arguments.run, arguments.runs_dir)
     run.settle_permissions()

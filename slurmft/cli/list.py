@@ -7,10 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from slurmft.cli import parser as cli_parser
-from slurmft.cli.parser import Parser
+from slurmft.cli.parser import Parser, add_runs_dir
 from slurmft.cluster import status
-from slurmft.cluster.status import metrics_words, note, take
+from slurmft.cluster.status import list_runs, metrics_words, note
 from slurmft.core.errors import Exit, unknown
 from slurmft.core.files import to_json
 from slurmft.core.text import aligned, duration, shown
@@ -56,7 +55,7 @@ def parser() -> Parser:
         "how far they are, how fast, and their metrics.",
         epilog=EXAMPLES,
     )
-    cli_parser.add_runs_dir(made)
+    add_runs_dir(made)
     made.add_argument(
         "--state",
         action="append",
@@ -81,7 +80,7 @@ def main(argv: list[str]) -> int:
     for state in arguments.state:
         if state not in status.STATES:
             raise unknown("--state", state, list(status.STATES))
-    found = take(resolve.folder(arguments.runs_dir), arguments.state, arguments.newest)
+    found = list_runs(resolve.folder(arguments.runs_dir), arguments.state, arguments.newest)
     if arguments.json:
         print(to_json(found, indent=2))
         return Exit.OK

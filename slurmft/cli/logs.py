@@ -6,8 +6,8 @@ import time
 from argparse import Namespace
 from collections.abc import Iterable
 
-from slurmft.cli import parser as cli_parser
-from slurmft.cli.parser import Parser
+from slurmft.cli.follow import show_outcome
+from slurmft.cli.parser import Parser, add_run
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit
 from slurmft.runs import resolve
@@ -33,7 +33,7 @@ examples:
 def parser() -> Parser:
     """The command line of `slurmft logs`."""
     made = Parser(prog="slurmft logs", description=DESCRIPTION, epilog=EXAMPLES)
-    cli_parser.add_run(made)
+    add_run(made)
     made.add_argument(
         "--rank", type=int, action="append", metavar="R", help="of this rank alone; repeatable"
     )
@@ -83,4 +83,4 @@ def _follow(job: JobWatch, logs: Logs, writer: Writer) -> int:
         time.sleep(_READ_EVERY_S)
     job.await_result()
     _print(writer.lines(logs.lines()))
-    return Exit.OK if job.succeeded else job.conclude()
+    return Exit.OK if job.succeeded else show_outcome(job)

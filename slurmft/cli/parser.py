@@ -4,47 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Collection, Iterable
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple, NoReturn
 
 from slurmft.core.config import JobConfig, flag, is_repeatable, options, value_type
-from slurmft.core.errors import UsageError, unknown
+from slurmft.core.errors import Exit, UsageError, unknown
 from slurmft.runs.resolve import LAST
 from slurmft.train.config import TrainConfig
 
 
-class Asked(Exception):
-    """A command was only asked for its parser."""
-
-    def __init__(self, parser: Parser) -> None:
-        super().__init__(parser.prog)
-        self.parser = parser
-
-
-def parser_of(command: Callable[[list[str]], Any], argv: list[str]) -> Parser | None:
-    """The parser that a command would parse its arguments with; None: it parses none.
-
-    Args:
-        command: does nothing before it parses.
-        argv: what it needs to come that far, such as the name of a command of its own.
-    """
-    Parser.asked = True
-    try:
-        command(argv)
-    except Asked as asked:
-        return asked.parser
-    except SystemExit:
-        pass
-    finally:
-        Parser.asked = False
-    return None
-
-
 class Parser(argparse.ArgumentParser):
     """argparse that raises our errors, takes no abbreviations, and suggests the near flag."""
-
-    asked: ClassVar[bool] = False
-    """Parsers do not parse, but show themselves: see `parser_of`."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(
@@ -61,8 +31,6 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: an unknown flag, a value of the wrong type, or a stray argument.
         """
-        if Parser.asked:
-            raise Asked(self)
         known, rest = self.parse_known_args(self._join_dashed_values(argv))
         for word in rest:
             if word.startswith("-") and word != "-":
@@ -85,6 +53,29 @@ class Parser(argparse.ArgumentParser):
 
     def _flags(self) -> list[str]:
         return [f for action in self._actions for f in action.option_strings if f.startswith("--")]
+
+
+class Part(NamedTuple):
+    """A part of a command, such as `run` of `slurmft study run`."""
+
+    parser: Callable[[], Parser]
+    main: Callable[[list[str]], int]
+
+
+def run_part(command: str, parts: Mapping[str, Part], argv: list[str], description: str) -> int:
+    """Runs the part of a command that the first argument names.
+
+    Raises:
+        UsageError: it names none.
+    """
+    if argv and argv[0] in parts:
+        return parts[argv[0]].main(argv[1:])
+    if argv and argv[0] in ("-h", "--help"):
+        print(f"usage: {command} {{{','.join(parts)}}} ...\n\n{description}")
+        return Exit.OK
+    if argv:
+        raise unknown(f"{command} command", argv[0], list(parts))
+    raise UsageError(f"{command}: which command?", f"{', '.join(parts)}; see {command} --help")
 
 
 def add_options(

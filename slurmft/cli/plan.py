@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
+import sys
 
 from slurmft.cli.parser import Parser
 from slurmft.core.config import duration_s
 from slurmft.core.errors import Exit
 from slurmft.core.files import to_json
-from slurmft.studies.scaling import model
-from slurmft.studies.scaling.planner import (
-    as_json,
-    check_rows,
-    choose,
-    describe,
-    devices_per_node,
-    node_counts,
-    predict,
-    read,
-    recommend,
-    workload,
-)
+from slurmft.studies.scaling import model, planner
+from slurmft.studies.scaling.model import Workload
 
 _DESCRIPTION = """\
-Fits a model of a run's time to runs that were measured, and says what other numbers of nodes would
-take. SOURCE: runs (paths or names), folders that hold such, or one published table (.json). Ranges
-hold 90 % of what the measurements leave possible. Nothing is submitted.
+Fits a model of a run's time to measured runs, and predicts other numbers of nodes. SOURCE: runs
+(paths or names), folders of runs, or one published table (.json). Intervals hold 90 %. Nothing is
+submitted.
 """
 
 EXAMPLES = """\
@@ -39,69 +30,67 @@ examples:
 
 
 def main(argv: list[str]) -> int:
-    """`slurmft plan SOURCE...`."""
-    arguments = _parser().parse(argv)
-    if arguments.deadline is not None:
-        arguments.deadline = duration_s(arguments.deadline, "--deadline")
-    series = choose(read(arguments.sources), arguments.series)
-    check_rows(series)
-    counts = node_counts(arguments.nodes, series, arguments.devices_per_node)
+    """`slurmft plan SOURCE...`"""
+    arguments = parser().parse(argv)
+    deadline = arguments.deadline
+    deadline_s = None if deadline is None else duration_s(deadline, "--deadline")
+    found, problems = planner.read_series(arguments.sources)
+    for problem in problems:
+        print(f"warning: left out: {problem}", file=sys.stderr)
+    series = planner.choose_series(found, arguments.series)
+    devices_per_node = arguments.devices_per_node or series.devices_per_node
+    counts = planner.node_counts(arguments.nodes, series, devices_per_node)
     network = arguments.network_gbit_s or series.network_gbit_s
     fit = model.fit(series.rows, network, arguments.seed)
-    options = predict(fit, counts, workload(fit, arguments), devices_per_node(series, arguments))
-    chosen, why = recommend(options, arguments.deadline, arguments.budget)
+    work = _changed(fit.rows[0].work, arguments)
+    options = planner.predict(fit, counts, work, devices_per_node)
+    chosen, why = planner.recommend(options, deadline_s, arguments.budget)
     if arguments.json:
-        print(to_json(as_json(series, options, chosen, why), indent=2))
+        print(to_json(planner.as_json(series, options, chosen, why), indent=2))
     else:
-        print("\n".join(describe(series, fit, options, chosen, why)))
+        print("\n".join(planner.describe_plan(series, fit, options, chosen, why)))
     return Exit.OK
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="slurmft plan", description=_DESCRIPTION, epilog=EXAMPLES)
-    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="measured runs")
-    parser.add_argument(
-        "--series", metavar="NAME", help="which runs, where SOURCE has several kinds"
-    )
-    parser.add_argument(
-        "--nodes", metavar="1-64|1,2,4", help="counts to compare (default: 1, 2, 4, ...)"
-    )
-    parser.add_argument(
-        "--deadline", metavar="TIME", help="find the fewest nodes that meet it: 90s, 30m, 2h"
-    )
-    parser.add_argument(
-        "--budget", type=_amount, metavar="NODE-HOURS", help="find the fastest within it"
-    )
-    group = parser.add_argument_group("What would run (default: as measured)")
-    group.add_argument("--epochs", type=_count, metavar="N")
-    group.add_argument("--batch-size", type=_count, metavar="N", help="a device and micro-step")
-    group.add_argument(
-        "--global-batch", type=_count, metavar="N", help="kept, whatever the number of nodes"
-    )
-    group.add_argument("--gradient-accumulation-steps", type=_count, metavar="N")
-    group.add_argument("--train-samples", type=_count, metavar="N", help="of one epoch")
-    group.add_argument("--devices-per-node", type=_count, metavar="N", help="processes a node")
-    group.add_argument(
-        "--gradient-bytes", type=int, choices=(2, 4), help="a parameter's; 2: compressed"
-    )
-    group.add_argument(
-        "--network-gbit-s",
-        type=_amount,
-        metavar="X",
-        help="line rate between nodes: runs on one node do not show it",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the sampler (default: 0)")
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
-    return parser
+def _changed(work: Workload, arguments: argparse.Namespace) -> Workload:
+    """The work of a measured run, with what the flags change: their names are its fields."""
+    names = {field.name for field in dataclasses.fields(work)}
+    changes = {k: v for k, v in vars(arguments).items() if k in names and v is not None}
+    return dataclasses.replace(work, **changes)
+
+
+def parser() -> Parser:
+    """The command line of `slurmft plan`."""
+    made = Parser(prog="slurmft plan", description=_DESCRIPTION, epilog=EXAMPLES)
+    add = made.add_argument
+    add("sources", nargs="+", metavar="SOURCE", help="measured runs")
+    add("--series", metavar="NAME", help="which runs, if SOURCE has several kinds")
+    add("--nodes", metavar="1-64|1,2,4", help="counts to compare (default: 1, 2, 4, ...)")
+    add("--deadline", metavar="TIME", help="find the fewest nodes that meet it: 90s, 30m, 2h")
+    add("--budget", type=_amount, metavar="NODE-HOURS", help="find the fastest within it")
+    add("--seed", type=int, default=0, help="of the ranges (default: 0)")
+    add("--json", action="store_true", help="print the plan as JSON")
+    add = made.add_argument_group("What would run (default: as measured)").add_argument
+    add("--epochs", type=_count, metavar="N")
+    add("--batch-size", type=_count, metavar="N", help="of a device and micro-step")
+    add("--global-batch", type=_count, metavar="N", dest="kept_global_batch",
+        help="the same for every number of nodes")  # fmt: skip
+    add("--gradient-accumulation-steps", type=_count, metavar="N", dest="micro_steps")
+    add("--train-samples", type=_count, metavar="N", help="of one epoch")
+    add("--devices-per-node", type=_count, metavar="N", help="processes of a node")
+    add("--gradient-bytes", type=int, choices=(2, 4), help="of a parameter; 2: compressed")
+    network = "line rate between nodes, which runs on one node do not show"
+    add("--network-gbit-s", type=_amount, metavar="X", help=network)
+    return made
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
     return int(text)
 
 
 def _amount(text: str) -> float:
     if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0, without a unit")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0, without a unit")
     return float(text)

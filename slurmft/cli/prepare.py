@@ -17,12 +17,13 @@ from slurmft.cli.follow import next_commands
 from slurmft.cli.parser import Parser, add_options, given
 from slurmft.cluster import container, launcher
 from slurmft.cluster.slurm import commands, stage_env
-from slurmft.cluster.slurm.launcher import inside_text
+from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.cluster.submit import provenance
 from slurmft.core.config import JobConfig, RunConfig, flag, options, time_limit_min
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.files import write_text
 from slurmft.runs import trackers
+from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from slurmft.train.configure import configure
@@ -101,7 +102,7 @@ def configure_inside(flags: dict[str, Any], environment: Mapping[str, str]) -> R
         UsageError: a value that cannot be right; tasks that slurmft cannot use; too little time.
     """
     config = configure(flags)
-    found = job_values(environment, commands.job_request(commands.job_name(environment)))
+    found = job_values(environment, commands.job_request(own_job_id(environment)))
     config = dataclasses.replace(config, job=dataclasses.replace(config.job, **found))
     tasks = environment.get("SLURM_NTASKS", str(config.job.nodes))
     if int(tasks) != config.job.nodes:
@@ -126,17 +127,17 @@ def find_run(flags: dict[str, Any]) -> RunDir | None:
     """The run directory of a job that was requeued; None for a job that starts."""
     if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
         return None
-    job, where = commands.job_name(os.environ), launcher.here("slurm")
+    job, where = own_job_id(os.environ), launcher.location("slurm")
     return RunDir.of_job(configure(flags).job.runs_dir, job, where)
 
 
 def make_run(flags: dict[str, Any], argv: list[str]) -> RunDir:
     """The run directory of a job that starts for the first time."""
-    config, job = configure_inside(flags, os.environ), commands.job_name(os.environ)
+    config, job = configure_inside(flags, os.environ), own_job_id(os.environ)
     config = dataclasses.replace(config, submission=provenance("prepare", argv))
     run = RunDir.create(config, mark=job)
     write_text(run.script, inside_text(config, run))
-    launcher.note_job(run, "slurm", job, launcher.here("slurm"))
+    launcher.note_job(run, "slurm", job, launcher.location("slurm"))
     return run
 
 

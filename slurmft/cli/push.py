@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from slurmft.cli import parser as cli_parser
-from slurmft.cli.parser import Parser
+from slurmft.cli.parser import Parser, add_run
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json
 from slurmft.runs import resolve
@@ -34,7 +33,7 @@ def parser() -> Parser:
         "machine with internet. The repository is private, unless it is asked for or was public.",
         epilog=EXAMPLES,
     )
-    cli_parser.add_run(made)
+    add_run(made)
     made.add_argument("repo", help="repository on the hub: NAME, or USER/NAME; made if absent")
     made.add_argument("--public", action="store_true", help="everybody may see it")
     return made

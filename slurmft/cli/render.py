@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import re
 import shlex
@@ -9,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from slurmft.cli.parser import Parser, add_options, given
+from slurmft.cli.parser import Parser, Part, add_options, given, run_part
 from slurmft.cluster import kubernetes, mpirun
 from slurmft.cluster.submit import provenance
 from slurmft.core.config import JobConfig, RunConfig, build, options
-from slurmft.core.errors import Exit, UsageError, unknown
+from slurmft.core.errors import Exit, UsageError
 from slurmft.train import recipes
 from slurmft.train.config import TrainConfig
 from slurmft.train.configure import configure
@@ -23,6 +24,7 @@ _ON_PODS = (
     *("nodes", "nproc_per_node", "profile", "comm_cores", "interface", "rdzv_timeout_s"),
     *("share_with_group", "log_with", "file_locks", "max_requeues", "max_restarts"),
     *("hang_timeout_s", "stop_lead_s"),
+    *("checkpoint_every", "checkpoint_every_steps", "keep_checkpoints"),
 )
 """Options of a job that mean something on Kubernetes."""
 
@@ -55,8 +57,8 @@ def mpirun_parser() -> Parser:
     return made
 
 
-def render_mpirun(argv: list[str]) -> str:
-    """Two shell lines."""
+def mpirun_lines(argv: list[str]) -> list[str]:
+    """Shell lines that make a run directory and start its ranks."""
     arguments = mpirun_parser().parse(argv)
     flags = given(arguments, [*options(TrainConfig), *options(JobConfig)])
     config = configure(flags | {"cluster": "mpirun"})
@@ -64,14 +66,18 @@ def render_mpirun(argv: list[str]) -> str:
     command = mpirun.mpirun_command(config, hosts, "$run")
     create = [sys.executable, "-m", "slurmft", "submit", "--create", "--cluster", "mpirun", *argv]
     *most, run = command
-    return "\n".join(
-        (
-            f"# {len(hosts)} host(s): {', '.join(hosts)}; all must see the run directory",
-            *config.job.setup,
-            f"run=$({shlex.join(create)}) &&",
-            f'{shlex.join(most)} "{run}"',
-        )
-    )
+    return [
+        f"# {len(hosts)} host(s): {', '.join(hosts)}; all must see the run directory",
+        *config.job.setup,
+        f"run=$({shlex.join(create)}) &&",
+        f'{shlex.join(most)} "{run}"',
+    ]
+
+
+def mpirun_main(argv: list[str]) -> int:
+    """`slurmft render mpirun`"""
+    print("\n".join(mpirun_lines(argv)))
+    return Exit.OK
 
 
 def kubernetes_parser() -> Parser:
@@ -102,13 +108,12 @@ def kubernetes_parser() -> Parser:
     return made
 
 
-def render_kubernetes(argv: list[str]) -> dict[str, str]:
-    """File name -> text.
+def kubernetes_files(arguments: argparse.Namespace, argv: list[str]) -> dict[str, str]:
+    """The manifest and the Dockerfile: file name -> text.
 
     Raises:
         UsageError: a value that cannot be right.
     """
-    arguments = kubernetes_parser().parse(argv)
     if "\n" in str(arguments.output):
         raise UsageError(
             f"--output {str(arguments.output)!r} holds a line break",
@@ -165,35 +170,32 @@ def to_yaml(objects: list[dict[str, Any]]) -> str:
     return str(yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, allow_unicode=True))
 
 
-def print_kubernetes(argv: list[str]) -> str:
-    """What to print: the files, or where they were written."""
-    files = render_kubernetes(argv)
-    output = kubernetes_parser().parse(argv).output
+def kubernetes_main(argv: list[str]) -> int:
+    """`slurmft render kubernetes`: prints the files, or writes them."""
+    arguments = kubernetes_parser().parse(argv)
+    files, output = kubernetes_files(arguments, argv), arguments.output
+    manifest = next(iter(files.values()))
     if output is None:
-        manifest, image = files.values()
-        title = "--output DIR writes this and its Dockerfile, which is:"
-        return (
-            "".join(f"# {line}\n" for line in [title, *image.splitlines(), ""]) + manifest.rstrip()
-        )
+        image = ["--output DIR writes this and its Dockerfile, which is:"]
+        image += [*files["Dockerfile"].splitlines(), ""]
+        print("".join(f"# {line}\n" for line in image) + manifest.rstrip())
+        return Exit.OK
     output.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (output / name).write_text(content, encoding="utf-8")
-    manifest = next(iter(files.values()))
-    return "\n".join(
-        [f"written to {output}: {', '.join(files)}"]
-        + [line.removeprefix("# ") for line in manifest.splitlines() if line.startswith("# ")]
-    )
+    print(f"written to {output}: {', '.join(files)}")
+    for line in manifest.splitlines():
+        if line.startswith("# "):
+            print(line.removeprefix("# "))
+    return Exit.OK
 
 
-COMMANDS = {"mpirun": render_mpirun, "kubernetes": print_kubernetes}
+PARTS = {
+    "mpirun": Part(mpirun_parser, mpirun_main),
+    "kubernetes": Part(kubernetes_parser, kubernetes_main),
+}
 
 
 def main(argv: list[str]) -> int:
-    """The command: prints one kind of thing."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print(f"usage: slurmft render {{{','.join(COMMANDS)}}} ...\n\n{EXAMPLES}")
-        return Exit.OK if argv else Exit.USAGE
-    if argv[0] not in COMMANDS:
-        raise unknown("kind of job", argv[0], list(COMMANDS))
-    print(COMMANDS[argv[0]](argv[1:]))
-    return Exit.OK
+    """`slurmft render KIND ...`"""
+    return run_part("slurmft render", PARTS, argv, EXAMPLES)

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from slurmft.cli.parser import Parser
 from slurmft.core.errors import Exit, unknown
+from slurmft.studies.forecast import Forecaster
 from slurmft.studies.report import plots
 from slurmft.studies.report.build import collect, shown, summary, write
 from slurmft.studies.report.formats import FORMATS
-from slurmft.studies.report.sections import Forecaster
-from slurmft.studies.scaling import backtest
 
 EXAMPLES = """\
 examples:
@@ -19,40 +18,13 @@ examples:
   slurmft report studies/scaling --output report           # and plots, and report/report.html
   slurmft report studies/scaling --published results/published/mn4_emotion.json
   slurmft report results/published/mn4_benchmark.json --format markdown
-  slurmft report studies/scaling --predict                 # would the model have been right?
+  slurmft report studies/scaling --predict                 # backtest of the model of slurmft plan
   slurmft report runs --format csv > runs.csv              # every measure of every cell
 """
 
 
-def parser() -> Parser:
-    """The command line of `slurmft report`."""
-    made = Parser(
-        prog="slurmft report",
-        description="Prints what runs measured as tables: a row for every cell (runs that differ "
-        "in seed and folder alone), a table for every study. Published tables are printed as "
-        "published, and beside ours. With --output: tables in all formats, plots as SVG and PNG, "
-        "and a page, report.html, that needs no other file.",
-        epilog=EXAMPLES,
-    )
-    add = made.add_argument
-    paths = (
-        "runs (paths or names, as `last`), folders of such at any depth, files of published tables "
-        "(.json)"
-    )
-    add("paths", nargs="+", type=Path, metavar="RUN|DIR|FILE", help=paths)
-    add("--output", type=Path, metavar="FOLDER", help="write all files here, made if need be")
-    printed = "what to print (default: text; with --output only the files' names)"
-    add("--format", default=None, metavar="|".join(FORMATS), help=printed)
-    beside = "published tables to put ours beside; repeatable (default: what the study names)"
-    add("--published", type=Path, action="append", default=[], metavar="FILE", help=beside)
-    foretold = "predict every row from rows with fewer devices alone, by the model of slurmft plan"
-    add("--predict", action="store_true", help=f"{foretold}; about a second a device count")
-    add("--title", default="", metavar="TEXT", help="of the page, and of runs of no study")
-    return made
-
-
 def main(argv: list[str]) -> int:
-    """The command."""
+    """`slurmft report RUN|DIR|FILE...`"""
     arguments = parser().parse(argv)
     form = arguments.format
     if form is not None and form not in FORMATS:
@@ -71,5 +43,36 @@ def main(argv: list[str]) -> int:
 
 
 def _forecaster() -> Forecaster:
+    from slurmft.studies.scaling import backtest  # numpy
 
     return backtest
+
+
+def parser() -> Parser:
+    """The command line of `slurmft report`."""
+    made = Parser(
+        prog="slurmft report",
+        description="Prints what runs measured as tables: a row for every cell (runs that differ "
+        "only in seed and folder), a table for every study. Published tables are printed as "
+        "published, and beside ours. --output writes the tables in all formats, plots as SVG and "
+        "PNG, and a page, report.html, that needs no other file.",
+        epilog=EXAMPLES,
+    )
+    add = made.add_argument
+    paths = (
+        "runs (paths or names, as `last`), folders of runs at any depth, files of published tables "
+        "(.json)"
+    )
+    add("paths", nargs="+", type=Path, metavar="RUN|DIR|FILE", help=paths)
+    add("--output", type=Path, metavar="FOLDER", help="write all files to this folder")
+    printed = "what to print (default: text; with --output only the names of the files)"
+    add("--format", default=None, metavar="|".join(FORMATS), help=printed)
+    beside = "published tables to compare with; repeatable (default: what the study names)"
+    add("--published", type=Path, action="append", default=[], metavar="FILE", help=beside)
+    predict = (
+        "predict every row from the rows with fewer devices, by the model of slurmft plan; about a "
+        "second for every number of devices"
+    )
+    add("--predict", action="store_true", help=predict)
+    add("--title", default="", metavar="TEXT", help="of the page, and of runs of no study")
+    return made

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from slurmft.cli import parser as cli_parser
 from slurmft.cli import push
 from slurmft.cli.follow import Follower, next_commands
-from slurmft.cli.parser import Parser, add_options, given
+from slurmft.cli.parser import Parser, add_options, add_run, given
 from slurmft.cluster.submit import provenance, resume
 from slurmft.core.config import JobConfig, options
 from slurmft.core.errors import Exit
@@ -27,7 +26,7 @@ def parser() -> Parser:
         "newest checkpoint, on as many nodes as you like.",
         epilog=EXAMPLES,
     )
-    cli_parser.add_run(made)
+    add_run(made)
     made.add_argument("--follow", action="store_true", help="stream progress until the job ends")
     push.add_flag(made)
     made.add_argument("--json", action="store_true", help="print run, job, checkpoint")

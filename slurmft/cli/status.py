@@ -6,10 +6,9 @@ import contextlib
 from datetime import datetime
 from typing import Any
 
-from slurmft.cli import parser as cli_parser
 from slurmft.cli.follow import next_commands
-from slurmft.cli.parser import Parser
-from slurmft.cluster.status import describe, metrics_words, note
+from slurmft.cli.parser import Parser, add_run
+from slurmft.cluster.status import metrics_words, note, run_facts
 from slurmft.core.errors import Exit
 from slurmft.core.files import to_json
 from slurmft.core.text import ago, clock, duration, in_bytes, number, shown
@@ -137,19 +136,24 @@ def next_of(state: str) -> tuple[str, ...]:
     return ("follow", "watch", "logs", "cancel")
 
 
-def main(argv: list[str]) -> int:
-    """`slurmft status [RUN]`"""
-    parser = Parser(
+def parser() -> Parser:
+    """The command line of `slurmft status`."""
+    made = Parser(
         prog="slurmft status",
         description="One run in full: what it is, where, how it stands and why, its history, "
         "progress, speed, metrics, checkpoints, warnings, and what to type next.",
         epilog=EXAMPLES,
     )
-    cli_parser.add_run(parser, default=resolve.LAST)
-    parser.add_argument("--json", action="store_true", help="all that is known, as JSON")
-    arguments = parser.parse(argv)
+    add_run(made, default=resolve.LAST)
+    made.add_argument("--json", action="store_true", help="all that is known, as JSON")
+    return made
+
+
+def main(argv: list[str]) -> int:
+    """`slurmft status [RUN]`"""
+    arguments = parser().parse(argv)
     run = resolve.find(arguments.run, arguments.runs_dir)
-    facts = describe(run)
+    facts = run_facts(run)
     if arguments.json:
         print(to_json(facts, indent=2))
     else:

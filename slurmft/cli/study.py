@@ -1,49 +1,46 @@
-"""`slurmft study run|status|cancel`: measures every cell of a study file, several times over.
+"""`slurmft study run|status|cancel`: measures every cell of a study file, several times.
 
-Which runs there are is read from the run directories each time: there is no other state. See
+Which runs exist is read from the run directories each time: there is no other state. See
 `slurmft.studies.spec` for the file.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurmft.cli.parser import Parser, add_options, given
+from slurmft.cli import study_view
+from slurmft.cli.parser import Parser, Part, add_options, given, run_part
+from slurmft.cluster import status as cluster_status
+from slurmft.cluster.status import RunStatus
 from slurmft.core.config import JobConfig, options
-from slurmft.core.errors import Exit, UsageError, unknown
+from slurmft.core.errors import Exit, UsageError
+from slurmft.core.files import to_json
+from slurmft.core.text import duration
+from slurmft.runs.rundir import RunDir
 from slurmft.studies import folder as study_folder
-from slurmft.studies import progress as study_progress
-from slurmft.studies import spec
-from slurmft.studies.progress import Tally
-from slurmft.studies.runner import (
-    ASK_ABOVE,
-    Submission,
-    alive_runs,
-    cancel,
-    check_settings,
-    configurations,
-    done_table,
-    dry_arrays,
-    report_command,
-    submit_due,
-    with_flags,
-)
+from slurmft.studies import runner, spec
+from slurmft.studies.progress import STATES, Repeat, find_runs, status_json, study_status
+from slurmft.studies.runner import Submission
 from slurmft.studies.spec import Study
 from slurmft.train.config import TrainConfig
 
+ASK_ABOVE = 1000
+"""Runs that are submitted without a question."""
+
 DESCRIPTION = """\
-Measures every cell of a study file, several times over, and shows how far it is.
+Measures every cell of a study file, several times, and shows the progress.
 
-  slurmft study run FILE       submits what is missing; again, as often as you like
-  slurmft study status FILE    which runs have finished, run, wait, failed, are missing
-  slurmft study cancel FILE    ends all its jobs
+  slurmft study run FILE       submit what is missing; repeat it as often as you like
+  slurmft study status FILE    which runs have finished, run, wait, failed or are missing
+  slurmft study cancel FILE    end all its jobs
 
-The file's folder (studies/NAME) may stand for it."""
+FILE may also be the study's folder, studies/NAME."""
 
 EXAMPLES = """\
 a study file:
@@ -66,80 +63,73 @@ examples:
 
 def run_parser() -> Parser:
     """The command line of `slurmft study run`."""
-    made = Parser(
+    parser = Parser(
         prog="slurmft study run",
         description="Submits the runs of a study that are missing, or failed and may be tried "
-        "again. Flags win over the file's [fixed].",
+        "again. Flags override the file's [fixed].",
         epilog=EXAMPLES,
     )
-    _add_place(made)
-    made.add_argument("--dry-run", action="store_true", help="show cells and jobs; submit nothing")
-    made.add_argument(
-        "--yes",
-        action="store_true",
-        help=f"submit more than {ASK_ABOVE:,} runs, and count runs with other settings as the same",
-    )
-    add_options(made, TrainConfig, "what to train")
-    add_options(made, JobConfig, "where to run it", set(options(JobConfig)) - {"runs_dir"})
-    return made
+    _add_study(parser)
+    add = parser.add_argument
+    add("--dry-run", action="store_true", help="show cells and jobs; submit nothing")
+    yes = f"submit more than {ASK_ABOVE:,} runs, and count runs with other settings as the same"
+    add("--yes", action="store_true", help=yes)
+    add_options(parser, TrainConfig, "what to train")
+    add_options(parser, JobConfig, "where to run it", set(options(JobConfig)) - {"runs_dir"})
+    return parser
 
 
-def _add_place(parser: Parser) -> None:
+def _add_study(parser: Parser) -> None:
     parser.add_argument("study", help="study file, or the folder of a study")
-    parser.add_argument(
-        "--studies-dir",
-        default="studies",
-        metavar="DIR",
-        help="folder for the folders of studies, seen by every node (default: studies)",
-    )
+    place = "folder of the studies' folders, shared by all nodes (default: studies)"
+    parser.add_argument("--studies-dir", default="studies", metavar="DIR", help=place)
+
+
+def _read_study(arguments: argparse.Namespace) -> tuple[Study, Path]:
+    study = spec.read(arguments.study)
+    return study, study_folder.folder_of(study, arguments.studies_dir)
+
+
+# --- study run ------------------------------------------------------------------------------------
 
 
 def run_main(argv: list[str]) -> int:
     """`slurmft study run FILE`"""
     arguments = run_parser().parse(argv)
+    study, folder = _read_study(arguments)
     flags = given(arguments, [*options(TrainConfig), *options(JobConfig)])
-    study = with_flags(spec.read(arguments.study), flags)
-    folder = study_folder.folder_of(study, arguments.studies_dir)
-    configs = configurations(study, folder)
+    study = runner.with_flags(study, flags)
+    configs = runner.configurations(study, folder)
     if arguments.dry_run:
-        todo = Submission(study, folder, configs, study_progress.take(study, folder), argv)
-        check_settings(todo, arguments.yes)
-        print(dry_run(todo))
+        todo = Submission(study, folder, configs, study_status(study, folder), argv)
+        runner.check_settings(todo, arguments.yes)
+        print(study_view.dry_run(todo))
         return Exit.OK
     share = any(config.job.share_with_group for config in configs.values())
     with study_folder.exclusive(folder, share):
         study_folder.check_name(study, folder)
         study_folder.discard_cut_off(folder)
-        todo = Submission(study, folder, configs, study_progress.take(study, folder), argv)
-        for line in check_settings(todo, arguments.yes):
-            print(line, file=sys.stderr)
-        if not confirmed(len(todo.due()), arguments):
+        todo = Submission(study, folder, configs, study_status(study, folder), argv)
+        _warn(runner.check_settings(todo, arguments.yes))
+        if not _is_confirmed(len(todo.due()), arguments.yes):
             print("nothing was submitted")
             return Exit.OK
         study_folder.keep_copies(study, folder)
-        return submit_due(todo)
+        return _submit(todo)
 
 
-def dry_run(todo: Submission) -> str:
-    """What would be submitted."""
-    due = todo.due()
-    none = {id(repeat): "" for repeat in due}
-    lines = [f"# {todo.study.title}: {len(todo.study.cells)} cells x {todo.study.repeats} repeats"]
-    lines += [*study_folder.warnings(todo.tally), done_table(todo, none, "to submit"), ""]
-    if due and todo.cluster == "slurm":
-        lines += dry_arrays(todo, due)
-    elif due:
-        lines += [f"# one after another, {todo.cluster}: {len(due)} run(s)"]
-    return "\n".join([*lines, "", f"study folder: {todo.folder}", "dry run: nothing was submitted"])
+def _warn(lines: Sequence[str]) -> None:
+    for line in lines:
+        print(line, file=sys.stderr)
 
 
-def confirmed(count: int, arguments: argparse.Namespace) -> bool:
-    """Whether so many runs are wanted: asks, where they are very many.
+def _is_confirmed(count: int, yes: bool) -> bool:
+    """Whether to submit so many runs: asks if they are very many.
 
     Raises:
-        UsageError: there is nobody to ask.
+        UsageError: there is no terminal to ask.
     """
-    if count <= ASK_ABOVE or arguments.yes:
+    if count <= ASK_ABOVE or yes:
         return True
     if not sys.stdin.isatty():
         raise UsageError(
@@ -152,98 +142,163 @@ def confirmed(count: int, arguments: argparse.Namespace) -> bool:
         return False
 
 
+def _submit(todo: Submission) -> int:
+    """Submits or runs what is due; returns the exit code."""
+    _warn(study_view.warnings(todo.status))
+    due, status = todo.due(), todo.status
+    given_up = [r for r in status.repeats if todo.given_up(r)]
+    code: int = Exit.FAILED if given_up else Exit.OK
+    if due and todo.cluster != "slurm":
+        code = max(_run_here(todo, due), code)
+        status = study_status(todo.study, todo.folder)
+        print(study_view.status_table(todo.study, status))
+    else:
+        print(study_view.submission_table(todo, runner.submit_arrays(todo, due) if due else {}))
+    for repeat in given_up:
+        print(study_view.given_up_text(repeat, todo.study))
+    print(f"study folder: {todo.folder}")
+    print(study_view.next_commands(todo, status))
+    return code
+
+
+def _run_here(todo: Submission, due: Sequence[Repeat]) -> int:
+    """Runs one repeat after another; returns the exit code. Ctrl-C leaves no partial run."""
+    code, bar = int(Exit.OK), _bar(len(due))
+    say: Callable[[str], None] = bar.write if bar else lambda text: print(text, flush=True)
+    try:
+        for each in todo.status.alive():
+            say(f"waiting for the end of {each.run.path}, which was started before")
+            runner.wait_for_end(RunDir(each.run.path))
+        for number, repeat in enumerate(due, start=1):
+            what = f"{spec.label(repeat.cell)}, repeat {repeat.number}"
+            if bar:
+                bar.set_description(what)
+            state = _run_one(todo, repeat, f"{number}/{len(due)} {what}", say)
+            if state == "cancelled":
+                say("cancelled by another command: no further runs")
+                return Exit.CANCELLED
+            code = code if state == "finished" else Exit.FAILED
+            if bar:
+                bar.update()
+    finally:
+        if bar:
+            bar.close()
+    return code
+
+
+def _bar(total: int) -> Any:
+    """A progress bar over runs, on a terminal; else None."""
+    if not sys.stdout.isatty():
+        return None
+    from tqdm import tqdm
+
+    return tqdm(total=total, unit="run", file=sys.stdout)
+
+
+def _run_one(todo: Submission, repeat: Repeat, what: str, say: Callable[[str], None]) -> str:
+    """Runs one repeat; returns its state."""
+    start = time.monotonic()
+    try:
+        run = runner.run_one(todo, repeat)
+    except KeyboardInterrupt:
+        print(
+            f"\ninterrupted: the run of {spec.label(repeat.cell)} was removed, finished ones stay. "
+            f"To continue: {shlex.join(['slurmft', 'study', 'run', *todo.argv])}"
+        )
+        raise
+    state = run.get_state()
+    if state["state"] == "finished":
+        say(f"{what}: finished in {duration(time.monotonic() - start)}")
+    else:
+        say(f"{what}: {state['state']}: {state['reason']}\n  look into {run.path}")
+    return str(state["state"])
+
+
 # --- study status, study cancel -------------------------------------------------------------------
+
+
+def status_parser() -> Parser:
+    """The command line of `slurmft study status`."""
+    parser = Parser(
+        prog="slurmft study status",
+        description="The progress of a study: for every cell, the repeats that have finished, run, "
+        "wait, failed or are missing, and why.",
+    )
+    _add_study(parser)
+    parser.add_argument("--json", action="store_true", help="all that is known, as JSON")
+    return parser
 
 
 def status_main(argv: list[str]) -> int:
     """`slurmft study status FILE`"""
-    parser = Parser(
-        prog="slurmft study status",
-        description="How far a study is: of every cell, the repeats that have finished, run, wait, "
-        "failed or are missing, and why.",
-    )
-    _add_place(parser)
-    parser.add_argument("--json", action="store_true", help="all that is known, as JSON")
-    arguments = parser.parse(argv)
-    study = spec.read(arguments.study)
-    folder = study_folder.folder_of(study, arguments.studies_dir)
-    found = study_progress.take(study, folder)
+    arguments = status_parser().parse(argv)
+    study, folder = _read_study(arguments)
+    status = study_status(study, folder)
     if arguments.json:
-        print(
-            json.dumps(study_progress.as_json(study, folder, found), indent=2, ensure_ascii=False)
-        )
+        print(to_json(status_json(study, folder, status), indent=2))
         return Exit.OK
-    for line in study_folder.warnings(found):
-        print(line, file=sys.stderr)
+    _warn(study_view.warnings(status))
+    totals = (f"{count} {state}" for state in STATES if (count := status.count(state)))
     print(f"{study.title} ({folder})")
-    print(study_progress.status_table(study, found))
-    totals = (
-        f"{found.count(state)} {state}" for state in study_progress.STATES if found.count(state)
-    )
-    print(f"{len(found.repeats)} runs: {', '.join(totals)}")
-    print(_next_of(study, folder, found))
+    print(study_view.status_table(study, status))
+    print(f"{len(status.repeats)} runs: {', '.join(totals)}")
+    print(study_view.next_command(study, folder, status))
     return Exit.OK
 
 
-def _next_of(study: Study, folder: Path, found: Tally) -> str:
-    """What to type next: the command that submitted the newest run, where some are left; the one
-    that shows what was measured, where something was."""
-    finished = found.count("finished")
-    look = report_command(folder)
-    if finished == len(found.repeats):
-        return f"all runs have finished\nNext: {look}"
-    so_far = f"\n  so far: {look}" if finished else ""
-    return _to_finish(study, found) + so_far
-
-
-def _to_finish(study: Study, found: Tally) -> str:
-    if not found.count("missing") and not found.count("failed"):
-        return f"Next: wait; or look: slurmft follow {_running(found)}"
-    told = [t.run.config["submission"] for t in found.tries()]
-    newest: dict[str, Any] = max(told, key=lambda s: str(s.get("time")), default={})
-    command = newest.get("command")
-    return f"Next: {command or shlex.join(['slurmft', 'study', 'run', str(study.path)])}"
-
-
-def _running(found: Tally) -> str:
-    alive = sorted((t for t in found.tries() if t.is_alive), key=lambda t: t.outcome != "running")
-    return shlex.quote(str(alive[0].run.path))
+def cancel_parser() -> Parser:
+    """The command line of `slurmft study cancel`."""
+    parser = Parser(
+        prog="slurmft study cancel", description="Ends all jobs of a study that wait or run."
+    )
+    _add_study(parser)
+    return parser
 
 
 def cancel_main(argv: list[str]) -> int:
     """`slurmft study cancel FILE`"""
-    parser = Parser(
-        prog="slurmft study cancel", description="Ends all jobs of a study that wait or run."
-    )
-    _add_place(parser)
-    arguments = parser.parse(argv)
-    study = spec.read(arguments.study)
-    folder = study_folder.folder_of(study, arguments.studies_dir)
+    study, folder = _read_study(cancel_parser().parse(argv))
     if not folder.is_dir():
         print(f"there is no study folder {str(folder)!r}: nothing to cancel")
         return Exit.OK
     try:
         with study_folder.exclusive(folder, study_folder.is_shared(folder)):
-            cancel(study, alive_runs(folder))
+            _cancel(study, _alive_runs(folder))
     except study_folder.HeldError:
-        # Without Slurm, `study run` holds the folder while its runs go, and ends with one of them.
-        local = [t for t in alive_runs(folder) if t.cluster != "slurm"]
+        # Without Slurm, `study run` holds the folder as long as it runs, and ends with a run.
+        local = [t for t in _alive_runs(folder) if t.cluster != "slurm"]
         if not local:
             raise
-        cancel(study, local)
+        _cancel(study, local)
     return Exit.OK
 
 
-COMMANDS = {"run": run_main, "status": status_main, "cancel": cancel_main}
+def _alive_runs(folder: Path) -> list[RunStatus]:
+    """The runs of a study that wait or run; warns of what cannot be read."""
+    runs, problems = find_runs(folder)
+    _warn([f"warning: {p}; its job, if it has one, is not cancelled" for p in problems])
+    unfinished = (run for run in runs if not run.is_finished)
+    return [t for t in cluster_status.run_statuses(unfinished) if t.is_alive]
+
+
+def _cancel(study: Study, alive: Sequence[RunStatus]) -> None:
+    here = [t for t in alive if not t.elsewhere]
+    runner.cancel(here)
+    print(f"{len(here)} run(s) of {study.name} are being cancelled")
+    if elsewhere := [t for t in alive if t.elsewhere]:
+        raise UsageError(
+            f"{len(elsewhere)} run(s) of {study.name} are {elsewhere[0].elsewhere}",
+            "run slurmft study cancel there, too",
+        )
+
+
+PARTS = {
+    "run": Part(run_parser, run_main),
+    "status": Part(status_parser, status_main),
+    "cancel": Part(cancel_parser, cancel_main),
+}
 
 
 def main(argv: list[str]) -> int:
     """`slurmft study COMMAND ...`"""
-    if argv and argv[0] in COMMANDS:
-        return COMMANDS[argv[0]](argv[1:])
-    if argv and argv[0] in ("-h", "--help"):
-        print(f"usage: slurmft study {{{','.join(COMMANDS)}}} ...\n\n{DESCRIPTION}\n\n{EXAMPLES}")
-        return Exit.OK
-    if argv:
-        raise unknown("command", f"study {argv[0]}", [f"study {name}" for name in COMMANDS])
-    raise UsageError("slurmft study: which command?", "run, status or cancel; --help shows more")
+    return run_part("slurmft study", PARTS, argv, f"{DESCRIPTION}\n\n{EXAMPLES}")

@@ -8,7 +8,7 @@ from slurmft.cli import push
 from slurmft.cli.follow import Follower, next_commands
 from slurmft.cli.parser import Parser, add_options, given
 from slurmft.cluster import launcher as cluster_launcher
-from slurmft.cluster.submit import check, dry_run, order, provenance
+from slurmft.cluster.submit import check, dry_run, provenance, submit_with
 from slurmft.core.config import JobConfig, options
 from slurmft.core.errors import Exit
 from slurmft.runs.rundir import RunDir
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
     if arguments.create:
         print(RunDir.create(dataclasses.replace(config, submission=told_by)).path)
         return Exit.OK
-    run = order(config, cluster, told_by)
+    run = submit_with(config, cluster, told_by)
     print(
         f"job {cluster_launcher.job_of(run)[1]} submitted {WHERE[cluster].format(config.job.nodes)}"
     )

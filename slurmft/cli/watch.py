@@ -14,8 +14,8 @@ import tty
 from collections.abc import Iterator
 from typing import Any
 
-from slurmft.cli import parser as cli_parser
-from slurmft.cli.parser import Parser
+from slurmft.cli.follow import show_outcome
+from slurmft.cli.parser import Parser, add_run
 from slurmft.cli.watch_view import ASCII, UNICODE, Line, RunView
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit
@@ -48,7 +48,7 @@ examples:
 def parser() -> Parser:
     """The command line of `slurmft watch`."""
     made = Parser(prog="slurmft watch", description=DESCRIPTION, epilog=EXAMPLES)
-    cli_parser.add_run(made)
+    add_run(made)
     return made
 
 
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
         return 130
     if not ended:
         return Exit.OK
-    return watcher.job.conclude()
+    return show_outcome(watcher.job)
 
 
 def has_screen() -> bool:

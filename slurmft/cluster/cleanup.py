@@ -1,7 +1,7 @@
-"""`slurmft clean`: removes what runs leave behind and nobody needs any more.
+"""Removes what runs leave behind and nobody needs any more (`slurmft clean`).
 
-Never of a run whose job waits or runs, or of which nobody here says whether it does, as on another
-cluster; never what belongs to somebody else.
+A run is left alone if its job waits or runs, if the state of its job is unknown here, as on another
+cluster, or if it belongs to another user.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmft.cluster import status
-from slurmft.cluster.status import Standing
+from slurmft.cluster.status import RunStatus
 from slurmft.core.errors import SlurmftError
 from slurmft.runs import resolve, token_cache
 from slurmft.runs.rundir import RunDir
@@ -28,7 +28,7 @@ _LEFT = "half written or half removed"
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Something that may go."""
+    """Something that may be removed."""
 
     path: Path
     kind: str
@@ -39,11 +39,11 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What may go from a folder of runs."""
+    """What may be removed from a folder of runs."""
 
     items: list[Item]
     left_out: list[str]
-    """A line for everything that may not be looked at or touched."""
+    """A line for everything that may not be read or removed."""
 
     @property
     def bytes(self) -> int:
@@ -51,27 +51,27 @@ class Plan:
 
 
 Finding = Iterator[tuple[Path, str]]
-"""Path, and why it may go."""
+"""Path, and why it may be removed."""
 
 Found = tuple[str, Path, str]
 """The same, with its kind."""
 
 
-def checkpoints(found: Standing, idle_s: float, older_s: float) -> Finding:
+def checkpoints(found: RunStatus, idle_s: float, older_s: float) -> Finding:
     """The best checkpoint, which finished runs keep; their model is in the folder `model`."""
     files = RunDir(found.run.path)
     if found.state == "finished" and files.model.is_dir() and files.checkpoints.is_dir():
-        yield files.checkpoints, "the run has finished; its model stays"
+        yield files.checkpoints, "the run has finished; its model is kept"
 
 
-def tokens(found: Standing, idle_s: float, older_s: float) -> Finding:
+def tokens(found: RunStatus, idle_s: float, older_s: float) -> Finding:
     """The tokens that the ranks of a run read."""
     files = RunDir(found.run.path)
     if found.state == "finished" and files.tokens.is_dir():
         yield files.tokens, "the run has finished"
 
 
-def leftovers(found: Standing, idle_s: float, older_s: float) -> Finding:
+def leftovers(found: RunStatus, idle_s: float, older_s: float) -> Finding:
     """What a kill during a write left behind, and damaged checkpoints."""
     files = RunDir(found.run.path)
     for folder in (files.path, files.failures, files.submitit):
@@ -80,11 +80,11 @@ def leftovers(found: Standing, idle_s: float, older_s: float) -> Finding:
         yield path, "a damaged checkpoint" if path.name.startswith("bad-") else "half written"
 
 
-def dead_runs(found: Standing, idle_s: float, older_s: float) -> Finding:
-    """Whole runs that did not finish, after some time."""
+def dead_runs(found: RunStatus, idle_s: float, older_s: float) -> Finding:
+    """Whole runs that have not finished, after a time without activity."""
     if found.state != "finished" and idle_s > older_s:
         word = found.state if found.job else "never submitted"
-        yield found.run.path, f"{word}; nothing happened for {idle_s / 86400:.0f} days"
+        yield found.run.path, f"{word}; no activity for {idle_s / 86400:.0f} days"
 
 
 def asides(folder: Path) -> Finding:
@@ -110,64 +110,64 @@ def kept_tokens(top: Path, older_s: float) -> Finding:
         yield path, left or f"no run has used it for {idle_s / 86400:.0f} days"
 
 
-_OF_RUNS: dict[str, Callable[[Standing, float, float], Finding]] = {
+_OF_RUNS: dict[str, Callable[[RunStatus, float, float], Finding]] = {
     "runs": dead_runs,
     "checkpoints": checkpoints,
     "tokens": tokens,
     "leftovers": leftovers,
 }
-"""Kind -> what of it a run has. What lies in a folder that goes is not named again."""
+"""Kind -> finds it in a run. What is in a folder that is removed is not listed again."""
 
 _OF_FOLDERS: dict[str, Callable[[Path, float], Finding]] = {
     "leftovers": folder_leftovers,
     "token-cache": kept_tokens,
 }
-"""Kind -> what of it belongs to no run: what lies in the folder of runs, or is shared by runs."""
+"""Kind -> finds it outside of runs: in the folder of runs, or shared by runs."""
 
 KINDS = tuple(dict.fromkeys([*_OF_RUNS, *_OF_FOLDERS]))
 
 
 def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
-    """What may go.
+    """What may be removed.
 
     Args:
         top: the folder of runs.
         kinds: what to look for.
-        older_s: for how long nothing may have happened in a run that goes as a whole, and no run
-            may have used an entry of the token cache.
+        older_s: the least time without activity of a run that is removed as a whole, and without
+            use of an entry of the token cache.
 
     Raises:
         UsageError: there is no such folder.
     """
     made, problems = resolve.read_all(resolve.look(top))
     left_out = [resolve.problem_line(problems)] if problems else []
-    theirs = unsure = apart = 0
+    theirs = unsure = elsewhere = 0
     found: list[Found] = []
-    for each in status.stand(made):
+    for each in status.run_statuses(made):
         if each.is_alive and each.job:
             continue
-        if not _is_mine(each.run.path):
+        if not _is_own(each.run.path):
             theirs += 1
-        elif each.apart and not each.is_sure:
-            apart += 1
+        elif each.elsewhere and not each.is_sure:
+            elsewhere += 1
         elif not each.is_sure:
             unsure += 1
         else:
             found += _of_run(each, kinds, older_s)
     for kind, finder in _OF_FOLDERS.items():
         if kind in kinds:
-            found += [(kind, path, why) for path, why in finder(top, older_s) if _is_mine(path)]
+            found += [(kind, path, why) for path, why in finder(top, older_s) if _is_own(path)]
     if theirs:
-        left_out.append(f"{theirs} run(s) of others")
-    if apart:
-        left_out.append(f"{apart} run(s) of other clusters or hosts: clean them there")
+        left_out.append(f"{theirs} run(s) of other users")
+    if elsewhere:
+        left_out.append(f"{elsewhere} run(s) of other clusters or hosts: clean them there")
     if unsure:
-        left_out.append(f"{unsure} run(s) whose cluster does not say how their jobs stand")
+        left_out.append(f"{unsure} run(s) whose cluster does not report the state of their jobs")
     return Plan([Item(path, kind, why, size_of(path)) for kind, path, why in found], left_out)
 
 
-def _of_run(each: Standing, kinds: Sequence[str], older_s: float) -> Iterator[Found]:
-    idle_s = time.time() - last_change(each)
+def _of_run(each: RunStatus, kinds: Sequence[str], older_s: float) -> Iterator[Found]:
+    idle_s = time.time() - last_activity(each)
     if each.is_alive and idle_s <= older_s:  # it may be about to be submitted
         return
     whole: list[Path] = []
@@ -178,8 +178,8 @@ def _of_run(each: Standing, kinds: Sequence[str], older_s: float) -> Iterator[Fo
                 yield kind, path, why
 
 
-def last_change(found: Standing) -> float:
-    """When a run last said anything, or was asked for anything (Unix seconds)."""
+def last_activity(found: RunStatus) -> float:
+    """When a run last recorded something or was submitted (Unix seconds)."""
     files = RunDir(found.run.path)
     times = [float(found.run.state.get("time") or 0)]
     for path in (files.config, files.records, files.job, files.attempt, files.path):
@@ -190,7 +190,7 @@ def last_change(found: Standing) -> float:
     return max(times)
 
 
-def _is_mine(path: Path) -> bool:
+def _is_own(path: Path) -> bool:
     try:
         return path.lstat().st_uid == os.getuid()
     except OSError:
@@ -208,17 +208,17 @@ def size_of(path: Path) -> int:
                 continue
     try:
         return total if path.is_dir() else path.lstat().st_size
-    except OSError:  # somebody else was faster
+    except OSError:  # somebody else has removed it
         return total
 
 
 def remove(item: Item) -> str | None:
-    """Removes something, at once for whoever looks; returns what went wrong."""
+    """Removes an item, atomically for readers; returns the error, if any."""
     aside = item.path.with_name(f".{item.path.name}.{os.getpid()}.{secrets.token_hex(2)}")
     try:
         os.rename(item.path, aside)
     except FileNotFoundError:
-        return None  # somebody else was faster
+        return None  # somebody else has removed it
     except OSError as error:
         return f"{str(item.path)!r} could not be removed: {error.strerror or error}"
     try:
@@ -232,7 +232,7 @@ def remove(item: Item) -> str | None:
 
 
 def remove_all(found: Plan, again: Plan) -> list[Item]:
-    """Removes what may go now as it might before: meanwhile a run may have been resumed.
+    """Removes what may be removed both before and now: meanwhile a run may have been resumed.
 
     Raises:
         SlurmftError: some of it could not be removed; the rest is gone.

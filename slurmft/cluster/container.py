@@ -1,6 +1,6 @@
-"""`--container`: a node's task in an Apptainer image.
+"""`--container`: the task of a node in an Apptainer image.
 
-The image brings Python, torch and the libraries; slurmft's own code is that of the submitting side.
+Python, torch and the libraries are the image's; slurmft's code is that of the submitting side.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ _CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE")
 
 
 def check(job: JobConfig, cluster: str) -> None:
-    """Raises UsageError where the image cannot be right."""
+    """Raises UsageError where the image cannot be used."""
     if job.container is None:
         return
     if cluster != "slurm":
         raise UsageError(
             f"--container {job.container!r} works under Slurm, not with --cluster {cluster}",
-            "leave it out, or run this very command within: apptainer exec IMAGE ...",
+            "leave it out, or run this same command by: apptainer exec IMAGE ...",
         )
     if not Path(job.container).exists():  # an unpacked image is a folder
         raise UsageError(
             f"--container {job.container!r}: no such image",
-            "make it once, where all nodes see it: apptainer pull image.sif docker://...",
+            "make it once, on a file system of all nodes: apptainer pull image.sif docker://...",
         )
 
 
 def wrap(config: RunConfig, run: RunDir, program: list[str]) -> list[str]:
-    """The program of a node's task, or the container that runs the same task."""
+    """The command of a node's task; with --container, the one that runs it in the container."""
     image = config.job.container
     if image is None:
         return program
@@ -49,7 +49,7 @@ def wrap(config: RunConfig, run: RunDir, program: list[str]) -> list[str]:
 
 
 def asks_for_gpus(job: JobConfig) -> bool:
-    """Whether a job is to have GPUs, by whichever of sbatch's options."""
+    """Whether a job requests GPUs, by any option of sbatch."""
     options = (pair.lstrip("-") for pair in job.sbatch)
     others = any(o.startswith("gpus") or (o.startswith("gres") and "gpu" in o) for o in options)
     return bool(job.gpus_per_node) or job.profile == "gpu" or others
@@ -62,20 +62,20 @@ def package() -> str:
 
 def folders(config: RunConfig, run: RunDir) -> list[str]:
     """What the task reads and writes: the run directory, data and model, caches. Apptainer itself
-    shows the home directory, /tmp and the current folder."""
+    mounts the home directory, /tmp and the current folder."""
     sources = [str(run.path), *config.program.paths]
     absolute = [path for path in sources if os.path.isabs(path)]
     return list(dict.fromkeys([*absolute, *caches()]))
 
 
 def caches() -> list[str]:
-    """The folders of the Hugging Face caches that the environment names; they need not be there."""
+    """The folders of the Hugging Face caches that the environment names; they need not exist."""
     named = [os.environ.get(name, "") for name in _CACHES]
     return list(dict.fromkeys(path for path in named if os.path.isabs(path)))
 
 
 def bind(source: str, destination: str, option: str = "") -> str:
-    """Apptainer's --mount: fields of CSV, which unlike --bind takes any path."""
+    """The value of Apptainer's --mount: CSV, which unlike --bind takes any path."""
     fields = ["type=bind", f"source={source}", f"destination={destination}", option]
     quoted = [f'"{f.replace(chr(34), 2 * chr(34))}"' if set(f) & set(',"') else f for f in fields]
     return ",".join(field for field in quoted if field)

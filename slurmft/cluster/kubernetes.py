@@ -1,4 +1,4 @@
-"""Jobs on Kubernetes: manifests of Kubeflow's two kinds of job, for people to apply."""
+"""Jobs on Kubernetes: manifests of Kubeflow's two kinds of job, for users to apply."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAMES = {
     "claim": _SUBDOMAIN,
     "secret": _SUBDOMAIN,
 }
-"""What Kubernetes takes for the names of each kind: how many characters, and which."""
+"""What names of each kind may be in Kubernetes: how many characters, and which."""
 
 _IMAGE = re.compile(r"\w[\w.-]*(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]+)?", re.ASCII)
 
@@ -53,7 +53,7 @@ class Cluster:
     shm: str
     """Size of /dev/shm."""
     min_nodes: int | None
-    """Fewest pods with which the job goes on; None: as many as it starts with."""
+    """Fewest pods with which the job continues; None: as many as it starts with."""
     node_selector: tuple[str, ...]
     secret: str | None
     """Secret whose keys become variables, such as HF_TOKEN."""
@@ -62,17 +62,22 @@ class Cluster:
         for name in _NAMES:
             _check_dns(name, getattr(self, name))
         if not _IMAGE.fullmatch(self.image):
-            raise UsageError(f"--image {self.image!r} is no image", "registry/name:tag")
+            raise UsageError(
+                f"--image {self.image!r} is not an image name", "use registry/name:tag"
+            )
         for name in ("memory", "shm"):
-            # A thousand is k there, 1024 is Ki: K alone is nothing.
+            # 1000 is k there, 1024 is Ki; K alone is invalid.
             if not re.fullmatch(r"\d+(\.\d+)?(k|[KMGTP]i|[MGTP])?", getattr(self, name)):
-                raise UsageError(f"--{name} {getattr(self, name)!r} is no size", "such as 64Gi")
+                raise UsageError(
+                    f"--{name} {getattr(self, name)!r} is not a size",
+                    "use a number and a unit, such as 64Gi",
+                )
         if self.cpu < 1 or self.gpus < 0:
-            raise UsageError(f"--cpu {self.cpu} --gpus {self.gpus}", "at least one CPU a pod")
+            raise UsageError(f"--cpu {self.cpu} --gpus {self.gpus}", "use at least one CPU per pod")
         for pair in self.node_selector:
             if not re.fullmatch(r"[\w./-]+=[\w.-]*", pair, re.ASCII):
                 raise UsageError(
-                    f"--node-selector {pair!r} is no KEY=VALUE",
+                    f"--node-selector {pair!r} is not KEY=VALUE",
                     "such as --node-selector node.kubernetes.io/instance-type=r7iz.metal-16xl",
                 )
 
@@ -93,7 +98,7 @@ def _check_dns(name: str, value: str | None) -> None:
     limit, pattern, words = _NAMES[name]
     if value is not None and (len(value) > limit or not re.fullmatch(pattern, value)):
         raise UsageError(
-            f"{flag(name)} {value!r} is no name for Kubernetes",
+            f"{flag(name)} {value!r} is not a valid name in Kubernetes",
             f"{words}, at most {limit}: {dns_name(value, min(limit, _LABEL[0]))}",
         )
 
@@ -130,10 +135,10 @@ def _pytorch_job(config: RunConfig, cluster: Cluster) -> Manifest:
     job = config.job
     worker = {
         "replicas": job.nodes,
-        # After a stop (an evicted pod), a fault or a lost peer: all go on from the last checkpoint.
+        # After a stop (an evicted pod), a fault or a lost peer: all resume from a checkpoint.
         "restartPolicy": "OnFailure",
         "template": {
-            # A mesh's proxy would stand between the ranks.
+            # Else a service mesh puts a proxy between the ranks.
             "metadata": {"annotations": {"sidecar.istio.io/inject": "false"}},
             "spec": _pod(config, cluster, "pytorch"),
         },
@@ -157,7 +162,7 @@ def _pytorch_job(config: RunConfig, cluster: Cluster) -> Manifest:
 
 
 def _restarts(config: RunConfig) -> int:
-    """Of pods: an evicted one restarts all."""
+    """Restarts of pods: an evicted one restarts all."""
     return config.job.max_requeues * config.job.nodes
 
 
@@ -201,11 +206,11 @@ def _train_job(config: RunConfig, cluster: Cluster) -> Manifest:
 
 
 def _pod(config: RunConfig, cluster: Cluster, container: str) -> Manifest:
-    """The pod of each node; the operators want a container of a certain name."""
+    """The pod of each node; each operator expects its own name of the container."""
     mounts = {"runs": RUNS, "shm": "/dev/shm", "config": _CONFIG}
     command = ["python3", "-u", "-m", "slurmft.node.pod", f"{_CONFIG}/config.json", cluster.run_dir]
     found: Manifest = {
-        # Else the volume is root's alone, and the image's user is not root.
+        # Else only root can write to the volume, and the image's user is not root.
         "securityContext": {"fsGroup": _USER},
         # Between SIGTERM and SIGKILL: the ranks agree on a step and save.
         "terminationGracePeriodSeconds": config.job.lead_s,
@@ -234,7 +239,7 @@ def _pod(config: RunConfig, cluster: Cluster, container: str) -> Manifest:
 
 
 def source_folder() -> Path | None:
-    """The folder of slurmft's source; None: it is installed without."""
+    """The folder of slurmft's source; None: it is installed without source."""
     folder = Path(slurmft.__file__).parent.parent
     return folder if (folder / "constraints.txt").is_file() else None
 
@@ -263,7 +268,7 @@ def commands(kind: str, cluster: Cluster, folder: Path | None) -> list[str]:
     manifest = shlex.quote(f"{place}/{cluster.name}.yaml")
     first = f"{cluster.name}-worker-0"
     logs = f"pod/{first}" if kind == "pytorchjob" else f"job/{cluster.name}-node-0"
-    # By a pipe: arguments are seen by all.
+    # By a pipe: all users of the host see arguments.
     secret = f"{kubectl} create secret generic {cluster.secret} --from-file HF_TOKEN=/dev/stdin"
     secret = f'printf %s "$HF_TOKEN" | {secret}'
     return [

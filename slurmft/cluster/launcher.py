@@ -1,4 +1,4 @@
-"""Where a job runs: each launcher submits a run, says how it stands, and cancels it."""
+"""Where a job runs: each launcher submits a run, reports the state of its job, and cancels it."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Launcher(Protocol):
     """What a launcher module provides."""
 
     def plan(self, config: RunConfig, run: RunDir) -> str:
-        """What would be submitted, for people to read."""
+        """What would be submitted, as text."""
 
     def submit(self, config: RunConfig, run: RunDir) -> str:
         """Starts the job of a run; returns its id."""
 
     def never_starts(self, job_id: str) -> str | None:
-        """Why a submitted job will wait for ever; None: no reason to think so."""
+        """Why a submitted job would wait forever; None: no such reason is known."""
 
     def job_state(self, job_id: str, run: RunDir) -> JobState | None:
-        """How the job stands; None where nothing knows it any more."""
+        """The state of the job; None where nothing knows it any more."""
 
     def cancel(self, job_id: str, run: RunDir) -> None:
-        """Ends the job."""
+        """Cancels the job."""
 
 
 def choose(cluster: str) -> str:
@@ -62,7 +62,7 @@ def get(cluster: str) -> Launcher:
 
 
 def recorded_state(run: RunDir) -> JobState | None:
-    """The end of a run by its own record; None: it has not ended."""
+    """How a run ended, by its own record; None: it has not ended."""
     state = run.get_state()
     name = {"finished": "COMPLETED", "failed": "FAILED", "cancelled": "CANCELLED"}.get(
         state["state"]
@@ -72,8 +72,8 @@ def recorded_state(run: RunDir) -> JobState | None:
     return JobState(name=name, reason=state["reason"], exit_code=state["exit_code"] or 0)
 
 
-def here(cluster: str) -> str:
-    """What a job is on that is submitted from here: the Slurm cluster's name, or this host's; ""
+def location(cluster: str) -> str:
+    """Where a job runs that is submitted from here: the Slurm cluster's name, or this host's; ""
     where that is not known."""
     if cluster == "slurm":
         return cluster_name()
@@ -81,13 +81,13 @@ def here(cluster: str) -> str:
 
 
 def note_job(run: RunDir, cluster: str, job_id: str, where: str) -> None:
-    """Keeps the job of a run; `where` is what `here` said, before the job was submitted: whoever is
-    interrupted after it must not lose its id."""
+    """Records the job of a run. `where` is its `location`, determined before the submission:
+    whoever is interrupted after the submission must not lose the id."""
     write_json(run.job, {"cluster": cluster, "id": job_id} | ({"where": where} if where else {}))
 
 
-def apart(cluster: str, where: str, here: str) -> str:
-    """That a job is on another Slurm cluster or host than this one, in words; "" where it is here,
+def other_location(cluster: str, where: str, here: str) -> str:
+    """The location of a job in words, if it is another one than `here`; "" where they are the same,
     or where one of the two is not known."""
     if not where or not here or where == here:
         return ""
@@ -96,17 +96,17 @@ def apart(cluster: str, where: str, here: str) -> str:
 
 
 def elsewhere(run: RunDir) -> str:
-    """The same, of a submitted run: its job cannot be asked or ended from here."""
+    """The same, of a submitted run: its job cannot be queried or cancelled from here."""
     job = read_json(run.job) or {}
     cluster, where = str(job.get("cluster", "")), str(job.get("where", ""))
-    return apart(cluster, where, here(cluster)) if where else ""
+    return other_location(cluster, where, location(cluster)) if where else ""
 
 
 def recorded_elsewhere(run: RunDir) -> JobState | None:
-    """How the job of a run elsewhere ended, by the run's own record; None: its job is here.
+    """How the job of a run elsewhere ended, by the run's own record; None: the job is here.
 
     Raises:
-        UsageError: it is elsewhere, and its record does not say that it has ended.
+        UsageError: the job is elsewhere, and the record does not say that it has ended.
     """
     if not (words := elsewhere(run)):
         return None

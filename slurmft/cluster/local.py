@@ -1,7 +1,7 @@
 """Jobs without Slurm: N simulated nodes on this machine, in one job of submitit's local executor.
 
-submitit runs one process, `LocalNodes`, which stands in for srun: it starts a task for each node,
-and when one fails it ends the others and passes its exit code on.
+submitit runs one process, `LocalNodes`, in place of srun: it starts a task for each node, and when
+one fails, it ends the others and returns its exit code.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class LocalNodes:
         """The signal that ends the job: SIGTERM by `slurmft cancel`, or the time limit's."""
 
     def __call__(self) -> None:
-        """Runs all nodes, again after a stop or a crash. Leaves by SystemExit, with the job's code.
+        """Runs all nodes, again after a stop or a crash. Raises SystemExit with the exit code.
 
-        A stop by a signal to one of the nodes is what preemption is on a cluster: the run goes on.
+        A stop signal to one of the nodes is what preemption is on a cluster: the run resumes.
         """
         run = RunDir.open(self.run_dir)
         run.settle_permissions()
@@ -72,7 +72,7 @@ class LocalNodes:
         return self._wait()
 
     def _end(self, run: RunDir, code: int) -> attempts.Verdict:
-        """What becomes of the run; a job that was told to end is not started again."""
+        """Records how an attempt ended; a job that is cancelled is not started again."""
         saved = f"; {attempts.saved(run)}" if code == Exit.STOPPED else ""
         if code and self.stopped_by == _TIME_LIMIT:
             reason = f"the time limit (--time) was reached{saved}"
@@ -130,7 +130,7 @@ class LocalNodes:
 
 
 def plan(config: RunConfig, run: RunDir) -> str:
-    """One line: there is no script."""
+    """A comment: there is no script."""
     return (
         f"# no Slurm: {config.job.nodes} simulated node(s) on this machine, each with a task of\n"
         "# its own, in one job of submitit's local executor\n"
@@ -196,11 +196,11 @@ def job_state(job_id: str, run: RunDir) -> JobState | None:
         return JobState(name="COMPLETING") if alive else recorded  # the last tasks are ending
     if alive:
         return JobState(name="RUNNING")
-    return JobState(name="FAILED", reason="its process ended without a word", exit_code=1)
+    return JobState(name="FAILED", reason="its process ended without recording why", exit_code=1)
 
 
 def cancel(job_id: str, run: RunDir) -> None:
-    """SIGTERM to the job's process, which ends the nodes."""
+    """Sends SIGTERM to the job's process, which ends the nodes."""
     deadline = time.monotonic() + _KILL_AFTER_S
     while not _pid_file(run).exists() and _start_time(int(job_id)) is not None:
         if time.monotonic() > deadline:
@@ -223,7 +223,7 @@ def _pid_file(run: RunDir) -> Path:
 
 
 def _alive(run: RunDir) -> bool:
-    """Whether the job's process lives; its start time tells it from a later one with its number."""
+    """Whether the job's process is alive; a later one with its number has another start time."""
     known = read_json(_pid_file(run))
     if known is not None and known["host"] != os.uname().nodename:
         return launcher.recorded_state(run) is None  # nothing else can be known from here

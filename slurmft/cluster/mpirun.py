@@ -1,7 +1,7 @@
 """Jobs by mpirun, on the hosts of a file: mpirun starts the ranks, without torchrun.
 
-A process on this machine, in the background, starts mpirun, and starts it again after a stop or a
-fault. This is how oneCCL runs over MPI.
+A background process on this machine starts mpirun, again after a stop or a fault. oneCCL runs over
+MPI this way.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class MpiRun(LocalNodes):
             code = self._wait()
         if code == Exit.OK and mpi.stopped_marker(run).exists():
             return Exit.STOPPED
-        if code and (read_json(run.meeting) or {}).get("attempt") != number:
+        if code and (read_json(run.rendezvous) or {}).get("attempt") != number:
             add_start_failure(run, hosts, code, start)
         return code
 
     def _signal(self, sig: signal.Signals) -> None:
-        """Stops are told to the ranks by a file: mpirun would give them a second to end."""
+        """A file tells the ranks to stop: mpirun would give them a second to end."""
         run = RunDir.open(self.run_dir)
         if sig == signal.SIGTERM:
             mpi.stop_marker(run).touch()
@@ -80,7 +80,7 @@ class MpiRun(LocalNodes):
 
 
 def add_start_failure(run: RunDir, hosts: list[str], code: int, start: int) -> None:
-    """Notes that mpirun ended before any rank had begun, in its own words."""
+    """Records that mpirun ended before any rank had begun, with its own output."""
     if run.root_failure() is not None:
         return
     text = (run.logs / "mpirun.log").read_bytes()[start:].decode(errors="replace")
@@ -98,23 +98,25 @@ def read_hostfile(path: str) -> list[str]:
     (`n1:2`) writes them; the numbers are not used.
 
     Raises:
-        UsageError: there is no such file, or it names no host, or one twice.
+        UsageError: the file cannot be read, names no host, or names one twice.
     """
     try:
         text = absolute(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         words = getattr(error, "strerror", None) or error
-        raise UsageError(f"--hostfile {path!r} cannot be read: {words}", "a host a line") from None
+        raise UsageError(
+            f"--hostfile {path!r} cannot be read: {words}", "write one host per line"
+        ) from None
     words = [line.partition("#")[0].split() for line in text.splitlines()]
     hosts = [found[0].partition(":")[0] for found in words if found]
     for number, host in enumerate(hosts):
         if host in hosts[:number]:
             raise UsageError(
                 f"--hostfile {path!r} names {host!r} twice",
-                "a line a host; the ranks of each are --nproc-per-node",
+                "write one line per host; --nproc-per-node sets the ranks of each",
             )
     if not hosts:
-        raise UsageError(f"--hostfile {path!r} names no host", "write a host on each line")
+        raise UsageError(f"--hostfile {path!r} names no host", "write one host per line")
     return hosts
 
 
@@ -125,7 +127,7 @@ def hosts_of(job: JobConfig) -> list[str]:
         UsageError: the file has too few, or names one that does not resolve.
     """
     if job.hostfile is None:
-        raise UsageError("--cluster mpirun needs --hostfile", "a file with a host on each line")
+        raise UsageError("--cluster mpirun needs --hostfile", "a file with one host per line")
     hosts = read_hostfile(job.hostfile)
     if len(hosts) < job.nodes:
         raise UsageError(
@@ -139,7 +141,7 @@ def hosts_of(job: JobConfig) -> list[str]:
         except (OSError, UnicodeError) as error:  # the latter for what can be no name at all
             raise UsageError(
                 f"the host {host!r} of --hostfile {job.hostfile!r} does not resolve: "
-                f"{getattr(error, 'strerror', None) or 'it is no host name'}",
+                f"{getattr(error, 'strerror', None) or 'not a host name'}",
                 "correct the name, or --host-suffix",
             ) from None
     return hosts
@@ -177,13 +179,13 @@ def mpirun_command(config: RunConfig, hosts: list[str], run_dir: str) -> list[st
     """The mpirun command of a run.
 
     Raises:
-        UsageError: the number of ranks a node is not given, or there is no mpirun.
+        UsageError: the number of ranks per node is not given, or there is no mpirun.
     """
     job = config.job
     if job.nproc_per_node is None:
         raise UsageError(
-            "--cluster mpirun needs --nproc-per-node: nothing runs on the hosts that could count",
-            "give the GPUs of a node, or its CPU sockets",
+            "--cluster mpirun needs --nproc-per-node: slurmft cannot detect it on the hosts",
+            "use the number of GPUs of a node, or of its CPU sockets",
         )
     dialect, program = choose_program(job.dialect)
     options = _intel if dialect == "intel" else _openmpi
@@ -192,7 +194,7 @@ def mpirun_command(config: RunConfig, hosts: list[str], run_dir: str) -> list[st
 
 
 def _intel(hosts: list[str], nproc: int) -> list[str]:
-    """Hydra's options. It hands on the whole environment."""
+    """Hydra's options. It passes the whole environment on."""
     found = ["-hosts", ",".join(hosts), "-n", str(len(hosts) * nproc)]
     found += ["-ppn", str(nproc), "-genvall"]
     # Under a scheduler, -ppn counts only with this.
@@ -204,7 +206,7 @@ def _intel(hosts: list[str], nproc: int) -> list[str]:
 
 
 def _openmpi(hosts: list[str], nproc: int) -> list[str]:
-    """Open MPI's options. Variables go by name: commands are seen by all, values may be secrets."""
+    """Open MPI's options. Variables by name alone: all users see commands, values may be secret."""
     slots = ",".join(f"{host}:{nproc}" for host in hosts)
     found = ["--host", slots, "-n", str(len(hosts) * nproc), "-N", str(nproc)]
     if not any(name in os.environ for name in _OPENMPI_BINDING):
@@ -228,7 +230,7 @@ def submit(config: RunConfig, run: RunDir) -> str:
     """Starts mpirun in the background; returns the id of the process that does.
 
     Raises:
-        UsageError: the hosts or mpirun cannot be right.
+        UsageError: the hosts or mpirun cannot be used.
     """
-    mpirun_command(config, hosts_of(config.job), str(run.path))  # its errors belong here
+    mpirun_command(config, hosts_of(config.job), str(run.path))  # raises its errors here
     return local.start(config, run, MpiRun(str(run.path)))

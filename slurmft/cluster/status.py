@@ -1,4 +1,4 @@
-"""`slurmft status`: one run in full; and the facts of a run that `slurmft list` shows, too."""
+"""The status of runs: by their own records and, where these do not say the end, by their jobs."""
 
 from __future__ import annotations
 
@@ -20,37 +20,11 @@ from slurmft.runs.resolve import read_all
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 
-
-def take(top: Path, states: Sequence[str] = (), newest: int | None = None) -> dict[str, Any]:
-    """The runs in a folder, as `slurmft list --json` prints them.
-
-    Args:
-        top: the folder.
-        states: states to show; all of them, if none is given.
-        newest: how many to show at most.
-
-    Returns:
-        runs_dir; runs: a list of what `status.summary` returns, oldest first; problems: a line for
-        everything that could not be read.
-
-    Raises:
-        UsageError: there is no such folder.
-    """
-    made, problems = read_all(resolve.look(top))
-    every = [s for s in stand(made) if not states or s.state in states]
-    kept = every[-newest:] if newest else every
-    return {
-        "runs_dir": str(top),
-        "runs": [summary(each) for each in kept],
-        "problems": problems,
-    }
-
-
 STATES = (
     "pending", "requeued", "running", "stopping", "finished", "failed", "cancelled", "vanished",
 )  # fmt: skip
-"""pending: the job waits, or there is none yet. requeued: it ran, and waits to go on. stopping: the
-ranks save. vanished: the job is gone, and the run never said that it ended."""
+"""pending: the job waits, or was not submitted yet. requeued: it ran, and waits to resume.
+stopping: the ranks save. vanished: the job is gone, and the run recorded no end."""
 
 _OUTCOMES = {
     "pending": "pending", "requeued": "pending", "running": "running", "stopping": "running",
@@ -60,12 +34,12 @@ _OUTCOMES = {
 _REQUEUED = ("PREEMPTED", "NODE_FAIL", "REQUEUED")
 """What the controller calls a job for a moment before it queues it again."""
 
-_NO_ANSWER = "Slurm gives no answer"
+_NO_ANSWER = "Slurm does not answer"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How one run stands."""
+class RunStatus:
+    """The status of one run."""
 
     run: MeasuredRun
     state: str
@@ -74,16 +48,16 @@ class Standing:
     """Why it waits, failed or was cancelled: Slurm's words, or its own."""
     cluster: str = ""
     job: str = ""
-    """Its job's id; "" before there is one."""
+    """The id of its job; "" before there is one."""
     where: str = ""
     """The name of its Slurm cluster, or its host; "" where that is not recorded."""
-    apart: str = ""
-    """That its job is not here, in words: it cannot be asked or ended from here."""
+    elsewhere: str = ""
+    """Where its job is, in words, if not here: it cannot be queried or cancelled from here."""
     expected_start: str = ""
-    """When Slurm thinks that a pending job starts: local time, 2026-11-22T14:05:00; "": unknown."""
+    """When Slurm expects a pending job to start: local time, 2026-11-22T14:05:00; "": unknown."""
     has_started: bool = True
     is_sure: bool = True
-    """Whether the cluster was asked and answered, where that matters; not of one elsewhere."""
+    """False where the job's state matters, but its cluster did not answer or is elsewhere."""
 
     @property
     def outcome(self) -> str:
@@ -97,7 +71,7 @@ class Standing:
 
     @property
     def requeues(self) -> int:
-        """How often its job was queued again, since the run was last submitted."""
+        """How often its job was requeued since the run was last submitted."""
         past: list[dict[str, Any]] = self.run.state.get("history", [])
         since = max((i for i, h in enumerate(past) if h["state"] == "submitted"), default=0)
         starts = len([h for h in past[since:] if h["state"] == "running"])
@@ -106,78 +80,85 @@ class Standing:
         return max(0, starts - 1) + avoided + waits
 
 
-def stand(found: Iterable[MeasuredRun]) -> list[Standing]:
-    """How runs stand, by their own records and, where these do not say the end, their jobs'."""
-    every = _with_places([_base(run) for run in found])
-    open_ = [s for s in every if s.state != "finished" and s.cluster == "slurm" and not s.apart]
-    asked = {s.job: s.run for s in open_ if s.job}
-    ended = [job for job, run in asked.items() if run.has_ended]
-    states = commands.job_states(asked, only_queued=ended)
-    return [_stand(each, states) for each in every]
+def run_statuses(runs: Iterable[MeasuredRun]) -> list[RunStatus]:
+    """The status of each run; Slurm is queried once for all of them."""
+    statuses = _with_locations([_by_files(run) for run in runs])
+    queried = {
+        s.job: s.run
+        for s in statuses
+        if s.job and s.cluster == "slurm" and s.state != "finished" and not s.elsewhere
+    }
+    ended = [job for job, run in queried.items() if run.has_ended]
+    states = commands.job_states(queried, only_queued=ended)
+    return [_with_job_state(status, states) for status in statuses]
 
 
-def _base(run: MeasuredRun) -> Standing:
-    """What is known of a run before its job is asked for."""
+def _by_files(run: MeasuredRun) -> RunStatus:
+    """What its files say of a run."""
     cluster, job, where = job_of(run)
-    base = Standing(run, "finished", cluster=cluster, job=job, where=where)
+    base = RunStatus(run, "finished", cluster=cluster, job=job, where=where)
     if run.is_finished:
         return base
     started = RunDir(run.path).attempt.exists()
     return dataclasses.replace(base, state="pending", has_started=started)
 
 
-def _with_places(every: list[Standing]) -> list[Standing]:
-    """The same, with where jobs are elsewhere; asks where this is only if that matters."""
-    kinds = {s.cluster for s in every if s.where and s.state != "finished"}
-    here = {kind: launcher.here(kind) for kind in kinds}
-    words = [launcher.apart(s.cluster, s.where, here.get(s.cluster, "")) for s in every]
-    return [dataclasses.replace(s, apart=w) if w else s for s, w in zip(every, words, strict=True)]
+def _with_locations(statuses: list[RunStatus]) -> list[RunStatus]:
+    """Notes which jobs are elsewhere; determines the own location only if that matters."""
+    clusters = {s.cluster for s in statuses if s.where and s.state != "finished"}
+    here = {cluster: launcher.location(cluster) for cluster in clusters}
+    return [
+        dataclasses.replace(
+            s, elsewhere=launcher.other_location(s.cluster, s.where, here.get(s.cluster, ""))
+        )
+        for s in statuses
+    ]
 
 
 def job_of(run: MeasuredRun) -> tuple[str, str, str]:
-    """Cluster and job id of a run, "" for one whose submission was cut off; and where the job is:
-    the Slurm cluster's name, or the host."""
+    """Cluster, job id ("" where the submission was interrupted) and location of a run's job: the
+    Slurm cluster's name, or the host."""
     files = RunDir(run.path)
     job = read_json(files.job) or {}
-    told = job.get("id") or (read_json(files.attempt) or {}).get("job", "")
+    job_id = job.get("id") or (read_json(files.attempt) or {}).get("job", "")
     cluster = job.get("cluster") or run.config["job"].get("cluster", "")
-    return cluster, str(told), str(job.get("where", ""))
+    return cluster, str(job_id), str(job.get("where", ""))
 
 
-def _stand(base: Standing, states: dict[str, JobState]) -> Standing:
+def _with_job_state(base: RunStatus, states: dict[str, JobState]) -> RunStatus:
     run, cluster, job = base.run, base.cluster, base.job
     if base.state == "finished":
         return base
     if not job and not run.has_ended:
         return dataclasses.replace(base, reason="not submitted yet")
-    if base.apart:
-        return dataclasses.replace(_by_itself(base, base.apart), is_sure=False)
+    if base.elsewhere:
+        return dataclasses.replace(_by_records_alone(base, base.elsewhere), is_sure=False)
     if cluster not in ("slurm", "local", "mpirun"):  # pods, or ranks that were started by hand
-        return _by_itself(base, "by its own record alone")
+        return _by_records_alone(base, "by its own records alone")
     state = states.get(job) if cluster == "slurm" else _local_state(run, cluster, job)
-    if state is not None and _will_go_on(run, state):
+    if state is not None and _is_alive_in_queue(run, state):
         return _alive(base, state)
     if state is not None and state.name == "UNKNOWN":
-        return _by_itself(base, _NO_ANSWER)
+        return _by_records_alone(base, _NO_ANSWER)
     return _ended(base, state)
 
 
-def _by_itself(base: Standing, reason: str) -> Standing:
-    """A run whose cluster cannot be asked."""
+def _by_records_alone(base: RunStatus, reason: str) -> RunStatus:
+    """The status of a run whose cluster cannot be queried."""
     if base.run.has_ended:
         return dataclasses.replace(_ended(base, None), is_sure=reason != _NO_ANSWER)
     own = base.run.state["state"]
-    word = own if own == "requeued" else _own_word(base.run, "pending")
-    return dataclasses.replace(base, state=word, reason=reason, is_sure=False)
+    state = own if own == "requeued" else _active_state(base.run, "pending")
+    return dataclasses.replace(base, state=state, reason=reason, is_sure=False)
 
 
 def _local_state(run: MeasuredRun, cluster: str, job: str) -> JobState | None:
     return None if run.has_ended else launcher.get(cluster).job_state(job, RunDir(run.path))
 
 
-def _will_go_on(run: MeasuredRun, state: JobState) -> bool:
-    """Whether a job waits or runs. A run that says that it has ended is right, unless Slurm has
-    queued it again: its job may just be ending."""
+def _is_alive_in_queue(run: MeasuredRun, state: JobState) -> bool:
+    """Whether a job waits or runs. The run's own record of its end counts, unless Slurm has queued
+    the job again: the job may just be ending."""
     if state.name == "UNKNOWN":
         return False
     if run.has_ended:
@@ -185,25 +166,27 @@ def _will_go_on(run: MeasuredRun, state: JobState) -> bool:
     return not state.ended or (state.name in _REQUEUED and bool(run.value("requeue")))
 
 
-def _alive(base: Standing, state: JobState) -> Standing:
+def _alive(base: RunStatus, state: JobState) -> RunStatus:
     if state.name not in ("PENDING", *_REQUEUED):
         reason = "" if state.name == "RUNNING" else state.name.lower()
-        return dataclasses.replace(base, state=_own_word(base.run, "running"), reason=reason)
-    # A run that was resumed waits for the first time, whatever was before.
+        return dataclasses.replace(base, state=_active_state(base.run, "running"), reason=reason)
+    # The job of a resumed run waits for the first time, whatever jobs came before.
     again = base.has_started and base.run.state["state"] != "submitted"
-    word = "requeued" if again else "pending"
     return dataclasses.replace(
-        base, state=word, reason=state.reason, expected_start=state.expected_start
+        base,
+        state="requeued" if again else "pending",
+        reason=state.reason,
+        expected_start=state.expected_start,
     )
 
 
-def _own_word(run: MeasuredRun, otherwise: str) -> str:
-    """ "running" or "stopping", where the run says so itself."""
+def _active_state(run: MeasuredRun, otherwise: str) -> str:
+    """ "running" or "stopping", where the run has recorded that."""
     return run.state["state"] if run.state["state"] in ("running", "stopping") else otherwise
 
 
-def _ended(base: Standing, state: JobState | None) -> Standing:
-    """A run that is over; its last words may be newer than what was read of it."""
+def _ended(base: RunStatus, state: JobState | None) -> RunStatus:
+    """A run that is over. Its files are read again: the last records may be newer."""
     files = RunDir(base.run.path)
     run = dataclasses.replace(
         base.run,
@@ -213,40 +196,60 @@ def _ended(base: Standing, state: JobState | None) -> Standing:
     base = dataclasses.replace(base, run=run)
     if run.is_finished:
         return dataclasses.replace(base, state="finished")
-    told = run.state.get("reason") or ""
-    if run.state["state"] == "cancelled":
+    recorded, reason = run.state["state"], run.state.get("reason") or ""
+    if recorded == "cancelled":
         started = base.has_started or files.attempt.exists()
-        reason = told or "cancelled"
-        return dataclasses.replace(base, state="cancelled", reason=reason, has_started=started)
-    # A setup line may fail before anything of ours starts: that is a try, too.
+        return dataclasses.replace(
+            base, state="cancelled", reason=reason or "cancelled", has_started=started
+        )
+    if state is not None and state.name == "CANCELLED" and not run.has_ended:
+        return dataclasses.replace(base, state="cancelled", reason=_job_words(state))
+    # A setup line may fail before anything of slurmft starts: that counts as a start, too.
+    base = dataclasses.replace(base, has_started=True)
     if run.has_ended:
-        return dataclasses.replace(base, state="failed", reason=told or "failed", has_started=True)
-    if state is None:
-        reason = "vanished: neither queue nor accounting knows its job"
-        return dataclasses.replace(base, state="vanished", reason=reason, has_started=True)
-    if base.cluster != "slurm":
-        reason = f"vanished: {state.reason}"
-        return dataclasses.replace(base, state="vanished", reason=reason, has_started=True)
-    words = f"{state.name.lower()} {state.reason}".strip()
-    cancelled = state.name == "CANCELLED"
-    return dataclasses.replace(
-        base,
-        state="cancelled" if cancelled else "failed",
-        reason=words,
-        has_started=base.has_started or not cancelled,
-    )
+        return dataclasses.replace(base, state="failed", reason=reason or "failed")
+    if state is not None and base.cluster == "slurm":
+        return dataclasses.replace(base, state="failed", reason=_job_words(state))
+    why = "neither queue nor accounting knows its job" if state is None else state.reason
+    return dataclasses.replace(base, state="vanished", reason=f"vanished: {why}")
 
 
-def summary(found: Standing, said: Latest | None = None) -> dict[str, Any]:
+def _job_words(state: JobState) -> str:
+    """ "timeout", "cancelled by 1000" """
+    return f"{state.name.lower()} {state.reason}".strip()
+
+
+def list_runs(top: Path, states: Sequence[str] = (), newest: int | None = None) -> dict[str, Any]:
+    """The runs in a folder, as `slurmft list --json` prints them.
+
+    Args:
+        top: the folder.
+        states: states to show; all of them, if none is given.
+        newest: how many to show at most.
+
+    Returns:
+        runs_dir; runs: a list of what `summary` returns, oldest first; problems: a line for
+        everything that could not be read.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    runs, problems = read_all(resolve.look(top))
+    found = [s for s in run_statuses(runs) if not states or s.state in states]
+    shown = found[-newest:] if newest else found
+    return {"runs_dir": str(top), "runs": [summary(s) for s in shown], "problems": problems}
+
+
+def summary(status: RunStatus, latest: Latest | None = None) -> dict[str, Any]:
     """A run as `slurmft list --json` prints it.
 
     Returns:
         name, path, user, task, model, nodes, submitted (ISO time), cluster (slurm, local, ...),
-        where (the Slurm cluster's name, or the host), job, state (one of standing.STATES), reason,
+        where (the Slurm cluster's name, or the host), job, state (one of STATES), reason,
         expected_start (local time), requeues, steps_done, steps_total, epoch, samples_per_s, left_s
         (seconds of training), loss, metrics (of the last evaluation). None is what is not known.
     """
-    run = found.run
+    run = status.run
     submission = run.config["submission"]
     return {
         "name": run.name,
@@ -256,21 +259,21 @@ def summary(found: Standing, said: Latest | None = None) -> dict[str, Any]:
         "model": run.value("model"),
         "nodes": run.value("nodes"),
         "submitted": submission.get("time"),
-        "cluster": found.cluster or None,
-        "where": found.where or None,
-        "job": found.job or None,
-        "state": found.state,
-        "reason": found.reason,
-        "expected_start": found.expected_start or None,
-        "requeues": found.requeues,
-    } | _progress(found, said)
+        "cluster": status.cluster or None,
+        "where": status.where or None,
+        "job": status.job or None,
+        "state": status.state,
+        "reason": status.reason,
+        "expected_start": status.expected_start or None,
+        "requeues": status.requeues,
+    } | _progress(status, latest)
 
 
-def _progress(found: Standing, said: Latest | None) -> dict[str, Any]:
-    """How far a run is: a finished one by its result, others by their last words."""
-    result = found.run.result
-    if found.state == "finished" and result is not None:
-        steps, epochs = result["steps"], found.run.value("epochs")
+def _progress(status: RunStatus, latest: Latest | None) -> dict[str, Any]:
+    """The progress of a run: of a finished one by its result, else by its latest records."""
+    result = status.run.result
+    if status.state == "finished" and result is not None:
+        steps, epochs = result["steps"], status.run.value("epochs")
         return {
             "steps_done": steps,
             "steps_total": result.get("total_steps", steps),
@@ -280,19 +283,19 @@ def _progress(found: Standing, said: Latest | None) -> dict[str, Any]:
             "loss": result.get("loss"),
             "metrics": result["metrics"],
         }
-    said = said or records.read(found.run.path)
+    latest = latest or records.read(status.run.path)
     return {
-        "steps_done": said.step,
-        "steps_total": said.total_steps,
-        "epoch": said.epoch,
-        "samples_per_s": said.samples_per_s,
-        "left_s": said.left_s if found.is_alive else None,
-        "loss": said.loss,
-        "metrics": said.metrics,
+        "steps_done": latest.step,
+        "steps_total": latest.total_steps,
+        "epoch": latest.epoch,
+        "samples_per_s": latest.samples_per_s,
+        "left_s": latest.left_s if status.is_alive else None,
+        "loss": latest.loss,
+        "metrics": latest.metrics,
     }
 
 
-def describe(run: RunDir) -> dict[str, Any]:
+def run_facts(run: RunDir) -> dict[str, Any]:
     """All that is known of a run, as `slurmft status --json` prints it.
 
     Returns:
@@ -304,28 +307,28 @@ def describe(run: RunDir) -> dict[str, Any]:
     Raises:
         UsageError: its files cannot be read.
     """
-    found = stand([MeasuredRun.read(run.path)])[0]
-    said = records.read(run.path)
-    return summary(found, said) | {
-        "program": found.run.config["program"],
-        "job_options": found.run.config["job"],
-        "submission": found.run.config["submission"],
-        "hosts": found.run.hosts,
-        "history": found.run.state.get("history", []),
+    status = run_statuses([MeasuredRun.read(run.path)])[0]
+    latest = records.read(run.path)
+    return summary(status, latest) | {
+        "program": status.run.config["program"],
+        "job_options": status.run.config["job"],
+        "submission": status.run.config["submission"],
+        "hosts": status.run.hosts,
+        "history": status.run.state.get("history", []),
         "attempts": run.attempt_number(),
-        "last_record": said.time,
-        "evaluating": said.evaluating,
+        "last_record": latest.time,
+        "evaluating": latest.evaluating,
         "checkpoints": checkpoints(run),
-        "warnings": [str(r.get("text")) for r in found.run.records("warning")],
+        "warnings": [str(r.get("text")) for r in status.run.records("warning")],
         "failures": [_failure(f) for f in run.all_failures() if not f["secondary"]],
-        "result": found.run.result,
+        "result": status.run.result,
         "model_path": str(run.model) if run.model.is_dir() else None,
         "logs": str(run.logs),
     }
 
 
-def _failure(found: dict[str, Any]) -> dict[str, Any]:
-    return {key: found.get(key) for key in ("where", "message", "hint", "attempt", "time")}
+def _failure(failure: dict[str, Any]) -> dict[str, Any]:
+    return {key: failure.get(key) for key in ("where", "message", "hint", "attempt", "time")}
 
 
 def checkpoints(run: RunDir) -> list[dict[str, Any]]:
@@ -340,7 +343,7 @@ def checkpoints(run: RunDir) -> list[dict[str, Any]]:
 
 
 def note(facts: dict[str, Any]) -> str:
-    """What is to be said of a state: why it is so, when it starts, how often it was requeued."""
+    """The details of a state: its reason, the expected start, the number of requeues."""
     reason = str(facts["reason"]).removeprefix(f"{facts['state']}: ")
     words = [] if reason == facts["state"] or facts["state"] == "finished" else [reason]
     if facts["expected_start"]:

@@ -1,4 +1,4 @@
-"""Submits jobs: checks, dry run, provenance, run directory, launcher; and submits runs again."""
+"""Submits jobs: checks, dry run, provenance, run directory, launcher. Resumes runs."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from slurmft.runs.rundir import RunDir
 
 
 def check(job: JobConfig) -> str:
-    """The cluster that a job runs on, made sure that it can be submitted there from here.
+    """Checks that a job can be submitted from here; returns the cluster that it will run on.
 
     Raises:
-        UsageError: an option that this cluster, this environment or this site cannot serve.
-        SlurmftError: the cluster that was asked for is not here.
+        UsageError: this cluster, environment or site does not support an option.
+        SlurmftError: the requested cluster is not available here.
     """
     cluster = cluster_launcher.choose(job.cluster)
     container.check(job, cluster)
@@ -106,7 +106,7 @@ def dry_run(config: RunConfig, cluster: str) -> str:
 
 
 def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
-    """The torchrun command, with its title."""
+    """The torchrun command of the first node, with its title."""
     nproc = str(config.job.nproc_per_node or "$NPROC")
     command = shlex.join(
         torchrun_command(
@@ -118,7 +118,7 @@ def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
         )
     )
     return [
-        "# each node's task then runs (here: the first node's; NPROC: its GPUs or CPU sockets)",
+        "# the task of each node then runs (here: of the first; NPROC: its GPUs or CPU sockets)",
         re.sub(r"'([\w.:]*\$[\w.:$]+)'", r'"\1"', command),  # our variables, and no path
     ]
 
@@ -126,22 +126,22 @@ def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
 def node_variables(config: RunConfig) -> list[str]:
     """The variables of the training processes and their reasons, on a node like this machine."""
     title = (
-        "# variables of the processes, on a node like this machine (slurmft doctor node: others)"
+        "# variables of the processes, on a node like this machine (others: slurmft doctor node)"
     )
     try:
         here = hardware.detect(os.environ)
         uses_ccl = ccl.choose(config.job.backend, bool(here.gpus)) is not None
         profile = profiles.choose(here, config.job, uses_ccl=uses_ccl)
     except SlurmftError as error:
-        return [f"# {config.job.profile}: to be decided on the nodes; not here: {error.message}"]
+        return [f"# {config.job.profile}: decided on the nodes; on this machine: {error.message}"]
     return [f"{title}: {profile.name}", *profiles.describe(profile, os.environ)]
 
 
 def placeholder(config: RunConfig, cluster: str) -> Rendezvous:
-    """The rendezvous as it is known before the job has nodes."""
+    """The rendezvous, as far as it is known before the job has nodes."""
     head, job_id = ("$HEAD", "$SLURM_JOB_ID.0") if cluster == "slurm" else ("127.0.0.1", "$JOB_ID")
     return Rendezvous(
-        hosts=(head,) * config.job.nodes, node_rank=0, port="$PORT", roll_call_port=0, id=job_id
+        hosts=(head,) * config.job.nodes, node_rank=0, port="$PORT", check_port=0, id=job_id
     )
 
 
@@ -149,9 +149,9 @@ def submit(config: RunConfig, cluster: str, mark: str = "") -> RunDir:
     """Submits a job; returns its run directory, whose name ends with `mark`.
 
     Raises:
-        SlurmftError: the job was refused, or would wait for ever. There is no run directory then.
+        SlurmftError: the job was refused, or would wait forever. The run directory is removed.
     """
-    where = cluster_launcher.here(cluster)
+    where = cluster_launcher.location(cluster)
     run, launcher = RunDir.create(config, mark), cluster_launcher.get(cluster)
     try:
         job_id = launcher.submit(config, run)
@@ -168,38 +168,35 @@ def submit(config: RunConfig, cluster: str, mark: str = "") -> RunDir:
     return run
 
 
-def order(config: RunConfig, cluster: str, told: dict[str, Any]) -> RunDir:
-    """Submits a job on somebody's behalf; see `submit` and `provenance`."""
-    return submit(dataclasses.replace(config, submission=told), cluster)
+def submit_with(config: RunConfig, cluster: str, submission: dict[str, Any]) -> RunDir:
+    """Submits a job with its provenance; see `submit` and `provenance`."""
+    return submit(dataclasses.replace(config, submission=submission), cluster)
 
 
-def resume(run: RunDir, flags: dict[str, Any], told: dict[str, Any]) -> str:
+def resume(run: RunDir, flags: dict[str, Any], submission: dict[str, Any]) -> str:
     """Submits the job of a run again; returns its id.
 
     Args:
         run: the run.
-        flags: what is to be different of where it runs.
-        told: who asks for it, and how: see `provenance`.
+        flags: changed options of the job.
+        submission: see `provenance`.
 
     Raises:
         UsageError: the run has finished, or its job has not ended.
-        SlurmftError: the job was refused. The run is as it was then.
+        SlurmftError: the job was refused. The run is unchanged.
     """
     old = run.load_config()
     _check_ended(run, moves="cluster" in flags)
     if not os.access(run.path, os.W_OK):
         raise UsageError(
-            f"the run {str(run.path)!r} is not yours to write", "its owner can resume it"
+            f"you cannot write to the run {str(run.path)!r}", "its owner can resume it"
         )
     job = with_absolute_paths(dataclasses.replace(old.job, **flags))
     permissions.settle(job.share_with_group)
-    again = [*old.submission.get("resumed", []), told]
-    cluster = cluster_launcher.choose(job.cluster)
-    container.check(job, cluster)
-    stage_env.check(job, cluster)
-    trackers.check(job)
+    again = [*old.submission.get("resumed", []), submission]
+    cluster = check(job)
     config = dataclasses.replace(old, job=job, submission=old.submission | {"resumed": again})
-    launcher, where = cluster_launcher.get(cluster), cluster_launcher.here(cluster)
+    launcher, where = cluster_launcher.get(cluster), cluster_launcher.location(cluster)
     write_text(run.config, config.to_json())
     run.set_state("submitted", "resumed")  # before the job can say that it runs
     try:
@@ -213,14 +210,14 @@ def resume(run: RunDir, flags: dict[str, Any], told: dict[str, Any]) -> str:
 
 
 def _check_ended(run: RunDir, moves: bool) -> None:
-    """Makes sure that the job of a run has ended.
+    """Checks that the job of a run has ended.
 
     Args:
         run: the run.
-        moves: whether the user says where it is to go on: so it may come here from elsewhere.
+        moves: whether the user names a cluster: the run may then come here from elsewhere.
 
     Raises:
-        UsageError: it has not, or that cannot be known; or the run has finished.
+        UsageError: it has not, or that is unknown; or the run has finished.
     """
     cluster, job_id = cluster_launcher.job_of(run)
     if run.get_state()["state"] == "finished":
@@ -230,7 +227,7 @@ def _check_ended(run: RunDir, moves: bool) -> None:
             return
         raise UsageError(
             f"the job {job_id} of {run.path.name} is {words}",
-            f"resume it there; or here, if that job has surely ended: --cluster {cluster}",
+            f"resume it there; or here, if that job has certainly ended: --cluster {cluster}",
         )
     state = cluster_launcher.get(cluster).job_state(job_id, run)
     if state is not None and not state.ended:

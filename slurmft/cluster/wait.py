@@ -1,4 +1,4 @@
-"""`slurmft follow`: streams a run's progress and ends with its result and the job's exit code."""
+"""Waits for the job of a run, and says how it ended; cancels it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import pwd
 import re
 import shlex
-import sys
 import time
 from typing import Any
 
@@ -15,9 +14,7 @@ from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.slurm.commands import JobState
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import read_json
-from slurmft.runs import trackers
 from slurmft.runs.log_times import split
-from slurmft.runs.progress import result_table
 from slurmft.runs.rundir import RunDir
 
 RECORDS_EVERY_S = 0.3
@@ -34,32 +31,32 @@ _HINTS = {
 
 _REQUEUED = ("PREEMPTED", "NODE_FAIL", "REQUEUED")
 _REQUEUE_S = 20
-"""How long Slurm may call a job ended before it queues it again."""
+"""How long Slurm may report a job as ended before it requeues it."""
 
 _NO_FOLDER = 128 + 53
-"""What Slurm ends a job with whose output file it cannot open."""
+"""The exit code of a job whose output file Slurm cannot open."""
 
 _LOST_AFTER_S = 60
-"""How long neither queue nor accounting may know the job before it counts as lost."""
+"""How long a job may be in neither queue nor accounting before it counts as lost."""
 
 
 class JobWatch:
-    """Asks how the job of a run stands: often at first, seldom where it waits for long."""
+    """Queries the state of a run's job: often at first, seldom while it is pending for long."""
 
     def __init__(self, run: RunDir) -> None:
-        """Raises SlurmftError where the run has no job, or one that cannot be asked from here."""
+        """Raises SlurmftError where the run has no job, or one that cannot be queried from here."""
         self.run = run
         self.cluster, self.job_id = cluster_launcher.job_of(run)
         self._ended_elsewhere = cluster_launcher.recorded_elsewhere(run)
         self.state = JobState(name="UNKNOWN")
-        """As of the last time that it was asked."""
+        """As of the last query."""
         self._launcher = cluster_launcher.get(self.cluster)
         self._began = self._seen_at = time.monotonic()
         self._ask_at = -math.inf
         self._may_requeue_until = math.inf
 
     def has_ended(self) -> bool:
-        """Whether the job has ended for good; asks if it is time to."""
+        """Whether the job has ended for good; queries its state if that is due."""
         if time.monotonic() >= self._ask_at:
             self.state = self._ask()
             now = time.monotonic()
@@ -75,7 +72,7 @@ class JobWatch:
         """The result of the run, when its job has ended.
 
         Raises:
-            SlurmftError: the run failed or was cancelled; its notes have tracebacks and last words.
+            SlurmftError: the run failed or was cancelled; its notes have tracebacks and last lines.
             TimeoutError: the job has not ended by then.
         """
         while not self.has_ended():
@@ -85,7 +82,7 @@ class JobWatch:
         return self.outcome()
 
     def await_result(self) -> None:
-        """Waits for the result of a job that succeeded: a file system may show it here some seconds
+        """Waits for the result of a job that succeeded: the file may become visible here seconds
         after the job's end."""
         deadline = time.monotonic() + _FILE_LAG_S
         while self.succeeded and not self.run.result.exists() and time.monotonic() < deadline:
@@ -93,41 +90,28 @@ class JobWatch:
 
     @property
     def succeeded(self) -> bool:
-        """Whether an ended job did so well."""
+        """Whether an ended job was successful."""
         return self.state.name == "COMPLETED" and self.state.exit_code == 0
 
     def outcome(self) -> dict[str, Any]:
         """The result of a job that has ended.
 
         Raises:
-            SlurmftError: there is none; why not.
+            SlurmftError: there is none; it says why.
         """
         self.await_result()
         if self.succeeded and (result := read_json(self.run.result)) is not None:
             return result
         error = job_error(self.run, self.job_id, self.state)
         if self.state.ended:
-            with contextlib.suppress(OSError):  # where the job could not say it itself
+            with contextlib.suppress(OSError):  # where the job could not record it itself
                 name = "cancelled" if error.code == Exit.CANCELLED else "failed"
                 self.run.set_state(name, error.message, error.code)
         raise error
 
-    def conclude(self) -> int:
-        """Shows how an ended job ended: its result, or its error; returns its exit code."""
-        try:
-            result = self.outcome()
-        except SlurmftError as error:
-            for text in (*getattr(error, "__notes__", ()), f"error: {error}"):
-                print(text, file=sys.stderr)
-            return int(error.code)
-        print(result_table(result))
-        print(f"model and records: {self.run.path}")
-        print("".join(f"  {line}\n" for line in trackers.next_commands(self.run)), end="")
-        return Exit.OK
-
     def _ask(self) -> JobState:
         state = self._ended_elsewhere or self._launcher.job_state(self.job_id, self.run)
-        if state is not None:  # UNKNOWN, too: a controller that is down may know it
+        if state is not None:  # UNKNOWN, too: a controller that is down may know the job
             self._seen_at = time.monotonic()
             return state
         if time.monotonic() - self._seen_at > _LOST_AFTER_S:
@@ -135,7 +119,7 @@ class JobWatch:
         return JobState(name="UNKNOWN")
 
     def _may_requeue(self) -> bool:
-        """Whether a job that a preemption or a dead node ended may yet be queued again."""
+        """Whether a job that a preemption or a dead node ended may yet be requeued."""
         if self.state.name not in _REQUEUED or not self.run.load_config().job.requeue:
             return False
         self._may_requeue_until = min(self._may_requeue_until, time.monotonic() + _REQUEUE_S)
@@ -143,9 +127,9 @@ class JobWatch:
 
 
 def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
-    """Why a job did not finish: the rank or node that failed first, else the scheduler's words.
+    """Why a job did not finish: the failure that ended the run, else the scheduler's reason.
 
-    Its notes are what else helps to understand it: a traceback, the end of the job's logs.
+    The error's notes help to understand it: a traceback, the end of the job's logs.
     """
     failure = run.root_failure()
     if state.name == "CANCELLED":
@@ -159,13 +143,13 @@ def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
     if recorded["state"] == "cancelled":
         return SlurmftError(f"the job {job_id} was cancelled", _resume(run), Exit.CANCELLED)
     error = _ended_error(run, job_id, state)
-    if failure is None and state.name == "FAILED" and (words := _last_words(run, job_id)):
+    if failure is None and state.name == "FAILED" and (words := _last_lines(run, job_id)):
         error.add_note("\n".join(words))
     return error
 
 
 def _ended_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
-    """Why a job ended of which no process said so: the run's own words, else the scheduler's."""
+    """Why a job ended without a recorded failure: the run's reason, else the scheduler's."""
     recorded = run.get_state()
     if recorded["state"] == "failed" and recorded["reason"]:
         return SlurmftError(recorded["reason"], _resume(run), recorded["exit_code"] or Exit.FAILED)
@@ -183,7 +167,7 @@ def _ended_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
 
 
 def _resume(run: RunDir) -> str:
-    return f"to go on from the last checkpoint: slurmft resume {shlex.quote(str(run.path))}"
+    return f"to resume from the last checkpoint: slurmft resume {shlex.quote(str(run.path))}"
 
 
 def _by(reason: str) -> str:
@@ -196,8 +180,8 @@ def _by(reason: str) -> str:
         return f" by user {match[1]}"
 
 
-def _last_words(run: RunDir, job_id: str) -> list[str]:
-    """The end of what the job's script and tasks wrote, before any rank could say more."""
+def _last_lines(run: RunDir, job_id: str) -> list[str]:
+    """The last lines that the job's script and tasks wrote before any rank started."""
     words = []
     for log in (*sorted(run.submitit.glob(f"{job_id}_*_log.err")), run.logs / "job.log"):
         with contextlib.suppress(OSError):
@@ -216,10 +200,10 @@ def _failure_error(failure: dict[str, Any]) -> SlurmftError:
 
 
 def cancel(run: RunDir) -> JobState | None:
-    """Ends the job of a run; returns how it had ended, if it had.
+    """Cancels the job of a run; returns its state, if it has ended already.
 
     Raises:
-        SlurmftError: there is no job, or it is not this user's to end, or not from here.
+        SlurmftError: there is no job, or this user may not cancel it, or not from here.
     """
     run.settle_permissions()
     cluster, job_id = cluster_launcher.job_of(run)

@@ -163,10 +163,21 @@ class JobConfig:
         metavar="SECONDS",
     )
 
+    checkpoint_every: str = option(
+        "10m", "time between checkpoints: 90s, 10m, 2h; 0: none by time", metavar="TIME"
+    )
+    checkpoint_every_steps: int | None = option(
+        None, "optimizer steps between checkpoints, besides", metavar="STEPS"
+    )
+    keep_checkpoints: int = option(2, "newest checkpoints kept, besides the best one")
+
     def __post_init__(self) -> None:
         check_choices(self)
         check_credentials(self)
         check_value(self, "comm_cores", lambda v: v >= 0, "0 or more")
+        for name in ("checkpoint_every_steps", "keep_checkpoints"):
+            check_value(self, name, lambda v: v >= 1, "at least 1")
+        duration_s(self.checkpoint_every, "--checkpoint-every")
         for name in ("stop_lead_s", "max_requeues", "max_restarts", "hang_timeout_s"):
             check_value(self, name, lambda v: v >= 0, "0 or more")
         for name in ("nodes", "nproc_per_node", "gpus_per_node", "cpus_per_task", "rdzv_timeout_s"):
@@ -193,6 +204,11 @@ class JobConfig:
         """The names in `log_with`, each once."""
         names = (name.strip() for text in self.log_with for name in text.split(","))
         return tuple(dict.fromkeys(filter(None, names)))
+
+    @property
+    def checkpoint_every_s(self) -> float:
+        """Seconds between checkpoints; 0: none is due by time."""
+        return duration_s(self.checkpoint_every, "--checkpoint-every")
 
     @property
     def lead_s(self) -> int:

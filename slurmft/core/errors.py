@@ -79,6 +79,14 @@ def run_main(command: Callable[[], int], debug: bool = False) -> int:
         return Exit.FAILED
 
 
+def one_line(error: Exception) -> str:
+    """An error as one line of a message."""
+    if isinstance(error, SlurmftError):
+        return " ".join(error.message.split())
+    text = getattr(error, "strerror", None) or str(error)
+    return text if isinstance(error, OSError) and text else repr(error)
+
+
 def nearest(word: str, words: list[str]) -> str | None:
     """The known word that `word` was probably meant to be, if any is near."""
     import difflib  # 3 ms: only a typo pays for it

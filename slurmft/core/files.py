@@ -8,7 +8,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,14 @@ def _finite(value: Any) -> Any:
 
 
 def write_folder(path: Path, fill: Callable[[Path], Any], replace: bool = True) -> None:
-    """Makes or replaces a folder: `fill` writes into one beside it, which is then renamed.
+    """Makes or replaces a folder, which `fill` writes into; see `new_folder`."""
+    with new_folder(path, replace) as folder:
+        fill(folder)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path, replace: bool = True) -> Iterator[Path]:
+    """A folder to write into, beside `path`, to which it is then renamed.
 
     Readers see it whole, or, for a moment while an older one gives way, not at all.
 
@@ -65,7 +72,7 @@ def write_folder(path: Path, fill: Callable[[Path], Any], replace: bool = True) 
     aside, old = path.with_name(name), path.with_name(f"{name}.old")
     try:
         aside.mkdir()
-        fill(aside)
+        yield aside
         mode = aside.stat().st_mode & 0o666  # some libraries write by mkstemp: for us alone
         for file in (*aside.rglob("*"), aside):
             if not file.is_dir():

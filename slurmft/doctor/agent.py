@@ -1,14 +1,8 @@
-"""An agent on every node of an allocation, and how to talk to all of them at once.
-
-The login node sends lines of JSON to each agent; the agent does what they say, each in a thread of
-its own, and answers in lines of JSON. Whatever hangs on a node leaves its other answers alone, and
-whatever does not come in time is an error with that node's name.
-"""
+"""What an agent on a node does for an examination: `python -m slurmft.doctor.agent`."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import socket
@@ -20,20 +14,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import slurmft
 from slurmft.core import filesystem, process
 from slurmft.core import hub as core_hub
+from slurmft.core.agents import serve
 from slurmft.core.config import JobConfig, RunConfig, build
-from slurmft.core.errors import SlurmftError
+from slurmft.core.errors import SlurmftError, one_line
 from slurmft.core.files import read_json, write_json
 from slurmft.core.program import Program
-from slurmft.doctor.checks import all_within, in_words, installed, within
-from slurmft.doctor.nodes import MARK, REQUEST
-from slurmft.locks.probe import Agent as LockAgent
+from slurmft.doctor.software import software
+from slurmft.doctor.timeouts import call_all
+from slurmft.locks.probe import LockOperations
 from slurmft.node import hardware, rendezvous, task
 from slurmft.node.rendezvous import Rendezvous
+
+REQUEST = "request.json"
+"""What the microbenchmarks are asked for: {"backend": of --backend, "seconds": for all of them}."""
 
 _ROOM_S = 5.0
 _CHUNK = bytes(2**20)
@@ -41,29 +38,28 @@ _CLOCK_ROUNDS = 5
 _TAIL = 1500
 
 
-# --- on a node ------------------------------------------------------------------------------------
-
-
 class Agent:
-    """What a node does for an examination; every operation's answer is JSON."""
+    """The operations; each answer is JSON."""
 
     def __init__(self) -> None:
         self._token = ""
-        self._locks: dict[str, LockAgent] = {}
+        self.lock = LockOperations().lock
 
     def facts(self, folders: Mapping[str, str], job: Mapping[str, Any]) -> dict[str, Any]:
-        """What this node is, what of it the job has, its versions, its room.
+        """This node, what of it the job has, its versions, its free space.
 
         Args:
-            folders: the folders in question, by what they are; and "tmp" and "shm" are added.
+            folders: the folders in question, by what they are; "tmp" and "shm" are added.
             job: fields of JobConfig that say how a run would use the node.
         """
         here = hardware.detect(os.environ)
         places = {name: Path(path) for name, path in folders.items()}
         places |= {"tmp": Path(tempfile.gettempdir()), "shm": Path("/dev/shm")}
-        looks: list[Callable[[], Any]] = [partial(_look, place) for place in places.values()]
+        looks: list[Callable[[], Any]] = [
+            partial(_folder_facts, place) for place in places.values()
+        ]
         looks.append(partial(core_hub.hub_in_reach, _ROOM_S - 1))
-        *rooms, hub = all_within(_ROOM_S, looks)
+        *rooms, hub = call_all(_ROOM_S, looks)
         return {
             "hardware": here.facts(),
             "cores": len(here.cores),
@@ -76,16 +72,16 @@ class Agent:
                 for n in hardware.networks()
                 if n.name in rendezvous.interfaces()
             ],
-            "rooms": {n: _answer(give) for n, give in zip(places, rooms, strict=True)},
-            "hub": _answer(hub) is True,
+            "rooms": {n: _answer(room) for n, room in zip(places, rooms, strict=True)},
+            "hub": hub is True,
             "profile": task.use_of_node(_config(job), os.environ)[0].name,
         }
 
     def listen(self, token: str, job_id: str) -> dict[str, int]:
-        """Answers on a port of the rendezvous' range and on an ephemeral one, from now on.
+        """Listens on a port of the rendezvous' range and on an ephemeral one, from now on.
 
         Args:
-            token: what this node answers to those who ask who it is.
+            token: what this node answers to "who".
 
         Returns both ports, and a free one for torchrun's store.
         """
@@ -104,7 +100,7 @@ class Agent:
             threading.Thread(target=self._serve_one, args=(caller,), daemon=True).start()
 
     def _serve_one(self, caller: socket.socket) -> None:
-        """One word of request: who, time, or sink and what to swallow."""
+        """Requests are lines: who, time, or sink, which counts the bytes that follow."""
         with contextlib.suppress(OSError), caller:
             caller.settimeout(10)
             stream = caller.makefile("rwb")
@@ -114,7 +110,7 @@ class Agent:
                 elif line == b"time\n":
                     answer = repr(time.time())
                 else:
-                    answer = str(_swallow(stream))
+                    answer = str(_count_bytes(stream))
                 stream.write(answer.encode() + b"\n")
                 stream.flush()
 
@@ -128,11 +124,11 @@ class Agent:
         for: why it cannot be reached, or None}}.
         """
         calls = [partial(_reach, host, **peer, timeout_s=timeout_s) for host, peer in peers.items()]
-        answers = all_within(timeout_s + 1, calls)
-        return {host: _answer(give) for host, give in zip(peers, answers, strict=True)}
+        answers = call_all(timeout_s + 1, calls)
+        return {host: _answer(found) for host, found in zip(peers, answers, strict=True)}
 
     def clock(self, host: str, port: int, timeout_s: float) -> dict[str, float]:
-        """How far the clock of `host` is ahead of this one, and the way there and back, in s."""
+        """How far the clock of `host` is ahead of this one, and the round trip, in s."""
         tries: list[tuple[float, float]] = []
         with socket.create_connection((host, port), timeout=timeout_s) as connection:
             stream = connection.makefile("rwb")
@@ -141,13 +137,13 @@ class Agent:
                 stream.write(b"time\n")
                 stream.flush()
                 theirs = float(stream.readline())
-                way_s = time.perf_counter() - ticks
-                tries.append((way_s, theirs - began - way_s / 2))
-        way_s, ahead_s = min(tries)
-        return {"ahead_s": ahead_s, "round_trip_s": way_s}
+                trip_s = time.perf_counter() - ticks
+                tries.append((trip_s, theirs - began - trip_s / 2))
+        trip_s, ahead_s = min(tries)
+        return {"ahead_s": ahead_s, "round_trip_s": trip_s}
 
     def send(self, host: str, port: int, seconds: float, timeout_s: float) -> float:
-        """Sends to a host for so long; bytes a second that have arrived there."""
+        """Sends to a host for so long; returns the bytes per second that arrived there."""
         with socket.create_connection((host, port), timeout=timeout_s) as connection:
             connection.sendall(b"sink\n")
             began = time.perf_counter()
@@ -157,14 +153,16 @@ class Agent:
             arrived = int(connection.makefile("rb").readline())
             return arrived / (time.perf_counter() - began)
 
-    def interface(self, hosts: Sequence[str], rank: int, asked: str | None) -> str | None:
-        """The interface that a run's collectives would take."""
-        return _meeting(hosts, rank, asked).socket_interface()
+    def place(self, folder: str) -> list[str]:
+        """This host, and the file system of a folder."""
+        here = filesystem.of(folder)
+        return [platform.node(), here.type, here.source, here.mount]
 
-    def lock(self, folder: str, operation: str, primitive: str, name: str) -> str:
-        """One operation of `lockprobe`."""
-        agent = self._locks.setdefault(folder, LockAgent(Path(folder)))
-        return agent.do(operation, primitive, name)
+    def socket_interface(
+        self, hosts: Sequence[str], rank: int, interface: str | None
+    ) -> str | None:
+        """The interface that a run's collectives would use."""
+        return _rendezvous(hosts, rank, interface).socket_interface()
 
     def speeds(
         self,
@@ -175,15 +173,15 @@ class Agent:
         job: Mapping[str, Any],
         timeout_s: float,
     ) -> dict[str, Any]:
-        """Measures devices and collectives by torchrun, as a run starts it.
+        """Measures devices and collectives under torchrun, as a run starts it.
 
-        Returns "ranks" of this node as far as they came, "problem" (why torchrun failed, or None)
-        and "late" (whether that is because it took too long).
+        Returns "ranks" (what those of this node measured), "problem" (why torchrun failed, or None)
+        and "late" (whether it reached the time limit).
         """
         config = _config(job)
         profile, binding = task.use_of_node(config, os.environ)
-        meeting = _meeting(hosts, rank, config.job.interface, port, id)
-        environment = task.training_environment(profile, meeting, os.environ)
+        rdzv = _rendezvous(hosts, rank, config.job.interface, port, id)
+        environment = task.training_environment(profile, rdzv, os.environ)
         if binding is not None:
             environment |= binding.environment()
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
@@ -191,7 +189,7 @@ class Agent:
             (folder / "logs").mkdir()
             write_json(folder / REQUEST, {"backend": config.job.backend, "seconds": timeout_s / 3})
             command = task.torchrun_command(
-                config.program.module, folder, meeting, str(profile.nproc), 0
+                config.program.module, folder, rdzv, str(profile.nproc), 0
             )
             problem, late = _run(command, environment, folder / "log", timeout_s)
             ranks = [read_json(path) for path in sorted(folder.glob("rank-*.json"))]
@@ -201,7 +199,7 @@ class Agent:
 def _run(
     command: list[str], environment: dict[str, str], log: Path, limit_s: float
 ) -> tuple[str | None, bool]:
-    """Runs a command; why it failed, or None, and whether it had to be ended."""
+    """Runs a command; why it failed, or None, and whether it reached the time limit."""
     with open(log, "wb") as file:
         child = process.start(command, env=environment, stdout=file, stderr=file)
         try:
@@ -213,7 +211,7 @@ def _run(
         return None, False
     said = [x.strip() for x in log.read_text(errors="replace")[-_TAIL:].splitlines() if x.strip()]
     errors = [line for line in said if "Error" in line]
-    last = (errors or said or ["without a word"])[-1]
+    last = (errors or said or ["it printed nothing"])[-1]
     return f"torchrun ended with exit code {code}: {last}", False
 
 
@@ -224,22 +222,22 @@ def _config(job: Mapping[str, Any]) -> RunConfig:
     return RunConfig(program=_MICROBENCH, job=build(JobConfig, dict(job)))
 
 
-def _meeting(
+def _rendezvous(
     hosts: Sequence[str], rank: int, interface: str | None, port: int = 0, id: str = ""
 ) -> Rendezvous:
-    """The rendezvous of this node; simulated nodes have the loopback interface."""
+    """This node's rendezvous; simulated nodes use the loopback interface."""
     local = task.LOCAL_NODE in os.environ
     return Rendezvous(
         hosts=tuple(hosts),
         node_rank=rank,
         port=port,
-        roll_call_port=0,
+        check_port=0,
         id=id,
         interface=interface or ("lo" if local else None),
     )
 
 
-def _look(folder: Path) -> dict[str, Any]:
+def _folder_facts(folder: Path) -> dict[str, Any]:
     here, found = filesystem.of(folder), filesystem.room(folder)
     return {
         "file_system": [here.type, here.source, here.mount],
@@ -250,23 +248,17 @@ def _look(folder: Path) -> dict[str, Any]:
     }
 
 
-def _answer(give: Callable[[], Any]) -> Any:
-    try:
-        return give()
-    except Exception as error:
-        return {"problem": in_words(error)}
+def _answer(result: Any) -> Any:
+    return {"problem": one_line(result)} if isinstance(result, Exception) else result
 
 
 def _reach(host: str, token: str, ports: Mapping[str, int], timeout_s: float) -> dict[str, Any]:
     deadline = time.monotonic() + timeout_s
-
-    def resolve() -> str:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-
-    try:
-        address = within(timeout_s, resolve)  # name servers have time-outs of their own
-    except (OSError, TimeoutError) as error:
-        return {"address": None, "problem": in_words(error), "ports": {}}
+    resolve = partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
+    resolved = call_all(timeout_s, [resolve])[0]  # name servers have time-outs of their own
+    if isinstance(resolved, Exception):
+        return {"address": None, "problem": one_line(resolved), "ports": {}}
+    address = str(resolved[0][4][0])
     found = {}
     for name, port in ports.items():
         left_s = max(0.5, (deadline - time.monotonic()) / 2)
@@ -286,14 +278,14 @@ def _problem_with(address: str, port: int, token: str, timeout_s: float) -> str 
 
 
 def _listener(ports: Sequence[int]) -> socket.socket:
-    """A server on the first of the ports that nobody has."""
+    """A server on the first of the ports that is free."""
     for port in ports:
         with contextlib.suppress(OSError):
             return socket.create_server(("", port), backlog=1024)
     raise SlurmftError(f"cannot listen on any of these ports: {ports}", "ss -tlnp shows who does")
 
 
-def _swallow(stream: Any) -> int:
+def _count_bytes(stream: Any) -> int:
     """Reads to the end; the number of bytes."""
     count = 0
     while data := stream.read1(2**20):
@@ -308,39 +300,7 @@ def _available_mib() -> int:
     return 0
 
 
-def software() -> dict[str, str | None]:
-    """What must be the same on all nodes, and here."""
-    packages = ("torch", "transformers", "accelerate", "datasets")
-    return {
-        "Python": f"{platform.python_version()} ({sys.executable})",
-        "slurmft": slurmft.__version__,
-        **{name: installed(name) for name in packages},
-    }
-
-
-def serve(agent: Agent, lines: IO[str], out: IO[str]) -> None:
-    """Does what lines of JSON tell, each in a thread of its own, until they end."""
-    one_at_a_time = threading.Lock()
-
-    def do(request: dict[str, Any]) -> None:
-        said: dict[str, Any] = {"number": request["number"]}
-        try:
-            said["answer"] = getattr(agent, request["do"])(**request["with"])
-        except Exception as error:
-            said["error"] = in_words(error)
-        with one_at_a_time:
-            print(MARK + json.dumps(said), file=out, flush=True)
-
-    for line in lines:
-        threading.Thread(target=do, args=(json.loads(line),), daemon=True).start()
-
-
-def main() -> None:
-    """`python -m slurmft.doctor.agent`: an agent. It ends with its input."""
-    serve(Agent(), sys.stdin, sys.stdout)
-    sys.stdout.flush()
-    os._exit(0)  # whatever hangs
-
-
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:]:  # the number of a simulated node
+        os.environ[task.LOCAL_NODE] = sys.argv[1]
+    serve(Agent())

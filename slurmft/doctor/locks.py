@@ -1,66 +1,100 @@
-"""`slurmft doctor`: what a cluster is like, measured on its nodes."""
+"""`slurmft doctor locks`: which kinds of file locks hold in a folder, between nodes."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from slurmft.core.errors import Exit
+from slurmft.cluster.slurm import allocation, commands
+from slurmft.core.agents import AgentError, Agents
+from slurmft.core.config import JobConfig
+from slurmft.core.errors import UsageError
 from slurmft.core.filesystem import FileSystem
 from slurmft.core.text import aligned
+from slurmft.doctor.nodes import Site
 from slurmft.locks import probe
-from slurmft.locks.probe import Ask, Finding, Findings
+from slurmft.locks.probe import Finding, Findings
+
+_START_S, _ANSWER_S = 60.0, 30.0
 
 
-def examine(ask: Ask, nodes: int, as_json: bool = False) -> int:
-    """Measures, records and prints.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """What the nodes found."""
+
+    hosts: list[str]
+    file_system: FileSystem
+    findings: Findings | None
+    """None: the nodes see different folders."""
+
+    def choice(self) -> str | None:
+        """The primitive to use; None where nodes share no folder.
+
+        Raises:
+            ProbeError: no kind of lock holds.
+        """
+        return None if self.findings is None else probe.choose(self.findings, self.file_system)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        shared = self.findings is not None
+        facts = {"hosts": self.hosts, "file_system": str(self.file_system), "one_folder": shared}
+        if self.findings is None:
+            return facts
+        findings = {name: dataclasses.asdict(finding) for name, finding in self.findings.items()}
+        return facts | {"choice": self.choice(), "findings": findings}
+
+
+def probe_job(job: JobConfig, nodes: int | None) -> JobConfig:
+    """The job to measure with: a core on each of two nodes, or as many as the allocation has.
 
     Raises:
-        ProbeError: no kind of lock holds, or an agent gives no answer.
+        UsageError: so many nodes cannot be had.
     """
-    places = [json.loads(ask(agent, "place")) for agent in range(nodes)]
-    hosts, here = [place[0] for place in places], FileSystem.of_fields(places[0][1:])
-    found = probe.probe(ask, nodes, here)
-    facts: dict[str, Any] = {"hosts": hosts, "file_system": str(here), "one_folder": bool(found)}
-    if found is None:
-        lines = [
-            f"not one folder: {', '.join(hosts)} each have their own there ({here})",
-            "locks need not hold between nodes; nothing is recorded",
-        ]
-    else:
-        if not as_json:  # before an error that nothing holds
-            print(f"{here}, seen from {', '.join(hosts)}\n\n{table(found)}\n")
-        choice = probe.choose(found, here)
-        findings = {name: dataclasses.asdict(finding) for name, finding in found.items()}
-        facts |= {"choice": choice, "findings": findings}
-        lines = conclusion(here, found, nodes, choice)
-    print(json.dumps(facts) if as_json else "\n".join(lines))
-    return Exit.OK
+    if not commands.available():
+        if nodes not in (None, 1):
+            raise UsageError(f"--nodes {nodes}, but there is no Slurm here")
+        return dataclasses.replace(job, nodes=1)
+    inside = allocation.allocated_nodes()
+    nodes = inside or 2 if nodes is None else nodes
+    if nodes < 1:
+        raise UsageError(f"--nodes {nodes} must be at least 1")
+    if inside and nodes > inside:
+        raise UsageError(f"--nodes {nodes}, but this allocation has {inside}")
+    return dataclasses.replace(job, nodes=nodes, cpus_per_task=1)
 
 
-def conclusion(here: FileSystem, found: Findings, nodes: int, choice: str) -> list[str]:
-    """What follows from the findings; records them if nodes were compared."""
-    if nodes == 1:
-        return [
-            f"one node cannot know what holds between nodes; default here: {choice}",
-            "measure it in an allocation of two: salloc --nodes 2 slurmft doctor locks DIR",
-        ]
-    lines = [f"choice: {choice}"]
-    try:
-        path = probe.record(here, found, nodes)
-        lines.append(f"recorded for {here}, and used by your runs: {path}")
-    except (OSError, RuntimeError) as error:
-        lines.append(f"not recorded ({error}): give --file-locks {choice} to runs")
-    if choice == "soft":
-        lines.append("warning: a process that is killed leaves its soft locks on other nodes")
-    return lines
+def measure(site: Site, nodes: int, folder: Path) -> Measurement:
+    """Compares all kinds of locks on the first nodes of a site.
+
+    Raises:
+        AgentError: there is no answer from a node.
+    """
+    names = list(site.hosts)[:nodes]
+    with Agents({name: site.commands[name] for name in names}, site.env) as agents:
+        places = agents.ask("place", {name: {"folder": str(folder)} for name in names}, _START_S)
+        for name, place in places.items():
+            if isinstance(place, AgentError):
+                raise AgentError(f"{name}: {place.message}")
+        here = FileSystem.of_fields(places[names[0]][1:])
+        ask = probe.ask_agents(agents, names, folder, _ANSWER_S)
+        return Measurement(
+            hosts=[places[name][0] for name in names],
+            file_system=here,
+            findings=probe.probe(ask, nodes, here),
+        )
 
 
-def table(found: Findings) -> str:
+def table(found: Measurement) -> list[str]:
     """The findings, a line for each primitive."""
+    if found.findings is None:
+        return []
     titles = ("", "this node", "other nodes", "unlock", "exit", "SIGKILL", "cost")
-    return "\n".join(aligned([titles, *(_row(name, finding) for name, finding in found.items())]))
+    rows = [_row(name, finding) for name, finding in found.findings.items()]
+    seen_from = f"{found.file_system}, seen from {', '.join(found.hosts)}"
+    return [seen_from, "", *aligned([titles, *rows]), ""]
 
 
 def _row(name: str, finding: Finding) -> tuple[str, ...]:
@@ -79,3 +113,32 @@ def _row(name: str, finding: Finding) -> tuple[str, ...]:
         *(cell(v, *released) for v in (finding.on_unlock, finding.on_exit, finding.on_kill)),
         "" if finding.cost_us is None else f"{finding.cost_us:.0f} us",
     )
+
+
+def conclude(found: Measurement) -> list[str]:
+    """Records the choice, if nodes were compared; what follows from it.
+
+    Raises:
+        ProbeError: no kind of lock holds.
+    """
+    choice = found.choice()
+    if found.findings is None or choice is None:
+        return [
+            f"not one folder: {', '.join(found.hosts)} each have their own there "
+            f"({found.file_system})",
+            "locks need not hold between nodes; nothing is recorded",
+        ]
+    if len(found.hosts) == 1:
+        return [
+            f"one node cannot know what holds between nodes; default here: {choice}",
+            "measure between two: salloc --nodes 2 slurmft doctor locks DIR",
+        ]
+    lines = [f"choice: {choice}"]
+    try:
+        path = probe.record(found.file_system, found.findings, len(found.hosts))
+        lines.append(f"recorded for {found.file_system}; your runs use it: {path}")
+    except (OSError, RuntimeError) as error:
+        lines.append(f"not recorded ({error}): give --file-locks {choice} to runs")
+    if choice == "soft":
+        lines.append("warning: a process that is killed leaves its soft locks on other nodes")
+    return lines

@@ -1,4 +1,4 @@
-"""What can be seen of a cluster from where jobs are submitted: Slurm, packages, hub, folders."""
+"""Checks of the host from which jobs are submitted: Slurm, packages, hub, folders."""
 
 from __future__ import annotations
 
@@ -19,22 +19,25 @@ from slurmft.cluster.slurm.commands import Partition
 from slurmft.core import filesystem
 from slurmft.core import hub as core_hub
 from slurmft.core.config import JobConfig
-from slurmft.core.errors import SlurmftError
+from slurmft.core.errors import SlurmftError, one_line
 from slurmft.core.filesystem import Room, absolute
-from slurmft.doctor.checks import Check, all_within, failure, in_words, installed, ok, warning
+from slurmft.core.text import in_bytes
+from slurmft.doctor.checks import Check, failure, ok, warning
+from slurmft.doctor.software import installed
+from slurmft.doctor.timeouts import call_all
 
 _TIMEOUT_S = 12.0
 _HUB_TIMEOUT_S = 5.0
 _LOW_BYTES, _LOW_INODES = 5 * 2**30, 10_000
 _LOW_SHM_BYTES = 2**29
-"""Less room than that is worth a word."""
+"""Less free space than that is a warning."""
 
 
-def examine(job: JobConfig) -> list[Check]:
-    """Everything that the login node shows, all of it at the same time.
+def examine_this_host(job: JobConfig) -> list[Check]:
+    """All checks of the login node, at the same time.
 
     Args:
-        job: cluster, runs directory, and partition and nodes of the jobs to come.
+        job: the cluster, the runs directory, and the partition and nodes that jobs will ask for.
     """
     parts: dict[str, Callable[[], list[Check]]] = {}
     if job.cluster != "local":
@@ -44,11 +47,12 @@ def examine(job: JobConfig) -> list[Check]:
         parts[name] = partial(place, name, folder)
     parts["quotas"] = quotas
     found: list[Check] = []
-    for about, give in zip(parts, all_within(_TIMEOUT_S, list(parts.values())), strict=True):
-        try:
-            found += give()
-        except Exception as error:
-            found.append(failure(about, in_words(error), getattr(error, "hint", None)))
+    results = call_all(_TIMEOUT_S, list(parts.values()))
+    for about, result in zip(parts, results, strict=True):
+        if isinstance(result, Exception):
+            found.append(failure(about, one_line(result), getattr(result, "hint", None)))
+        else:
+            found += result
     return found
 
 
@@ -62,47 +66,45 @@ def controller(job: JobConfig) -> list[Check]:
     try:
         version, settings = commands.version(), commands.settings()
     except SlurmftError as error:
-        cure = error.hint or "tell the site: jobs can be neither submitted nor watched"
-        return [failure("Slurm", in_words(error), cure)]
-    name = settings.get("ClusterName", "a cluster without a name")
+        hint = error.hint or "tell the site: jobs can be neither submitted nor watched"
+        return [failure("Slurm", one_line(error), hint)]
+    name = settings.get("ClusterName", "a cluster with no name")
     chosen = ("KillWait", "PreemptMode", "PreemptType", "MaxArraySize", "SelectType", "TaskPlugin")
     shown = {k: settings[k] for k in chosen if k in settings}
-    here = ok("Slurm", f"{version}; the controller of {name} answers", **shown)
     return [
-        here,
-        judge_partitions(commands.partitions(), job.partition, job.nodes),
-        judge_down(commands.unwell_hosts()),
+        ok("Slurm", f"{version}; the controller of {name} answers", **shown),
+        check_partitions(commands.partitions(), job.partition, job.nodes),
+        check_down_nodes(commands.unwell_hosts()),
         accounting(settings),
     ]
 
 
 def no_slurm(asked: str) -> Check:
-    """A machine without Slurm's commands: runs there are simulated nodes, unless Slurm is asked
-    for."""
-    cure = "where there is one: put its commands on the PATH, perhaps by module load slurm"
+    """A failure only if Slurm was asked for: else runs use simulated nodes."""
+    hint = "if this host should have Slurm, put its commands on the PATH (module load slurm?)"
     text = "there is no Slurm here: sbatch is not on the PATH"
     if asked == "slurm":
-        return failure("Slurm", text, cure)
-    return warning("Slurm", f"{text}; runs are simulated nodes on this machine", cure)
+        return failure("Slurm", text, hint)
+    return warning("Slurm", f"{text}; runs use simulated nodes on this machine", hint)
 
 
-def judge_down(unwell: dict[str, str]) -> Check:
+def check_down_nodes(unwell: dict[str, str]) -> Check:
     """The nodes that take no jobs, each with Slurm's reason."""
     if not unwell:
-        return ok("nodes", "none is down, drained or without an answer")
+        return ok("nodes", "no node is down, drained or not responding")
     named = "; ".join(f"{host} is {why}" for host, why in sorted(unwell.items()))
-    cure = "jobs run on the others; ask the site about these"
-    return warning("nodes", named, cure, **unwell)
+    hint = "jobs run on the other nodes; ask the site about these"
+    return warning("nodes", named, hint, **unwell)
 
 
-def judge_partitions(found: Sequence[Partition], wanted: str | None, nodes: int) -> Check:
-    """What the partitions offer, and whether the one that is wanted is there and large enough."""
+def check_partitions(found: Sequence[Partition], wanted: str | None, nodes: int) -> Check:
+    """What the partitions offer, and whether the requested one exists and is large enough."""
     if not found:
-        return failure("partitions", "sinfo shows none", "ask the site for access")
+        return failure("partitions", "sinfo shows no partition", "ask the site for access")
     offered = "; ".join(str(partition) for partition in found)
     chosen = [p for p in found if wanted in (None, p.name)]
     if not chosen:
-        return failure("partitions", f"there is no {wanted!r}; there are: {offered}")
+        return failure("partitions", f"there is no partition {wanted!r}; there are: {offered}")
     if not any(p.nodes >= nodes and p.state == "up" for p in chosen):
         where = wanted or "any partition that is up"
         text = f"no {nodes} nodes in {where}; there are: {offered}"
@@ -116,31 +118,31 @@ def accounting(settings: Mapping[str, str]) -> Check:
         commands.check_accounting()
         rows = commands.associations(getpass.getuser())
     except SlurmftError as error:
-        cure = "runs do without; jobs that have left the queue for long cannot be looked up"
-        return warning("accounting", f"no accounting: {in_words(error)}", cure)
-    return judge_accounting(getpass.getuser(), rows, settings)
+        hint = "runs work without it, but jobs that left the queue long ago cannot be looked up"
+        return warning("accounting", f"no accounting: {one_line(error)}", hint)
+    return check_accounting(getpass.getuser(), rows, settings)
 
 
-def judge_accounting(
+def check_accounting(
     user: str, rows: Sequence[Mapping[str, str]], settings: Mapping[str, str]
 ) -> Check:
-    """The limits of a user's accounts; no account is a failure where Slurm insists on one."""
+    """The limits of a user's accounts; no account is a failure where Slurm requires one."""
     if rows:
         known = "; ".join(" ".join(f"{k}={v}" for k, v in row.items()) for row in rows)
         return ok("accounting", f"sacct answers; limits of {user}: {known}")
-    text = f"sacct answers; {user} has no account in it"
+    text = f"sacct answers; {user} has no account"
     enforced = settings.get("AccountingStorageEnforce", "none").lower()
     if any(word in enforced for word in ("associations", "limits", "all")):
-        cure = "ask the site for an account"
-        return failure("accounting", f"{text}, and Slurm insists on one ({enforced})", cure)
-    return ok("accounting", f"{text}, and needs none: no limits")
+        hint = "ask the site for an account"
+        return failure("accounting", f"{text}, and Slurm requires one ({enforced})", hint)
+    return ok("accounting", f"{text}; Slurm requires none, so there are no limits")
 
 
 # --- the environment ------------------------------------------------------------------------------
 
 
 def packages() -> list[Check]:
-    """What is installed here, against what slurmft requires; nothing is imported for it."""
+    """The installed versions against slurmft's requirements; nothing is imported for it."""
     from importlib import metadata
 
     from packaging.requirements import Requirement
@@ -149,8 +151,8 @@ def packages() -> list[Check]:
     try:
         required = [Requirement(text) for text in metadata.requires("slurmft") or ()]
     except metadata.PackageNotFoundError:
-        cure = "install it (pip install .): what it requires is not known otherwise"
-        return [warning("packages", f"{here}; slurmft runs without being installed", cure)]
+        hint = "install it (pip install .): its requirements are not known otherwise"
+        return [warning("packages", f"{here}; slurmft is not installed", hint)]
     wanted = [r for r in required if r.marker is None or r.marker.evaluate({"extra": ""})]
     versions = {r.name: installed(r.name) for r in wanted}
     wrong = [
@@ -160,8 +162,8 @@ def packages() -> list[Check]:
         or versions[r.name] is None
     ]
     if wrong:
-        cure = "install slurmft again into this environment, with constraints.txt"
-        return [failure("packages", f"{here}; {'; '.join(wrong)}", cure, **versions)]
+        hint = "install slurmft again into this environment, with constraints.txt"
+        return [failure("packages", f"{here}; {'; '.join(wrong)}", hint, **versions)]
     main = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers"))
     return [ok("packages", f"{here}, {main}; all {len(wanted)} requirements are met", **versions)]
 
@@ -170,15 +172,13 @@ def hub() -> list[Check]:
     """Whether models and data can be fetched from here."""
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return [ok("hub", "not asked: HF_HUB_OFFLINE is set; runs use what is in the caches")]
-    cure = "runs use what is in the caches, or folders: --model DIR, --data DIR"
-    give = all_within(_HUB_TIMEOUT_S, [partial(core_hub.hub_in_reach, _HUB_TIMEOUT_S)])[0]
-    try:
-        if give():
-            return [ok("hub", f"{endpoint} answers")]
-    except TimeoutError:
-        pass  # a name server that does not answer is not bound by the timeout
-    return [warning("hub", f"{endpoint} does not answer this machine", cure)]
+        return [ok("hub", "not checked: HF_HUB_OFFLINE is set; runs use the caches")]
+    hint = "runs use the caches, or folders: --model DIR, --data DIR"
+    # The timeout of the request does not cover a name server that does not answer.
+    answer = call_all(_HUB_TIMEOUT_S, [partial(core_hub.hub_in_reach, _HUB_TIMEOUT_S)])[0]
+    if answer is True:
+        return [ok("hub", f"{endpoint} answers")]
+    return [warning("hub", f"{endpoint} does not answer", hint)]
 
 
 # --- folders --------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def folders(runs_dir: str) -> dict[str, Path]:
     found = {"runs": absolute(runs_dir), "home": Path.home(), "tmp": Path(tempfile.gettempdir())}
     try:
         found["cache"] = core_hub.hub_cache()
-    except ImportError:  # said among the packages
+    except ImportError:  # the check of the packages says so
         found["cache"] = absolute("~/.cache/huggingface/hub")
     if other := os.environ.get("HF_DATASETS_CACHE"):
         found["data cache"] = absolute(other)
@@ -197,7 +197,7 @@ def folders(runs_dir: str) -> dict[str, Path]:
 
 
 def place(name: str, folder: Path) -> list[Check]:
-    """A folder: its file system, whether it takes files, how much room there is."""
+    """A folder: its file system, whether it can be written, how much space is free."""
     here = filesystem.of(folder)
     text = f"{folder} on {here}"
     if name in ("cache", "data cache"):
@@ -206,44 +206,35 @@ def place(name: str, folder: Path) -> list[Check]:
         text += " (measured)" if measured else " (its default)" if here.is_shared else ""
     if name == "runs" and not here.is_shared:
         text += ", which other nodes may not see"
-    return [judge_room(name, text, filesystem.room(folder))]
+    return [check_room(name, text, filesystem.room(folder))]
 
 
-def judge_room(name: str, text: str, found: Room) -> Check:
-    """Whether there is room; the figures are the folder's."""
+def check_room(name: str, text: str, found: Room) -> Check:
+    """Whether a folder can be written and has free space."""
     inodes = "" if found.free_inodes is None else f", {found.free_inodes:,} files"
-    free = f"{text}: {size(found.free_bytes)} free{inodes}"
+    free = f"{text}: {in_bytes(found.free_bytes)} free{inodes}"
     figures = {"free_bytes": found.free_bytes, "free_inodes": found.free_inodes}
     if found.problem:
-        cure = "make room, look at your quota, or choose another folder"
-        cure += {"runs": ": --runs-dir", "cache": ": HF_HOME", "tmp": ": TMPDIR"}.get(name, "")
-        return failure(name, f"{text}: cannot be written: {found.problem}", cure, **figures)
+        hint = "free some space, check your quota, or choose another folder"
+        hint += {"runs": ": --runs-dir", "cache": ": HF_HOME", "tmp": ": TMPDIR"}.get(name, "")
+        return failure(name, f"{text}: cannot be written: {found.problem}", hint, **figures)
     few = found.free_inodes is not None and found.free_inodes < _LOW_INODES
     if found.free_bytes < (_LOW_SHM_BYTES if name == "shm" else _LOW_BYTES) or few:
-        cure = "a checkpoint has three times the size of its model: make room"
+        hint = "free some space: a checkpoint has three times the size of its model"
         if name == "shm":
-            cure = "what processes of a node share lies there: tell the site"
-        return warning(name, free, cure, **figures)
+            hint = "tell the site: the processes of a node share memory there"
+        return warning(name, free, hint, **figures)
     return ok(name, free, **figures)
 
 
-def size(count: float) -> str:
-    """Bytes in words: 3.2 GiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:,.3g} TiB" if count < 1000 else f"{count:,.0f} TiB"
-
-
 def quotas() -> list[Check]:
-    """What the quota command says: it fails when a limit is exceeded (quota(1))."""
+    """What the quota command reports: it fails when a limit is exceeded (quota(1))."""
     if shutil.which("quota") is None:
-        return [ok("quotas", "there is no quota command here; the folders above took a trial file")]
+        return [ok("quotas", "no quota command here; the folders above can be written")]
     done = subprocess.run(
         ["quota"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
     )
     if done.returncode == 0:
-        return [ok("quotas", "none of those that the quota command knows is exceeded")]
+        return [ok("quotas", "the quota command reports none that is exceeded")]
     said = (done.stdout or done.stderr).strip()
-    return [warning("quotas", f"the quota command says:\n{said}", "make room")]
+    return [warning("quotas", f"the quota command reports:\n{said}", "free some space")]

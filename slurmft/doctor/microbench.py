@@ -2,8 +2,8 @@
 
 `python -m slurmft.doctor.microbench FOLDER`, under torchrun.
 
-The ranks start, are bound and meet as those of a run do. Each writes what it saw into a folder of
-its node: products before the ranks meet, so that these are known if they never do.
+The ranks start, are bound and join a process group as those of a run do. Each writes what it
+measured into a folder of its node: the matmuls first, in case the ranks cannot connect.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import torch.distributed as distributed
 
 from slurmft.core import process
 from slurmft.core.files import write_json
-from slurmft.doctor.nodes import REQUEST
+from slurmft.doctor.agent import REQUEST
 from slurmft.job import process_group
 from slurmft.node.profiles import bind
 
 _PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_PRODUCT_S = 0.5
+_MATMUL_S = 0.5
 _WIDTH_CPU, _WIDTH_GPU = 1024, 8192
 _MIB = 2**20
 SIZES_BYTES = (8, 64 * 2**10, _MIB, 16 * _MIB, 64 * _MIB, 256 * _MIB)
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
     if torch.cuda.is_available() and request["backend"] in ("auto", "nccl"):
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     found: dict[str, Any] = {"device": name_of(device), "threads": torch.get_num_threads()}
-    found["tflop_s"] = {name: product_tflop_s(device, kind) for name, kind in _PRECISIONS.items()}
+    found["tflop_s"] = {name: matmul_tflop_s(device, kind) for name, kind in _PRECISIONS.items()}
     write_json(folder / f"rank-{rank}.json", found)
     world = process_group.init(request["backend"])
     found["backend"] = world.backend
@@ -61,13 +61,13 @@ def name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def product_tflop_s(device: torch.device, kind: torch.dtype) -> float:
-    """The rate of products of two square matrices: the median of half a second, in TFLOP/s."""
+def matmul_tflop_s(device: torch.device, kind: torch.dtype) -> float:
+    """The throughput of a matmul of two square matrices: median over half a second, in TFLOP/s."""
     width = _WIDTH_GPU if device.type == "cuda" else _WIDTH_CPU
     left, right = (torch.randn(width, width, device=device).to(kind) for _ in range(2))
     times: list[float] = []
     _timed(device, lambda: left @ right)  # the first one prepares the library
-    while sum(times) < _PRODUCT_S:
+    while sum(times) < _MATMUL_S:
         times.append(_timed(device, lambda: left @ right))
     return 2 * width**3 / statistics.median(times) / 1e12
 

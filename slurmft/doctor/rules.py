@@ -1,46 +1,90 @@
-"""What follows from what the nodes said: pure functions, from answers to checks."""
+"""Diagnostic rules: pure functions from the nodes' answers to checks."""
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slurmft.core.filesystem import FileSystem, Room
-from slurmft.core.text import aligned
-from slurmft.doctor.checks import (
-    Check,
-    Level,
-    blame,
-    failure,
-    ok,
-    same_everywhere,
-    slow_ones,
-    warning,
-)
-from slurmft.doctor.login import judge_room, size
+from slurmft.core.text import aligned, in_bytes
+from slurmft.doctor.checks import Check, Level, failure, ok, warning
+from slurmft.doctor.login import check_room
 
 SLOW_LINK = 0.5
 _SLOW_DEVICE, _LITTLE_MEMORY = 0.8, 0.9
-"""Shares of the median that are worth a word. Links of one switch differ more than processors."""
+"""Shares of the median below which a node is slow. Links of one switch differ more than devices."""
 _SKEW_S, _BAD_SKEW_S = 0.5, 30.0
-"""Failures of ranks are put in order by their times, to half a second; credentials of munge and of
-the hub's addresses end within minutes."""
-_MOST_NAMES = 8
+"""Failures of ranks are ordered by their times, to half a second; credentials of munge and of the
+hub's addresses expire within minutes."""
+_MAX_NAMES = 8
 
 Answers = dict[str, Any]
 """By node."""
 
 
+# --- comparisons ----------------------------------------------------------------------------------
+
+
 def some(names: Sequence[str]) -> str:
     """Names, not too many."""
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more
 
 
-def cores(facts: Answers, asked: int | None) -> list[Check]:
+def group_by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
+    """Value -> the names that have it, the most common value first."""
+    found: dict[Any, list[str]] = {}
+    for name, value in values.items():
+        found.setdefault(value, []).append(name)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def by_value(values: Mapping[str, Any]) -> str:
+    """As text: "n1, n3: this; n2: that"."""
+    return "; ".join(f"{some(names)}: {value}" for value, names in group_by_value(values).items())
+
+
+def differ(values: Mapping[str, Any]) -> bool:
+    return len(set(values.values())) > 1
+
+
+def slow_ones(values: Mapping[str, float], ratio: float) -> dict[str, float]:
+    """Those whose value is below `ratio` times the median, each with its share of the median.
+
+    Of two values the larger is the median: one of the pair is slow, the other one shows it.
+    """
+    if len(values) < 2:
+        return {}
+    middle = statistics.median_high(values.values())
+    return {name: v / middle for name, v in values.items() if middle > 0 and v < ratio * middle}
+
+
+def blame(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str, list[str]]]:
+    """Failed connections (from, to), by the node that most of them have in common.
+
+    Returns (node, "to" or "from", the other ends), so that few lines name all pairs: a node that
+    nobody reaches is one line, as is one that reaches nobody.
+    """
+    left, found = set(pairs), []
+    while left:
+        ends: dict[tuple[str, str], list[str]] = {}
+        for start, goal in sorted(left):
+            ends.setdefault((goal, "to"), []).append(start)
+            ends.setdefault((start, "from"), []).append(goal)
+        (node, way), others = max(ends.items(), key=lambda item: len(item[1]))
+        found.append((node, way, others))
+        left -= {(o, node) if way == "to" else (node, o) for o in others}
+    return found
+
+
+# --- what a node is -------------------------------------------------------------------------------
+
+
+def cores(facts: Answers, requested: int | None) -> list[Check]:
     """Whether a job gets the cores that it asks for, and that Slurm counts."""
-    texts, short = {}, []
+    texts, short = {}, set()
     for name, fact in facts.items():
         counted, mask = fact["hardware"]["slurm_cpus"], fact["mask_cpus"]
         quota = fact["hardware"]["quota_cpus"]
@@ -48,94 +92,92 @@ def cores(facts: Answers, asked: int | None) -> list[Check]:
         text += f"; Slurm counts {counted} CPU(s)" if counted is not None else ""
         text += f", the affinity mask has {mask}"
         text += f", the cgroup's quota is {quota:g}" if quota is not None else ""
-        text += f"; {asked} were asked for" if asked is not None else ""
+        text += f"; {requested} were requested" if requested is not None else ""
         texts[name] = text
-        really = mask if quota is None else min(mask, quota)
-        if really < (counted or 0) or (asked is not None and (counted or mask) < asked):
-            short.append(name)
-    cure = "the node's definition in Slurm, or its cgroups, do not fit its hardware: tell the site"
-    found = []
-    for text, names in same_everywhere(texts).items():
-        bad = [n for n in names if n in short]
-        found.append(
-            warning("cores", f"{some(names)}: {text}", cure)
-            if bad
-            else ok("cores", f"{some(names)}: {text}")
-        )
-    counts = same_everywhere({n: f["cores"] for n, f in facts.items()})
-    if len(counts) > 1:
-        words = "; ".join(f"{some(names)}: {count}" for count, names in counts.items())
-        found.append(warning("cores", f"not the same on all nodes: {words}",
-                             "the fewest decide how fast a step is: --constraint"))  # fmt: skip
+        usable = mask if quota is None else min(mask, quota)
+        if usable < (counted or 0) or (requested is not None and (counted or mask) < requested):
+            short.add(name)
+    hint = "tell the site: the node's definition in Slurm or its cgroups do not fit its hardware"
+    found = [
+        warning("cores", f"{some(names)}: {text}", hint)
+        if short & set(names)
+        else ok("cores", f"{some(names)}: {text}")
+        for text, names in group_by_value(texts).items()
+    ]
+    counts = {n: f["cores"] for n, f in facts.items()}
+    if differ(counts):
+        hint = "the node with the fewest cores sets the pace: choose nodes by --constraint"
+        found.append(warning("cores", f"not the same on all nodes: {by_value(counts)}", hint))
     return found
 
 
-def devices(facts: Answers, asked: int | None) -> list[Check]:
-    """What computes: GPUs, or the CPUs with what they know."""
+def devices(facts: Answers, requested: int | None) -> list[Check]:
+    """What computes: the GPUs, or the CPUs and their instruction sets."""
     kinds = {}
     for name, fact in facts.items():
-        gpus = [gpu["model"] for gpu in fact["hardware"]["gpus"]]
-        cpu = f"{fact['hardware']['model']} ({', '.join(fact['hardware']['flags']) or 'no AVX'})"
-        kinds[name] = f"{len(gpus)} x {', '.join(sorted(set(gpus)))}" if gpus else f"CPU {cpu}"
-    few = [n for n, f in facts.items() if len(f["hardware"]["gpus"]) < (asked or 0)]
-    found = same_everywhere(kinds)
+        here = fact["hardware"]
+        gpus = [gpu["model"] for gpu in here["gpus"]]
+        cpu = f"CPU {here['model']} ({', '.join(here['flags']) or 'no AVX'})"
+        kinds[name] = f"{len(gpus)} x {', '.join(sorted(set(gpus)))}" if gpus else cpu
+    few = [n for n, f in facts.items() if len(f["hardware"]["gpus"]) < (requested or 0)]
     checks = []
     if few:
-        cure = "look at the site's GRES and at CUDA_VISIBLE_DEVICES in --setup lines"
-        text = f"{some(few)}: fewer GPUs than the {asked} asked for"
-        checks.append(failure("devices", text, cure))
-    text = "; ".join(f"{some(names)}: {kind}" for kind, names in found.items())
-    if len(found) > 1:
-        cure = "a job is as fast as its slowest node: choose by --constraint"
-        return [*checks, warning("devices", f"not the same on all nodes: {text}", cure)]
-    return [*checks, ok("devices", text)]
+        hint = "check the site's GRES, and CUDA_VISIBLE_DEVICES in --setup lines"
+        text = f"{some(few)}: fewer GPUs than the {requested} requested"
+        checks.append(failure("devices", text, hint))
+    if not differ(kinds):
+        return [*checks, ok("devices", by_value(kinds))]
+    hint = "a job is as fast as its slowest node: choose nodes by --constraint"
+    text = f"not the same on all nodes: {by_value(kinds)}"
+    return [*checks, warning("devices", text, hint)]
 
 
 def memory(facts: Answers) -> list[Check]:
-    """Memory of each node, and who has little."""
+    """Memory of each node, and which has little."""
     total = {n: float(f["hardware"]["memory_mib"]) for n, f in facts.items()}
     free = {n: float(f["available_mib"]) for n, f in facts.items()}
     found = []
     for name, share in slow_ones(total, _LITTLE_MEMORY).items():
         text = f"{name} has {total[name]:,.0f} MiB, {share:.0%} of the median"
-        found.append(warning("memory", text, "tell the site: a module may have failed"))
+        found.append(warning("memory", text, "tell the site: a memory module may have failed"))
     least = min(free, key=lambda name: free[name])
-    text = f"{min(total.values()):,.0f} MiB or more for a job; available now: at least "
+    text = f"at least {min(total.values()):,.0f} MiB for a job; available now: at least "
     text += f"{free[least]:,.0f} MiB ({least})"
     return found or [ok("memory", text)]
 
 
 def versions(facts: Answers, here: Mapping[str, str | None]) -> list[Check]:
     """Whether all nodes, and this host, run the same Python with the same packages."""
-    found, words = [], []
-    for what, mine in here.items():
-        values = {n: f["software"][what] for n, f in facts.items()} | {"this host": mine}
-        groups = same_everywhere(values)
-        words.append(f"{what} {mine}")
-        if len(groups) > 1:
-            text = "; ".join(f"{some(names)}: {value}" for value, names in groups.items())
-            cure = "use one environment, on a file system that all nodes see"
-            found.append(failure("versions", f"not one {what}: {text}", cure))
-    kernels = same_everywhere({n: f["kernel"] for n, f in facts.items()})
-    if len(kernels) > 1:
-        text = "; ".join(f"{some(names)}: {kernel}" for kernel, names in kernels.items())
-        found.append(warning("versions", f"not one kernel: {text}", "nodes were not all updated"))
-    return found or [ok("versions", f"the same there as here: {', '.join(words)}")]
+    found = []
+    for what, version in here.items():
+        values = {n: f["software"][what] for n, f in facts.items()} | {"this host": version}
+        if differ(values):
+            hint = "use one environment, on a file system that all nodes see"
+            found.append(failure("versions", f"{what} differs: {by_value(values)}", hint))
+    kernels = {n: f["kernel"] for n, f in facts.items()}
+    if differ(kernels):
+        text = f"the kernel differs: {by_value(kernels)}"
+        found.append(warning("versions", text, "some nodes may not have been updated"))
+    same = ", ".join(f"{what} {version}" for what, version in here.items())
+    return found or [ok("versions", f"the same on all nodes as on this host: {same}")]
 
 
 def hub(facts: Answers) -> list[Check]:
     """Which nodes reach the hub; a run whose nodes differ uses the caches where they do not."""
     without = [name for name, fact in facts.items() if not fact["hub"]]
     if not without:
-        return [ok("hub there", "all nodes reach it")]
+        return [ok("hub on nodes", "all nodes reach it")]
     if len(without) == len(facts):
-        return [ok("hub there", "no node reaches it: runs use the caches there")]
-    cure = "fill the caches from a node that reaches it, or use folders: --model, --data"
-    return [warning("hub there", f"{some(without)} do not reach it, others do", cure)]
+        return [ok("hub on nodes", "no node reaches it: runs use the caches there")]
+    hint = "fill the caches from a node that reaches it, or use folders: --model, --data"
+    return [warning("hub on nodes", f"{some(without)} do not reach it, others do", hint)]
+
+
+# --- the network ----------------------------------------------------------------------------------
 
 
 def fabric(networks: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[Check]:
-    """Which interface a run's collectives take, and whether a node has a better one."""
+    """Which interface a run's collectives use, and whether a node has a better one."""
     texts, better = {}, {}
     for name, interface in chosen.items():
         known = {n[0]: n for n in networks[name]}
@@ -146,16 +188,15 @@ def fabric(networks: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[Check
         speed = known[interface][2] if interface in known else 0
         if first[1] or (speed and first[2] > 1.5 * speed):
             better[name] = first[3]
-    text = "; ".join(f"{some(n)}: {what}" for what, n in same_everywhere(texts).items())
+    text = f"collectives use {by_value(texts)}"
     if better:
-        there = "; ".join(f"{some(n)}: {what}" for what, n in same_everywhere(better).items())
-        cure = "--interface NAME, or --host-suffix where the fabric has host names of its own"
-        return [warning("fabric", f"collectives take {text}; faster ones are up, {there}", cure)]
-    return [ok("fabric", f"collectives take {text}", **{n: str(t) for n, t in texts.items()})]
+        hint = "--interface NAME, or --host-suffix where the fabric has host names of its own"
+        return [warning("fabric", f"{text}; faster interfaces are up: {by_value(better)}", hint)]
+    return [ok("fabric", text, **texts)]
 
 
 def broken_pairs(seen: Answers, names: Mapping[str, str]) -> set[tuple[str, str]]:
-    """(from, to) of all pairs of which one does not find, or not reach, the other."""
+    """(from, to) of all pairs of which one does not resolve, or not reach, the other."""
     return {
         (start, names[host])
         for start, hosts in seen.items()
@@ -168,63 +209,66 @@ def reach(seen: Answers, names: Mapping[str, str]) -> list[Check]:
     """Names and ports between all pairs.
 
     Args:
-        seen: node -> host -> what `nodeprobe.Agent.reach` returns.
+        seen: node -> host -> what `Agent.reach` returns.
         names: host -> node.
     """
-    found, problems = [], dict[tuple[str, str], dict[tuple[str, str], str]]()
     if len(seen) < 2:
         return []
-    for start, hosts in seen.items():
-        for host, what in hosts.items():
-            goal = names[host]
-            if goal == start:
-                continue
-            if what["problem"]:
-                problems.setdefault(("names", ""), {})[start, goal] = what["problem"]
-            for kind, problem in what.get("ports", {}).items():
-                if problem:
-                    problems.setdefault(("ports", kind), {})[start, goal] = problem
-    for (about, kind), pairs in problems.items():
+    found = []
+    for (about, kind), pairs in _problems(seen, names).items():
         for node, way, others in blame(pairs):
             ends = [(o, node) if way == "to" else (node, o) for o in others]
             why = ", ".join(dict.fromkeys(pairs[end] for end in ends))
-            found.append(_unreached(about, kind, node, way, others, why))
-    found += _odd_addresses(seen, names)
-    told = [check.about for check in found]
-    if "names" not in told:
-        found.insert(0, ok("names", f"all {len(seen)} nodes find each other's names"))
-    if "ports" not in told and "names" not in told:
+            starts, goals = (some(others), node) if way == "to" else (node, some(others))
+            found.append(_unreached(about, kind, starts, goals, why))
+    found += _ambiguous_names(seen, names)
+    failed = {check.about for check in found}
+    if not failed:
         text = "all pairs reach each other, on rendezvous and on ephemeral ports"
         found.append(ok("ports", text))
+    if "names" not in failed:
+        found.insert(0, ok("names", f"all {len(seen)} nodes resolve each other's names"))
     return found
 
 
-def _unreached(
-    about: str, kind: str, node: str, way: str, others: Sequence[str], why: str
-) -> Check:
-    starts, goals = (some(others), node) if way == "to" else (node, some(others))
+def _problems(
+    seen: Answers, names: Mapping[str, str]
+) -> dict[tuple[str, str], dict[tuple[str, str], str]]:
+    """("names", "") or ("ports", which one) -> (from, to) -> why."""
+    found: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
+    for start, hosts in seen.items():
+        for host, what in hosts.items():
+            if names[host] == start:
+                continue
+            problems = {("names", ""): what["problem"]}
+            problems |= {("ports", kind): why for kind, why in what.get("ports", {}).items()}
+            for key, problem in problems.items():
+                if problem:
+                    found.setdefault(key, {})[start, names[host]] = problem
+    return found
+
+
+def _unreached(about: str, kind: str, starts: str, goals: str, why: str) -> Check:
     if about == "names":
-        cure = "the hosts' /etc/hosts or name service; --host-suffix, if the fabric has own names"
-        return failure("names", f"{starts} cannot resolve {goals}: {why}", cure)
-    use = "torchrun's stores" if kind == "rendezvous" else "the collectives"
-    cure = f"a firewall, or a cable: {use} need {kind} ports that are open between nodes"
-    return failure("ports", f"{starts} cannot reach {goals} on a {kind} port: {why}", cure)
+        hint = "check /etc/hosts or the name service; --host-suffix if the fabric has its own names"
+        return failure("names", f"{starts} cannot resolve {goals}: {why}", hint)
+    user = "torchrun's store needs" if kind == "rendezvous" else "collectives need"
+    hint = f"a firewall or a bad cable? {user} {kind} ports that are open between nodes"
+    return failure("ports", f"{starts} cannot reach {goals} on a {kind} port: {why}", hint)
 
 
-def _odd_addresses(seen: Answers, names: Mapping[str, str]) -> list[Check]:
-    """Names that mean different addresses on different nodes, or the asking node itself."""
+def _ambiguous_names(seen: Answers, names: Mapping[str, str]) -> list[Check]:
+    """Names that resolve to different addresses on different nodes."""
     found = []
     for host, node in names.items():
-        known = {
+        addresses = {
             n: hosts[host]["address"]
             for n, hosts in seen.items()
             if n != node and hosts[host].get("address")
         }
-        addresses = same_everywhere(known)
-        if len(addresses) > 1:
-            text = "; ".join(f"{some(who)}: {address}" for address, who in addresses.items())
-            found.append(warning("names", f"{host} is not one address: {text}",
-                                 "make the nodes' /etc/hosts agree"))  # fmt: skip
+        if differ(addresses):
+            text = f"{host} resolves to different addresses: {by_value(addresses)}"
+            found.append(warning("names", text, "make /etc/hosts the same on all nodes"))
     return found
 
 
@@ -237,26 +281,26 @@ def healthy(names: Sequence[str], broken: set[tuple[str, str]]) -> list[str]:
     return left
 
 
-def clocks(behind: Mapping[str, float], ways: Mapping[str, float]) -> list[Check]:
-    """Clocks against the one in the middle.
+def clocks(ahead_s: Mapping[str, float], trips_s: Mapping[str, float]) -> list[Check]:
+    """Compares the clocks with the one in the middle.
 
     Args:
-        behind: each clock's lead over one of them, in s.
-        ways: the way there and back, in s, half of which is not known.
+        ahead_s: how far each clock is ahead of one of them.
+        trips_s: round trips; half of one is the uncertainty.
     """
-    middle = statistics.median_low(behind.values())
+    middle = statistics.median_low(ahead_s.values())
     found = []
-    for name, lead in behind.items():
-        off, unsure = lead - middle, ways.get(name, 0.0) / 2
+    for name, ahead in ahead_s.items():
+        off, unsure = ahead - middle, trips_s.get(name, 0.0) / 2
         if abs(off) - unsure > _SKEW_S:
-            others = "the others" if len(behind) > 2 else next(n for n in behind if n != name)
+            others = "the others" if len(ahead_s) > 2 else next(n for n in ahead_s if n != name)
             way = "ahead of" if off > 0 else "behind"
             text = f"{name} is {abs(off):.1f} s {way} {others} (give or take {unsure:.3f} s)"
             level = failure if abs(off) > _BAD_SKEW_S else warning
-            cure = "its time service (chrony, ntpd) does not run: tell the site"
-            found.append(level("clocks", text, cure, off_s=off))
-    most = max(abs(lead - middle) for lead in behind.values())
-    unsure = max(ways.values(), default=0.0) / 2
+            hint = "tell the site: the time service (chrony, ntpd) may not run there"
+            found.append(level("clocks", text, hint, off_s=off))
+    most = max(abs(ahead - middle) for ahead in ahead_s.values())
+    unsure = max(trips_s.values(), default=0.0) / 2
     text = f"within {1000 * most:.1f} ms (give or take {1000 * unsure:.1f} ms)"
     return found or [ok("clocks", text, most_s=most)]
 
@@ -280,15 +324,15 @@ def best_links(rates: Mapping[tuple[str, str], float]) -> dict[str, float]:
 
 
 def links(rates: Mapping[tuple[str, str], float]) -> list[Check]:
-    """Bytes a second between neighbours; a node is as fast as the better one of its links."""
+    """Bytes per second between neighbours; a node is as fast as the better one of its links."""
     if not rates:
         return []
     best = best_links(rates)
     found = []
     for name, share in slow_ones(best, SLOW_LINK).items():
         text = f"{name} is slow: {_gbit(best[name])}, {share:.0%} of the median"
-        found.append(warning("links", text, "its cable, port or driver: leave it out, tell the "
-                             "site", bytes_s=best[name]))  # fmt: skip
+        hint = "exclude it and tell the site: its cable, port or driver may be bad"
+        found.append(warning("links", text, hint, bytes_s=best[name]))
     middle, least = statistics.median(best.values()), min(best.values())
     text = f"one TCP connection carries {_gbit(middle)} (median of {len(best)} nodes; least "
     return [*found, ok("links", f"{text}{_gbit(least)})", median_bytes_s=middle)]
@@ -298,73 +342,73 @@ def _gbit(bytes_s: float) -> str:
     return f"{8 * bytes_s / 1e9:.3g} Gbit/s"
 
 
+# --- folders --------------------------------------------------------------------------------------
+
+
 def rooms(what: str, rooms: Mapping[str, Any]) -> list[Check]:
-    """Room in one kind of folder on each node; those with the same words are one line."""
-    found: dict[tuple[Level, str], list[str]] = {}
-    last: dict[tuple[Level, str], Check] = {}
-    for name, room in rooms.items():
-        check = _judge_room(what, room)
-        key = (check.level, check.text)
-        found.setdefault(key, []).append(name)
-        last[key] = check
-    good = [key for key in found if key[0] == Level.OK]
-    if len(good) == len(found):
+    """Free space in one kind of folder on each node; nodes with the same problem are one line."""
+    about = f"{what} on nodes"
+    checks = {name: _check_room(what, room) for name, room in rooms.items()}
+    bad = {name: check for name, check in checks.items() if check.level != Level.OK}
+    if not bad:
         least = min(room["free_bytes"] for room in rooms.values())
-        paths = same_everywhere({n: room["path"] for n, room in rooms.items()})
-        where = "; ".join(str(path) for path in paths)
-        return [ok(f"{what} there", f"{where} on all nodes: {size(least)} free or more")]
+        where = "; ".join(dict.fromkeys(room["path"] for room in rooms.values()))
+        return [ok(about, f"{where}: at least {in_bytes(least)} free on all nodes")]
     return [
-        Check(level=key[0], about=f"{what} there", text=f"{some(names)}: {key[1]}",
-              cure=last[key].cure, figures=last[key].figures)
-        for key, names in found.items() if key[0] != Level.OK
-    ]  # fmt: skip
+        dataclasses.replace(bad[names[0]], about=about, text=f"{some(names)}: {text}")
+        for text, names in group_by_value({n: check.text for n, check in bad.items()}).items()
+    ]
 
 
-def _judge_room(what: str, room: Mapping[str, Any]) -> Check:
+def _check_room(what: str, room: Mapping[str, Any]) -> Check:
     if "free_bytes" not in room:
         return failure(what, f"no answer: {room['problem']}", "is the file system up?")
     text = f"{room['path']} on {FileSystem.of_fields(room['file_system'])}"
-    return judge_room(what, text, Room(free_bytes=room["free_bytes"], problem=room["problem"],
+    return check_room(what, text, Room(free_bytes=room["free_bytes"], problem=room["problem"],
                                        free_inodes=room["free_inodes"]))  # fmt: skip
 
 
+# --- devices and collectives ----------------------------------------------------------------------
+
+
 def torchrun(answers: Answers) -> list[Check]:
-    """Why the measurement of devices and collectives did not come to its end, if it did not."""
+    """Why the measurement of devices and collectives did not finish, if it did not."""
     ended = {n: a["problem"] for n, a in answers.items() if a["problem"] and not a["late"]}
     if ended:  # the others only waited for these
-        texts = same_everywhere(ended).items()
+        texts = group_by_value(ended).items()
         return [failure("all-reduce", f"{some(names)}: {text}") for text, names in texts]
     late = [n for n, a in answers.items() if a["late"]]
     slow = [n for n in late if not answers[n]["ranks"]]
     if slow:
-        text = f"{some(slow)}: no process had loaded torch and multiplied when the time was over"
-        return [warning("speeds", text, "give it more: --within 120; is the file system slow?")]
+        text = f"{some(slow)}: no process finished loading torch and a matmul within the time limit"
+        hint = "allow more time: --within 120; is the file system slow?"
+        return [warning("speeds", text, hint)]
     if late:
-        text = f"{some(late)}: the processes started, but their collectives did not end in time"
-        cure = "give it more (--within 120); if that does not help, they hang: try --interface"
-        return [failure("all-reduce", text, cure)]
+        text = f"{some(late)}: the processes started, but their collectives did not finish in time"
+        hint = "allow more time (--within 120); if that does not help, they hang: try --interface"
+        return [failure("all-reduce", text, hint)]
     return []
 
 
-def products(ranks: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Check]:
-    """The rate of each device, and the slow ones."""
+def matmul(ranks: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Check]:
+    """The matmul throughput of each device, and the slow devices."""
     found = []
     for precision in ("fp32", "bf16"):
         rates = {
-            name if len(mine) == 1 else f"{name} process {i}": float(rank["tflop_s"][precision])
-            for name, mine in ranks.items()
-            for i, rank in enumerate(mine)
+            name if len(own) == 1 else f"{name} process {i}": float(rank["tflop_s"][precision])
+            for name, own in ranks.items()
+            for i, rank in enumerate(own)
         }
         if not rates:
             continue
         for name, share in slow_ones(rates, _SLOW_DEVICE).items():
             text = f"{name} is slow in {precision}: {rates[name]:.3g} TFLOP/s, {share:.0%} of "
-            cure = "clocks, cooling, other jobs on the node, or fewer cores: leave it out"
-            found.append(warning("products", f"{text}the median", cure, tflop_s=rates[name]))
+            hint = "exclude it; possible causes: clock speed, cooling, other jobs, fewer cores"
+            found.append(warning("matmul", f"{text}the median", hint, tflop_s=rates[name]))
         middle = statistics.median(rates.values())
-        text = f"{precision}: {middle:.3g} TFLOP/s a process (median of {len(rates)}; least "
+        text = f"{precision}: {middle:.3g} TFLOP/s per process (median of {len(rates)}; least "
         text += f"{min(rates.values()):.3g}, most {max(rates.values()):.3g})"
-        found.append(ok("products", text, median_tflop_s=middle))
+        found.append(ok("matmul", text, median_tflop_s=middle))
     return found
 
 
@@ -374,8 +418,8 @@ def all_reduce(ranks: Sequence[Mapping[str, Any]]) -> list[Check]:
     if first is None:
         return []
     rows = [("size", "time", "each rank sends"), *(
-        (size(row["bytes"]), f"{1e6 * row['seconds']:,.0f} us",
-         f"{size(row['bus_bytes_s'])}/s" if row["bytes"] > 8 else "")
+        (in_bytes(row["bytes"]), f"{1e6 * row['seconds']:,.0f} us",
+         f"{in_bytes(row['bus_bytes_s'])}/s" if row["bytes"] > 8 else "")
         for row in first["all_reduce"]
     )]  # fmt: skip
     table = "\n".join(aligned(rows))

@@ -1,92 +1,99 @@
-"""What the ranks agree on between steps: to stop, or to save a checkpoint.
+"""How ranks agree between two steps: all-reduce of stop and checkpoint requests.
 
-A signal reaches ranks at different moments; if each acted by itself, they would enter the
-collective save at different steps, and hang. So they reduce their wishes. The reduction runs beside
-the step, on a group of its own (what it costs: results/overhead.py).
+A signal reaches ranks at different moments. If each acted by itself, they would enter the
+collective save at different steps, and hang. The all-reduce runs beside the step, on a group of its
+own (what it costs: results/overhead.py). A job of one rank needs none, and no torch.
 """
 
 from __future__ import annotations
 
-import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
-
-from slurmft.job.process_group import World
+if TYPE_CHECKING:
+    from slurmft.job.process_group import World
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The same on every rank."""
+    """What all ranks do now; the same on every rank."""
 
     signal: int
-    """The signal that some rank received; 0: go on."""
+    """The stop signal that some rank received; 0: none did."""
     rank: int
     """Which rank it was."""
     save: bool
-    """Save a checkpoint now."""
+    """Whether a checkpoint is to be saved."""
 
 
-GO_ON = Decision(0, 0, False)
+_NOTHING = Decision(0, 0, False)
 
-_ASK_EVERY_S, _MOST_STEPS = 0.5, 50
-"""How long a stop may wait for the next question, and for how many steps at most."""
-
-
-class StopAgreed(Exception):
-    """All ranks stop here."""
-
-    def __init__(self, decision: Decision) -> None:
-        name = signal.Signals(decision.signal).name
-        super().__init__(f"{name} on rank {decision.rank}")
+_REDUCE_EVERY_S, _MAX_STEPS = 0.5, 50
+"""How long a request may wait for the next all-reduce, and for how many steps at most."""
 
 
 class Boundary:
-    """Asks before a step, and knows the answer after it.
+    """Starts the all-reduce before a step, and has its result after it.
 
-    Short steps share a question: the main rank proposes how many, from the time that they take, and
-    the answer carries the proposal to all ranks.
+    Short steps share one: the main rank proposes for how many, from the time that they take, and
+    the all-reduce carries the proposal to all ranks.
     """
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._wishes = torch.zeros(4, dtype=torch.int64)
+    def __init__(self, world_size: int, join: Callable[[], World]) -> None:
+        """
+        Args:
+            join: joins the process group; called by the first `request` of more than one rank.
+        """
+        self._world_size, self._join = world_size, join
+        self._decision: Decision | None = None
+        self._requests: Any = None
         self._work: Any = None
-        self._steps = self._left = 0
-        self._asked_at: float | None = None
+        self._steps = self._skip = 0
+        self._reduced_at: float | None = None
 
-    def begin(self) -> None:
-        """A new kind of step begins, on every rank: its first one asks, whatever was agreed."""
-        self._left, self._asked_at = 0, None
+    def begin_phase(self) -> None:
+        """The first step of a new kind of step has an all-reduce, on every rank."""
+        self._skip, self._reduced_at = 0, None
 
-    def ask(self, stop_signal: int, save: bool) -> None:
-        """Starts the reduction of every rank's wishes, if this step is one that asks."""
-        self._work = None
-        if self._left:
-            self._left -= 1
-            return
-        rank = self._world.rank + 1 if stop_signal else 0
-        self._wishes = torch.tensor([stop_signal, rank, int(save), self._proposal()])
+    def request(self, stop_signal: int, save: bool) -> None:
+        """Starts the all-reduce of this rank's requests, unless this step shares an earlier one."""
+        self._work, self._decision = None, _NOTHING
+        if self._world_size == 1:
+            self._decision = Decision(stop_signal, 0, save)
+        elif self._skip:
+            self._skip -= 1
+        else:
+            self._start(stop_signal, save)
+
+    def _start(self, stop_signal: int, save: bool) -> None:
+        import torch
+        import torch.distributed as dist
+
+        world = self._join()
+        rank = world.rank + 1 if stop_signal else 0
+        steps = self._proposal() if world.is_main else 1
+        self._requests = torch.tensor([stop_signal, rank, int(save), steps])
         self._work = dist.all_reduce(
-            self._wishes, dist.ReduceOp.MAX, group=self._world.control, async_op=True
+            self._requests, dist.ReduceOp.MAX, group=world.control, async_op=True
         )
 
     def decide(self) -> Decision:
-        """Waits for the answer, which has long been there when a step took its time."""
-        if self._work is None:
-            return GO_ON
-        self._work.wait()
-        stop_signal, rank, save, self._steps = self._wishes.tolist()
-        self._left = self._steps - 1
-        return Decision(stop_signal, rank - 1, bool(save))
+        """Waits for the all-reduce, which has long ended when a step took its time."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+            stop_signal, rank, save, self._steps = self._requests.tolist()
+            self._skip = self._steps - 1
+            self._decision = Decision(stop_signal, rank - 1, bool(save))
+        assert self._decision is not None  # `request` comes first
+        return self._decision
 
     def _proposal(self) -> int:
-        """Steps until the next question; the main rank's counts."""
-        before, self._asked_at = self._asked_at, time.monotonic()
-        if not self._world.is_main or before is None:
+        """Steps until the next all-reduce; the main rank's counts."""
+        before, self._reduced_at = self._reduced_at, time.monotonic()
+        if before is None:
             return 1
-        step_s = (self._asked_at - before) / max(1, self._steps)
-        return max(1, min(_MOST_STEPS, int(_ASK_EVERY_S / max(step_s, 1e-6))))
+        step_s = (self._reduced_at - before) / max(1, self._steps)
+        return max(1, min(_MAX_STEPS, int(_REDUCE_EVERY_S / max(step_s, 1e-6))))

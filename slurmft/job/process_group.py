@@ -42,6 +42,8 @@ class World:
     backend: str
     control: Any
     """A gloo group of all ranks, for what they tell each other beside the training."""
+    owned: bool = True
+    """The process group was set up here, not by the program."""
 
     @property
     def is_main(self) -> bool:
@@ -156,21 +158,23 @@ def leave() -> None:
 
 
 def init(backend: str) -> World:
-    """Joins the process group that torchrun set up.
+    """Joins the process group that torchrun, or the program itself, set up.
 
     It is made before Accelerate's, which then uses it: this is how ccl gets in.
 
     Raises:
         UsageError: the backend needs what this node does not have.
     """
-    use_gpu = torch.cuda.is_available() and backend in ("auto", "nccl")
-    name = choose_backend(backend, torch.cuda.is_available())
-    local_rank = int(os.environ["LOCAL_RANK"])
-    device = torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
-    if use_gpu:
+    owned = not dist.is_initialized()
+    name = choose_backend(backend, torch.cuda.is_available()) if owned else dist.get_backend()
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cpu")
+    if torch.cuda.is_available() and name == "nccl":
+        device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    torchrun.bind()
-    dist.init_process_group(name, timeout=_TIMEOUT)
+    if owned:
+        torchrun.bind()
+        dist.init_process_group(name, timeout=_TIMEOUT)
     return World(
         rank=dist.get_rank(),
         size=dist.get_world_size(),
@@ -178,6 +182,7 @@ def init(backend: str) -> World:
         device=device,
         backend=name,
         control=dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT),
+        owned=owned,
     )
 
 

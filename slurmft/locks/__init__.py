@@ -175,10 +175,10 @@ class _Shim:
         os.register_at_fork(after_in_child=self._forget)  # a child inherits no POSIX lock
 
     def _forget(self) -> None:
-        for mine in self.__dict__.get("held", {}).values():
-            if mine.primitive == "soft":  # older ones would remove the file of the parent
+        for entry in self.__dict__.get("held", {}).values():
+            if entry.primitive == "soft":  # older ones would remove the file of the parent
                 with contextlib.suppress(AttributeError):
-                    mine.held.release = _nothing
+                    entry.held.release = _nothing
         self.mutex = threading.RLock()
         self.held: dict[int, _Held] = {}
 
@@ -190,11 +190,11 @@ class _Shim:
         self.calls += 1
         with self.mutex:
             if operation & fcntl.LOCK_UN:
-                mine = self.held.pop(fd, None)
-                if mine is None:  # locked before the shim was there
+                entry = self.held.pop(fd, None)
+                if entry is None:  # locked before the shim was there
                     fcntl.flock(fd, operation)
                 else:
-                    unlock(fd, mine.primitive, mine.held)
+                    unlock(fd, entry.primitive, entry.held)
                 return
             status = os.fstat(fd)
             inode = (status.st_dev, status.st_ino)
@@ -205,7 +205,7 @@ class _Shim:
             self.held[fd] = _Held(primitive, inode, held)
 
     def holds(self, inode: tuple[int, int]) -> bool:
-        return any(mine.inode == inode for mine in self.held.values())
+        return any(entry.inode == inode for entry in self.held.values())
 
     def holds_path(self, path: str) -> bool:
         """Whether this process holds a lock file otherwise than by flock, which needs no care."""
@@ -216,14 +216,14 @@ class _Shim:
         except OSError:
             return False
         inode = (status.st_dev, status.st_ino)
-        return any(m.inode == inode and m.primitive != "flock" for m in self.held.values())
+        return any(e.inode == inode and e.primitive != "flock" for e in self.held.values())
 
     def drop_new(self, before: set[int]) -> None:
         """Forgets locks whose descriptors were closed without an unlock, by a failed acquire."""
         for fd in set(self.held) - before:
-            mine = self.held.pop(fd)
-            if mine.primitive == "soft":
-                mine.held.release()
+            entry = self.held.pop(fd)
+            if entry.primitive == "soft":
+                entry.held.release()
 
     def _choose(self, fd: int, device: int) -> str:
         if self.primitive != "auto":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from slurmft.core.errors import UsageError, run_main, unknown
+from slurmft.core.errors import Exit, UsageError, run_main, unknown
 from slurmft.core.filesystem import LOCK_PRIMITIVES
 from slurmft.locks import environment, install
 
@@ -21,37 +21,31 @@ NAME: auto (default), flock, lockf, ofd or soft. Which one holds where: slurmft 
 """
 
 
+_EXAMPLE = "python -m slurmft.locks run -- SCRIPT"
+
+
 def main(argv: list[str]) -> int:
     """`python -m slurmft.locks`."""
     if not argv or argv[0] in ("-h", "--help"):
         print(_USAGE, end="")
-        return 0 if argv else 2
-    options, command = _split(argv)
-    if options[:1] != ["run"]:
-        raise unknown("command", options[0] if options else "--", ["run"])
-    primitive = "auto"
-    if options[1:]:
-        if options[1] != "--primitive":
-            raise unknown("flag", options[1], ["--primitive"])
-        if len(options) != 3:
-            raise UsageError(
-                "--primitive takes one value", f"one of auto, {', '.join(LOCK_PRIMITIVES)}"
-            )
-        primitive = options[2]
+        return Exit.OK if argv else Exit.USAGE
+    if "--" not in argv:
+        raise UsageError("no -- before the script", _EXAMPLE)
+    at = argv.index("--")
+    (subject, *options), command = argv[:at] or ["--"], argv[at + 1 :]
+    if subject != "run":
+        raise unknown("command", subject, ["run"])
+    if options and options[0] != "--primitive":
+        raise unknown("flag", options[0], ["--primitive"])
+    if len(options) not in (0, 2):
+        raise UsageError("--primitive takes one value", f"auto, {', '.join(LOCK_PRIMITIVES)}")
     if not command or command == ["-m"]:
-        raise UsageError("no script to run", "python -m slurmft.locks run -- SCRIPT")
+        raise UsageError("no script to run", _EXAMPLE)
+    primitive = options[1] if options else "auto"
     install(primitive)
     os.environ.update(environment(primitive, dict(os.environ)))
     _run(command)
-    return 0
-
-
-def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """What comes before `--`, and after it."""
-    if "--" not in argv:
-        raise UsageError("no -- before the script", "python -m slurmft.locks run -- SCRIPT")
-    at = argv.index("--")
-    return argv[:at], argv[at + 1 :]
+    return Exit.OK
 
 
 def _run(command: list[str]) -> None:
@@ -71,6 +65,4 @@ def _run(command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # Not this copy of the module, which is __main__, but the one that children and tests see.
-
     raise SystemExit(run_main(lambda: main(sys.argv[1:])))

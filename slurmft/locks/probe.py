@@ -1,51 +1,45 @@
 """Which lock primitive holds between nodes: measured, with real processes on the real nodes.
 
-Every node has an agent, which does one thing at a time as it is told; `probe` tells them what.
+`probe` decides what is tried and where; `LockOperations` does it on a node, as part of an agent.
+`python -m slurmft.locks.probe` is an agent with nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import secrets
-import select
 import signal
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from slurmft import locks
-from slurmft.core import filesystem, process
+from slurmft.core.agents import AgentError, Agents, serve
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
 from slurmft.core.filesystem import LOCK_PRIMITIVES, FileSystem
 
 Ask = Callable[..., str]
-"""ask(agent, operation, primitive, name) -> the agent's answer."""
+"""ask(node, operation, primitive, name) -> the answer of `LockOperations.lock` on that node."""
 
 _PREFIX = ".slurmft-lock-"
-_MARK = "slurmft-lockprobe "
-"""Begins the lines of an agent: prologs and the like print, too."""
-
 _COST_ROUNDS = 50
-_GONE_WITHIN_S = 2.0
-"""How long a dead process's lock may live on: clients tell the server about it."""
+_RELEASE_TRIES, _RELEASE_PAUSE_S = 40, 0.05
+"""How long a dead process's lock may stay: clients tell the server about it."""
 
 
 class ProbeError(SlurmftError):
-    """The probe itself could not be done."""
+    """No kind of lock holds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What was seen of one primitive; None: could not be known."""
+    """What was measured of one primitive; None: not known."""
 
     error: str | None = None
     """Why it cannot be used here at all."""
@@ -76,18 +70,21 @@ Findings = dict[str, Finding]
 
 
 def probe(ask: Ask, nodes: int, here: FileSystem, *, thorough: bool = True) -> Findings | None:
-    """Tries the primitives one after another on the nodes of all agents, the default first.
+    """Tries the primitives one after another between nodes, the default first.
+
+    What is asked depends on the answers alone, so that ranks that share the answers may all run it.
 
     Args:
-        ask: tells one of the agents 0 to nodes - 1 what to do.
+        ask: has an operation done on one of the nodes 0 to nodes - 1.
         here: the file system in question.
         thorough: all primitives; else it ends at the first one that holds.
 
     Returns what was found; None where the nodes see different folders under their paths.
     """
-    token = secrets.token_hex(6)  # others may measure in the same folder
+    token = ask(0, "token")  # others may measure in the same folder
     try:
-        if not _is_one_folder(ask, nodes, token):
+        ask(0, "write", "-", token)
+        if any(ask(node, "see", "-", token) != "yes" for node in range(nodes)):
             return None
         found: Findings = {}
         for primitive in preference(here):
@@ -96,7 +93,7 @@ def probe(ask: Ask, nodes: int, here: FileSystem, *, thorough: bool = True) -> F
                 break
         return found
     finally:
-        with contextlib.suppress(ProbeError):
+        with contextlib.suppress(AgentError):
             ask(0, "clear", "-", token)
 
 
@@ -106,11 +103,6 @@ def preference(here: FileSystem) -> list[str]:
     return [first, *(primitive for primitive in LOCK_PRIMITIVES if primitive != first)]
 
 
-def _is_one_folder(ask: Ask, nodes: int, name: str) -> bool:
-    ask(0, "write", "-", name)
-    return all(ask(agent, "see", "-", name) == "yes" for agent in range(nodes))
-
-
 def _measure(ask: Ask, nodes: int, primitive: str, name: str, thorough: bool) -> Finding:
     last = nodes - 1
 
@@ -118,16 +110,22 @@ def _measure(ask: Ask, nodes: int, primitive: str, name: str, thorough: bool) ->
         """Whether the last node can have it."""
         return ask(last, "try", primitive, name) == "got"
 
-    def comes_free(end: str) -> bool | None:
-        """Whether the lock of a process of the first node ends with that."""
+    def released_by(end: str) -> bool | None:
+        """Whether that end of a process of the first node releases its lock."""
         own = f"{name}-{end}"  # an earlier lock may have stayed
-        return _in_time(lambda: is_free(own)) if ask(0, end, primitive, own) == "got" else None
+        if ask(0, end, primitive, own) != "got":
+            return None
+        for _ in range(_RELEASE_TRIES):
+            if is_free(own):
+                return True
+            time.sleep(_RELEASE_PAUSE_S)
+        return False
 
     held = ask(0, "hold", primitive, name)
     if held != "got":
         return Finding(error=held)
     on_node = ask(0, "beside", primitive, name) == "busy"
-    others = [ask(agent, "try", primitive, name) for agent in range(1, nodes)]
+    others = [ask(node, "try", primitive, name) for node in range(1, nodes)]
     between_nodes = all(answer == "busy" for answer in others) if others else None
     ask(0, "free", primitive, name)
     if between_nodes is False and not thorough:
@@ -136,8 +134,8 @@ def _measure(ask: Ask, nodes: int, primitive: str, name: str, thorough: bool) ->
         on_node=on_node,
         between_nodes=between_nodes,
         on_unlock=is_free(name),
-        on_exit=comes_free("leave"),
-        on_kill=comes_free("die"),
+        on_exit=released_by("leave"),
+        on_kill=released_by("die"),
         cost_us=_number(ask(0, "cost", primitive, f"{name}-free")),
     )
 
@@ -147,13 +145,6 @@ def _number(answer: str) -> float | None:
         return float(answer)
     except ValueError:  # an error's text
         return None
-
-
-def _in_time(is_free: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + _GONE_WITHIN_S
-    while not (free := is_free()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return free
 
 
 def choose(found: Findings, here: FileSystem) -> str:
@@ -196,19 +187,36 @@ def record(here: FileSystem, found: Findings, nodes: int) -> Path:
     return path
 
 
-# --- an agent -------------------------------------------------------------------------------------
+def ask_agents(agents: Agents, names: Sequence[str], folder: Path, timeout_s: float) -> Ask:
+    """What `probe` asks with, where agents with the operation `lock` run on the nodes."""
+
+    def ask(node: int, operation: str, primitive: str = "-", name: str = "-") -> str:
+        asked = {"folder": str(folder), "operation": operation}
+        asked |= {"primitive": primitive, "name": name}
+        agent = names[node]
+        answer = agents.ask("lock", {agent: asked}, timeout_s)[agent]
+        if isinstance(answer, AgentError):
+            raise AgentError(
+                f"cannot measure file locks: {agent}: {answer.message} ({operation} {primitive})",
+                "if a lock hangs: is the lock service of the file system up?",
+            )
+        return str(answer)
+
+    return ask
 
 
-class Agent:
-    """What one node does for the probe, in a folder of its file system."""
+# --- on a node ------------------------------------------------------------------------------------
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._held: dict[str, tuple[int, Any]] = {}
 
-    def do(self, operation: str, primitive: str, name: str) -> str:
-        """Does what it is told; the answer is one word, or an error's text."""
-        path = self.folder / f"{_PREFIX}{name}"
+class LockOperations:
+    """What one node does for the probe."""
+
+    def __init__(self) -> None:
+        self._held: dict[Path, tuple[int, Any]] = {}
+
+    def lock(self, folder: str, operation: str, primitive: str, name: str) -> str:
+        """Does one operation; the answer is one word, or an error's text."""
+        path = Path(folder) / f"{_PREFIX}{name}"
         try:
             return str(getattr(self, f"_{operation}")(path, primitive))
         except BlockingIOError:
@@ -216,12 +224,16 @@ class Agent:
         except OSError as error:
             return error.strerror or str(error)
 
+    def _token(self, path: Path, primitive: str) -> str:
+        """A name that nobody else uses."""
+        return secrets.token_hex(6)
+
     def _hold(self, path: Path, primitive: str) -> str:
-        self._held[primitive] = acquire(path, primitive)
+        self._held[path] = acquire(path, primitive)
         return "got"
 
     def _free(self, path: Path, primitive: str) -> str:
-        release(self._held.pop(primitive), primitive)
+        release(self._held.pop(path), primitive)
         return "got"
 
     def _try(self, path: Path, primitive: str) -> str:
@@ -255,7 +267,8 @@ class Agent:
         pid = os.fork()
         if pid == 0:
             os.close(order)
-            os.write(answer, self.do("hold", primitive, path.name.removeprefix(_PREFIX)).encode())
+            name = path.name.removeprefix(_PREFIX)
+            os.write(answer, self.lock(str(path.parent), "hold", primitive, name).encode())
             os.read(orders, 1)  # until the parent closes its end
             os._exit(0)  # with no unlock, and no library's care at exit
         for end in (answer, orders):
@@ -277,14 +290,9 @@ class Agent:
 
     def _clear(self, path: Path, primitive: str) -> str:
         """Removes what a probe has left here."""
-        for left in self.folder.glob(f"{path.name}*"):
+        for left in path.parent.glob(f"{path.name}*"):
             left.unlink(missing_ok=True)
         return "yes"
-
-    def _place(self, path: Path, primitive: str) -> str:
-        """The host, and its file system, as JSON."""
-        here = filesystem.of(self.folder)
-        return json.dumps([os.uname().nodename, here.type, here.source, here.mount])
 
 
 def acquire(path: Path, primitive: str) -> tuple[int, Any]:
@@ -302,93 +310,5 @@ def release(held: tuple[int, Any], primitive: str) -> None:
     os.close(fd)
 
 
-def serve(folder: Path, number: int, lines: IO[str], out: IO[str]) -> None:
-    """Does what lines "NUMBER OPERATION PRIMITIVE NAME" tell this agent; answers in JSON lines.
-
-    srun hands all lines to all agents.
-    """
-    agent = Agent(folder)
-    for line in lines:
-        to, operation, primitive, name = line.split(" ")
-        if int(to) == number:
-            answer = agent.do(operation, primitive, name.strip())
-            print(_MARK + json.dumps([number, answer]), file=out, flush=True)
-
-
-class Talk:
-    """Agents behind one pipe: a local process, or all tasks of an srun."""
-
-    def __init__(self, command: list[str], timeout_s: float) -> None:
-        self.timeout_s = timeout_s
-        self.late = "a lock that hangs: is the file system's lock service up?"
-        """The hint for an answer that does not come in time."""
-        self.process = process.start(
-            command, death=signal.SIGTERM, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        self._heard = b""
-
-    def __enter__(self) -> Talk:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()  # the agents end with their input
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=2)
-        self.process.terminate()  # an srun that still waits for nodes gives its job up
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=2)
-        process.end(self.process)
-        self.process.stdout.close()
-
-    def ask(self, agent: int, operation: str, primitive: str = "-", name: str = "-") -> str:
-        """One agent's answer.
-
-        Raises:
-            ProbeError: there is none in time, or the agents have ended.
-        """
-        assert self.process.stdin is not None
-        what = f"node {agent}: {operation} {primitive}"
-        try:
-            self.process.stdin.write(f"{agent} {operation} {primitive} {name}\n".encode())
-            self.process.stdin.flush()
-        except OSError:
-            raise ProbeError(f"the probe ended before its time ({what})") from None
-        deadline = time.monotonic() + self.timeout_s
-        while True:
-            line = self._line(deadline, what)
-            if line.startswith(_MARK):
-                number, answer = json.loads(line.removeprefix(_MARK))
-                assert number == agent
-                return str(answer)
-
-    def _line(self, deadline: float, what: str) -> str:
-        assert self.process.stdout is not None
-        out = self.process.stdout.fileno()
-        while b"\n" not in self._heard:
-            left = deadline - time.monotonic()
-            if left < 0 or not select.select([out], [], [], left)[0]:
-                raise ProbeError(f"no answer within {self.timeout_s:.0f} s ({what})", self.late)
-            data = os.read(out, 65536)
-            if not data:
-                raise ProbeError(f"the probe ended before its time ({what})")
-            self._heard += data
-        line, _, self._heard = self._heard.partition(b"\n")
-        return line.decode(errors="replace")
-
-
-def agent_command(folder: Path) -> list[str]:
-    """What runs an agent; its number is Slurm's of the task, else the one given."""
-    return [sys.executable, "-m", "slurmft.locks.probe", str(folder)]
-
-
-def main(argv: list[str]) -> None:
-    """`python -m slurmft.locks.probe FOLDER [NUMBER]`: an agent."""
-    number = argv[1] if len(argv) > 1 else os.environ.get("SLURM_PROCID", "0")
-    serve(Path(argv[0]), int(number), sys.stdin, sys.stdout)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    serve(LockOperations())

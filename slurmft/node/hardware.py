@@ -91,11 +91,6 @@ class Hardware:
     """Network interfaces that are up, fabrics first."""
 
     @property
-    def native_bf16(self) -> bool:
-        """The CPU multiplies bf16 in hardware."""
-        return computes_bf16(self.flags)
-
-    @property
     def threads_per_core(self) -> int:
         return max(1, len(self.cpus) // max(1, len({cpu.core for cpu in self.cpus})))
 
@@ -141,7 +136,7 @@ def detect(environment: Mapping[str, str], root: Path = Path("/")) -> Hardware:
     mask = os.sched_getaffinity(0) if root == Path("/") else set(_present(root))
     granted = environment.get("SLURM_CPUS_PER_TASK") or environment.get("SLURM_CPUS_ON_NODE")
     return Hardware(
-        host=environment.get("SLURMD_NODENAME") or os.uname().nodename,
+        host=host_name(environment),
         model=info.get("model name", os.uname().machine),
         vendor=info.get("vendor_id", "unknown"),
         flags=_flags(info),
@@ -153,6 +148,11 @@ def detect(environment: Mapping[str, str], root: Path = Path("/")) -> Hardware:
         gpus=_gpus(environment, root),
         interfaces=tuple(network.name for network in networks(root)),
     )
+
+
+def host_name(environment: Mapping[str, str] = os.environ) -> str:
+    """This host, as Slurm names it; without Slurm, as it names itself."""
+    return environment.get("SLURMD_NODENAME") or os.uname().nodename
 
 
 # --- CPUs -----------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""What mpirun starts for each rank: `python -m slurmft.node.mpi RUN_DIR`.
+"""The task that mpirun starts for each rank: `python -m slurmft.node.mpi RUN_DIR`.
 
-It is to its one rank what the task of a node is to torchrun: it finds the place of the rank among
-the others from what MPI says, starts it, watches it and hands stop signals on.
+It is to its one rank what the task of a node is to torchrun. The rank's place among the others is
+in MPI's variables.
 """
 
 from __future__ import annotations
@@ -17,16 +17,23 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, run_main
 from slurmft.core.files import read_json, write_json
-from slurmft.node import ccl, rendezvous, signals
+from slurmft.node import ccl, signals
+from slurmft.node.hardware import host_name
 from slurmft.node.profiles import Profile
-from slurmft.node.rendezvous import Rendezvous, RendezvousError
-from slurmft.node.task import NodeTask, host_name, name, use_of_node
-from slurmft.node.watchdog import Watchdog
+from slurmft.node.rendezvous import (
+    Rendezvous,
+    RendezvousError,
+    answer_checks,
+    check_reachable,
+    free_ports,
+)
+from slurmft.node.supervisor import Child, Supervisor, run_task, signal_name
+from slurmft.node.task import run_child, use_of_node
 from slurmft.runs.rundir import RunDir, current_attempt
 
 HOSTS = "SLURMFT_MPI_HOSTS"
@@ -47,7 +54,7 @@ _LOOK_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A rank among all, and among those of its host."""
+    """A rank among all ranks, and among those of its host."""
 
     rank: int
     size: int
@@ -59,181 +66,169 @@ class Place:
         """The place that MPI has given to this process.
 
         Raises:
-            SlurmftError: no MPI that we know has started it.
+            SlurmftError: neither Open MPI nor Hydra has started it.
         """
         for names in _NAMES:
             if all(environment.get(n, "").isdigit() for n in names):
                 return cls(*(int(environment[n]) for n in names))
         raise SlurmftError(
-            "neither OMPI_COMM_WORLD_RANK nor PMI_RANK with its local ones is set",
+            "neither OMPI_COMM_WORLD_RANK nor PMI_RANK and its local counterparts are set",
             "start it by mpirun, as `slurmft render mpirun` shows",
         )
 
-    def environment(self, meeting: Rendezvous) -> dict[str, str]:
+    def environment(self, rendezvous: Rendezvous) -> dict[str, str]:
         """What torchrun would have set."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.size),
             "LOCAL_RANK": str(self.local_rank),
             "LOCAL_WORLD_SIZE": str(self.local_size),
-            "GROUP_RANK": str(meeting.node_rank),
-            "MASTER_ADDR": meeting.head,
-            "MASTER_PORT": str(meeting.port),
+            "GROUP_RANK": str(rendezvous.node_rank),
+            "MASTER_ADDR": rendezvous.head,
+            "MASTER_PORT": str(rendezvous.port),
         }
 
 
-class RankTask(NodeTask):
-    """The task of one rank, in the words of a node's."""
+def run_rank(supervisor: Supervisor, place: Place) -> int:
+    """Runs one rank; returns its exit code."""
+    run = supervisor.run
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by which a failed rank ends its torchrun
+    threading.Thread(target=_await_stop, args=(supervisor,), daemon=True).start()
+    config = run.load_config()
+    run.settle_permissions()
+    check_size(place, config)
+    rendezvous = join(run, config, place, os.environ)
+    os.environ.update(place.environment(rendezvous))
+    if "I_MPI_HYDRA_UUID" in os.environ:
+        # oneCCL over MPI has shared memory; torchrun's has not.
+        os.environ.setdefault("CCL_ATL_TRANSPORT", "mpi")
+        os.environ.setdefault("CCL_PROCESS_LAUNCHER", "hydra")
+    profile, binding = use_of_cores(config)
+    code = run_child(supervisor, _child(run, config, place), config, rendezvous, profile, binding)
+    if code == Exit.STOPPED:  # any exit code but 0 makes mpirun kill ranks that still save
+        stopped_marker(run).touch()
+        return Exit.OK
+    return code
 
-    def __init__(self, run_dir: str) -> None:
-        super().__init__(run_dir)
-        self.place = Place.of(os.environ)
-        if pmi := os.environ.get("PMI_FD"):  # the rank speaks to mpirun through it
-            self._pass_fds = (int(pmi),)
 
-    def _run(self, run: RunDir) -> int:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by which a failed rank ends its torchrun
-        threading.Thread(target=self._await_stop, args=(run,), daemon=True).start()
-        return super()._run(run)
-
-    def _await_stop(self, run: RunDir) -> None:
-        """Hands on the stop of the whole job: mpirun itself would kill the ranks."""
-        while not stop_marker(run).exists():
-            time.sleep(_LOOK_EVERY_S)
-        self._on_signal(signal.SIGTERM, 0)
-
-    def _meet(self, run: RunDir, config: RunConfig) -> Rendezvous:
-        check_size(self.place, config)
-        meeting = meet(run, config, self.place, os.environ)
-        os.environ.update(self.place.environment(meeting))
-        if "I_MPI_HYDRA_UUID" in os.environ:
-            # oneCCL over MPI has shared memory; torchrun's has not.
-            os.environ.setdefault("CCL_ATL_TRANSPORT", "mpi")
-            os.environ.setdefault("CCL_PROCESS_LAUNCHER", "hydra")
-        return meeting
-
-    def _use_of_node(self, config: RunConfig) -> tuple[Profile, ccl.Binding | None]:
-        """Where MPI has bound this rank, it has these cores; else the ranks divide the node's."""
-        if not os.sched_getaffinity(0) < os.sched_getaffinity(os.getppid()):
-            return use_of_node(config, os.environ)
-        alone = dataclasses.replace(config.job, nproc_per_node=1)
-        profile, binding = use_of_node(dataclasses.replace(config, job=alone), os.environ)
-        return dataclasses.replace(profile, pinned=False, pinning="bound by MPI"), binding
-
-    def _check_meeting(self, meeting: Rendezvous, timeout_s: float) -> None:
-        """Of one process a job, not a node: `meet` has done it."""
-
-    def _command(
-        self, run: RunDir, config: RunConfig, meeting: Rendezvous, nproc: int
-    ) -> list[str]:
-        return [sys.executable, "-m", config.program.module, str(run.path)]
-
-    def _supervise(
-        self,
-        run: RunDir,
-        command: list[str],
-        environment: Mapping[str, str],
-        meeting: Rendezvous,
-        watchdog: Watchdog,
-    ) -> int:
-        """An agreed stop ends with code 0: any other makes mpirun kill ranks that still save."""
-        code = super()._supervise(run, command, environment, meeting, watchdog)
-        if code == Exit.STOPPED:
-            stopped_marker(run).touch()
-            return Exit.OK
-        return code
-
-    def _say_stopping(self, run: RunDir) -> None:
-        """The process that started mpirun says it."""
-
-    def _conclude(self, run: RunDir, code: int, log: Path, start: int) -> int:
-        """Records what killed the rank; one that fails by itself has said why."""
-        where = f"rank {self.place.rank} on {host_name()}"
-        hint = f"log: {run.rank_log(self.place.rank)}"
-        if code < 0:
-            oom = " (out of memory?)" if code == -signal.SIGKILL else ""
-            killed = SlurmftError(f"it was killed by {name(-code)}{oom}", hint)
-            run.add_failure(where, killed, secondary=code == -signal.SIGABRT, retry=True)
-            return 128 - code
-        if run.root_failure() is None:
-            unknown = SlurmftError(f"it ended with exit code {code}", hint)
-            run.add_failure(where, unknown, retry=bool(run.checkpoint_names()))
-        return code
+def _await_stop(supervisor: Supervisor) -> None:
+    """Passes on the stop of the whole job: mpirun itself would kill the ranks."""
+    while not stop_marker(supervisor.run).exists():
+        time.sleep(_LOOK_EVERY_S)
+    supervisor.stop(signal.SIGTERM)
 
 
 def check_size(place: Place, config: RunConfig) -> None:
-    """Raises RendezvousError where mpirun started other ranks than the run was set up for."""
+    """Raises RendezvousError where mpirun started other ranks than the run is set up for."""
     nodes, nproc = config.job.nodes, config.job.nproc_per_node or 1
     if (place.size, place.local_size) != (nodes * nproc, nproc):
         raise RendezvousError(
-            f"the run is set up for {nproc} ranks on each of {nodes} nodes, mpirun started "
+            f"the run is set up for {nproc} ranks on each of {nodes} nodes, but mpirun started "
             f"{place.size}, {place.local_size} of them on {host_name()}",
-            "start it by the command of `slurmft render mpirun`",
+            "start it by the command that `slurmft render mpirun` prints",
         )
 
 
-def meet(
-    run: RunDir, config: RunConfig, place: Place, environment: Mapping[str, str]
-) -> Rendezvous:
-    """The meeting point: rank 0 chooses ports that are free on its host, and tells the others by a
-    file in the run directory.
-
-    Raises:
-        RendezvousError: the file does not come, or rank 0 cannot be reached.
-    """
-    hosts = environment.get(HOSTS, host_name()).split(",")
-    mine = own_name(hosts, place.rank // place.local_size)
-    job = next((environment[n] for n in _JOB_IDS if n in environment), "")
-    meeting_id = f"{run.path.name}.{current_attempt()}.{job}"
-    timeout_s = config.job.rdzv_timeout_s
-    if place.rank == 0:
-        ports = rendezvous.free_ports(str(os.getpid()))
-        me = meeting_at({"head": mine, "ports": ports}, hosts, mine, meeting_id, config)
-        rendezvous.answer_roll_call(ports[1], meeting_id, me.addresses())
-        found: dict[str, Any] = {
-            "id": meeting_id,
-            "attempt": current_attempt(),
-            "head": mine,
-            "ports": ports,
-        }
-        write_json(run.meeting, found)
-    else:
-        found = await_meeting(run, meeting_id, mine, timeout_s)
-        head, port = found["head"], found["ports"][1]
-        rendezvous.check_reachable(mine, head, port, meeting_id, timeout_s)
-    return meeting_at(found, hosts, mine, meeting_id, config)
+def use_of_cores(config: RunConfig) -> tuple[Profile, ccl.Binding | None]:
+    """Where MPI has bound this rank to cores, it has these; else the ranks divide the node's."""
+    if not os.sched_getaffinity(0) < os.sched_getaffinity(os.getppid()):
+        return use_of_node(config, os.environ)
+    alone = dataclasses.replace(config.job, nproc_per_node=1)
+    profile, binding = use_of_node(dataclasses.replace(config, job=alone), os.environ)
+    return dataclasses.replace(profile, pinned=False, pinning="bound by MPI"), binding
 
 
-def meeting_at(
-    found: Mapping[str, Any], hosts: list[str], mine: str, meeting_id: str, config: RunConfig
-) -> Rendezvous:
-    """The meeting point that rank 0 chose, as the host `mine` sees it."""
-    order = [found["head"], *(host for host in hosts if host != found["head"])]
-    return Rendezvous(
-        hosts=tuple(order),
-        node_rank=order.index(mine),
-        port=found["ports"][0],
-        roll_call_port=found["ports"][1],
-        id=meeting_id,
-        interface=config.job.interface,
+def _child(run: RunDir, config: RunConfig, place: Place) -> Child:
+    pmi = os.environ.get("PMI_FD")  # by which the rank speaks to mpirun
+    return Child(
+        command=[sys.executable, "-m", config.program.module, str(run.path)],
+        record_failure=lambda code, log, start: record_rank_failure(run, place.rank, code),
+        records_stop=False,  # the process that started mpirun does
+        pass_fds=(int(pmi),) if pmi else (),
     )
 
 
-def await_meeting(run: RunDir, meeting_id: str, host: str, timeout_s: float) -> dict[str, Any]:
+def record_rank_failure(run: RunDir, rank: int, code: int) -> int:
+    """Records what killed a rank; a rank that failed by itself has recorded why."""
+    where = f"rank {rank} on {host_name()}"
+    hint = f"log: {run.rank_log(rank)}"
+    if code < 0:
+        oom = " (out of memory?)" if code == -signal.SIGKILL else ""
+        killed = SlurmftError(f"it was killed by {signal_name(-code)}{oom}", hint)
+        run.add_failure(where, killed, secondary=code == -signal.SIGABRT, retry=True)
+        return 128 - code
+    if run.root_failure() is None:
+        unknown = SlurmftError(f"it ended with exit code {code}", hint)
+        run.add_failure(where, unknown, retry=bool(run.checkpoint_names()))
+    return code
+
+
+# --- rendezvous -----------------------------------------------------------------------------------
+
+
+def join(
+    run: RunDir, config: RunConfig, place: Place, environment: Mapping[str, str]
+) -> Rendezvous:
+    """The rendezvous, checked: rank 0 chooses ports that are free on its host, and tells the others
+    by a file in the run directory.
+
+    Raises:
+        RendezvousError: the file does not appear, or rank 0 cannot be reached.
+    """
+    hosts = environment.get(HOSTS, host_name()).split(",")
+    host = own_name(hosts, place.rank // place.local_size)
+    job = next((environment[n] for n in _JOB_IDS if n in environment), "")
+    attempt, timeout_s = current_attempt(), config.job.rdzv_timeout_s
+    rendezvous_id = f"{run.path.name}.{attempt}.{job}"
+    if place.rank == 0:
+        found: dict[str, Any] = {
+            "id": rendezvous_id,
+            "attempt": attempt,
+            "head": host,
+            "ports": free_ports(str(os.getpid())),
+        }
+        rendezvous = rendezvous_at(found, hosts, host, config.job.interface)
+        answer_checks(rendezvous.check_port, rendezvous_id, rendezvous.addresses())
+        write_json(run.rendezvous, found)
+        return rendezvous
+    found = await_rendezvous(run, rendezvous_id, host, timeout_s)
+    check_reachable(host, found["head"], found["ports"][1], rendezvous_id, timeout_s)
+    return rendezvous_at(found, hosts, host, config.job.interface)
+
+
+def rendezvous_at(
+    found: Mapping[str, Any], hosts: list[str], host: str, interface: str | None
+) -> Rendezvous:
+    """The rendezvous that rank 0 chose, as `host` sees it."""
+    order = [found["head"], *(other for other in hosts if other != found["head"])]
+    return Rendezvous(
+        hosts=tuple(order),
+        node_rank=order.index(host),
+        port=found["ports"][0],
+        check_port=found["ports"][1],
+        id=found["id"],
+        interface=interface,
+    )
+
+
+def await_rendezvous(
+    run: RunDir, rendezvous_id: str, host: str, timeout_s: float
+) -> dict[str, Any]:
     """What rank 0 has written.
 
     Raises:
-        RendezvousError: it did not come.
+        RendezvousError: it did not appear.
     """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        found = read_json(run.meeting)
-        if found and found["id"] == meeting_id:
+        found = read_json(run.rendezvous)
+        if found and found["id"] == rendezvous_id:
             return found
         time.sleep(0.1)
     raise RendezvousError(
-        f"{host} does not see what rank 0 writes to {str(run.meeting)!r}",
-        "is the run directory on a file system that all hosts share? Or longer: --rdzv-timeout-s",
+        f"{host} does not see what rank 0 writes to {str(run.rendezvous)!r}",
+        "is the run directory on a file system that all hosts share? Else wait longer: "
+        "--rdzv-timeout-s",
     )
 
 
@@ -254,24 +249,24 @@ def is_here(host: str) -> bool:
 
 
 def stop_marker(run: RunDir) -> Path:
-    """The file that tells all ranks of an attempt to stop."""
+    """The file whose presence tells all ranks of an attempt to stop."""
     return run.logs / f"stop-{current_attempt()}"
 
 
 def stopped_marker(run: RunDir) -> Path:
-    """The file that says that the ranks of an attempt have stopped, and saved."""
+    """The file whose presence says that the ranks of an attempt have saved and stopped."""
     return run.logs / f"stopped-{current_attempt()}"
 
 
-def main(argv: list[str]) -> int:
-    signals.block()
+def main(argv: list[str]) -> NoReturn:
     # Within an allocation: those of mpirun's host, for all ranks; and of Slurm's tasks, which the
     # ranks are not.
     for variable in ("SLURMD_NODENAME", "SLURM_CPUS_PER_TASK"):
         os.environ.pop(variable, None)
-    RankTask(argv[0]).main()
-    return Exit.OK
+    signals.block()
+    place = Place.of(os.environ)
+    run_task(argv[0], lambda supervisor: run_rank(supervisor, place))
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main(lambda: main(sys.argv[1:])))
+    run_main(lambda: main(sys.argv[1:]))

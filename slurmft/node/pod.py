@@ -1,10 +1,11 @@
 """The task of one pod of a Kubernetes job: `python -m slurmft.node.pod CONFIG RUN_DIR`.
 
-What a node's task is under Slurm. The operator says how many pods there are and where they meet
-(the PET_* variables, which torchrun reads, too); the configuration comes with the manifest.
+It is what the task of a node is under Slurm. The operator sets how many pods there are and where
+the first one is (the PET_* variables, which torchrun reads, too); the configuration comes with the
+manifest.
 
-An attempt is a life of the first pod: torchrun's store lives in it, so that all others end when it
-does. Another pod that starts again joins the attempt under way, whose number the first one tells.
+An attempt lasts as long as the first pod: torchrun's store is in it, so that all others end when it
+does. Another pod that is restarted joins the running attempt, whose number the first one tells.
 """
 
 from __future__ import annotations
@@ -22,68 +23,68 @@ from slurmft.core import permissions
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_text
-from slurmft.node import rendezvous
-from slurmft.node.rendezvous import Rendezvous, RendezvousError
-from slurmft.node.task import NodeTask, host_name, record, torchrun_command
+from slurmft.node.hardware import host_name
+from slurmft.node.rendezvous import (
+    Rendezvous,
+    RendezvousError,
+    address_towards,
+    answer_checks,
+    check_reachable,
+)
+from slurmft.node.supervisor import Supervisor, record_error, run_task
+from slurmft.node.task import run_child, torchrun, use_of_node
 from slurmft.runs import attempts
 from slurmft.runs.rundir import ATTEMPT, RunDir, current_attempt
 
 _PORT = 29400
 
 
-class PodTask(NodeTask):
-    """A node's task, whose number of peers may change where the job is elastic."""
+def run_pod(supervisor: Supervisor, config: RunConfig) -> int:
+    """Runs this pod's share of the job; the first pod keeps the run's state, as no batch script
+    does."""
+    run, index = supervisor.run, pod_index(os.environ)
+    make_run(run, config, index == 0)
+    if index:
+        return run_ranks(supervisor)
+    os.environ[ATTEMPT] = str(attempts.begin(run, [host_name()], host_name()))
+    try:
+        code = run_ranks(supervisor)
+    except Exception as error:
+        code = record_error(run, error)
+    attempts.await_failure(run, code)
+    return attempts.end(run, code).code
 
-    def __init__(self, config: str, run_dir: str) -> None:
-        super().__init__(run_dir)
-        self.config = Path(config)
 
-    def _run(self, run: RunDir) -> int:
-        """The first pod keeps the state: there is no batch script."""
-        index = pod_index(os.environ)
-        config = RunConfig.from_json(self.config.read_text(encoding="utf-8"))
-        make_run(run, config, index == 0)
-        if index:
-            return super()._run(run)
-        os.environ[ATTEMPT] = str(attempts.begin(run, [host_name()], host_name()))
-        try:
-            code = super()._run(run)
-        except Exception as error:
-            code = record(run, error)
-        attempts.await_failure(run, code)
-        return attempts.end(run, code).code
+def run_ranks(supervisor: Supervisor) -> int:
+    """Runs torchrun in this pod; returns the task's exit code."""
+    run = supervisor.run
+    config = run.load_config()
+    run.settle_permissions()
+    rendezvous = join(config)
+    profile, binding = use_of_node(config, os.environ)
+    nodes = os.environ.get("PET_NNODES", "1")
+    # A stop is meant for this pod alone: no other's failure has sent it.
+    child = torchrun(run, config, rendezvous, profile.nproc, nodes, ends_with_others=False)
+    return run_child(supervisor, child, config, rendezvous, profile, binding)
 
-    def _meet(self, run: RunDir, config: RunConfig) -> Rendezvous:
-        """With the attempt's number in the meeting's id: the first pod tells it to the others."""
-        point = meeting_point(config, os.environ)
-        port, timeout_s = point.roll_call_port, config.job.rdzv_timeout_s
-        if point.is_head:
-            meeting_id = f"{point.id}.{current_attempt()}"
-            rendezvous.answer_roll_call(port, meeting_id)
-        else:
-            meeting_id = rendezvous.check_reachable(
-                point.host, point.head, port, point.id, timeout_s, attempts=True
-            )
-            os.environ[ATTEMPT] = meeting_id.rpartition(".")[2]
-        return dataclasses.replace(point, id=meeting_id)
 
-    def _check_meeting(self, meeting: Rendezvous, timeout_s: float) -> None:
-        """`_meet` has done it."""
-
-    def _is_over_elsewhere(self, run: RunDir) -> bool:
-        """Never: a stop is meant for this pod alone, not sent because another one has failed."""
-        return False
-
-    def _command(
-        self, run: RunDir, config: RunConfig, meeting: Rendezvous, nproc: int
-    ) -> list[str]:
-        nnodes = os.environ.get("PET_NNODES", "1")
-        module, restarts = config.program.module, config.job.max_restarts
-        return torchrun_command(module, run.path, meeting, str(nproc), restarts, nnodes)
+def join(config: RunConfig) -> Rendezvous:
+    """The rendezvous, checked. Its id has the attempt's number: the first pod tells the others."""
+    found = rendezvous_of(config, os.environ)
+    if found.is_head:
+        rendezvous_id = f"{found.id}.{current_attempt()}"
+        answer_checks(found.check_port, rendezvous_id)
+    else:
+        timeout_s = config.job.rdzv_timeout_s
+        rendezvous_id = check_reachable(
+            found.host, found.head, found.check_port, found.id, timeout_s, attempts=True
+        )
+        os.environ[ATTEMPT] = rendezvous_id.rpartition(".")[2]
+    return dataclasses.replace(found, id=rendezvous_id)
 
 
 def pod_index(environment: Mapping[str, str]) -> int:
-    """The pod's number among its peers: TrainJob says it, PyTorchJob puts it into the name."""
+    """The pod's number among its peers: in a variable (TrainJob) or in its name (PyTorchJob)."""
     number = environment.get("PET_NODE_RANK") or environment.get("RANK")
     if number is None:
         match = re.search(r"-(\d+)$", environment.get("HOSTNAME", socket.gethostname()))
@@ -91,11 +92,11 @@ def pod_index(environment: Mapping[str, str]) -> int:
     return int(number)
 
 
-def meeting_point(config: RunConfig, environment: Mapping[str, str]) -> Rendezvous:
-    """Where the pods meet: at the first.
+def rendezvous_of(config: RunConfig, environment: Mapping[str, str]) -> Rendezvous:
+    """The rendezvous of the pods, at the first of them.
 
     Raises:
-        RendezvousError: the operator does not say where, or the name stays unknown.
+        RendezvousError: the operator does not name it, or the name does not resolve.
     """
     endpoint = environment.get("PET_RDZV_ENDPOINT") or ":".join(
         environment.get(name, "") for name in ("PET_MASTER_ADDR", "PET_MASTER_PORT")
@@ -109,23 +110,23 @@ def meeting_point(config: RunConfig, environment: Mapping[str, str]) -> Rendezvo
     address = await_name(head, config.job.rdzv_timeout_s)
     index = pod_index(environment)
     return Rendezvous(
-        # Between the first and this one it does not matter who the others are.
+        # Who stands between the first and this one does not matter.
         hosts=(head,) if index == 0 else (*(head,) * index, address),
         node_rank=index,
         port=int(port or _PORT),
-        roll_call_port=int(port or _PORT) + 1,  # a pod's ports are all its own
+        check_port=int(port or _PORT) + 1,  # a pod's ports are all its own
         id=environment.get("PET_RDZV_ID") or head.partition(".")[0],
         interface=config.job.interface,
-        grows=True,
+        elastic=True,
     )
 
 
 def await_name(head: str, timeout_s: float) -> str:
-    """This pod's address towards the first one, whose name is known once that has an address."""
+    """This pod's address towards the first one, whose name resolves once that has an address."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            return rendezvous.address_towards(head)
+            return address_towards(head)
         except RendezvousError:
             if time.monotonic() > deadline:
                 raise
@@ -133,11 +134,11 @@ def await_name(head: str, timeout_s: float) -> str:
 
 
 def make_run(run: RunDir, config: RunConfig, first: bool) -> None:
-    """The run directory, on the volume that all pods share: made by the first, unless it is there
-    from an earlier life of the job.
+    """Makes the run directory on the volume that all pods share: the first pod does, unless it is
+    there from an earlier start of the job; the others wait for it.
 
     Raises:
-        UsageError: the one that is there trains something else.
+        UsageError: the one that is there runs another program.
         RendezvousError: the first pod does not make it.
     """
     deadline = time.monotonic() + config.job.rdzv_timeout_s
@@ -150,22 +151,27 @@ def make_run(run: RunDir, config: RunConfig, first: bool) -> None:
         before = run.load_config()
         if before.program != config.program:
             raise UsageError(
-                f"{str(run.path)!r} is a run of the same name that trains something else",
-                "give this one another: slurmft render kubernetes --name NAME",
+                f"{str(run.path)!r} is a run of the same name with another program",
+                "give this one another name: slurmft render kubernetes --name NAME",
             )
         if before.job != config.job:  # on other nodes, as after `slurmft resume --nodes`
             write_text(run.config, config.to_json())
     while not run.config.is_file():
         if time.monotonic() > deadline:
             raise RendezvousError(
-                f"the first pod makes no {str(run.config)!r}",
+                f"the first pod has not written {str(run.config)!r}",
                 "is the volume mounted by all pods (ReadWriteMany)?",
             )
         time.sleep(1)
 
 
 def main(argv: list[str]) -> None:
-    PodTask(argv[0], argv[1]).main()
+    config = Path(argv[0])
+
+    def task(supervisor: Supervisor) -> int:
+        return run_pod(supervisor, RunConfig.from_json(config.read_text(encoding="utf-8")))
+
+    run_task(argv[1], task)
 
 
 if __name__ == "__main__":

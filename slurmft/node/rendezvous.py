@@ -1,8 +1,8 @@
-"""Where the nodes of a job meet: SLURM_NODELIST -> hosts, head, port, interface.
+"""The rendezvous of a job's nodes: SLURM_NODELIST -> hosts, head, port, interface.
 
-Everything is read from Slurm and checked; nothing is guessed. In particular a node that cannot
+Everything is read from Slurm and checked; nothing is guessed. In particular, a node that cannot
 reach the head fails: falling back to localhost would make N worlds of one node each, which all
-train, and all overwrite each other's result.
+train, and overwrite each other's results.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from slurmft.core.errors import Exit, SlurmftError
 
 LISTEN = "SLURMFT_LISTEN"
-"""Variable with this node's name in the job, and the address on which its processes are to listen:
-"n1=10.1.0.1". Set but empty: on all."""
+"""Variable with this node's name in the job, and the address on which its processes listen:
+"n1=10.1.0.1". Set but empty: on all addresses."""
 _LOOPBACK = "127.0.0.1"
 PORT_VARIABLE = "SLURMFT_RENDEZVOUS_PORTS"
 _LOWEST_PORT, _HIGHEST_PORT = 10000, 65535
 
 
 _NETWORK_HINT = (
-    "`slurmft doctor --nodes 2` looks at names, ports and links of nodes; --host-suffix and "
-    "--interface are for fabrics that have names of their own"
+    "`slurmft doctor --nodes 2` checks the nodes' names, ports and links; --host-suffix and "
+    "--interface are for fabrics with host names of their own"
 )
 
 
 class RendezvousError(SlurmftError):
-    """The nodes of the job cannot meet."""
+    """The nodes of the job cannot reach each other."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message, hint, Exit.RENDEZVOUS)
@@ -43,7 +44,7 @@ class RendezvousError(SlurmftError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rendezvous:
-    """One node's view of the meeting point of its job."""
+    """One node's view of the rendezvous of its job."""
 
     hosts: tuple[str, ...]
     """Every host of the job in Slurm's order, under the names by which they reach each other."""
@@ -51,14 +52,62 @@ class Rendezvous:
     """Index of this node in `hosts`."""
     port: int | str
     """Of torchrun's store on the head; a variable's name where it is not known yet."""
-    roll_call_port: int
-    """Where the head answers the other nodes before torchrun does (see `check`)."""
+    check_port: int
+    """Port on which the head answers the other nodes' reachability checks (see `check`)."""
     id: str
     """Job id and restart count: a node of an earlier attempt cannot join this one."""
     interface: str | None = None
     """Network interface of the collectives; None: that of this node's address towards its peers."""
-    grows: bool = False
-    """Whether nodes join that `hosts` does not name."""
+    elastic: bool = False
+    """Whether nodes may join that `hosts` does not name."""
+
+    @classmethod
+    def from_slurm(
+        cls, environment: Mapping[str, str], *, host_suffix: str = "", interface: str | None = None
+    ) -> Self:
+        """The rendezvous of the Slurm step that this process is part of.
+
+        Raises:
+            RendezvousError: the variables that Slurm sets are absent or contradict each other.
+        """
+        names = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+        nodelist = next(filter(None, (environment.get(name) for name in names)), None)
+        job_id = environment.get("SLURM_JOB_ID")
+        if not nodelist or not job_id:
+            raise RendezvousError(
+                "SLURM_JOB_NODELIST or SLURM_JOB_ID is not set: this is not a Slurm job",
+                "submit it with `slurmft submit`, which starts one task per node under srun",
+            )
+        hosts = tuple(host + host_suffix for host in expand_nodelist(nodelist))
+        rank = int(environment.get("SLURM_NODEID", "0"))
+        if rank >= len(hosts):
+            raise RendezvousError(
+                f"SLURM_NODEID={rank}, but {nodelist} has only {len(hosts)} hosts"
+            )
+        port, check_port = ports_from(environment)
+        return cls(
+            hosts=hosts,
+            node_rank=rank,
+            port=port,
+            check_port=check_port,
+            id=f"{job_id}.{environment.get('SLURM_RESTART_COUNT', '0')}",
+            interface=interface,
+        )
+
+    @classmethod
+    def simulated(
+        cls, environment: Mapping[str, str], *, nodes: int, node: int, attempt: str, interface: str
+    ) -> Self:
+        """The rendezvous of a simulated node."""
+        port, check_port = ports_from(environment)
+        return cls(
+            hosts=tuple(simulated_host(i) for i in range(nodes)),
+            node_rank=node,
+            port=port,
+            check_port=check_port,
+            id=f"local-{port}.{attempt}",
+            interface=interface,
+        )
 
     @property
     def head(self) -> str:
@@ -73,19 +122,19 @@ class Rendezvous:
         return self.node_rank == 0
 
     def check(self, timeout_s: float) -> None:
-        """Makes sure that this node reaches the head, and no other host of that name.
+        """Checks that this node reaches the head, and no other host of that name.
 
-        The head answers with the meeting's id, as long as this process lives. torchrun takes long
-        to import torch before it listens, and says little when it cannot connect.
+        The head answers with the rendezvous id as long as this process lives. torchrun takes long
+        to import torch before it listens, and its errors do not say which host cannot be reached.
 
         Raises:
             RendezvousError: the head does not answer within the timeout; names both hosts.
         """
         if self.is_head:
             if len(self.hosts) > 1:
-                answer_roll_call(self.roll_call_port, self.id, self.addresses())
+                answer_checks(self.check_port, self.id, self.addresses())
         else:
-            check_reachable(self.host, self.head, self.roll_call_port, self.id, timeout_s)
+            check_reachable(self.host, self.head, self.check_port, self.id, timeout_s)
 
     def socket_interface(self) -> str | None:
         """The interface for the collectives: the one asked for, or the one towards the peers.
@@ -99,7 +148,7 @@ class Rendezvous:
         if self.interface:
             return check_interface(self.interface, self.host)
         if len(self.hosts) == 1:
-            return None if self.grows else "lo"
+            return None if self.elastic else "lo"
         return interface_of(address_towards(self.peer))
 
     @property
@@ -108,15 +157,15 @@ class Rendezvous:
         return self.hosts[1] if self.is_head else self.head
 
     def listen_address(self) -> str | None:
-        """The address on which this node is to listen for the others (IPv4).
+        """The address on which this node listens for the others (IPv4).
 
-        What its own name stands for is what the others find under it; unless that is Debian's
-        127.0.1.1, which they do not.
+        It is the one that its own name resolves to, unless that is Debian's 127.0.1.1, which the
+        others cannot reach.
 
         Returns:
-            None: it may be any; the name stands for several, or nobody is known who will connect.
+            None: all addresses; the name resolves to several, or no other node is known.
         """
-        if self.grows:
+        if self.elastic:
             return None
         if len(self.hosts) == 1:
             return _LOOPBACK
@@ -129,7 +178,7 @@ class Rendezvous:
         return None
 
     def addresses(self) -> list[str]:
-        """The addresses under which this node is known, also to itself; [""]: all."""
+        """The addresses on which to answer the other nodes and this one; [""]: all."""
         address = self.listen_address()
         return list(dict.fromkeys([address, *own_addresses(self.host)])) if address else [""]
 
@@ -139,40 +188,8 @@ def simulated_host(node: int) -> str:
     return f"127.0.0.{node + 1}"
 
 
-def from_slurm(
-    environment: Mapping[str, str], *, host_suffix: str = "", interface: str | None = None
-) -> Rendezvous:
-    """The rendezvous of the Slurm step that this process is part of.
-
-    Raises:
-        RendezvousError: the variables that Slurm sets are absent or contradict each other.
-    """
-    nodelist = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
-    nodelist = nodelist or environment.get("SLURM_NODELIST")
-    job_id = environment.get("SLURM_JOB_ID")
-    if not nodelist or not job_id:
-        raise RendezvousError(
-            "no SLURM_JOB_NODELIST and SLURM_JOB_ID: this is no Slurm job",
-            "submit it with `slurmft submit`, which starts one task a node under srun",
-        )
-    hosts = tuple(host + host_suffix for host in expand_nodelist(nodelist))
-    rank = int(environment.get("SLURM_NODEID", "0"))
-    if rank >= len(hosts):
-        raise RendezvousError(f"SLURM_NODEID={rank} is beyond the {len(hosts)} hosts of {nodelist}")
-    attempt = f"{job_id}.{environment.get('SLURM_RESTART_COUNT', '0')}"
-    port, roll_call_port = ports_from(environment)
-    return Rendezvous(
-        hosts=hosts,
-        node_rank=rank,
-        port=port,
-        roll_call_port=roll_call_port,
-        id=attempt,
-        interface=interface,
-    )
-
-
 def ports_from(environment: Mapping[str, str]) -> tuple[int, int]:
-    """The ports that the head picked: torchrun's, and that of the roll call.
+    """The ports that the head picked: torchrun's, and that of the reachability check.
 
     Raises:
         RendezvousError: the variable is absent or not as `free_ports` prints it.
@@ -180,11 +197,11 @@ def ports_from(environment: Mapping[str, str]) -> tuple[int, int]:
     text = environment.get(PORT_VARIABLE, "")
     if not re.fullmatch(r"\d+,\d+", text):
         raise RendezvousError(
-            f"{PORT_VARIABLE} is {text!r}, not two ports",
+            f"{PORT_VARIABLE} is {text!r}, but must be two ports",
             "the batch script sets it, on the first node",
         )
-    port, roll_call_port = map(int, text.split(","))
-    return port, roll_call_port
+    port, check_port = map(int, text.split(","))
+    return port, check_port
 
 
 # --- node lists -----------------------------------------------------------------------------------
@@ -196,7 +213,7 @@ def expand_nodelist(text: str) -> list[str]:
     "n[1-2,05],rack[1-2]-node[3-4]" -> n1 n2 n05 rack1-node3 rack1-node4 rack2-node3 rack2-node4
 
     Raises:
-        RendezvousError: the text is no node list.
+        RendezvousError: the text is not a node list.
     """
     hosts: list[str] = []
     for part in _split_list(text):
@@ -268,7 +285,7 @@ def candidate_ports(job_id: str, count: int = 20) -> list[int]:
     low, high = ephemeral_ports()
     allowed = [p for p in range(_LOWEST_PORT, _HIGHEST_PORT + 1) if not low <= p <= high]
     if not allowed:
-        raise RendezvousError(f"the ephemeral range {low}-{high} leaves no port for a rendezvous")
+        raise RendezvousError(f"the ephemeral port range {low}-{high} leaves no port to use")
     number = int("".join(c for c in job_id if c.isdigit()) or "0")
     # The stride keeps the candidates of neighbouring jobs apart.
     return [allowed[(number + i * 997) % len(allowed)] for i in range(count)]
@@ -307,16 +324,16 @@ def _can_bind(port: int) -> bool:
     return True
 
 
-# --- reaching the head ----------------------------------------------------------------------------
+# --- the reachability check -----------------------------------------------------------------------
 
 
-def answer_roll_call(port: int, meeting_id: str, addresses: Sequence[str] = ("",)) -> None:
-    """Tells everyone who connects to `port` the meeting's id, in the background.
+def answer_checks(port: int, rendezvous_id: str, addresses: Sequence[str] = ("",)) -> None:
+    """Sends the rendezvous id to everyone who connects to `port`, in the background.
 
     Args:
         port: where to listen.
-        meeting_id: what to answer.
-        addresses: of this host, on which to listen; "" is all of them.
+        rendezvous_id: what to answer.
+        addresses: addresses of this host on which to listen; "" is all of them.
 
     Raises:
         RendezvousError: the port was taken since the batch script found it free.
@@ -331,22 +348,27 @@ def answer_roll_call(port: int, meeting_id: str, addresses: Sequence[str] = ("",
     def answer(server: socket.socket) -> None:
         while True:
             with contextlib.suppress(OSError), server.accept()[0] as caller:
-                caller.sendall(meeting_id.encode() + b"\n")
+                caller.sendall(rendezvous_id.encode() + b"\n")
 
     for server in servers:
         threading.Thread(target=answer, args=(server,), daemon=True).start()
 
 
 def check_reachable(
-    host: str, head: str, port: int, meeting_id: str, timeout_s: float, attempts: bool = False
+    host: str, head: str, port: int, rendezvous_id: str, timeout_s: float, attempts: bool = False
 ) -> str:
-    """Asks the head for the meeting's id until it answers, and returns it.
+    """Asks the head for its rendezvous id until the answer is the expected one; returns it.
 
     Args:
-        attempts: any attempt of the meeting is meant: "ID.1", "ID.2" and so on.
+        host: this node, for the error message.
+        head: the host to ask.
+        port: the port to ask.
+        rendezvous_id: the expected answer.
+        timeout_s: how long to try.
+        attempts: whether "ID.1", "ID.2" and so on are expected, too.
 
     Raises:
-        RendezvousError: `head` does not resolve, does not answer, or belongs to another meeting.
+        RendezvousError: `head` does not resolve, does not answer, or is part of another job.
     """
     deadline = time.monotonic() + timeout_s
     problem = "timed out"
@@ -354,9 +376,9 @@ def check_reachable(
         try:
             with socket.create_connection((head, port), timeout=min(left, 5.0)) as connection:
                 answer = connection.makefile("rb").readline(1000).decode(errors="replace").strip()
-            if (answer.rpartition(".")[0] if attempts else answer) == meeting_id:
+            if (answer.rpartition(".")[0] if attempts else answer) == rendezvous_id:
                 return answer
-            problem = f"it answers {answer!r}, not {meeting_id!r}: is it another host?"
+            problem = f"it answers {answer!r}, not {rendezvous_id!r}: is it another host?"
         except socket.gaierror as error:
             problem = f"the name does not resolve ({error.strerror})"
         except OSError as error:
@@ -369,7 +391,7 @@ def check_reachable(
 
 
 def own_addresses(host: str) -> list[str]:
-    """What a name stands for on this host, as far as it is this host's own (IPv4)."""
+    """The addresses of this host that a name resolves to (IPv4)."""
     try:
         found = socket.getaddrinfo(host, 0, socket.AF_INET, socket.SOCK_DGRAM)
     except OSError:
@@ -383,21 +405,16 @@ def own_addresses(host: str) -> list[str]:
 
 
 def address_towards(peer: str) -> str:
-    """This host's address on the network that leads to a peer (IPv4). Sends nothing."""
+    """This host's address on the network that leads to a peer (IPv4). Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((peer, 9))
-        except socket.gaierror as error:
-            raise RendezvousError(
-                f"node {socket.gethostname()} cannot reach {peer}: the name does not resolve "
-                f"({error.strerror})",
-                _NETWORK_HINT,
-            ) from None
         except OSError as error:
-            raise RendezvousError(
-                f"node {socket.gethostname()} cannot reach {peer}: {error.strerror or error}",
-                _NETWORK_HINT,
-            ) from None
+            problem = error.strerror or str(error)
+            if isinstance(error, socket.gaierror):
+                problem = f"the name does not resolve ({problem})"
+            message = f"node {socket.gethostname()} cannot reach {peer}: {problem}"
+            raise RendezvousError(message, _NETWORK_HINT) from None
         return str(probe.getsockname()[0])
 
 

@@ -39,11 +39,11 @@ def listen(on_signal: Callable[[int, int], None]) -> None:
 
 
 class StopRequest:
-    """Whether this rank was asked to stop."""
+    """Whether this rank is to stop."""
 
     def __init__(self) -> None:
-        self.signal = int(os.environ.get(STOPPING, "0"))
-        """The signal that asked; 0: none did."""
+        self.stop_signal = int(os.environ.get(STOPPING, "0"))
+        """The first stop signal that came; 0: none."""
         self.before_exit: Callable[[], None] = lambda: None
         """Called before torchrun's end of this rank."""
 
@@ -52,7 +52,7 @@ class StopRequest:
 
     def _on_signal(self, signum: int, sender: int) -> None:
         # torchrun relays a stop as SIGUSR2. Its own SIGTERM means: another rank here has failed.
-        if signum == signal.SIGTERM and sender == os.getppid() and not self.signal:
+        if signum == signal.SIGTERM and sender == os.getppid() and not self.stop_signal:
             self.before_exit()
             os._exit(128 + signum)
-        self.signal = self.signal or signum
+        self.stop_signal = self.stop_signal or signum

@@ -102,14 +102,20 @@ def imports(r: Record) -> str:
 
 
 def describe_step(r: Record) -> str:
-    return (
-        f"epoch {r['epoch']:.2f}  step {r['step']}/{r['total_steps']}  loss {number(r['loss'])}  "
-        f"{r['samples_per_s']:.0f} samples/s  {duration(r['left_s'])} left"
-    )
+    parts = [
+        f"epoch {r['epoch']:.2f}" if "epoch" in r else "",
+        f"step {r['step']}" + (f"/{r['total_steps']}" if "total_steps" in r else ""),
+        f"loss {number(r['loss'])}" if "loss" in r else "",
+        f"{r['samples_per_s']:.0f} samples/s",
+        f"{duration(r['left_s'])} left" if "left_s" in r else "",
+    ]
+    return "  ".join(filter(None, parts))
 
 
 def describe_epoch(r: Record) -> str:
     metrics = "  ".join(f"{k} {number(v)}" for k, v in r["metrics"].items())
+    if "epoch" not in r:
+        return f"after step {r['step']}: {metrics}"
     return f"epoch {r['epoch']} done: loss {number(r['loss'])}  {metrics}"
 
 

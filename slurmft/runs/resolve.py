@@ -14,6 +14,7 @@ from slurmft.core.errors import UsageError, nearest
 from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
 from slurmft.runs import scan
+from slurmft.runs.job_ids import is_job_id
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 
@@ -33,7 +34,6 @@ LAST = "last"
 """The name of the newest of one's own runs."""
 
 _SHOWN = 8
-_JOB = re.compile(r"\d+(_\d+)?")
 _STAMP = re.compile(r"-(\d{8}-\d{6})-")
 
 
@@ -113,7 +113,7 @@ def matching(name: str, paths: Sequence[Path]) -> list[Path]:
     """The runs of that very name; else those with that job; else those whose name so begins."""
     if exact := [path for path in paths if path.name == name]:
         return exact
-    if _JOB.fullmatch(name) and (of_job := [p for p in paths if job_id(RunDir(p)) == name]):
+    if is_job_id(name) and (of_job := [p for p in paths if job_id(RunDir(p)) == name]):
         return of_job
     return [path for path in paths if path.name.startswith(name)]
 

@@ -30,6 +30,10 @@ ATTEMPT = "SLURMFT_ATTEMPT"
 """Variable with the number of the attempt, from 1, in every process of a job."""
 
 
+RUN_DIR = "SLURMFT_RUN_DIR"
+"""Variable with the run directory, in every process that a job's program starts."""
+
+
 class _Below:
     """A path below that of a run. Made when it is asked for: paths are slow to make, runs many."""
 
@@ -57,7 +61,7 @@ class RunDir:
     checkpoints = _Below("checkpoints")
     attempt = _Below("attempt.json")
     started = _Below("started.json")
-    meeting = _Below("meeting.json")
+    rendezvous = _Below("meeting.json")
     submitit = _Below("submitit")
     script = _Below("submitit/job.sh")
 

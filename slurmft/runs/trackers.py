@@ -84,7 +84,8 @@ class Tracking:
         elif record["event"] == "resume":
             self._step = record["step"]
         elif record["event"] == "step" and "samples_per_s" in record:
-            self._log({f"train/{k}": record[k] for k in _TRAIN}, record["step"])
+            values = {f"train/{k}": record[k] for k in _TRAIN if k in record}
+            self._log(values, record["step"])
         elif record["event"] == "epoch":
             self._log({f"eval/{k}": v for k, v in record["metrics"].items()}, self._step)
 

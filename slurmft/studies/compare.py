@@ -1,4 +1,4 @@
-"""`slurmft compare`: what differs between two runs, and whether it is more than noise."""
+"""Compares two runs, or repeats of two: what differs, and whether the difference is noise."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from slurmft.runs.scan import MeasuredRun, is_number
 from slurmft.studies.stats import (
     ALIKE,
     LEAST_WINDOWS,
+    Array,
+    Interval,
     Windows,
     difference_of_repeats,
     difference_of_shares,
@@ -25,6 +27,7 @@ from slurmft.studies.stats import (
 
 _LEAST_REPEATS = 3
 _WARM_UP = 0.1
+"""Share of a run's windows that is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +35,10 @@ class Side:
     """The repeats of one measurement."""
 
     name: str
-    """What it is called in the output: A or B."""
+    """A or B."""
     runs: tuple[MeasuredRun, ...]
     notes: tuple[str, ...] = ()
+    """What was left out."""
 
     def results(self, key: str) -> list[Any]:
         """A value of every result."""
@@ -46,7 +50,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was compared, and what came of it."""
+    """A quantity of both sides, and the verdict."""
 
     what: str
     a: str
@@ -54,17 +58,40 @@ class Finding:
     verdict: str
     method: str = ""
     estimate: float | None = None
-    """Speed of B over that of A, or the metric of B less that of A; None: cannot tell."""
+    """Speed of B over that of A, or metric of B minus that of A; None: cannot tell."""
     low: float | None = None
     high: float | None = None
 
 
-def read(name: str, path: str) -> Side:
-    """The finished runs of one side.
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All that `slurmft compare` says."""
+
+    a: Side
+    b: Side
+    differences: list[tuple[str, str, str]]
+    """Name, value in A, value in B."""
+    findings: list[Finding]
+    notes: list[str]
+
+
+def compare(path_a: str, path_b: str, seed: int = 0) -> Comparison:
+    """Compares two runs, or folders with repeats.
 
     Raises:
-        UsageError: none has finished, or they are no repeats of one measurement.
+        UsageError: a path holds no runs to compare, or both hold the same run.
     """
+    a, b = _read_side("A", path_a), _read_side("B", path_b)
+    if shared := {run.path.resolve() for run in a.runs} & {run.path.resolve() for run in b.runs}:
+        raise UsageError(
+            f"{str(min(shared))!r} is in A and in B", "give two runs, or folders that share none"
+        )
+    notes = [*a.notes, *b.notes, *_notes(a, b)]
+    return Comparison(a, b, _differences(a, b), _findings(a, b, seed), notes)
+
+
+def _read_side(name: str, path: str) -> Side:
+    """The finished runs of one side."""
     found, problems = scan.find([resolve.folder_of(path)])
     done = [run for run in found if run.is_finished]
     lacking = {run.path: words for run in done if (words := _lacks(run))}
@@ -73,17 +100,17 @@ def read(name: str, path: str) -> Side:
         which, words = next(iter(lacking.items()))
         raise UsageError(
             f"{path!r} holds no run to compare: the result of {which.name} has no usable {words}",
-            "give runs whose result.json is as slurmft wrote it",
+            "give runs whose result.json is unchanged",
         )
     if not finished:
         raise UsageError(
             f"{path!r} holds no finished run, but {len(found)} other(s)",
-            "wait for one (slurmft follow RUN), or go on with it: slurmft resume RUN",
+            "wait for one (slurmft follow RUN), or resume it: slurmft resume RUN",
         )
     if len(scan.cells(finished)) > 1:
         fields = ", ".join(scan.varied(finished))
         raise UsageError(
-            f"the runs in {path!r} are no repeats: they differ in {fields}",
+            f"the runs in {path!r} are not repeats: they differ in {fields}",
             "give a folder for each kind of run",
         )
     notes = [f"{name}: left out: {problem}" for problem in problems]
@@ -96,7 +123,7 @@ def read(name: str, path: str) -> Side:
 
 
 def _lacks(run: MeasuredRun) -> str:
-    """The values of a result without which nothing can be compared; "" where it has all."""
+    """The required values that a result lacks; "" if it has all."""
     result = run.result or {}
     phases = result["phases_s"]
     usable = {
@@ -113,21 +140,20 @@ def _lacks(run: MeasuredRun) -> str:
 # --- what differs ---------------------------------------------------------------------------------
 
 
-def differences(a: Side, b: Side) -> list[tuple[str, str, str]]:
-    """What is not the same: name, value in A, value in B; fields first, then environment, code."""
+def _differences(a: Side, b: Side) -> list[tuple[str, str, str]]:
+    """Name, value in A, value in B: of fields, then of the environment, then of packages."""
     first, second = a.runs[0].fields, b.runs[0].fields
     names = list(dict.fromkeys((*first, *second)))
     found = [(n, _text(first.get(n)), _text(second.get(n))) for n in names]
-    found += [(n, _each(a, of), _each(b, of)) for n, of in _FACTS.items()]
-    packages = {p for side in (a, b) for run in side.runs for p in _versions(run)}
-    for package in sorted(packages):
-        of = _version_of(package)
-        found.append((package, _each(a, of), _each(b, of)))
+    runs = (*a.runs, *b.runs)
+    packages = sorted({p for run in runs for p in run.environment.get("versions", {})})
+    facts = _FACTS | {package: _version_of(package) for package in packages}
+    found += [(n, _each(a, of), _each(b, of)) for n, of in facts.items()]
     return [(name, of_a, of_b) for name, of_a, of_b in found if of_a != of_b]
 
 
 def _ranks(key: str) -> Callable[[MeasuredRun], Any]:
-    """What the ranks of a run say of themselves, each value once."""
+    """Distinct values of the ranks of a run."""
     return lambda run: ", ".join(
         dict.fromkeys(str(rank.get(key)) for rank in run.environment.get("ranks", []))
     )
@@ -150,16 +176,11 @@ _FACTS: dict[str, Callable[[MeasuredRun], Any]] = {
     "Python": lambda run: run.environment.get("python"),
     "code": lambda run: run.code,
 }
-"""Name -> what a run says of what it ran on."""
-
-
-def _versions(run: MeasuredRun) -> dict[str, str]:
-    found: dict[str, str] = run.environment.get("versions", {})
-    return found
+"""Name -> what a run recorded."""
 
 
 def _version_of(package: str) -> Callable[[MeasuredRun], Any]:
-    return lambda run: _versions(run).get(package)
+    return lambda run: run.environment.get("versions", {}).get(package)
 
 
 def _each(side: Side, of: Callable[[MeasuredRun], Any]) -> str:
@@ -170,8 +191,8 @@ def _text(value: Any) -> str:
     return "-" if value in (None, "", [], ()) else str(value)
 
 
-def cautions(a: Side, b: Side) -> list[str]:
-    """What a reader must know before believing a verdict."""
+def _notes(a: Side, b: Side) -> list[str]:
+    """What a reader must know to judge a verdict."""
     lines = []
     for key, name in _WORK.items():
         of_a, of_b = (" | ".join(dict.fromkeys(map(str, s.results(key)))) for s in (a, b))
@@ -183,12 +204,12 @@ def cautions(a: Side, b: Side) -> list[str]:
             names = ", ".join(
                 f"{r.name} ({(r.result or {})['attempts']} starts)" for r in restarted
             )
-            lines.append(f"restarted: {names} in {side.name}; steps done again count once")
+            lines.append(f"restarted: {names} in {side.name}; repeated steps count once")
     lines.append(_order(a, b))
     if not _has_repeats(a, b):
         counts = f"{len(a.runs)} and {len(b.runs)} run(s)"
         lines.append(
-            f"{counts}: how much repeats differ is not known; {_LEAST_REPEATS} of each show it"
+            f"{counts}: how much repeats differ is unknown; {_LEAST_REPEATS} of each would show it"
         )
         dropped = [sum(w.left_out for w in map(windows, side.runs)) for side in (a, b)]
         lines.append(
@@ -204,37 +225,35 @@ _WORK = {
     "global_batch_size": "global batch",
     "evaluate_samples": "evaluated samples",
 }
-"""Values of a result that say how much a run did."""
+"""Value of a result -> what it is: the work of a run."""
 
 
 def _order(a: Side, b: Side) -> str:
-    """Whether the sides ran in turn: a machine changes over time."""
+    """Whether the sides were interleaved: a machine changes over time."""
     times = [[run.config.get("submission", {}).get("time", "") for run in s.runs] for s in (a, b)]
     if not all(all(side) for side in times):
-        return "when they ran is not known"
+        return "the times of the runs are unknown"
     if max(times[0]) < min(times[1]) or max(times[1]) < min(times[0]):
         first, last = ("A", "B") if max(times[0]) < min(times[1]) else ("B", "A")
         since = ", ".join(f"{n} {t[0][:16]}" for n, t in zip("AB", times, strict=True))
-        return (
-            f"not in turn: all of {first} ran before {last} ({since}); the machine may have changed"
-        )
+        text = f"not interleaved: all of {first} ran before {last} ({since})"
+        return f"{text}; the machine may have changed"
     return "the runs of A and B were interleaved"
 
 
 # --- whether it is noise --------------------------------------------------------------------------
 
 
-def compare(a: Side, b: Side, seed: int = 0) -> list[Finding]:
-    """All that can be compared: speed of the phases, then metrics."""
-    generator = np.random.default_rng(seed)
-    found = [_training(a, b, generator)]
-    for what, key, unit in (
-        ("evaluation", ("evaluate",), "evaluation"),
-        ("metric", ("metric", "broadcast"), "metric"),
-    ):
-        found.append(_per_evaluation(what, key, unit, a, b, generator))
-    names = [n for n in a.runs[0].result["metrics"] if n in b.runs[0].result["metrics"]]  # type: ignore[index]
-    return found + [_metric(name, a, b, generator) for name in names]
+def _findings(a: Side, b: Side, seed: int) -> list[Finding]:
+    """Speed of the phases, then metrics."""
+    found = [_training(a, b, np.random.default_rng(seed))]
+    found.append(_per_evaluation("evaluation", ("evaluate",), a, b))
+    found.append(_per_evaluation("metric", ("metric", "broadcast"), a, b))
+    metrics = [side.results("metrics")[0] for side in (a, b)]
+    return found + [_metric(name, a, b) for name in metrics[0] if name in metrics[1]]
+
+
+_BY_REPEATS = "Welch's t-interval over repeats"
 
 
 def _has_repeats(a: Side, b: Side) -> bool:
@@ -244,10 +263,10 @@ def _has_repeats(a: Side, b: Side) -> bool:
 def _training(a: Side, b: Side, generator: np.random.Generator) -> Finding:
     if _has_repeats(a, b):
         times = [1 / np.array(side.results("train_samples_per_s")) for side in (a, b)]
-        found = ratio_of_repeats(times[0], times[1], generator)
+        found = ratio_of_repeats(times[0], times[1])
         rates = [1 / float(np.mean(t)) for t in times]
         shown = (_rate(a, rates[0]), _rate(b, rates[1]))
-        return _speed("training", *shown, found, "bootstrap over repeats")
+        return _speed("training", *shown, found, _BY_REPEATS)
     sides = [[windows(run) for run in side.runs] for side in (a, b)]
     rates = [_mean_rate(side) for side in sides]
     shown = (_rate(a, rates[0]), _rate(b, rates[1]))
@@ -275,23 +294,18 @@ def _rate(side: Side, rate: float) -> str:
     return f"{rate:,.4g} samples/s, {step_ms:,.4g} ms a step"
 
 
-def _per_evaluation(
-    what: str, phases: tuple[str, ...], unit: str, a: Side, b: Side, generator: np.random.Generator
-) -> Finding:
-    """Phases that come once after each epoch: their seconds for a validation sample."""
-    times = [[_sample_seconds(run, phases) for run in side.runs] for side in (a, b)]
+def _per_evaluation(what: str, phases: tuple[str, ...], a: Side, b: Side) -> Finding:
+    """Phases of an evaluation: their seconds for a validation sample."""
+    times = [np.array([_sample_seconds(run, phases) for run in side.runs]) for side in (a, b)]
     shown = (_each_ms(a, times[0]), _each_ms(b, times[1]))
     if not _has_repeats(a, b) or min(map(min, times)) <= 0:
-        return Finding(
-            what, *shown, f"cannot tell: {_LEAST_REPEATS} repeats of each are needed for the {unit}"
-        )
-    found = ratio_of_repeats(np.array(times[0]), np.array(times[1]), generator)
-    return _speed(what, *shown, found, "bootstrap over repeats")
+        return Finding(what, *shown, f"cannot tell: {_LEAST_REPEATS} repeats of each are needed")
+    return _speed(what, *shown, ratio_of_repeats(times[0], times[1]), _BY_REPEATS)
 
 
-def _each_ms(side: Side, sample_s: Sequence[float]) -> str:
+def _each_ms(side: Side, sample_s: Array) -> str:
     samples = side.mean("evaluate_samples") / _evaluations(side)
-    return f"{1000 * float(np.mean(sample_s)) * samples:,.4g} ms each"
+    return f"{1000 * float(sample_s.mean()) * samples:,.4g} ms each"
 
 
 def _sample_seconds(run: MeasuredRun, phases: Sequence[str]) -> float:
@@ -301,17 +315,16 @@ def _sample_seconds(run: MeasuredRun, phases: Sequence[str]) -> float:
 
 
 def _evaluations(side: Side) -> int:
-    """How often the first run evaluated."""
-    epochs = {r.get("epoch") for r in side.runs[0].records("epoch")}
-    return len(epochs) or int(side.runs[0].value("epochs") or 1)
+    """Evaluations of the first run."""
+    return side.runs[0].evaluations
 
 
-def _speed(what: str, a: str, b: str, found: tuple[float, float, float], method: str) -> Finding:
+def _speed(what: str, a: str, b: str, found: Interval, method: str) -> Finding:
     return Finding(what, a, b, verdict_of_speed(*found), method, *found)
 
 
 def verdict_of_speed(ratio: float, low: float, high: float) -> str:
-    """In words: what an interval of the speed of B over that of A says."""
+    """An interval of the speed of B over that of A, in words."""
     if low - 1 > ALIKE:
         return f"B is {ratio:.2f} x faster (95 %: {low:.2f} to {high:.2f})"
     if 1 - high > ALIKE:
@@ -319,24 +332,24 @@ def verdict_of_speed(ratio: float, low: float, high: float) -> str:
     return f"no difference beyond noise ({low:.2f} to {high:.2f})"
 
 
-def _metric(name: str, a: Side, b: Side, generator: np.random.Generator) -> Finding:
-    """A metric of both; runs that are alone have an interval only where it is an accuracy."""
+def _metric(name: str, a: Side, b: Side) -> Finding:
+    """A metric of both; without repeats, only an accuracy has an interval."""
     values = [np.array([_number(m.get(name)) for m in s.results("metrics")]) for s in (a, b)]
     means = [float(np.mean(v)) for v in values]
     shown = (f"{means[0]:.4f}", f"{means[1]:.4f}")
     if not np.isfinite(np.concatenate(values)).all():
-        return Finding(name, *shown, "cannot tell: it is no number in some run")
+        return Finding(name, *shown, "cannot tell: it is not a number in some run")
     if _has_repeats(a, b):
-        found = difference_of_repeats(values[0], values[1], generator)
-        return Finding(name, *shown, verdict_of_metric(*found), "bootstrap over repeats", *found)
+        found = difference_of_repeats(values[0], values[1])
+        return Finding(name, *shown, verdict_of_metric(*found), _BY_REPEATS, *found)
     samples = [round(side.mean("evaluate_samples") / _evaluations(side)) for side in (a, b)]
     if "accuracy" not in name or min(samples) < 1:
         return Finding(name, *shown, f"cannot tell: {_LEAST_REPEATS} repeats of each are needed")
     low, high = difference_of_shares(means[0], samples[0], means[1], samples[1])
     found = (means[1] - means[0], low, high)
     method = (
-        f"binomial, of {samples[0]:,} and {samples[1]:,} validation samples as if drawn anew; "
-        "not of repeats with other seeds"
+        f"binomial intervals, for {samples[0]:,} and {samples[1]:,} validation samples; not for "
+        "repeats with other seeds"
     )
     return Finding(name, *shown, verdict_of_metric(*found), method, *found)
 
@@ -346,7 +359,7 @@ def _number(value: Any) -> float:
 
 
 def verdict_of_metric(difference: float, low: float, high: float) -> str:
-    """In words: what an interval of the metric of B less that of A says."""
+    """An interval of the metric of B minus that of A, in words."""
     if low > ALIKE:
         return f"B is higher by {difference:.4f} (95 %: {low:.4f} to {high:.4f})"
     if high < -ALIKE:
@@ -355,8 +368,8 @@ def verdict_of_metric(difference: float, low: float, high: float) -> str:
 
 
 def windows(run: MeasuredRun) -> Windows:
-    """The windows of a run's steps, without warm-up. Of steps that were done again after a restart,
-    the last counts."""
+    """The windows of a run's steps, without warm-up. Steps that were repeated after a restart count
+    once, the last time."""
     found: list[tuple[int, int, float]] = []  # last step, steps, samples/s
     steps = 0
     for record in run.records():
@@ -382,23 +395,17 @@ def windows(run: MeasuredRun) -> Windows:
 # --- output ---------------------------------------------------------------------------------------
 
 
-def describe(
-    a: Side,
-    b: Side,
-    different: Sequence[tuple[str, str, str]],
-    findings: Sequence[Finding],
-    warnings: Sequence[str],
-) -> list[str]:
+def describe_comparison(found: Comparison) -> list[str]:
     """The whole comparison, as lines."""
-    lines = [f"{side.name}: {_source(side)}" for side in (a, b)]
-    lines += ["", "what differs" if different else "nothing differs that was recorded"]
-    width = max((len(name) for name, _, _ in different), default=0)
-    lines += [f"  {name:<{width}}  {of_a}  ->  {of_b}" for name, of_a, of_b in different]
-    for finding in findings:
+    lines = [f"{side.name}: {_source(side)}" for side in (found.a, found.b)]
+    lines += ["", "what differs" if found.differences else "nothing differs that was recorded"]
+    width = max((len(name) for name, _, _ in found.differences), default=0)
+    lines += [f"  {name:<{width}}  {of_a}  ->  {of_b}" for name, of_a, of_b in found.differences]
+    for finding in found.findings:
         lines += ["", f"{finding.what}: {finding.verdict}"]
         lines.append(f"  A {finding.a}; B {finding.b}")
         lines += [f"  by {finding.method}"] if finding.method else []
-    return [*lines, "", *(f"note: {warning}" for warning in warnings)]
+    return [*lines, "", *(f"note: {note}" for note in found.notes)]
 
 
 def _source(side: Side) -> str:
@@ -408,18 +415,12 @@ def _source(side: Side) -> str:
     return f"{len(side.runs)} runs in {Path(first.path).parent}"
 
 
-def as_json(
-    a: Side,
-    b: Side,
-    different: Sequence[tuple[str, str, str]],
-    findings: Sequence[Finding],
-    warnings: Sequence[str],
-) -> dict[str, Any]:
+def as_json(found: Comparison) -> dict[str, Any]:
     """The whole comparison, for programs."""
     return {
-        **{side.name.lower(): [str(run.path) for run in side.runs] for side in (a, b)},
-        "differences": [{"name": n, "a": of_a, "b": of_b} for n, of_a, of_b in different],
+        **{side.name.lower(): [str(run.path) for run in side.runs] for side in (found.a, found.b)},
+        "differences": [{"name": n, "a": of_a, "b": of_b} for n, of_a, of_b in found.differences],
         "confidence": 0.95,
-        "findings": [asdict(finding) for finding in findings],
-        "notes": list(warnings),
+        "findings": [asdict(finding) for finding in found.findings],
+        "notes": found.notes,
     }

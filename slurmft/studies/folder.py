@@ -21,19 +21,17 @@ from slurmft.core.errors import UsageError
 from slurmft.core.files import write_text
 from slurmft.core.filesystem import absolute
 from slurmft.runs.rundir import RunDir
-from slurmft.runs.scan import MeasuredRun
-from slurmft.studies import progress as study_progress
 from slurmft.studies import spec
-from slurmft.studies.progress import Tally
+from slurmft.studies.progress import find_runs
 from slurmft.studies.spec import Study
 
 
 class HeldError(UsageError):
-    """Another command holds the study's folder."""
+    """Another command holds the lock of the study's folder."""
 
 
 def folder_of(study: Study, studies_dir: str) -> Path:
-    """Where a study's runs are; a study that was read from there stays there."""
+    """The folder of a study: the one that it was read from, or STUDIES_DIR/NAME."""
     home = study.path.parent
     if study.path.name == spec.FILE and home.name == study.name:
         return home
@@ -42,13 +40,13 @@ def folder_of(study: Study, studies_dir: str) -> Path:
 
 @contextlib.contextmanager
 def exclusive(folder: Path, share_with_group: bool = False) -> Iterator[None]:
-    """Holds the study's folder: nobody else, on any node, submits to it or cancels meanwhile.
+    """Locks the study's folder: no other command, on any node, submits or cancels meanwhile.
 
-    What this process writes from then on is private, or readable for the group. By lockf, which
-    shared file systems keep between nodes; it ends with the process.
+    What this process writes from then on is private, or readable for the group. The lock is by
+    lockf, which shared file systems keep between nodes; it ends with the process.
 
     Raises:
-        HeldError: somebody else holds it.
+        HeldError: another command holds it.
         UsageError: the folder cannot be written.
     """
     path = folder / ".lock"
@@ -77,7 +75,7 @@ def _hold(descriptor: int, folder: Path) -> None:
         holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
         raise HeldError(
             f"another `slurmft study run` or `cancel` is at work in {str(folder)!r}: {holder}",
-            "wait for its end, or end it there; slurmft study status shows how far it is",
+            "wait until it ends, or end it there; slurmft study status shows its progress",
         ) from None
     except OSError as error:
         raise UsageError(
@@ -92,12 +90,12 @@ def is_shared(folder: Path) -> bool:
 
 
 def check_name(study: Study, folder: Path) -> None:
-    """Raises UsageError where the folder is another study's."""
+    """Raises UsageError if the folder belongs to another study."""
     copy = folder / spec.FILE
     try:
         found = tomllib.loads(copy.read_text(encoding="utf-8")).get("name")
     except (OSError, ValueError):
-        return  # a new folder; or what is no study file, which is written anew
+        return  # a new folder, or an unreadable copy, which is written anew
     if found != study.name:
         raise UsageError(
             f"{str(folder)!r} is the folder of the study {found!r}, not {study.name!r}",
@@ -106,7 +104,7 @@ def check_name(study: Study, folder: Path) -> None:
 
 
 def keep_copies(study: Study, folder: Path) -> None:
-    """Keeps the study file, and the figures that it names, in the study's folder."""
+    """Copies the study file, and the published tables that it names, to the study's folder."""
     copy = folder / spec.FILE
     if study.path != copy:
         write_text(copy, redact(study.text))
@@ -115,28 +113,11 @@ def keep_copies(study: Study, folder: Path) -> None:
 
 
 def discard_cut_off(folder: Path) -> None:
-    """Removes run directories whose submission was killed before they had a job.
+    """Removes run directories whose submission was killed before it noted a job.
 
-    Should there be a job all the same, it ends at once: its script is gone.
+    A job that was submitted all the same ends at once: its script is gone.
     """
-    for run in study_progress.find(folder)[0]:
+    for run in find_runs(folder)[0]:
         never = run.state["state"] in ("submitted", "unknown") and run.result is None
         if run.study and never and not job_of(run)[1]:
             RunDir(run.path).discard()
-
-
-def warnings(found: Tally) -> list[str]:
-    """What lies in the folder that does not belong there."""
-    lines = [f"warning: {problem}; left out" for problem in found.problems]
-    groups: dict[str, list[MeasuredRun]] = {}
-    for run in found.others:
-        told = run.study if isinstance(run.study, dict) else {}
-        cell = told.get("cell")
-        words = spec.label(cell) if isinstance(cell, dict) else "no cell"
-        groups.setdefault(f"{words}, repeat {told.get('repeat', '-')}", []).append(run)
-    for words, runs in groups.items():
-        lines.append(
-            f"warning: {len(runs)} run(s) of what the study does not have ({words}), such as "
-            f"{runs[0].path}; left out"
-        )
-    return lines

@@ -1,4 +1,4 @@
-"""Study files: what a scaling study varies, as TOML, and the cells that follow from it.
+"""Study files (TOML): what a study varies, and its cells.
 
     name = "lab-emotion"                  # also the name of its folder
     title = "Emotion on 1 to 4 nodes"     # one line, for reports
@@ -17,18 +17,18 @@
 
 A cell is one combination. Repeat r of it has the seed (42, or the one given) + r - 1.
 
-`strong`: the work is fixed, samples and epochs; more processes do it in less time. `weak`: the work
-of a process is fixed, `max_steps` with a `batch_size` of each; more processes do more of it.
-`none`: processes are not what is compared.
+`strong`: the total work is fixed (samples and epochs). `weak`: the work of each process is fixed
+(`max_steps` and `batch_size`). `none`: the study does not compare numbers of processes.
 
-`global_batch_size` stands for `batch_size`: the samples of an optimizer step, which are divided by
-the number of processes.
+`global_batch_size` replaces `batch_size`: the samples of an optimizer step, divided among the
+processes.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -68,7 +68,7 @@ Cell = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
-    """A study file, checked as far as the file alone tells."""
+    """A study file, checked as far as is possible without its runs."""
 
     path: Path
     text: str
@@ -82,9 +82,9 @@ class Study:
     published: Path | None
     """The file of published figures; in a study's folder, the copy that is there."""
     published_as: str
-    """The same as the study file names it; empty: it names none."""
+    """The same, as the study file names it; empty: none."""
     fixed: dict[str, Any]
-    """Settings of all cells; maybe `global_batch_size`."""
+    """Settings of all cells, which may include `global_batch_size`."""
     cells: tuple[Cell, ...]
 
     @property
@@ -98,10 +98,10 @@ def read(given: str | Path, with_published: bool = True) -> Study:
 
     Args:
         given: the file or folder.
-        with_published: it must be possible to read the published figures that it names, too.
+        with_published: check that the file of published figures can be read.
 
     Raises:
-        UsageError: there is no such file, or it is no study.
+        UsageError: there is no such file, or it is not a study.
     """
     path = absolute(given)
     in_folder = path.is_dir()
@@ -113,7 +113,7 @@ def read(given: str | Path, with_published: bool = True) -> Study:
         raise UsageError(what, "give a study file, or the folder of a study") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"cannot read the study file {str(given)!r}: {error}", "is it a text that you may read?"
+            f"cannot read the study file {str(given)!r}: {error}", "check that it is a text file"
         ) from None
     study = parse(text, path)
     if with_published:
@@ -125,12 +125,12 @@ def parse(text: str, path: Path) -> Study:
     """The study of a file's text.
 
     Raises:
-        UsageError: it is no TOML, has an unknown key, a value of a wrong type, or no cell.
+        UsageError: it is not TOML, has an unknown key, a value of a wrong type, or no cell.
     """
     try:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # the latter: thousands of brackets
-        raise UsageError(f"{path} is no TOML: {error}", "see slurmft study --help") from None
+        raise UsageError(f"{path} is not TOML: {error}", "see slurmft study --help") from None
     _check_top(path, raw)
     fixed = _settings(f"{path}: [fixed]", raw.get("fixed", {}))
     study = Study(
@@ -167,7 +167,7 @@ def _check_top(path: Path, raw: dict[str, Any]) -> None:
             )
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", raw.get("name", "")):
         raise UsageError(
-            f"{path}: name {raw.get('name', '')!r} names no folder",
+            f"{path}: name {raw.get('name', '')!r} is not a folder name",
             "use letters, digits and . _ - between them, 63 at most",
         )
     if raw.get("scaling", "none") not in SCALINGS:
@@ -200,10 +200,10 @@ def _check_published(study: Study) -> None:
 
 
 def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Settings with the types of their fields, and `global_batch_size`."""
-    for key, cure in _NEVER_HERE.items():
+    """Settings converted to the types of their fields, and `global_batch_size`."""
+    for key, hint in _NEVER_HERE.items():
         if key in values:
-            raise UsageError(f"{where}: {key} = {values[key]!r} has no place in a study", cure)
+            raise UsageError(f"{where}: {key} = {values[key]!r} is not possible in a study", hint)
     for key in values:
         if key in _TYPES:
             raise UsageError(
@@ -230,7 +230,7 @@ def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cells(path: Path, raw: dict[str, Any], fixed: dict[str, Any]) -> tuple[Cell, ...]:
-    """The product of grid and cells, in the file's order; what comes first varies slowest."""
+    """The product of [grid] and [[cells]], in the file's order; what comes first varies slowest."""
     axes = {"grid": _grid(path, raw.get("grid", {})), "cells": _explicit(path, raw.get("cells"))}
     order = [key for key in raw if key in axes]
     if not any(cell for key in order for cell in axes[key]):
@@ -267,18 +267,11 @@ def _grid(path: Path, grid: dict[str, Any]) -> list[Cell]:
                 f"{path}: [grid] {key} must be a list of values, not {values!r}",
                 f"write {key} = [...], or move it to [fixed]",
             )
-    combinations = itertools.product(*grid.values()) if _size(grid) <= _MAX_CELLS else iter(())
-    cells = [dict(zip(grid, values, strict=True)) for values in combinations]
-    if not cells:
-        raise UsageError(f"{path}: {_size(grid):,} cells", f"{_MAX_CELLS:,} are the most")
+    count = math.prod(len(values) for values in grid.values())
+    if count > _MAX_CELLS:
+        raise UsageError(f"{path}: {count:,} cells", f"{_MAX_CELLS:,} are the most")
+    cells = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     return [_typed_cell(f"{path}: [grid]", cell) for cell in cells]
-
-
-def _size(grid: dict[str, Any]) -> int:
-    size = 1
-    for values in grid.values():
-        size *= len(values)
-    return size
 
 
 def _explicit(path: Path, tables: list[Any] | None) -> list[Cell]:
@@ -301,7 +294,7 @@ def _explicit(path: Path, tables: list[Any] | None) -> list[Cell]:
 
 
 def _typed_cell(where: str, cell: Cell) -> Cell:
-    """A cell as JSON has it: lists, no tuples."""
+    """A cell as in JSON: lists, no tuples."""
     typed = _settings(where, cell)
     return {k: list(v) if isinstance(v, tuple) else v for k, v in typed.items()}
 
@@ -326,14 +319,14 @@ def _check_once(path: Path, cells: Sequence[Cell]) -> None:
     for cell in cells:
         if key_of(cell) in seen:
             raise UsageError(
-                f"{path}: the cell {label(cell)!r} is there twice",
+                f"{path}: the cell {label(cell)!r} occurs twice",
                 "for more runs of it, raise repeats",
             )
         seen.add(key_of(cell))
 
 
 def key_of(cell: Cell) -> str:
-    """What tells cells apart: the order of the fields does not."""
+    """What identifies a cell, whatever the order of its fields."""
     return json.dumps(cell, sort_keys=True)
 
 
@@ -342,29 +335,29 @@ def label(cell: Cell) -> str:
     return " ".join(f"{key}={value}" for key, value in cell.items())
 
 
-# --- what a cell comes to -------------------------------------------------------------------------
+# --- runs of cells --------------------------------------------------------------------------------
 
 
 def rounds(study: Study) -> Iterator[tuple[int, Cell]]:
-    """Every repeat of every cell; a repeat of all cells before the next: when the machine drifts,
-    it does not look like scaling."""
+    """Number of a repeat and cell, for all runs. The first repeats of all cells come first, so that
+    a drift of the machine does not look like scaling."""
     for repeat in range(1, study.repeats + 1):
         for cell in study.cells:
             yield repeat, cell
 
 
 def typed(cell: Cell) -> dict[str, Any]:
-    """The values of a cell, as a configuration has them."""
-    known = OPTIONS
-    return {k: tuple(v) if k in known and is_repeatable(known[k]) else v for k, v in cell.items()}
+    """The values of a cell, as in a configuration."""
+    repeatable = {k for k in cell if k in OPTIONS and is_repeatable(OPTIONS[k])}
+    return {k: tuple(v) if k in repeatable else v for k, v in cell.items()}
 
 
 def divide_batch(values: dict[str, Any], filled: dict[str, Any]) -> dict[str, Any]:
-    """The values with a batch size for each process, in place of the global one.
+    """The values with a batch size for each process in place of the global one.
 
     Args:
         values: of a cell.
-        filled: the same with what recipe and site file add: the number of processes.
+        filled: the same with values from recipe and site file: the number of processes.
 
     Raises:
         UsageError: the number of processes is not given, or does not divide the batch.
@@ -375,7 +368,7 @@ def divide_batch(values: dict[str, Any], filled: dict[str, Any]) -> dict[str, An
     if nproc is None:
         raise UsageError(
             f"{GLOBAL_BATCH_SIZE} = {samples} needs the number of processes",
-            "give nproc_per_node, too",
+            "give nproc_per_node",
         )
     steps = filled.get("gradient_accumulation_steps", 1)
     parts = filled.get("nodes", 1) * nproc * steps
@@ -390,7 +383,7 @@ def divide_batch(values: dict[str, Any], filled: dict[str, Any]) -> dict[str, An
 
 
 def check_work(study: Study) -> None:
-    """Raises UsageError where the kind of scaling contradicts what the file fixes."""
+    """Raises UsageError if the kind of scaling contradicts what the file fixes."""
     named = {*study.fixed, *study.varied}
     if not set(_PROCESSES) & set(study.varied):
         return

@@ -16,87 +16,70 @@ _DRAWS = 2000
 LEAST_WINDOWS = 10
 _LEAST_BLOCKS = 4
 ALIKE = 1e-9
-"""Ratios nearer to 1 are rounding."""
+"""Differences below it are rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """The steps of one run, in the order in which they count, without warm-up."""
+    """The steps of one run, in order, without warm-up."""
 
     steps: Array
     """Steps of each window, shape (windows,)."""
     sample_s: Array
     """Seconds of a sample, over all devices, shape (windows,)."""
     left_out: int = 0
-    """Windows of the warm-up."""
+    """Windows left out as warm-up."""
 
 
-# --- statistics -----------------------------------------------------------------------------------
+Interval = tuple[float, float, float]
+"""An estimate, and the ends of its 95 % interval."""
 
 
-def ratio_of_repeats(
-    a_s: Array, b_s: Array, generator: np.random.Generator
-) -> tuple[float, float, float]:
-    """Speed of B over that of A, with its 95 % interval, from the times of repeats.
+# --- repeats --------------------------------------------------------------------------------------
+
+
+def ratio_of_repeats(a_s: Array, b_s: Array) -> Interval:
+    """Speed of B over that of A, from the times of repeats: Welch's t-interval of their logarithms.
 
     Args:
         a_s: seconds of the same work in each run of A, shape (repeats,).
         b_s: those of B, shape (repeats,).
-        generator: of the resampling.
     """
-    draws = [np.log(_resampled(times, generator)) for times in (a_s, b_s)]
-    estimate = math.log(a_s.mean() / b_s.mean())
-    low, high = _widened(draws[0] - draws[1], estimate, _freedom(draws, [len(a_s), len(b_s)]))
+    estimate, low, high = difference_of_repeats(np.log(b_s), np.log(a_s))
     return math.exp(estimate), math.exp(low), math.exp(high)
 
 
-def difference_of_repeats(
-    a: Array, b: Array, generator: np.random.Generator
-) -> tuple[float, float, float]:
-    """Mean of B less that of A, with its 95 % interval; arguments as of `ratio_of_repeats`."""
-    draws = [_resampled(values, generator) for values in (a, b)]
+def difference_of_repeats(a: Array, b: Array) -> Interval:
+    """Mean of B minus mean of A: Welch's t-interval. Arrays of shape (repeats,)."""
+    variances = [float(v.var(ddof=1)) / len(v) for v in (a, b)]
+    half = _t_quantile(variances, [len(a), len(b)]) * math.sqrt(sum(variances))
     estimate = float(b.mean() - a.mean())
-    return estimate, *_widened(draws[1] - draws[0], estimate, _freedom(draws, [len(a), len(b)]))
+    return estimate, estimate - half, estimate + half
 
 
-def _resampled(values: Array, generator: np.random.Generator) -> Array:
-    """Means of bootstrap samples of n - 1 of n values, shape (_DRAWS,): those of n vary too little,
-    by n / (n - 1) (Hesterberg 2015)."""
-    chosen = generator.integers(len(values), size=(_DRAWS, len(values) - 1))
-    means: Array = values[chosen].mean(axis=1)
-    return means
-
-
-def _freedom(draws: Sequence[Array], counts: Sequence[float]) -> float:
-    """Welch and Satterthwaite's degrees of freedom of a difference of two means.
+def _t_quantile(variances: Sequence[float], counts: Sequence[float]) -> float:
+    """The 97.5 % quantile of Student's t for a difference of two means, with the degrees of freedom
+    of Welch and Satterthwaite.
 
     Args:
-        draws: of each mean, shape (draws,).
+        variances: of the means.
         counts: independent values behind each.
     """
-    variances = [float(np.var(d)) for d in draws]
     parts = sum(v**2 / (n - 1) for v, n in zip(variances, counts, strict=True))
-    return sum(variances) ** 2 / parts if parts else min(counts) - 1
+    freedom = sum(variances) ** 2 / parts if parts else min(counts) - 1
+    return float(stdtrit(freedom, 0.975))
 
 
-def _widened(draws: Array, estimate: float, freedom: float) -> tuple[float, float]:
-    """The 95 % interval of draws around an estimate, widened as Student's t is wider than the
-    normal distribution: a bootstrap of three values does not know how uncertain their spread is."""
-    normal = float(stdtrit(np.inf, 0.975))
-    factor = float(stdtrit(freedom, 0.975)) / normal
-    # Resamples of few values have no tails: their quantiles may be nearer than their spread says.
-    near = normal * float(draws.std())
-    low, high = (float(q) - estimate for q in np.quantile(draws, (0.025, 0.975)))
-    return estimate + factor * min(low, -near), estimate + factor * max(high, near)
+# --- windows of steps -----------------------------------------------------------------------------
 
 
 def ratio_of_windows(
     a: Sequence[Windows], b: Sequence[Windows], generator: np.random.Generator
-) -> tuple[float, float, float] | None:
-    """Speed of B over that of A, with its 95 % interval, from the steps of one or two runs of each.
+) -> Interval | None:
+    """Speed of B over that of A, from the steps of one or two runs of each; None: too few.
 
-    The moving-block bootstrap (Künsch 1989): neighbouring windows are slow together, so blocks of
-    them are drawn. None: there are too few.
+    The moving-block bootstrap (Künsch 1989): it draws blocks, as neighbouring windows are slow
+    together.
 
     Args:
         a: the windows of each run of A.
@@ -119,13 +102,25 @@ def ratio_of_windows(
         draws.append(mean + (drawn - mean) * _missed(rho, length))
         means.append(mean)
     estimate = means[0] - means[1]
-    low, high = _widened(draws[0] - draws[1], estimate, _freedom(draws, blocks))
+    t_quantile = _t_quantile([float(d.var()) for d in draws], blocks)
+    low, high = _widened(draws[0] - draws[1], estimate, t_quantile)
     return math.exp(estimate), math.exp(low), math.exp(high)
 
 
+def _widened(draws: Array, estimate: float, t_quantile: float) -> tuple[float, float]:
+    """The 95 % interval of bootstrap draws around an estimate, widened as Student's t is wider than
+    the normal distribution: draws from few blocks do not show how uncertain their spread is."""
+    normal = float(stdtrit(np.inf, 0.975))
+    factor = t_quantile / normal
+    # Draws from few blocks have short tails: their quantiles may be too near.
+    near = normal * float(draws.std())
+    low, high = (float(q) - estimate for q in np.quantile(draws, (0.025, 0.975)))
+    return estimate + factor * min(low, -near), estimate + factor * max(high, near)
+
+
 def autocorrelation(values: Array) -> float:
-    """How much of a window's deviation the next one shares: the estimate with Kendall's correction
-    of its bias, and half its standard error more, as too small a value is the worse mistake.
+    """The lag-one autocorrelation, with Kendall's correction of its bias, plus half its standard
+    error: too small a value is the worse mistake.
 
     Args:
         values: in the order of time, shape (windows,).
@@ -141,7 +136,7 @@ def autocorrelation(values: Array) -> float:
 
 
 def block_length(rho: float, count: int) -> int:
-    """The length of blocks: Andrews' (1991) for a first-order autoregression, with Bartlett's
+    """The length of blocks: that of Andrews (1991) for a first-order autoregression and Bartlett's
     kernel, to which the moving-block bootstrap is equivalent; at least the cube root of the count.
 
     Args:
@@ -153,7 +148,7 @@ def block_length(rho: float, count: int) -> int:
 
 
 def _missed(rho: float, length: int) -> float:
-    """By how much means of an autoregression vary more than blocks of a finite length show."""
+    """Factor by which means of an autoregression vary more than finite blocks show."""
     lags = np.arange(1, length)
     shown = 1 + 2 * float(((1 - lags / length) * rho**lags).sum())
     return math.sqrt((1 + rho) / (1 - rho) / shown)
@@ -171,7 +166,9 @@ def _block_means(
         generator: of the drawing.
     """
     count = len(steps)
-    drawn = max(1, round(count / length) - 1)  # one less than there are, as in `_resampled`
+    # One block fewer than there are: means of all n vary too little, by n / (n - 1)
+    # (Hesterberg 2015).
+    drawn = max(1, round(count / length) - 1)
     starts = generator.integers(count - length + 1, size=(_DRAWS, drawn))
     sums = [np.concatenate(([0.0], np.cumsum(values))) for values in (seconds, steps)]
     totals = [(s[starts + length] - s[starts]).sum(axis=1) for s in sums]
@@ -179,10 +176,13 @@ def _block_means(
     return means
 
 
+# --- shares of right answers ----------------------------------------------------------------------
+
+
 def difference_of_shares(
     first: float, first_count: int, second: float, second_count: int
 ) -> tuple[float, float]:
-    """The 95 % interval of the second share less the first (Newcombe 1998, hybrid score).
+    """The 95 % interval of the second share minus the first (Newcombe 1998, hybrid score).
 
     Args:
         first: share of right answers of the first.

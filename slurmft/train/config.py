@@ -12,7 +12,6 @@ from slurmft.core.config import (
     check_choices,
     check_credentials,
     check_value,
-    duration_s,
     flag,
     option,
 )
@@ -127,13 +126,6 @@ class TrainConfig:
         None, "dropout everywhere in the model (default: the model's own)"
     )
     seed: int = option(42, "seed of weights, dropout and data order")
-    checkpoint_every: str = option(
-        "10m", "time between checkpoints: 90s, 10m, 2h; 0: none by time", metavar="TIME"
-    )
-    checkpoint_every_steps: int | None = option(
-        None, "optimizer steps between checkpoints, besides", metavar="STEPS"
-    )
-    keep_checkpoints: int = option(2, "newest checkpoints kept, besides the best one")
     early_stopping: int | None = option(
         None,
         "end after this many evaluations in a row without a new best",
@@ -158,15 +150,13 @@ class TrainConfig:
         for name in ("reference_batch_size", "max_global_batch_size"):
             check_value(self, name, lambda v: v >= 1, "at least 1")
         _check_optimizer(self)
-        for name in ("gradient_accumulation_steps", "log_every", "keep_checkpoints"):
+        for name in ("gradient_accumulation_steps", "log_every"):
             check_value(self, name, lambda v: v >= 1, "at least 1")
         check_value(self, "doc_stride", lambda v: v >= 0, "0 or more")
         check_value(
             self, "doc_stride", lambda v: v < (self.max_length or v + 1), "below --max-length"
         )
         check_value(self, "early_stopping", lambda v: v >= 1, "at least 1")
-        check_value(self, "checkpoint_every_steps", lambda v: v >= 1, "at least 1")
-        duration_s(self.checkpoint_every, "--checkpoint-every")
         local_steps(self.grad_comm)
         for name in ("warmup_steps", "weight_decay", "max_grad_norm", "seed"):
             check_value(self, name, lambda v: v >= 0, "0 or more")

@@ -1,4 +1,4 @@
-"""Hugging Face's caches on shared and on node-local file systems: who fills them, how they lock."""
+"""Hugging Face's caches on shared and node-local file systems: who fills them, how they lock."""
 
 from __future__ import annotations
 
@@ -6,38 +6,41 @@ import contextlib
 import os
 import platform
 import secrets
-from collections.abc import Iterator
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from slurmft import locks
 from slurmft.core import filesystem
+from slurmft.core.agents import AgentError, Agents
+from slurmft.core.errors import SlurmftError
 from slurmft.core.filesystem import FileSystem
 from slurmft.job.process_group import World
 from slurmft.locks import probe
-from slurmft.locks.probe import Ask, ProbeError, Talk
+from slurmft.locks.probe import Findings
 
+_AGENT = [sys.executable, "-m", "slurmft.locks.probe"]
 _START_S, _ANSWER_S = 10.0, 1.0
-"""How long an agent may take to start, and to answer: longer, and it hangs in a lock."""
+"""How long an agent may take to start, and to answer: after that it counts as hanging in a lock."""
 
 
 def leads(world: World, folder: Path) -> bool:
-    """Whether this rank is the one to fill a cache: one for each folder, be it shared by all nodes,
-    by some, or by none. Found out with files that the ranks leave for each other there.
+    """Whether this rank fills a cache: one rank does for each folder, whether all nodes share it,
+    some, or none. Determined with files that the ranks leave for each other there.
 
-    Nobody does where it cannot be written: what is there must do.
+    Where the folder cannot be written, no rank does: its contents must suffice.
 
     Args:
-        folder: this rank's path of the cache; made if it is not there.
+        folder: this rank's path of the cache; created if it does not exist.
     """
     places = world.all_objects((platform.node(), str(folder)))
     first = places.index(places[world.rank]) == world.rank  # on this node, with this path
     name = world.share_object(f".slurmft-{secrets.token_hex(6)}")
-    mine = folder / f"{name}-{world.rank}"
+    marker = folder / f"{name}-{world.rank}"
     try:
         if first:
             folder.mkdir(parents=True, exist_ok=True)
-            mine.touch()
+            marker.touch()
     except OSError:
         first = False
     world.all_objects(None)  # all files are there
@@ -46,31 +49,30 @@ def leads(world: World, folder: Path) -> bool:
     leader = first and next(seen, None) is None
     world.all_objects(None)  # all have looked
     if first:
-        mine.unlink()
+        marker.unlink()
     return leader
 
 
 def settle_locks(world: World, folder: Path) -> str | None:
     """Measures which lock holds in a folder, where that matters and is not known.
 
-    Two nodes are asked, in less than a second; the result is recorded for later runs. Returns a
-    warning where it could not be found out.
+    Two nodes take less than a second for it; the result is recorded for later runs. Returns a
+    warning if it could not be measured.
     """
     hosts = world.all_objects(platform.node())
     here, known = world.share_object(_known(folder))
     if known is None and here.is_shared and len(set(hosts)) > 1:
-        if not world.share_object(_made(folder)):
+        if not world.share_object(_is_writable(folder)):
             return None
         second = next(rank for rank, host in enumerate(hosts) if host != hosts[0])
-        with _agents(world, folder, [0, second]) as ask:
-            found = _measure(ask, here) if ask else None
-        found = world.share_object(found)
-        if isinstance(found, ProbeError):
-            return f"{found.message}; file locks: {locks.default(here)}"
-        known = found and probe.choose(found, here)
-        if known and world.is_main:
+        try:
+            findings = _probe(world, folder, [0, second], here)
+            known = findings and probe.choose(findings, here)
+        except SlurmftError as error:
+            return f"{error.message}; file locks: {locks.default(here)}"
+        if findings and world.is_main:
             with contextlib.suppress(OSError, RuntimeError):  # then the next run measures again
-                probe.record(here, found, nodes=2)
+                probe.record(here, findings, nodes=2)
     if known:  # whatever each of them has on record
         locks.settle(folder, known)
     return None
@@ -83,60 +85,31 @@ def _known(folder: Path) -> tuple[FileSystem, str | None]:
     return here, str(record["primitive"]) if record else None
 
 
-def _made(folder: Path) -> bool:
+def _is_writable(folder: Path) -> bool:
     """Whether a folder is there, or could be made, and can be written; else nobody locks in it."""
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
     return os.access(folder, os.W_OK)
 
 
-def _measure(ask: Ask, here: FileSystem) -> Any:
-    """The findings, on the main rank; None where the nodes see different folders."""
-    try:
-        found = probe.probe(ask, 2, here, thorough=False)
-        if found:
-            probe.choose(found, here)  # raises where none holds
-        return found
-    except ProbeError as error:
-        return error
+def _probe(world: World, folder: Path, ranks: Sequence[int], here: FileSystem) -> Findings | None:
+    """Measures between two ranks. A lock call may hang, so each of the two has an agent, a child
+    that can be killed. All ranks run the probe with the same answers, and so stay in step."""
+    name = f"rank {world.rank}"
+    with Agents({name: _AGENT} if world.rank in ranks else {}) as agents:
 
+        def ask(node: int, *what: str, timeout_s: float = _ANSWER_S) -> str:
+            answer: str | AgentError | None = None
+            if world.rank == ranks[node]:
+                try:
+                    answer = probe.ask_agents(agents, [name] * 2, folder, timeout_s)(node, *what)
+                except AgentError as error:
+                    answer = error
+            answer = world.share_object(answer, ranks[node])
+            if isinstance(answer, AgentError):
+                raise answer
+            return str(answer)
 
-@contextlib.contextmanager
-def _agents(world: World, folder: Path, ranks: list[int]) -> Iterator[Ask | None]:
-    """Agents on two nodes; the main rank gets what asks them, the others serve meanwhile."""
-    number = ranks.index(world.rank) if world.rank in ranks else None
-    command = [*probe.agent_command(folder), str(number)]
-    with contextlib.ExitStack() as stack:
-        talk = None if number is None else stack.enter_context(Talk(command, _START_S))
-
-        def ask(agent: int, *what: str) -> str:
-            world.share_object((agent, what))
-            return _relay(world, talk, ranks, agent, what)
-
-        if world.is_main:
-            yield ask
-            world.share_object(None)
-            return
-        while (said := world.share_object(None)) is not None:
-            with contextlib.suppress(ProbeError):  # the main rank knows
-                _relay(world, talk, ranks, *said)
-        yield None
-
-
-def _relay(
-    world: World, talk: Talk | None, ranks: list[int], agent: int, what: tuple[str, ...]
-) -> str:
-    """One agent's answer, on all ranks."""
-    answer: str | ProbeError | None = None
-    if world.rank == ranks[agent]:
-        assert talk is not None
-        try:
-            answer = talk.ask(agent, *what)
-            talk.timeout_s = _ANSWER_S
-        except ProbeError as error:
-            answer = error
-    answer = world.share_object(answer, ranks[agent])
-    if isinstance(answer, ProbeError):
-        raise answer
-    assert answer is not None
-    return answer
+        for node in range(2):
+            ask(node, "token", timeout_s=_START_S)
+        return probe.probe(ask, 2, here, thorough=False)

@@ -9,16 +9,14 @@ import time
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
+from slurmft.job import Job
 from slurmft.job.process_group import World
 from slurmft.node import hardware
-from slurmft.runs.progress import Progress, describe_epoch, result_table
-from slurmft.runs.records import RecordWriter
+from slurmft.runs.progress import describe_epoch, result_table
 from slurmft.runs.rundir import RunDir
-from slurmft.runs.trackers import Tracking
 from slurmft.train import model_card
 from slurmft.train.data import Batch
 from slurmft.train.environment import describe_rank, import_times, peak_memory_bytes, versions
@@ -41,37 +39,35 @@ class Reporter:
 
     def __init__(
         self,
-        run_dir: RunDir,
+        job: Job,
         world: World,
         plan: Plan,
         clock: PhaseClock,
         imports_s: float | None = None,
     ) -> None:
-        """Args:
-        imports_s: seconds that this rank took from its start until its imports were done.
         """
-        self.run_dir = run_dir
+        Args:
+            imports_s: seconds that this rank took from its start until its imports were done.
+        """
+        assert job.run_dir is not None
+        self.job, self.run_dir = job, RunDir(job.run_dir)
         self.world = world
         self.plan = plan
         self.clock = clock
         self._imports_s = imports_s
-        self.progress = Progress()
-        self.records = RecordWriter(self.run_dir.records) if self.world.is_main else None
-        self.tracking = Tracking(self.run_dir) if self.world.is_main else None
         self.loss = math.nan
         self.samples = self.tokens = self.padded_tokens = self.evaluated = 0
         self.startup_s = 0.0
-        self._began_at = began_at(self.run_dir.history())
         self._ran_before_s = 0.0
         self._steps: list[dict[str, Any]] = []
         self._losses: list[Any] = []
         self._window_start = self._window_samples = 0.0
-        self._evaluate_told_at = 0.0
+        self._evaluation_recorded_at = 0.0
         self._facts: dict[str, Any] = {}
         self.own_clock: OwnClock | None = None
         self._own_s = [0.0] * world.size
         self._own_steps = 0
-        self._ranks_told_at = 0.0
+        self._ranks_recorded_at = 0.0
 
     def start(self, parameters: int, rows: dict[str, int] | None = None) -> None:
         """Writes the environment and the first record. Called on every rank.
@@ -79,9 +75,7 @@ class Reporter:
         Args:
             rows: of the table of words: all, and those in use; None: the same.
         """
-        ranks: list[Any] = [None] * self.world.size
-        mine = describe_rank(self.world) | {"imports_s": self._imports_s}
-        dist.all_gather_object(ranks, mine)
+        ranks = self.world.all_objects(describe_rank(self.world) | {"imports_s": self._imports_s})
         if self.world.is_main:
             environment = {"versions": versions(), "python": platform.python_version()}
             with contextlib.suppress(OSError):  # a full disk does not end a run
@@ -104,49 +98,32 @@ class Reporter:
             "optimizer": self.plan.optimizer,
             "learning_rate": self.plan.learning_rate,
         }
-        self._tell({"event": "start"} | self._facts)
+        self.job.record("start", self._facts)
+        self._warn_of_nodes(ranks)
+
+    def _warn_of_nodes(self, ranks: list[dict[str, Any]]) -> None:
+        """Where ranks are not on the cores, or of the environment, that they were to have."""
         shared = sorted({rank["host"] for rank in ranks if not rank["is_staged"]})
-        if shared and self.run_dir.load_config().job.stage_env:
-            self.warn(
+        if shared and self.job.config.job.stage_env:
+            self.job.warn(
                 f"--stage-env: {', '.join(shared)} imported from the shared environment; why: "
                 f"{self.run_dir.submitit}"
             )
         for rank in ranks:
             if stray := set(rank["cores"]) - set(rank["cores_asked"] or rank["cores"]):
-                self.warn(
+                self.job.warn(
                     f"rank {rank['rank']} on {rank['host']} also runs on the cores "
                     f"{hardware.as_list(stray)}, which are not its own"
                 )
 
-    def resumed(self, name: str, step: int, changes: list[str]) -> None:
-        """Records that the run goes on from a checkpoint, and what is not as it was."""
-        self._tell({"event": "resume", "checkpoint": name, "step": step, "changes": changes})
-
-    def stopping(self, reason: str, step: int) -> None:
-        """Records that the ranks agreed to stop."""
-        self._tell({"event": "stopping", "reason": reason, "step": step})
-
-    def early_stop(self, step: int, metric: str, evaluations: int) -> None:
-        """Records that training ends before its time."""
-        fields = {"step": step, "metric": metric, "evaluations": evaluations}
-        self._tell({"event": "early_stop"} | fields)
-
-    def checkpoint(self, name: str, step: int, copy_s: float) -> None:
-        """Records that a checkpoint was begun; `copy_s` is what the training paid for it."""
-        self._tell({"event": "checkpoint", "checkpoint": name, "step": step, "copy_s": copy_s})
-
     def communication(self, chosen: dict[str, Any]) -> None:
         """Records what ranks measured of their network, and what they use."""
-        self._tell({"event": "communication"} | chosen)
-
-    def warn(self, text: str) -> None:
-        """Records something that the user should know, and that does not end the run."""
-        self._tell({"event": "warning", "text": text})
+        self.job.record("communication", chosen)
 
     def begin_window(self) -> None:
         """Begins what the next throughput is measured over."""
         if not self.startup_s:
-            self.startup_s = time.time() - self._began_at
+            self.startup_s = time.time() - self.job.began_at
         self._window_start, self._window_samples = time.perf_counter(), 0
 
     def count(self, batch: Batch) -> None:
@@ -167,29 +144,27 @@ class Reporter:
         self._window_samples += samples
         self._losses.append(loss)
         epoch = step / self.plan.steps_per_epoch
-        self._steps.append(
-            {"event": "step", "step": step, "epoch": epoch, "learning_rate": learning_rate}
-        )
+        self._steps.append({"step": step, "epoch": epoch, "learning_rate": learning_rate})
         if step % self.plan.config.log_every == 0:
             self.flush()
 
     def counts(self) -> dict[str, Any]:
         """What a resumed run does not count from 0; tokens are those of this rank."""
         names = ("samples", "tokens", "padded_tokens", "evaluated", "loss", "startup_s", "ran_s")
-        job = {"began_at": self._began_at, "ran_before_s": self._ran_before_s}
+        job = {"began_at": self.job.began_at, "ran_before_s": self._ran_before_s}
         return {name: getattr(self, name) for name in names} | job
 
     def set_counts(self, counts: dict[str, Any]) -> None:
         """Continues from the counts of a checkpoint."""
         for name in ("samples", "tokens", "padded_tokens", "evaluated", "loss", "startup_s"):
             setattr(self, name, counts[name])
-        same_job = counts["began_at"] == self._began_at  # its ranks were restarted within it
+        same_job = counts["began_at"] == self.job.began_at  # its ranks were restarted within it
         self._ran_before_s = counts["ran_before_s" if same_job else "ran_s"]
 
     @property
     def ran_s(self) -> float:
         """Seconds that the job of this run has run, in all attempts that led here."""
-        return self._ran_before_s + time.time() - self._began_at
+        return self._ran_before_s + time.time() - self.job.began_at
 
     def flush(self) -> None:
         """Makes the noted losses known everywhere, and records them.
@@ -208,8 +183,8 @@ class Reporter:
         last["samples_per_s"] = self._window_samples / seconds
         last["left_s"] = left * seconds / len(losses)
         last["total_steps"] = self.plan.total_steps
-        self._tell(*self._steps)
-        self._tell_ranks(last["step"], len(losses), own_s, memory_mib)
+        self.job.record("step", *self._steps)
+        self._record_ranks(last["step"], len(losses), own_s, memory_mib)
         self.loss, self._steps, self._losses = losses[-1], [], []
         self.begin_window()
         self._check_finite(losses, last["step"])
@@ -226,20 +201,20 @@ class Reporter:
         count = len(losses)
         return sums[:count], sums[count : count + size], sums[count + size :]
 
-    def _tell_ranks(
+    def _record_ranks(
         self, step: int, steps: int, own_s: list[float], memory_mib: list[float]
     ) -> None:
         """Records how the ranks differ, now and then."""
         self._own_s = [a + b for a, b in zip(self._own_s, own_s, strict=True)]
         self._own_steps += steps
         now = time.time()
-        every_s = max(_RANKS_EVERY_S, min(_RANKS_AT_MOST_EVERY_S, (now - self._began_at) / 100))
-        if now - self._ranks_told_at < every_s:
+        every_s = max(_RANKS_EVERY_S, min(_RANKS_AT_MOST_EVERY_S, (now - self.job.began_at) / 100))
+        if now - self._ranks_recorded_at < every_s:
             return
         own_ms = [round(1000 * seconds / self._own_steps, 2) for seconds in self._own_s]
         memory = [int(mib) for mib in memory_mib]
-        self._tell({"event": "ranks", "step": step, "own_ms": own_ms, "memory_mib": memory})
-        self._own_s, self._own_steps, self._ranks_told_at = [0.0] * self.world.size, 0, now
+        self.job.record("ranks", step=step, own_ms=own_ms, memory_mib=memory)
+        self._own_s, self._own_steps, self._ranks_recorded_at = [0.0] * self.world.size, 0, now
 
     def _check_finite(self, losses: list[float], step: int) -> None:
         bad = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
@@ -252,18 +227,17 @@ class Reporter:
     def evaluating(self, done: int, total: int) -> None:
         """Notes this rank's progress in an evaluation; the main rank's stands for all."""
         now = time.perf_counter()
-        if self.records and now - self._evaluate_told_at >= _EVALUATE_RECORD_EVERY_S:
-            self._evaluate_told_at = now
-            self._tell({"event": "evaluate", "done": done, "total": total})
+        if self.world.is_main and now - self._evaluation_recorded_at >= _EVALUATE_RECORD_EVERY_S:
+            self._evaluation_recorded_at = now
+            self.job.record("evaluate", done=done, total=total)
 
     def epoch(self, epoch: int, metrics: dict[str, float]) -> None:
         """Records the metrics after an epoch; every rank's log has them."""
         self.evaluated += self.plan.validation_samples
-        phases = dict(self.clock.seconds)
-        record = {"event": "epoch", "epoch": epoch, "loss": self.loss, "metrics": metrics}
-        self._tell(record | {"phases_s": phases})
+        facts = {"epoch": epoch, "loss": self.loss, "phases_s": dict(self.clock.seconds)}
+        self.job.evaluated(facts, **metrics)
         if not self.world.is_main:
-            self.progress.say(describe_epoch(record))
+            self.job.say(describe_epoch(facts | {"metrics": metrics}))
 
     def finish(self, steps: int, metrics: dict[str, float], gradients: dict[str, Any]) -> None:
         """Writes the result. Called on every rank.
@@ -276,8 +250,7 @@ class Reporter:
         if not self.world.is_main:
             return
         phases = self.clock.seconds
-        result = self._facts | {
-            "metrics": metrics,
+        facts = self._facts | {
             "loss": self.loss,
             "steps": steps,
             "gradients": gradients,
@@ -291,35 +264,8 @@ class Reporter:
             "peak_memory_bytes": memory,
             "startup_s": self.startup_s,
             "wall_s": self.ran_s,
-            "attempts": max(1, self.run_dir.attempt_number()),
         }
-        write_json(self.run_dir.result, result)
+        result = self.job.result(facts, **metrics)
         with contextlib.suppress(OSError, ValueError):  # `slurmft push` writes it, too
             model_card.write(self.run_dir, result)
-        self._tell({"event": "result"} | result)
-        self.progress.say(result_table(result))
-
-    def close(self) -> None:
-        """Finishes the trackers, before the process ends."""
-        if self.tracking:
-            self.tracking.close()
-            for text in self.tracking.messages():
-                self.warn(text)
-
-    def _tell(self, *records: dict[str, Any]) -> None:
-        """Writes and shows records, on the main rank."""
-        if self.records:
-            self.records.write(*records)
-            for record in records:
-                self.progress.show(record)
-        if self.tracking:
-            for record in records:
-                self.tracking.take(record)
-            for text in self.tracking.messages():
-                self.warn(text)
-
-
-def began_at(history: list[dict[str, Any]]) -> float:
-    """When the job of a run last began (Unix seconds, the head's clock); now, if run by hand."""
-    times = [s["time"] for s in history if s["state"] == "running"]
-    return float(times[-1]) if times else time.time()
+        self.job.say(result_table(result))

@@ -76,7 +76,7 @@ class Plan:
     @property
     def adamw_learning_rate(self) -> float:
         """The peak for embeddings, norms and biases, which AdamW trains beside Muon: at Muon's rate
-        accuracy was lower, in one pair of runs (results/large_batch.json)."""
+        accuracy was lower, in one pair of runs (results/measured/large_batch.json)."""
         return self._grown(self.config.learning_rate)
 
     def _grown(self, rate: float | None) -> float:

@@ -25,28 +25,18 @@ import transformers.modeling_utils  # noqa: F401 - models need it: time it as an
 from accelerate import Accelerator
 from transformers.utils.logging import disable_progress_bar
 
-from slurmft.core.config import duration_s
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import write_folder
 from slurmft.core.hub import hub_cache
-from slurmft.job import process_group
-from slurmft.job.agreement import Boundary, StopAgreed
+from slurmft.job import Job
+from slurmft.job.checkpoints import BadCheckpointError, checkpoint_name, verify
 from slurmft.job.process_group import World
 from slurmft.node import hardware, profiles
-from slurmft.node.heartbeat import Heart
-from slurmft.node.signals import StopRequest
 from slurmft.runs import token_cache
-from slurmft.runs.rundir import RunDir, current_attempt
+from slurmft.runs.rundir import RunDir
 from slurmft.train import cpu, evaluation, packing, tasks
 from slurmft.train import hub_cache as train_hub_cache
-from slurmft.train.checkpoint import (
-    BadCheckpointError,
-    Saver,
-    Snapshot,
-    prune,
-    read_newest,
-    remove_leftovers,
-)
+from slurmft.train.checkpoint import Saver, Snapshot
 from slurmft.train.checkpoint import read as read_checkpoint
 from slurmft.train.config import TrainConfig
 from slurmft.train.cpu import Heap
@@ -80,8 +70,8 @@ from slurmft.train.vocab_trim import Vocabulary
 disable_progress_bar()
 
 
-_LAST_SAVE_S = 4
-"""How long a rank that torchrun ends may take to finish writing; torchrun waits for 5 s."""
+class _Stopped(Exception):
+    """The ranks agreed to stop."""
 
 
 @dataclass(slots=True)
@@ -106,81 +96,128 @@ class Position:
 
 
 class Training:
-    """One rank's training run, set up and ready to go."""
+    """One rank's training run. `run` is the page to read."""
 
-    def __init__(
-        self, run_dir: RunDir, stop: StopRequest, heart: Heart, imports_s: float | None = None
-    ) -> None:
-        """Args:
-        imports_s: seconds from this process's start until its imports were done.
+    def __init__(self, job: Job, imports_s: float | None = None) -> None:
         """
-        self.run_dir, self.stop, self.heart = run_dir, stop, heart
+        Args:
+            imports_s: seconds from this process's start until its imports were done.
+        """
+        assert job.run_dir is not None
+        self.job, self.run_dir = job, RunDir(job.run_dir)
+        self.config = TrainConfig.of(job.config.program)
         self.heap = Heap(os.environ)
-        config = run_dir.load_config()
-        self.config, self.program, self.job = (
-            TrainConfig.of(config.program),
-            config.program,
-            config.job,
-        )
-        self.world = process_group.init(self.job.backend)
+        self.task = tasks.get(self.config)
         self.position = Position()
         self.predicted: list[Predicted] = []
         """Of the evaluation under way: from before a resume, then of every batch of this rank."""
-        self.boundary = Boundary(self.world)
-        self._warned_of_lead = False
-        precision = choose_precision(self.config.precision, self.world)
+        self._imports_s = imports_s
+
+    # --- the run ----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Trains, evaluates after every epoch, saves the model and the result.
+
+        An agreed stop ends it before that; its state is saved then.
+        """
+        self.join()
+        if self.world.share_object(self.run_dir.result.exists()):
+            return  # an attempt that was killed at its very end had finished
+        self.prepare_data()
+        checkpoint = self.find_checkpoint()
+        self.build(checkpoint)
+        if checkpoint:
+            self.restore(checkpoint)
+        try:
+            while self.position.phase != "done":
+                if self.position.phase == "train":
+                    self._train_epoch()
+                self._evaluate()
+        except _Stopped:
+            self._save_last()
+        else:
+            self._finish()
+
+    def join(self) -> None:
+        """Joins the other ranks, and settles what all of them have to know first."""
+        self.world = self.job.join()
+        self.precision = choose_precision(self.config.precision, self.world)
         self.accelerator = Accelerator(
-            mixed_precision="no" if precision == "fp32" else precision,
+            mixed_precision="no" if self.precision == "fp32" else self.precision,
             cpu=self.world.device.type == "cpu",
         )
-        self.communication = Communication(self.config.grad_comm, self.world, precision)
-        self.task = tasks.get(self.config)
-        self.warnings: list[str] = []
-        """To be told when there is a reporter."""
-        lock_warning = self._settle_locks()
-        self.world.on_main(self._prepare)
-        self.data = TokenData.load(run_dir.tokens)
-        of_checkpoints, found = self._find_checkpoint()
-        self.warnings[:0] = of_checkpoints
-        self.warnings += [lock_warning] if lock_warning else []
+        self.communication = Communication(self.config.grad_comm, self.world, self.precision)
+
+    def prepare_data(self) -> None:
+        """Tokens: the main rank makes them, all ranks load them."""
+        program, locks = self.job.config.program, self.job.config.job.file_locks
+        if program.needs_hub and locks == "auto":
+            warning = train_hub_cache.settle_locks(self.world, hub_cache())
+            if warning:
+                self.job.warn(warning)
+        self.world.on_main(self._prepare_tokens)
+        self.data = TokenData.load(self.run_dir.tokens)
+
+    def _prepare_tokens(self) -> None:
+        if not self.run_dir.tokens.exists():
+            with profiles.all_cores(os.environ):  # the other ranks wait
+                write_folder(self.run_dir.tokens, self._fill_tokens)
+
+    def _fill_tokens(self, folder: Path) -> None:
+        """The tokens that an earlier run made of the same; else they are made, and kept."""
+        sources, cache = self.task.sources(), token_cache.folder()
+        key = sources and token_cache.key_of(sources)
+        try:
+            if key and token_cache.take(cache, key, folder):
+                self.job.say(f"tokens: those of {cache / key}")
+                return
+        except token_cache.DamagedError as error:
+            self.job.warn(f"kept tokens were damaged, and are made again: {error}")
+        self.task.prepare().save(folder)
+        self.task.save_tokenizer(folder / "tokenizer")
+        try:
+            if key:
+                token_cache.keep(cache, key, folder)
+        except OSError as error:
+            self.job.say(f"the tokens cannot be kept in {cache}: {error}")
+
+    def build(self, checkpoint: Snapshot | None) -> None:
+        """Everything that a step needs, as at the start of a run."""
         self.plan = Plan(
             config=self.config,
             world_size=self.world.size,
-            precision=precision,
+            precision=self.precision,
             train_samples=len(self.data.train),
             validation_samples=len(self.data.validation),
-            resumed_batch_size=found.state["global_batch_size"] if found else None,
+            resumed_batch_size=checkpoint.state["global_batch_size"] if checkpoint else None,
         )
         self.clock = clock_of(self.world.device)
-        self.reporter = Reporter(self.run_dir, self.world, self.plan, self.clock, imports_s)
-        self.saver = Saver(
-            run_dir,
-            current_attempt(),
-            duration_s(self.config.checkpoint_every, "--checkpoint-every"),
-            self.config.keep_checkpoints,
-        )
-
-        stop.before_exit = lambda: self.saver.wait(_LAST_SAVE_S)
+        self.saver = Saver(self.job)
         self._fetch_model()
-        self._make_model(precision)
-        self.reporter.start(self.parameters, self.vocabulary.facts() if self.vocabulary else None)
-        for text in self.warnings:
-            self.reporter.warn(text)
-        if found:
-            self._restore(found)
+        self._build_model()
+        rows = self.vocabulary.facts() if self.vocabulary else None
+        self.reporter = Reporter(self.job, self.world, self.plan, self.clock, self._imports_s)
+        self.reporter.own_clock = OwnClock(self.bare_model, self.world.device)
+        self.reporter.start(self.parameters, rows)
 
-    def _make_model(self, precision: str) -> None:
+    def _fetch_model(self) -> None:
+        """Lets one rank for each cache fetch the model's files from the hub; all load them then."""
+        if self.job.config.program.needs_hub:
+            leads = train_hub_cache.leads(self.world, hub_cache())
+            self.world.on_some(leads, lambda: self.task.model(self.data))
+
+    def _build_model(self) -> None:
         """The model as it computes here, its optimizer and its schedule."""
         seed_everything(self.config.seed)
         model = self.task.model(self.data)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.packing = self._pack(model)
-        self.vocabulary = self._narrow(model)
+        self.vocabulary = self._trim_vocabulary(model)
         # A fused optimizer skips fp16's overflowing steps by itself: the schedule would not know.
         optimizer = make_optimizer(
             model,
             self.plan,
-            fused=precision != "fp16",
+            fused=self.precision != "fp16",
             divided=self.communication.period == 1,
         )
         if self.config.activation_checkpointing:
@@ -192,7 +229,6 @@ class Training:
         self.bare_optimizer = optimizer
         self.model, self.optimizer = self.communication.prepare(self.accelerator, model, optimizer)
         self.bare_model = self.accelerator.unwrap_model(self.model)
-        self.reporter.own_clock = OwnClock(self.bare_model, self.world.device)
         self.scheduler = make_scheduler(optimizer, self.plan)
         seed_everything(self.config.seed + 1 + self.world.rank)  # dropout differs between ranks
 
@@ -200,106 +236,60 @@ class Training:
         """Makes the model compute without padding, if asked to; a warning, where it cannot."""
         if self.config.batching not in ("packed", "grouped"):
             return None
-        found = packing.pack(model)
-        if isinstance(found, packing.Packing):
-            return found
-        self.warnings.append(f"{found}; batches are padded to their longest sample")
+        packed = packing.pack(model)
+        if isinstance(packed, packing.Packing):
+            return packed
+        self.job.warn(f"{packed}; batches are padded to their longest sample")
         return None
 
-    def _narrow(self, model: Any) -> Vocabulary | None:
+    def _trim_vocabulary(self, model: Any) -> Vocabulary | None:
         """Leaves the rows of a large vocabulary out that the data has no tokens for."""
-        found = Vocabulary.narrow(model, self.data)
-        if isinstance(found, str):
-            self.warnings.append(f"{found}; they are trained as well")
+        vocabulary = Vocabulary.narrow(model, self.data)
+        if isinstance(vocabulary, str):
+            self.job.warn(f"{vocabulary}; they are trained as well")
             return None
-        if found and not self.world.is_main:
-            found.forget()
-        return found
+        if vocabulary and not self.world.is_main:
+            vocabulary.forget()
+        return vocabulary
 
-    def _settle_locks(self) -> str | None:
-        """Finds out which file locks hold where the hub's files are kept; returns a warning."""
-        if self.job.file_locks != "auto" or not self.program.needs_hub:
-            return None
-        return train_hub_cache.settle_locks(self.world, hub_cache())
-
-    def _fetch_model(self) -> None:
-        """Lets one rank for each cache fetch the model's files from the hub; all load them then."""
-        if self.program.needs_hub:
-            leads = train_hub_cache.leads(self.world, hub_cache())
-            self.world.on_some(leads, lambda: self.task.model(self.data))
-
-    # --- the run ----------------------------------------------------------------------------------
-
-    def run(self) -> bool:
-        """Trains, evaluates after every epoch, saves the model and the result.
-
-        Returns whether it was told to stop before that; its state is saved then.
-        """
-        if self.world.share_object(self.run_dir.result.exists()):
-            process_group.leave()  # an attempt that was killed at its very end had finished
-            return False
-        try:
-            while self.position.phase != "done":
-                if self.position.phase == "train":
-                    self._train_epoch()
-                self._evaluate()
-        except StopAgreed as agreed:
-            self._stop(str(agreed))
-            return True
-        self.heart.beat(self.position.step, "save")
-        if self.config.early_stopping and self.position.since_best:
-            self._return_to_best()
-        self.world.on_main(self._save_model)
-        self.reporter.finish(self.position.step, self.position.metrics, self.communication.facts())
-        self.world.on_main(self._leave_best_checkpoint)
-        process_group.leave()
-        return False
+    # --- training ---------------------------------------------------------------------------------
 
     def _train_epoch(self) -> None:
         """One pass over the data, or what is left of it, or of the step limit."""
         at = self.position
         self.model.train()
-        self.boundary.begin()
+        self.job.begin_phase()
         self.reporter.begin_window()
         self.clock.restart()
         for samples in self._global_batches(at.epoch, at.batch):
             if at.step == self.plan.total_steps:
                 break
-            meets = self.communication.meets(at.step + 1)
-            if meets:
-                self.boundary.ask(self.stop.signal, self._checkpoint_is_due())
+            can_save = self.communication.meets(at.step + 1)  # all ranks have the same weights then
+            if can_save:
+                self.job.begin_step()
             learning_rate = self.scheduler.get_last_lr()[0]
             loss = self._step(samples)
             at.step += 1
             at.batch += 1
             self.reporter.step(at.step, loss, learning_rate, len(samples))
             self.communication.end_step(at.step, self.reporter.communication)
-            self._pass_boundary(meets)
+            self.job.step(at.step)
+            if can_save:
+                self._stop_or_save()
         self.communication.average()
         self.reporter.flush()
         self.clock.lap("train")
         at.epoch, at.batch, at.phase = at.epoch + 1, 0, "evaluate"
 
-    def _pass_boundary(self, meets: bool = True) -> None:
+    def _stop_or_save(self) -> None:
         """The point between two steps where all ranks can stop, or save.
 
-        Args:
-            meets: all ranks have the same weights; else they go on.
-
         Raises:
-            StopAgreed: on every rank, after the same step.
+            _Stopped: on every rank, after the same step.
         """
-        self.heart.beat(self.position.step, self.position.phase)
-        if not meets:
-            return
-        decision = self.boundary.decide()
-        if decision.signal:
-            raise StopAgreed(decision)
-        every = self.config.checkpoint_every_steps
-        training = self.position.phase == "train"
-        since = self.communication.period  # nothing to agree on, but ranks may not have met then
-        by_steps = every and training and self.position.step % every < since
-        if decision.save or by_steps:
+        if self.job.should_stop():
+            raise _Stopped
+        if self.job.checkpoint_due():
             self._checkpoint()
 
     def _global_batches(self, epoch: int, done: int) -> Iterator[Any]:
@@ -337,13 +327,13 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
         return total
 
-    def _backward(self, samples: Any, micro_step: int, rehearsal: bool = False) -> Any:
+    def _backward(self, samples: Any, micro_step: int, dry_run: bool = False) -> Any:
         """Gradients of this rank's part of a global batch; returns its share of the mean loss."""
         mine = share(samples, self.plan.parts, micro_step * self.world.size + self.world.rank)
         weight = len(mine) / len(samples)
         # A rank without a share computes any sample with weight 0: the others wait for it.
         batch = self._batch(self.data.train, mine if len(mine) else samples[:1])
-        if len(mine) and not rehearsal:
+        if len(mine) and not dry_run:
             self.reporter.count(batch)
         loss = self.model(**batch.to(self.world.device)).loss * weight
         # DDP divides the sum of the ranks' gradients by their number.
@@ -358,7 +348,7 @@ class Training:
             self.packing.expect(batch.inputs["attention_mask"], self.world.device)
             return dataclasses.replace(batch, padded_tokens=batch.tokens)
         on_gpu = self.world.device.type == "cuda"
-        multiple = 8 if on_gpu and self.plan.precision != "fp32" else 1  # fills tensor cores
+        multiple = 8 if on_gpu and self.precision != "fp32" else 1  # fills tensor cores
         least = 0
         if self.config.batching == "padded":
             least = self.config.max_length or int(table.lengths(np.arange(len(table))).max())
@@ -424,7 +414,12 @@ class Training:
         at.best, at.since_best = (value, 0) if is_best else (at.best, at.since_best + 1)
         stops = patience is not None and at.since_best >= patience
         if stops and at.step < self.plan.total_steps:
-            self.reporter.early_stop(at.step, self.task.metric_names[0], at.since_best)
+            self.job.record(
+                "early_stop",
+                step=at.step,
+                metric=self.task.metric_names[0],
+                evaluations=at.since_best,
+            )
         at.phase = "done" if stops or at.step == self.plan.total_steps else "train"
         return is_best
 
@@ -442,15 +437,16 @@ class Training:
         by_length = np.argsort(self.data.validation.lengths(mine), kind="stable")
         found = [np.empty((0, *self.task.prediction_shape), self.task.prediction_dtype)]
         self.bare_model.eval()
-        self.boundary.begin()
+        self.job.begin_phase()
         for start in range(0, max(sizes), size):  # as many boundaries on every rank
-            self.boundary.ask(self.stop.signal, self._checkpoint_is_due())
+            self.job.begin_step()
             indices = mine[by_length[start : start + size]]
             if len(indices):
                 found.append(self._predict(indices))
                 self.predicted.append(Predicted(indices, found[-1]))
             self.reporter.evaluating(min(start + size, len(mine)), len(mine))
-            self._pass_boundary()
+            self.job.alive("evaluate")
+            self._stop_or_save()
         return np.concatenate(found)[np.argsort(by_length)]
 
     @torch.inference_mode()
@@ -462,17 +458,6 @@ class Training:
 
     # --- checkpoints ------------------------------------------------------------------------------
 
-    def _checkpoint_is_due(self) -> bool:
-        """Whether it is time, on the main rank; the checkpoint is of the state after this step."""
-        if not self.world.is_main:
-            return False
-        self._pass_on_warnings()
-        return self.saver.is_due()
-
-    def _pass_on_warnings(self) -> None:
-        for text in self.saver.messages():
-            self.reporter.warn(text)
-
     def _checkpoint(self, is_best: bool = False) -> None:
         """Copies the state to memory; writing it is the background's work. Called on every rank.
 
@@ -480,42 +465,34 @@ class Training:
         """
         began = time.monotonic()
         snapshot = self._snapshot(is_best)
-        if snapshot is None:
-            return
-        self.reporter.checkpoint(snapshot.name, self.position.step, time.monotonic() - began)
-        self.saver.start(snapshot, began, is_best)
-        self._check_lead()
-
-    def _check_lead(self) -> None:
-        """Warns once where a stop's save may outlast the time between signal and kill."""
-        steps = 1 + self.communication.period
-        needed = self.saver.seconds + steps * self.heart.slowest_s
-        if not self._warned_of_lead and needed > self.job.lead_s:
-            self._warned_of_lead = True
-            self.reporter.warn(
-                f"to stop takes {needed:.1f} s ({steps} steps and a save), but the stop signal "
-                f"comes {self.job.lead_s} s before the time limit: give --stop-lead-s "
-                f"{math.ceil(2 * needed)}, and a --time of three times that at least"
-            )
+        if snapshot is not None:
+            name = checkpoint_name(self.position.step, snapshot.suffix)
+            copy_s = time.monotonic() - began
+            self.job.record("checkpoint", checkpoint=name, step=self.position.step, copy_s=copy_s)
+            self.saver.start(snapshot, is_best)
 
     def _snapshot(self, is_best: bool = False) -> Snapshot | None:
         """The state of the run, in memory, on the main rank; None on the others."""
         self.reporter.flush()
         self.clock.lap("evaluate" if self.position.phase == "evaluate" else "train")
-        mine = {
+        own = {
             "rng": rng_state(self.world.device),
             "counts": self.reporter.counts(),
             "predicted": Predicted.union(self.predicted),
             "communication": self.communication.tensors(),
         }
-        ranks = self.world.gather_objects(mine)
+        ranks = self.world.gather_objects(own)
         if not self.world.is_main:
             return None
         self.saver.wait()  # its buffers are ours to fill again
         predicted = Predicted.union([rank["predicted"] for rank in ranks])
         optimizer_tensors, optimizer_rest = split_optimizer(self.bare_optimizer)
-        name = checkpoint_name(self.position.step, len(predicted.samples), is_best)
-        self.position.best_checkpoint = name if is_best else self.saver.best
+        suffix = checkpoint_suffix(len(predicted.samples), is_best)
+        best = self.job.best_checkpoint
+        if is_best:
+            self.position.best_checkpoint = checkpoint_name(self.position.step, suffix)
+        else:
+            self.position.best_checkpoint = best.name if best else None
         tensors = {
             "model": self.bare_model.state_dict(),
             "optimizer": optimizer_tensors,
@@ -530,7 +507,7 @@ class Training:
             "step": self.position.step,
             "position": dataclasses.asdict(self.position),
             "world_size": self.world.size,
-            "precision": self.plan.precision,
+            "precision": self.precision,
             "backend": self.world.backend,
             "threads": torch.get_num_threads(),
             "global_batch_size": self.plan.global_batch_size,
@@ -542,39 +519,40 @@ class Training:
             "counts": counts,
             "phases_s": self.clock.seconds,
         }
-        return Snapshot(name, json.loads(json.dumps(state)), self.saver.buffers.copy(tensors))
+        return Snapshot(suffix, json.loads(json.dumps(state)), self.saver.buffers.copy(tensors))
 
-    def _find_checkpoint(self) -> tuple[list[str], Snapshot | None]:
-        """The newest good checkpoint, and warnings about bad ones; the same on every rank."""
-        warnings: list[str] = []
-        found = None
+    def find_checkpoint(self) -> Snapshot | None:
+        """The newest checkpoint that is whole, read by the main rank for all."""
+        path = self.job.latest_checkpoint()
+        if path is None:
+            return None
+        checkpoint: Snapshot | None = None
 
         def read() -> None:
-            nonlocal found
-            remove_leftovers(self.run_dir)
-            found = read_newest(self.run_dir, warnings.append)
-            if found is None and warnings:
-                warnings.append("no checkpoint is whole: the run starts from its beginning")
+            nonlocal checkpoint
+            checkpoint = read_checkpoint(path)
 
         self.world.on_main(read)
-        warnings, state = self.world.share_object((warnings, found and (found.name, found.state)))
-        if state is None:
-            return warnings, None
-        files = self.world.share_object(list(found.tensors) if found else None)
-        tensors = {f: self.world.share_tensors(found.tensors[f] if found else {}) for f in files}
-        return warnings, Snapshot(state[0], state[1], tensors)
+        suffix, state, files = self.world.share_object(
+            checkpoint and (checkpoint.suffix, checkpoint.state, list(checkpoint.tensors))
+        )
+        tensors = {
+            file: self.world.share_tensors(checkpoint.tensors[file] if checkpoint else {})
+            for file in files
+        }
+        return Snapshot(suffix, state, tensors)
 
-    def _restore(self, found: Snapshot) -> None:
+    def restore(self, checkpoint: Snapshot) -> None:
         """Continues from a checkpoint, exactly where it was taken."""
-        state = found.state
+        state = checkpoint.state
         self.position = Position(**state["position"])
-        best = self.position.best_checkpoint
-        self.saver.best = best if best in self.run_dir.checkpoint_names() else None
-        self.bare_model.load_state_dict(found.tensors["model"])
-        join_optimizer(self.bare_optimizer, found.tensors["optimizer"], state["optimizer"])
+        if self.world.is_main:
+            self.job.keep_as_best(self.position.best_checkpoint)
+        self.bare_model.load_state_dict(checkpoint.tensors["model"])
+        join_optimizer(self.bare_optimizer, checkpoint.tensors["optimizer"], state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
-        self._rehearse()
-        self._restore_communication(found)
+        self._dry_run_backward()
+        self._restore_communication(checkpoint)
         if self.accelerator.scaler and state["scaler"]:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         if self.world.rank < len(state["rng"]):
@@ -584,20 +562,25 @@ class Training:
             counts |= {"tokens": 0, "padded_tokens": 0}
         self.reporter.set_counts(counts)
         self.clock.seconds.update(state["phases_s"])
-        self.predicted = [Predicted.from_tensors(found.tensors["predicted"])]
-        self.reporter.resumed(found.name, self.position.step, self._changes(state))
+        self.predicted = [Predicted.from_tensors(checkpoint.tensors["predicted"])]
+        self.job.record(
+            "resume",
+            checkpoint=checkpoint_name(self.position.step, checkpoint.suffix),
+            step=self.position.step,
+            changes=self._changes(state),
+        )
 
-    def _restore_communication(self, found: Snapshot) -> None:
-        same_ranks = found.state["world_size"] == self.world.size
-        tensors = found.tensors.get("communication", {}) if same_ranks else {}
-        mine = of_rank(tensors, self.world.rank)
-        self.communication.restore(found.state.get("communication", {}), mine, same_ranks)
+    def _restore_communication(self, checkpoint: Snapshot) -> None:
+        same_ranks = checkpoint.state["world_size"] == self.world.size
+        tensors = checkpoint.tensors.get("communication", {}) if same_ranks else {}
+        own = of_rank(tensors, self.world.rank)
+        self.communication.restore(checkpoint.state.get("communication", {}), own, same_ranks)
 
     def _changes(self, state: dict[str, Any]) -> list[str]:
         """What is not as it was when the checkpoint was taken, in words."""
         now = {
             "world_size": self.world.size,
-            "precision": self.plan.precision,
+            "precision": self.precision,
             "backend": self.world.backend,
             "threads": torch.get_num_threads(),
         }
@@ -609,7 +592,7 @@ class Training:
             )
         return changes
 
-    def _rehearse(self) -> None:
+    def _dry_run_backward(self) -> None:
         """One backward pass that changes nothing.
 
         DDP lays out its buckets anew after the first one. A sum over ranks rounds by the place in
@@ -620,24 +603,34 @@ class Training:
             return
         self.model.train()
         samples = np.arange(min(self.plan.global_batch_size, len(self.data.train)))
-        self._backward(samples, self.plan.micro_steps - 1, rehearsal=True)
+        self._backward(samples, self.plan.micro_steps - 1, dry_run=True)
         self.communication.forget()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _stop(self, reason: str) -> None:
-        """Saves the state where all ranks stand. Called on every rank, after the same step."""
-        self.heart.beat(self.position.step, "save")
-        self.reporter.stopping(reason, self.position.step)
-        began = time.monotonic()
+    # --- the end ----------------------------------------------------------------------------------
+
+    def _save_last(self) -> None:
+        """Saves the state that all ranks stopped in. Called on every rank, after the same step."""
         snapshot = self._snapshot()
 
         def save() -> None:
             assert snapshot is not None  # on the main rank
-            self.saver.save(snapshot, began, patience_s=self.job.lead_s / 2)
-            self._pass_on_warnings()
+            self.saver.save(snapshot, patience_s=self.job.config.job.lead_s / 2)
 
         self.world.on_main(save)
-        process_group.leave()
+
+    def _finish(self) -> None:
+        """Saves the model and the result; the best checkpoint stays."""
+        self.job.alive("save")
+        if self.config.early_stopping and self.position.since_best:
+            self._return_to_best()
+        self.world.on_main(self._save_model)
+        self.reporter.finish(self.position.step, self.position.metrics, self.communication.facts())
+        self.world.on_main(self._keep_best_checkpoint)
+
+    def _keep_best_checkpoint(self) -> None:
+        self.saver.wait()
+        self.job.remove_checkpoints()
 
     def _return_to_best(self) -> None:
         """Weights (of the main rank, which saves them) and metrics of the best evaluation."""
@@ -646,52 +639,20 @@ class Training:
         def read() -> None:
             nonlocal best
             self.saver.wait()
-            self._pass_on_warnings()
+            path = self.job.best_checkpoint
             try:
-                best = read_checkpoint(self.run_dir.checkpoints / str(self.saver.best))
+                if path is None:
+                    raise BadCheckpointError("it could not be saved")
+                verify(path)
+                best = read_checkpoint(path)
             except (OSError, BadCheckpointError) as error:
-                self.reporter.warn(f"the model is the last one, not the best: {error}")
+                self.job.warn(f"the model is the last one, not the best: {error}")
             else:
                 self.bare_model.load_state_dict(best.tensors["model"])
 
         self.world.on_main(read)
         metrics = best.state["position"]["metrics"] if best else self.position.metrics
         self.position.metrics = self.world.share_object(metrics)
-
-    def _leave_best_checkpoint(self) -> None:
-        """A finished run keeps one checkpoint: the best, if it could be saved."""
-        self.saver.wait()
-        self._pass_on_warnings()
-        with contextlib.suppress(OSError):  # they can be removed by hand
-            prune(self.run_dir, 0, self.saver.best)
-            remove_leftovers(self.run_dir, bad=True)
-
-    # --- files ------------------------------------------------------------------------------------
-
-    def _prepare(self) -> None:
-        """What the main rank does for all: the run's folders, and the tokens."""
-        self.run_dir.mark_started()
-        if not self.run_dir.tokens.exists():
-            with profiles.all_cores(os.environ):  # the others wait
-                write_folder(self.run_dir.tokens, self._fill_tokens)
-
-    def _fill_tokens(self, folder: Path) -> None:
-        """The tokens that an earlier run made of the same; else they are made, and kept."""
-        sources, cache = self.task.sources(), token_cache.folder()
-        key = sources and token_cache.key_of(sources)
-        try:
-            if key and token_cache.take(cache, key, folder):
-                print(f"tokens: those of {cache / key}", flush=True)
-                return
-        except token_cache.DamagedError as error:
-            self.warnings.append(f"kept tokens were damaged, and are made again: {error}")
-        self.task.prepare().save(folder)
-        self.task.save_tokenizer(folder / "tokenizer")
-        try:
-            if key:
-                token_cache.keep(cache, key, folder)
-        except OSError as error:
-            print(f"the tokens cannot be kept in {cache}: {error}", flush=True)
 
     def _save_model(self) -> None:
         if self.vocabulary:
@@ -705,10 +666,9 @@ class Training:
         write_folder(self.run_dir.model, fill)
 
 
-def checkpoint_name(step: int, predicted: int, evaluated: bool) -> str:
+def checkpoint_suffix(predicted: int, evaluated: bool) -> str:
     """See `RunDir.checkpoint_names`, which sorts them."""
-    part = f"-e{predicted:08d}" if predicted else "-evaluated" if evaluated else ""
-    return f"step-{step:08d}{part}"
+    return f"-e{predicted:08d}" if predicted else "-evaluated" if evaluated else ""
 
 
 def choose_precision(asked: str, world: World) -> str:

@@ -192,5 +192,5 @@ def test_fetch_of_what_is_not_there(hub: Hub, tmp_path: Path) -> None:
     env = {"HF_ENDPOINT": hub.url(), "HF_HOME": str(tmp_path)}
     done = slurmft("fetch", "team/other", "--task", "emotion", env=env)
     assert done.code == 1
-    assert "--model 'team/other' is neither a local folder nor to be had from the hub" in done.err
+    assert "--model 'team/other' was not found locally or on the hub" in done.err
     assert "error: not fetched" in done.err

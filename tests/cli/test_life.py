@@ -164,7 +164,7 @@ def test_to_have_finished_needs_no_answer_of_slurm(
         ("failed", "7|PENDING|N/A|Resources", "", "requeued", "Resources; requeued once"),
         ("cancelled", "", "", "cancelled", ""),
         ("finished", "", "", "finished", ""),
-        ("running", "down", "", "running", "Slurm gives no answer"),
+        ("running", "down", "", "running", "Slurm does not answer"),
     ],
 )  # fmt: skip
 def test_runs_and_jobs_are_reconciled(
@@ -177,7 +177,7 @@ def test_runs_and_jobs_are_reconciled(
     else:
         write_json(run.attempt, {"number": 1, "job": "7", "hosts": ["n1"], "time": 0})
     queue.squeue, queue.sacct = squeue, sacct
-    found = status.stand([MeasuredRun.read(run.path)])[0]
+    found = status.run_statuses([MeasuredRun.read(run.path)])[0]
     assert found.state == state
     assert status.note(status.summary(found)) == note
     assert found.is_sure == (squeue != "down")
@@ -191,13 +191,13 @@ def test_requeues_are_counted_from_the_last_submission(queue: FakeQueue, tmp_pat
     run.set_state("running")
     write_json(run.attempt, {"number": 4, "job": "7", "hosts": ["n1"], "time": 0})
     queue.squeue = "7|RUNNING|N/A|None"
-    assert status.stand([MeasuredRun.read(run.path)])[0].requeues == 1
+    assert status.run_statuses([MeasuredRun.read(run.path)])[0].requeues == 1
 
 
 def test_a_run_of_pods_is_believed(queue: FakeQueue, tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", state="running")
     write_json(run.attempt, {"number": 1, "job": "pod", "hosts": ["n1"], "time": 0})
-    found = status.stand([MeasuredRun.read(run.path)])[0]
+    found = status.run_statuses([MeasuredRun.read(run.path)])[0]
     assert (found.state, found.is_sure, queue.calls) == ("running", False, [])
 
 
@@ -240,7 +240,7 @@ def test_a_run_of_another_cluster_is_believed(
 ) -> None:
     run = on_b(tmp_path / "r", own)
     queue.squeue = "7|CANCELLED|N/A|None"  # a job of this cluster, which is none of its business
-    found = status.stand([MeasuredRun.read(run.path)])[0]
+    found = status.run_statuses([MeasuredRun.read(run.path)])[0]
     told = status.summary(found)
     assert (found.state, status.note(told), told["where"]) == (state, note, "b")
     assert found.is_sure == (own == "finished")
@@ -372,7 +372,7 @@ def test_latest_of_a_resumed_run_and_of_none(tmp_path: Path) -> None:
 
 SUMMARY = """name path user task model nodes submitted cluster where job state reason expected_start
 requeues steps_done steps_total epoch samples_per_s left_s loss metrics"""
-FULL = """train job_options submission hosts history attempts last_record evaluating checkpoints
+FULL = """program job_options submission hosts history attempts last_record evaluating checkpoints
 warnings failures result model_path logs"""
 
 
@@ -503,7 +503,7 @@ def test_what_others_own_stays(
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 54321)
     plan = cleanup.plan(tmp_path / "runs", KINDS, 30 * DAY_S)
-    assert (plan.items, plan.left_out) == ([], ["5 run(s) of others"])
+    assert (plan.items, plan.left_out) == ([], ["5 run(s) of other users"])
 
 
 def test_runs_of_other_clusters_stay(

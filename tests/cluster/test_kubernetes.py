@@ -22,7 +22,7 @@ from slurmft.cli.render import to_yaml
 from slurmft.cluster import kubernetes
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
-from slurmft.node.pod import make_run, meeting_point, pod_index
+from slurmft.node.pod import make_run, pod_index, rendezvous_of
 from slurmft.node.rendezvous import RendezvousError
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
@@ -125,18 +125,18 @@ def test_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--name", "My_Run"], "'My_Run' is no name for Kubernetes"),
+        (["--name", "My_Run"], "'My_Run' is not a valid name in Kubernetes"),
         (["--name", "My_Run"], ": my-run"),
         (["--name", "x" * 41], "at most 40"),
         (["--claim", "a/b"], "--claim 'a/b'"),
         (["--claim", "a..b"], "--claim 'a..b'"),
-        (["--image", "a b"], "--image 'a b' is no image"),
+        (["--image", "a b"], "--image 'a b' is not an image name"),
         (["--image", "-a"], "'-a'"),
-        (["--memory", "lots"], "--memory 'lots' is no size"),
-        (["--memory", "64K"], "--memory '64K' is no size"),
+        (["--memory", "lots"], "--memory 'lots' is not a size"),
+        (["--memory", "64K"], "--memory '64K' is not a size"),
         (["--output", "a\nb"], "holds a line break"),
         (["--task", "text-classification"], "needs data of your own"),
-        (["--node-selector", "zone"], "is no KEY=VALUE"),
+        (["--node-selector", "zone"], "is not KEY=VALUE"),
         (["--cpu", "0"], "at least one CPU"),
         (["--min-nodes", "4"], "--min-nodes 4 of --nodes 3"),
         (["--kind", "pod"], "invalid choice: 'pod'"),
@@ -194,7 +194,7 @@ def test_run_of_the_same_name(tmp_path: Path) -> None:
     make_run(run, other, first=True)
     assert run.load_config().job.nodes == 2
     changed = dataclasses.replace(config, program=TrainConfig.resolve(learning_rate=0.5).program())
-    with pytest.raises(UsageError, match="of the same name that trains something else") as error:
+    with pytest.raises(UsageError, match="of the same name with another program") as error:
         make_run(run, changed, first=True)
     assert "--name" in str(error.value.hint)
 
@@ -202,7 +202,7 @@ def test_run_of_the_same_name(tmp_path: Path) -> None:
 def test_where_pods_meet(tmp_path: Path) -> None:
     config = RunConfig.from_json(render("trainjob")["ConfigMap"]["data"]["config.json"])
     elastic = {"PET_RDZV_ENDPOINT": "localhost:23456", "HOSTNAME": "mrpc-worker-2"}
-    found = meeting_point(config, elastic)
+    found = rendezvous_of(config, elastic)
     assert (found.head, found.port, found.node_rank, found.is_head) == (
         "localhost",
         23456,
@@ -211,10 +211,10 @@ def test_where_pods_meet(tmp_path: Path) -> None:
     )
     assert found.host == "127.0.0.1"
     fixed = {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": "29500", "PET_NODE_RANK": "0"}
-    assert meeting_point(config, fixed).is_head
+    assert rendezvous_of(config, fixed).is_head
     assert pod_index({"HOSTNAME": "single"}) == 0
     with pytest.raises(RendezvousError, match="no operator started this pod"):
-        meeting_point(config, {})
+        rendezvous_of(config, {})
 
 
 @contextlib.contextmanager

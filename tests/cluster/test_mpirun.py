@@ -331,7 +331,7 @@ def test_binding_that_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tasks_of_slurm_are_not_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """In an allocation of tasks with a CPU each, mpirun's ranks have them all."""
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
-    monkeypatch.setattr(node_mpi.RankTask, "main", lambda self: None)
+    monkeypatch.setattr(node_mpi, "run_task", lambda run_dir, task: None)
     for name in ("PMI_RANK", "MPI_LOCALRANKID"):
         monkeypatch.setenv(name, "0")
     for name in ("PMI_SIZE", "MPI_LOCALNRANKS"):

@@ -13,14 +13,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from slurmft.cli import follow, render
+from slurmft.cli import follow, render, study_view
 from slurmft.cluster import kubernetes, mpirun, submit
 from slurmft.cluster.slurm import job_array
-from slurmft.cluster.slurm.launcher import inside_text
+from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
-from slurmft.studies import runner
 from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE
 
@@ -87,7 +86,7 @@ def test_next_commands_of_studies(shell: Shell, name: str, argument: str) -> Non
     folder = Path("/studies") / name
     todo: Any = SimpleNamespace(folder=folder, argv=["--text-column", argument])
     now: Any = SimpleNamespace(count=lambda state: 1, repeats=[1, 2])
-    calls = shell.run(runner.next_commands(todo, now).removeprefix("Next:\n"))
+    calls = shell.run(study_view.next_commands(todo, now).removeprefix("Next:\n"))
     python = ["python", "-m", "slurmft", "study"]
     assert calls[0] == [*python, "status", str(folder)]
     assert calls[1] == [*python, "cancel", str(folder)]
@@ -138,7 +137,7 @@ def test_mpirun_lines(shell: Shell, runs_dir: str, comment: str, column: str) ->
         patch.setattr(mpirun, "hosts_of", lambda job: ["h1", "h2"])
         argv = ["--nodes=2", "--nproc-per-node=1", "--hostfile=h", f"--runs-dir=/{runs_dir}"]
         argv += [f"--comment={comment}", f"--text-column={column}"]
-        create, run = shell.run(render.render_mpirun(argv))
+        create, run = shell.run("\n".join(render.mpirun_lines(argv)))
     assert create == ["python", "-m", "slurmft", "submit", "--create", "--cluster", "mpirun", *argv]
     assert run[:3] == ["mpiexec", "-hosts", "h1,h2"]
     assert run[-3:] == [

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurmft.cluster.slurm import allocation, stage_env
-from slurmft.cluster.slurm.launcher import inside_text
+from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.node import staged_env

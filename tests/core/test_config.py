@@ -19,16 +19,16 @@ TRAIN_FLAGS = """task recipe as_published preset model data text_column text_pai
 label_column max_length doc_stride epochs max_steps batch_size eval_batch_size
 gradient_accumulation_steps optimizer learning_rate muon_learning_rate lr_rule
 reference_batch_size max_global_batch_size lr_schedule warmup_steps warmup_ratio weight_decay
-max_grad_norm precision backend batching grad_comm activation_checkpointing ipex dropout seed
-checkpoint_every checkpoint_every_steps keep_checkpoints
+max_grad_norm precision batching grad_comm activation_checkpointing ipex dropout seed
 early_stopping metric_gather log_every"""
-JOB_FLAGS = """nodes nproc_per_node profile comm_cores cluster hostfile dialect runs_dir
+JOB_FLAGS = """nodes nproc_per_node profile comm_cores cluster hostfile dialect backend runs_dir
 share_with_group job_name
 partition account qos time gpus_per_node cpus_per_task mem constraint exclusive reservation
 comment sbatch setup container stage_env stage_dir log_with host_suffix
 interface rdzv_timeout_s stop_lead_s
 file_locks
-requeue max_requeues max_restarts hang_timeout_s"""
+requeue max_requeues max_restarts hang_timeout_s
+checkpoint_every checkpoint_every_steps keep_checkpoints"""
 
 
 def test_flags_are_a_promise() -> None:

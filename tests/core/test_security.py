@@ -241,29 +241,29 @@ def test_records_hide_tokens(tmp_path: Path) -> None:
 # --- where a job listens --------------------------------------------------------------------------
 
 
-def meeting(*hosts: str, rank: int = 0, grows: bool = False) -> Rendezvous:
-    return Rendezvous(hosts=hosts, node_rank=rank, port=1, roll_call_port=2, id="1.0", grows=grows)
+def point(*hosts: str, rank: int = 0, elastic: bool = False) -> Rendezvous:
+    return Rendezvous(hosts=hosts, node_rank=rank, port=1, check_port=2, id="1.0", elastic=elastic)
 
 
 def test_addresses_to_listen_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert meeting("n1").listen_address() == "127.0.0.1"
-    assert meeting("n1").socket_interface() == "lo"
-    assert meeting("pod-0", grows=True).listen_address() is None
-    assert meeting("127.0.0.1", "127.0.0.2", rank=1).listen_address() == "127.0.0.2"
+    assert point("n1").listen_address() == "127.0.0.1"
+    assert point("n1").socket_interface() == "lo"
+    assert point("pod-0", elastic=True).listen_address() is None
+    assert point("127.0.0.1", "127.0.0.2", rank=1).listen_address() == "127.0.0.2"
     own = {"n1": ["127.0.1.1"], "n2": ["10.0.0.2"], "n3": ["10.0.0.2", "10.1.0.2"]}
     monkeypatch.setattr(rendezvous, "own_addresses", lambda host: own[host])
     monkeypatch.setattr(rendezvous, "address_towards", lambda peer: f"towards {peer}")
-    assert meeting("n1", "n2").listen_address() == "towards n2"
-    assert meeting("n1", "n2", rank=1).listen_address() == "10.0.0.2"
-    assert meeting("n3", "n2").listen_address() is None
-    assert meeting("n1", "n2").addresses() == ["towards n2", "127.0.1.1"]
-    assert meeting("n3", "n2").addresses() == [""]
+    assert point("n1", "n2").listen_address() == "towards n2"
+    assert point("n1", "n2", rank=1).listen_address() == "10.0.0.2"
+    assert point("n3", "n2").listen_address() is None
+    assert point("n1", "n2").addresses() == ["towards n2", "127.0.1.1"]
+    assert point("n3", "n2").addresses() == [""]
 
 
 STORES = """
 import os, socket, subprocess
-from slurmft import store
-store.bind()
+from slurmft.node import torchrun
+torchrun.bind()
 import importlib
 from datetime import timedelta
 from torch.distributed.rendezvous import _create_c10d_store

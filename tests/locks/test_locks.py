@@ -377,7 +377,7 @@ def test_lock_vendored_in_datasets_2_0_0(
         ("fcntl = None", "does not know this version of filelock._unix"),
     ],
 )
-def test_an_unknown_filelock_is_told(text: str, words: str, tmp_path: Path) -> None:
+def test_an_unknown_filelock_is_an_error(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "filelock").mkdir()
     (tmp_path / "filelock" / "__init__.py").write_text("from filelock import _unix")
     (tmp_path / "filelock" / "_unix.py").write_text(text)
@@ -391,7 +391,7 @@ def test_an_unknown_filelock_is_told(text: str, words: str, tmp_path: Path) -> N
     assert words in python(script, PYTHONPATH=str(tmp_path))
 
 
-def test_a_filelock_that_does_not_call_flock_is_told(
+def test_a_filelock_that_does_not_call_flock_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filelock, "FileLock", lambda path: contextlib.nullcontext())
@@ -519,7 +519,7 @@ import multiprocessing, subprocess, sys
 import filelock
 from slurmft import locks
 
-def told(*_):
+def installed(*_):
     import filelock
     return locks.installed()
 
@@ -527,8 +527,8 @@ if __name__ == "__main__":
     child = "import filelock, slurmft.locks; print(slurmft.locks.installed())"
     out = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True).stdout
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        spawned = pool.map(told, [0])[0]
-    print(told(), out.strip(), spawned, sys.argv[1:], __name__)
+        spawned = pool.map(installed, [0])[0]
+    print(installed(), out.strip(), spawned, sys.argv[1:], __name__)
 """
 
 

@@ -65,7 +65,7 @@ def settings(profile: Profile) -> dict[str, str]:
 
 def test_two_sockets_of_sapphire_rapids(tmp_path: Path) -> None:
     found = node(tmp_path)
-    assert found.native_bf16
+    assert hardware.computes_bf16(found.flags)
     assert found.memory_mib == 257656
     assert (len(found.cpus), len(found.cores), found.threads_per_core) == (128, 64, 2)
     profile = choose(found, JobConfig(nodes=2))
@@ -409,7 +409,7 @@ def test_dry_run_gives_reasons(tmp_path: Path) -> None:
     assert "# compute cores of each of" in done.out
     done = slurmft("submit", "--dry-run", "--cluster", "local", "--profile", "gpu")
     assert done.code == 0
-    assert "# gpu: to be decided on the nodes; not here: --profile gpu" in done.out
+    assert "# gpu: decided on the nodes; on this machine: --profile gpu" in done.out
 
 
 @pytest.mark.slurm

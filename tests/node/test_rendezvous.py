@@ -10,7 +10,7 @@ import time
 import pytest
 
 from slurmft.node import rendezvous
-from slurmft.node.rendezvous import RendezvousError, expand_nodelist
+from slurmft.node.rendezvous import Rendezvous, RendezvousError, expand_nodelist
 from tests.support.cluster import Cluster
 
 NODELISTS = [
@@ -110,7 +110,7 @@ def test_all_ports_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_from_slurm() -> None:
-    meeting = rendezvous.from_slurm(
+    found = Rendezvous.from_slurm(
         {
             "SLURM_JOB_NODELIST": "n[1-3]",
             "SLURM_JOB_ID": "12",
@@ -120,9 +120,9 @@ def test_from_slurm() -> None:
         },
         host_suffix="-ib0",
     )
-    assert meeting.hosts == ("n1-ib0", "n2-ib0", "n3-ib0")
-    assert (meeting.head, meeting.host, meeting.is_head) == ("n1-ib0", "n2-ib0", False)
-    assert (meeting.port, meeting.roll_call_port, meeting.id) == (12345, 12346, "12.2")
+    assert found.hosts == ("n1-ib0", "n2-ib0", "n3-ib0")
+    assert (found.head, found.host, found.is_head) == ("n1-ib0", "n2-ib0", False)
+    assert (found.port, found.check_port, found.id) == (12345, 12346, "12.2")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_from_slurm() -> None:
 )
 def test_from_slurm_never_guesses(variables: dict[str, str]) -> None:
     with pytest.raises(RendezvousError):
-        rendezvous.from_slurm(variables)
+        Rendezvous.from_slurm(variables)
 
 
 def unreachable(head: str, port: int) -> str:
@@ -163,15 +163,15 @@ def test_head_that_refuses() -> None:
     assert "refused" in unreachable("127.0.0.1", closed_port())
 
 
-def test_head_of_another_meeting() -> None:
+def test_head_of_another_job() -> None:
     port = closed_port()
-    rendezvous.answer_roll_call(port, "11.0")
+    rendezvous.answer_checks(port, "11.0")
     assert "it answers '11.0', not '12.0'" in unreachable("127.0.0.1", port)
 
 
 def test_head_that_starts_later() -> None:
     port = closed_port()
-    late = threading.Timer(0.5, rendezvous.answer_roll_call, [port, "12.0"])
+    late = threading.Timer(0.5, rendezvous.answer_checks, [port, "12.0"])
     late.start()
     rendezvous.check_reachable("n3", "127.0.0.1", port, "12.0", timeout_s=10.0)
     rendezvous.check_reachable("n4", "127.0.0.1", port, "12.0", timeout_s=10.0)

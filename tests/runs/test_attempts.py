@@ -173,13 +173,6 @@ def test_host_is_bad_after_two_attempts(tmp_path: Path) -> None:
     assert run.bad_hosts() == ["n1"]
 
 
-def test_array_tasks_are_named_as_such() -> None:
-    """The id of one of them is that of the whole array: requeueing it would requeue all."""
-    task = {"SLURM_JOB_ID": "40", "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "2"}
-    assert commands.job_name(task) == "40_2"
-    assert commands.job_name({"SLURM_JOB_ID": "41"}) == "41"
-
-
 def test_down_hosts() -> None:
     assert commands.parse_down_hosts("n1|idle\nn2|down*\nn3|mixed*\nn4|down\nn4|down\n") == [
         "n2", "n3", "n4",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slurmft.cluster.slurm.launcher import sbatch_text
+from slurmft.cluster.slurm.batch_script import sbatch_text
 from slurmft.runs import log_times
 from tests import conftest
 from tests.conftest import HOSTILE, Done, Following, modes, records

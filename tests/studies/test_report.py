@@ -17,7 +17,8 @@ import pytest
 from slurmft.cli.report import main as report_main
 from slurmft.core.errors import UsageError
 from slurmft.runs import scan
-from slurmft.studies.report import forecast, published
+from slurmft.studies import published
+from slurmft.studies.report import layouts
 from slurmft.studies.report import runset as report_runset
 from slurmft.studies.report.charts import MOST_POINTS, thinned
 from slurmft.studies.report.formats import (
@@ -42,9 +43,9 @@ HOSTILE = "<script>alert('x')</script> & 50% $(rm) a_b {c} ~ ^ \\d | \"q\" #1"
 
 
 @pytest.fixture
-def few_particles(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fits that are fast, and less exact."""
-    monkeypatch.setattr(model, "PARTICLES", 300)
+    monkeypatch.setattr(model, "DRAWS", 40)
 
 
 def write_study(
@@ -174,7 +175,7 @@ def test_nothing_is_dropped(tmp_path: Path) -> None:
 
 def test_a_study_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
     for text, told in (
-        ("name = 's'\nrepeats = many", "is no TOML"),
+        ("name = 's'\nrepeats = many", "is not TOML"),
         ("name = 's'\n[grid]\nnods = [1]", "unknown key 'nods'"),
         ("name = 'other'\n[grid]\nnodes = [1, 2]", "is of the study 'other'"),
     ):
@@ -182,7 +183,7 @@ def test_a_study_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
         write_study(folder, "repeats = 1", [{"nodes": 1}])
         (folder / "study.toml").write_text(text)
         found = " ".join(report(folder).split())
-        assert "Problems: - missing runs are not known: " in found
+        assert "Problems: - missing runs are unknown: " in found
         assert told in found
         (row,) = rows_in(folder)
         assert row.state == ""
@@ -280,7 +281,7 @@ def test_published_values_are_unchanged(file: str, form: str) -> None:
     """Every number of the file is there as the file has it, in rows of the published length."""
     raw = json.loads((PUBLISHED / file).read_text())
     write, _ = FORMATS[form]
-    text = "\n".join(write(table.layout()) for table in published.load(PUBLISHED / file))
+    text = "\n".join(write(layouts.layout(table)) for table in published.load(PUBLISHED / file))
     rows = raw.get("rows") or [
         bars
         for key, values in raw.items()
@@ -330,16 +331,16 @@ def test_predictions_are_tables_of_their_own_form() -> None:
     found = backtest.of_table(one)
     assert [f and f.fitted for f in found] == [None, None, (1, 2), (1, 2, 4), (1, 2, 4, 8)]
     assert all(f.low < f.median < f.high and abs(f.error_percent) < 10 for f in found if f)
-    lines = as_text(forecast.layout(one, found)).splitlines()
+    lines = as_text(layouts.layout(one, found)).splitlines()
     (theirs,) = (line for line in lines if " published" in line)
     assert theirs.split() == ["fp16-256", "published", "1364", "1301", "1209", "1124", "1011"]
     assert re.search(r" predicted +n/a +n/a +1\d{3} \(1\d{3}-1\d{3}\) ", "\n".join(lines))
-    rows = csv_of(as_csv(forecast.data(one, found)))
+    rows = csv_of(as_csv(layouts.data(one, found)))
     assert [r["predicted_from_devices"] for r in rows] == ["", "", "1 2", "1 2 4", "1 2 4 8"]
     assert float(rows[4]["train_samples_per_s_per_gpu"]) == 1011
 
 
-@pytest.mark.usefixtures("few_particles")
+@pytest.mark.usefixtures("few_draws")
 def test_published_rows_are_predicted_from_fewer_devices() -> None:
     (table,) = published.load(PUBLISHED / "mn4_emotion.json")
     section = of_published([table], backtest)
@@ -362,11 +363,11 @@ def test_files_that_the_model_does_not_know_are_shown_all_the_same(tmp_path: Pat
     file = tmp_path / "x.json"
     file.write_text('{"columns": ["gpus", "hours"], "rows": [[1, 8], [2, 5], [4, 3]]}')
     section = of_published(published.load(file), backtest)
-    assert section.problems == ["nothing is predicted of x: 'x' holds no table of measured runs"]
+    assert section.problems == ["no predictions for x: 'x' holds no table of measured runs"]
     assert [row[1].text for row in section.tables[0].rows] == ["8", "5", "3"]
 
 
-@pytest.mark.usefixtures("few_particles")
+@pytest.mark.usefixtures("few_draws")
 def test_runs_are_predicted_from_fewer_devices(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for nodes in (1, 2, 4, 8):
@@ -402,7 +403,7 @@ def test_too_few_numbers_of_devices_are_said(tmp_path: Path) -> None:
     for nodes in (1, 2):
         write_run(tmp_path / str(nodes), nodes=nodes, nproc_per_node=1)
     found = " ".join(report(tmp_path, "--predict").split())
-    assert "nothing is predicted: no row has two smaller numbers of devices" in found
+    assert "no predictions: no row has two smaller numbers of devices" in found
 
 
 def test_a_study_names_what_to_compare_with(tmp_path: Path) -> None:

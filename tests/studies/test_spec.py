@@ -103,10 +103,10 @@ def test_site_file_and_repeatable_values(tmp_path: Path, monkeypatch: pytest.Mon
         ("[grid]\nnodes = 4", "nodes must be a list of values, not 4"),
         ("[grid]\nnodes = [1, 'two']", "nodes must be a whole number, not 'two'"),
         ("[grid]\nnodes = [true]", "nodes must be a whole number, not True"),
-        ("[grid]\nnodes = [1, 1]", "'nodes=1' is there twice"),
+        ("[grid]\nnodes = [1, 1]", "'nodes=1' occurs twice"),
         ("[grid]\nseed = [1, 2]", "varies seed"),
         ("[grid]\ncluster = ['local', 'slurm']", "varies cluster"),
-        ("[grid]\nruns_dir = ['a']", "runs_dir = 'a' has no place in a study"),
+        ("[grid]\nruns_dir = ['a']", "runs_dir = 'a' is not possible in a study"),
         ("[fixed]\nnodes = 1\n[grid]\nnodes = [1]", "[fixed] has nodes = 1"),
         ("[fixed]\nbatch_size = 8\n[grid]\nglobal_batch_size = [64]", "has batch_size = 8"),
         ("[fixed]\nbatch_size = 8\nglobal_batch_size = 8\n[grid]\nnodes = [1]", "contradict"),
@@ -126,12 +126,12 @@ def test_site_file_and_repeatable_values(tmp_path: Path, monkeypatch: pytest.Mon
         ("repeats = true\n[grid]\nnodes = [1]", "repeats must be a whole number, not True"),
         ("retries = -1\n[grid]\nnodes = [1]", "retries = -1 must be at least 0"),
         ("scaling = 'strnog'\n[grid]\nnodes = [1]", "did you mean strong"),
-        ("title = 'a\\nb'\n[grid]\nnodes = [1]", "is no TOML"),
+        ("title = 'a\\nb'\n[grid]\nnodes = [1]", "is not TOML"),
         ('title = "a\\nb"\n[grid]\nnodes = [1]', "is more than a line"),
         ("scaling = 'weak'\n[grid]\nnodes = [1]", "'weak' without max_steps"),
         ("scaling = 'weak'\n[fixed]\nglobal_batch_size = 8\n[grid]\nnodes = [1]", "that of all"),
         ("scaling = 'strong'\n[fixed]\nmax_steps = 8\n[grid]\nnodes = [1]", "more work for more"),
-        ("[grid", "is no TOML"),
+        ("[grid", "is not TOML"),
         ("[fixed]\n[grid]\na-b = [1]", "unknown key 'a-b'"),
     ],
 )
@@ -147,7 +147,7 @@ def test_bad_files(text: str, words: str) -> None:
 
 @pytest.mark.parametrize("name", ["a/b", "..", "", "a b", "-a", "é", "x" * 64])
 def test_names_that_are_no_folder(name: str) -> None:
-    with pytest.raises(UsageError, match="names no folder"):
+    with pytest.raises(UsageError, match="is not a folder name"):
         spec.parse(f'name = "{name}"\n[grid]\nnodes = [1]\n', Path("s.toml"))
 
 
@@ -155,8 +155,8 @@ def test_names_that_are_no_folder(name: str) -> None:
     ("text", "words"),
     [
         ("repeats = 1_000_000_000\n[grid]\nnodes = [1, 2]", "2,000,000,000 runs"),
-        ("repeats = " + "9" * 5000 + "\n[grid]\nnodes = [1]", "is no TOML: Exceeds the limit"),
-        ("[grid]\nnodes = " + "[" * 3000 + "]" * 3000, "is no TOML: maximum recursion"),
+        ("repeats = " + "9" * 5000 + "\n[grid]\nnodes = [1]", "is not TOML: Exceeds the limit"),
+        ("[grid]\nnodes = " + "[" * 3000 + "]" * 3000, "is not TOML: maximum recursion"),
     ],
 )
 def test_absurd_files_are_refused_at_once(text: str, words: str) -> None:

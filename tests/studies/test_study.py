@@ -24,8 +24,8 @@ from slurmft.cluster.slurm.commands import JobState
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json, write_json
 from slurmft.runs.rundir import RunDir
-from slurmft.studies import progress as study_progress
-from slurmft.studies import runner, spec
+from slurmft.studies import spec
+from slurmft.studies.progress import study_status
 from slurmft.train.config import TrainConfig
 from tests.conftest import slurmft
 
@@ -170,7 +170,7 @@ def test_again_submits_nothing_then_what_failed(fake: FakeSlurm) -> None:
     ("state", "word", "reason"),
     [
         ("GONE", "failed", "vanished"),
-        ("UNKNOWN", "running", "Slurm gives no answer"),
+        ("UNKNOWN", "running", "Slurm does not answer"),
         ("TIMEOUT", "failed", "timeout"),
         ("NODE_FAIL", "pending", ""),
         ("RUNNING", "running", ""),
@@ -183,7 +183,7 @@ def test_how_a_run_stands(state: str, word: str, reason: str, fake: FakeSlurm) -
     for each in runs_of().values():
         each.set_state("running")
     fake.states = {job: JobState(name=state) for job in runs_of()}
-    found = study_progress.take(spec.read("s.toml"), Path("studies/s"))
+    found = study_status(spec.read("s.toml"), Path("studies/s"))
     assert {t.outcome for t in found.tries()} == {word}
     assert reason in found.tries()[0].reason
 
@@ -199,7 +199,7 @@ def test_a_run_that_ends_while_slurm_is_asked(
         return {job: JobState(name="COMPLETED") for job in jobs}
 
     monkeypatch.setattr(commands, "job_states", states)
-    assert study_progress.take(spec.read("s.toml"), Path("studies/s")).count("finished") == 4
+    assert study_status(spec.read("s.toml"), Path("studies/s")).count("finished") == 4
 
 
 def test_cancelled_before_its_start_is_no_try(
@@ -241,7 +241,7 @@ def test_submission_that_was_killed(fake: FakeSlurm) -> None:
     run()
     cut = runs_of()["40_0"]
     cut.job.unlink()
-    assert study_progress.take(spec.read("s.toml"), Path("studies/s")).count("pending") == 4
+    assert study_status(spec.read("s.toml"), Path("studies/s")).count("pending") == 4
     assert run() == 0
     assert not cut.path.exists()
     assert set(runs_of()) == {"10_0", "20_0", "30_0", "50_0"}
@@ -276,7 +276,7 @@ def test_cells_that_the_file_no_longer_has(
     (tmp_path / "s.toml").write_text(FILE.replace("[1, 2]", "[1, 4]"))
     assert run() == 0
     shown = capsys.readouterr()
-    assert "1 run(s) of what the study does not have (nodes=2, repeat 1)" in shown.err
+    assert "1 run(s) that the study does not have (nodes=2, repeat 1)" in shown.err
     assert len(fake.submitted) == 6
     assert fake.option("dependency")[4] == "afterany:10:20:30:40"  # they run, too: at_most
 
@@ -291,7 +291,7 @@ def test_strange_things_in_the_folder(fake: FakeSlurm, capsys: pytest.CaptureFix
     assert study.main(["status", "s.toml"]) == 0
     shown = capsys.readouterr()
     assert "is no configuration of a run; left out" in shown.err
-    assert "of what the study does not have" in shown.err
+    assert "that the study does not have" in shown.err
     assert "4 runs: 2 pending, 2 missing" in shown.out
 
 
@@ -444,7 +444,7 @@ def test_no_answer_is_no(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> No
     def end_of_file(prompt: str) -> str:
         raise EOFError
 
-    monkeypatch.setattr(runner, "ASK_ABOVE", 1)
+    monkeypatch.setattr(study, "ASK_ABOVE", 1)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("builtins.input", end_of_file)
     assert run() == 0
@@ -498,7 +498,7 @@ def test_what_to_type_next(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) 
 def test_mistakes_end_in_two_lines(tmp_path: Path) -> None:
     for arguments, words in (
         (["study"], "which command"),
-        (["study", "stats"], "did you mean study status?"),
+        (["study", "stats"], "did you mean status?"),
         (["study", "run"], "the following arguments are required"),
         (["study", "run", str(tmp_path / "no.toml")], "no such file"),
     ):
@@ -552,7 +552,7 @@ def test_on_this_machine(tmp_path: Path, tiny_model: Path, tiny_data: Path) -> N
     os.kill(going.pid, signal.SIGINT)
     out, _ = going.communicate(timeout=120)
     assert going.returncode == 130
-    assert "To go on: " in out
+    assert "To continue: " in out
     assert len(list((tmp_path / "s" / "runs").iterdir())) == 1
     shown = slurmft("study", "status", str(tmp_path / "s"))
     assert "2 runs: 1 finished, 1 missing" in shown.out

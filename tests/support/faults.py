@@ -1,6 +1,6 @@
 """What clusters do to runs: each fault of the fault table, as a function that does the harm.
 
-Used by the tests, and by results/faults.py, which measures what each costs.
+Used by the tests, and by results/benchmarks/faults.py, which measures what each costs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Fault:
     check: Callable[[RunDir], None] | None = None
     """What else must be there at the end."""
     slow: bool = False
-    """Takes more than a minute: left to results/faults.py."""
+    """Takes more than a minute: left to results/benchmarks/faults.py."""
 
 
 def hosts_of(cluster: Cluster, job: Following) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +12,12 @@ import pytest
 import torch
 
 from slurmft.core.config import JobConfig, RunConfig
-from slurmft.core.files import write_json
+from slurmft.job import Job
+from slurmft.job.checkpoints import verify
+from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 from slurmft.train import checkpoint
-from slurmft.train.checkpoint import BadCheckpointError, Buffers, Saver, Snapshot, read_newest
+from slurmft.train.checkpoint import Buffers, Saver, Snapshot
 from slurmft.train.config import TrainConfig
 from slurmft.train.state import join_optimizer, rng_state, set_rng_state, split_optimizer
 from tests.support import CHECKOUT
@@ -28,74 +29,24 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     job = JobConfig(runs_dir=str(tmp_path))
-    made = RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
-    made.checkpoints.mkdir()
-    return made
+    return RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
 
 
 def snapshot(step: int, value: float = 1.0, size: int = 1000) -> Snapshot:
     tensors = {"model": {"w": torch.full((size,), value)}, "predicted": {"n": torch.empty(0)}}
-    return Snapshot(f"step-{step:08d}", {"step": step}, tensors)
+    return Snapshot("", {"step": step}, tensors)
+
+
+def warnings_of(run: RunDir) -> list[str]:
+    return [r["text"] for r in RecordReader(run.records).read("warning")]
 
 
 def test_round_trip(run: RunDir) -> None:
-    checkpoint.write(run, snapshot(3, 0.5), attempt=0)
+    assert Saver(Job(run)).save(snapshot(3, 0.5), patience_s=0)
     found = checkpoint.read(run.checkpoints / "step-00000003")
     assert found.state == {"step": 3}
     assert torch.equal(found.tensors["model"]["w"], torch.full((1000,), 0.5))
     assert found.tensors["predicted"]["n"].numel() == 0
-
-
-def flip(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-
-
-def truncate(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-1])
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "state.json", "manifest.json"])
-@pytest.mark.parametrize("harm", [flip, truncate, Path.unlink])
-def test_damage_is_found_and_the_one_before_is_taken(run: RunDir, name: str, harm: object) -> None:
-    for step in (1, 2):
-        checkpoint.write(run, snapshot(step), attempt=0)
-    assert callable(harm)
-    harm(run.checkpoints / "step-00000002" / name)
-    with pytest.raises(BadCheckpointError):
-        checkpoint.read(run.checkpoints / "step-00000002")
-    warnings: list[str] = []
-    found = read_newest(run, warnings.append)
-    assert found is not None
-    assert found.state["step"] == 1
-    assert len(warnings) == 1
-    assert "step-00000002 is damaged" in warnings[0]
-    assert run.checkpoint_names() == ["step-00000001"]  # the bad one is put aside, not removed
-    assert len(list(run.checkpoints.glob("bad-*"))) == 1
-
-
-def test_names_sort_by_progress(run: RunDir) -> None:
-    names = ["step-00000009", "step-00000010", "step-00000010-e00000512", "step-00000010-evaluated"]
-    for name in reversed([*names, "step-00000011"]):
-        (run.checkpoints / name).mkdir()
-    assert run.checkpoint_names() == [*names, "step-00000011"]
-
-
-def test_prune_keeps_the_newest_and_the_best(run: RunDir) -> None:
-    for step in range(1, 6):
-        checkpoint.write(run, snapshot(step), attempt=0)
-    checkpoint.prune(run, keep=2, best="step-00000002")
-    assert run.checkpoint_names() == ["step-00000002", "step-00000004", "step-00000005"]
-    assert not list(run.checkpoints.glob(".*"))
-
-
-def test_attempt_that_slurm_gave_up_writes_no_checkpoint(run: RunDir) -> None:
-    write_json(run.attempt, {"number": 2})
-    with pytest.raises(OSError, match="later attempt"):
-        checkpoint.write(run, snapshot(1), attempt=1)
-    checkpoint.write(run, snapshot(1), attempt=2)
-    assert run.checkpoint_names() == ["step-00000001"]
 
 
 @pytest.fixture
@@ -108,37 +59,30 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_full_disk(small_disk: Path) -> None:
     """The save fails with a warning, what is there stays, and the next save works again."""
-    job = JobConfig(runs_dir=str(small_disk))
+    job = JobConfig(runs_dir=str(small_disk), keep_checkpoints=3)
     run = RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
-    saver = Saver(run, attempt=0, every_s=0, keep=3)
-    assert saver.save(snapshot(1), time.monotonic(), patience_s=0)
+    saver = Saver(Job(run))
+    assert saver.save(snapshot(1), patience_s=0)
     too_large = snapshot(2, size=2**20)
-    assert not saver.save(too_large, time.monotonic(), patience_s=0)
-    warnings = list(saver.messages())
+    assert not saver.save(too_large, patience_s=0)
+    warnings = warnings_of(run)
     assert len(warnings) == 1
     assert "no checkpoint of step 2: " in warnings[0]
     assert "No space left" in warnings[0]
     assert run.checkpoint_names() == ["step-00000001"]
-    checkpoint.read(run.checkpoints / "step-00000001")
+    verify(run.checkpoints / "step-00000001")
     assert not list(run.checkpoints.glob(".*"))
-    assert saver.save(snapshot(3), time.monotonic(), patience_s=0)
+    assert saver.save(snapshot(3), patience_s=0)
 
 
 def test_vanished_file_system(run: RunDir) -> None:
-    saver = Saver(run, attempt=0, every_s=1e-9, keep=3)
+    saver = Saver(Job(run))
     gone = run.path.rename(run.path.with_name("gone"))
-    saver.start(snapshot(1), time.monotonic())
+    saver.start(snapshot(1))
     saver.wait()
-    assert "no checkpoint of step 1" in next(saver.messages())
-    assert not saver.is_due()  # not at every step, but after a pause
     gone.rename(run.path)
-    assert saver.save(snapshot(2), time.monotonic(), patience_s=0)
-
-
-def test_leftovers_of_a_kill_are_removed(run: RunDir) -> None:
-    (run.checkpoints / ".step-00000001.123.ab").mkdir()
-    checkpoint.remove_leftovers(run)
-    assert not list(run.checkpoints.iterdir())
+    assert "no checkpoint of step 1" in warnings_of(run)[0]
+    assert saver.save(snapshot(2), patience_s=0)
 
 
 def test_buffers_are_copies_in_one_place() -> None:
@@ -184,11 +128,14 @@ def test_optimizer_comes_back() -> None:
 
 def test_safetensors_are_all_there_is(run: RunDir) -> None:
     """Nothing that would be unpickled; submitit's jobs are, with the worker's checks."""
-    checkpoint.write(run, snapshot(1), attempt=0)
+    assert Saver(Job(run)).save(snapshot(1), patience_s=0)
     suffixes = {path.suffix for path in (run.checkpoints / "step-00000001").iterdir()}
     assert suffixes == {".safetensors", ".json"}
     found = subprocess.run(
-        ["grep", "-rnE", "--exclude=pickled.py", r"torch\.(load|save)\(|pickle\.", "slurmft"],
+        [
+            *("grep", "-rnE", "--exclude=submitit_worker.py"),
+            *(r"torch\.(load|save)\(|pickle\.", "slurmft"),
+        ],
         capture_output=True, text=True, check=False, cwd=CHECKOUT,
     )  # fmt: skip
     assert found.stdout == ""

@@ -307,9 +307,7 @@ def test_missing_hub_gives_one_clear_line(tmp_path: Path, tiny_data: Path) -> No
         env={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path)},
     )
     assert done.code == 2
-    assert (
-        "--model 'no-such/model' is neither a local folder nor to be had from the hub" in done.err
-    )
+    assert "--model 'no-such/model' was not found locally or on the hub" in done.err
     assert "Traceback" not in done.err
 
 

@@ -1,37 +1,103 @@
-"""Attempts: from the start of a job to its end or requeue. Run on the job's first node, around the
-tasks, by the batch script:
+"""The batch script of a job, and the commands that it runs on the job's first node.
 
-    MODULE begin RUN_DIR      prints what the tasks need to know
-    MODULE avoid RUN_DIR      requeues the job to other hosts, if `begin` asks
-    MODULE end RUN_DIR CODE   requeues the job or ends it
+Around srun, it runs `python -m slurmft.cluster.slurm.batch_script` with
 
-where MODULE is `python -m slurmft.cluster.slurm.batch_script`.
+    begin RUN_DIR      starts an attempt; prints shell assignments for the tasks
+    avoid RUN_DIR      requeues the job to other hosts, if `begin` exits with AVOID
+    end RUN_DIR CODE   requeues the job, or records its end
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 
+from slurmft.cluster import container
 from slurmft.cluster.slurm import commands
+from slurmft.cluster.slurm.sbatch_options import all_options, directives
+from slurmft.core import permissions
+from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, run_main
 from slurmft.core.files import read_json
-from slurmft.node import rendezvous, signals
+from slurmft.node import rendezvous, signals, staged_env
 from slurmft.runs import log_times
 from slurmft.runs.attempts import await_failure, begin, judge
+from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import ATTEMPT, RunDir, current_attempt
 
 AVOID = 76
 """Exit code of `begin` that asks for `avoid`."""
 
 
-# --- on Slurm -------------------------------------------------------------------------------------
+def sbatch_text(config: RunConfig, run: RunDir) -> str:
+    """The batch script of a run that submitit submits."""
+    options = all_options(config, run)
+    program = [sys.executable, "-u", "-m", "slurmft.node.submitit_worker", str(run.submitit)]
+    lines = ["#!/bin/bash", "", *directives(options), ""]
+    return "\n".join([*lines, *job_lines(config, run, program)]) + "\n"
 
 
-def begin_on_slurm(run: RunDir) -> int:
+def inside_text(config: RunConfig, run: RunDir, job: str = "%j") -> str:
+    """The script of a job that is submitted without submitit: nothing is pickled.
+
+    The names of its logs begin with `job`, a pattern of Slurm's.
+    """
+    program = [sys.executable, "-u", "-m", "slurmft.node.task", str(run.path)]
+    return "\n".join(["#!/bin/bash", *job_lines(config, run, program, job)]) + "\n"
+
+
+def job_lines(config: RunConfig, run: RunDir, program: list[str], job: str = "%j") -> list[str]:
+    """The shell lines of a job, which Slurm runs on its first node; `program` is a node's task."""
+    python, path = shlex.quote(sys.executable), shlex.quote(str(run.path))
+    script = f"{python} -m slurmft.cluster.slurm.batch_script"
+    log = f"{run.submitit}/{job}_%t_log"
+    # sbatch may have kept the environment of the submission from this script (--export=NONE).
+    srun = ["srun", "--export=ALL", "--unbuffered", "--kill-on-bad-exit=1", "--wait=60"]
+    srun += ["--open-mode=append"]
+    srun += ["--output", f"{log}.out", "--error", f"{log}.err"]
+    lines = [f"umask {permissions.text(config.job.share_with_group)}"]
+    if config.job.setup:
+        lines += ["set -e", *config.job.setup, "set +e"]
+    if config.job.cpus_per_task:
+        lines += ["# srun takes no --cpus-per-task from sbatch since Slurm 22.05"]
+        lines += ['export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"']
+    if config.job.container and (caches := container.caches()):
+        lines += [shlex.join(["mkdir", "-p", *caches])]
+    lines += [
+        "# this script runs on the first node, the rendezvous of the others",
+        f"found=$({script} begin {path}); code=$?",
+        f"[ $code = {AVOID} ] && exec {script} avoid {path}",
+        "[ $code = 0 ] || exit $code",
+        "export $found SUBMITIT_EXECUTOR=slurm",
+        "trap : USR2 TERM  # bash waits for srun: the last line decides",
+    ]
+    task = shlex.join([*srun, *container.wrap(config, run, program)])
+    end = f"exec {script} end {path}"
+    if not config.job.stage_env:
+        return [*lines, task, f'{end} "$?"']
+    return [
+        *lines,
+        "# the Python environment on the nodes' own disks; without it they use the shared one",
+        f"if archive=$({python} -m slurmft.cluster.slurm.stage_env send {path}); then",
+        f'  export {staged_env.ARCHIVE}="$archive"',
+        "fi",
+        task,
+        "code=$?",
+        f'if [ -n "${{archive-}}" ] && [ $code != 0 ] && [ $code != {int(Exit.STOPPED)} ]; then',
+        f'  {python} -m slurmft.cluster.slurm.stage_env clean "$archive"  # what killed tasks left',
+        "fi",
+        f"{end} $code",
+    ]
+
+
+# --- its commands ---------------------------------------------------------------------------------
+
+
+def begin_attempt(run: RunDir) -> int:
     """Prints shell assignments for the tasks: the attempt's number, and ports free on this node.
 
-    Returns AVOID where Slurm gave hosts to this job that are to be left out.
+    Returns AVOID where Slurm allocated hosts that are to be excluded.
     """
     hosts = rendezvous.expand_nodelist(os.environ["SLURM_JOB_NODELIST"])
     blame_lost_nodes(run)
@@ -39,19 +105,19 @@ def begin_on_slurm(run: RunDir) -> int:
     if set(hosts) & set(excludable_hosts(run)) and run.load_config().job.requeue and not avoided:
         return AVOID
     ports = rendezvous.free_ports(os.environ["SLURM_JOB_ID"])
-    number = begin(run, hosts, commands.job_name(os.environ))
+    number = begin(run, hosts, own_job_id(os.environ))
     print(f"{ATTEMPT}={number} {rendezvous.PORT_VARIABLE}={','.join(map(str, ports))}")
     return Exit.OK
 
 
-def avoid_on_slurm(run: RunDir) -> int:
-    """Requeues the job before it has begun: Slurm requeued it by itself, onto a bad host."""
+def avoid_hosts(run: RunDir) -> int:
+    """Requeues the job before it has begun: Slurm itself requeued it onto a bad host."""
     exclude = excludable_hosts(run)
     return requeue(run, f"{', '.join(exclude)} failed twice", exclude, avoided=True)
 
 
 def excludable_hosts(run: RunDir) -> list[str]:
-    """The hosts that failed twice, unless the job might find no place without them."""
+    """The hosts that failed twice, unless the job might not fit without them."""
     bad, job = run.bad_hosts(), run.load_config().job
     keys = {pair.lstrip("-").partition("=")[0] for pair in job.sbatch}
     if job.constraint or job.reservation or keys & {"nodelist", "exclude", "nodefile"}:
@@ -62,41 +128,41 @@ def excludable_hosts(run: RunDir) -> list[str]:
 
 
 def requeue(run: RunDir, reason: str, exclude: list[str], avoided: bool = False) -> int:
-    """Sends the job of this process back to the queue; returns the exit code."""
+    """Requeues the job of this process; returns the exit code."""
     signals.block()  # Slurm's SIGTERM must not come between the two commands of a requeue
     without = f" (without {', '.join(exclude)})" if exclude else ""
     run.set_state("requeued", f"{reason}{without}", Exit.STOPPED, avoided=avoided)
     print(f"slurmft: requeue: {reason}{without}", file=sys.stderr, flush=True)
     try:
-        warning = commands.requeue(commands.job_name(os.environ), exclude)
+        warning = commands.requeue(own_job_id(os.environ), exclude)
     except SlurmftError as error:
         run.set_state("failed", f"{reason}; Slurm refuses to requeue: {error.message}", error.code)
         raise
     if warning:
-        print(f"slurmft: {', '.join(exclude)} could not be left out: {warning}", file=sys.stderr)
+        print(f"slurmft: {', '.join(exclude)} could not be excluded: {warning}", file=sys.stderr)
     return Exit.STOPPED
 
 
 def blame_lost_nodes(run: RunDir) -> None:
-    """Notes which nodes of the attempt before Slurm calls down: why that one ended."""
+    """Records which nodes of the previous attempt Slurm reports as down: why that attempt ended."""
     before = read_json(run.attempt)
     if before is None or (run.history() or [{}])[-1].get("state") != "running":
         return
     for host in commands.down_hosts(before["hosts"]):
-        lost = SlurmftError(f"node {host} was lost (Slurm calls it down)")
+        lost = SlurmftError(f"node {host} was lost (Slurm reports it as down)")
         run.add_failure(f"node {host}", lost, bad_host=host, attempt=before["number"])
 
 
-def end_on_slurm(run: RunDir, code: int) -> int:
-    """Requeues this script's own job, or returns its exit code."""
-    state = commands.job_state(commands.job_name(os.environ))
+def end_attempt(run: RunDir, code: int) -> int:
+    """Requeues this script's own job, or records its end; returns its exit code."""
+    state = commands.job_state(own_job_id(os.environ))
     if code != Exit.OK and state is not None and state.name not in ("RUNNING", "UNKNOWN"):
-        # Cancelled, timed out, or requeued already by whoever ended the tasks: not ours to decide.
+        # Cancelled, timed out, or already requeued by whoever ended the tasks: nothing to decide.
         print(f"slurmft: the job is {state.name.lower()}", file=sys.stderr)
         return code
     await_failure(run, code)
     if run.is_superseded(current_attempt()):
-        print("slurmft: a later attempt has begun: this one says nothing", file=sys.stderr)
+        print("slurmft: a later attempt has begun", file=sys.stderr)
         return code
     verdict = judge(run, code)
     if verdict.state == "requeued":
@@ -109,10 +175,10 @@ def main(argv: list[str]) -> int:
     run = RunDir.open(argv[1])
     run.settle_permissions()
     if argv[0] == "begin":
-        return begin_on_slurm(run)
+        return begin_attempt(run)
     if argv[0] == "avoid":
-        return avoid_on_slurm(run)
-    return end_on_slurm(run, int(argv[2]))
+        return avoid_hosts(run)
+    return end_attempt(run, int(argv[2]))
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurmft.core.config import time_limit_min
 from slurmft.core.errors import Exit, SlurmftError
+from slurmft.runs.job_ids import array_of
 
 _TIMEOUT_S = 30
 _SBATCH_TIMEOUT_S = 120
@@ -248,7 +249,7 @@ def job_states(job_ids: Iterable[str], only_queued: Iterable[str] = ()) -> dict[
 
 
 def _arrays(job_ids: Iterable[str]) -> str:
-    return ",".join(sorted({job.partition("_")[0] for job in job_ids}))
+    return ",".join(sorted({array_of(job) for job in job_ids}))
 
 
 def parse_squeue_jobs(text: str) -> dict[str, JobState]:
@@ -353,15 +354,6 @@ def parse_max_array_size(text: str) -> int:
     """From `scontrol show config`."""
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
     return max(1, int(found[1])) if found else _MAX_ARRAY_SIZE
-
-
-def job_name(environment: Mapping[str, str]) -> str:
-    """How Slurm's commands name the job that this process is part of.
-
-    An array task by array and index: the job id of one of the tasks is that of the whole array.
-    """
-    array, task = (environment.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
-    return f"{array}_{task}" if array and task else environment["SLURM_JOB_ID"]
 
 
 def job_request(job: str) -> dict[str, str]:

@@ -13,10 +13,12 @@ from pathlib import Path
 
 from slurmft.cluster import launcher
 from slurmft.cluster.slurm import commands
-from slurmft.cluster.slurm.launcher import arguments, directives, inside_text, request
+from slurmft.cluster.slurm.batch_script import inside_text
+from slurmft.cluster.slurm.sbatch_options import arguments, directives, request
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import write_text
+from slurmft.runs.job_ids import array_task_id
 from slurmft.runs.rundir import RunDir
 
 JOB = "%A_%a"
@@ -78,7 +80,7 @@ def submit(runs: Sequence[RunDir], at_most: int, after: Sequence[str], script: P
     Raises:
         SlurmftError: sbatch refused it, or it would wait for ever. The run directories are gone.
     """
-    where = launcher.here("slurm")
+    where = launcher.location("slurm")
     try:
         for run in runs:
             write_text(run.script, inside_text(run.load_config(), run, JOB))
@@ -89,7 +91,7 @@ def submit(runs: Sequence[RunDir], at_most: int, after: Sequence[str], script: P
         _discard(runs, script)
         raise
     for index, run in enumerate(runs):
-        launcher.note_job(run, "slurm", f"{array}_{index}", where)
+        launcher.note_job(run, "slurm", array_task_id(array, index), where)
     if reason := commands.never_starts(array):
         commands.cancel(array)
         _discard(runs, script)

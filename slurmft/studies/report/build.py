@@ -1,4 +1,4 @@
-"""`slurmft report`: tables, plots and a page of what runs measured, beside what was published."""
+"""Collects what a report shows, prints it, and writes its files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from slurmft.core.errors import UsageError
 from slurmft.core.files import write_bytes
 from slurmft.core.filesystem import absolute
 from slurmft.runs import resolve, scan
-from slurmft.studies.report import plots, published
+from slurmft.studies import published
+from slurmft.studies.forecast import Forecaster
+from slurmft.studies.report import plots
 from slurmft.studies.report import runset as report_runset
 from slurmft.studies.report.formats import FORMATS, as_csv, as_list
 from slurmft.studies.report.page import page
-from slurmft.studies.report.sections import Forecaster, Section, of_published, of_runs
+from slurmft.studies.report.sections import Section, of_published, of_runs
 
 
 def collect(
@@ -32,7 +34,7 @@ def collect(
         paths: run directories, folders of them, files of published tables.
         beside: further files of published tables.
         title: of the runs of no study.
-        forecaster: makes predictions, where they are wanted.
+        forecaster: makes predictions, if they are wanted.
 
     Raises:
         UsageError: a path holds nothing that can be shown.
@@ -41,7 +43,7 @@ def collect(
     files = [path for path in paths if absolute(path).is_file()]
     found, problems = scan.find(folders)
     if folders and not found:
-        raise UsageError(f"no run can be read: {problems[0]}", "remove the folder, or give others")
+        raise UsageError(f"no run can be read: {problems[0]}", "give other run directories")
     given = {path: published.load(absolute(path)) for path in (*beside, *files)}
     sections: list[Section] = []
     named_by_studies: list[list[published.PublishedTable]] = []
@@ -60,7 +62,7 @@ def collect(
 
 
 def _study_tables(runset: report_runset.RunSet) -> list[published.PublishedTable]:
-    """The published tables that a study names; a file that is none is a problem of the study."""
+    """The published tables that a study names; an unreadable file is a problem of the study."""
     assert runset.published
     try:
         return published.load(runset.published, runset.published_name)
@@ -70,7 +72,7 @@ def _study_tables(runset: report_runset.RunSet) -> list[published.PublishedTable
 
 
 def _with_own_keys(sections: Sequence[Section]) -> list[Section]:
-    """The sections once each, and none with the file names of another."""
+    """The sections with distinct keys, so that none writes the files of another."""
     made: dict[str, Section] = {}
     for section in sections:
         key, number = section.key, 1
@@ -83,7 +85,7 @@ def _with_own_keys(sections: Sequence[Section]) -> list[Section]:
 
 
 def summary(names: Sequence[str]) -> str:
-    """The names of written files; of kinds of which there are many, their number."""
+    """Names of written files; of kinds with several files their number."""
     by_kind: dict[str, list[str]] = {}
     for name in names:
         by_kind.setdefault(Path(name).suffix, []).append(name)
@@ -111,7 +113,7 @@ def shown(sections: Sequence[Section], problems: Sequence[str], form: str) -> st
 
 
 def _shown_csv(sections: Sequence[Section]) -> str:
-    """One table as pure CSV; several with an empty line between them and their titles above."""
+    """A single table as pure CSV; several with their titles as comments."""
     tables = [table for section in sections for _, table in section.data]
     if len(tables) == 1:
         return as_csv(tables[0])
@@ -128,7 +130,7 @@ def write(
     title: str,
     paths: Sequence[Path],
 ) -> list[str]:
-    """Writes all files of a report, each at once; returns their names.
+    """Writes all files of a report, each atomically; returns their names.
 
     Raises:
         UsageError: the folder cannot be written to.
@@ -152,15 +154,15 @@ def write(
             put(f"{name}.csv", as_csv(table))
     drawn = _draw(sections, put)
     now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    told = [f"made by slurmft {slurmft.__version__}, {now}, from {', '.join(map(str, paths))}"]
+    origin = f"made by slurmft {slurmft.__version__}, {now}, from {', '.join(map(str, paths))}"
     more = f" and {len(sections) - 1} more" if len(sections) > 1 else ""
     heading = title or sections[0].title + more
-    put("report.html", page(heading, sections, drawn, told, problems))
+    put("report.html", page(heading, sections, drawn, origin, problems))
     return names
 
 
 def _draw(sections: Sequence[Section], put: Callable[[str, str | bytes], None]) -> dict[str, str]:
-    """Draws and writes the plots; returns their SVG by name. Without matplotlib: none."""
+    """Draws and writes the plots; returns name -> SVG. Without matplotlib: none."""
     drawn: dict[str, str] = {}
     if not plots.is_available():
         return drawn

@@ -1,30 +1,30 @@
-"""What the plots show, as data: which series, of which points. Drawing is `plots`' business."""
+"""What the plots show, as data; `plots` draws them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from slurmft.runs.scan import MeasuredRun, is_number
-from slurmft.studies.report.forecast import Forecast, Forecasts, value_of
-from slurmft.studies.report.formats import Column, Table, Value, decimals_of, rounded
-from slurmft.studies.report.matching import keys_of, published_speedups
+from slurmft.studies.forecast import Forecast, Forecasts
+from slurmft.studies.published import PublishedTable, with_unit
+from slurmft.studies.report.formats import Column, Table, Value, decimals_of
+from slurmft.studies.report.layouts import predicted_column
+from slurmft.studies.report.matching import keys_of
 from slurmft.studies.report.measures import (
     DEVICE_FIELDS,
     FORECAST,
     MEASURES,
     PHASES,
     Row,
-    Spread,
     label,
     others,
 )
-from slurmft.studies.report.published import PublishedTable, with_unit
 from slurmft.studies.report.runset import RunSet
 
 MOST_SERIES = 8
-"""More cannot be told apart in print."""
+"""More cannot be distinguished in print."""
 MOST_BARS = 32
 MOST_POINTS = 300
 
@@ -61,15 +61,15 @@ class Chart:
     legend: str = ""
     """What the labels are values of."""
     names: list[str] = field(default_factory=list)
-    """stack: the names of the bars; their x is the place in it."""
+    """stack: the names of the bars, which x indexes."""
     ideal: float | None = None
-    """Devices from which on a line of ideal speedups goes."""
+    """The devices at which the line of ideal speedups has the value 1."""
     logarithmic: bool = False
     note: str = ""
 
     @property
     def description(self) -> str:
-        """The plot in words, for those who do not see it."""
+        """The plot in words, as its alternative text."""
         parts = []
         for s in self.series:
             ends = (
@@ -85,7 +85,7 @@ class Chart:
         return self.names[int(x)] if self.names else f"{x:g}"
 
     def table(self) -> Table:
-        """The points of the plot; of curves at most ten each."""
+        """The points of the plot; of curves about ten each."""
         columns = [
             Column("series", self.legend or "series", numeric=False),
             Column("x", self.x_label, numeric=not self.names),
@@ -97,7 +97,7 @@ class Chart:
             step = max(1, len(s.x) // 10) if self.kind == "curves" else 1
             for x, y in list(zip(s.x, s.y, strict=True))[::step]:
                 at = Value(x, self._at(x))
-                rows.append([Value.of(s.label), at, Value(y, rounded(y, decimals))])
+                rows.append([Value.of(s.label), at, Value.rounded(y, decimals)])
         return Table(self.title, columns, rows)
 
 
@@ -119,105 +119,121 @@ def charts_of(
         _phases(rows, runset.fields),
         _losses(rows, runset.fields),
     ]  # fmt: skip
-    found = [chart for chart in made if chart]
-    for chart in found:
+    charts = [chart for chart in made if chart]
+    for chart in charts:
         chart.legend = chart.legend or legend
-    return found
+    return charts
 
 
-def published_chart(published: PublishedTable) -> Chart | None:
-    """A plot of a published table that has a column a device count; None: of others."""
-    if published.across is None:
+def charts_of_published(table: PublishedTable, forecasts: Forecasts) -> list[Chart]:
+    """All plots of a published table that have data."""
+    made = (_published(table), _published_speedup(table), _forecast(table, forecasts))
+    return [chart for chart in made if chart]
+
+
+def _published(table: PublishedTable) -> Chart | None:
+    """A plot of a published table that has a column for every device count."""
+    if table.across is None:
         return None
-    value = published.columns[-1]
-    series: dict[str, Series] = {}
-    for row in map(published.named, published.rows):
-        if not is_number(row[value]):
-            continue  # the tables have it
-        name = ", ".join(str(row[c]) for c in published.labels) or "published"
-        its = series.setdefault(name, Series(name, [], []))
-        its.x.append(row[published.across])
-        its.y.append(row[value])
-    if len({x for s in series.values() for x in s.x}) < 2:
+    value = table.columns[-1]
+    series = _published_series(table, table.across, value, table.labels)
+    if not _has_two_places(series):
         return None
     kind = "bars" if "samples_per_s" in value else "lines"
     y_label = with_unit(value)
-    title = f"Published: {y_label}"
-    chart = Chart(published.part, title, kind, "GPUs", y_label, list(series.values()))
-    chart.legend = ", ".join(c.replace("_", " ") for c in published.labels)
+    chart = Chart(table.part, f"Published: {y_label}", kind, "GPUs", y_label, series)
+    chart.legend = ", ".join(c.replace("_", " ") for c in table.labels)
     chart.logarithmic = kind == "lines"
     return _limited(chart)
 
 
-def published_speedup_chart(published: PublishedTable) -> Chart | None:
-    """The speedups of a published table of rows; None: it has none."""
-    lines = published_speedups(published)
-    if not lines:
-        return None
-    series = [Series(k, [x for x, _ in v], [y for _, y in v]) for k, v in lines.items()]
+def _published_speedup(table: PublishedTable) -> Chart | None:
+    series = _published_speedups(table)
     chart = Chart("speedup", "Published: speedup", "lines", "GPUs", "speedup", series, ideal=1)
     return _limited(chart)
 
 
-def forecast_chart(published: PublishedTable, found: Forecasts) -> Chart | None:
-    """A plot of a published table with what was predicted; None: nothing was."""
-    if not any(found):
-        return None
-    value, devices = value_of(published), "gpus" if "gpus" in published.columns else "nodes"
-    keys = [c for c in keys_of(published) if c != devices]
+def _published_speedups(table: PublishedTable) -> list[Series]:
+    if not {"speedup", "gpus"} <= set(table.columns):
+        return []
+    columns = [c for c in keys_of(table) if c != "gpus"]
+    return _published_series(table, "gpus", "speedup", columns, with_names=True)
+
+
+def _published_series(
+    table: PublishedTable, x: str, y: str, columns: Sequence[str], with_names: bool = False
+) -> list[Series]:
+    """The points of a published table where both are numbers, by the values of some columns."""
     series: dict[str, Series] = {}
-    forecasts: dict[str, list[Forecast | None]] = {}
-    for row, forecast in zip(map(published.named, published.rows), found, strict=True):
-        name = ", ".join(str(row[c]) for c in keys) or "published"
-        its = series.setdefault(name, Series(name, [], []))
-        its.x.append(row[devices])
-        its.y.append(row[value])
-        forecasts.setdefault(name, []).append(forecast)
+    for row in map(table.named, table.rows):
+        if is_number(row[x]) and is_number(row[y]):
+            words = (f"{with_unit(c)} {row[c]}" if with_names else str(row[c]) for c in columns)
+            name = ", ".join(words) or "published"
+            points = series.setdefault(name, Series(name, [], []))
+            points.x.append(row[x])
+            points.y.append(row[y])
+    return list(series.values())
+
+
+def _forecast(table: PublishedTable, forecasts: Forecasts) -> Chart | None:
+    """A plot of a published table with its predictions."""
+    if not any(forecasts):
+        return None
+    value, devices = predicted_column(table), "gpus" if "gpus" in table.columns else "nodes"
+    keys = [c for c in keys_of(table) if c != devices]
+    series = _published_series(table, devices, value, keys)
     y_label = with_unit(value)
     chart = Chart(
-        f"{published.part or value} predicted",
+        f"{table.part or value} predicted",
         f"Published, and predicted from fewer devices: {y_label}",
         "lines",
         with_unit(devices),
         y_label,
-        list(series.values()),
+        series,
         legend=", ".join(map(with_unit, keys)),
         logarithmic=True,
     )
-    limited = _limited(chart)
-    if limited:
-        _add_forecasts(limited, forecasts)
-    return limited
+    names = [", ".join(str(row[c]) for c in keys) for row in map(table.named, table.rows)]
+    return _with_forecasts(_limited(chart), names, forecasts)
 
 
-def _add_forecasts(chart: Chart, forecasts: Mapping[str, Forecasts]) -> None:
-    """Adds to a chart, for every series in it, the predicted points."""
-    for series in list(chart.series):
-        found = [f for f in forecasts.get(series.label, ()) if f]
-        if found:
-            chart.series.append(
-                Series(
-                    f"{series.label}, predicted",
-                    [f.devices for f in found],
-                    [f.median for f in found],
-                    [f.low for f in found],
-                    [f.high for f in found],
-                    predicts=series.label,
-                )
-            )
-    if any(s.predicts for s in chart.series):
-        told = "Open markers: predicted from fewer devices, with what holds 90 %."
-        chart.note = f"{chart.note} {told}".strip()
+def _with_forecasts(
+    chart: Chart | None, names: Sequence[str], forecasts: Forecasts
+) -> Chart | None:
+    """A chart with the predicted points of its series; `names`: the series of each forecast."""
+    if chart is None:
+        return None
+    by_name: dict[str, list[Forecast]] = {}
+    for name, forecast in zip(names, forecasts, strict=True):
+        if forecast:
+            by_name.setdefault(name or "published", []).append(forecast)
+    predicted = [
+        Series(
+            f"{series.label}, predicted",
+            [f.devices for f in found],
+            [f.median for f in found],
+            [f.low for f in found],
+            [f.high for f in found],
+            predicts=series.label,
+        )
+        for series in chart.series
+        if (found := by_name.get(series.label))
+    ]
+    if predicted:
+        chart.series += predicted
+        note = "Open markers: predicted from fewer devices, with 90 % intervals."
+        chart.note = f"{chart.note} {note}".strip()
+    return chart
 
 
 _Groups = dict[str, list[Row]]
 
 
 def _groups(rows: Sequence[Row], fields: Sequence[str]) -> _Groups:
-    """The measured rows by what they differ in besides devices, each by devices.
+    """The measured rows by their fields other than devices.
 
-    Where one number of devices comes up twice, as with 2 nodes x 1 and 1 x 2, the processes of a
-    node are part of the name.
+    Where a number of devices occurs twice, as 2 nodes x 1 and 1 x 2, the name has the processes per
+    node, too.
     """
     found: _Groups = {}
     for row in rows:
@@ -229,28 +245,30 @@ def _groups(rows: Sequence[Row], fields: Sequence[str]) -> _Groups:
         counts = [row.devices for row in group]
         for row in group:
             more = f"{row.value('nproc_per_node') or 'auto'} a node"
-            its = name if len(set(counts)) == len(counts) else ", ".join(filter(None, (name, more)))
-            made.setdefault(its or "measured", []).append(row)
+            full = (
+                name if len(set(counts)) == len(counts) else ", ".join(filter(None, (name, more)))
+            )
+            made.setdefault(full or "measured", []).append(row)
     return made
 
 
 def _series(key: str, groups: _Groups) -> list[Series]:
+    """The medians of a measure with smallest and largest."""
     made = []
     for name, rows in groups.items():
         points = [(r.devices, s) for r in rows if (s := r.measures.get(key)) and r.devices]
-        if points:
-            made.append(_of_spreads(name, points))
-    return made
+        spreads = [s for _, s in points]
+        low, high = [s.low for s in spreads], [s.high for s in spreads]
+        made.append(Series(name, [x for x, _ in points], [s.median for s in spreads], low, high))
+    return [series for series in made if series.x]
 
 
-def _of_spreads(name: str, points: Sequence[tuple[float, Spread]]) -> Series:
-    spreads = [s for _, s in points]
-    low, high = [s.low for s in spreads], [s.high for s in spreads]
-    return Series(name, [x for x, _ in points], [s.median for s in spreads], low, high)
+def _has_two_places(series: Sequence[Series]) -> bool:
+    return len({x for s in series for x in s.x}) > 1
 
 
 def _limited(chart: Chart) -> Chart | None:
-    """A chart with as many series as can be told apart; None: it has no data."""
+    """A chart with at most MOST_SERIES series; None: it has no data."""
     total = len(chart.series)
     if total > MOST_SERIES:
         chart.series = _spread_out(chart.series, MOST_SERIES)
@@ -259,7 +277,7 @@ def _limited(chart: Chart) -> Chart | None:
 
 
 def _spread_out(values: Sequence[Any], most: int) -> list[Any]:
-    """At most so many of some values, the first and the last among them."""
+    """At most so many of the values, evenly chosen, with the first and the last."""
     if len(values) <= most:
         return list(values)
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
@@ -272,13 +290,13 @@ def _bars(key: str, title: str, groups: _Groups) -> Chart | None:
 
 def _lines(key: str, title: str, y_label: str, groups: _Groups) -> Chart | None:
     series = _series(key, groups)
-    if len({x for s in series for x in s.x}) < 2:
+    if not _has_two_places(series):
         return None
-    chart = Chart(key, title, "lines", DEVICES, y_label, series, logarithmic=True)
-    limited = _limited(chart)
-    if limited and key == FORECAST:
-        _add_forecasts(limited, {n: [r.forecast for r in rows] for n, rows in groups.items()})
-    return limited
+    chart = _limited(Chart(key, title, "lines", DEVICES, y_label, series, logarithmic=True))
+    if key != FORECAST:
+        return chart
+    found = [(name, row.forecast) for name, rows in groups.items() for row in rows]
+    return _with_forecasts(chart, [name for name, _ in found], [f for _, f in found])
 
 
 def _speedups(groups: _Groups, published: Iterable[PublishedTable]) -> Chart | None:
@@ -293,10 +311,9 @@ def _speedups(groups: _Groups, published: Iterable[PublishedTable]) -> Chart | N
     bases = [r.baseline.devices for rows in groups.values() for r in rows if r.baseline]
     chart.ideal = min(filter(None, bases), default=1)
     chart = _limited(chart) or chart
-    for table in published:
-        for name, line in published_speedups(table).items():
-            x, y = [x for x, _ in line], [y for _, y in line]
-            chart.series.append(Series(f"published: {name}", x, y, published=True))
+    for theirs in (series for table in published for series in _published_speedups(table)):
+        name = f"published: {theirs.label}"
+        chart.series.append(Series(name, theirs.x, theirs.y, published=True))
     return chart
 
 
@@ -305,29 +322,25 @@ def _phases(rows: Sequence[Row], fields: Sequence[str]) -> Chart | None:
     shown = _spread_out(measured, MOST_BARS)
     if not shown:
         return None
-    names = [f"{label(r, fields)} ({r.devices})" if r.devices else label(r, fields) for r in shown]
-    series = []
-    for phase in PHASES:
-        values = [max(0.0, row.median(f"{phase}_s") or 0.0) for row in shown]
-        series.append(
-            Series(phase.replace("startup", "start-up"), [*map(float, range(len(shown)))], values)
+    places = [float(i) for i in range(len(shown))]
+    series = [
+        Series(
+            phase.replace("startup", "start-up"),
+            places,
+            [max(0.0, row.median(f"{phase}_s") or 0.0) for row in shown],
         )
-    chart = Chart(
-        "phases",
-        "Phases of a run, by cell (devices)",
-        "stack",
-        "cell (devices)",
-        "time (s)",
-        series,
-    )
-    chart.names, chart.legend = names, "phase"
+        for phase in PHASES
+    ]
+    title, x_label = "Phases of a run, by cell (devices)", "cell (devices)"
+    chart = Chart("phases", title, "stack", x_label, "time (s)", series, legend="phase")
+    chart.names = [label(r, fields) + (f" ({r.devices})" if r.devices else "") for r in shown]
     if len(shown) < len(measured):
         chart.note = f"{len(shown)} of {len(measured)} cells, evenly chosen; the tables have all."
     return chart
 
 
 def _losses(rows: Sequence[Row], fields: Sequence[str]) -> Chart | None:
-    """The losses of one run a cell; records are read of those alone that are shown."""
+    """The losses of one run of each cell that is shown; only their records are read."""
     begun = [row for row in rows if row.runs]
     shown = _spread_out(begun, MOST_SERIES)
     series = []
@@ -339,16 +352,14 @@ def _losses(rows: Sequence[Row], fields: Sequence[str]) -> Chart | None:
             series.append(Series(name, x, y))
     if not series:
         return None
-    chart = Chart(
-        "loss", "Training loss", "curves", "optimizer step", "loss", series, legend="cell"
-    )
+    chart = Chart("loss", "Training loss", "curves", "optimizer step", "loss", series, "cell")
     if len(shown) < len(begun):
         chart.note = f"one run each of {len(shown)} of {len(begun)} cells, evenly chosen."
     return chart
 
 
 def _loss_points(run: MeasuredRun) -> list[tuple[float, float]]:
-    """Step and loss; of steps that were done again the last time counts."""
+    """Step and loss; of a step that was repeated after a restart, the last."""
     points = {}
     for record in run.records("step"):
         step, loss = record.get("step"), record.get("loss")
@@ -358,7 +369,7 @@ def _loss_points(run: MeasuredRun) -> list[tuple[float, float]]:
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """At most MOST_POINTS points: means of neighbours, so that no outlier is chosen by chance."""
+    """At most MOST_POINTS points: means of neighbours, so that no outlier is picked by chance."""
     size = -(-len(points) // MOST_POINTS) or 1
     groups = [points[i : i + size] for i in range(0, len(points), size)]
     x = [sum(p[0] for p in group) / len(group) for group in groups]

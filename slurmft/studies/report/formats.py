@@ -13,13 +13,13 @@ from typing import Any
 import tabulate
 
 tabulate.MIN_PADDING = 0
-"""Else every header takes two columns more, of the 120 that there are."""
+"""The default widens every header by two of the 120 columns."""
 
 WIDTH = 120
 """Columns of the terminal that a text table must fit."""
 
 NOTHING = "n/a"
-"""What stands where there is no value."""
+"""Shown in place of an absent value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Column:
     """Its name for people; words may be broken over lines. Default: the key."""
     numeric: bool = True
     rank: int = 0
-    """Columns of the highest rank are left out first where the table is too wide; 0: never."""
+    """Columns of the highest rank are left out first if the table is too wide; 0: never."""
 
     @property
     def words(self) -> str:
@@ -41,7 +41,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value of a table: what it is, for sorting and CSV, and how it is shown."""
+    """One value of a table: raw for sorting and CSV, and the text that is shown."""
 
     raw: Any
     text: str
@@ -51,15 +51,38 @@ class Value:
         """A value that is shown as it is: 60.5 stays 60.5."""
         return cls(raw, NOTHING if raw is None else str(raw))
 
+    @classmethod
+    def rounded(cls, raw: float | None, decimals: int) -> Value:
+        """A number that is shown with fixed decimals."""
+        return cls(raw, NOTHING if raw is None else f"{raw:.{decimals}f}")
+
+
+Columns = list[tuple[Column, list[Value]]]
+"""A table by columns, as it is built."""
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table with what must be read with it."""
+    """A table and its notes."""
 
     title: str
     columns: Sequence[Column]
     rows: Sequence[Sequence[Value]]
     notes: Sequence[str] = field(default=())
+
+    @classmethod
+    def of_columns(cls, title: str, columns: Columns, notes: Sequence[str] = ()) -> Table:
+        rows = [list(row) for row in zip(*(values for _, values in columns), strict=True)]
+        return cls(title, [column for column, _ in columns], rows, notes)
+
+    def with_columns(self, more: Columns, at: int) -> Table:
+        """The same with further columns before the one at an index."""
+        heads = [*self.columns[:at], *(column for column, _ in more), *self.columns[at:]]
+        rows = [
+            [*row[:at], *(values[i] for _, values in more), *row[at:]]
+            for i, row in enumerate(self.rows)
+        ]
+        return replace(self, columns=heads, rows=rows)
 
     def without(self, key: str) -> Table:
         """The same without one column."""
@@ -69,30 +92,29 @@ class Table:
 
 
 def as_text(table: Table, width: int = WIDTH) -> str:
-    """A table for terminals: columns of the highest rank give way until it fits.
+    """A table for terminals: columns of the highest rank are left out until it fits.
 
     Args:
         table: the table.
         width: columns of the terminal.
     """
-    shown, left_out = fitting(table, width)
-    notes = [*table.notes]
-    if left_out:
-        notes.append(f"left out here, in CSV: {', '.join(left_out)}")
-    lines = [_line(shown.title), "", _grid(shown), "", *_bullets(notes, width)]
+    fitted = _fitted(table, width)
+    lines = [_line(fitted.title), "", _grid(fitted), "", *_bullets(fitted.notes, width)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def fitting(table: Table, width: int = WIDTH) -> tuple[Table, list[str]]:
-    """A table as wide as a terminal, and the names of the columns that it lost for that."""
+def _fitted(table: Table, width: int = WIDTH) -> Table:
+    """A table as wide as a terminal; a note names the columns that were left out for that."""
     left_out: list[str] = []
     while max(len(line) for line in _grid(table).splitlines()) > width:
         last = max(table.columns, key=lambda column: column.rank)
         if last.rank == 0:
-            break  # fields and devices stay: a line too long is better than a row unnamed
+            break  # what names a row stays, even if the line is too long
         left_out.append(last.words)
         table = table.without(last.key)
-    return table, left_out
+    if not left_out:
+        return table
+    return replace(table, notes=[*table.notes, f"left out here, in CSV: {', '.join(left_out)}"])
 
 
 def _grid(table: Table) -> str:
@@ -102,35 +124,33 @@ def _grid(table: Table) -> str:
 
 def as_markdown(table: Table) -> str:
     """A table for GitHub and its like."""
-    shown, left_out = fitting(table)
-    rows = [[replace(v, text=markdown(v.text)) for v in row] for row in shown.rows]
-    headers = [markdown(column.words) for column in shown.columns]
-    notes = [*table.notes] + ([f"left out here, in CSV: {', '.join(left_out)}"] * bool(left_out))
-    parts = [f"**{markdown(table.title)}**", _tabulate(replace(shown, rows=rows), headers, "pipe")]
-    parts += ["\n".join(f"- {markdown(note)}" for note in notes)] if notes else []
+    fitted = _fitted(table)
+    rows = [[replace(v, text=markdown(v.text)) for v in row] for row in fitted.rows]
+    headers = [markdown(column.words) for column in fitted.columns]
+    parts = [f"**{markdown(table.title)}**", _tabulate(replace(fitted, rows=rows), headers, "pipe")]
+    parts += ["\n".join(f"- {markdown(note)}" for note in fitted.notes)] if fitted.notes else []
     return "\n\n".join(parts) + "\n"
 
 
 def as_latex(table: Table) -> str:
     """A `table` environment for LaTeX with the package booktabs; UTF-8."""
-    shown, left_out = fitting(table)
-    headers = [column.words for column in shown.columns]
-    grid = _tabulate(shown, headers, "latex_booktabs").replace("±", _PLUS_MINUS)
-    notes = [*table.notes] + ([f"left out here, in CSV: {', '.join(left_out)}"] * bool(left_out))
+    fitted = _fitted(table)
+    headers = [column.words for column in fitted.columns]
+    grid = _tabulate(fitted, headers, "latex_booktabs").replace("±", _PLUS_MINUS)
     lines = [
         r"\begin{table}",
         r"\centering",
         rf"\caption{{{latex(table.title)}}}",
         r"\small",
         *grid.splitlines(),
-        *(rf"\par\footnotesize {latex(note)}" for note in notes),
+        *(rf"\par\footnotesize {latex(note)}" for note in fitted.notes),
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
 
 
 def as_csv(table: Table) -> str:
-    """All columns, values as they are; without title and notes. Nothing is an empty field."""
+    """All columns, values unrounded; without title and notes. An absent value is an empty field."""
     made = io.StringIO()
     writer = csv.writer(made, lineterminator="\n")
     writer.writerow([column.key for column in table.columns])
@@ -140,7 +160,7 @@ def as_csv(table: Table) -> str:
 
 
 def as_list(title: str, lines: Sequence[str], form: str) -> str:
-    """Lines that belong to the tables above; for LaTeX, where they are not printed, as comments."""
+    """A list below the tables; in LaTeX as comments, which are not printed."""
     if not lines or form == "csv":
         return ""
     if form == "latex":
@@ -176,7 +196,7 @@ def _tabulate(table: Table, headers: Sequence[str], form: str) -> str:
 
 
 def _alignment(table: Table, index: int) -> str:
-    """Points below each other, where all values are plain numbers; else numbers to the right."""
+    """Aligned at the decimal point where all values are plain numbers; else to the right."""
     if not table.columns[index].numeric:
         return "left"
     plain = all(isinstance(row[index].raw, (int, float, type(None))) for row in table.rows)
@@ -185,12 +205,12 @@ def _alignment(table: Table, index: int) -> str:
 
 
 def _line(text: str) -> str:
-    """On one line, without what terminals take for commands."""
+    """One line without control characters, which a terminal would obey."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def latex(text: str) -> str:
-    """Text of which LaTeX takes nothing for a command."""
+    """Text with LaTeX's special characters escaped."""
     escaped = "".join(tabulate.LATEX_ESCAPE_RULES.get(c, c) for c in _line(text))
     return escaped.replace("±", _PLUS_MINUS)
 
@@ -202,7 +222,7 @@ _MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\|`*_[]<>"})
 
 
 def markdown(text: str) -> str:
-    """Text of which Markdown takes nothing for markup."""
+    """Text with Markdown's special characters escaped."""
     return _line(text).translate(_MARKDOWN)
 
 
@@ -210,13 +230,8 @@ def markdown(text: str) -> str:
 
 
 def decimals_of(values: Iterable[float | None], figures: int = 3) -> int:
-    """Decimals with which the smallest of some values has as many significant figures, 0 to 4."""
+    """Decimals, 0 to 4, that give the smallest of the values that many significant figures."""
     sizes = [abs(v) for v in values if v is not None and math.isfinite(v) and v != 0]
     if not sizes:
         return 0
     return min(4, max(0, figures - 1 - math.floor(math.log10(min(sizes)))))
-
-
-def rounded(value: float | None, decimals: int) -> str:
-    """A number with fixed decimals."""
-    return NOTHING if value is None else f"{value:.{decimals}f}"

@@ -1,15 +1,15 @@
-"""Published tables with ours beside them: which of our rows measured the same."""
+"""Published tables with our rows beside them, matched by what was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from slurmft.runs.scan import is_number
-from slurmft.studies.report.formats import NOTHING, Column, Table, Value, decimals_of, rounded
+from slurmft.studies.published import CONFIGURATION, PublishedTable, with_unit
+from slurmft.studies.report import layouts
+from slurmft.studies.report.formats import Column, Columns, Table, Value, decimals_of
 from slurmft.studies.report.measures import SCALED, Row, metric_name
-from slurmft.studies.report.published import CONFIGURATION, PublishedTable, column, with_unit
 from slurmft.studies.report.tables import state_value
 from slurmft.studies.spec import GLOBAL_BATCH_SIZE
 
@@ -26,7 +26,7 @@ _FIELDS = {
     "learning_rate": "learning_rate",
     "epochs": "epochs",
 }
-"""Published column or setting -> field of ours."""
+"""Published column or setting -> field of a run's configuration."""
 
 _MEASURES = {
     "time_s": "train_s",
@@ -39,12 +39,12 @@ _MEASURES = {
     **{name: name for name in SCALED},
     "train_speedup_published_text": "speedup",
 }
-"""Published column -> measure of ours."""
+"""Published column -> key of our measure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A published row and one of ours; either may be absent."""
+    """A published row and a row of ours; either may be absent."""
 
     published: dict[str, Any] | None
     ours: Row | None
@@ -56,7 +56,7 @@ def keys_of(published: PublishedTable) -> list[str]:
 
 
 def measured_of(published: PublishedTable) -> list[str]:
-    """The columns that ours have, too."""
+    """The columns that our rows have a measure for."""
     return [c for c in published.columns if c in _MEASURES]
 
 
@@ -98,8 +98,8 @@ def _equal(theirs: Any, ours: Any) -> bool:
 def beside(published: PublishedTable, rows: Sequence[Row], fields: Sequence[str]) -> Table:
     """A published table in its layout, with ours.
 
-    Tables of rows get a column of ours after each of theirs; those with a column a device count
-    get rows of ours below theirs.
+    Tables of rows get a column of ours after each of theirs; those with a column for every device
+    count get lines of ours below theirs.
 
     Args:
         published: what was published.
@@ -109,9 +109,9 @@ def beside(published: PublishedTable, rows: Sequence[Row], fields: Sequence[str]
     found = matches(published, rows)
     ours = [f for f in fields if f not in _used_fields(published)]
     ours = [f for f in ours if len({repr(m.ours.cell.get(f)) for m in found if m.ours}) > 1]
-    make = _in_columns if published.across is None else _in_rows
-    table = make(published, found, ours)
-    return Table(f"{published.name}: published / ours", *table, notes(published, rows, found))
+    make = _in_columns if published.across is None else _in_lines
+    title = f"{published.name}: published / ours"
+    return replace(make(published, found, ours), title=title, notes=notes(published, rows, found))
 
 
 def _used_fields(published: PublishedTable) -> set[str]:
@@ -125,29 +125,26 @@ def _used_fields(published: PublishedTable) -> set[str]:
     return used
 
 
-_Parts = tuple[list[Column], list[list[Value]]]
-
-
-def _in_columns(published: PublishedTable, found: Sequence[Match], fields: list[str]) -> _Parts:
+def _in_columns(published: PublishedTable, found: Sequence[Match], fields: list[str]) -> Table:
     keys = keys_of(published)
-    columns, values = [], []
+    columns: Columns = []
     for name in published.columns:
         measure = _MEASURES.get(name)
         title = f"{with_unit(name)} published" if measure else with_unit(name)
-        columns.append(Column(name, title, column(name, published.column(name)).numeric))
-        values.append([Value.of(_theirs(m, name, keys)) for m in found])
+        column = replace(layouts.column_of(published, name), label=title)
+        columns.append((column, [Value.of(_theirs(m, name, keys)) for m in found]))
         if measure:
-            columns.append(Column(f"{name}_ours", f"{with_unit(name)} ours"))
-            values.append(_ours([m.ours for m in found], measure))
+            column = Column(f"{name}_ours", f"{with_unit(name)} ours")
+            columns.append((column, _ours([m.ours for m in found], measure)))
     for name in fields:
-        columns.append(
-            Column(f"{name}_ours", f"{name.replace('_', ' ')} ours", numeric=False, rank=1)
-        )
-        values.append([Value.of(m.ours and m.ours.cell.get(name)) for m in found])
+        label = f"{name.replace('_', ' ')} ours"
+        column = Column(f"{name}_ours", label, numeric=False, rank=1)
+        columns.append((column, [Value.of(m.ours and m.ours.cell.get(name)) for m in found]))
     if any(m.ours and m.ours.state for m in found):
-        columns.append(Column("state_ours", "state of ours", numeric=False))
-        values.append([state_value(m.ours) if m.ours else Value.of(None) for m in found])
-    return columns, [list(row) for row in zip(*values, strict=True)]
+        column = Column("state_ours", "state of ours", numeric=False)
+        states = [state_value(m.ours) if m.ours else Value.of(None) for m in found]
+        columns.append((column, states))
+    return Table.of_columns(published.name, columns)
 
 
 def _theirs(match: Match, name: str, keys: Sequence[str]) -> Any:
@@ -161,7 +158,7 @@ def _ours(rows: Sequence[Row | None], measure: str) -> list[Value]:
     found = [_value_of(row, measure) for row in rows]
     fixed = {"metric": 4} | dict.fromkeys(SCALED, 2)
     decimals = fixed.get(measure, decimals_of(found))
-    return [Value(v, rounded(v, decimals)) for v in found]
+    return [Value.rounded(v, decimals) for v in found]
 
 
 def _value_of(row: Row | None, measure: str) -> float | None:
@@ -170,64 +167,47 @@ def _value_of(row: Row | None, measure: str) -> float | None:
     return row.scaled.get(measure) if measure in SCALED else row.median(measure)
 
 
-def _in_rows(published: PublishedTable, found: Sequence[Match], fields: list[str]) -> _Parts:
-    across = published.across
-    assert across
-    labels, name = published.labels, published.columns[-1]
-    keys = keys_of(published)
-    counts = {_theirs(m, across, keys) for m in found} - {None}
-    heads = list(dict.fromkeys([*published.column(across), *sorted(counts)]))
-    lines: dict[tuple[Any, ...], dict[Any, Value]] = {}
-    states: dict[tuple[Any, ...], list[str]] = {}
-    values = _ours([m.ours for m in found], _MEASURES[name]) if name in _MEASURES else []
-    for i, match in enumerate(found):
-        at = tuple(_theirs(match, c, keys) for c in labels)
-        head = _theirs(match, across, keys)
-        lines.setdefault((at, "published"), {})
-        if match.published:
-            lines[at, "published"][head] = Value.of(match.published[name])
-        if match.ours and values:
-            more = ", ".join(f"{f} {match.ours.cell.get(f)}" for f in fields)
-            line = (at, f"ours: {more}" if more else "ours")
-            lines.setdefault(line, {})[head] = values[i]
-            if match.ours.state:
-                states.setdefault(line, []).append(f"{head}: {state_value(match.ours).text}")
-    columns = [column(c, published.column(c)) for c in labels]
-    columns += [Column("whose", numeric=False)]
-    columns += [Column(f"{across}_{h}", with_unit(f"{h}_{across}")) for h in heads]
-    if states:
-        columns.append(Column("state", numeric=False))
-    order = {at: i for i, at in enumerate(dict.fromkeys(at for at, _ in lines))}
-    none = Value(None, NOTHING)
-    rows = []
-    for at, whose in sorted(lines, key=lambda line: order[line[0]]):
-        row = [*map(Value.of, at), Value.of(whose), *(lines[at, whose].get(h, none) for h in heads)]
-        told = [Value.of("; ".join(states.get((at, whose), [])))] if states else []
-        rows.append(row + told)
-    return columns, rows
+def _in_lines(published: PublishedTable, found: Sequence[Match], fields: list[str]) -> Table:
+    assert published.across
+    name, keys = published.columns[-1], keys_of(published)
+    lines = layouts.published_lines(published)
+    states: dict[layouts.Line, list[str]] = {}
+    values = _ours([m.ours for m in found], _MEASURES[name])
+    for match, value in zip(found, values, strict=True):
+        if match.ours is None:
+            continue
+        labels = tuple(_theirs(match, c, keys) for c in published.labels)
+        head = _theirs(match, published.across, keys)
+        more = ", ".join(f"{f} {match.ours.cell.get(f)}" for f in fields)
+        line = (labels, f"ours: {more}" if more else "ours")
+        lines.setdefault((labels, "published"), {})
+        lines.setdefault(line, {})[head] = value
+        if match.ours.state:
+            states.setdefault(line, []).append(f"{head}: {state_value(match.ours).text}")
+    counts = {_theirs(m, published.across, keys) for m in found} - {None}
+    return layouts.wide(published, lines, sorted(counts), states)
 
 
 def notes(published: PublishedTable, rows: Sequence[Row], found: Sequence[Match]) -> list[str]:
-    """What must be known to compare the two."""
-    told = []
-    both = [m.ours for m in found if m.published and m.ours]
-    measured = [row for row in both if row.finished]
+    """What a reader must know to compare the two."""
+    lines = []
+    measured = [m.ours for m in found if m.published and m.ours and m.ours.finished]
     if "time_s" in published.columns:
-        told.append("our time is the training phase's: without start-up and evaluation")
+        lines.append("our time is that of the training phase, without start-up and evaluation")
     name = metric_name(rows)
     for theirs in ("accuracy", "f1"):
         if theirs in published.columns and name != theirs:
-            told.append(f"beside the published {theirs} stands our {name}")
+            lines.append(f"our {name} is compared with the published {theirs}")
     known = {*keys_of(published), *measured_of(published)}
     for other in (c for c in published.columns if c not in known):
-        told.append(f"{other} is not known of ours: rows that differ in it alone show the same")
+        lines.append(f"{other} of our runs is unknown: rows that differ only in it show the same")
     if differing := _differences(published, measured):
-        told.append(f"not as published: {'; '.join(differing)}")
-    return told
+        lines.append(f"not as published: {'; '.join(differing)}")
+    return lines
 
 
 def _differences(published: PublishedTable, rows: Sequence[Row]) -> list[str]:
-    """Settings of ours that are others than those of the published setup."""
+    """Our settings that differ from the published setup."""
     lines = []
     for name, theirs in published.setup.items():
         if name not in _FIELDS:
@@ -243,17 +223,3 @@ def _same_setting(theirs: Any, ours: str) -> bool:
         return float(theirs) == float(ours)
     except (TypeError, ValueError):
         return str(theirs).lower() == ours.lower()
-
-
-def published_speedups(published: PublishedTable) -> dict[str, list[tuple[float, float]]]:
-    """Configuration -> (devices, speedup) of a published table, for the plot of speedups."""
-    if "speedup" not in published.columns or "gpus" not in published.columns:
-        return {}
-    series: dict[str, list[tuple[float, float]]] = {}
-    rest = [c for c in keys_of(published) if c != "gpus"]
-    for row in map(published.named, published.rows):
-        if not is_number(row["gpus"]) or not is_number(row["speedup"]):
-            continue  # the tables have it
-        name = ", ".join(f"{with_unit(c)} {row[c]}" for c in rest)
-        series.setdefault(name, []).append((row["gpus"], row["speedup"]))
-    return series

@@ -11,8 +11,7 @@ from typing import Any
 
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun, is_number, varied
-from slurmft.studies.report.forecast import Forecast
-from slurmft.studies.report.formats import Column
+from slurmft.studies.forecast import Forecast
 from slurmft.studies.report.runset import RunSet, planned
 from slurmft.studies.spec import Cell
 
@@ -20,10 +19,10 @@ DEVICE_FIELDS = ("nodes", "nproc_per_node", "gpus_per_node")
 """Fields of the configuration that say on how many devices a run is."""
 
 PHASES = ("startup", "train", "evaluate", "metric", "broadcast", "rest")
-"""Parts of a run's time; rest: model and data loading after the first step's start, saving."""
+"""Parts of a run's time; rest: loading of model and data after start-up, and saving."""
 
 NEAR = 0.02
-"""Work that differs by less than this part is the same: a last batch may be smaller."""
+"""Work that differs by less than this share counts as the same: a last batch may be smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +49,20 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What a run can be asked for, and how it is shown."""
+    """A quantity of a run, and how it is shown."""
 
     key: str
     label: str
-    read: Callable[[MeasuredRun], float]
-    """The value of a run; errors mean that it has none."""
+    read: Callable[[dict[str, Any]], float]
+    """The value in a run's result; an error means that it has none."""
     rank: int = 0
-    """See `tabular.Column`."""
+    """See `formats.Column`."""
     decimals: int | None = None
     """None: as many as the smallest value needs."""
     ranged: bool = False
-    """The spread is shown beside the median."""
+    """Whether the spread is shown beside the median."""
+    per_evaluation: bool = False
+    """Whether the value is divided by the number of evaluations."""
 
 
 def result_of(run: MeasuredRun) -> dict[str, Any]:
@@ -69,50 +70,22 @@ def result_of(run: MeasuredRun) -> dict[str, Any]:
     return run.result
 
 
-def _phase(name: str) -> Callable[[MeasuredRun], float]:
-    return lambda run: float(result_of(run)["phases_s"][name])
+def _phase(name: str) -> Callable[[dict[str, Any]], float]:
+    return lambda r: float(r["phases_s"][name])
 
 
-def _rate(phase: str) -> Callable[[MeasuredRun], float]:
+def _rate(phase: str) -> Callable[[dict[str, Any]], float]:
     """Samples/s of a device in a phase."""
-    return lambda run: float(
-        result_of(run)[f"{phase}_samples_per_s"] / result_of(run)["world_size"]
-    )
-
-
-def _of_result(name: str) -> Callable[[MeasuredRun], float]:
-    return lambda run: float(result_of(run)[name])
-
-
-def _imports_s(run: MeasuredRun) -> float:
-    return float(result_of(run)["imports_s"]["max"])
-
-
-def _rest_s(run: MeasuredRun) -> float:
-    found = result_of(run)
-    return float(found["wall_s"] - found["startup_s"] - sum(found["phases_s"].values()))
-
-
-def _memory_gib(run: MeasuredRun) -> float:
-    return float(max(result_of(run)["peak_memory_bytes"])) / 2**30
-
-
-def _first_metric(run: MeasuredRun) -> float:
-    return float(next(iter(result_of(run)["metrics"].values())))
-
-
-def _per_evaluation(phase: str, factor: float = 1) -> Callable[[MeasuredRun], float]:
-    """Seconds (times a factor) of a phase in one evaluation."""
-    return lambda run: _phase(phase)(run) * factor / run.evaluations
+    return lambda r: float(r[f"{phase}_samples_per_s"] / r["world_size"])
 
 
 SPEED = (
-    Measure("wall_s", "time (s)", _of_result("wall_s"), rank=4, ranged=True),
+    Measure("wall_s", "time (s)", lambda r: r["wall_s"], rank=4, ranged=True),
     Measure("train_s", "train (s)", _phase("train"), ranged=True),
     Measure(
         "train_samples_per_s_per_device", "train samples/s per device", _rate("train"), ranged=True
     ),
-    Measure("train_samples_per_s", "train samples/s", _of_result("train_samples_per_s"), rank=5),
+    Measure("train_samples_per_s", "train samples/s", lambda r: r["train_samples_per_s"], rank=5),
     Measure(
         "evaluate_samples_per_s_per_device",
         "evaluate samples/s per device",
@@ -120,22 +93,31 @@ SPEED = (
         rank=5,
     ),
 )
-METRIC = Measure("metric", "metric", _first_metric, rank=2, decimals=4)
-"""The task's first metric; its column has the metric's name."""
+METRIC = Measure(
+    "metric", "metric", lambda r: r["metrics"][r["primary_metric"]], rank=2, decimals=4
+)
+"""The task's primary metric; its column has the metric's name."""
 TIMES = (
-    Measure("startup_s", "start-up (s)", _of_result("startup_s")),
-    Measure("imports_s", "imports of the slowest node (s)", _imports_s),
+    Measure("startup_s", "start-up (s)", lambda r: r["startup_s"]),
+    Measure("imports_s", "imports of the slowest node (s)", lambda r: r["imports_s"]["max"]),
     *(Measure(f"{p}_s", f"{p} (s)", _phase(p)) for p in PHASES[1:-1] if p != "train"),
-    Measure("rest_s", "rest (s)", _rest_s),
-    Measure("peak_memory_gib", "peak memory (GiB)", _memory_gib),
     Measure(
-        "metric_s_per_evaluation", "metric (s) per evaluation", _per_evaluation("metric"), rank=1
+        "rest_s", "rest (s)", lambda r: r["wall_s"] - r["startup_s"] - sum(r["phases_s"].values())
+    ),
+    Measure("peak_memory_gib", "peak memory (GiB)", lambda r: max(r["peak_memory_bytes"]) / 2**30),
+    Measure(
+        "metric_s_per_evaluation",
+        "metric (s) per evaluation",
+        _phase("metric"),
+        rank=1,
+        per_evaluation=True,
     ),
     Measure(
         "broadcast_ms_per_evaluation",
         "broadcast (ms) per evaluation",
-        _per_evaluation("broadcast", 1000),
+        lambda r: 1000 * r["phases_s"]["broadcast"],
         rank=1,
+        per_evaluation=True,
     ),
 )
 MEASURES = {m.key: m for m in (*SPEED, METRIC, *TIMES)}
@@ -143,7 +125,7 @@ MEASURES = {m.key: m for m in (*SPEED, METRIC, *TIMES)}
 
 @dataclass(slots=True)
 class Row:
-    """A cell of a set: its fields, its runs and what they measured."""
+    """A cell of a run set: its fields, its runs and what they measured."""
 
     cell: Cell
     runs: Sequence[MeasuredRun]
@@ -154,13 +136,12 @@ class Row:
     """Fields that are the same in all runs of the set; of a cell without runs, all that it would
     have."""
     measures: dict[str, Spread] = field(default_factory=dict)
-    """By the key of a measure; without those that no run has."""
+    """Key of a measure -> its spread, where a run has it."""
     scaled: dict[str, float] = field(default_factory=dict)
     """speedup and efficiency, where there is a row to compare with."""
     baseline: Row | None = None
     forecast: Forecast | None = None
-    """Its training time, predicted from rows with fewer devices; None: nobody asked, or there are
-    too few."""
+    """Its training time, predicted from rows with fewer devices, if wanted and possible."""
 
     def median(self, key: str) -> float | None:
         found = self.measures.get(key)
@@ -171,13 +152,13 @@ class Row:
         return [run for run in self.runs if run.is_finished]
 
     def value(self, name: str) -> Any:
-        """A field of its configuration; of a cell without runs what it would be."""
+        """A field of its configuration; of a cell without runs, the planned one."""
         if name in self.cell:
             return self.cell[name]
         return self.runs[0].value(name) if self.runs else self.common.get(name)
 
     def fact(self, name: str) -> Any:
-        """What a run of it found out, such as the precision that `auto` became; else the field."""
+        """A field as its runs resolved it, such as the precision chosen for `auto`."""
         for run in self.finished:
             if name in result_of(run):
                 return result_of(run)[name]
@@ -185,18 +166,15 @@ class Row:
         return self.common.get(name, asked) if asked in (None, "auto") else asked
 
 
-SCALED = {
-    "speedup": Column("speedup", "speedup"),
-    "efficiency": Column("efficiency", "efficiency"),
-}
-"""Columns that follow from several rows."""
+SCALED = ("speedup", "efficiency")
+"""What follows from a row and its baseline."""
 
 FORECAST = "train_s"
 """The measure that `Row.forecast` is of."""
 
 
 def rows_of(runset: RunSet) -> list[Row]:
-    """A row for every cell: by what they differ in besides devices, then by devices."""
+    """A row for every cell, sorted by the other fields, then by devices."""
     common = _common(runset.runs)
     rows = []
     for cell, runs in runset.cells:
@@ -223,13 +201,13 @@ def _sortable(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _common(runs: Sequence[MeasuredRun]) -> Cell:
-    """The fields that are the same in all runs; for auto what it became, if that is the same."""
+    """The fields that are the same in all runs; `auto` as resolved, if that is the same."""
     differ = set(varied(runs))
     same = {k: v for k, v in runs[0].fields.items() if k not in differ} if runs else {}
     for name in [k for k, v in same.items() if v == "auto"]:
-        became = {str(r.result[name]) for r in runs if r.result and name in r.result}
-        if len(became) == 1:
-            same[name] = became.pop()
+        resolved = {str(r.result[name]) for r in runs if r.result and name in r.result}
+        if len(resolved) == 1:
+            same[name] = resolved.pop()
     return same
 
 
@@ -243,16 +221,18 @@ def _row(cell: Cell, runs: Sequence[MeasuredRun], repeats: int, common: Cell) ->
 
 
 def _read(measure: Measure, run: MeasuredRun) -> float | None:
-    """A run's value; None where its result lacks it, or holds what is no number."""
+    """A run's value; None where its result lacks it, or has no finite number there."""
     try:
-        value = measure.read(run)
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, StopIteration):
+        value = float(measure.read(result_of(run)))
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
         return None
+    if measure.per_evaluation:
+        value /= run.evaluations
     return value if math.isfinite(value) else None
 
 
 def _devices(runs: Sequence[MeasuredRun], fields: Cell) -> int | None:
-    """Ranks of a cell: what its runs say, else what its configuration asks for."""
+    """Ranks of a cell: as its runs recorded them, else as its configuration asks for them."""
     for run in runs:
         if run.result and isinstance(run.result["world_size"], int):
             return run.result["world_size"]
@@ -264,7 +244,7 @@ def _devices(runs: Sequence[MeasuredRun], fields: Cell) -> int | None:
 
 
 def state_of(runs: Sequence[MeasuredRun], repeats: int) -> str:
-    """What is not as it should be: "missing", "failed: reason", "1 of 3 failed"; or nothing."""
+    """ "missing", "failed: reason", "1 of 3 failed"; "" where all runs have finished."""
     total = max(len(runs), repeats)
     states = [_state(run) for run in runs if not run.is_finished]
     missing = total - len(runs)
@@ -281,7 +261,7 @@ def _state(run: MeasuredRun) -> tuple[str, str]:
     """The state of a run that has no result, and the reason where it failed."""
     state = str(run.state["state"])
     if state == "finished":
-        return "without result", "finished, but result.json is not there"
+        return "without result", "finished, but it has no result.json"
     if state != "failed":
         return state, ""
     failure = RunDir(run.path).root_failure() or {}
@@ -299,11 +279,11 @@ def _scale(row: Row, rows: Sequence[Row], runset: RunSet) -> None:
     row.baseline = base
     ratio = row.devices / base.devices
     if runset.scaling == "strong":
-        its, mine = base.median("train_s"), row.median("train_s")
-        speedup = its / mine if its and mine else None
+        base_s, row_s = base.median("train_s"), row.median("train_s")
+        speedup = base_s / row_s if base_s and row_s else None
     else:  # the same as the ratio of times where the work is the same
-        mine, its = (r.median("train_samples_per_s_per_device") for r in (row, base))
-        speedup = ratio * mine / its if mine and its else None
+        rate, base_rate = (r.median("train_samples_per_s_per_device") for r in (row, base))
+        speedup = ratio * rate / base_rate if rate and base_rate else None
     if speedup is not None:
         row.scaled |= {"speedup": speedup, "efficiency": speedup / ratio}
 
@@ -311,8 +291,8 @@ def _scale(row: Row, rows: Sequence[Row], runset: RunSet) -> None:
 def _baseline(row: Row, rows: Iterable[Row], fields: Sequence[str]) -> Row | None:
     """The row with the fewest devices among rows equal in all else.
 
-    A batch size counts as equal if the global one is; if no such row has as few devices, another
-    batch size is better than more devices, as in published tables.
+    Of rows with as few devices, the one with the nearest batch size, per process or global: fewer
+    devices count more than an equal batch size, as in published tables.
     """
 
     def rest(r: Row) -> dict[str, Any]:
@@ -330,22 +310,22 @@ _BATCH = ("batch_size", "gradient_accumulation_steps")
 
 
 def number_of(value: Any) -> float:
-    """What a foreign file may have as something else; 0: it does."""
+    """A value of a file as a number; 0 if it is none."""
     return float(value) if is_number(value) else 0.0
 
 
 def batches_of(row: Row) -> tuple[float, float]:
-    """Samples of a step: of a process, of all."""
+    """Samples of an optimizer step: per process, and global."""
     size, steps = (row.value(field) for field in _BATCH)
-    mine = number_of(size) * (number_of(steps) or 1)
-    return mine, mine * (row.devices or 0)
+    per_process = number_of(size) * (number_of(steps) or 1)
+    return per_process, per_process * (row.devices or 0)
 
 
 # --- as tables ------------------------------------------------------------------------------------
 
 
 def in_order(fields: Sequence[str]) -> list[str]:
-    """Fields as tables show them: what the devices are last."""
+    """Fields in the order of the tables: those of the devices last."""
     return sorted(fields, key=lambda f: f in DEVICE_FIELDS)
 
 
@@ -356,11 +336,8 @@ def label(row: Row, fields: Sequence[str]) -> str:
 
 
 def metric_name(rows: Iterable[Row]) -> str:
-    """The first metric of the rows' task; where they differ, just "metric"."""
+    """The primary metric of the rows' task; where they differ, or no run names it: "metric"."""
     names = {
-        next(iter(result_of(run)["metrics"]), "metric")
-        for r in rows
-        for run in r.finished
-        if isinstance(result_of(run)["metrics"], dict)
+        str(result_of(run).get("primary_metric", "metric")) for r in rows for run in r.finished
     }
-    return str(names.pop()) if len(names) == 1 else "metric"
+    return names.pop() if len(names) == 1 else "metric"

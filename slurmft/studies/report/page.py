@@ -1,22 +1,20 @@
-"""A report as one HTML file that needs nothing else: no server, no network, no other file."""
+"""A report as one HTML file that needs no server, network or other file."""
 
 from __future__ import annotations
 
+import base64
 import importlib.resources
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from slurmft.studies.report.plots import HINT, inline
-from slurmft.studies.report.sections import Section, slug
-
-TEMPLATE = "report.html"
+from slurmft.studies.report.plots import HINT
+from slurmft.studies.report.sections import Section
 
 
 def page(
     title: str,
     sections: Sequence[Section],
     drawn: Mapping[str, str],
-    told: Sequence[str],
+    origin: str,
     problems: Sequence[str],
 ) -> str:
     """The report.
@@ -25,28 +23,21 @@ def page(
         title: of the page.
         sections: what it holds.
         drawn: the plots: `Section.file_of` -> SVG; without those that were not drawn.
-        told: what made the page, when, and from what.
+        origin: what made the page, when, and from what.
         problems: what could not be read.
     """
     import jinja2  # 60 ms
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    folder = importlib.resources.files("slurmft") / "templates"
-    template = environment.from_string((folder / TEMPLATE).read_text(encoding="utf-8"))
-    shown = [_shown(section, drawn) for section in sections]
-    hint = HINT if any(s.charts for s in sections) and not drawn else ""
-    return template.render(title=title, sections=shown, told=told, hint=hint, problems=problems)
-
-
-def _shown(section: Section, drawn: Mapping[str, str]) -> dict[str, Any]:
-    """A section as the template takes it."""
-    import markupsafe
-
-    plots = []
-    for chart in section.charts:
-        name = section.file_of(chart)
-        if name in drawn:
-            prefix = slug(name)
-            svg = markupsafe.Markup(inline(drawn[name], chart, prefix))
-            plots.append({"chart": chart, "svg": svg, "table": chart.table(), "id": prefix})
-    return {"section": section, "plots": plots}
+    template = importlib.resources.files(__package__).joinpath("report.html")
+    return environment.from_string(template.read_text(encoding="utf-8")).render(
+        title=title,
+        sections=sections,
+        images={
+            name: base64.b64encode(svg.encode("utf-8", "replace")).decode()
+            for name, svg in drawn.items()
+        },
+        origin=origin,
+        hint=HINT if any(s.charts for s in sections) and not drawn else "",
+        problems=problems,
+    )

@@ -1,11 +1,10 @@
-"""Drawing of charts by matplotlib, which only this module imports, and not before it draws."""
+"""Draws charts by matplotlib, which only this module imports, and only to draw."""
 
 from __future__ import annotations
 
 import importlib.util
 import io
-import re
-from html import escape
+import textwrap
 from typing import Any
 
 from slurmft.studies.report.charts import Chart, Series
@@ -13,11 +12,11 @@ from slurmft.studies.report.charts import Chart, Series
 HINT = "plots need matplotlib: pip install matplotlib"
 
 _COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#999999")
-"""Okabe and Ito's, which the colour-blind can tell apart; yellow, faint on paper, is grey."""
+"""Okabe and Ito's palette for the colour-blind; its yellow, faint on paper, is replaced by grey."""
 _MARKERS = "osD^vPX*"
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 _HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "+++", "ooo")
-"""Besides the colours: a print in grey has neither."""
+"""Besides the colours, for prints in grey."""
 
 _STYLE = {
     "font.size": 8,
@@ -48,7 +47,7 @@ def is_available() -> bool:
 
 
 def draw(chart: Chart) -> tuple[str, bytes]:
-    """A chart as SVG (a whole file) and PNG (200 dots an inch)."""
+    """A chart as SVG (a whole file) and PNG (200 dots per inch)."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -60,17 +59,17 @@ def draw(chart: Chart) -> tuple[str, bytes]:
         {"bars": _bars, "lines": _lines, "stack": _stack, "curves": _curves}[chart.kind](
             axes, chart
         )
-        axes.set_title(_wrapped(chart.title), loc="left", fontweight="bold")
+        axes.set_title(_plain(textwrap.fill(chart.title, 64)), loc="left", fontweight="bold")
         _add_legend(figure, axes, chart)
         png, svg = io.BytesIO(), io.StringIO()
         figure.savefig(png, format="png", dpi=200, metadata={"Software": "slurmft"})
-        figure.set_layout_engine("none")  # what it found for the first file holds for the second
+        figure.set_layout_engine("none")  # keeps the layout of the first file for the second
         figure.savefig(svg, format="svg", metadata={"Date": None})
     return svg.getvalue(), png.getvalue()
 
 
 def _height_in(chart: Chart) -> float:
-    """Room for the plot, and for the lines of its legend."""
+    """Height of the plot with its legend."""
     if chart.kind == "stack":
         return 1.4 + 0.2 * len(chart.names)
     return 2.7 + 0.17 * _legend_lines([_name(series) for series in chart.series])
@@ -80,14 +79,8 @@ def _legend_lines(labels: list[str]) -> int:
     return -(-len(labels) // max(1, 90 // (max(map(len, labels)) + 8)))
 
 
-def _wrapped(title: str) -> str:
-    import textwrap
-
-    return _plain("\n".join(textwrap.wrap(title, 64)))
-
-
 def _plain(text: str) -> str:
-    """Text in which matplotlib sees no formula."""
+    """Text that matplotlib does not take for a formula."""
     return text.replace("$", r"\$")
 
 
@@ -105,15 +98,15 @@ def _add_legend(figure: Any, axes: Any, chart: Chart) -> None:
 
 
 def _name(series: Series) -> str:
-    """As the legend has it: without its middle if it is long, as paths differ at their ends;
-    matplotlib leaves out what begins with an underscore."""
+    """A label for the legend: long ones lose their middle, as paths differ at their ends."""
     text = series.label
     text = text if len(text) <= 60 else f"{text[:28]}...{text[-29:]}"
+    # matplotlib leaves out labels that begin with an underscore
     return _plain(f" {text}" if text.startswith("_") else text)
 
 
 def _errors(series: Series) -> Any:
-    """The way from the median down to the smallest and up to the largest; None: one run each."""
+    """Distances from the median to the smallest and the largest; None: one run each."""
     if series.low is None or series.high is None or series.low == series.high:
         return None
     down = [y - low for y, low in zip(series.y, series.low, strict=True)]
@@ -122,7 +115,7 @@ def _errors(series: Series) -> Any:
 
 
 def _bars(axes: Any, chart: Chart) -> None:
-    """Groups by x, a bar of each series in it."""
+    """Groups by x, with a bar for each series."""
     places = sorted({x for s in chart.series for x in s.x})
     width = 0.84 / len(chart.series)
     for i, series in enumerate(chart.series):
@@ -145,7 +138,7 @@ def _bars(axes: Any, chart: Chart) -> None:
 
 
 def _lines(axes: Any, chart: Chart) -> None:
-    """Lines over devices, which double."""
+    """Lines over devices, on a logarithmic axis."""
     places = sorted({x for s in chart.series for x in s.x})
     ours = [s for s in chart.series if not s.published and s.predicts is None]
     for i, series in enumerate(ours):
@@ -178,19 +171,19 @@ def _lines(axes: Any, chart: Chart) -> None:
 
 
 def _predictions(axes: Any, chart: Chart, labels: list[str]) -> None:
-    """Open markers with their intervals, in the colours of what they predict."""
+    """Open markers with intervals, in the colours of what they predict."""
     found = [(labels.index(s.predicts), s) for s in chart.series if s.predicts is not None]
     for i, series in found:
         axes.errorbar(series.x, series.y, yerr=_errors(series), color=_COLORS[i], linestyle="",
                       marker=_MARKERS[i], markerfacecolor="none", markersize=7, zorder=3,
                       elinewidth=0.8, capsize=3)  # fmt: skip
-    if found:  # one entry of the legend for all
+    if found:  # one legend entry for all
         axes.plot([], [], label=_PREDICTED, color="#555555", linestyle="", marker="o",
                   markerfacecolor="none", markersize=7)  # fmt: skip
 
 
 def _logarithmic_y(axes: Any, chart: Chart) -> None:
-    """A logarithmic axis with plain numbers, where all values have logarithms and differ much."""
+    """A logarithmic axis with plain numbers, where the values are positive and differ much."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     values = [y for s in chart.series for y in s.y]
@@ -206,7 +199,7 @@ def _logarithmic_y(axes: Any, chart: Chart) -> None:
 
 
 def _stack(axes: Any, chart: Chart) -> None:
-    """A horizontal bar a row, of its parts."""
+    """A horizontal bar for every cell, stacked from its parts."""
     lefts = [0.0] * len(chart.names)
     for i, series in enumerate(chart.series):
         axes.barh(
@@ -229,7 +222,7 @@ def _stack(axes: Any, chart: Chart) -> None:
 
 
 def _curves(axes: Any, chart: Chart) -> None:
-    """Lines of many points; a marker now and then."""
+    """Lines of many points, with few markers."""
     from matplotlib.ticker import MaxNLocator
 
     for i, series in enumerate(chart.series):
@@ -245,25 +238,3 @@ def _label(axes: Any, chart: Chart) -> None:
     axes.set_ylabel(chart.y_label)
     if axes.get_yscale() == "linear":
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
-
-
-def inline(svg: str, chart: Chart, prefix: str) -> str:
-    """An SVG file as part of an HTML page: its ids begin with a prefix; with title and description.
-
-    matplotlib numbers its ids anew in every file: without the prefix they would be there twice.
-    """
-    body = svg[svg.index("<svg") :]
-    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
-    body = re.sub(r"<style[^>]*>.*?</style>", "", body, flags=re.DOTALL)
-    body = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', body)
-    body = re.sub(r'xlink:href="#([^"]+)"', rf'href="#{prefix}-\1"', body)
-    body = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", body)
-    head = re.search(r'viewBox="([^"]+)"', body)
-    assert head
-    opening = (
-        f'<svg role="img" aria-labelledby="{prefix}-title {prefix}-desc" viewBox="{head[1]}" '
-        'xmlns="http://www.w3.org/2000/svg" version="1.1">'
-        f'<title id="{prefix}-title">{escape(chart.title)}</title>'
-        f'<desc id="{prefix}-desc">{escape(chart.description)}</desc>'
-    )
-    return opening + body[body.index(">") + 1 :]

@@ -20,7 +20,7 @@ from slurmft.studies.spec import GLOBAL_BATCH_SIZE, Cell, Study
 from slurmft.train import recipes
 
 _SETS_OTHERS = ("recipe", "task", "preset")
-"""Fields from which values of other fields follow."""
+"""Fields that set the values of other fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +32,17 @@ class RunSet:
     fields: Sequence[str]
     """What its cells differ in."""
     cells: Sequence[tuple[Cell, Sequence[MeasuredRun]]]
-    """Values of the fields, and the runs with them; none: they are missing."""
+    """Values of the fields, and the runs with them; no run: they are missing."""
     repeats: int = 1
     """Runs that a cell should have, at least."""
     scaling: str | None = None
-    """strong: the work is the same in all cells, weak: the same a device; None: nobody said."""
+    """strong: the same work in all cells; weak: the same work per device; None: unknown."""
     published: Path | None = None
     """Published tables to compare with."""
     published_name: str = ""
     """The name of their file, of which `published` may be a copy."""
     study: Study | None = None
-    """Its file, where there is one that can be read."""
+    """Its study file, if it can be read."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -105,40 +105,40 @@ def _of_study(name: str, folder: Path | None, runs: list[MeasuredRun]) -> RunSet
 
 
 def _read(name: str, folder: Path, problems: list[str]) -> Study | None:
-    """The study file in a folder; what is wrong with it is a problem, and no end."""
+    """The study file in a folder; None, with a problem noted, if it cannot be used."""
     try:
         study = spec.read(folder, with_published=False)
     except UsageError as error:
-        problems.append(f"missing runs are not known: {error.message}")
+        problems.append(f"missing runs are unknown: {error.message}")
         return None
     if study.name != name:
         path = folder / spec.FILE
-        problems.append(f"missing runs are not known: {path} is of the study {study.name!r}")
+        problems.append(f"missing runs are unknown: {path} is of the study {study.name!r}")
         return None
     return study
 
 
 def planned(study: Study, cell: Cell, common: Mapping[str, Any]) -> Cell:
-    """What a run of a cell would have as its fields, as far as that is known.
+    """The fields that a run of a cell would have, as far as they are known.
 
     Args:
         study: the study.
         cell: one of its cells.
-        common: fields that are the same in all runs that there are: flags are not in the file.
+        common: fields that are the same in all existing runs: the study file lacks flags.
     """
     values = study.fixed | spec.typed(cell)
     rest = {k: v for k, v in values.items() if k != GLOBAL_BATCH_SIZE}
     known = {k: v for k, v in common.items() if v is not None}
     if GLOBAL_BATCH_SIZE in values:
-        known.pop("batch_size", None)  # that of other numbers of processes
+        known.pop("batch_size", None)  # it is for other numbers of processes
     try:
-        told = recipes.fill(rest)
+        filled = recipes.fill(rest)
     except UsageError:
         return known | cell
     if GLOBAL_BATCH_SIZE in values:
-        told.pop("batch_size", None)
-    follows = any(name in cell for name in _SETS_OTHERS)
-    found = (known | told if follows else told | known) | spec.typed(cell)
+        filled.pop("batch_size", None)
+    sets_others = any(name in cell for name in _SETS_OTHERS)
+    found = (known | filled if sets_others else filled | known) | spec.typed(cell)
     if GLOBAL_BATCH_SIZE in values:
         with contextlib.suppress(UsageError):  # the number of processes is not known
             found["batch_size"] = spec.divide_batch(values, found)["batch_size"]
@@ -146,7 +146,7 @@ def planned(study: Study, cell: Cell, common: Mapping[str, Any]) -> Cell:
 
 
 def _newest_of_repeats(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
-    """One run of each repeat of a cell: one that finished, or the last one begun."""
+    """One run of each repeat of a cell: a finished one, or the newest."""
     found: dict[tuple[str, str], MeasuredRun] = {}
     for run in runs:
         study = run.study or {}
@@ -157,8 +157,8 @@ def _newest_of_repeats(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
 
 
 def _published(study: Study, runs: Sequence[MeasuredRun], problems: list[str]) -> Path | None:
-    """The published tables that a study names: their copy in its folder; else by that folder, or
-    by where it was submitted."""
+    """The file of published tables that a study names: the copy in its folder, or a path relative
+    to that folder or to where it was submitted."""
     if study.published is None:
         return None
     from_folders = dict.fromkeys(r.config.get("submission", {}).get("folder", "") for r in runs)
@@ -167,6 +167,7 @@ def _published(study: Study, runs: Sequence[MeasuredRun], problems: list[str]) -
     found = next((path for path in candidates if path.is_file()), None)
     if found is None:
         problems.append(
-            f"published {study.published_as!r} of the study is no file: give --published FILE"
+            f"the study names published = {study.published_as!r}, which is not a file: give "
+            "--published FILE"
         )
     return found

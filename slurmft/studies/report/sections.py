@@ -1,66 +1,47 @@
-"""The parts of a report: for every study, and every file of published tables, what to show."""
+"""The parts of a report: what it shows of every study, and of every file of published tables."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 from slurmft.core.errors import UsageError
-from slurmft.studies.report import forecast as report_forecast
-from slurmft.studies.report.charts import (
-    Chart,
-    charts_of,
-    forecast_chart,
-    published_chart,
-    published_speedup_chart,
-)
-from slurmft.studies.report.forecast import Forecast
+from slurmft.studies.forecast import Forecaster, Forecasts
+from slurmft.studies.published import PublishedTable
+from slurmft.studies.report import layouts, predictions
+from slurmft.studies.report.charts import Chart, charts_of, charts_of_published
 from slurmft.studies.report.formats import Table
 from slurmft.studies.report.matching import beside, keys_of, matches, measured_of
-from slurmft.studies.report.measures import Row, rows_of
+from slurmft.studies.report.measures import FORECAST, Row, rows_of
 from slurmft.studies.report.provenance import changes, origins
-from slurmft.studies.report.published import PublishedTable
 from slurmft.studies.report.runset import RunSet
 from slurmft.studies.report.tables import data_table, phase_table, speed_table
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Section:
-    """What belongs together: tables, plots, and where they come from."""
+    """Tables and plots that belong together, and where they come from."""
 
     key: str
     """For the names of its files."""
     title: str
     tables: Sequence[Table]
     data: Sequence[tuple[str, Table]]
-    """The same for CSV, with the names of its files, without ending."""
+    """The same for CSV: name of the file, without ending, and table."""
     make_charts: Callable[[], list[Chart]]
-    """Plots are made when they are wanted: curves read many records."""
-    origins: Sequence[str] = field(default=())
-    problems: Sequence[str] = field(default=())
-    cache: list[list[Chart]] = field(default_factory=list, repr=False)
+    """Makes the plots when they are needed: curves read many records."""
+    origins: Sequence[str] = ()
+    problems: Sequence[str] = ()
 
-    @property
+    @functools.cached_property
     def charts(self) -> list[Chart]:
-        if not self.cache:
-            self.cache.append(self.make_charts())
-        return self.cache[0]
+        return self.make_charts()
 
     def file_of(self, chart: Chart) -> str:
         """The name of a plot's files, without ending."""
         return f"{self.key}-{slug(chart.key)}"
-
-
-class Forecaster(Protocol):
-    """The module `forecaster`, which needs numpy: only those who ask for it import it."""
-
-    def of_rows(self, rows: Sequence[Row], title: str) -> list[Forecast | None]: ...
-
-    def of_table(self, table: PublishedTable) -> list[Forecast | None]: ...
-
-    def network_gbit_s(self, table: PublishedTable) -> float | None: ...
 
 
 def slug(text: str) -> str:
@@ -71,12 +52,12 @@ def slug(text: str) -> str:
 def of_runs(
     runset: RunSet, published: Sequence[PublishedTable], forecaster: Forecaster | None = None
 ) -> Section:
-    """The section of a set of runs, with published tables, and maybe predictions, beside ours."""
+    """The section of a run set: its tables, predictions if wanted, and published tables beside."""
     rows = rows_of(runset)
-    told = _predict(rows, runset, forecaster) if forecaster else []
+    predicted = _predict(rows, runset, forecaster) if forecaster else []
     speed = speed_table(rows, runset)
     changed = changes(rows, runset.fields)
-    speed = replace(speed, notes=[*speed.notes, *told, *changed])
+    speed = replace(speed, notes=[*speed.notes, *predicted, *changed])
     key = slug(runset.name)
     tables = [speed, phase_table(rows, runset)]
     data = [(key, data_table(rows, runset))]
@@ -84,13 +65,13 @@ def of_runs(
     for i, theirs in enumerate(published):
         if not any(m.published and m.ours for m in matches(theirs, rows)):
             keys = ", ".join(k.replace("_", " ") for k in keys_of(theirs)) or "nothing"
-            problems.append(f"no row matches one of {theirs.name}, by {keys}")
+            problems.append(f"no row matches a row of {theirs.name}; compared by: {keys}")
         elif measured_of(theirs):
             table = beside(theirs, rows, runset.fields)
             data.append((f"{key}-{slug(theirs.key)}", table))
             is_last = all(later.file != theirs.file for later in published[i + 1 :])
-            doubts = theirs.told if is_last else ()  # of all tables of a file, once
-            tables.append(replace(table, notes=[*table.notes, *changed, *doubts]))
+            footnotes = theirs.footnotes if is_last else ()  # once for all tables of a file
+            tables.append(replace(table, notes=[*table.notes, *changed, *footnotes]))
     return Section(
         key=key,
         title=runset.title,
@@ -103,59 +84,45 @@ def of_runs(
 
 
 def _predict(rows: Sequence[Row], runset: RunSet, forecaster: Forecaster) -> list[str]:
-    """Gives rows their forecasts; returns what must be known of them."""
-    found = forecaster.of_rows(rows, runset.title)
-    for row, forecast in zip(rows, found, strict=True):
+    """Sets the forecasts of rows; returns the notes on them."""
+    groups = [(row.finished, row.median(FORECAST)) for row in rows]
+    forecasts = forecaster.of_runs(groups, runset.title)
+    for row, forecast in zip(rows, forecasts, strict=True):
         row.forecast = forecast
-    return report_forecast.notes(found)
+    return predictions.notes(forecasts)
 
 
 def of_published(tables: Sequence[PublishedTable], forecaster: Forecaster | None = None) -> Section:
-    """The section of a file of published tables, as published; maybe with predictions."""
+    """The section of a file of published tables, as published; predictions if wanted."""
     problems: list[str] = []
-    found = [_forecasts(table, forecaster, problems) for table in tables]
-    shown = [report_forecast.layout(t, f) for t, f in zip(tables, found, strict=True)]
-    for i, (table, its) in enumerate(zip(tables, found, strict=True)):
-        if forecaster and any(its):
-            told = report_forecast.notes(its, forecaster.network_gbit_s(table))
-            shown[i] = replace(shown[i], notes=told)
-    if forecaster and not any(any(its) for its in found):
-        shown[-1] = replace(shown[-1], notes=report_forecast.notes([]))
-    shown[-1] = replace(shown[-1], notes=[*shown[-1].notes, *tables[-1].told])  # the file's: once
-
-    def make_charts() -> list[Chart]:
-        made = [
-            chart
-            for table, its in zip(tables, found, strict=True)
-            for chart in (
-                published_chart(table),
-                published_speedup_chart(table),
-                forecast_chart(table, its),
-            )
-        ]
-        return [chart for chart in made if chart]
-
+    forecasts = [_forecasts(table, forecaster, problems) for table in tables]
+    both = list(zip(tables, forecasts, strict=True))
+    shown = [layouts.layout(table, found) for table, found in both]
+    for i, (table, found) in enumerate(both):
+        if forecaster and any(found):
+            notes = predictions.notes(found, forecaster.network_gbit_s(table))
+            shown[i] = replace(shown[i], notes=notes)
+    if forecaster and not any(any(found) for found in forecasts):
+        shown[-1] = replace(shown[-1], notes=predictions.notes([]))
+    shown[-1] = replace(shown[-1], notes=[*shown[-1].notes, *tables[-1].footnotes])
     first = tables[0]
     return Section(
         key=f"published-{slug(first.file)}",
         title=f"Published: {first.work}",
         tables=shown,
-        data=[
-            (f"published-{slug(t.key)}", report_forecast.data(t, f))
-            for t, f in zip(tables, found, strict=True)
-        ],
-        make_charts=make_charts,
+        data=[(f"published-{slug(t.key)}", layouts.data(t, found)) for t, found in both],
+        make_charts=lambda: [c for t, found in both for c in charts_of_published(t, found)],
         problems=problems,
     )
 
 
 def _forecasts(
     table: PublishedTable, forecaster: Forecaster | None, problems: list[str]
-) -> list[Forecast | None]:
-    """A forecast for every row of a published table, where it is asked for and can be made."""
+) -> Forecasts:
+    """A forecast for every row of a published table, where one is wanted and possible."""
     try:
         if forecaster:
             return forecaster.of_table(table)
     except UsageError as error:
-        problems.append(f"nothing is predicted of {table.name}: {error.message}")
+        problems.append(f"no predictions for {table.name}: {error.message}")
     return [None] * len(table.rows)

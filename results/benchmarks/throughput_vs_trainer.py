@@ -1,0 +1,234 @@
+"""How fast is a step against transformers' Trainer, by how batches are padded? One process, all
+cores, the 22M-parameter encoder, the same samples in the same order.
+
+    python results/benchmarks/throughput_vs_trainer.py mrpc DATA_DIR     # 6 minutes
+    python results/benchmarks/throughput_vs_trainer.py emotion DATA_DIR
+    python results/benchmarks/throughput_vs_trainer.py squad DATA_DIR
+
+DATA_DIR holds train.jsonl and validation.jsonl. Every case is a process of its own, in turn; a
+round has them all. Of every process, the time of the same steps after the warm-up counts. Losses
+are means over these steps; dropout draws other numbers in every case.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import Steps, call, encoder, job_environment, make_run, parser, peak_memory_mib, save
+
+ROUNDS, WARM_UP = 2, 2
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained."""
+
+    batch_size: int
+    max_length: int
+    steps: int
+    """That count."""
+    skip: tuple[str, ...] = ()
+    """Cases that are not run: words in their names."""
+
+
+WORK = {
+    "mrpc": Work(32, 128, 12),
+    "emotion": Work(256, 128, 8, skip=("padded", "grouped")),
+    "squad": Work(16, 384, 6, skip=("fp32", "dynamic", "grouped")),
+}
+
+CASES = {
+    "Trainer, padded, fp32": ("trainer", "padded", "fp32"),
+    "Trainer, padded, bf16": ("trainer", "padded", "bf16"),
+    "Trainer, dynamic, bf16": ("trainer", "dynamic", "bf16"),
+    "slurmft, padded, bf16": ("slurmft", "padded", "bf16"),
+    "slurmft, dynamic, bf16": ("slurmft", "dynamic", "bf16"),
+    "slurmft, packed, bf16": ("slurmft", "packed", "bf16"),
+    "slurmft, grouped, bf16": ("slurmft", "grouped", "bf16"),
+    "slurmft as submitted": ("slurmft", "packed", "bf16"),
+}
+"""Name -> program, batching, precision. Length bucketing (grouped) makes other batches. As
+submitted: with the environment that a job's processes get on this machine."""
+
+RATIOS = [
+    ("slurmft, packed, bf16", "Trainer, padded, bf16"),
+    ("slurmft, packed, bf16", "Trainer, dynamic, bf16"),
+    ("slurmft, grouped, bf16", "Trainer, padded, bf16"),
+    ("slurmft as submitted", "Trainer, padded, fp32"),
+    ("slurmft, padded, bf16", "Trainer, padded, bf16"),
+    ("slurmft, dynamic, bf16", "Trainer, dynamic, bf16"),
+]
+
+
+def main(task: str, data: Path) -> None:
+    cases = [name for name in CASES if not any(word in name for word in WORK[task].skip)]
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(ROUNDS):
+            names = cases[:: -1 if number % 2 else 1]
+            for name in names:
+                found[name].append(run(Path(folder), task, data, name))
+                print(number, name, found[name][-1], flush=True)
+    report(task, found)
+
+
+def report(task: str, found: dict[str, list[dict[str, float]]]) -> None:
+    """Writes and prints medians, and ratios of them."""
+    rates = {
+        name: statistics.median(each["samples_per_s"] for each in all_of)
+        for name, all_of in found.items()
+    }
+    ratios = {
+        f"{ours} / {theirs}": rates[ours] / rates[theirs]
+        for ours, theirs in RATIOS
+        if ours in rates and theirs in rates
+    }
+    print(json.dumps(ratios, indent=1))
+    work = WORK[task]
+    save(f"throughput_vs_trainer_{task}", {
+        "batch_size": work.batch_size, "max_length": work.max_length, "steps": work.steps,
+        "runs": found, "median_samples_per_s": rates, "ratios": ratios,
+    })  # fmt: skip
+
+
+def run(folder: Path, task: str, data: Path, name: str) -> dict[str, float]:
+    """One case in a process of its own."""
+    output = folder / "measured.json"
+    command = [sys.executable, __file__, "case", task, str(data), name, str(folder), str(output)]
+    environment = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
+    if name == "slurmft as submitted":
+        environment |= job_environment()
+    call(*command, timeout_s=900, env=os.environ | environment)
+    found: dict[str, float] = json.loads(output.read_text())
+    return found
+
+
+def case(task: str, data: Path, name: str, folder: Path, output: Path) -> None:
+    program, batching, precision = CASES[name]
+    path = make_case(folder / "runs", task, data, encoder(), batching, precision)
+    times, losses = {"slurmft": by_slurmft, "trainer": by_trainer}[program](path, task)
+    work = WORK[task]
+    seconds = times[-1] - times[WARM_UP - 1]
+    found = {
+        "samples_per_s": work.steps * work.batch_size / seconds,
+        "loss": statistics.mean(losses[WARM_UP:]),
+        "peak_memory_mib": peak_memory_mib(),
+    }
+    output.write_text(json.dumps(found))
+    os._exit(0)
+
+
+def make_case(
+    runs_dir: Path, task: str, data: Path, model: Path, batching: str, precision: str
+) -> Path:
+    """A run directory of what both programs train, at a constant learning rate."""
+    work = WORK[task]
+    return make_run(
+        runs_dir, task=task, data=str(data), model=str(model), batching=batching,
+        precision=precision, batch_size=work.batch_size, max_length=work.max_length,
+        learning_rate=5e-5, lr_schedule="constant", warmup_ratio=0.0,
+    )  # fmt: skip
+
+
+def by_slurmft(path: Path, task: str) -> tuple[list[float], list[float]]:
+    """Clock times after every step, and losses."""
+    steps = Steps(path)
+    times, losses = [], []
+    for _ in range(WARM_UP + WORK[task].steps):
+        losses.append(steps.step())
+        times.append(time.perf_counter())
+    return times, [float(loss) for loss in losses]
+
+
+def by_trainer(path: Path, task: str) -> tuple[list[float], list[float]]:
+    """The same by transformers' Trainer, on the same samples in the same order."""
+    from torch.utils.data import SequentialSampler
+    from transformers import (
+        AutoTokenizer,
+        DataCollatorWithPadding,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+
+    from slurmft.runs.rundir import RunDir
+    from slurmft.train import tasks
+    from slurmft.train.config import TrainConfig
+    from slurmft.train.data import epoch_order
+
+    run, work = RunDir.open(path), WORK[task]
+    config = TrainConfig.of(run.load_config().program)
+    maker = tasks.get(config)
+    data = maker.prepare()
+    order = epoch_order(len(data.train), config.seed, 0)
+    rows = [sample(data.train, i) for i in order[: (WARM_UP + work.steps) * work.batch_size]]
+    is_padded = config.batching == "padded"
+    tokenizer = AutoTokenizer.from_pretrained(config.model)
+    fill: dict[str, Any] = {"padding": "longest"}
+    if is_padded:
+        fill = {"padding": "max_length", "max_length": work.max_length}
+    times: list[float] = []
+    losses: list[float] = []
+
+    class InOrder(Trainer):  # type: ignore[misc, unused-ignore]
+        def _get_train_sampler(self, *_: Any) -> Any:
+            return SequentialSampler(self.train_dataset)
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            loss = super().training_step(*args, **kwargs)
+            losses.append(loss.detach())
+            return loss
+
+    class Clock(TrainerCallback):  # type: ignore[misc, unused-ignore]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            times.append(time.perf_counter())
+
+    arguments = TrainingArguments(
+        output_dir=str(path / "trainer"), per_device_train_batch_size=work.batch_size,
+        max_steps=WARM_UP + work.steps, learning_rate=5e-5, lr_scheduler_type="constant",
+        weight_decay=config.weight_decay, use_cpu=True, bf16=config.precision == "bf16",
+        optim="adamw_torch_fused", report_to=[], save_strategy="no", logging_strategy="no",
+        disable_tqdm=True, dataloader_num_workers=0,
+    )  # fmt: skip
+    trainer = InOrder(
+        model=maker.model(data),
+        args=arguments,
+        train_dataset=rows,
+        data_collator=DataCollatorWithPadding(tokenizer, **fill),
+        callbacks=[Clock()],
+    )
+    trainer.train()
+    return times, [float(loss) for loss in losses]
+
+
+def sample(table: Any, i: int) -> dict[str, Any]:
+    """A sample as the Trainer's users have it: lists."""
+    from slurmft.train.data import SPAN
+
+    start, end = table.offsets[i], table.offsets[i + 1]
+    found: dict[str, Any] = {"input_ids": table.tokens[start:end].tolist()}
+    found["attention_mask"] = [1] * int(end - start)
+    if table.types is not None:
+        found["token_type_ids"] = table.types[start:end].tolist()
+    label = table.labels[i]
+    if label.ndim:
+        return found | dict(zip(SPAN, label.tolist(), strict=True))
+    return found | {"labels": label.item()}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["case"]:
+        case(sys.argv[2], Path(sys.argv[3]), sys.argv[4], Path(sys.argv[5]), Path(sys.argv[6]))
+    arguments = parser(__doc__)
+    arguments.add_argument("task", choices=WORK)
+    arguments.add_argument("data", type=Path, metavar="DATA_DIR")
+    asked = arguments.parse_args()
+    main(asked.task, asked.data.absolute())

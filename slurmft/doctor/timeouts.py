@@ -1,0 +1,34 @@
+"""Calls that may hang, as in a dead file system, with a limit on how long they are waited for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+
+def call_all(timeout_s: float, calls: Sequence[Callable[[], Result]]) -> list[Result | Exception]:
+    """Makes all calls at the same time; returns their results, in order.
+
+    Instead of a result: the exception that the call raised, or a TimeoutError. A call that takes
+    longer runs on in its thread, which ends with this process: nothing can end it earlier.
+    """
+    late = TimeoutError(f"no answer in {timeout_s:.0f} s")
+    results: list[Result | Exception] = [late] * len(calls)
+
+    def run(index: int, call: Callable[[], Result]) -> None:
+        try:
+            results[index] = call()
+        except Exception as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=c, daemon=True) for c in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(timeout=max(0.0, deadline - time.monotonic()))
+    return list(results)

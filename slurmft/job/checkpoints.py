@@ -1,0 +1,163 @@
+"""Checkpoint folders: visible whole or not at all, verified, pruned, and when the next is due."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from slurmft.core.errors import SlurmftError
+from slurmft.core.files import fingerprint, new_folder
+from slurmft.runs.rundir import RunDir, current_attempt
+
+_MANIFEST = "manifest.json"
+_RETRY_S = 30
+"""Pause after a checkpoint that could not be written."""
+
+
+class BadCheckpointError(Exception):
+    """A checkpoint is not what was written."""
+
+
+def checkpoint_name(step: int, suffix: str = "") -> str:
+    """See `RunDir.checkpoint_names`, which sorts them."""
+    return f"step-{step:08d}{suffix}"
+
+
+def verify(path: Path) -> None:
+    """Compares all files of a checkpoint with its manifest.
+
+    Raises:
+        BadCheckpointError: a file is absent, has another size or another checksum.
+        OSError: the file system fails; the checkpoint may be good.
+    """
+    try:
+        manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        for name, expected in manifest["files"].items():
+            if (path / name).stat().st_size != expected["bytes"]:
+                raise BadCheckpointError(f"{name} has lost or gained bytes")
+            if fingerprint(path / name) != expected:
+                raise BadCheckpointError(f"{name} has another checksum than when it was written")
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadCheckpointError(f"{type(error).__name__}: {error}") from error
+
+
+def newest(run: RunDir, warn: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that is whole; damaged ones are put aside, with a warning.
+
+    Raises:
+        SlurmftError: the file system cannot be read: no reason to start from the beginning.
+    """
+    names = run.checkpoint_names()
+    for name in reversed(names):
+        path = run.checkpoints / name
+        try:
+            _verify_patiently(path, run.path)
+            return path
+        except BadCheckpointError as error:
+            aside = path.with_name(f"bad-{name}-{time.time_ns()}")
+            path.rename(aside)
+            warn(f"the checkpoint {name} is damaged ({error}); put aside as {aside.name}")
+    if names:
+        warn("no checkpoint is whole: the run starts from its beginning")
+    return None
+
+
+def _verify_patiently(path: Path, run: Path, tries: int = 5) -> None:
+    for number in range(1, tries + 1):
+        try:
+            return verify(path)
+        except OSError as error:  # a hiccup of a shared file system
+            if number == tries:
+                raise SlurmftError(
+                    f"cannot read the checkpoint {str(path)!r}: {error.strerror or error}",
+                    "when the file system can be read again: slurmft resume "
+                    + shlex.quote(str(run)),
+                ) from error
+        time.sleep(number)
+
+
+def prune(run: RunDir, keep: int, best: str | None) -> None:
+    """Removes all but the newest `keep` checkpoints and the best one."""
+    names = run.checkpoint_names()
+    for name in names[: max(0, len(names) - keep)]:
+        if name != best:
+            aside = run.checkpoints / f".old-{name}"
+            (run.checkpoints / name).rename(aside)  # a reader never sees half a checkpoint
+            shutil.rmtree(aside)
+
+
+def remove_leftovers(run: RunDir, bad: bool = False) -> None:
+    """Removes what a kill during a save left behind, and damaged checkpoints if `bad`."""
+    for path in (*run.checkpoints.glob(".*"), *(run.checkpoints.glob("bad-*") if bad else ())):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+class Checkpoints:
+    """Writes the checkpoints of a run; on its main rank."""
+
+    def __init__(self, run: RunDir, every_s: float, keep: int) -> None:
+        """
+        Args:
+            every_s: seconds between checkpoints; 0: none is due by time.
+            keep: the newest checkpoints that stay, besides the best one.
+        """
+        self.best: str | None = None
+        """Name of the best checkpoint, which is not pruned."""
+        self.seconds = 0.0
+        """How long the last one took to write."""
+        self._run, self._every_s, self._keep = run, every_s, keep
+        self._attempt = current_attempt()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._due_at = 0.0
+        self.schedule()
+
+    def is_due(self) -> bool:
+        """Whether the time of the next one has come, and none is being written."""
+        return time.monotonic() >= self._due_at and self._idle.is_set()
+
+    def schedule(self) -> None:
+        """A checkpoint begins now: when the next one is due."""
+        self._due_at = time.monotonic() + self._every_s if self._every_s else float("inf")
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits for the checkpoint that is being written, in another thread."""
+        self._idle.wait(timeout_s)
+
+    @contextlib.contextmanager
+    def write(self, name: str, best: bool = False) -> Iterator[Path]:
+        """A folder to write a checkpoint into, which becomes visible whole.
+
+        Raises:
+            OSError: no room, or no file system; checkpoints that are there stay.
+        """
+        began = time.monotonic()
+        self._idle.clear()
+        try:
+            self._run.checkpoints.mkdir(exist_ok=True)
+            with new_folder(self._run.checkpoints / name) as folder:
+                yield folder
+                _write_manifest(folder)
+                if self._run.is_superseded(self._attempt):
+                    raise OSError("a later attempt of this run has begun")
+            self.best = name if best else self.best
+            with contextlib.suppress(OSError):  # what stays is pruned with the next
+                prune(self._run, self._keep, self.best)
+            self.seconds = time.monotonic() - began
+        except Exception:
+            self._due_at = time.monotonic() + _RETRY_S
+            raise
+        finally:
+            self._idle.set()
+
+
+def _write_manifest(folder: Path) -> None:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = {str(path.relative_to(folder)): fingerprint(path) for path in paths}
+    (folder / _MANIFEST).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")

@@ -1,0 +1,450 @@
+"""`attach`, and `Job`: what a process of a job asks of it, and tells it.
+
+    with slurmft.attach() as job:
+        folder = job.latest_checkpoint()         # where an earlier attempt stopped
+        for n in range(first, total + 1):
+            loss = train_one_step()
+            job.step(n, total=total, loss=loss)
+            if job.should_stop() or job.checkpoint_due():
+                with job.checkpoint(n) as folder:
+                    if folder:                   # on the main rank
+                        save(folder)
+            if job.should_stop():
+                break
+        else:
+            job.result(accuracy=evaluate())
+
+An exception that leaves the block is recorded as the failure of the run, and ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from signal import Signals
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from slurmft import locks
+from slurmft.core.files import write_json
+from slurmft.job import checkpoints, process
+from slurmft.job.agreement import Boundary
+from slurmft.job.checkpoints import Checkpoints
+from slurmft.node.heartbeat import Heart
+from slurmft.node.profiles import bind
+from slurmft.node.signals import StopRequest
+from slurmft.runs.progress import Progress
+from slurmft.runs.records import RecordWriter
+from slurmft.runs.rundir import RUN_DIR, RunDir
+from slurmft.runs.trackers import Tracking
+
+if TYPE_CHECKING:
+    from slurmft.job.process_group import World
+
+_LAST_WRITE_S, _END_S = 30, 4
+"""How long a checkpoint that is being written delays the end of a rank that failed; and of one that
+torchrun ends, which kills it after 5 s."""
+
+_SPEED_EVERY_S = 2.0
+
+_said_outside = False
+
+
+def attach(run_dir: str | Path | None = None) -> Job:
+    """Makes this process one of its job's: a context manager.
+
+    From now on stop signals are requests (`Job.should_stop`), output goes to the rank's log, and
+    the process is bound to its cores. Call it once, before torch is imported, if that can be.
+    Outside of a job the process stays as it is, and the `Job` does nothing.
+
+    Args:
+        run_dir: the run directory; that of the job, if not given.
+    """
+    path = run_dir or os.environ.get(RUN_DIR)
+    if path is None:
+        _say_outside()
+        return Job(None)
+    began = time.time()
+    stop = process.receive_signals()
+    run = RunDir.open(path)
+    rank = int(os.environ.get("RANK", "0"))
+    if not sys.stdout.isatty():  # by hand, on a terminal, progress is wanted there
+        process.redirect_output(run, rank)
+    heart = process.start_heartbeat(rank)
+    try:
+        run.settle_permissions()
+        bind(os.environ)
+        job = Job(run, stop, heart, began)
+        locks.install(run.load_config().job.file_locks)
+    except Exception as error:
+        process.end(process.record_failure(error, run, rank, 0, began))
+    return job
+
+
+def _say_outside() -> None:
+    global _said_outside
+    if not _said_outside:
+        _said_outside = True
+        print(
+            "slurmft: this process belongs to no job: nothing is recorded or saved", file=sys.stderr
+        )
+
+
+class Job:
+    """A job, as one of its processes sees it. Methods without another word are for all ranks."""
+
+    def __init__(
+        self,
+        run: RunDir | None,
+        stop: StopRequest | None = None,
+        heart: Heart | None = None,
+        began: float | None = None,
+    ) -> None:
+        """See `attach`, which also prepares the process.
+
+        Args:
+            run: None outside of a job.
+            began: when this process began (Unix seconds).
+        """
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.run_dir = None if run is None else run.path
+        self._run, self._began = run, began or time.time()
+        self._stop, self._heart = stop or StopRequest(), heart or Heart(None)
+        self._boundary = Boundary(self.world_size, self.join)
+        self._world: World | None = None
+        self._lock = threading.RLock()
+        self._step = 0
+        self._agreed_step = 0
+        """The step after which the ranks agreed last."""
+        self._requested = self._agreed = self._save = False
+        self._steps_apart = 1
+        """Steps between the last two agreements."""
+        self._stopped_by = ""
+        self._window: tuple[float, int] | None = None
+        """When, and with which step, the window of the next speed began."""
+        self._window_samples = 0
+        self._has_result = self._warned_of_lead = False
+        if run is None:
+            return
+        self.config = run.load_config()
+        self.began_at = _job_began_at(run)
+        """When the job last began (Unix seconds, the head node's clock)."""
+        if self.is_main:
+            job = self.config.job
+            self._checkpoints = Checkpoints(run, job.checkpoint_every_s, job.keep_checkpoints)
+            self._stop.before_exit = lambda: self._checkpoints.wait(_END_S)
+            self._records, self._progress = RecordWriter(run.records), Progress()
+            self._tracking = Tracking(run)
+        if self.world_size == 1:
+            run.mark_started()
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def join(self) -> World:
+        """This process's place in the process group, which it joins at the first call.
+
+        A group that the program has set up is used; else `--backend` sets one up.
+        """
+        if self._world is None:
+            from slurmft.job import process_group
+
+            assert self._run is not None
+            self._world = process_group.init(self.config.job.backend)
+            if self.is_main:
+                self._run.mark_started()
+        return self._world
+
+    # --- between steps ----------------------------------------------------------------------------
+
+    def begin_phase(self) -> None:
+        """Another kind of step follows, as after training evaluation: how long it takes is
+        unknown."""
+        self._boundary.begin_phase()
+
+    def begin_step(self) -> None:
+        """Sends this rank's requests to stop or save, beside the step that follows: `should_stop`
+        and `checkpoint_due` need not wait then. Without it, they send them and wait."""
+        self._agreed = False
+        if self._run is None or self._stopped_by:
+            return
+        self._requested = True
+        self._boundary.request(self._stop.stop_signal, self.is_main and self._checkpoints.is_due())
+
+    def step(
+        self,
+        n: int,
+        total: int | None = None,
+        loss: float | None = None,
+        samples: int | None = None,
+        **numbers: float,
+    ) -> None:
+        """Step `n` is done: a heartbeat; and where more is given, a record.
+
+        Args:
+            n: the step, from 1.
+            total: how many there will be.
+            loss: of this step.
+            samples: how many this step had, on all ranks.
+        """
+        if not self._step:
+            self._agreed_step = n - 1
+        self._step = n
+        self.alive("train")
+        if total is None and loss is None and samples is None and not numbers:
+            return
+        fields: dict[str, Any] = {k: float(v) for k, v in numbers.items()}  # also of tensors
+        fields |= {} if loss is None else {"loss": float(loss)}
+        fields |= {} if total is None else {"total_steps": total}
+        self.record("step", {"step": n} | fields | self._speed(n, total, samples))
+
+    def _speed(self, n: int, total: int | None, samples: int | None) -> dict[str, float]:
+        """Of the steps since this was last told, now and then."""
+        now = time.monotonic()
+        began, first = self._window or (now, n)
+        self._window = began, first
+        self._window_samples += 0 if n == first else samples or 0
+        if n <= first or (now - began < _SPEED_EVERY_S and n != total):
+            return {}
+        seconds, done = max(now - began, 1e-9), self._window_samples
+        self._window, self._window_samples = (now, n), 0
+        speed = {} if samples is None else {"samples_per_s": done / seconds}
+        left_s = {} if total is None else {"left_s": (total - n) * seconds / (n - first)}
+        return speed | left_s
+
+    def alive(self, phase: str) -> None:
+        """A heartbeat, where no step is done.
+
+        Args:
+            phase: what follows: train, evaluate, or save, which may take longer.
+        """
+        self._agreed = False
+        self._heart.beat(self._step, phase)
+
+    def should_stop(self) -> bool:
+        """Whether to save and end; the same on every rank. All ranks ask after the same step, and
+        have the same answer until the next one."""
+        self._agree()
+        return bool(self._stopped_by)
+
+    def checkpoint_due(self) -> bool:
+        """Whether to save a checkpoint, by `--checkpoint-every` and `--checkpoint-every-steps`; the
+        same on every rank. All ranks ask after the same step."""
+        self._agree()
+        return self._save
+
+    def _agree(self) -> None:
+        """Ranks have the same decision after this; once a step."""
+        if self._run is None or self._agreed or self._stopped_by:
+            return
+        if not self._requested:
+            self.begin_step()
+        decision = self._boundary.decide()
+        self._requested, self._agreed = False, True
+        before, self._agreed_step = self._agreed_step, self._step
+        self._steps_apart = max(1, self._step - before)
+        every = self.config.job.checkpoint_every_steps
+        self._save = decision.save or bool(every and self._step // every > before // every)
+        if decision.signal:
+            self._stopped_by = f"{Signals(decision.signal).name} on rank {decision.rank}"
+            self._heart.beat(self._step, "save")
+            self.record("stopping", reason=self._stopped_by, step=self._step)
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def checkpoint(
+        self, step: int, suffix: str = "", best: bool = False
+    ) -> AbstractContextManager[Path | None]:
+        """A new checkpoint: `with job.checkpoint(n) as folder`.
+
+        The main rank gets a folder to write into, which becomes visible whole at the end of the
+        block, and is the newest then; older ones are removed (`--keep-checkpoints`). Other ranks
+        get None, and do not wait. Any thread may write.
+
+        Args:
+            step: the step after which the state was this.
+            suffix: of its name; sorts it among several of one step.
+            best: keep it until a better one is written.
+
+        Raises:
+            OSError: at the end of the block: no room; checkpoints that are there stay.
+        """
+        if self._run is None or not self.is_main:
+            return contextlib.nullcontext()
+        self._checkpoints.schedule()
+        return self._write_checkpoint(checkpoints.checkpoint_name(step, suffix), best)
+
+    @contextlib.contextmanager
+    def _write_checkpoint(self, name: str, best: bool) -> Iterator[Path]:
+        with self._checkpoints.write(name, best) as folder:
+            yield folder
+        if not self._stopped_by and not self._warned_of_lead:
+            self._check_lead()
+
+    def _check_lead(self) -> None:
+        """Warns once where a stop's save may outlast the time between signal and kill."""
+        steps, lead_s = 1 + self._steps_apart, self.config.job.lead_s
+        needed_s = self._checkpoints.seconds + steps * self._heart.slowest_s
+        if needed_s > lead_s:
+            self._warned_of_lead = True
+            self.warn(
+                f"a stop takes {needed_s:.1f} s ({steps} steps and a checkpoint), but the stop "
+                f"signal comes {lead_s} s before the time limit: give --stop-lead-s "
+                f"{math.ceil(2 * needed_s)}, and a --time of at least three times that"
+            )
+
+    def latest_checkpoint(self) -> Path | None:
+        """The newest checkpoint that is whole, the same on every rank; None: there is none. All
+        ranks call it.
+
+        Raises:
+            SlurmftError: the file system cannot be read.
+        """
+        path: Path | None = None
+
+        def find() -> None:
+            nonlocal path
+            if self._run is not None:
+                checkpoints.remove_leftovers(self._run)
+                path = checkpoints.newest(self._run, self.warn)
+
+        if self._run is None or self.world_size == 1:
+            find()
+        else:
+            self.join().on_main(find)
+            path = self.join().share_object(path)
+        if path is not None:
+            self._step = self._agreed_step = int(path.name.split("-")[1])
+        return path
+
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """The one that was written with `best`, if it is there; on the main rank."""
+        assert self._run is not None
+        name = self._checkpoints.best
+        return self._run.checkpoints / name if name else None
+
+    def keep_as_best(self, name: str | None) -> None:
+        """A checkpoint of an earlier attempt is the best so far; on the main rank."""
+        assert self._run is not None
+        self._checkpoints.best = name if name in self._run.checkpoint_names() else None
+
+    def remove_checkpoints(self) -> None:
+        """Removes all but the best one: the run is finished; on the main rank."""
+        assert self._run is not None
+        with contextlib.suppress(OSError):  # they can be removed by hand
+            checkpoints.prune(self._run, 0, self._checkpoints.best)
+            checkpoints.remove_leftovers(self._run, bad=True)
+
+    # --- records ----------------------------------------------------------------------------------
+
+    def evaluated(self, facts: Mapping[str, Any] | None = None, /, **metrics: float) -> None:
+        """Records metrics of the state after this step; from the main rank.
+
+        Args:
+            facts: what else is to be known.
+        """
+        self.record("epoch", {"step": self._step, "metrics": metrics} | dict(facts or {}))
+
+    def warn(self, text: str) -> None:
+        """Records what the user should know, and what does not end the run; from the main rank."""
+        self.record("warning", text=text)
+
+    def record(self, event: str, *records: Mapping[str, Any], **fields: Any) -> None:
+        """Appends to records.jsonl, and shows and tracks what is known; from the main rank. Any
+        thread may call it.
+
+        Args:
+            event: what happened.
+            records: several such events, in one write.
+            fields: of the only one.
+        """
+        if self._run is None or not self.is_main:
+            return
+        rows = [{"event": event} | dict(record) for record in records or (fields,)]
+        with self._lock:
+            self._records.write(*rows)
+            for row in rows:
+                self._progress.show(row)
+                self._tracking.take(row)
+            for text in list(self._tracking.messages()):
+                self.warn(text)
+
+    def say(self, text: str) -> None:
+        """Prints a line into this rank's log, above a progress bar."""
+        if self._run is None or not self.is_main:
+            print(text, flush=True)
+        else:
+            self._progress.say(text)
+
+    def result(self, facts: Mapping[str, Any] | None = None, /, **metrics: float) -> dict[str, Any]:
+        """Writes result.json, by which a run counts as finished; from the main rank. Returns what
+        it has.
+
+        Args:
+            facts: what else is to be known.
+            metrics: the first one is the primary metric.
+        """
+        result = {
+            "metrics": metrics,
+            "primary_metric": next(iter(metrics), None),
+            "world_size": self.world_size,
+            "steps": self._step,
+        } | dict(facts or {})
+        if self._run is not None and self.is_main:
+            timing = {"wall_s": time.time() - self.began_at}
+            result = timing | {"attempts": max(1, self._run.attempt_number())} | result
+            write_json(self._run.result, result)
+            self.record("result", result)
+        self._has_result = True
+        return result
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Ends the job of this process: a failure is recorded, and ends the process."""
+        if self._run is None:
+            return
+        if isinstance(error, Exception):
+            code = process.record_failure(error, self._run, self.rank, self._step, self._began)
+            if self.is_main:
+                self._checkpoints.wait(_LAST_WRITE_S)
+            self._close()
+            process.end(code)
+        if self._world is not None and self._world.owned:
+            from slurmft.job import process_group
+
+            process_group.leave()
+        self._close()
+        if self._stopped_by and not self._has_result:
+            process.note_stopped()
+
+    def _close(self) -> None:
+        """Finishes the trackers."""
+        if self.is_main:
+            self._tracking.close()
+            for text in self._tracking.messages():
+                self.warn(text)
+
+
+def _job_began_at(run: RunDir) -> float:
+    """When the job of a run last began; now, if it was started by hand."""
+    times = [state["time"] for state in run.history() if state["state"] == "running"]
+    return float(times[-1]) if times else time.time()

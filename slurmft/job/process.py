@@ -1,0 +1,112 @@
+"""One process of a job: tied to its agent's life, its output in a log of its own, its failure on
+record."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import faulthandler
+import os
+import platform
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from slurmft.core import process
+from slurmft.core.credentials import redact
+from slurmft.core.errors import SlurmftError
+from slurmft.node import heartbeat, signals
+from slurmft.node.heartbeat import Heart
+from slurmft.node.signals import StopRequest
+from slurmft.runs import log_times, rundir
+from slurmft.runs.rundir import RunDir
+
+
+def receive_signals() -> StopRequest:
+    """Takes up the stop signals, and ends with the process that started this one."""
+    signals.block()
+    process.die_with_parent()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # torchrun's end; some launchers ignore it
+    stop = StopRequest()
+    stop.listen()
+    return stop
+
+
+def redirect_output(run: RunDir, rank: int) -> None:
+    """Sends stdout and stderr, those of libraries too, to the rank's log; Python's with times."""
+    log = os.open(run.rank_log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(log, stream.fileno())
+    os.close(log)
+    sys.stdout, sys.stderr = log_times.stamped(1), log_times.stamped(2)
+    print(rundir.log_head(f"rank {rank}", platform.node()))
+
+
+def start_heartbeat(rank: int) -> Heart:
+    """What the watchdog of this node reads: heartbeats, and stacks when it asks for them."""
+    folder = node_folder()
+    if folder is None:
+        return Heart(None)
+    heart = Heart(folder / f"beat-{rank}")
+    stacks = open(folder / f"stacks-{rank}", "w")  # noqa: SIM115 - open as long as the rank
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    (folder / f"pid-{rank}").write_text(str(os.getpid()))
+    return heart
+
+
+def node_folder() -> Path | None:
+    """What this node's task shares with its ranks; None where a rank is started by hand."""
+    path = os.environ.get(heartbeat.FOLDER)
+    return Path(path) if path else None
+
+
+def note_stopped() -> None:
+    """Tells this node's task that the ranks ended because of an agreed stop."""
+    folder = node_folder()
+    if folder is not None:
+        (folder / "stopped").touch()
+
+
+def record_failure(error: Exception, run: RunDir, rank: int, step: int, began: float) -> int:
+    """Records a failure. Ends torchrun if a restart cannot help; returns the exit code.
+
+    It cannot help where the same failure at the same step is on record from before `began`, the
+    start of this process.
+    """
+    shown = explain(error, run, rank)
+    trace = None if isinstance(error, SlurmftError) else "".join(traceback.format_exception(error))
+    print(redact(trace or f"error: {shown}"), file=sys.stderr, flush=True)
+    where, secondary = f"rank {rank} on {platform.node()}", is_secondary(error)
+    earlier = [f for f in run.all_failures() if f["time"] < began]
+    again = any(f["message"] == shown.message and f["step"] == step for f in earlier)
+    with contextlib.suppress(OSError):  # a full disk takes no record of itself
+        run.add_failure(where, shown, trace, secondary=secondary, step=step)
+    if not secondary and (isinstance(error, SlurmftError) or again) and node_folder() is not None:
+        os.kill(os.getppid(), signal.SIGHUP)
+    return int(shown.code)
+
+
+def explain(error: Exception, run: RunDir, rank: int) -> SlurmftError:
+    """An error as its reader needs it: its own words, or where to look for more."""
+    if isinstance(error, SlurmftError):
+        return error
+    message, hint = f"{type(error).__name__}: {error}", f"log: {run.rank_log(rank)}"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = f"make room on the file system of {run.path}"
+    return SlurmftError(message, hint)
+
+
+def is_secondary(error: Exception) -> bool:
+    """Whether an error only says that another rank is gone; none does before torch is imported."""
+    process_group = sys.modules.get("slurmft.job.process_group")
+    return process_group is not None and process_group.is_secondary(error)
+
+
+def end(code: int) -> NoReturn:
+    """Ends this process now: threads of the process group may wait for ranks that are gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,191 @@
+"""Supervises the child process of a node's task: torchrun, or one rank where mpirun starts them.
+
+Stop signals are passed on to the child. A child that hangs is killed, and so is one whose attempt
+is over. Why it failed is recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from slurmft.core import process
+from slurmft.core.credentials import redact
+from slurmft.core.errors import Exit, SlurmftError
+from slurmft.node import signals
+from slurmft.node.hardware import host_name
+from slurmft.node.watchdog import Watchdog, hang_marker
+from slurmft.runs import log_times
+from slurmft.runs.rundir import RunDir, current_attempt, log_head
+
+_POLL_S = 0.5
+_LOOK_EVERY_S = 2.0
+_CAUSE_WAIT_S = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Child:
+    """The process that a task starts and supervises."""
+
+    command: list[str]
+    """Beginning with the Python interpreter."""
+    record_failure: Callable[[int, Path, int], int]
+    """Records why the child failed, by its exit code, its log, and the byte at which its output
+    begins there; returns the exit code of the task."""
+    records_stop: bool
+    """Whether this task records in the run directory that the job is stopping: one of all does."""
+    ends_with_others: bool = True
+    """Whether the failure of another node ends this one, too: srun sends it a stop signal then."""
+    pass_fds: tuple[int, ...] = ()
+
+
+class Supervisor:
+    """Runs the child of a task, from the task's start on: a stop may come before the child."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.stop_signal = 0
+        """The first stop signal that came; 0: none."""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def stop(self, signal_number: int, sender: int = 0) -> None:
+        """Passes a stop signal on to the child: not every sender sends it to all processes."""
+        self.stop_signal = self.stop_signal or signal_number
+        if self._process is not None:
+            self._process.send_signal(signals.RELAYED)
+
+    def supervise(
+        self, child: Child, environment: Mapping[str, str], node_rank: int, watchdog: Watchdog
+    ) -> int:
+        """Runs the child until it ends or is killed; returns the exit code of the task."""
+        log_path = self.run.logs / f"node-{node_rank:03d}.log"
+        with open(log_path, "ab") as log:
+            start = log.tell()
+            head = log_head(f"node {node_rank}", host_name())
+            log_times.StampedLog(log.fileno()).write(f"{head}\n".encode())
+            self._process = process.start(
+                child.command, env=environment, stdout=log, stderr=log, pass_fds=child.pass_fds
+            )
+            code = self._watch(self._process, child, watchdog)
+        if code is None:
+            process.end(self._process)
+            return int(Exit.FAILED)
+        if code == 0:
+            return int(Exit.STOPPED if (watchdog.folder / "stopped").exists() else Exit.OK)
+        return child.record_failure(code, log_path, start)
+
+    def _watch(
+        self, running: subprocess.Popen[bytes], child: Child, watchdog: Watchdog
+    ) -> int | None:
+        """Waits for the child's exit code; None: the child is to be killed."""
+        look_at = 0.0
+        while (code := _poll(running)) is None:
+            if time.monotonic() >= look_at:  # not every node at the shared files all the time
+                look_at = time.monotonic() + _LOOK_EVERY_S
+                if self.run.is_superseded(current_attempt()):
+                    print(f"{self.run.path}: a later attempt has begun", file=sys.stderr)
+                    return None
+                if hang_marker(self.run).exists():
+                    watchdog.dump(self.run)
+            if self.stop_signal:
+                running.send_signal(signals.RELAYED)  # again: the child may just have started
+                if child.records_stop:
+                    self._record_stopping()
+                if child.ends_with_others and self._another_node_failed():
+                    return None
+            if watchdog.check() and self._record_hang(watchdog):
+                return None
+        return code
+
+    def _record_stopping(self) -> None:
+        if self.run.get_state()["state"] == "running":
+            with contextlib.suppress(OSError):  # a full disk must not keep the ranks from saving
+                reason = f"the job received {signal_name(self.stop_signal)}"
+                self.run.set_state("stopping", reason)
+
+    def _another_node_failed(self) -> bool:
+        return any(
+            f["where"].startswith("node ") and f["attempt"] == current_attempt()
+            for f in self.run.all_failures()
+        )
+
+    def _record_hang(self, watchdog: Watchdog) -> bool:
+        """Records where the ranks of this node hang; False: they moved meanwhile."""
+        watchdog.dump(self.run)
+        hang = watchdog.check()
+        if hang is None:
+            return False
+        host = host_name()
+        error = SlurmftError(
+            f"rank {hang.rank} hangs: {hang.words}",
+            f"where its threads are: {self.run.stacks(hang.rank)}",
+        )
+        with contextlib.suppress(OSError):
+            # Ranks that wait for the one that hangs look alike: only a stopped process is certain.
+            self.run.add_failure(f"node {host}", error, secondary=not hang.certain, bad_host=host)
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        if not hang.certain:
+            await_cause(self.run)
+        return True
+
+
+def _poll(running: subprocess.Popen[bytes]) -> int | None:
+    """Waits a moment for the exit code; None: the process still runs."""
+    try:
+        return running.wait(_POLL_S)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def await_cause(run: RunDir) -> dict[str, Any] | None:
+    """The failure that ended the run, or a secondary one; None: none is recorded.
+
+    Where the ranks here only lost their peers, or wait for them, the node where the failure began
+    gets a moment to record it: the end of this task makes srun end that node's task, too.
+    """
+    deadline = time.monotonic() + _CAUSE_WAIT_S
+    while (failure := run.root_failure()) is None or failure["secondary"]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    return failure
+
+
+def signal_name(number: int) -> str:
+    return signal.Signals(number).name
+
+
+def run_task(run_dir: str, task: Callable[[Supervisor], int]) -> NoReturn:
+    """Runs a task under a supervisor; ends this process with the task's exit code."""
+    signals.block()
+    supervisor = Supervisor(RunDir(Path(run_dir)))
+    signals.listen(supervisor.stop)
+    try:
+        code = task(supervisor)
+    except Exception as error:
+        code = record_error(supervisor.run, error)
+    # Not by SystemExit: Python's shutdown takes time in which a signal would make this task's
+    # exit code, and so the job's, that of a signal.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def record_error(run: RunDir, error: Exception) -> int:
+    """Records an error of the task itself; returns the exit code."""
+    trace = None if isinstance(error, SlurmftError) else traceback.format_exc()
+    if not isinstance(error, SlurmftError):
+        error = SlurmftError(f"{type(error).__name__}: {error}")
+    print(redact(trace or f"error: {error}"), file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a full disk takes no record of itself
+        run.add_failure(f"node {host_name()}", error, trace)
+    return int(error.code)

@@ -1,0 +1,30 @@
+"""Ids of jobs as Slurm writes them: "12", or "12_3" for task 3 of the job array 12."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_ID = re.compile(r"(\d+)(_\d+)?")
+
+
+def is_job_id(text: str) -> bool:
+    return _ID.fullmatch(text) is not None
+
+
+def array_of(job_id: str) -> str:
+    """The job array of a task; of a job that is no task, the job itself."""
+    return job_id.partition("_")[0]
+
+
+def array_task_id(array: str, index: int) -> str:
+    return f"{array}_{index}"
+
+
+def own_job_id(environment: Mapping[str, str]) -> str:
+    """The id of the job that this process is part of.
+
+    Of an array task by array and index: SLURM_JOB_ID of one of the tasks is the id of the array.
+    """
+    array, task = (environment.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
+    return array_task_id(array, int(task)) if array and task else environment["SLURM_JOB_ID"]

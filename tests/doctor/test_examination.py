@@ -1,0 +1,74 @@
+"""The examination of nodes whose agents are real, on this machine."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slurmft.core.agents import Agents
+from slurmft.core.config import JobConfig
+from slurmft.doctor import examination as doctor_examination
+from slurmft.doctor.examination import Examination
+from slurmft.doctor.nodes import Site, agent_command
+from slurmft.node.task import LOCAL_NODE
+from tests.doctor.test_rules import wrong
+
+SKEWED = """\
+import time
+now = time.time
+time.time = lambda: now() + 90
+from slurmft.core import agents
+from slurmft.doctor.agent import Agent
+agents.serve(Agent())
+"""
+CLOSED = """\
+from slurmft.core import agents
+from slurmft.doctor.agent import Agent
+listen = Agent.listen
+Agent.listen = lambda *a, **k: listen(*a, **k) | {"rendezvous": 9}
+agents.serve(Agent())
+"""
+DEAF = "import sys; sys.stdin.read()"
+DEAD = """\
+import sys
+print('slurmft-agent {"number": 1, "answ', end="")  # killed while it spoke
+sys.exit("srun: error: Node failure on n7")
+"""
+
+
+def test_sick_nodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once: a skewed clock, a closed port, a name that does not resolve, one that does not
+    answer, one that is dead."""
+    monkeypatch.setattr(doctor_examination, "_START_S", 12.0)
+    programs = {"n3": SKEWED, "n4": CLOSED, "n6": DEAF, "n7": DEAD}
+    names = [f"n{i}" for i in range(1, 8)]
+    commands = {
+        name: ["env", f"{LOCAL_NODE}={i}"]
+        + ([sys.executable, "-c", programs[name]] if name in programs else agent_command())
+        for i, name in enumerate(names)
+    }
+    hosts = {name: f"127.0.0.{i + 1}" for i, name in enumerate(names)} | {"n5": "n5.invalid"}
+    site = Site(hosts=hosts, commands=commands, env={}, job_id="7", simulated=True)
+    folders = {"runs": tmp_path, "cache": tmp_path / "cache"}
+    with Agents(site.commands) as agents:
+        examination = Examination(
+            site=site,
+            agents=agents,
+            job=JobConfig(nodes=7),
+            folders=folders,
+            deadline=time.monotonic() + 60,
+            quick=True,
+        )
+        examination.run()
+    found = "\n".join(wrong(examination.checks))
+    assert "failure: n6: no answer in 12 s" in found
+    assert "failure: n7: its agent ended: Node failure on n7" in found
+    assert "cannot resolve n5: " in found
+    assert "cannot reach n4 on a rendezvous port: Connection refused" in found
+    assert "failure: n3 is 90.0 s ahead of the others" in found
+    assert examination.found["usable"] == ["n1", "n2", "n3"]
+    assert not list(tmp_path.iterdir())  # nothing is left in the folders
+    assert all(child.returncode is not None for child in agents._processes.values())
