@@ -291,6 +291,8 @@ def _take_environment(env: dict[str, str]) -> None:
         )
     os.environ.clear()
     os.environ.update(env)
+    first = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    sys.path[:] = [*first, *(entry for entry in _path if entry not in first)]
     if "RANK" in env:
         _start_threads(int(env.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))))
     for name, store in _stores.items():
@@ -306,6 +308,7 @@ def _start_threads(number: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+_path = list(sys.path)
 _stores: dict[str, Any] = {}
 _told = {k: v for k, v in os.environ.items() if k.startswith(READ_AT_IMPORT)}
 

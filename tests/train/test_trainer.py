@@ -457,5 +457,5 @@ def test_killed_job_leaves_no_orphans(tmp_path: Path) -> None:
     os.kill(pid["pid"], signal.SIGKILL)
     code, text = job.end()
     assert code == 1
-    assert "ended without a word" in text
+    assert "ended without recording why" in text
     assert_gone(job.run)
