@@ -87,7 +87,7 @@ class Runs:
             assert self.job is not None
             assert self.job.process.poll() is None, self.text()
             assert time.monotonic() < deadline, self.run.history()
-            time.sleep(0.1)
+            time.sleep(0.3)
 
     @property
     def run(self) -> RunDir:
