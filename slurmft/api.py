@@ -1,6 +1,6 @@
 """slurmft for scripts and notebooks: `from slurmft import Run, submit`.
 
-Both stand on the functions of the commands; neither imports torch.
+Both call the functions that the commands call, and import no torch.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from slurmft.train.configure import OPTIONS, configure
 
 
 class Run:
-    """A run that was submitted: how it stands, what it measured, and what can be done with it.
+    """A run that was submitted: its status and results, and what can be done with it.
 
-    Nothing is kept: every question reads the run directory, and asks the cluster where it must.
+    Nothing is cached: every call reads the run directory, and asks the cluster if necessary.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Run:
             SlurmftError: it failed or was cancelled: what happened, where, and what to do. Its
                 notes have the traceback of the rank, or the end of the logs. Or its job is on
                 another cluster or host, and has not ended.
-            TimeoutError: it has not ended in so many seconds; the job goes on.
+            TimeoutError: it has not ended in so many seconds; the job keeps running.
         """
         limit_s = math.inf if timeout_s is None else timeout_s
         return cluster_wait.JobWatch(self._files).wait(limit_s)
@@ -151,7 +151,7 @@ class Run:
         return cluster_wait.cancel(self._files) is None
 
     def resume(self, **where: Any) -> Run:
-        """Submits it again, to go on from its newest checkpoint; returns itself.
+        """Submits it again, to resume from its newest checkpoint; returns itself.
 
         Args:
             where: what is to be different, by the names of `slurmft resume`'s flags: nodes=2.

@@ -87,9 +87,9 @@ def run(folder: Path, case: Case) -> float:
 
 
 def rank(path: Path) -> None:
-    from slurmft.node.profiles import bind
+    from slurmft.node.profiles import bind_rank
 
-    bind(os.environ)
+    bind_rank(os.environ)
     steps = Steps(path)
     times = []
     for _ in range(STEPS):

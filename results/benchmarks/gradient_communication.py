@@ -167,19 +167,19 @@ class Case(Steps):
 def changed(is_plain: bool, whole_table: bool) -> Iterator[None]:
     """Trainings that are made in it: by plain DDP, with the whole embedding table."""
     from slurmft.train import vocab_trim
-    from slurmft.train.grad_comm import Communication
+    from slurmft.train.grad_comm import GradientCommunication
 
     def plain(self: Any, accelerator: Any, model: Any, optimizer: Any) -> Any:
         accelerator.ddp_handler = None
         return accelerator.prepare(model, optimizer)
 
-    before = Communication.prepare, vocab_trim._SAVED_BYTES
+    before = GradientCommunication.prepare, vocab_trim._SAVED_BYTES
     if is_plain:
-        Communication.prepare = plain  # type: ignore[method-assign]
+        GradientCommunication.prepare = plain  # type: ignore[method-assign]
     if whole_table:
         vocab_trim._SAVED_BYTES = 2**40
     yield
-    Communication.prepare, vocab_trim._SAVED_BYTES = before  # type: ignore[method-assign]
+    GradientCommunication.prepare, vocab_trim._SAVED_BYTES = before  # type: ignore[method-assign]
 
 
 def rank(link: str, data: Path, folder: Path, output: Path) -> None:

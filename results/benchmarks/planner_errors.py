@@ -17,7 +17,7 @@ from harness import PUBLISHED, parser, save
 
 from slurmft.studies.scaling import model
 from slurmft.studies.scaling.model import Fit, Row
-from slurmft.studies.scaling.series import Series, published
+from slurmft.studies.scaling.series import Series, published_series
 
 FITTED_DEVICES = {
     "mn4_emotion": 4,
@@ -33,7 +33,7 @@ SEEDS = range(2)
 def main() -> None:
     found: dict[str, Any] = {}
     for table, most in FITTED_DEVICES.items():
-        for name, series in published(PUBLISHED / f"{table}.json").items():
+        for name, series in published_series(PUBLISHED / f"{table}.json").items():
             found[f"{table}: {name}"] = examine(series, most)
             print_series(f"{table}: {name}", found[f"{table}: {name}"])
     summary = summarize(found)

@@ -1,9 +1,15 @@
 """The commands: one module each, which parses, calls and prints."""
 
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from os import PathLike
+
 COMMANDS = {
     "submit": "submit a training job",
     "follow": "stream a run's progress until its job ends",
-    "logs": "the logs of all ranks as one, what failed first before it",
+    "logs": "the logs of all ranks as one, after the first failure",
     "watch": "a live view of a run: speed, loss, ranks, time left",
     "resume": "submit a stopped or failed run again",
     "list": "all runs: state, progress, speed, metrics",
@@ -12,14 +18,14 @@ COMMANDS = {
     "clean": "remove what is no longer needed",
     "fetch": "fill the caches, for nodes without internet",
     "push": "upload the model of a finished run to the hub",
-    "study": "measure many settings: study run, study status",
-    "report": "tables, plots and a page of what runs measured",
-    "plan": "how many nodes: time and cost by number of nodes",
-    "compare": "is one run faster or better than another, or is it noise",
-    "doctor": "is the cluster well? and doctor node, doctor locks DIR",
-    "render": "print what others start: mpirun's command, manifests",
-    "completion": "print what makes TAB complete in bash or zsh",
-    "prepare": "inside a job: what the files in sbatch/ call",
+    "study": "run a grid of settings: study run, status, cancel",
+    "report": "tables, plots and a page of results",
+    "plan": "time and cost by number of nodes",
+    "compare": "whether one run is faster or better than another, or it is noise",
+    "doctor": "check the cluster; doctor node, doctor locks DIR: parts of it",
+    "render": "print an mpirun command or Kubernetes manifests",
+    "completion": "print the TAB completion script for bash or zsh",
+    "prepare": "within a job: called by the files in sbatch/",
 }
 """Command -> one line of help. Each is `main` of its module here, imported when it is called."""
 
@@ -35,3 +41,23 @@ def usage() -> str:
             "slurmft COMMAND --help shows a command's flags; start with: slurmft submit --follow",
         )
     )
+
+
+_NEXT = {
+    "follow": "progress, and the result at the end",
+    "watch": "live: speed, loss, ranks",
+    "logs": "of all ranks, after the first failure",
+    "status": "state, progress, speed, metrics",
+    "cancel": "end the job",
+    "resume": "submit it again, after a stop or a failure",
+    "report": "tables of what it measured",
+}
+
+
+def next_commands(
+    run_dir: PathLike[str], which: Sequence[str] = ("follow", "watch", "logs", "cancel", "resume")
+) -> str:
+    """The commands that a user types next, with this run's path in them."""
+    path = shlex.quote(str(run_dir))
+    lines = [f"  python -m slurmft {name} {path}   # {_NEXT[name]}" for name in which]
+    return "\n".join(["Next:", *lines])

@@ -1,4 +1,4 @@
-"""`slurmft clean`: removes what runs leave behind and nobody needs any more."""
+"""`slurmft clean`: removes what is no longer needed of runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slurmft.runs import resolve
 
 EXAMPLES = """\
 examples:
-  slurmft clean --dry-run                  what could go, and how large it is
+  slurmft clean --dry-run                  what can be removed, and its size
   slurmft clean --only checkpoints --yes
   slurmft clean --only runs --older-than 7d
   slurmft clean --only token-cache --older-than 7d
@@ -30,11 +30,11 @@ def parser() -> Parser:
     """The command line of `slurmft clean`."""
     made = Parser(
         prog="slurmft clean",
-        description="Shows what may go, with sizes, and removes it when you say so: checkpoints "
-        "and tokens of finished runs, leftovers of kills, runs that failed, were cancelled or "
-        "vanished long ago, and tokens kept for other runs that none has used for as long. Never "
-        "of a run whose job waits or runs, or of somebody else's, or of another cluster's that has "
-        "not finished.",
+        description="Shows what can be removed, with sizes, and removes it after a question: "
+        "checkpoints and tokens of finished runs, leftovers of killed jobs, runs that failed, were "
+        "cancelled or vanished long ago, and entries of the token cache that no run has used for "
+        "as long. Never touches a run whose job is pending or running, runs of other users, or "
+        "unfinished runs of another cluster.",
         epilog=EXAMPLES,
     )
     add_runs_dir(made)
@@ -49,10 +49,10 @@ def parser() -> Parser:
         "--older-than",
         default="30d",
         metavar="TIME",
-        help="for how long nothing may have happened in a run that goes as a whole, and no run "
-        "used an entry of the token cache (default: 30d)",
+        help="how long ago a run that is removed as a whole last changed, or an entry of the token "
+        "cache was last used (default: 30d)",
     )
-    made.add_argument("--dry-run", action="store_true", help="show it; remove nothing")
+    made.add_argument("--dry-run", action="store_true", help="only show it")
     made.add_argument("--yes", action="store_true", help="do not ask")
     made.add_argument(
         "--json", action="store_true", help="runs_dir, items, bytes, removed, left_out, as JSON"
@@ -61,22 +61,25 @@ def parser() -> Parser:
 
 
 def table(found: Plan) -> str:
-    """A line for everything that may go, and their sum."""
+    """A line for everything that can be removed, and the total."""
     rows = [["size", "kind", "why", "path"]]
     rows += [[in_bytes(i.bytes), i.kind, i.why, str(i.path)] for i in found.items]
     return "\n".join([*aligned(rows), f"{len(found.items)} in all, {in_bytes(found.bytes)}"])
 
 
 def confirmed(found: Plan, yes: bool) -> bool:
-    """Whether the user wants it.
+    """Whether the user agrees.
 
     Raises:
-        UsageError: nobody can be asked.
+        UsageError: there is no terminal to ask.
     """
     if yes:
         return True
     if not sys.stdin.isatty():
-        raise UsageError("nothing was removed: nobody can be asked", "--yes, or --dry-run")
+        raise UsageError(
+            "nothing was removed: there is no terminal to ask",
+            "add --yes or --dry-run",
+        )
     return input(f"remove {in_bytes(found.bytes)}? [y/N] ").strip().lower() in ("y", "yes")
 
 
@@ -104,8 +107,8 @@ def main(argv: list[str]) -> int:
     if not arguments.json:
         for line in found.left_out:
             print(f"left out: {line}", file=sys.stderr)
-        unfinished = f"runs that did not finish go after {arguments.older_than}"
-        print(table(found) if found.items else f"nothing may go from {top}; {unfinished}")
+        unfinished = f"unfinished runs are kept for {arguments.older_than}"
+        print(table(found) if found.items else f"nothing to remove in {top}; {unfinished}")
     removes = bool(found.items) and not arguments.dry_run and confirmed(found, arguments.yes)
     if removes:
         gone = remove_all(found, plan(top, kinds, older_s))

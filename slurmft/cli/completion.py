@@ -56,7 +56,12 @@ _TAKES_FILE = ("FILE", "PATH", "SOURCE")
 
 def parser() -> Parser:
     """The command line of `slurmft completion`."""
-    made = Parser(prog="slurmft completion", description=__doc__, epilog=EXAMPLES)
+    made = Parser(
+        prog="slurmft completion",
+        description="Prints a script that makes TAB complete commands, flags, choices and runs. "
+        "It starts no Python.",
+        epilog=EXAMPLES,
+    )
     made.add_argument("shell", choices=SHELLS, metavar="|".join(SHELLS), help="your shell")
     return made
 

@@ -73,6 +73,7 @@ def main(argv: list[str]) -> int:
 
 
 def checkup_main(argv: list[str]) -> int:
+    """`slurmft doctor` without a subject."""
     arguments = parser().parse(argv)
     job = _job(arguments, _JOB)
     if job.cluster == "mpirun":
@@ -117,8 +118,8 @@ def parser() -> Parser:
     return made
 
 
-def _add_wait(parser: Parser, default_s: float) -> None:
-    parser.add_argument(
+def _add_wait(made: Parser, default_s: float) -> None:
+    made.add_argument(
         "--wait", type=float, default=default_s, metavar="SECONDS",
         help="how long to wait in the queue for nodes (%(default)g)",
     )  # fmt: skip
@@ -143,7 +144,7 @@ def node_parser() -> Parser:
 
 
 def node_main(argv: list[str]) -> int:
-    """`slurmft doctor node`"""
+    """`slurmft doctor node`."""
     arguments = node_parser().parse(argv)
     if arguments.here or not commands.available():
         lines = node.describe_this_node(build(JobConfig, given(arguments, _USE)))
@@ -161,6 +162,7 @@ def node_main(argv: list[str]) -> int:
 
 
 def locks_main(argv: list[str]) -> int:
+    """`slurmft doctor locks DIR`."""
     arguments = locks_parser().parse(argv)
     folder = absolute(arguments.dir)
     if not folder.is_dir():

@@ -25,8 +25,7 @@ examples:
   slurmft fetch distilbert-base-uncased dair-ai/emotion
   slurmft fetch me/model me/texts --task text-classification
 
-The caches are where $HF_HOME says; jobs must see the same folder. Data and models in folders of
-yours are checked, and need no fetching.
+The caches are where $HF_HOME says; jobs must see the same folder. Local folders are only checked.
 """
 
 
@@ -34,8 +33,8 @@ def parser() -> Parser:
     """The command line of `slurmft fetch`."""
     made = Parser(
         prog="slurmft fetch",
-        description="Downloads a model and a data set into the caches, by the calls that a run "
-        "makes, and shows that they load without the hub.",
+        description="Downloads a model and a data set to the caches, by the same calls as a run, "
+        "and checks that they load without the hub.",
         epilog=EXAMPLES,
     )
     made.add_argument("model", nargs="?", help="hub id or folder (default: the task's)")
@@ -64,15 +63,15 @@ def load(train: TrainConfig, offline: bool) -> None:
     """Loads all in a process of its own, which downloads what the caches lack, unless offline.
 
     Raises:
-        SlurmftError: it does not load. The process has said why.
+        SlurmftError: it does not load. The process has printed why.
     """
     values = {k: getattr(train, k) for k in ("task", "model", "data")}
     command = [sys.executable, "-m", "slurmft.train.prefetch", to_json(values)]
     env = dict(os.environ) | ({"HF_HUB_OFFLINE": "1"} if offline else {})
     done = subprocess.run(command, env=env, check=False)
     if done.returncode:
-        what = "the caches do not serve without the hub" if offline else "not fetched"
-        raise SlurmftError(what, "what it said stands above; a job on the nodes would say the same")
+        what = "the caches are not enough without the hub" if offline else "not fetched"
+        raise SlurmftError(what, "see above; a job on the nodes would fail the same way")
 
 
 def main(argv: list[str]) -> int:

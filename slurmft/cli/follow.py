@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
-from collections.abc import Sequence
 
-from slurmft.cli import push
-from slurmft.cli.parser import Parser, add_run
+from slurmft.cli import next_commands, push
+from slurmft.cli.parser import Parser, add_push_to_hub, add_run
 from slurmft.cluster.slurm.commands import JobState
 from slurmft.cluster.wait import RECORDS_EVERY_S, JobWatch
 from slurmft.core.errors import Exit, SlurmftError
@@ -46,7 +44,7 @@ class Follower:
         except KeyboardInterrupt:
             self.progress.close()
             job_id = self.job.job_id
-            print(f"\nno longer following; the job {job_id} continues. {next_commands(self.run)}")
+            print(f"\nno longer following; job {job_id} continues. {next_commands(self.run.path)}")
             return 130
         finally:
             self.progress.close()
@@ -90,32 +88,16 @@ def show_outcome(job: JobWatch) -> int:
     return Exit.OK
 
 
-_NEXT = {
-    "follow": "progress, and the result at the end",
-    "watch": "live: speed, loss, ranks",
-    "logs": "of all ranks, what failed first before them",
-    "status": "how it stands",
-    "cancel": "end the job",
-    "resume": "go on after a stop or a failure",
-    "report": "what it measured",
-}
-
-
-_USUAL = ("follow", "watch", "logs", "cancel", "resume")
-
-
-def next_commands(run: RunDir, which: Sequence[str] = _USUAL) -> str:
-    """The commands that a user types next, with this run's names in them."""
-    path = shlex.quote(str(run.path))
-    lines = [f"  python -m slurmft {name} {path}   # {_NEXT[name]}" for name in which]
-    return "\n".join(["Next:", *lines])
-
-
 def parser() -> Parser:
     """The command line of `slurmft follow`."""
-    made = Parser(prog="slurmft follow", description=__doc__, epilog=EXAMPLES)
+    made = Parser(
+        prog="slurmft follow",
+        description="Streams the progress of a run until its job ends; then shows its result, or "
+        "its error, and exits with the exit code of the job.",
+        epilog=EXAMPLES,
+    )
     add_run(made)
-    push.add_flag(made)
+    add_push_to_hub(made)
     return made
 
 

@@ -1,4 +1,4 @@
-"""`slurmft list`: the runs in a folder, how they stand, and how far they are."""
+"""`slurmft list`: the runs in a folder: state, progress, speed, metrics."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def parser() -> Parser:
     """The command line of `slurmft list`."""
     made = Parser(
         prog="slurmft list",
-        description="The runs in a folder: how they stand, by their own records and by Slurm's, "
-        "how far they are, how fast, and their metrics.",
+        description="The runs in a folder: their state, by their own records and by Slurm's, "
+        "their progress, speed and metrics.",
         epilog=EXAMPLES,
     )
     add_runs_dir(made)
@@ -70,7 +70,7 @@ def parser() -> Parser:
 
 def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of runs")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
     return int(text)
 
 

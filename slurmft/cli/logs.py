@@ -19,13 +19,13 @@ _READ_EVERY_S = 0.5
 
 DESCRIPTION = """\
 Prints the logs of all ranks of a run, of its torchruns and of Slurm, merged in the order of their
-times. What failed first comes before them, with its traceback; ranks that only lost others are
-named behind it."""
+times. The first failure comes before them, with its traceback, and the names of the processes that
+failed because of it."""
 
 EXAMPLES = """\
 examples:
   slurmft logs last                            # all of it
-  slurmft logs last --tail 50 --follow         # the end, and what comes, until the job ends
+  slurmft logs last --tail 50 --follow         # the end, and new lines until the job ends
   slurmft logs 4711 --rank 3 --attempt 2
 """
 
@@ -35,13 +35,22 @@ def parser() -> Parser:
     made = Parser(prog="slurmft logs", description=DESCRIPTION, epilog=EXAMPLES)
     add_run(made)
     made.add_argument(
-        "--rank", type=int, action="append", metavar="R", help="of this rank alone; repeatable"
+        "--rank", type=int, action="append", metavar="R", help="only lines of this rank; repeatable"
     )
-    made.add_argument("--node", default="", metavar="NAME", help="of this host, or node number")
-    made.add_argument("--attempt", type=int, metavar="N", help="of this start of the job alone")
+    made.add_argument(
+        "--node",
+        default="",
+        metavar="NAME",
+        help="only lines of this host, or of the node of this number",
+    )
+    made.add_argument(
+        "--attempt", type=int, metavar="N", help="only lines of this start of the job"
+    )
     made.add_argument("--tail", type=int, metavar="N", help="only the last N lines")
     made.add_argument(
-        "--follow", action="store_true", help="and what comes, until the job ends; its exit code"
+        "--follow",
+        action="store_true",
+        help="print new lines until the job ends; exit with its exit code",
     )
     made.add_argument("--json", action="store_true", help="a JSON object for each line")
     return made

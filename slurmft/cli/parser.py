@@ -7,19 +7,22 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
-from slurmft.core.config import JobConfig, flag, is_repeatable, options, value_type
+from slurmft.core.config import flag, is_repeatable, options, value_type
 from slurmft.core.errors import Exit, UsageError, unknown
-from slurmft.runs.resolve import LAST
-from slurmft.train.config import TrainConfig
+
+
+class _KeepsLines(argparse.HelpFormatter):
+    """Wraps texts of one line; leaves others, such as examples, as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
 
 
 class Parser(argparse.ArgumentParser):
     """argparse that raises our errors, takes no abbreviations, and suggests the near flag."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(
-            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs
-        )
+        super().__init__(allow_abbrev=False, formatter_class=_KeepsLines, **kwargs)
         self.add_argument("--debug", action="store_true", help="show tracebacks of errors")
 
     def error(self, message: str) -> NoReturn:
@@ -80,12 +83,15 @@ def run_part(command: str, parts: Mapping[str, Part], argv: list[str], descripti
 
 def add_options(
     parser: Parser,
-    config: type[TrainConfig] | type[JobConfig],
+    config: type[Any],
     title: str,
     only: Collection[str] | None = None,
 ) -> None:
     """Adds a flag for every field of a configuration, or some; absent flags leave no attribute
-    behind."""
+    behind. The usage line does not list them: they are many."""
+    needed = [a for a in parser._actions if a.required]
+    words = (" ".join([*a.option_strings, str(a.metavar or a.dest.upper())]) for a in needed)
+    parser.usage = " ".join(["%(prog)s [FLAG ...]", *words])
     group = parser.add_argument_group(title)
     for name, option in options(config).items():
         if only is None or name in only:
@@ -116,9 +122,6 @@ def given(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]
     return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
 
 
-_RUN_HELP = f"path, first letters of its folder's name, job id, or {LAST!r}: the newest of yours"
-
-
 def add_run(parser: Parser, default: str | None = None) -> None:
     """Adds the argument that names a run, and the folder where it is looked for.
 
@@ -126,10 +129,10 @@ def add_run(parser: Parser, default: str | None = None) -> None:
         parser: of a command about one run.
         default: the name where none is given; None: one must be given.
     """
-    text = _RUN_HELP if default is None else f"{_RUN_HELP} (default: {default})"
-    parser.add_argument(
-        "run", metavar="RUN", nargs=None if default is None else "?", default=default, help=text
-    )
+    text = "path, first letters of its folder's name, job id, or 'last': the newest of yours"
+    text += "" if default is None else f" (default: {default})"
+    number = None if default is None else "?"
+    parser.add_argument("run", metavar="RUN", nargs=number, default=default, help=text)
     add_runs_dir(parser)
 
 
@@ -137,3 +140,18 @@ def add_runs_dir(parser: Parser) -> None:
     """Adds the folder where runs are looked for."""
     text = "folder of run directories (default: the site file's runs_dir, else runs)"
     parser.add_argument("--runs-dir", metavar="DIR", help=text)
+
+
+def add_follow(parser: Parser) -> None:
+    """Adds --follow, for commands that submit a run."""
+    parser.add_argument("--follow", action="store_true", help="stream progress until the job ends")
+
+
+def add_push_to_hub(parser: Parser) -> None:
+    """Adds --push-to-hub, for commands that may wait for a run's end."""
+    parser.add_argument(
+        "--push-to-hub",
+        metavar="REPO",
+        help="when the run has finished, upload its model from this machine to this private "
+        "repository of the hub, as `slurmft push` does",
+    )

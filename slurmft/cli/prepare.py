@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from slurmft.cli.follow import next_commands
+from slurmft.cli import next_commands
 from slurmft.cli.parser import Parser, add_options, given
 from slurmft.cluster import container, launcher
 from slurmft.cluster.slurm import commands, stage_env
@@ -26,7 +26,7 @@ from slurmft.runs import trackers
 from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
-from slurmft.train.configure import configure
+from slurmft.train.configure import OPTIONS, configure
 
 EXAMPLES = """\
 examples (the files in sbatch/ do this):
@@ -147,11 +147,11 @@ def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
     if "SLURM_JOB_NUM_NODES" not in os.environ:
         raise UsageError(
-            "no SLURM_JOB_NUM_NODES: this is no Slurm job",
+            "this is not a Slurm job: there is no SLURM_JOB_NUM_NODES",
             "sbatch sbatch/multi_node.sbatch, or `slurmft submit` on a login node",
         )
-    flags = given(arguments, [*options(TrainConfig), *options(JobConfig)])
+    flags = given(arguments, OPTIONS)
     run = find_run(flags) or make_run(flags, argv)
-    print(f"run directory: {run.path}\n{next_commands(run)}", file=sys.stderr)
+    print(f"run directory: {run.path}\n{next_commands(run.path)}", file=sys.stderr)
     print(run.script)
     return Exit.OK

@@ -10,7 +10,6 @@ from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json
 from slurmft.runs import resolve
 from slurmft.runs.rundir import RunDir
-from slurmft.train import model_card
 
 EXAMPLES = """\
 examples:
@@ -21,7 +20,7 @@ examples:
 The token is that of `hf auth login`, or $HF_TOKEN.
 """
 
-FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", model_card.FILE)
+FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "README.md")
 """What of the model's folder is uploaded: no pickles, whatever was put there."""
 
 
@@ -30,23 +29,13 @@ def parser() -> Parser:
     made = Parser(
         prog="slurmft push",
         description="Uploads the model, tokenizer and card of a finished run to the hub, from a "
-        "machine with internet. The repository is private, unless it is asked for or was public.",
+        "machine with internet. The repository is private, except with --public.",
         epilog=EXAMPLES,
     )
     add_run(made)
     made.add_argument("repo", help="repository on the hub: NAME, or USER/NAME; made if absent")
     made.add_argument("--public", action="store_true", help="everybody may see it")
     return made
-
-
-def add_flag(parser: Parser) -> None:
-    """Adds --push-to-hub, for commands that may wait for a run's end."""
-    parser.add_argument(
-        "--push-to-hub",
-        metavar="REPO",
-        help="when it has finished, upload its model from here into this private repository of the "
-        "hub, as `slurmft push` does",
-    )
 
 
 def check(repo: str | None, follows: bool) -> None:
@@ -100,7 +89,7 @@ def check_finished(run: RunDir) -> dict[str, Any]:
             "slurmft follow it, or slurmft resume it; then push",
         )
     if not any(run.model.glob("*.safetensors")):
-        raise UsageError(f"{str(run.model)!r} holds no model", "was it moved?")
+        raise UsageError(f"{str(run.model)!r} holds no model", "was it moved away?")
     return result
 
 
@@ -114,6 +103,8 @@ def push(run: RunDir, repo: str, public: bool) -> str:
     result = check_finished(run)
     from huggingface_hub import HfApi
 
+    from slurmft.train import model_card
+
     if not model_card.exists(run):
         model_card.write(run, result)
     api: Any = HfApi()
@@ -121,7 +112,7 @@ def push(run: RunDir, repo: str, public: bool) -> str:
         made = api.create_repo(repo, private=not public, exist_ok=True)
         if not public and api.repo_info(made.repo_id).private is False:
             raise UsageError(
-                f"the repository {made.repo_id} is public", "give another, or say so: --public"
+                f"the repository {made.repo_id} is public", "give another one, or add --public"
             )
         message = f"Model of {run.path.name}"
         found = api.upload_folder(
@@ -142,7 +133,7 @@ def refusal(repo: str, error: Exception) -> SlurmftError:
     if status in (401, 403) or "token" in words.lower():
         hint = "log in with a token that may write: hf auth login; or export HF_TOKEN=..."
     else:
-        hint = "is the hub in reach of this machine? compute nodes mostly have no internet"
+        hint = "check that this machine reaches the hub; compute nodes often have no internet"
     return SlurmftError(f"the hub did not take {repo!r}: {words}", hint)
 
 

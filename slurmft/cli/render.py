@@ -17,7 +17,7 @@ from slurmft.core.config import JobConfig, RunConfig, build, options
 from slurmft.core.errors import Exit, UsageError
 from slurmft.train import recipes
 from slurmft.train.config import TrainConfig
-from slurmft.train.configure import configure
+from slurmft.train.configure import OPTIONS, configure
 from slurmft.train.sources import check_given
 
 _ON_PODS = (
@@ -60,7 +60,7 @@ def mpirun_parser() -> Parser:
 def mpirun_lines(argv: list[str]) -> list[str]:
     """Shell lines that make a run directory and start its ranks."""
     arguments = mpirun_parser().parse(argv)
-    flags = given(arguments, [*options(TrainConfig), *options(JobConfig)])
+    flags = given(arguments, OPTIONS)
     config = configure(flags | {"cluster": "mpirun"})
     hosts = mpirun.hosts_of(config.job)
     command = mpirun.mpirun_command(config, hosts, "$run")
@@ -99,7 +99,7 @@ def kubernetes_parser() -> Parser:
     add("--memory", default="32Gi", metavar="SIZE", help="of each pod (default: 32Gi)")
     add("--gpus", type=int, default=0, metavar="N", help="GPUs of each pod (default: 0)")
     add("--shm", default="4Gi", metavar="SIZE", help="/dev/shm, out of --memory (default: 4Gi)")
-    add("--min-nodes", type=int, metavar="N", help="go on with as few pods (pytorchjob)")
+    add("--min-nodes", type=int, metavar="N", help="fewest pods to run with (pytorchjob)")
     add("--node-selector", action="append", default=[], metavar="KEY=VALUE", help="repeatable")
     add("--secret", metavar="NAME", help="Secret whose keys become variables, such as HF_TOKEN")
     add("--output", type=Path, metavar="DIR", help="write files instead of printing")

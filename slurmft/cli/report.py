@@ -9,7 +9,7 @@ from slurmft.cli.parser import Parser
 from slurmft.core.errors import Exit, unknown
 from slurmft.studies.forecast import Forecaster
 from slurmft.studies.report import plots
-from slurmft.studies.report.build import collect, shown, summary, write
+from slurmft.studies.report.build import collect_sections, tables_text, write_report
 from slurmft.studies.report.formats import FORMATS
 
 EXAMPLES = """\
@@ -30,15 +30,19 @@ def main(argv: list[str]) -> int:
     if form is not None and form not in FORMATS:
         raise unknown("--format", form, list(FORMATS))
     forecaster = _forecaster() if arguments.predict else None
-    sections, problems = collect(arguments.paths, arguments.published, arguments.title, forecaster)
+    sections, problems = collect_sections(
+        arguments.paths, arguments.published, arguments.title, forecaster
+    )
     if arguments.output is not None:
-        written = write(arguments.output, sections, problems, arguments.title, arguments.paths)
-        print(f"written to {arguments.output}: {summary(written)}")
+        written = write_report(
+            arguments.output, sections, problems, arguments.title, arguments.paths
+        )
+        print(f"written to {arguments.output}: {written[-1]} and {len(written) - 1} other files")
         if not plots.is_available():
             print(f"without plots: {plots.HINT}", file=sys.stderr)
     if form is not None or arguments.output is None:
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
-        print(shown(sections, problems, form or "text"), end="")
+        print(tables_text(sections, problems, form or "text"), end="")
     return Exit.OK
 
 

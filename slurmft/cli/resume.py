@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from slurmft.cli import push
-from slurmft.cli.follow import Follower, next_commands
-from slurmft.cli.parser import Parser, add_options, add_run, given
+from slurmft.cli import next_commands, push
+from slurmft.cli.follow import Follower
+from slurmft.cli.parser import Parser, add_follow, add_options, add_push_to_hub, add_run, given
 from slurmft.cluster.submit import provenance, resume
 from slurmft.core.config import JobConfig, options
 from slurmft.core.errors import Exit
@@ -17,21 +17,22 @@ examples:
   slurmft resume runs/emotion-20261120-093012-a1b2 --nodes 2 --time 60
 """
 
+_WHERE = options(JobConfig).keys() - {"runs_dir"}  # a run stays where it is
+
 
 def parser() -> Parser:
     """The command line of `slurmft resume`."""
     made = Parser(
         prog="slurmft resume",
-        description="Submit a run again that was stopped, cancelled or failed: it goes on from its "
-        "newest checkpoint, on as many nodes as you like.",
+        description="Submit a run again that was stopped, cancelled or failed: it resumes from its "
+        "newest checkpoint, on any number of nodes.",
         epilog=EXAMPLES,
     )
     add_run(made)
-    made.add_argument("--follow", action="store_true", help="stream progress until the job ends")
-    push.add_flag(made)
+    add_follow(made)
+    add_push_to_hub(made)
     made.add_argument("--json", action="store_true", help="print run, job, checkpoint")
-    where = set(options(JobConfig)) - {"runs_dir"}  # a run stays where it is
-    add_options(made, JobConfig, "where to run it (default: as before)", where)
+    add_options(made, JobConfig, "where to run it (default: as before)", _WHERE)
     return made
 
 
@@ -40,16 +41,16 @@ def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
     push.check(arguments.push_to_hub, arguments.follow)
     run = resolve.find(arguments.run, arguments.runs_dir)
-    flags = given(arguments, set(options(JobConfig)) - {"runs_dir"})
+    flags = given(arguments, _WHERE)
     job_id = resume(run, flags, provenance("resume", argv))
     newest = next(reversed(run.checkpoint_names()), None)
     if arguments.json and not arguments.follow:
         print(to_json({"run": str(run.path), "job": job_id, "checkpoint": newest}, indent=2))
         return Exit.OK
-    place = newest or "its beginning: there is no checkpoint"
-    print(f"job {job_id} submitted; the run goes on from {place}", flush=True)
+    place = newest or "the beginning: there is no checkpoint"
+    print(f"job {job_id} submitted; the run resumes from {place}", flush=True)
     print(f"run directory: {run.path}", flush=True)
     if arguments.follow:
         return push.after(Follower(run, only_new=True).follow(), run, arguments.push_to_hub)
-    print(next_commands(run))
+    print(next_commands(run.path))
     return Exit.OK

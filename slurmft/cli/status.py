@@ -6,7 +6,7 @@ import contextlib
 from datetime import datetime
 from typing import Any
 
-from slurmft.cli.follow import next_commands
+from slurmft.cli import next_commands
 from slurmft.cli.parser import Parser, add_run
 from slurmft.cluster.status import metrics_words, note, run_facts
 from slurmft.core.errors import Exit
@@ -140,8 +140,8 @@ def parser() -> Parser:
     """The command line of `slurmft status`."""
     made = Parser(
         prog="slurmft status",
-        description="One run in full: what it is, where, how it stands and why, its history, "
-        "progress, speed, metrics, checkpoints, warnings, and what to type next.",
+        description="One run in full: state and its reason, settings, hosts, progress, speed, "
+        "metrics, checkpoints, history, warnings, failures, and what to type next.",
         epilog=EXAMPLES,
     )
     add_run(made, default=resolve.LAST)
@@ -158,5 +158,5 @@ def main(argv: list[str]) -> int:
         print(to_json(facts, indent=2))
     else:
         print(text(facts))
-        print(next_commands(run, next_of(facts["state"])))
+        print(next_commands(run.path, next_of(facts["state"])))
     return Exit.OK

@@ -86,7 +86,7 @@ def _add_study(parser: Parser) -> None:
 
 
 def _read_study(arguments: argparse.Namespace) -> tuple[Study, Path]:
-    study = spec.read(arguments.study)
+    study = spec.read_study(arguments.study)
     return study, study_folder.folder_of(study, arguments.studies_dir)
 
 
@@ -153,7 +153,7 @@ def _submit(todo: Submission) -> int:
         status = study_status(todo.study, todo.folder)
         print(study_view.status_table(todo.study, status))
     else:
-        print(study_view.submission_table(todo, runner.submit_arrays(todo, due) if due else {}))
+        print(study_view.repeats_table(todo, runner.submit_arrays(todo, due) if due else {}))
     for repeat in given_up:
         print(study_view.given_up_text(repeat, todo.study))
     print(f"study folder: {todo.folder}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,28 +44,22 @@ def _note(repeats: list[Repeat]) -> str:
     return ""
 
 
-def submission_table(todo: Submission, jobs: Mapping[tuple[str, int], str]) -> str:
-    """A line for every cell: the states of its repeats, after those of `jobs` were submitted.
+def repeats_table(
+    todo: Submission, jobs: Mapping[tuple[str, int], str], word: str = "submitted"
+) -> str:
+    """A line for every cell: the states of its repeats.
 
     Args:
         todo: the submission.
-        jobs: key of a repeat -> its job.
+        jobs: key of a repeat that was submitted -> its job; "" if it has none yet.
+        word: the state of those.
     """
-    return _repeats_table(todo, jobs, "submitted", jobs.get)
-
-
-def _repeats_table(
-    todo: Submission,
-    new: Collection[tuple[str, int]],
-    word: str,
-    job_of: Callable[[tuple[str, int]], str | None] = lambda key: None,
-) -> str:
     rows = [[*todo.study.varied, "repeats"]]
     for cell, repeats in todo.status.by_cell():
-        words = Counter(word if r.key in new else _state(todo, r) for r in repeats)
-        jobs = ", ".join(filter(None, (job_of(r.key) for r in repeats)))
-        text = ", ".join(f"{count} {state}" for state, count in words.items())
-        rows.append([*map(str, cell.values()), text + (f" ({jobs})" if jobs else "")])
+        states = Counter(word if r.key in jobs else _state(todo, r) for r in repeats)
+        ids = ", ".join(filter(None, (jobs.get(r.key) for r in repeats)))
+        text = ", ".join(f"{count} {state}" for state, count in states.items())
+        rows.append([*map(str, cell.values()), text + (f" ({ids})" if ids else "")])
     return "\n".join(aligned(rows))
 
 
@@ -106,7 +100,8 @@ def dry_run(todo: Submission) -> str:
     """What would be submitted."""
     due = todo.due()
     lines = [f"# {todo.study.title}: {len(todo.study.cells)} cells x {todo.study.repeats} repeats"]
-    lines += [*warnings(todo.status), _repeats_table(todo, {r.key for r in due}, "to submit"), ""]
+    table = repeats_table(todo, {repeat.key: "" for repeat in due}, "to submit")
+    lines += [*warnings(todo.status), table, ""]
     if due and todo.cluster == "slurm":
         lines += _dry_arrays(todo, due)
     elif due:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from slurmft.cli import push
-from slurmft.cli.follow import Follower, next_commands
-from slurmft.cli.parser import Parser, add_options, given
-from slurmft.cluster import launcher as cluster_launcher
-from slurmft.cluster.submit import check, dry_run, provenance, submit_with
-from slurmft.core.config import JobConfig, options
+from slurmft.cli import next_commands
+from slurmft.cli.parser import Parser, add_follow, add_options, add_push_to_hub, given
+from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit
-from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
-from slurmft.train.configure import configure
 
 WHERE = {
     "slurm": "to Slurm: {} node(s)",
@@ -48,10 +43,10 @@ def parser() -> Parser:
     )
     made.add_argument("--dry-run", action="store_true", help="show what would run; submit nothing")
     made.add_argument(
-        "--create", action="store_true", help="write the run directory, print its path; no job"
+        "--create", action="store_true", help="only write the run directory, and print its path"
     )
-    made.add_argument("--follow", action="store_true", help="stream progress until the job ends")
-    push.add_flag(made)
+    add_follow(made)
+    add_push_to_hub(made)
     add_options(made, TrainConfig, "what to train")
     add_options(made, JobConfig, "where to run it")
     return made
@@ -60,8 +55,16 @@ def parser() -> Parser:
 def main(argv: list[str]) -> int:
     """The command: parse, configure, submit, and follow if asked to."""
     arguments = parser().parse(argv)
+    # Not above: --help need not wait for what submits.
+    from slurmft.cli import push
+    from slurmft.cli.follow import Follower
+    from slurmft.cluster import launcher as cluster_launcher
+    from slurmft.cluster.submit import check, dry_run, provenance, submit_with
+    from slurmft.runs.rundir import RunDir
+    from slurmft.train.configure import OPTIONS, configure
+
     push.check(arguments.push_to_hub, arguments.follow)
-    flags = given(arguments, [*options(TrainConfig), *options(JobConfig)])
+    flags = given(arguments, OPTIONS)
     config = configure(flags)
     cluster = check(config.job)
     if arguments.dry_run:
@@ -78,5 +81,5 @@ def main(argv: list[str]) -> int:
     print(f"run directory: {run.path}", flush=True)
     if arguments.follow:
         return push.after(Follower(run).follow(), run, arguments.push_to_hub)
-    print(next_commands(run))
+    print(next_commands(run.path))
     return Exit.OK

@@ -34,9 +34,9 @@ _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 """A screen of its own without a cursor, and back."""
 
 DESCRIPTION = """\
-Shows a run as it goes: progress, speed, loss, time left, the ranks with their memory, and which of
-them is the slowest. q or Ctrl-C leaves; the job goes on. Ends with the job, and with its exit code.
-Without a terminal it prints a line now and then. NO_COLOR=1 leaves colours out."""
+Shows a run while it runs: progress, speed, loss, time left, the memory of the ranks, and the
+slowest of them. q or Ctrl-C quits; the job keeps running. Otherwise ends with the job, with its
+exit code. Without a terminal it prints a line every 15 s. NO_COLOR=1 switches colours off."""
 
 EXAMPLES = """\
 examples:
@@ -71,7 +71,7 @@ def has_screen() -> bool:
 
 
 class Watcher:
-    """Keeps a view up to date, and shows it until the job ends or the user has seen enough."""
+    """Keeps a view up to date, and shows it until the job ends or the user quits."""
 
     def __init__(self, run: RunDir) -> None:
         self.job = JobWatch(run)
@@ -86,7 +86,7 @@ class Watcher:
         """Draws screens; returns whether the job has ended."""
         with screen() as keys:
             while not (ended := self._update()):
-                self._show("q or Ctrl-C leaves; the job goes on")
+                self._show("q or Ctrl-C quits; the job keeps running")
                 if keys.pressed(_REDRAW_S) & {"q", "Q"}:
                     break
         width, height = shutil.get_terminal_size()
@@ -95,7 +95,7 @@ class Watcher:
         return ended
 
     def print_lines(self) -> bool:
-        """Prints a line for what happens, and now and then; returns True: the job has ended."""
+        """Prints a line for each event, and one every 15 s; returns True: the job has ended."""
         said, state, say_at = "", "", 0.0
         while True:
             ended = self._update(say=True)
@@ -111,7 +111,7 @@ class Watcher:
             time.sleep(_REDRAW_S)
 
     def _update(self, say: bool = False) -> bool:
-        """Takes up what is new; returns whether the job has ended."""
+        """Reads what is new; returns whether the job has ended."""
         ended = self.job.has_ended()
         if ended:
             self.job.await_result()

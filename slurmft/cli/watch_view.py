@@ -60,7 +60,7 @@ class Curve:
             self._points = [p for p in self._points if p[0] % self._stride == 0]
 
     def cut(self, after: int) -> None:
-        """Forgets what came after a step: the run goes on from there."""
+        """Forgets what came after a step: the run resumes from there."""
         self._points = [p for p in self._points if p[0] <= after]
 
     def draw(self, width: int, levels: str) -> str:

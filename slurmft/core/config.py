@@ -4,7 +4,7 @@ It is written to the run directory once, on the login node; compute nodes, reque
 only that. Every field of `JobConfig` is a flag of `slurmft submit` and a key of the site file.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: options are read from the types of their fields.
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 from slurmft.core import credentials
 from slurmft.core.errors import UsageError, unknown
@@ -58,7 +58,7 @@ class JobConfig:
     )
     profile: str = option(
         "auto",
-        "use of a node: auto finds out there; gpu; xeon (Intel's OpenMP, NUMA nodes); cpu",
+        "how a node is used: gpu, xeon (Intel's OpenMP, NUMA nodes), cpu; auto: found out there",
         choices=PROFILES,
     )
     comm_cores: int | None = option(
@@ -83,7 +83,9 @@ class JobConfig:
         "collectives: auto is nccl on GPUs; on CPUs ccl where oneCCL is installed, else gloo",
         choices=BACKENDS,
     )
-    runs_dir: str = option("runs", "folder for run directories, seen by every node", metavar="DIR")
+    runs_dir: str = option(
+        "runs", "folder for run directories, which every node sees", metavar="DIR"
+    )
     share_with_group: bool = option(
         False, "let the run directory's group read it (default: nobody but you)"
     )
@@ -149,17 +151,17 @@ class JobConfig:
     )
     file_locks: str = option(
         "auto",
-        "locks of the Hugging Face caches: auto takes what holds between the nodes there",
+        "file locks of the Hugging Face caches; auto: the kind that holds between nodes there",
         choices=("auto", *LOCK_PRIMITIVES),
     )
-    requeue: bool = option(True, "queue the job again after a stop or a node's death, to go on")
+    requeue: bool = option(True, "queue the job again after a stop or a node failure, to resume")
     max_requeues: int = option(
         3, "give up after this many requeues without a new checkpoint in between"
     )
-    max_restarts: int = option(3, "restarts of all ranks within a job, after one of them died")
+    max_restarts: int = option(3, "restarts of all ranks within a job, after one of them failed")
     hang_timeout_s: int = option(
         600,
-        "a rank that does no step for so long hangs (longer if steps are long); 0: never",
+        "a rank without a step for so long counts as hung (longer if steps are long); 0: never",
         metavar="SECONDS",
     )
 
@@ -231,7 +233,7 @@ class RunConfig:
         return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> RunConfig:
+    def from_json(cls, text: str) -> "RunConfig":
         raw: dict[str, Any] = json.loads(text)
         job = {k: tuple(v) if isinstance(v, list) else v for k, v in raw["job"].items()}
         return cls(
@@ -259,16 +261,24 @@ def build(config: type[Config], values: dict[str, Any]) -> Config:
     return config(**{k: v for k, v in values.items() if k in options(config)})
 
 
+_PATHS = ("runs_dir", "hostfile", "container")
+"""Options of a job that are paths: it may start in another folder."""
+
+
+def with_absolute_paths(job: JobConfig) -> JobConfig:
+    given = {name: getattr(job, name) for name in _PATHS}
+    paths: dict[str, Any] = {k: str(absolute(v)) for k, v in given.items() if v is not None}
+    return dataclasses.replace(job, **paths)
+
+
 def value_type(option: dataclasses.Field[Any]) -> type:
     """The type of one value of an option: `int` for `int | None`, `str` for `tuple[str, ...]`."""
-    name = re.split(r"[\[\] |,]+", str(option.type))  # annotations are strings in this module
-    return {"int": int, "float": float, "str": str, "bool": bool}[
-        name[1] if name[0] == "tuple" else name[0]
-    ]
+    found: type = (get_args(option.type) or (option.type,))[0]
+    return found
 
 
 def is_repeatable(option: dataclasses.Field[Any]) -> bool:
-    return str(option.type).startswith("tuple")
+    return get_origin(option.type) is tuple
 
 
 _UNLIMITED_MIN = 60 * 24 * 365
@@ -279,13 +289,13 @@ def time_limit_min(text: str) -> int:
     """A Slurm time limit in minutes, rounded up: "90", "30:00", "1:30:00", "2-12", "2-12:00:00".
 
     Raises:
-        UsageError: the text is none of sbatch's forms, or is no time at all.
+        UsageError: it has none of sbatch's forms, or is zero.
     """
     if text.lower() in ("infinite", "unlimited"):
         return _UNLIMITED_MIN
     match = _TIME.fullmatch(text.strip())
     if not match:
-        raise UsageError(f"--time {text!r} is no time limit", "use minutes, HH:MM:SS or D-HH:MM:SS")
+        raise UsageError(f"invalid time limit: --time {text!r}", "use M, HH:MM:SS or D-HH:MM:SS")
     days, first, second, third = (None if g is None else int(g) for g in match.groups())
     if days is not None:  # D-HH[:MM[:SS]]
         seconds = days * 86400 + (first or 0) * 3600 + (second or 0) * 60 + (third or 0)
@@ -302,11 +312,11 @@ def duration_s(text: str, what: str) -> float:
     """Seconds of "90s", "10m", "2h", "3d", or of a bare number.
 
     Raises:
-        UsageError: the text is no duration.
+        UsageError: the text is not a duration.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     if not match:
-        raise UsageError(f"{what} {text!r} is no duration", "write it as 90s, 10m, 2h or 3d")
+        raise UsageError(f"{what} {text!r} is not a duration", "write it as 90s, 10m, 2h or 3d")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
@@ -351,7 +361,8 @@ def check_credentials(config: Any) -> None:
 def _check_one_line(name: str, value: str) -> None:
     if any(c in value for c in "\n\r\0"):
         raise UsageError(
-            f"{flag(name)} {value!r} holds a line break", "an sbatch script takes one line a value"
+            f"{flag(name)} {value!r} holds a line break",
+            "values are one line in sbatch scripts",
         )
 
 
@@ -373,20 +384,10 @@ _RESERVED = (
 def _check_sbatch_pair(job: JobConfig, pair: str) -> None:
     key = pair.partition("=")[0].lstrip("-")
     if not re.fullmatch(r"[a-zA-Z][a-zA-Z0-9-]+", key):
-        raise UsageError(f"--sbatch {pair!r} is no KEY=VALUE", 'write it as --sbatch "nice=100"')
+        raise UsageError(f"--sbatch {pair!r} is not KEY=VALUE", 'write it as --sbatch "nice=100"')
     if key in _RESERVED:
         raise UsageError(f"--sbatch {pair!r}: slurmft sets {key} itself", "leave it out")
     for name, option in options(JobConfig).items():
         given = getattr(job, name) not in (None, False)
         if option.metadata.get("sbatch") == key and given:
             raise UsageError(f"--sbatch {pair!r} contradicts {flag(name)}", "give one of the two")
-
-
-_PATHS = ("runs_dir", "hostfile", "container")
-"""Options of a job that are paths: it may start in another folder."""
-
-
-def with_absolute_paths(job: JobConfig) -> JobConfig:
-    given = {name: getattr(job, name) for name in _PATHS}
-    paths: dict[str, Any] = {k: str(absolute(v)) for k, v in given.items() if v is not None}
-    return dataclasses.replace(job, **paths)

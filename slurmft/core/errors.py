@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Callable
 from enum import IntEnum
 
@@ -21,11 +20,11 @@ class Exit(IntEnum):
     SUBMIT = 3
     """The scheduler refused the job, or could not be asked."""
     RENDEZVOUS = 4
-    """The nodes of the job cannot meet."""
+    """The nodes of the job cannot reach each other."""
     CANCELLED = 5
     """The job was cancelled."""
     STOPPED = 75
-    """The run was told to stop, has saved its state, and can go on (BSD's "try again later")."""
+    """The run stopped on request, has saved its state, and can resume (BSD's EX_TEMPFAIL)."""
 
 
 class SlurmftError(Exception):
@@ -63,7 +62,7 @@ def run_main(command: Callable[[], int], debug: bool = False) -> int:
         return command()
     except SlurmftError as error:
         if debug:
-            traceback.print_exc()
+            _print_traceback()
         print(f"error: {redact(str(error))}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
@@ -74,9 +73,15 @@ def run_main(command: Callable[[], int], debug: bool = False) -> int:
         return 141
     except OSError as error:  # a full disk, a folder that vanished
         if debug:
-            traceback.print_exc()
+            _print_traceback()
         print(f"error: {error}\nhint: --debug shows where", file=sys.stderr)
         return Exit.FAILED
+
+
+def _print_traceback() -> None:
+    import traceback  # 1 ms: only --debug pays for it
+
+    traceback.print_exc()
 
 
 def one_line(error: Exception) -> str:

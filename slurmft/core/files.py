@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """The same for what is no text."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(2).hex()}")
     try:
         with open(aside, "wb") as file:
             file.write(content)
@@ -53,6 +52,24 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None where the file is absent or holds none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Size and checksum of a file."""
+    import hashlib  # not for every command
+
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
 def write_folder(path: Path, fill: Callable[[Path], Any], replace: bool = True) -> None:
     """Makes or replaces a folder, which `fill` writes into; see `new_folder`."""
     with new_folder(path, replace) as folder:
@@ -68,7 +85,7 @@ def new_folder(path: Path, replace: bool = True) -> Iterator[Path]:
     Args:
         replace: else a folder that is there meanwhile, of another process, stays.
     """
-    name = f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}"
+    name = f".{path.name}.{os.getpid()}.{os.urandom(2).hex()}"
     aside, old = path.with_name(name), path.with_name(f"{name}.old")
     try:
         aside.mkdir()
@@ -90,27 +107,9 @@ def new_folder(path: Path, replace: bool = True) -> Iterator[Path]:
             raise
 
 
-def fingerprint(path: Path) -> dict[str, Any]:
-    """Size and checksum of a file."""
-    import hashlib  # not for every command
-
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
-
-
 def _sync(path: Path) -> None:
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
     finally:
         os.close(file)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None where the file is absent or holds none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None

@@ -11,13 +11,6 @@ from typing import Any
 from slurmft.core.config import JobConfig, is_repeatable, options, value_type
 from slurmft.core.errors import UsageError, unknown
 
-
-def merge(site: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
-    """Flags over the site file; repeatable ones add to its list: a site always needs those."""
-    both = {k: site[k] + v for k, v in flags.items() if isinstance(v, tuple) and k in site}
-    return site | flags | both
-
-
 Option = dataclasses.Field[Any]
 
 WORDS: dict[type, str] = {
@@ -73,17 +66,10 @@ def read_site_file() -> dict[str, Any]:
         raise UsageError(f"cannot read the site file {path}: {error}") from None
 
 
-def sbatch_flags(values: Mapping[str, Any]) -> list[str]:
-    """Options by their fields' names, as sbatch, salloc and srun take them."""
-    known = options(JobConfig)
-    found = []
-    for name, value in values.items():
-        flag = f"--{known[name].metadata['sbatch']}"
-        if value is True:
-            found.append(flag)
-        elif value not in (None, False):
-            found.append(f"{flag}={value}")
-    return found
+def merge(site: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """Flags over the site file; repeatable ones add to its list: a site always needs those."""
+    both = {k: site[k] + v for k, v in flags.items() if isinstance(v, tuple) and k in site}
+    return site | flags | both
 
 
 def typed_values(
@@ -118,3 +104,16 @@ def _typed(where: str | Path, option: dataclasses.Field[Any], value: Any) -> Any
 def in_file(where: str | Path, error: UsageError) -> UsageError:
     """An error that says in which file it is."""
     return UsageError(f"{where}: {error.message}", error.hint)
+
+
+def sbatch_flags(values: Mapping[str, Any]) -> list[str]:
+    """Options by their fields' names, as sbatch, salloc and srun take them."""
+    known = options(JobConfig)
+    found = []
+    for name, value in values.items():
+        flag = f"--{known[name].metadata['sbatch']}"
+        if value is True:
+            found.append(flag)
+        elif value not in (None, False):
+            found.append(f"{flag}={value}")
+    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import datetime
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -38,7 +37,7 @@ def duration(seconds: float) -> str:
 
 def clock(seconds: float) -> str:
     """Unix seconds as local date and time."""
-    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def ago(seconds: float) -> str:

@@ -1,1 +1,1 @@
-"""Is the cluster well? Checks from the login node and on the nodes, and what follows from them."""
+"""Examines a cluster: checks on the login node and on nodes, with hints what to do."""

@@ -25,7 +25,7 @@ from slurmft.core import process
 from slurmft.core.files import write_json
 from slurmft.doctor.agent import REQUEST
 from slurmft.job import process_group
-from slurmft.node.profiles import bind
+from slurmft.node.profiles import bind_rank
 
 _PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _MATMUL_S = 0.5
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> None:
     process.die_with_parent()
     folder, rank = Path(argv[0]), os.environ["RANK"]
     request = json.loads((folder / REQUEST).read_text())
-    bind(os.environ)
+    bind_rank(os.environ)
     device = torch.device("cpu")
     if torch.cuda.is_available() and request["backend"] in ("auto", "nccl"):
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

@@ -1,14 +1,15 @@
 """`attach`, and `Job`: what a process of a job asks of it, and tells it.
 
     with slurmft.attach() as job:
-        folder = job.latest_checkpoint()         # where an earlier attempt stopped
+        latest = job.latest_checkpoint()
+        first = load(latest) + 1 if latest else 1
         for n in range(first, total + 1):
-            loss = train_one_step()
+            loss = train_step()
             job.step(n, total=total, loss=loss)
             if job.should_stop() or job.checkpoint_due():
                 with job.checkpoint(n) as folder:
-                    if folder:                   # on the main rank
-                        save(folder)
+                    if folder:  # on the main rank
+                        save(folder, n)
             if job.should_stop():
                 break
         else:
@@ -38,7 +39,7 @@ from slurmft.job import checkpoints, process
 from slurmft.job.agreement import Boundary
 from slurmft.job.checkpoints import Checkpoints
 from slurmft.node.heartbeat import Heart
-from slurmft.node.profiles import bind
+from slurmft.node.profiles import bind_rank
 from slurmft.node.signals import StopRequest
 from slurmft.runs.progress import Progress
 from slurmft.runs.records import RecordWriter
@@ -58,11 +59,12 @@ _said_outside = False
 
 
 def attach(run_dir: str | Path | None = None) -> Job:
-    """Makes this process one of its job's: a context manager.
+    """Attaches this process to its job: `with slurmft.attach() as job`.
 
-    From now on stop signals are requests (`Job.should_stop`), output goes to the rank's log, and
-    the process is bound to its cores. Call it once, before torch is imported, if that can be.
-    Outside of a job the process stays as it is, and the `Job` does nothing.
+    From then on stop signals are requests (`Job.should_stop`), output goes to the rank's log, and
+    the process is bound to its cores. Call it once, before other imports where possible: a failure
+    in them is recorded then. Outside of a job, the process stays as it is and the `Job` does
+    nothing.
 
     Args:
         run_dir: the run directory; that of the job, if not given.
@@ -80,7 +82,7 @@ def attach(run_dir: str | Path | None = None) -> Job:
     heart = process.start_heartbeat(rank)
     try:
         run.settle_permissions()
-        bind(os.environ)
+        bind_rank(os.environ)
         job = Job(run, stop, heart, began)
         locks.install(run.load_config().job.file_locks)
     except Exception as error:
@@ -92,13 +94,11 @@ def _say_outside() -> None:
     global _said_outside
     if not _said_outside:
         _said_outside = True
-        print(
-            "slurmft: this process belongs to no job: nothing is recorded or saved", file=sys.stderr
-        )
+        print("slurmft: not in a job: nothing is recorded or saved", file=sys.stderr)
 
 
 class Job:
-    """A job, as one of its processes sees it. Methods without another word are for all ranks."""
+    """A job, as one of its processes sees it. All ranks make the same calls."""
 
     def __init__(
         self,
@@ -167,8 +167,7 @@ class Job:
     # --- between steps ----------------------------------------------------------------------------
 
     def begin_phase(self) -> None:
-        """Another kind of step follows, as after training evaluation: how long it takes is
-        unknown."""
+        """Another kind of step follows, as evaluation after training: it may take longer."""
         self._boundary.begin_phase()
 
     def begin_step(self) -> None:

@@ -24,7 +24,7 @@ _GATHER_BYTES = 64 * 2**20
 
 
 _EVALUATE_WAITED = ("Expected to find locked file", "Cannot acquire lock on cached file")
-"""evaluate's words for a rank that has not written its file, for whatever reason."""
+"""evaluate's messages about a rank that has not written its file, for whatever reason."""
 
 
 class PeerFailedError(SlurmftError):
@@ -41,7 +41,7 @@ class World:
     device: torch.device
     backend: str
     control: Any
-    """A gloo group of all ranks, for what they tell each other beside the training."""
+    """A gloo group of all ranks, for requests and objects."""
     owned: bool = True
     """The process group was set up here, not by the program."""
 
@@ -58,7 +58,7 @@ class World:
 
         Raises:
             Exception: on a chosen rank, whatever `work` raises.
-            PeerFailedError: on the others, if it raised anywhere; with those words. Nobody hangs.
+            PeerFailedError: on the others, if it raised anywhere; with its message. Nobody hangs.
         """
         error: Exception | None = None
         if chosen:
@@ -66,12 +66,12 @@ class World:
                 work()
             except Exception as caught:
                 error = caught
-        words = self.all_objects(None if error is None else f"{type(error).__name__}: {error}")
+        messages = self.all_objects(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
-        for rank, said in enumerate(words):
-            if said:
-                raise PeerFailedError(f"rank {rank} failed: {said}")
+        for rank, message in enumerate(messages):
+            if message:
+                raise PeerFailedError(f"rank {rank} failed: {message}")
 
     def broadcast(self, values: Sequence[float] | None, count: int) -> list[float]:
         """The main rank's `count` floats, on every rank, as doubles. Others pass anything."""
@@ -93,15 +93,15 @@ class World:
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Every rank's value, by rank, on the main rank; an empty list elsewhere."""
-        found: list[Any] = [None] * self.size if self.is_main else []
-        dist.gather_object(value, found if self.is_main else None, dst=0, group=self.control)
-        return found
+        values: list[Any] = [None] * self.size if self.is_main else []
+        dist.gather_object(value, values if self.is_main else None, dst=0, group=self.control)
+        return values
 
     def all_objects(self, value: Any) -> list[Any]:
         """Every rank's value, by rank, on every rank."""
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self.control)
-        return found
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.control)
+        return values
 
     def share_object(self, value: Any, source: int = 0) -> Any:
         """One rank's value, on every rank. Others pass anything."""
@@ -112,14 +112,14 @@ class World:
     def share_tensors(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The main rank's CPU tensors, on every rank, bit by bit. Others pass anything."""
         layout = self.share_object({k: (tuple(t.shape), t.dtype) for k, t in tensors.items()})
-        found = {}
+        shared = {}
         for name, (shape, dtype) in layout.items():
             tensor = tensors[name] if self.is_main else torch.empty(shape, dtype=dtype)
             flat = tensor.contiguous().reshape(-1)
             if flat.numel():
                 dist.broadcast(flat.view(torch.uint8), src=0, group=self.control)
-            found[name] = flat.reshape(shape)
-        return found
+            shared[name] = flat.reshape(shape)
+        return shared
 
     def gather(self, array: np.ndarray, sizes: Sequence[int]) -> np.ndarray | None:
         """All ranks' arrays one after another, on the main rank; None elsewhere.
@@ -141,14 +141,14 @@ class World:
         chunk = max(1, _GATHER_BYTES // (self.size * array.dtype.itemsize))
         for first in range(0, max(sizes), chunk):
             width = min(chunk, max(sizes) - first)
-            mine = torch.zeros(width, dtype=torch.from_numpy(array[:0]).dtype, device=self.device)
+            own = torch.zeros(width, dtype=torch.from_numpy(array[:0]).dtype, device=self.device)
             piece = torch.from_numpy(array[first : first + width])
-            mine[: len(piece)] = piece
-            found = [torch.empty_like(mine) for _ in sizes] if self.is_main else None
-            dist.gather(mine, found, dst=0)
-            for rank, got in enumerate(found or []):
+            own[: len(piece)] = piece
+            gathered = [torch.empty_like(own) for _ in sizes] if self.is_main else None
+            dist.gather(own, gathered, dst=0)
+            for rank, received in enumerate(gathered or []):
                 part = whole[starts[rank] + first : starts[rank + 1]][:width]
-                part[:] = got[: len(part)].cpu().numpy()
+                part[:] = received[: len(part)].cpu().numpy()
         return whole if self.is_main else None
 
 
@@ -158,9 +158,9 @@ def leave() -> None:
 
 
 def init(backend: str) -> World:
-    """Joins the process group that torchrun, or the program itself, set up.
+    """Sets up the process group of torchrun's ranks; one that the program has set up is used.
 
-    It is made before Accelerate's, which then uses it: this is how ccl gets in.
+    Accelerate uses a process group that is there: so it works with ccl, too.
 
     Raises:
         UsageError: the backend needs what this node does not have.
@@ -173,7 +173,7 @@ def init(backend: str) -> World:
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     if owned:
-        torchrun.bind()
+        torchrun.bind_stores()
         dist.init_process_group(name, timeout=_TIMEOUT)
     return World(
         rank=dist.get_rank(),

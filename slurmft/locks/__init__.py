@@ -1,14 +1,14 @@
 """File locks that hold between the nodes of a shared file system.
 
-`filelock`, and with it datasets, evaluate and huggingface_hub, locks by `flock`, which GPFS and
-others keep local to each node. The shim makes every FileLock of a process lock by another primitive
-where the file system is shared:
+`filelock`, and with it datasets, evaluate and huggingface_hub, uses `flock`, which GPFS and other
+file systems keep local to each node. The shim makes every FileLock of a process use another
+primitive where the file system is shared:
 
     import slurmft.locks
     slurmft.locks.install()
 
-or, for a script of somebody else: `python -m slurmft.locks run -- script.py`. On one file system,
-flock and lockf do not see each other: every process that uses a cache must have the shim.
+or, for any other script: `python -m slurmft.locks run -- script.py`. On the same file system, flock
+and lockf do not see each other: every process that uses a cache must have the shim.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SHIM_FOLDER = str(Path(__file__).parent / "shim")
 
 
 class LockShimError(SlurmftError):
-    """The shim cannot do what it is there for."""
+    """The shim does not work with an installed library."""
 
 
 # --- the primitives -------------------------------------------------------------------------------
@@ -117,28 +117,28 @@ def _path_of(fd: int) -> str:
 
 
 def primitive_for(path: str | Path) -> str:
-    """The primitive of a file system: what was measured there, else the default for its type."""
+    """The primitive for a path: what was measured on its file system, else the default."""
     found = filesystem.of(path)
     measured = recorded(found)
     return measured["primitive"] if measured else default(found)
 
 
 def default(found: FileSystem) -> str:
-    """lockf where other nodes may see the files; flock, like everybody, where they cannot."""
+    """lockf where other nodes may see the files; else flock, as processes without the shim use."""
     return "lockf" if found.is_shared else "flock"
 
 
 def recorded(found: FileSystem) -> dict[str, Any] | None:
-    """What was measured on a file system (`slurmft doctor locks`); None: nothing, or not read."""
+    """What was measured on a file system (`slurmft doctor locks`); None: no readable record."""
     try:
         record: dict[str, Any] = json.loads(record_path(found).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RuntimeError):  # the last: no home is known
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: the home directory is not known
         return None
     return record if record.get("primitive") in LOCK_PRIMITIVES else None
 
 
 def record_path(found: FileSystem) -> Path:
-    """Where the record of a file system is: in the user's cache, which nodes share, too."""
+    """The path of a file system's record: in the user's cache, which nodes usually share."""
     import hashlib
 
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -191,7 +191,7 @@ class _Shim:
         with self.mutex:
             if operation & fcntl.LOCK_UN:
                 entry = self.held.pop(fd, None)
-                if entry is None:  # locked before the shim was there
+                if entry is None:  # locked before the shim was installed
                     fcntl.flock(fd, operation)
                 else:
                     unlock(fd, entry.primitive, entry.held)
@@ -208,7 +208,7 @@ class _Shim:
         return any(entry.inode == inode for entry in self.held.values())
 
     def holds_path(self, path: str) -> bool:
-        """Whether this process holds a lock file otherwise than by flock, which needs no care."""
+        """Whether this process holds a lock file by a primitive other than flock."""
         if not self.held:
             return False
         try:
@@ -248,7 +248,7 @@ _shim = _Shim()
 
 
 def install(primitive: str = "auto") -> None:
-    """Makes every FileLock of this process, whenever made, lock by a primitive.
+    """Makes every FileLock of this process, existing or new, use a primitive.
 
     Args:
         primitive: one of `LOCK_PRIMITIVES`, everywhere; or auto: on shared file systems what was
@@ -256,7 +256,7 @@ def install(primitive: str = "auto") -> None:
 
     Raises:
         UsageError: no such primitive.
-        LockShimError: this filelock does not lock through the shim.
+        LockShimError: the installed filelock does not lock through the shim.
     """
     arm(primitive)
     import tempfile
@@ -275,11 +275,11 @@ def install(primitive: str = "auto") -> None:
 
 
 def arm(primitive: str = "auto") -> None:
-    """Like `install`, but imports nothing: what is not there yet is patched when it is imported.
+    """Like `install`, but imports nothing: modules that are not loaded yet are patched on import.
 
     Raises:
         UsageError: no such primitive.
-        LockShimError: a module that is there cannot be patched.
+        LockShimError: a loaded module cannot be patched.
     """
     if primitive not in ("auto", *LOCK_PRIMITIVES):
         raise unknown("lock primitive", primitive, ["auto", *LOCK_PRIMITIVES])
@@ -292,25 +292,25 @@ def arm(primitive: str = "auto") -> None:
 
 
 def settle(path: str | Path, primitive: str) -> None:
-    """Tells this process what was measured on the file system of a path."""
-    with contextlib.suppress(OSError):  # it sees no such path: then it has no lock there either
+    """Makes this process use what was measured on the file system of a path."""
+    with contextlib.suppress(OSError):  # no such path here, and so no lock there
         _shim.settle(os.stat(path).st_dev, primitive)
 
 
 def installed() -> str | None:
-    """The primitive (or auto) of the shim in this process; None: it is not there."""
+    """The primitive (or auto) of the shim in this process; None: not installed."""
     return _shim.primitive if _shim.patched else None
 
 
 def environment(primitive: str, variables: dict[str, str]) -> dict[str, str]:
-    """Variables with which every Python started from them, and by these in turn, has the shim."""
+    """Variables that give the shim to every Python started with them, and to its children."""
     paths = [p for p in variables.get("PYTHONPATH", "").split(os.pathsep) if p]
     others = [p for p in paths if p != _SHIM_FOLDER]
     return {VARIABLE: primitive, "PYTHONPATH": os.pathsep.join([_SHIM_FOLDER, *others])}
 
 
 class _PatchOnImport:
-    """Patches the targets as they are imported, before anybody can lock by them."""
+    """Patches the targets on import, before anything can lock by them."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -334,13 +334,16 @@ def _patch(module: ModuleType) -> None:
     """Puts the shim under the UnixFileLock of a module, and so under all its subclasses.
 
     Raises:
-        LockShimError: it is built otherwise than all versions known.
+        LockShimError: it differs from all known versions.
     """
     found = vars(module).get("UnixFileLock")
     if module.__name__ in _shim.patched or (found and found.__module__ != module.__name__):
-        return  # newer datasets only hand on filelock's class
+        return  # newer datasets re-export filelock's class
     if found is None or "fcntl" not in vars(module):
-        raise LockShimError(f"the lock shim does not know this version of {module.__name__}")
+        raise LockShimError(
+            f"the lock shim does not know this version of {module.__name__}",
+            "install another version of it",
+        )
     module.fcntl = _shim  # type: ignore[attr-defined]
     found._acquire, found._release = _guard_acquire(found._acquire), _guard_release(found._release)
     _shim.patched.add(module.__name__)
@@ -365,7 +368,7 @@ def _guard_acquire(acquire: Callable[[Any], None]) -> Callable[[Any], None]:
 def _guard_release(release: Callable[[Any], None]) -> Callable[[Any], None]:
     @functools.wraps(release)
     def guarded(self: Any) -> None:
-        with _shim.mutex:  # nobody locks the file anew between the unlock and the close
+        with _shim.mutex:  # no thread takes the lock between the unlock and the close
             release(self)
 
     return guarded

@@ -42,19 +42,19 @@ class Finding:
     """What was measured of one primitive; None: not known."""
 
     error: str | None = None
-    """Why it cannot be used here at all."""
+    """Why it cannot be used here."""
     on_node: bool | None = None
-    """Excludes other processes of the same node."""
+    """It excludes other processes of the same node."""
     between_nodes: bool | None = None
-    """Excludes processes of other nodes."""
+    """It excludes processes of other nodes."""
     on_unlock: bool | None = None
-    """Is released by an unlock..."""
+    """It is released by an unlock."""
     on_exit: bool | None = None
-    """... by the end of its process..."""
+    """It is released by the end of its process."""
     on_kill: bool | None = None
-    """... by its SIGKILL."""
+    """It is released by a SIGKILL of its process."""
     cost_us: float | None = None
-    """Lock and unlock of a file that nobody else wants, median."""
+    """Median time to lock and unlock a file without contention."""
 
     @property
     def excludes(self) -> bool:
@@ -98,7 +98,7 @@ def probe(ask: Ask, nodes: int, here: FileSystem, *, thorough: bool = True) -> F
 
 
 def preference(here: FileSystem) -> list[str]:
-    """The default first: processes that know of no measurement use that, and must not be alone."""
+    """In this order they are tried: first the default, which processes without a record use."""
     first = locks.default(here)
     return [first, *(primitive for primitive in LOCK_PRIMITIVES if primitive != first)]
 

@@ -1,7 +1,6 @@
-"""oneCCL's PyTorch binding: found, checked and given its environment, without importing torch.
+"""oneCCL's PyTorch binding: detection, check and environment, without importing torch.
 
-Upstream has ended with the release for torch 2.8; sites that pin it have wheels or builds of their
-own.
+The last upstream release is for torch 2.8; sites that pin that have wheels or builds of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 from slurmft.core.errors import UsageError
 
 _MODULES = ("oneccl_bindings_for_pytorch", "torch_ccl")
-"""Since 1.12, and before."""
+"""Its names since 1.12, and before."""
 _PACKAGES = ("oneccl_bind_pt", "oneccl-bind-pt", "torch-ccl", "torch_ccl")
 
 
@@ -24,23 +23,23 @@ class Binding:
     """The installed binding."""
 
     module: str
-    """To import: it registers the backend."""
+    """Importing it registers the backend."""
     version: str | None
     torch: str
 
     @property
     def mismatch(self) -> str | None:
-        """Why it does not fit torch; None: it does, or does not say what it was built for."""
+        """Why it does not match torch; None: it does, or its torch version is unknown."""
         if self.version is None or _minor(self.version) == _minor(self.torch):
             return None
-        return f"{self.module} {self.version} is for another torch than {self.torch}"
+        return f"{self.module} {self.version} was built for another torch than {self.torch}"
 
     def environment(self) -> dict[str, str]:
-        """What its `setvars.sh` sets: the loader reads it before Python runs, so the processes that
-        use it must be started with it. Empty where the binding brings no such script.
+        """The variables that its `setvars.sh` sets: the loader reads them before Python runs, so
+        processes must be started with them. Empty where the binding has no such script.
 
-        Of the variables that are set already, only lists that the script lengthens: mpirun's own
-        I_MPI_ROOT must not give way to that of a library that the binding brings.
+        Of variables that are set already, only lists that the script extends: mpirun's own
+        I_MPI_ROOT must not be replaced by that of a library in the binding.
         """
         origin = _origin(self.module)
         if origin is None:
@@ -56,7 +55,7 @@ class Binding:
 
 
 def _adds(value: str, before: str | None) -> bool:
-    """Whether a variable's value is new, or the one from before in a longer list."""
+    """Whether a variable is new, or its earlier value is part of a longer list now."""
     return before is None or (value != before and before in value)
 
 
@@ -95,14 +94,14 @@ def _version(packages: tuple[str, ...]) -> str | None:
 
 
 def choose(backend: str, has_gpu: bool) -> Binding | None:
-    """The binding, if the collectives of a run are to be oneCCL's.
+    """The binding, if the collectives of a run use oneCCL.
 
     Args:
-        backend: as asked for.
-        has_gpu: with auto, GPUs take nccl.
+        backend: the option.
+        has_gpu: whether the node has GPUs, for which auto means nccl.
 
     Raises:
-        UsageError: ccl was asked for, and is not installed or does not fit.
+        UsageError: ccl was requested, and is not installed or does not match torch.
     """
     if backend not in ("auto", "ccl") or (backend == "auto" and has_gpu):
         return None
@@ -122,14 +121,14 @@ def choose(backend: str, has_gpu: bool) -> Binding | None:
 
 
 def fall_back_note(backend: str, has_gpu: bool) -> str | None:
-    """One line on why auto does not take a binding that is there; None: nothing to tell."""
+    """Why auto does not use a binding that is installed, in one line; None: it does."""
     found = find() if backend == "auto" and not has_gpu else None
     if found is None or found.mismatch is None:
         return None
-    return f"{found.mismatch}: collectives by gloo"
+    return f"{found.mismatch}: collectives use gloo"
 
 
 def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """What oneCCL must know of a rank that mpirun did not start; else it takes global ranks."""
+    """The variables by which oneCCL knows a rank's local place without mpirun."""
     names = {"CCL_LOCAL_RANK": "LOCAL_RANK", "CCL_LOCAL_SIZE": "LOCAL_WORLD_SIZE"}
     return {ours: environment[theirs] for ours, theirs in names.items() if theirs in environment}

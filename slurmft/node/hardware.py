@@ -1,4 +1,4 @@
-"""What a node is, and what of it this job may use, as the kernel and Slurm say."""
+"""The hardware of a node, and what of it this job may use, by the kernel and Slurm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 _FLAGS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
-"""CPU flags that decide about precision and profile, the strongest first."""
+"""CPU flags that decide the precision and the profile, the best first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ class Gpu:
 
     @property
     def precision(self) -> str:
-        """What it computes natively."""
+        """The reduced precision that it computes natively."""
         if self.capability is None:
             return "unknown"
         return "bf16" if self.capability >= 8 else "fp16"
@@ -58,7 +58,7 @@ class Network:
     name: str
     infiniband: bool
     speed_mbit_s: int
-    """0: the kernel does not know it, as of virtual ones."""
+    """0: the kernel does not know it, as for virtual ones."""
 
     def __str__(self) -> str:
         kind = "InfiniBand" if self.infiniband else "Ethernet"
@@ -68,24 +68,24 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """What this process may use of its node."""
+    """The part of a node that this process may use."""
 
     host: str
     model: str
     """The CPU's name."""
     vendor: str
     flags: tuple[str, ...]
-    """Those of the CPU's flags that matter."""
+    """Those of the CPU's flags that are in _FLAGS."""
     cpus: tuple[Cpu, ...]
     """Logical CPUs in the affinity mask."""
     machine_cpus: int
     """Logical CPUs of the whole node."""
     slurm_cpus: int | None
-    """What Slurm granted, by its own count; None: no job of Slurm."""
+    """How many CPUs Slurm granted; None: not a Slurm job."""
     quota_cpus: float | None
-    """CPUs that the cgroup's quota is worth; None: no quota."""
+    """The cgroup's CPU quota, in CPUs; None: no quota."""
     memory_mib: int
-    """What this job may take: the node's, or the cgroup's limit."""
+    """The node's memory, or the cgroup's limit."""
     gpus: tuple[Gpu, ...]
     interfaces: tuple[str, ...]
     """Network interfaces that are up, fabrics first."""
@@ -96,12 +96,12 @@ class Hardware:
 
     @property
     def cores(self) -> tuple[Cpu, ...]:
-        """One logical CPU of each physical core that is really granted, near ones together."""
+        """One logical CPU of each physical core that is granted, near ones together."""
         first: dict[tuple[int, int], Cpu] = {}
         for cpu in sorted(self.cpus, key=lambda c: (c.socket, c.numa, c.number)):
             first.setdefault(cpu.core, cpu)
         limits = [len(first)]
-        if self.slurm_cpus is not None:  # it may count more than the mask shows, or fewer
+        if self.slurm_cpus is not None:  # may be more than the mask has, or fewer
             limits.append(max(1, self.slurm_cpus // self.threads_per_core))
         if self.quota_cpus is not None:
             limits.append(max(1, int(self.quota_cpus)))
@@ -109,7 +109,7 @@ class Hardware:
 
     @property
     def is_whole_node(self) -> bool:
-        """Whether the job has all of the node's CPUs: then no other job is there to disturb."""
+        """Whether the job has all CPUs of the node, so that no other job shares it."""
         granted = min(self.slurm_cpus or self.machine_cpus, self.quota_cpus or self.machine_cpus)
         return len(self.cpus) == self.machine_cpus and granted >= self.machine_cpus
 
@@ -121,12 +121,12 @@ class Hardware:
         return [tuple(cores) for _, cores in sorted(found.items())]
 
     def facts(self) -> dict[str, Any]:
-        """What there is to know, as JSON can hold it; of the CPUs their numbers."""
+        """All fields as JSON values; of the CPUs, their numbers."""
         return dataclasses.asdict(self) | {"cpus": [cpu.number for cpu in self.cpus]}
 
 
 def detect(environment: Mapping[str, str], root: Path = Path("/")) -> Hardware:
-    """What this node gives.
+    """Detects the hardware of this node.
 
     Args:
         environment: CUDA_VISIBLE_DEVICES and Slurm's variables are read from it.
@@ -183,7 +183,7 @@ def _present(root: Path) -> list[int]:
 
 
 def _cpu(root: Path, number: int) -> Cpu:
-    """Where a CPU lies; without sysfs, as in some containers, every CPU is a core of one socket."""
+    """The place of a CPU; without sysfs, as in some containers, all are cores of one socket."""
     folder = root / f"sys/devices/system/cpu/cpu{number}"
     socket = int(_read(folder / "topology/physical_package_id") or 0)
     core = int(_read(folder / "topology/core_id") or -1)  # -1 is the kernel's own "unknown", too
@@ -217,7 +217,7 @@ def as_list(cpus: Iterable[int]) -> str:
     return ",".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
 
 
-# --- what the cgroup allows -----------------------------------------------------------------------
+# --- cgroup limits ------------------------------------------------------------------------------
 
 
 def _cgroups(root: Path, controller: str) -> list[Path]:
@@ -271,7 +271,7 @@ def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tupl
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = (name.strip() for name in visible.split(","))
-        # CUDA reads no further than the first name that is none.
+        # CUDA stops at the first invalid name.
         good = itertools.takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), names)
         return tuple(good)
     # One device file a GPU, in containers too, where only the granted ones are mounted.
@@ -280,7 +280,7 @@ def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tupl
 
 
 def _nvidia_smi() -> dict[str, Gpu]:
-    """What nvidia-smi says of each GPU, by index and by uuid; empty where it does not answer."""
+    """The GPUs that nvidia-smi lists, by index and by uuid; empty where it fails."""
     if shutil.which("nvidia-smi") is None:
         return {}
     query = "--query-gpu=index,uuid,name,compute_cap,memory.total,pci.bus_id"

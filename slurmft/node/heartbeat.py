@@ -1,6 +1,6 @@
-"""Heartbeats: every rank notes where it is, in a memory-mapped file that its node's task reads.
+"""Heartbeats: every rank writes its progress to a memory-mapped file that its node's task reads.
 
-A beat costs a microsecond and no system call. The file lies in memory, local to the node.
+A beat costs a microsecond and no system call. The file is in memory, local to the node.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ FOLDER = "SLURMFT_NODE_FOLDER"
 
 
 def hardware_file(folder: Path) -> Path:
-    """Where a node's task leaves for its ranks what it found out about the node: asking nvidia-smi
-    takes a second, and a rank that is bound to its cores sees no others."""
+    """The file by which a node's task passes the detected hardware to its ranks: nvidia-smi takes a
+    second, and a rank that is bound to its cores sees no others."""
     return folder / "hardware.json"
 
 
@@ -34,7 +34,7 @@ class Beat:
     time: float
     """On CLOCK_MONOTONIC, which all processes of a node share."""
     slowest_s: float
-    """The longest time that this rank took from one beat to the next, but for patient phases."""
+    """The longest time from one beat of this rank to the next, outside of patient phases."""
     step: int
     phase: str
 
@@ -45,7 +45,7 @@ class Beat:
 
 
 class Heart:
-    """A rank's own end. Without a path it beats for nobody."""
+    """Writes the beats of a rank; without a path, nothing."""
 
     def __init__(self, path: Path | None) -> None:
         self._map: mmap.mmap | None = None
@@ -58,7 +58,7 @@ class Heart:
         self.beat(0, "start")
 
     def beat(self, step: int, phase: str) -> None:
-        """Notes the step and what follows now: start, train, evaluate, save."""
+        """Writes the step and the phase that begins: start, train, evaluate, save."""
         now = time.monotonic()
         if self._phase not in _PATIENCE:
             self.slowest_s = max(self.slowest_s, now - self._last)

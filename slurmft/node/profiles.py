@@ -1,7 +1,7 @@
-"""What a node's hardware means for a run: processes, cores, and the environment of an expert.
+"""How a run uses a node: processes, cores, and tuned environment variables.
 
-Detected on the node itself, in its allocation, without importing torch. Every variable has its
-reason, and what the user has set wins.
+Decided on the node itself, in its allocation, without importing torch. Every variable comes with
+its reason; values that the user has set take precedence.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from dataclasses import dataclass
 
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import SlurmftError, UsageError
-from slurmft.node import hardware
 from slurmft.node.hardware import Cpu, Hardware, as_list, numbers
 
 CORES = "SLURMFT_CORES"
-"""The cores of each of a node's processes, as "0-3;4-7"; for the ranks."""
+"""The cores of each process of a node, as "0-3;4-7"; for the ranks."""
 
 _TCMALLOC = ("libtcmalloc.so", "libtcmalloc.so.4", "libtcmalloc_minimal.so.4")
 _IOMP = ("libiomp5.so",)
@@ -46,7 +45,7 @@ class Profile:
     cores: tuple[tuple[int, ...], ...]
     """Logical CPUs of each process, one for each physical core that computes."""
     comm_cores: tuple[tuple[int, ...], ...]
-    """Those of its cores that are set aside for communication."""
+    """Logical CPUs of each process that are reserved for communication."""
     pinned: bool
     """Whether processes are bound to their cores."""
     pinning: str
@@ -73,7 +72,7 @@ class Profile:
                 Setting(
                     name="CUDA_DEVICE_MAX_CONNECTIONS",
                     value="1",
-                    reason="kernels and collectives start in the order in which they are given",
+                    reason="kernels and collectives start in the order of their calls",
                 )
             )
             return found
@@ -83,12 +82,12 @@ class Profile:
         return [*found, *preloads, _PRIMITIVES, *self._ccl()]
 
     def _all_cores(self) -> list[tuple[int, ...]]:
-        """What each process is bound to: its communication's cores, too."""
+        """What each process is bound to, with its cores for communication."""
         pairs = zip(self.cores, self.comm_cores, strict=True)
         return [tuple(sorted(own + comm)) for own, comm in pairs]
 
     def _preloads(self) -> list[Setting]:
-        """Libraries that must be there before Python is, where this machine has them."""
+        """Libraries that must be loaded before Python, where this machine has them."""
         names: list[tuple[tuple[str, ...], str]] = [
             (_TCMALLOC, "tcmalloc: fewer page faults in training")
         ]
@@ -120,13 +119,13 @@ class Profile:
         return settings
 
     def _ccl(self) -> list[Setting]:
-        """oneCCL under torchrun: nobody else tells it where it is."""
+        """oneCCL under torchrun, which sets nothing for it."""
         workers = len(self.comm_cores[0])
         if not workers:
             return []
         affinity = ",".join(str(cpu) for cores in self.comm_cores for cpu in cores)
         bound = Setting(
-            name="CCL_WORKER_AFFINITY", value=affinity, reason="the cores set aside for them"
+            name="CCL_WORKER_AFFINITY", value=affinity, reason="the cores reserved for them"
         )
         return [
             Setting(
@@ -144,21 +143,21 @@ _GLIBC = [
     Setting(
         name="MALLOC_MMAP_MAX_",
         value="0",
-        reason="large tensors reuse memory: no page faults in every step (tcmalloc is not here)",
+        reason="large tensors reuse memory: no page faults in every step (no tcmalloc found)",
     ),
     Setting(
         name="MALLOC_TRIM_THRESHOLD_",
         value=str(2**40),
-        reason="memory that is freed is kept for the next step",
+        reason="freed memory is kept for the next step",
     ),
 ]
-"""glibc gives a large tensor's memory back to the kernel, and takes it anew, page by page."""
+"""glibc returns a large tensor's memory to the kernel, and later gets it again, page by page."""
 
 
 _PRIMITIVES = Setting(
     name="ONEDNN_PRIMITIVE_CACHE_CAPACITY",
     value="128",
-    reason="packed batches are all of other sizes: oneDNN's code for past ones takes memory",
+    reason="each packed batch has another size, and oneDNN keeps the code for past ones in memory",
 )
 
 
@@ -174,17 +173,17 @@ def choose(
     Args:
         hardware: of the node.
         job: `--profile`, `--nproc-per-node` and `--comm-cores` are read.
-        uses_ccl: the collectives are oneCCL's, which wants cores of its own.
-        part: index and number of simulated nodes that divide this machine among themselves.
+        uses_ccl: the collectives are oneCCL's, which needs cores of its own.
+        part: index and number of the simulated nodes that share this machine.
 
     Raises:
-        UsageError: the node cannot serve what was asked for.
+        UsageError: this node does not have what was asked for.
     """
     name = _name(hardware, job.profile)
     places = hardware.places("numa" if name == "xeon" else "socket")
     nproc = job.nproc_per_node or (len(hardware.gpus) if name == "gpu" else len(places))
     if part is not None and job.nproc_per_node is None and name != "gpu":
-        nproc = 1  # a part of a machine is no more than one socket
+        nproc = 1  # a part of a machine has at most one socket
     _check_processes(hardware, name, nproc, part)
     cores = list(hardware.cores)
     if part is not None:
@@ -212,12 +211,12 @@ def choose(
 
 
 def _name(hardware: Hardware, asked: str) -> str:
-    """The profile asked for, if this node can serve it; auto: the one that fits it."""
+    """The requested profile, if this node supports it; auto: the one that fits the node."""
     if asked == "gpu" and not hardware.gpus:
         raise UsageError(
-            f"--profile gpu, but {hardware.host} shows no GPU to this job: looked at "
-            "CUDA_VISIBLE_DEVICES and for /dev/nvidia*",
-            "ask for GPUs (--gpus-per-node), or use --profile auto",
+            f"--profile gpu, but this job sees no GPU on {hardware.host}: looked at "
+            "CUDA_VISIBLE_DEVICES and /dev/nvidia*",
+            "request GPUs (--gpus-per-node), or use --profile auto",
         )
     if asked == "xeon" and "avx512f" not in hardware.flags:
         raise UsageError(
@@ -244,18 +243,18 @@ def _check_processes(
         raise UsageError(
             f"--nproc-per-node {nproc}, but {hardware.host} gives this job "
             f"{len(hardware.cores)} core(s)",
-            "ask for more (--cpus-per-task, --exclusive), or for fewer processes",
+            "request more cores (--cpus-per-task, --exclusive), or start fewer processes",
         )
 
 
 def _slice(cores: list[Cpu], index: int, count: int) -> list[Cpu]:
-    """One of `count` equal consecutive parts; what is left over belongs to none."""
+    """One of `count` equal consecutive parts; a remainder belongs to none."""
     size = len(cores) // count
     return cores[index * size : (index + 1) * size]
 
 
 def _near_gpus(hardware: Hardware, nproc: int) -> list[list[Cpu]] | None:
-    """For each GPU its part of the cores on its side of the node; None: sides are not known."""
+    """For each GPU its share of the cores near it; None: which are near is not known."""
     gpus = hardware.gpus[:nproc]
     if not all(gpu.near_cpus for gpu in gpus):
         return None
@@ -268,7 +267,7 @@ def _near_gpus(hardware: Hardware, nproc: int) -> list[list[Cpu]] | None:
 
 
 def _comm(share: list[Cpu], asked: int | None, uses_ccl: bool) -> int:
-    """How many of a process's cores are set aside for communication."""
+    """How many cores of a process are reserved for communication."""
     if not uses_ccl:
         return 0
     count = asked if asked is not None else max(1, min(4, len(share) // 8))
@@ -276,9 +275,8 @@ def _comm(share: list[Cpu], asked: int | None, uses_ccl: bool) -> int:
         if asked is None:
             return 0
         raise UsageError(
-            f"--comm-cores {asked} leaves a process with {len(share)} core(s) nothing to compute "
-            "on",
-            "give fewer, or start fewer processes: --nproc-per-node",
+            f"--comm-cores {asked} leaves no core to compute on: each process has {len(share)}",
+            "use fewer, or start fewer processes: --nproc-per-node",
         )
     return count
 
@@ -286,7 +284,7 @@ def _comm(share: list[Cpu], asked: int | None, uses_ccl: bool) -> int:
 def _pinning(
     hardware: Hardware, nproc: int, cores: list[Cpu], part: tuple[int, int] | None
 ) -> tuple[bool, str]:
-    """Whether to bind processes to cores, and why: only to those that surely are this job's."""
+    """Whether to bind processes to cores, and why: only to cores that are certainly this job's."""
     if part is not None:
         return False, "not bound: simulated nodes share this machine"
     if len(cores) < nproc:
@@ -297,16 +295,16 @@ def _pinning(
 
 
 def check_precision(hardware: Hardware, precision: str) -> None:
-    """Raises UsageError where this node cannot train in the precision asked for."""
+    """Raises UsageError where this node cannot train in the requested precision."""
     if precision == "fp16" and not hardware.gpus:
         raise UsageError(
-            f"--precision fp16 needs GPUs, and {hardware.host} shows none to this job",
-            "use --precision bf16 on CPUs, or ask for GPUs: --gpus-per-node",
+            f"--precision fp16 needs GPUs, and this job sees none on {hardware.host}",
+            "use --precision bf16 on CPUs, or request GPUs: --gpus-per-node",
         )
 
 
 def merge(settings: list[Setting], environment: Mapping[str, str]) -> dict[str, str]:
-    """The settings as variables; those that the user has set, if to nothing, stay the user's."""
+    """The settings as variables, without those that the user has set, even if to nothing."""
     return {s.name: s.value for s in settings if s.name not in environment}
 
 
@@ -338,7 +336,7 @@ def find_library(names: tuple[str, ...]) -> str | None:
         *sorted(glob.glob("/opt/intel/oneapi/compiler/latest/lib")),
     ]
     paths = (f"{folder}/{name}" for folder in folders for name in names)
-    # The loader divides LD_PRELOAD at spaces and colons.
+    # The loader splits LD_PRELOAD at spaces and colons.
     return next((p for p in paths if os.path.exists(p) and not set(p) & set(" :")), None)
 
 
@@ -346,18 +344,18 @@ def find_library(names: tuple[str, ...]) -> str | None:
 def all_cores(environment: Mapping[str, str]) -> Iterator[None]:
     """Lets this thread, and those that it starts meanwhile, run on the cores of all the processes
     of its node: for work that the others wait for."""
-    mine = os.sched_getaffinity(0)
+    own = os.sched_getaffinity(0)
     wide = numbers(environment.get(CORES, "").replace(";", ","))
     with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, mine | set(wide))
+        os.sched_setaffinity(0, own | set(wide))
     try:
         yield
     finally:
-        os.sched_setaffinity(0, mine)
+        os.sched_setaffinity(0, own)
 
 
-def bind(environment: Mapping[str, str]) -> None:
-    """Keeps this process, and the threads that it will start, on its cores (`profiles.CORES`).
+def bind_rank(environment: Mapping[str, str]) -> None:
+    """Binds this rank, and the threads that it will start, to its cores (`CORES`).
 
     Raises:
         SlurmftError: the kernel does not allow it.
@@ -365,12 +363,12 @@ def bind(environment: Mapping[str, str]) -> None:
     lists = environment.get(CORES)
     if lists is None:
         return
-    mine = lists.split(";")[int(environment["LOCAL_RANK"])]
+    cores = lists.split(";")[int(environment["LOCAL_RANK"])]
     try:
-        os.sched_setaffinity(0, hardware.numbers(mine))
+        os.sched_setaffinity(0, numbers(cores))
     except OSError as error:
         raise SlurmftError(
-            f"cannot bind this rank to the cores {mine}: {error.strerror}",
-            f"cores that it may use: {hardware.as_list(os.sched_getaffinity(0))}; unset "
+            f"cannot bind this rank to the cores {cores}: {error.strerror}",
+            f"cores that it may use: {as_list(os.sched_getaffinity(0))}; unset "
             f"{CORES}, or set it to lists of these",
         ) from None

@@ -1,7 +1,7 @@
 """The staged Python environment of a node: unpacked, used, removed (`--stage-env`).
 
-Whatever goes wrong, a node uses the shared environment: it has the same content. What packs and
-sends it is `slurmft.cluster.slurm.stage_env`.
+If anything fails, the node uses the shared environment, which has the same content.
+`slurmft.cluster.slurm.stage_env` packs and sends the environment.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ _YOUNG_S = 1800
 
 
 class StageError(Exception):
-    """Why an environment cannot be staged; the run goes on without."""
-
-
-# --- on a node ------------------------------------------------------------------------------------
+    """An environment cannot be staged; the run uses the shared one."""
 
 
 @contextlib.contextmanager
@@ -45,7 +42,7 @@ def environment(
 
     Args:
         variables: this process's.
-        is_stopped: whether the job is to stop: it does not wait for an environment then.
+        is_stopped: whether the job is to stop; unpacking is given up then.
     """
     archive = variables.get(ARCHIVE)
     folder = Path(unpacked(archive)) if archive else None
@@ -59,12 +56,12 @@ def environment(
                 Path(archive).unlink()
                 print(f"slurmft: environment unpacked in {time.monotonic() - began:.1f} s")
             except (OSError, StageError) as error:
-                words = f"warning: --stage-env: {error}: the shared environment it is"
+                words = f"warning: --stage-env: {error}: using the shared environment"
                 print(words, file=sys.stderr, flush=True)
                 with contextlib.suppress(OSError):
                     Path(archive).unlink()
             else:
-                # Beside the work, which it must not keep waiting.
+                # In the background: the work must not wait for it.
                 stack.callback(process.end, removal(leftovers(folder.parent)))
                 path = f"{folder}/bin:{variables.get('PATH', os.defpath)}"
                 found = {STAGED: str(folder), "PATH": path}
@@ -84,8 +81,8 @@ def unpacked(archive: str) -> str:
 
 @contextlib.contextmanager
 def _own(folder: Path) -> Iterator[None]:
-    """Makes a folder that is this process's as long as it lives: others remove it after that."""
-    folder.mkdir(mode=0o700)  # fails where somebody else has made it
+    """Makes a folder that belongs to this process while it is alive; later, others remove it."""
+    folder.mkdir(mode=0o700)  # fails if it exists
     with open(folder / _LOCK, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -93,7 +90,7 @@ def _own(folder: Path) -> Iterator[None]:
 
 def _unpack(archive: Path, folder: Path, is_stopped: Callable[[], bool]) -> None:
     if archive.lstat().st_uid != os.getuid():
-        raise StageError(f"{archive} is not ours")
+        raise StageError(f"{archive} belongs to another user")
     # The folder itself stays closed to others.
     command = ["tar", "-C", str(folder), "--no-overwrite-dir", "-xf", str(archive)]
     with process.start(command, stderr=subprocess.PIPE) as tar:
@@ -110,7 +107,7 @@ def _unpack(archive: Path, folder: Path, is_stopped: Callable[[], bool]) -> None
         _output(f"{folder}/bin/python", f"{folder}/bin/conda-unpack")
     prefix = _output(f"{folder}/bin/python", "-c", "import sys; print(sys.prefix)")
     if os.path.realpath(prefix) != os.path.realpath(folder):
-        raise StageError(f"its Python takes {prefix!r} for its home, not {folder}")
+        raise StageError(f"the prefix of its Python is {prefix!r}, not {folder}")
 
 
 def _output(*command: str) -> str:
@@ -121,14 +118,14 @@ def _output(*command: str) -> str:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """What this user's tasks, which have ended, have not removed; nobody runs from it any more."""
+    """What ended tasks of this user have not removed, and what nothing runs from."""
     found = []
     for path in folder.glob(f"{NAME}-{os.getuid()}-*"):
         with contextlib.suppress(OSError):
             if path.suffix == OLD:
                 found.append(path)
             elif path.is_dir():
-                with open(path / _LOCK) as file:  # another one's, while its task lives
+                with open(path / _LOCK) as file:  # locked while its task is alive
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     found.append(_retired(path))
             elif time.time() - path.stat().st_mtime > _YOUNG_S:
@@ -137,7 +134,7 @@ def leftovers(folder: Path) -> list[Path]:
 
 
 def _retired(folder: Path) -> Path:
-    """The folder under a name by which others see that it is to be removed, if we do not finish."""
+    """Renames a folder, so that others remove it if this process does not finish that."""
     return folder.rename(folder.with_name(folder.name + OLD))
 
 
@@ -149,5 +146,5 @@ def _remove_own(archive: Path, folder: Path) -> None:
 
 
 def removal(paths: list[Path]) -> subprocess.Popen[bytes]:
-    # Not by Python, which is slower: it may take minutes on a slow disk.
+    # Not by Python, which is slower: a slow disk may take minutes.
     return process.start(["rm", "-rf", *map(str, paths)], stderr=subprocess.DEVNULL)

@@ -1,5 +1,7 @@
-"""submitit's worker, which trusts no pickle that others could write: `python -m
-slurmft.node.submitit_worker FOLDER` in place of `python -m submitit.core._submit FOLDER`."""
+"""submitit's worker that loads no pickle that others could write.
+
+`python -m slurmft.node.submitit_worker FOLDER` replaces `python -m submitit.core._submit FOLDER`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def load(path: str | Path) -> Any:
 
 
 def main(argv: list[str]) -> int:
-    """Runs the job in a folder of submitit's, as its environment says which."""
+    """Runs the job in submitit's folder that the environment variables of submitit name."""
     # Before numpy, which submitit imports: its threads would take the stop signals, and submitit's
     # handlers drop them.
     signals.block()

@@ -126,7 +126,7 @@ class Supervisor:
             return False
         host = host_name()
         error = SlurmftError(
-            f"rank {hang.rank} hangs: {hang.words}",
+            f"rank {hang.rank} hangs: {hang.description}",
             f"where its threads are: {self.run.stacks(hang.rank)}",
         )
         with contextlib.suppress(OSError):

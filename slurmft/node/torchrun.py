@@ -1,7 +1,7 @@
-"""torchrun that lives through stop signals and relays them: `python -m slurmft.node.torchrun ...`.
+"""torchrun that survives stop signals and relays them: `python -m slurmft.node.torchrun ...`.
 
-The stock agent kills its ranks on SIGTERM, and dies of SIGUSR2. This one hands both on to the
-ranks, which agree on a step, save, and end by themselves. SIGHUP still ends it, and its ranks.
+The stock agent kills its ranks on SIGTERM, and dies of SIGUSR2. This one passes both on to the
+ranks, which agree on a step, save, and exit by themselves. SIGHUP still ends it and its ranks.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _MODULES = (
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
     "torch.distributed.rendezvous",
 )
-"""Where torchrun and the ranks make their stores."""
+"""Where torchrun and the ranks create their stores."""
 
 
-def bind() -> None:
-    """Makes the stores of this process listen on this node's address alone, if one is known.
+def bind_stores() -> None:
+    """Makes the stores of this process listen on this node's address alone, if it is known.
 
-    On the node itself its name may stand for another address (Debian's 127.0.1.1), so that it is
-    replaced here, for those who connect, too.
+    On the node itself, its name may resolve to another address (Debian's 127.0.1.1): it is replaced
+    for connections, too.
     """
     host, _, address = os.environ.get(LISTEN, "").partition("=")
     if not address:
@@ -58,7 +58,7 @@ def bind() -> None:
 
 
 def relay(signum: int, sender: int) -> None:
-    """Sends a stop signal on to the ranks, and notes it for those yet to start."""
+    """Relays a stop signal to the ranks, and records it for ranks that start later."""
     os.environ[signals.STOPPING] = str(signum)
     for pid in children():
         with contextlib.suppress(ProcessLookupError):
@@ -76,11 +76,11 @@ def children() -> list[int]:
 
 def main(argv: list[str]) -> None:
     signals.block()
-    log_times.stamp_output("stdout", "stderr")  # before torch's logging takes hold of them
+    log_times.stamp_output("stdout", "stderr")  # before torch's logging uses them
     signals.listen(relay)
     from torch.distributed.run import main as torchrun
 
-    bind()
+    bind_stores()
     torchrun(argv)
 
 

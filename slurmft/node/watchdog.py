@@ -1,4 +1,4 @@
-"""The watchdog of a node: finds ranks that do no step any more, and shows where they are.
+"""The watchdog of a node: finds ranks that hang, and records their stacks.
 
 It runs in the node's task, outside of the ranks: a process that is stopped or stuck in the kernel
 cannot watch itself.
@@ -23,12 +23,12 @@ from slurmft.runs.rundir import RunDir, current_attempt
 _PREFIX = "slurmft-"
 
 _STOPPED = ("T", "t")
-"""States of a process that got SIGSTOP, or is being debugged."""
+"""States of a process that got SIGSTOP, or that is being debugged."""
 
 _DUMP_S = 5.0
-"""How long ranks get to write their stacks, and other nodes to be told of the hang."""
+"""How long ranks have to write their stacks, and other nodes to see the hang."""
 _ASLEEP_S = 10
-"""A watchdog that did not look for so long was stopped itself."""
+"""A watchdog that did not check for so long was itself stopped."""
 
 _SLOW_STEPS = 20
 """A rank may take this many times its slowest step."""
@@ -39,10 +39,10 @@ class Hang:
     """Ranks of a node that make no progress."""
 
     rank: int
-    """The one to blame, as far as this node can tell: it is stopped, or furthest behind."""
-    words: str
+    """The cause, as far as this node knows: the rank that is stopped, or furthest behind."""
+    description: str
     certain: bool
-    """The rank is stopped: no other node is to blame."""
+    """Whether the rank is stopped, so that no other node is the cause."""
 
 
 class Watchdog:
@@ -57,9 +57,9 @@ class Watchdog:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
 
     def check(self) -> Hang | None:
-        """The hang of this node's ranks; None: they are at work."""
+        """The hang of this node's ranks; None: they make progress."""
         now = time.monotonic()
-        if now - self._checked_at > _ASLEEP_S:  # the whole job was suspended: nobody did a step
+        if now - self._checked_at > _ASLEEP_S:  # the whole job was suspended
             self._awake_since = now
         self._checked_at = now
         if not self._timeout_s:
@@ -68,19 +68,19 @@ class Watchdog:
         late = [rank for rank, beat in beats.items() if self._is_late(rank, beat)]
         if not late:
             return None
-        # Of ranks that wait for each other, the first to fall silent is the one waited for.
+        # Of ranks that wait for each other, the first without a beat is the one they wait for.
         stopped = [rank for rank in late if process_state(self._pid(rank)) in _STOPPED]
         rank = min(stopped or late, key=lambda r: (beats[r].step, beats[r].time))
         beat = beats[rank]
-        words = f"no step for {duration(time.monotonic() - beat.time)} ({beat.phase}"
-        words += f", after step {beat.step})"
+        description = f"no step for {duration(time.monotonic() - beat.time)} ({beat.phase}"
+        description += f", after step {beat.step})"
         if stopped:
-            words += "; the process is stopped (SIGSTOP?)"
-        return Hang(rank, words, bool(stopped))
+            description += "; the process is stopped (SIGSTOP?)"
+        return Hang(rank, description, bool(stopped))
 
     def dump(self, run: RunDir) -> None:
-        """Writes the stacks of all this node's ranks into the run directory, once; other nodes see
-        `hang_marker` and do so, too."""
+        """Writes the stacks of this node's ranks into the run directory, once; other nodes see
+        `hang_marker` and write theirs, too."""
         if self._dumped:
             return
         self._dumped = True
@@ -88,7 +88,9 @@ class Watchdog:
             hang_marker(run).touch()
         for rank in self.ranks():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid(rank), signal.SIGUSR1)  # faulthandler answers, without the GIL
+                os.kill(
+                    self._pid(rank), signal.SIGUSR1
+                )  # faulthandler writes them, without the GIL
         time.sleep(_DUMP_S)
         for rank in self.ranks():
             pid = self._pid(rank)
@@ -113,22 +115,24 @@ class Watchdog:
 
     def _is_late(self, rank: int, beat: heartbeat.Beat) -> bool:
         limit_s = self._timeout_s * beat.patience
-        if process_state(self._pid(rank)) not in _STOPPED:  # those wait for nothing
+        if (
+            process_state(self._pid(rank)) not in _STOPPED
+        ):  # a stopped rank does not wait for others
             limit_s = max(limit_s, _SLOW_STEPS * beat.slowest_s * beat.patience)
         return time.monotonic() - max(beat.time, self._awake_since) > limit_s
 
 
 def hang_marker(run: RunDir) -> Path:
-    """The file that tells all nodes of an attempt to show where their ranks are."""
+    """The file whose presence tells all nodes of an attempt to write their ranks' stacks."""
     return run.logs / f"hang-{current_attempt()}"
 
 
 def remove_stale(place: Path) -> None:
-    """Removes the folders of tasks that were killed: nobody else does, and they take memory."""
+    """Removes the folders of tasks that were killed: they occupy memory."""
     for folder in place.glob(f"{_PREFIX}*"):
         owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdigit() and process_state(int(owner)) == "gone":
-            shutil.rmtree(folder, ignore_errors=True)  # another user's stay
+            shutil.rmtree(folder, ignore_errors=True)  # another user's cannot be removed
 
 
 def process_state(pid: int) -> str:
@@ -138,8 +142,8 @@ def process_state(pid: int) -> str:
 
 
 def kernel_view(pid: int) -> str:
-    """Where a process is, by the kernel: for one that cannot answer."""
-    lines = ["the process did not answer; the kernel says:"]
+    """Where a process is, by the kernel: for a process that cannot write its stack."""
+    lines = ["the process did not respond; the kernel reports:"]
     for name in ("wchan", "stack", "status"):
         with contextlib.suppress(OSError):
             lines.append(f"{name}: {Path(f'/proc/{pid}/{name}').read_text().strip()}")

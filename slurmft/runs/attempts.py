@@ -92,8 +92,8 @@ def attempts_without_progress(run: RunDir) -> int:
 
 
 def saved(run: RunDir) -> str:
-    """What a stopped run can go on from, in words."""
-    return f"the newest checkpoint is {newest_checkpoint(run) or 'none: it will start anew'}"
+    """What a stopped run can resume from, in words."""
+    return f"the newest checkpoint is {newest_checkpoint(run) or 'none: it will start again'}"
 
 
 def newest_checkpoint(run: RunDir) -> str | None:

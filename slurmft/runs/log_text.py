@@ -1,4 +1,4 @@
-"""`slurmft logs`: what ranks, nodes and Slurm wrote, as one log, the first failure before it."""
+"""The text of `slurmft logs`: logs of ranks, nodes and Slurm as one, after the first failure."""
 
 from __future__ import annotations
 

@@ -46,27 +46,15 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A log file, and who writes it."""
-
-    path: Path
-    label: str
-    node: int | None
-    """The node's number; None: the job's own file."""
-    host: str
-    """Where a file without a head comes from; "" if it is not known."""
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
-    """Which lines are wanted."""
+    """Which lines to show."""
 
     ranks: tuple[int, ...] = ()
     node: str = ""
     """Host, or number of a node."""
     attempt: int | None = None
 
-    def has_file(self, place: Place) -> bool:
+    def has_file(self, place: _Place) -> bool:
         if self.ranks and place.label not in {f"rank {rank}" for rank in self.ranks}:
             return False
         if self.node.isdigit():
@@ -79,31 +67,38 @@ class Choice:
         return self.attempt is None or line.attempt == self.attempt
 
 
-def places(run: RunDir) -> list[Place]:
-    """The log files that a run has now: ranks first, then nodes, then the job's."""
-    ranks = {rank.get("rank"): rank for rank in (read_json(run.environment) or {}).get("ranks", [])}
-    hosts = {int(rank.get("node") or 0): str(rank.get("host", "")) for rank in ranks.values()}
-    found = [_place(path, ranks, hosts) for path in sorted(run.logs.glob("*.log"))]
-    found += [_place(path, ranks, hosts) for path in sorted(run.submitit.glob("*_log.*"))]
-    order = {"rank": 0, "node": 1, "task": 2}
-    return sorted(found, key=lambda p: (order.get(p.label.split()[0], 3), p.path.name))
+class Logs:
+    """All logs of a run, those that come up later included."""
+
+    def __init__(self, run: RunDir, choice: Choice) -> None:
+        self._run, self._choice = run, choice
+        self._files: dict[Path, _LogFile] = {}
+        self._starts: list[tuple[float, int]] = []
+        self._look_for_files()
+
+    def lines(self, whole: bool = True, last: int | None = None) -> Iterator[Line]:
+        """The lines that are new, oldest first; `last` leaves out all but so many of each file."""
+        self._look_for_files()
+        each = [file.lines(whole, last) for file in self._files.values()]
+        merged: Iterable[Line] = heapq.merge(*each)
+        return filter(self._choice.has_line, merged)
+
+    def hosts(self) -> int:
+        """The width of the widest host name known."""
+        return max((len(file.place.host) for file in self._files.values()), default=0)
+
+    def _look_for_files(self) -> None:
+        states = [s for s in self._run.history() if s.get("state") == "running"]
+        self._starts[:] = [(s["time"], int(s.get("attempt") or 0)) for s in states]
+        for place in _places(self._run):
+            if place.path not in self._files and self._choice.has_file(place):
+                self._files[place.path] = _LogFile(place, len(self._files), self._starts)
 
 
-def _place(path: Path, ranks: dict[Any, dict[str, Any]], hosts: dict[int, str]) -> Place:
-    if found := re.fullmatch(r"(rank|node|task)-(\d+)\.log", path.name):
-        kind, number = found[1], int(found[2])
-        node = int(ranks.get(number, {}).get("node") or 0) if kind == "rank" else number
-        host = str(ranks.get(number, {}).get("host", "")) if kind == "rank" else hosts.get(node, "")
-        return Place(path, f"{kind} {number}", node, host)
-    if found := re.fullmatch(r".+_(\d+)_log\.(out|err)", path.name):  # of Slurm's tasks
-        return Place(path, f"task {int(found[1])}", int(found[1]), hosts.get(int(found[1]), ""))
-    return Place(path, path.stem, None, "")
-
-
-class LogFile:
+class _LogFile:
     """Reads the lines of one log, and later those that were added."""
 
-    def __init__(self, place: Place, source: int, starts: list[tuple[float, int]]) -> None:
+    def __init__(self, place: _Place, source: int, starts: list[tuple[float, int]]) -> None:
         """`starts`: when each attempt began (Unix seconds) and its number, oldest first."""
         self.place = place
         self._starts = starts
@@ -225,29 +220,34 @@ class LogFile:
         return next((n for start, n in reversed(self._starts) if start <= when + 0.001), 0)
 
 
-class Logs:
-    """All logs of a run, those that come up later included."""
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A log file, and who writes it."""
 
-    def __init__(self, run: RunDir, choice: Choice) -> None:
-        self._run, self._choice = run, choice
-        self._files: dict[Path, LogFile] = {}
-        self._starts: list[tuple[float, int]] = []
-        self._look_for_files()
+    path: Path
+    label: str
+    node: int | None
+    """The node's number; None: the job's own file."""
+    host: str
+    """Where a file without a head comes from; "" if it is not known."""
 
-    def lines(self, whole: bool = True, last: int | None = None) -> Iterator[Line]:
-        """The lines that are new, oldest first; `last` leaves out all but so many of each file."""
-        self._look_for_files()
-        each = [file.lines(whole, last) for file in self._files.values()]
-        merged: Iterable[Line] = heapq.merge(*each)
-        return filter(self._choice.has_line, merged)
 
-    def hosts(self) -> int:
-        """The width of the widest host name known."""
-        return max((len(file.place.host) for file in self._files.values()), default=0)
+def _places(run: RunDir) -> list[_Place]:
+    """The log files that a run has now: ranks first, then nodes, then the job's."""
+    ranks = {rank.get("rank"): rank for rank in (read_json(run.environment) or {}).get("ranks", [])}
+    hosts = {int(rank.get("node") or 0): str(rank.get("host", "")) for rank in ranks.values()}
+    found = [_place(path, ranks, hosts) for path in sorted(run.logs.glob("*.log"))]
+    found += [_place(path, ranks, hosts) for path in sorted(run.submitit.glob("*_log.*"))]
+    order = {"rank": 0, "node": 1, "task": 2}
+    return sorted(found, key=lambda p: (order.get(p.label.split()[0], 3), p.path.name))
 
-    def _look_for_files(self) -> None:
-        states = [s for s in self._run.history() if s.get("state") == "running"]
-        self._starts[:] = [(s["time"], int(s.get("attempt") or 0)) for s in states]
-        for place in places(self._run):
-            if place.path not in self._files and self._choice.has_file(place):
-                self._files[place.path] = LogFile(place, len(self._files), self._starts)
+
+def _place(path: Path, ranks: dict[Any, dict[str, Any]], hosts: dict[int, str]) -> _Place:
+    if found := re.fullmatch(r"(rank|node|task)-(\d+)\.log", path.name):
+        kind, number = found[1], int(found[2])
+        node = int(ranks.get(number, {}).get("node") or 0) if kind == "rank" else number
+        host = str(ranks.get(number, {}).get("host", "")) if kind == "rank" else hosts.get(node, "")
+        return _Place(path, f"{kind} {number}", node, host)
+    if found := re.fullmatch(r".+_(\d+)_log\.(out|err)", path.name):  # of Slurm's tasks
+        return _Place(path, f"task {int(found[1])}", int(found[1]), hosts.get(int(found[1]), ""))
+    return _Place(path, path.stem, None, "")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from slurmft.core.text import duration, number
+from slurmft.core.text import duration, in_bytes, number
 
 Record = dict[str, Any]
 
@@ -121,7 +121,7 @@ def describe_epoch(r: Record) -> str:
 
 def describe_resume(r: Record) -> str:
     changes = "".join(f"\n  changed: {change}" for change in r["changes"])
-    return f"goes on after step {r['step']} (from {r['checkpoint']}){changes}"
+    return f"resumes after step {r['step']} (from {r['checkpoint']}){changes}"
 
 
 def describe_stopping(r: Record) -> str:
@@ -167,7 +167,7 @@ def result_table(result: Record) -> str:
         ("peak memory", _memory(result)),
         (
             "time",
-            f"{duration(result['wall_s'])}, of it {result['startup_s']:.1f} s to the first step"
+            f"{duration(result['wall_s'])}, including {result['startup_s']:.1f} s start-up"
             + (f"; job started {result['attempts']} times" if result["attempts"] > 1 else ""),
         ),
     ]
@@ -184,7 +184,7 @@ def _phase_rows(result: Record) -> list[tuple[str, str]]:
 
 def _rates(result: Record, phase: str) -> str:
     rate = result[f"{phase}_samples_per_s"]
-    return f"{rate:,.0f} samples/s, {rate / result['world_size']:,.0f} per device"
+    return f"{rate:,.0f} samples/s, {rate / result['world_size']:,.0f} per process"
 
 
 def _tokens(result: Record) -> str:
@@ -193,5 +193,5 @@ def _tokens(result: Record) -> str:
 
 
 def _memory(result: Record) -> str:
-    peaks = [peak / 2**20 for peak in result["peak_memory_bytes"]]
-    return f"{max(peaks):,.0f} MiB in the largest rank, {min(peaks):,.0f} in the smallest"
+    peaks = result["peak_memory_bytes"]
+    return f"{in_bytes(max(peaks))} in the largest rank, {in_bytes(min(peaks))} in the smallest"

@@ -14,7 +14,50 @@ from typing import Any
 from slurmft.core.files import to_json
 from slurmft.runs.rundir import RunDir
 
-_TAIL_BYTES = 65536
+
+class RecordWriter:
+    """Appends records to a .jsonl file, whole lines at a time.
+
+    What a full disk does not take is kept, and written with the next record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - open as long as the run
+        self._pending = b""
+
+    def write(self, *records: dict[str, Any]) -> None:
+        lines = "".join(to_json({"time": time.time()} | r) + "\n" for r in records)
+        self._pending += lines.encode()
+        with contextlib.suppress(OSError):
+            while self._pending:
+                self._pending = self._pending[self._file.write(self._pending) :]
+
+
+class RecordReader:
+    """Reads the records that were added since the last read; half a line waits for its rest."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self, event: str | None = None) -> Iterator[dict[str, Any]]:
+        """Records that are new; of one event only, if it is given: the others are not parsed."""
+        mark = f'"event": "{event}"'.encode() if event else b""  # as RecordWriter writes it
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                text = file.read()
+        except FileNotFoundError:
+            return
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            if mark not in line:
+                continue
+            with contextlib.suppress(ValueError):  # a line that a full disk cut short
+                record = json.loads(line)
+                if isinstance(record, dict):
+                    yield record
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +113,9 @@ def read(path: Path) -> Latest:
     )
 
 
+_TAIL_BYTES = 65536
+
+
 def _tail(records: Path, size: int | None) -> Sequence[bytes]:
     """The last lines of a file; the first may be cut."""
     try:
@@ -93,48 +139,3 @@ def _last(lines: Sequence[bytes], mark: bytes) -> dict[str, Any] | None:
         if isinstance(record, dict):
             return record
     return None
-
-
-class RecordWriter:
-    """Appends records to a .jsonl file, whole lines at a time.
-
-    What a full disk does not take is kept, and written with the next record.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - open as long as the run
-        self._pending = b""
-
-    def write(self, *records: dict[str, Any]) -> None:
-        lines = "".join(to_json({"time": time.time()} | r) + "\n" for r in records)
-        self._pending += lines.encode()
-        with contextlib.suppress(OSError):
-            while self._pending:
-                self._pending = self._pending[self._file.write(self._pending) :]
-
-
-class RecordReader:
-    """Reads the records that were added since the last read; half a line waits for its rest."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def read(self, event: str | None = None) -> Iterator[dict[str, Any]]:
-        """Records that are new; of one event only, if it is given: the others are not parsed."""
-        mark = f'"event": "{event}"'.encode() if event else b""  # as RecordWriter writes it
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._offset)
-                text = file.read()
-        except FileNotFoundError:
-            return
-        whole = text[: text.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            if mark not in line:
-                continue
-            with contextlib.suppress(ValueError):  # a line that a full disk cut short
-                record = json.loads(line)
-                if isinstance(record, dict):
-                    yield record

@@ -18,18 +18,6 @@ from slurmft.runs.job_ids import is_job_id
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 
-
-def read_all(found: Found) -> tuple[list[MeasuredRun], list[str]]:
-    """The runs in a folder by when they were submitted, and a line for what cannot be read."""
-    made, problems = [], list(found.problems)
-    for path in sorted(found.paths, key=submitted):
-        try:
-            made.append(MeasuredRun.read(path, with_environment=False))
-        except UsageError as error:
-            problems.append(error.message)
-    return made, problems
-
-
 LAST = "last"
 """The name of the newest of one's own runs."""
 
@@ -109,6 +97,22 @@ def look(top: Path) -> Found:
     return Found(top, sorted(paths, key=lambda path: path.name), problems)
 
 
+def read_all(found: Found) -> tuple[list[MeasuredRun], list[str]]:
+    """The runs in a folder by when they were submitted, and a line for what cannot be read."""
+    made, problems = [], list(found.problems)
+    for path in sorted(found.paths, key=submitted):
+        try:
+            made.append(MeasuredRun.read(path, with_environment=False))
+        except UsageError as error:
+            problems.append(error.message)
+    return made, problems
+
+
+def problem_line(problems: Sequence[str]) -> str:
+    """What could not be read, in one line."""
+    return problems[0] if len(problems) == 1 else f"{len(problems)} folders, such as: {problems[0]}"
+
+
 def matching(name: str, paths: Sequence[Path]) -> list[Path]:
     """The runs of that very name; else those with that job; else those whose name so begins."""
     if exact := [path for path in paths if path.name == name]:
@@ -184,8 +188,3 @@ def _names(paths: Iterable[Path], whole: bool = False) -> str:
     every = [str(path) if whole else path.name for path in paths]
     rest = [f"and {len(every) - _SHOWN} more"] if len(every) > _SHOWN else []
     return ", ".join(every[:_SHOWN] + rest)
-
-
-def problem_line(problems: Sequence[str]) -> str:
-    """What could not be read, in one line."""
-    return problems[0] if len(problems) == 1 else f"{len(problems)} folders, such as: {problems[0]}"

@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import shutil
 import time
 from collections import Counter
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +77,8 @@ class RunDir:
         Raises:
             UsageError: the folder cannot be made or written to.
         """
-        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        name = f"{config.program.name}-{stamp}-{mark or secrets.token_hex(2)}"
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        name = f"{config.program.name}-{stamp}-{mark or os.urandom(2).hex()}"
         run = cls(Path(config.job.runs_dir) / name)
         try:
             run.make_folders(config)
@@ -119,7 +117,7 @@ class RunDir:
         """
         run = cls(absolute(path))
         if not run.exists():
-            raise UsageError(f"{str(path)!r} is no run directory: it has no {run.config.name}")
+            raise UsageError(f"{str(path)!r} is not a run directory: it has no {run.config.name}")
         return run
 
     def exists(self) -> bool:
@@ -241,7 +239,7 @@ class RunDir:
             trace: the traceback, of an error that nobody foresaw.
             secondary: it only says that another process failed.
             step: the optimizer step at which it happened.
-            retry: the job may go on after a requeue: it was no error of the run itself.
+            retry: a requeue may help: it was not an error of the run itself.
             bad_host: the host that may be to blame, by Slurm's name.
             attempt: the attempt that failed; the current one, if not given.
         """

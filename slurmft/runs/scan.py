@@ -29,7 +29,7 @@ _NOT_VARIED = frozenset({
 class MeasuredRun:
     """One run: raw contents of its files, and what most readers ask of them.
 
-    `slurmft.Run` (handle.py) is what users have: it asks anew each time, and can act.
+    `slurmft.Run` is what users have: it reads the files at each question, and can act.
     """
 
     path: Path
@@ -47,7 +47,7 @@ class MeasuredRun:
         """Reads a run directory, with or without what its ranks ran on.
 
         Raises:
-            UsageError: it has no config.json that can be read, or a result.json that is none.
+            UsageError: it has no config.json that can be read, or a result.json that is not one.
         """
         files = RunDir(path)
         config = read_json(files.config)
@@ -55,12 +55,12 @@ class MeasuredRun:
         if config is None and files.config.exists() and not os.access(files.config, os.R_OK):
             raise UsageError(f"{str(files.config)!r} cannot be read: Permission denied")
         if config is None or not all(isinstance(config.get(k), dict) for k in parts):
-            raise UsageError(f"{str(files.config)!r} is no configuration of a run")
+            raise UsageError(f"{str(files.config)!r} is not the configuration of a run")
         result = read_json(files.result)
         if result is None and files.result.exists():
-            raise UsageError(f"{str(files.result)!r} is not whole")
+            raise UsageError(f"{str(files.result)!r} is incomplete")
         if result is not None and not result.keys() >= _RESULT_KEYS:
-            raise UsageError(f"{str(files.result)!r} is no result of a run")
+            raise UsageError(f"{str(files.result)!r} is not the result of a run")
         return cls(
             path=path,
             config=config,
@@ -135,26 +135,6 @@ class MeasuredRun:
         return RecordReader(RunDir(self.path).records).read(event)
 
 
-_RESULT_KEYS = {"metrics", "phases_s", "world_size", "nodes", "steps", "wall_s"}
-
-
-def _state(found: dict[str, Any] | None) -> dict[str, Any]:
-    """What state.json says, if it names a state."""
-    is_one = found is not None and isinstance(found.get("state"), str)
-    return found if found and is_one else {"state": "unknown", "reason": ""}
-
-
-def _environment(found: dict[str, Any] | None) -> dict[str, Any]:
-    """What environment.json says, without what are no ranks and no versions."""
-    if not found:
-        return {}
-    ranks, versions = found.get("ranks"), found.get("versions")
-    return found | {
-        "ranks": [r for r in ranks if isinstance(r, dict)] if isinstance(ranks, list) else [],
-        "versions": versions if isinstance(versions, dict) else {},
-    }
-
-
 def find(
     paths: Sequence[str | Path], may_be_none: bool = False
 ) -> tuple[list[MeasuredRun], list[str]]:
@@ -179,13 +159,16 @@ def find(
         top = absolute(given)
         if not top.is_dir():
             raise UsageError(
-                f"{str(given)!r} is no folder", "give a run directory, or a folder of such"
+                f"{str(given)!r} is not a folder",
+                "give a run directory, or a folder of some",
             )
         unreadable: list[str] = []
         found = dict(folders(top, unreadable))
         problems += unreadable
         if not found and not unreadable and not may_be_none:
-            raise UsageError(f"{str(given)!r} holds no run", "give a run directory or its folder")
+            raise UsageError(
+                f"{str(given)!r} holds no run", "give a run directory, or a folder of some"
+            )
         for place, folder in found.items():
             if place in known:
                 continue
@@ -205,6 +188,49 @@ def folders(top: Path, problems: list[str]) -> Iterator[tuple[str, Path]]:
         problems: takes a line for every folder that cannot be read.
     """
     return _run_folders(top, set(), problems)
+
+
+def varied(runs: Iterable[MeasuredRun]) -> list[str]:
+    """The fields of the configuration that are not the same in all runs."""
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        for field, value in run.fields.items():
+            values.setdefault(field, set()).add(repr(value))
+    return [field for field, found in values.items() if len(found) > 1]
+
+
+def cells(runs: Iterable[MeasuredRun]) -> list[list[MeasuredRun]]:
+    """Runs grouped by measurement: repeats differ in seed, folder and name alone."""
+    groups: dict[str, list[MeasuredRun]] = {}
+    for run in runs:
+        groups.setdefault(repr(sorted(run.fields.items())), []).append(run)
+    return list(groups.values())
+
+
+def is_number(value: Any, above: float = -math.inf) -> bool:
+    """Whether a value of a file can be calculated with: files may be foreign, or hold NaN."""
+    is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_one and above < value < math.inf
+
+
+_RESULT_KEYS = {"metrics", "phases_s", "world_size", "nodes", "steps", "wall_s"}
+
+
+def _state(found: dict[str, Any] | None) -> dict[str, Any]:
+    """What state.json says, if it names a state."""
+    is_one = found is not None and isinstance(found.get("state"), str)
+    return found if found and is_one else {"state": "unknown", "reason": ""}
+
+
+def _environment(found: dict[str, Any] | None) -> dict[str, Any]:
+    """What environment.json says, without ranks and versions that are none."""
+    if not found:
+        return {}
+    ranks, versions = found.get("ranks"), found.get("versions")
+    return found | {
+        "ranks": [r for r in ranks if isinstance(r, dict)] if isinstance(ranks, list) else [],
+        "versions": versions if isinstance(versions, dict) else {},
+    }
 
 
 def _run_folders(top: Path, seen: set[str], problems: list[str]) -> Iterator[tuple[str, Path]]:
@@ -241,26 +267,3 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def _submitted(run: MeasuredRun) -> tuple[str, str]:
     return str(run.config.get("submission", {}).get("time", "")), str(run.path)
-
-
-def varied(runs: Iterable[MeasuredRun]) -> list[str]:
-    """The fields of the configuration that are not the same in all runs."""
-    values: dict[str, set[str]] = {}
-    for run in runs:
-        for field, value in run.fields.items():
-            values.setdefault(field, set()).add(repr(value))
-    return [field for field, found in values.items() if len(found) > 1]
-
-
-def cells(runs: Iterable[MeasuredRun]) -> list[list[MeasuredRun]]:
-    """Runs grouped by measurement: repeats differ in seed, folder and name alone."""
-    groups: dict[str, list[MeasuredRun]] = {}
-    for run in runs:
-        groups.setdefault(repr(sorted(run.fields.items())), []).append(run)
-    return list(groups.values())
-
-
-def is_number(value: Any, above: float = -math.inf) -> bool:
-    """Whether a value of a file can be reckoned with: files may be foreign, or tell of NaN."""
-    is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_one and above < value < math.inf

@@ -24,7 +24,7 @@ from slurmft.core.files import read_json, write_json
 from slurmft.runs.rundir import RunDir
 
 _START_S = 60
-"""How long a tracker may take to start before the run goes on without it."""
+"""How long a tracker may take to start before the run continues without it."""
 _WAITING = 1000
 """Logs that may wait for a tracker; more are dropped."""
 CLOSE_S = 20
@@ -58,7 +58,7 @@ def next_commands(run: RunDir) -> list[str]:
         lines.append(f"tensorboard --logdir {shlex.quote(str(folder))}")
     offline = sorted(folder.glob("wandb/offline-run-*"))
     if offline:
-        # Later attempts go on in the run of the first.
+        # Later attempts continue the run of the first.
         lines.append(shlex.join(["wandb", "sync", "--append", *map(str, offline)]))
     if (folder / "mlruns").is_dir():
         uri = shlex.quote((folder / "mlruns").as_uri())
@@ -78,7 +78,7 @@ class Tracking:
 
     def take(self, record: dict[str, Any]) -> None:
         """Hands a record of the run on. The trackers start with the first that they can use: by
-        then it is known where the run goes on."""
+        then it is known where the run resumes."""
         if record["event"] == "start":
             self._facts = {k: v for k, v in record.items() if k not in _NOT_FACTS}
         elif record["event"] == "resume":
@@ -148,7 +148,7 @@ class _Tracker:
 
     def _give_up(self, why: str) -> None:
         if not self._gone:
-            self._messages.append(f"--log-with {self.name}: it {why}; the run goes on without it")
+            self._messages.append(f"--log-with {self.name}: it {why}; the run continues without it")
         self._gone = True
 
     def _work(self) -> None:
@@ -165,7 +165,7 @@ class _Tracker:
             self._give_up(f"failed ({type(error).__name__}: {words})")
 
     def _start(self) -> Any:
-        """The tracker, which goes on where it was left, if it was.
+        """The tracker; of a run that resumes, with the data that it has.
 
         Raises:
             Exception: whatever it raises.
@@ -195,7 +195,7 @@ def _settings(
         name: the tracker's.
         job: whose name is the project's.
         run: whose name is the run's.
-        old: the tracker's id of the run, where it goes on.
+        old: the tracker's id of the run, if it resumes.
         after_step: the steps that are done: what a crash did after them is done again.
     """
     if name == "tensorboard":

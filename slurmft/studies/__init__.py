@@ -1,1 +1,1 @@
-"""Grids of runs, and what is read out of them: reports, comparisons, scaling models."""
+"""Studies: grids of runs, and their evaluation by reports, comparisons and a scaling model."""

@@ -1,4 +1,4 @@
-"""The folder of a study, STUDIES_DIR/NAME: who may write it, and what is kept there.
+"""The folder of a study, STUDIES_DIR/NAME: its lock, its files, and what is removed from it.
 
 It holds run directories in `runs/`, copies of the study file and of the published figures, and the
 scripts and logs of job arrays in `arrays/`.
@@ -115,7 +115,7 @@ def keep_copies(study: Study, folder: Path) -> None:
 def discard_cut_off(folder: Path) -> None:
     """Removes run directories whose submission was killed before it noted a job.
 
-    A job that was submitted all the same ends at once: its script is gone.
+    If a job was submitted nevertheless, it ends at once: its script is gone.
     """
     for run in find_runs(folder)[0]:
         never = run.state["state"] in ("submitted", "unknown") and run.result is None

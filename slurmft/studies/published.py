@@ -1,7 +1,7 @@
 """Published tables, as files in the form of `results/published` hold them.
 
-Such a file has either `columns` and `rows`, or arrays by configuration over `gpus`, as charts have
-them. Both become one form; no value is changed.
+Such a file has either `columns` and `rows`, or, as read from charts, arrays by configuration over
+`gpus`. Both are read into one form; no value is changed.
 """
 
 from __future__ import annotations
@@ -23,19 +23,16 @@ _HINT = "it must have columns and rows, or arrays over gpus, as the files in res
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A published table: a row for every measurement.
-
-    Files whose charts have several bars a device become one such table a chart.
-    """
+    """A published table: a row for every measurement. A file of charts has one for each chart."""
 
     file: str
     """The file's name without ending."""
     part: str
-    """The array of the file, where it has several; else empty."""
+    """The array of the file, if it has several; else empty."""
     work: str
-    """What was measured, for all tables of a file."""
+    """What was measured in all tables of the file."""
     name: str
-    """The same, and what this table has of it."""
+    """The same, with the array."""
     source: str
     notes: tuple[str, ...]
     setup: dict[str, Any]
@@ -80,10 +77,10 @@ def with_unit(name: str) -> str:
 
 
 def load(path: Path, name: str = "") -> list[PublishedTable]:
-    """The published tables of a file; `name`: that of the file of which it is a copy.
+    """The published tables of a file; `name`: of the original, if it is a copy.
 
     Raises:
-        UsageError: it cannot be read, or is no such file.
+        UsageError: it cannot be read, or holds no published table.
     """
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -99,25 +96,23 @@ def load(path: Path, name: str = "") -> list[PublishedTable]:
 
 
 def _tables(stem: str, raw: dict[str, Any]) -> list[PublishedTable]:
+    read_off = [f"read off: {raw['read_off']}"] if "read_off" in raw else []
     notes = raw.get("notes", [])
-    told = [f"read off: {raw['read_off']}"] if "read_off" in raw else []
-    told += [f"doubt: {n}" for n in (notes if isinstance(notes, list) else [notes])]
+    notes = [f"doubt: {note}" for note in (notes if isinstance(notes, list) else [notes])]
     setup = raw.get("setup", {})
     name = str(raw.get("name", stem))
     common: dict[str, Any] = {
         "file": stem,
         "work": name,
         "source": str(raw.get("source", "not named")),
-        "notes": tuple(told),
+        "notes": (*read_off, *notes),
         "setup": setup if isinstance(setup, dict) else {},
     }
     if "columns" in raw:
-        table = _plain(raw.get("columns"), raw.get("rows"))
-        return (
-            [PublishedTable(part="", name=name, columns=table[0], rows=table[1], **common)]
-            if table
-            else []
-        )
+        plain = _plain(raw.get("columns"), raw.get("rows"))
+        if plain is None:
+            return []
+        return [PublishedTable(part="", name=name, columns=plain[0], rows=plain[1], **common)]
     devices = raw.get("gpus")
     if not isinstance(devices, list) or not all(map(is_number, devices)):
         return []
@@ -125,12 +120,12 @@ def _tables(stem: str, raw: dict[str, Any]) -> list[PublishedTable]:
     for key, values in raw.items():
         chart = _chart(key, values, devices) if key not in ("gpus", "setup") else None
         if chart:
-            title = f"{name}: {with_unit(key)}"
-            found.append(
-                PublishedTable(
-                    part=key, name=title, columns=chart[0], rows=chart[1], across="gpus", **common
-                )
-            )
+            own: dict[str, Any] = {
+                "part": key,
+                "name": f"{name}: {with_unit(key)}",
+                "across": "gpus",
+            }
+            found.append(PublishedTable(columns=chart[0], rows=chart[1], **own, **common))
     return found
 
 
@@ -138,7 +133,7 @@ _Parts = tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]
 
 
 def _plain(columns: Any, rows: Any) -> _Parts | None:
-    """Columns and rows, if they are such."""
+    """Names of columns, and rows; None: the file has other values there."""
     if not isinstance(columns, list) or not isinstance(rows, list) or not columns:
         return None
     if not all(isinstance(row, list) and len(row) == len(columns) for row in rows):
@@ -147,7 +142,7 @@ def _plain(columns: Any, rows: Any) -> _Parts | None:
 
 
 def _chart(key: str, values: Any, devices: list[Any]) -> _Parts | None:
-    """The bars of a chart as rows: configuration, gpus, value; None: it is no chart."""
+    """The bars of a chart as rows: configuration, gpus, value; None: it is not a chart."""
     if isinstance(values, list) and len(values) == len(devices):
         return ("gpus", key), tuple(zip(devices, values, strict=True))
     if not isinstance(values, dict) or not values:

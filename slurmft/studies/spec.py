@@ -31,6 +31,7 @@ import json
 import math
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,7 @@ class Study:
         return list(self.cells[0])
 
 
-def read(given: str | Path, with_published: bool = True) -> Study:
+def read_study(given: str | Path, with_published: bool = True) -> Study:
     """The study of a file, or of a study's folder.
 
     Args:
@@ -115,13 +116,13 @@ def read(given: str | Path, with_published: bool = True) -> Study:
         raise UsageError(
             f"cannot read the study file {str(given)!r}: {error}", "check that it is a text file"
         ) from None
-    study = parse(text, path)
+    study = parse_study(text, path)
     if with_published:
         _check_published(study)
     return study
 
 
-def parse(text: str, path: Path) -> Study:
+def parse_study(text: str, path: Path) -> Study:
     """The study of a file's text.
 
     Raises:
@@ -149,7 +150,7 @@ def parse(text: str, path: Path) -> Study:
     )
     if len(study.cells) * study.repeats > _MAX_RUNS:
         count = len(study.cells) * study.repeats
-        raise UsageError(f"{path}: {count:,} runs", f"{_MAX_RUNS:,} are the most: lower repeats")
+        raise UsageError(f"{path}: {count:,} runs", f"the limit is {_MAX_RUNS:,}: lower repeats")
     check_work(study)
     return study
 
@@ -239,24 +240,25 @@ def _cells(path: Path, raw: dict[str, Any], fixed: dict[str, Any]) -> tuple[Cell
         _check_place(path, key, list(axes[key][0]), fixed)
     count = len(axes["grid"]) * len(axes["cells"])
     if count > _MAX_CELLS:
-        raise UsageError(f"{path}: {count:,} cells", f"{_MAX_CELLS:,} are the most")
+        raise UsageError(f"{path}: {count:,} cells", f"the limit is {_MAX_CELLS:,}")
     both = set(axes["grid"][0]) & set(axes["cells"][0])
     if both:
         raise UsageError(
             f"{path}: {', '.join(sorted(both))} is in both [grid] and [[cells]]",
             "leave it out of one of them",
         )
-    cells = [_merged(parts) for parts in itertools.product(*(axes[key] for key in order))]
+    combinations = itertools.product(*(axes[key] for key in order))
+    cells = [{k: v for part in parts for k, v in part.items()} for parts in combinations]
     if {"batch_size", GLOBAL_BATCH_SIZE} <= cells[0].keys():
         raise UsageError(
             f"{path}: {GLOBAL_BATCH_SIZE} and batch_size are both varied", "leave one of them out"
         )
-    _check_once(path, cells)
+    counts = Counter(map(key_of, cells))
+    if twice := next((cell for cell in cells if counts[key_of(cell)] > 1), None):
+        raise UsageError(
+            f"{path}: the cell {label(twice)!r} occurs twice", "for more runs of it, raise repeats"
+        )
     return tuple(cells)
-
-
-def _merged(parts: Sequence[Cell]) -> Cell:
-    return {key: value for part in parts for key, value in part.items()}
 
 
 def _grid(path: Path, grid: dict[str, Any]) -> list[Cell]:
@@ -269,7 +271,7 @@ def _grid(path: Path, grid: dict[str, Any]) -> list[Cell]:
             )
     count = math.prod(len(values) for values in grid.values())
     if count > _MAX_CELLS:
-        raise UsageError(f"{path}: {count:,} cells", f"{_MAX_CELLS:,} are the most")
+        raise UsageError(f"{path}: {count:,} cells", f"the limit is {_MAX_CELLS:,}")
     cells = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     return [_typed_cell(f"{path}: [grid]", cell) for cell in cells]
 
@@ -312,17 +314,6 @@ def _check_place(path: Path, table: str, fields: Sequence[str], fixed: dict[str,
                     f"{fixed[key]!r}",
                     "leave one of them out",
                 )
-
-
-def _check_once(path: Path, cells: Sequence[Cell]) -> None:
-    seen: set[str] = set()
-    for cell in cells:
-        if key_of(cell) in seen:
-            raise UsageError(
-                f"{path}: the cell {label(cell)!r} occurs twice",
-                "for more runs of it, raise repeats",
-            )
-        seen.add(key_of(cell))
 
 
 def key_of(cell: Cell) -> str:

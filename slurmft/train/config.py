@@ -1,6 +1,6 @@
 """What to train: the options of the built-in program."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: options are read from the types of their fields.
 
 import dataclasses
 import re
@@ -107,7 +107,7 @@ class TrainConfig:
     )
     batching: str = option(
         "packed",
-        "padding: none (packed), none and near lengths in a batch (grouped), to the longest of the "
+        "padding: none (packed), none with length bucketing (grouped), to the longest of the "
         "batch (dynamic), to --max-length (padded)",
         choices=BATCHINGS,
     )
@@ -167,12 +167,12 @@ class TrainConfig:
         check_value(self, "dropout", lambda v: 0 <= v < 1, "0 or more and below 1")
 
     @classmethod
-    def resolve(cls, **given: Any) -> TrainConfig:
+    def resolve(cls, **given: Any) -> "TrainConfig":
         """The values that are given, over those of the recipe that they name or imply."""
         return build(cls, fill(given))
 
     @classmethod
-    def of(cls, program: Program) -> TrainConfig:
+    def of(cls, program: Program) -> "TrainConfig":
         """The configuration of a run of this program."""
         return build(cls, program.settings)
 

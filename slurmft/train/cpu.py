@@ -48,8 +48,8 @@ def dropout(x: Tensor, p: float) -> Tensor:
     dropped = round(p * _STEPS)
     if x.device.type != "cpu" or dropped == _STEPS:
         return torch.nn.functional.dropout(x, p)
-    found: Tensor = _Dropout.apply(x, dropped) if dropped else x  # type: ignore[no-untyped-call]
-    return found
+    output: Tensor = _Dropout.apply(x, dropped) if dropped else x  # type: ignore[no-untyped-call]
+    return output
 
 
 class Dropout(torch.nn.Dropout):
@@ -108,8 +108,8 @@ class Heap:
 
 def glibc_trim() -> Callable[[], object] | None:
     """glibc's malloc_trim; None: this is another C library, or another allocator is preloaded."""
-    found = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    return None if found is None else lambda: found(0)
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return None if malloc_trim is None else lambda: malloc_trim(0)
 
 
 def resident_bytes() -> int:
@@ -144,10 +144,10 @@ def optimize_by_ipex(model: Any, optimizer: Any) -> tuple[Any, Any]:
         )
     extension = importlib.import_module(_IPEX)
     model.train()
-    found: tuple[Any, Any] = extension.optimize(
+    optimized: tuple[Any, Any] = extension.optimize(
         model, optimizer=optimizer, dtype=torch.float32, inplace=True, weights_prepack=False
     )
-    return found
+    return optimized
 
 
 def ipex_in_use() -> str | None:

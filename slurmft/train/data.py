@@ -21,8 +21,8 @@ Array = np.ndarray
 
 SPAN = ("start_positions", "end_positions")
 """A model's inputs for labels that are spans: the places of an answer's first and last token."""
-WINDOW_STEPS = 50
-"""Steps among whose samples near lengths are sought."""
+BUCKET_STEPS = 50
+"""Steps whose samples are sorted by length together."""
 TARGETS = ("labels", *SPAN)
 """The inputs of a batch that a model learns from, and that predicting needs not."""
 
@@ -87,14 +87,14 @@ class TokenTable:
     @classmethod
     def load(cls, folder: Path) -> TokenTable:
         """Memory-maps a saved table: the ranks of a node share its pages."""
-        found = {path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}
-        tokens, offsets, labels = (found.pop(name) for name in ("tokens", "offsets", "labels"))
-        return cls(tokens, offsets, labels, found.pop("types", None), found)
+        arrays = {path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}
+        tokens, offsets, labels = (arrays.pop(name) for name in ("tokens", "offsets", "labels"))
+        return cls(tokens, offsets, labels, arrays.pop("types", None), arrays)
 
     def lengths(self, indices: Array) -> Array:
         """Tokens of the samples at `indices`: int64, (batch,)."""
-        found: Array = self.offsets[indices + 1] - self.offsets[indices]
-        return found
+        lengths: Array = self.offsets[indices + 1] - self.offsets[indices]
+        return lengths
 
     def batch(self, indices: Array, pad_id: int, multiple: int = 1, least: int = 0) -> Batch:
         """The samples at `indices`, padded to the longest (rounded up to a multiple).
@@ -128,10 +128,10 @@ class TokenTable:
         """
         starts = self.offsets[indices]
         lengths = self.offsets[indices + 1] - starts
-        found = np.full((len(indices), width), fill, dtype=np.int64)
+        rows = np.full((len(indices), width), fill, dtype=np.int64)
         within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        found[np.arange(width) < lengths[:, None]] = values[np.repeat(starts, lengths) + within]
-        return found
+        rows[np.arange(width) < lengths[:, None]] = values[np.repeat(starts, lengths) + within]
+        return rows
 
     def _targets(self, indices: Array) -> dict[str, torch.Tensor]:
         labels = torch.from_numpy(self.labels[indices])
@@ -203,11 +203,11 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Array:
     return np.random.default_rng([seed, epoch]).permutation(samples)
 
 
-def near_lengths(order: Array, lengths: Array, size: int, seed: int, epoch: int) -> Array:
-    """An order in which the samples of a step have near lengths.
+def bucket_by_length(order: Array, lengths: Array, size: int, seed: int, epoch: int) -> Array:
+    """Length bucketing: an order in which the samples of a step have similar lengths.
 
-    Within windows of `WINDOW_STEPS` steps samples are sorted by length; then the steps are
-    shuffled, so that lengths do not grow through a window. The step with too few samples stays the
+    Within buckets of `BUCKET_STEPS` steps samples are sorted by length; then the steps are
+    shuffled, so that lengths do not grow through a bucket. The step with too few samples stays the
     last.
 
     Args:
@@ -215,10 +215,10 @@ def near_lengths(order: Array, lengths: Array, size: int, seed: int, epoch: int)
         lengths: tokens of every sample of the split: int64, (samples,).
         size: samples of a step.
     """
-    window = WINDOW_STEPS * size
+    bucket = BUCKET_STEPS * size
     steps = []
-    for start in range(0, len(order), window):
-        part = order[start : start + window]
+    for start in range(0, len(order), bucket):
+        part = order[start : start + bucket]
         part = part[np.argsort(lengths[part], kind="stable")]
         steps += [part[i : i + size] for i in range(0, len(part), size)]
     whole = len(order) // size

@@ -36,9 +36,9 @@ def import_times(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
     for rank in ranks:
         if rank["imports_s"] is None:
             return None
-        mine = (float(rank["imports_s"]), str(rank["host"]))
-        nodes[rank["node"]] = max(mine, nodes.get(rank["node"], mine))
-    seconds = [found for found, _ in nodes.values()]
+        own = (float(rank["imports_s"]), str(rank["host"]))
+        nodes[rank["node"]] = max(own, nodes.get(rank["node"], own))
+    seconds = [slowest for slowest, _ in nodes.values()]
     return {
         "min": round(min(seconds), 2),
         "median": round(statistics.median(seconds), 2),
@@ -76,8 +76,8 @@ def cores_asked(environment: Mapping[str, str]) -> list[int] | None:
 def describe_node() -> dict[str, Any]:
     """What the node gives this job: as its task found it, since this rank is bound to its cores."""
     folder = os.environ.get(heartbeat.FOLDER)
-    found = read_json(heartbeat.hardware_file(Path(folder))) if folder else None
-    return {"hardware": found or hardware.detect(os.environ).facts()}
+    facts = read_json(heartbeat.hardware_file(Path(folder))) if folder else None
+    return {"hardware": facts or hardware.detect(os.environ).facts()}
 
 
 def cpu_model() -> str:
@@ -90,11 +90,11 @@ def cpu_model() -> str:
 
 def versions() -> dict[str, str]:
     """Versions of the installed packages that a result depends on."""
-    found = {"slurmft": slurmft.__version__}
+    installed = {"slurmft": slurmft.__version__}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            installed[name] = importlib.metadata.version(name)
+    return installed
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -63,27 +63,27 @@ def share_metrics(
     Args:
         names: the metrics' names, the same on every rank.
         compute: called on the main rank alone.
-        lap: told "metric" and "broadcast" as each phase ends.
+        lap: called with "metric" and "broadcast" as each phase ends.
 
     Raises:
         Exception: on the main rank, whatever `compute` raises.
-        PeerFailedError: on the others, if it raised there, with its words. Nobody hangs.
+        PeerFailedError: on the others, if it raised there, with its message. Nobody hangs.
     """
     values, error = [0.0] * len(names), None
     if world.is_main:
         try:
-            found = compute()
-            values = [found[name] for name in names]
+            metrics = compute()
+            values = [metrics[name] for name in names]
         except Exception as caught:
             error = caught
     lap("metric")
     failed, *values = world.broadcast([float(error is not None), *values], 1 + len(names))
     lap("broadcast")
     if failed:
-        words = world.share_object(f"{type(error).__name__}: {error}")
+        message = world.share_object(f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
-        raise PeerFailedError(f"the metric failed on the main rank: {words}")
+        raise PeerFailedError(f"the metric failed on the main rank: {message}")
     return dict(zip(names, values, strict=True))
 
 
@@ -109,7 +109,7 @@ def compute_by_files(
     # Its own for each metric object and job: under one name, one evaluation would read, or delete,
     # the files of another.
     name = world.share_object(secrets.token_hex(8))
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
 
     def work() -> None:
         metric = _evaluate_metric(
@@ -123,7 +123,7 @@ def compute_by_files(
             timeout=_FILES_TIMEOUT_S,
         )
         metric.add_batch(predictions=predictions, references=references)
-        found.update(metric.compute() or {})
+        metrics.update(metric.compute() or {})
 
     try:
         # Also the barrier behind which the next evaluation cannot overtake this one.
@@ -131,7 +131,7 @@ def compute_by_files(
     finally:
         if world.is_main:
             shutil.rmtree(folder, ignore_errors=True)
-    return found
+    return metrics
 
 
 def _evaluate_metric(

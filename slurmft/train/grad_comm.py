@@ -1,9 +1,9 @@
-"""What crosses the network so that all ranks train one model (`--grad-comm`).
+"""Gradient communication (`--grad-comm`): DDP, its communication hooks, and what they leave to us.
 
-DDP sums gradients while the backward pass goes on; what is here makes that less to send. Of an
-embedding table few rows have a gradient, and only these are summed: exact, wherever tables are
-large. The other gradients go as they are (fp32), rounded (bf16), or as matrices of low rank
-(powersgd); or none do, and the ranks' models are averaged now and then (local:K).
+DDP sums gradients during the backward pass. Here less is sent. Of an embedding table few rows have
+a gradient, and only these are summed: the result is exact. The other gradients are sent as they are
+(fp32), rounded (bf16), or as matrices of low rank (powersgd). With local SGD (local:K) no gradients
+are sent: the ranks average their models every K steps.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 from slurmft.core.errors import SlurmftError
 from slurmft.job.process_group import World, rounded_type
 from slurmft.train.config import local_steps
-from slurmft.train.local_sgd import Averages
-from slurmft.train.sparse_embeddings import Tables, share_rows
+from slurmft.train.local_sgd import PeriodicAveraging
+from slurmft.train.sparse_embeddings import Tables, broadcast_weights
 
 _BUCKETS, _BUCKET_MIB = 8, 25
 """Parts in which gradients are sent, as the backward pass makes them; and their largest size."""
@@ -42,8 +42,8 @@ _RANK, _EXACT_STEPS = 4, 10
 """PowerSGD: the rank of its matrices, and steps without compression at a run's start."""
 
 
-class Communication:
-    """One rank's part in it."""
+class GradientCommunication:
+    """Gradient communication, as one rank takes part in it."""
 
     def __init__(self, asked: str, world: World, precision: str) -> None:
         """
@@ -58,7 +58,7 @@ class Communication:
         self.world, self.precision = world, precision
         alone = world.size == 1
         self.period = 1 if alone else local_steps(asked) or 1
-        """Optimizer steps from one meeting of the ranks to the next."""
+        """Optimizer steps after which all ranks have the same weights: K of local SGD, else 1."""
         self.used = "none" if alone else "fp32" if asked == "auto" else asked
         if precision == "fp16" and (self.period > 1 or self.used == "powersgd"):
             raise SlurmftError(
@@ -74,15 +74,15 @@ class Communication:
         self.tables: Tables | None = None
         self._trial = Trial() if asked == "auto" and rounds and not alone else None
         self._power: powerSGD_hook.PowerSGDState | None = None
-        self._averages: Averages | None = None
-        self._apart = False
+        self._averaging: PeriodicAveraging | None = None
+        self._has_local_steps = False
         self._model: Any = None
 
     def prepare(self, accelerator: Any, model: Any, optimizer: Any) -> tuple[Any, Any]:
         """Model and optimizer as Accelerate prepares them, with the same weights on all ranks."""
         self._model = model
         if self.used == "none" or self.period > 1:
-            return self._prepare_apart(accelerator, model, optimizer)
+            return self._prepare_without_ddp(accelerator, model, optimizer)
         if self.world.device.type == "cpu":
             self.tables = Tables.of(model)
         model._ddp_params_and_buffers_to_ignore = self._ignored(model)  # DDP's own name
@@ -91,13 +91,13 @@ class Communication:
         self._hook(model)
         return model, optimizer
 
-    def _prepare_apart(self, accelerator: Any, model: Any, optimizer: Any) -> tuple[Any, Any]:
-        """The same without DDP."""
+    def _prepare_without_ddp(self, accelerator: Any, model: Any, optimizer: Any) -> tuple[Any, Any]:
+        """The same without DDP: one rank, or local SGD."""
         if self.used != "none":
-            share_rows(model.state_dict().values())
+            broadcast_weights(model.state_dict().values())
         prepared = accelerator.prepare_model(model, evaluation_mode=True)  # on its device
         if self.used != "none":
-            self._averages = Averages(model, optimizer, rounded_type())
+            self._averaging = PeriodicAveraging(model, optimizer, rounded_type())
         return prepared, accelerator.prepare(optimizer)
 
     def _ignored(self, model: Any) -> list[str]:
@@ -121,9 +121,9 @@ class Communication:
     @property
     def _numbers(self) -> int:
         """Gradients that DDP sums."""
-        own = {id(m.weight) for m in self.tables.modules.values()} if self.tables else set()
-        mine = (p for p in self._model.parameters() if p.requires_grad and id(p) not in own)
-        return sum(p.numel() for p in mine)
+        tables = {id(m.weight) for m in self.tables.modules.values()} if self.tables else set()
+        others = (p for p in self._model.parameters() if p.requires_grad and id(p) not in tables)
+        return sum(p.numel() for p in others)
 
     def _hook(self, model: DistributedDataParallel) -> None:
         """Tells DDP how to sum a bucket."""
@@ -144,38 +144,38 @@ class Communication:
             self.tables.sum(self.world.size)
 
     def forget(self) -> None:
-        """A backward pass was a rehearsal."""
+        """The last backward pass was a dry run."""
         if self.tables:
             self.tables.forget()
 
-    def meets(self, step: int) -> bool:
+    def is_synchronized_after(self, step: int) -> bool:
         """Whether all ranks have the same weights after this optimizer step, counted from 1."""
         return step % self.period == 0
 
-    def end_step(self, step: int, tell: Callable[[dict[str, Any]], None]) -> None:
-        """After optimizer step `step`: the ranks meet, if it is time, or choose what they use.
+    def end_step(self, step: int, record: Callable[[dict[str, Any]], None]) -> None:
+        """After optimizer step `step`: averages the models if it is time, or chooses what to send.
 
         Args:
-            tell: takes what was measured and chosen.
+            record: called with what was measured and chosen.
         """
-        self._apart = self.period > 1
-        if self.meets(step):
+        self._has_local_steps = self.period > 1
+        if self.is_synchronized_after(step):
             self.average()
         if self._trial and self.world.device.type == "cuda":
             torch.cuda.synchronize()  # in these few steps alone
         if self._trial and self._trial.lap():
-            self._choose(self._trial.step_s, tell)
+            self._choose(self._trial.step_s, record)
             self._trial = None
 
     # --- auto -------------------------------------------------------------------------------------
 
-    def _choose(self, step_s: float, tell: Callable[[dict[str, Any]], None]) -> None:
-        """Takes what is fastest, on all ranks alike, without a loss of accuracy."""
-        mine = [step_s, *(self._probe_s(dtype) for dtype in (torch.float32, torch.bfloat16))]
-        measured = Measured(*(v / self.world.size for v in self.world.sum(mine)))
+    def _choose(self, step_s: float, record: Callable[[dict[str, Any]], None]) -> None:
+        """Chooses what is fastest without a loss of accuracy; the same on all ranks."""
+        own = [step_s, *(self._probe_s(dtype) for dtype in (torch.float32, torch.bfloat16))]
+        measured = Measured(*(v / self.world.size for v in self.world.sum(own)))
         self.used = measured.choice(self.precision)
-        words = measured.words(self.precision, self._numbers)
-        tell({"used": self.used, "words": words, "mean_s": measured.as_json()})
+        summary = measured.summary(self.precision, self._numbers)
+        record({"used": self.used, "words": summary, "mean_s": measured.as_json()})
 
     def _probe_s(self, dtype: torch.dtype) -> float:
         """Seconds to sum all gradients of DDP, sent as `dtype`, beside nothing else."""
@@ -196,13 +196,13 @@ class Communication:
 
     @torch.no_grad()
     def average(self) -> None:
-        """The ranks' models and their optimizers' moments become one, where they differ.
+        """Averages the ranks' models and their optimizers' moments, where they differ.
 
-        The moments are state, too: what a checkpoint holds is the same on every rank then.
+        A checkpoint holds both: they must be the same on every rank.
         """
-        if self._averages and self._apart:
-            self._averages.meet()
-        self._apart = False
+        if self._averaging and self._has_local_steps:
+            self._averaging.average()
+        self._has_local_steps = False
 
     # --- checkpoints ------------------------------------------------------------------------------
 
@@ -222,12 +222,12 @@ class Communication:
         }
 
     def restore(self, state: dict[str, Any], tensors: dict[str, Tensor], same_ranks: bool) -> None:
-        """Goes on as `state` and `tensors` say; on other ranks, auto chooses anew.
+        """Continues from `state` and `tensors`; with another number of ranks auto chooses anew.
 
         The model has the checkpoint's weights already.
         """
-        if self._averages:
-            self._averages.begin()
+        if self._averaging:
+            self._averaging.begin()
         if self._trial and same_ranks and state.get("used"):
             self.used, self._trial = state["used"], None
         if self._power:
@@ -246,8 +246,10 @@ class Communication:
         return {"used": self.used, "rows": list(self.tables.modules) if self.tables else []}
 
 
-def _sum_bucket(communication: Communication, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """A hook for DDP that may change its mind, as DDP takes one hook only."""
+def _sum_bucket(
+    communication: GradientCommunication, bucket: GradBucket
+) -> torch.futures.Future[Tensor]:
+    """A hook for DDP that can change what it sends: DDP takes one hook only."""
     group = dist.group.WORLD
     assert group is not None
     if communication.used == "bf16":
@@ -285,7 +287,7 @@ class Measured:
         gains = self.fp32 - self.bf16 > _GAIN * self.step
         return "bf16" if precision == "bf16" and gains else "fp32"
 
-    def words(self, precision: str, numbers: int) -> str:
+    def summary(self, precision: str, numbers: int) -> str:
         """What was measured and chosen, in a line; and what a poor network calls for."""
         used = self.choice(precision)
         taken = self.bf16 if used == "bf16" else self.fp32

@@ -1,4 +1,4 @@
-"""Ranks that train by themselves, and become one again now and then (`--grad-comm local:K`)."""
+"""Local SGD (`--grad-comm local:K`): ranks train apart, and average their models every K steps."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 _BYTES_AT_ONCE = 2**24
 
 
-class Averages:
-    """Weights and the optimizer's moments, as means over all ranks.
+class PeriodicAveraging:
+    """Averages weights and the optimizer's moments over all ranks.
 
-    They are sent rounded to `dtype`: of the weights what they changed by since the ranks met last,
-    so that rounding costs a part of these changes and nothing of the weights; of the moments all.
+    They are sent rounded to `dtype`. Of the weights the changes since the last average are sent:
+    rounding loses a part of these changes, and nothing of the weights.
     """
 
     def __init__(self, model: Any, optimizer: Any, dtype: torch.dtype) -> None:
@@ -27,24 +27,24 @@ class Averages:
             dtype: float32 or bfloat16.
         """
         self._model, self._optimizer, self._dtype = model, optimizer, dtype
-        self._met: dict[str, Tensor] = {}
+        self._averaged: dict[str, Tensor] = {}
         self.begin()
 
     def begin(self) -> None:
-        """The ranks have the same weights: they start from here."""
-        self._met = {name: p.detach().clone() for name, p in self._weights()}
+        """All ranks have the same weights now: changes are counted from here."""
+        self._averaged = {name: p.detach().clone() for name, p in self._weights()}
 
     @torch.no_grad()
-    def meet(self) -> None:
-        """All becomes the mean over the ranks, the same on every rank to the last bit."""
+    def average(self) -> None:
+        """Weights and moments become their means over the ranks, the same to the last bit."""
         for name, weight in self._weights():
-            weight.sub_(self._met[name])
+            weight.sub_(self._averaged[name])
         for part in _parts(b for b in self._model.buffers() if b.is_floating_point()):
             _average(part, part[0].dtype)
         for part in _parts(self._weights_and_moments()):
             _average(part, self._dtype)
         for name, weight in self._weights():
-            weight.add_(self._met[name])
+            weight.add_(self._averaged[name])
         self.begin()
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:

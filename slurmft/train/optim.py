@@ -113,16 +113,16 @@ class MuonAdamW(Optimizer):
 
         Ranks send each other the directions, which are numbers of 16 bits, and move all weights.
         """
-        mine = parts[dist.get_rank()]
-        moves = [torch.zeros_like(p) for p in mine]  # what Muon does to zeros is its direction
-        for move, p in zip(moves, mine, strict=True):
+        own = parts[dist.get_rank()]
+        moves = [torch.zeros_like(p) for p in own]  # what Muon does to zeros is its direction
+        for move, p in zip(moves, own, strict=True):
             move.grad = p.grad
-        self._muon.state = {move: self.state[p] for move, p in zip(moves, mine, strict=True)}
+        self._muon.state = {move: self.state[p] for move, p in zip(moves, own, strict=True)}
         alike = {"lr": 1.0, "weight_decay": 0.0}
         self._muon.param_groups = [{**group, **alike, "params": moves}]
         self._muon.step()
-        self._keep_momentum(group, [p for part in parts if part is not mine for p in part])
-        directions = [move.div_(-_step_size(p)) for move, p in zip(moves, mine, strict=True)]
+        self._keep_momentum(group, [p for part in parts if part is not own for p in part])
+        directions = [move.div_(-_step_size(p)) for move, p in zip(moves, own, strict=True)]
         for p, direction in share(parts, directions):
             p.mul_(1 - group["lr"] * group["weight_decay"])
             p.add_(direction, alpha=-group["lr"] * _step_size(p))
@@ -162,7 +162,7 @@ def split(matrices: list[Tensor], ranks: int) -> list[list[Tensor]]:
     return parts
 
 
-def share(parts: list[list[Tensor]], mine: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+def share(parts: list[list[Tensor]], own: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Sends what this rank has for its part of the matrices to all others: one broadcast a rank.
 
     Yields:
@@ -174,13 +174,13 @@ def share(parts: list[list[Tensor]], mine: list[Tensor]) -> Iterator[tuple[Tenso
         if part
     ]
     parts = [part for part in parts if part]  # of the first ranks
-    if mine:
-        torch.cat([x.reshape(-1) for x in mine], out=flat[dist.get_rank()])
+    if own:
+        torch.cat([x.reshape(-1) for x in own], out=flat[dist.get_rank()])
     for work in [dist.broadcast(x, rank, async_op=True) for rank, x in enumerate(flat)]:
         work.wait()
     for part, whole in zip(parts, flat, strict=True):
-        for p, found in zip(part, torch.split(whole, [p.numel() for p in part]), strict=True):
-            yield p, found.view_as(p)
+        for p, piece in zip(part, torch.split(whole, [p.numel() for p in part]), strict=True):
+            yield p, piece.view_as(p)
 
 
 def make_scheduler(optimizer: Any, plan: Plan) -> Any:

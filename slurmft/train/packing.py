@@ -28,7 +28,7 @@ NAME = "slurmft_packed"
 ENCODERS = ("encoder", "transformer")
 """What transformers' models call the module that all layers are in."""
 
-FIRST_ONLY = "slurmft_first_only"
+FIRST_TOKEN_ONLY = "slurmft_first_token_only"
 """Attribute of an attention module of which only first tokens' outputs are wanted."""
 
 _SAME = 1e-4
@@ -145,20 +145,20 @@ class _Take(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         gradient = gradients[0]
         (places,) = ctx.saved_tensors
-        found = gradient.new_zeros(ctx.total, *gradient.shape[1:])
-        return found.index_copy_(0, places, gradient), None
+        whole = gradient.new_zeros(ctx.total, *gradient.shape[1:])
+        return whole.index_copy_(0, places, gradient), None
 
 
 def spread(rows: Tensor, places: Tensor, total: int) -> Tensor:
     """Rows at places among zeros: (n, ...) -> (total, ...)."""
-    found: Tensor = _Spread.apply(rows, places, total)  # type: ignore[no-untyped-call]
-    return found
+    whole: Tensor = _Spread.apply(rows, places, total)  # type: ignore[no-untyped-call]
+    return whole
 
 
 def take(rows: Tensor, places: Tensor) -> Tensor:
     """The rows at places, no place twice: (total, ...) -> (n, ...)."""
-    found: Tensor = _Take.apply(rows, places)  # type: ignore[no-untyped-call]
-    return found
+    taken: Tensor = _Take.apply(rows, places)  # type: ignore[no-untyped-call]
+    return taken
 
 
 def attention(
@@ -174,7 +174,7 @@ def attention(
     """Attention of each sequence to itself; the interface is that of transformers.
 
     Args:
-        module: where it has `FIRST_ONLY`, only first tokens attend; the others get zeros.
+        module: where it has `FIRST_TOKEN_ONLY`, only first tokens attend; the others get zeros.
         query, key, value: (1, heads, T, head size).
         layout: in place of a mask.
 
@@ -182,29 +182,31 @@ def attention(
         (1, T, heads, head size), and no weights.
     """
     rows = [x.squeeze(0).transpose(0, 1) for x in (query, key, value)]
-    first_only = getattr(module, FIRST_ONLY, False)
-    parts = [_group_attention(rows, group, dropout, scaling, first_only) for group in layout.groups]
+    first_token_only = getattr(module, FIRST_TOKEN_ONLY, False)
+    parts = [
+        _group_attention(rows, group, dropout, scaling, first_token_only) for group in layout.groups
+    ]
     return torch.cat(parts).unsqueeze(0), None
 
 
 def _group_attention(
-    rows: list[Tensor], group: Group, dropout: float, scaling: float | None, first_only: bool
+    rows: list[Tensor], group: Group, dropout: float, scaling: float | None, first_token_only: bool
 ) -> Tensor:
     """Attention within the sequences of a group: (tokens, heads, head size)."""
     size = group.sequences * group.length
 
     def apart(x: Tensor) -> Tensor:
-        mine = x[group.start : group.end]
+        tokens = x[group.start : group.end]
         if group.places is not None:
-            mine = spread(mine, group.places, size)
-        return mine.reshape(group.sequences, group.length, *mine.shape[1:]).transpose(1, 2)
+            tokens = spread(tokens, group.places, size)
+        return tokens.reshape(group.sequences, group.length, *tokens.shape[1:]).transpose(1, 2)
 
     query, key, value = map(apart, rows)
-    if first_only:
+    if first_token_only:
         query = query[:, :, :1]
-    found = _attend(query, key, value, group.mask, dropout, scaling)
-    flat = found.transpose(1, 2).flatten(0, 1)
-    if first_only:
+    attended = _attend(query, key, value, group.mask, dropout, scaling)
+    flat = attended.transpose(1, 2).flatten(0, 1)
+    if first_token_only:
         return spread(flat, group.firsts, group.end - group.start)
     return flat if group.places is None else take(flat, group.places)
 
@@ -239,7 +241,7 @@ class Packing:
 
     def __init__(self, model: Any, encoder: Any) -> None:
         self.model, self.encoder = model, encoder
-        self.is_first_only = False
+        self.is_first_token_only = False
         self._expected: Layout | None = None
         self._current: Layout | None = None
         self._of_model = model.config._attn_implementation, encoder.forward
@@ -266,16 +268,16 @@ class Packing:
         after = _sample_logits(self.model)
         if after is not None and _is_same(before, after):
             return True
-        self.is_first_only = False
-        delattr(attends, FIRST_ONLY)
+        self.is_first_token_only = False
+        delattr(attends, FIRST_TOKEN_ONLY)
         del narrows.forward
         return False
 
     def _narrow(self, attends: Any, narrows: Any) -> None:
         """From the module `narrows` of the last layer on, first tokens alone."""
-        setattr(attends, FIRST_ONLY, True)
+        setattr(attends, FIRST_TOKEN_ONLY, True)
         forward = narrows.forward
-        self.is_first_only = True
+        self.is_first_token_only = True
 
         @wraps(forward)
         def narrowed(*rows: Tensor) -> Any:
@@ -297,7 +299,7 @@ class Packing:
         rows = take(hidden_states.flatten(0, 1), layout.places)
         output = self._of_model[1](rows.unsqueeze(0), attention_mask=layout, **kwargs)
         batch, width = layout.shape
-        places = layout.places[layout.firsts] if self.is_first_only else layout.places
+        places = layout.places[layout.firsts] if self.is_first_token_only else layout.places
         whole = spread(output.last_hidden_state.squeeze(0), places, batch * width)
         output.last_hidden_state = whole.reshape(batch, width, -1)
         return output
@@ -309,7 +311,7 @@ def pack(model: Any) -> Packing | str:
     A model that is not known is tried out: its outputs must be what they were.
 
     Returns:
-        Why it cannot, in words, where it does not.
+        A text where it cannot: why.
     """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -342,8 +344,8 @@ def _is_same(before: Tensor, after: Tensor) -> bool:
 
 def _encoder(model: Any) -> Any:
     """The module that all layers are in; None: there is none under a name that we know."""
-    found = (getattr(model.base_model, name, None) for name in ENCODERS)
-    return next((encoder for encoder in found if encoder is not None), None)
+    encoders = (getattr(model.base_model, name, None) for name in ENCODERS)
+    return next((encoder for encoder in encoders if encoder is not None), None)
 
 
 def _first_only_parts(layer: Any) -> tuple[Any, Any] | None:
@@ -362,8 +364,8 @@ def _sample_states(model: Any) -> Tensor:
     inputs = _sample(model)
     with _evaluating(model):
         output = model.base_model(**inputs).last_hidden_state
-    found: Tensor = output[inputs["attention_mask"].bool()]
-    return found
+    kept: Tensor = output[inputs["attention_mask"].bool()]
+    return kept
 
 
 def _sample_logits(model: Any) -> Tensor | None:

@@ -11,13 +11,14 @@ from typing import Any
 
 from slurmft.core.errors import Exit, run_main
 from slurmft.core.hub import hub_cache, is_local
+from slurmft.core.text import in_bytes
 from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
 from slurmft.train.recipes import TASKS
 
 
 def load_model(task: Any, name: str) -> str:
-    """Loads tokenizer and weights; returns what it found."""
+    """Loads tokenizer and weights; returns their size, as text."""
     from transformers import AutoModel
 
     task.tokenizer()
@@ -26,31 +27,31 @@ def load_model(task: Any, name: str) -> str:
 
 
 def load_data(task: Any, config: TrainConfig) -> str:
-    """Loads all splits; returns what it found."""
-    found = []
+    """Loads all splits; returns their sizes, as text."""
+    sizes = []
     for split in TASKS[config.task].splits:
         rows = task.rows(split)
-        found.append(f"{split} {rows.table.num_rows:,} rows, {rows.table.nbytes / 2**20:,.1f} MiB")
-    return "; ".join(found)
+        sizes.append(f"{split} {rows.table.num_rows:,} rows, {in_bytes(rows.table.nbytes)}")
+    return "; ".join(sizes)
 
 
 def size(name: str) -> str:
     """What a model takes in the hub's cache, or its folder."""
     folder = Path(name) if is_local(name) else hub_cache() / f"models--{name.replace('/', '--')}"
     files = [p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()]
-    return f", {sum(p.stat().st_size for p in files) / 2**20:,.1f} MiB in {folder}"
+    return f", {in_bytes(sum(p.stat().st_size for p in files))} in {folder}"
 
 
 def main(argv: list[str]) -> int:
     config = TrainConfig.resolve(**json.loads(argv[0]))
     task, offline = tasks.get(config), os.environ.get("HF_HUB_OFFLINE") == "1"
-    found = []
+    loaded = []
     if config.model is not None:
-        found.append((config.model, load_model(task, config.model)))
+        loaded.append((config.model, load_model(task, config.model)))
     if config.data is not None:
-        found.append((config.data, load_data(task, config)))
-    for name, words in found if offline else ():
-        print(f"{name}: {words}", flush=True)
+        loaded.append((config.data, load_data(task, config)))
+    for name, text in loaded if offline else ():
+        print(f"{name}: {text}", flush=True)
     return Exit.OK
 
 

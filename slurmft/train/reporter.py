@@ -1,4 +1,4 @@
-"""What a run tells about itself: records, progress, the environment, the result."""
+"""What a training run records: steps, speed, metrics, its environment, its result."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Reporter:
         """Writes the environment and the first record. Called on every rank.
 
         Args:
-            rows: of the table of words: all, and those in use; None: the same.
+            rows: of the embedding table: all, and those in use; None: all are in use.
         """
         ranks = self.world.all_objects(describe_rank(self.world) | {"imports_s": self._imports_s})
         if self.world.is_main:
@@ -115,10 +115,6 @@ class Reporter:
                     f"rank {rank['rank']} on {rank['host']} also runs on the cores "
                     f"{hardware.as_list(stray)}, which are not its own"
                 )
-
-    def communication(self, chosen: dict[str, Any]) -> None:
-        """Records what ranks measured of their network, and what they use."""
-        self.job.record("communication", chosen)
 
     def begin_window(self) -> None:
         """Begins what the next throughput is measured over."""
@@ -193,11 +189,11 @@ class Reporter:
         """The noted losses, and of every rank the seconds of its own work since the last call and
         its peak memory in MiB: all by one reduction."""
         size, rank = self.world.size, self.world.rank
-        mine = torch.zeros(2, size, dtype=torch.float64)
-        mine[0, rank] = self.own_clock.seconds() if self.own_clock else 0.0
-        mine[1, rank] = peak_memory_bytes(self.world.device) >> 20
+        own = torch.zeros(2, size, dtype=torch.float64)
+        own[0, rank] = self.own_clock.seconds() if self.own_clock else 0.0
+        own[1, rank] = peak_memory_bytes(self.world.device) >> 20
         losses = torch.stack(self._losses).double()
-        sums = self.world.sum(torch.cat([losses, mine.flatten().to(losses.device)]))
+        sums = self.world.sum(torch.cat([losses, own.flatten().to(losses.device)]))
         count = len(losses)
         return sums[:count], sums[count : count + size], sums[count + size :]
 
@@ -243,7 +239,7 @@ class Reporter:
         """Writes the result. Called on every rank.
 
         Args:
-            gradients: how ranks sent them (`Communication.facts`).
+            gradients: how ranks sent them (`GradientCommunication.facts`).
         """
         tokens, padded_tokens = self.world.sum([self.tokens, self.padded_tokens])
         memory = [int(v) for v in self.world.all_values(peak_memory_bytes(self.world.device))]

@@ -1,4 +1,4 @@
-"""Where models and data come from: local folders first, the Hugging Face hub otherwise."""
+"""Checks of --model and --data where they are local folders, before the job waits in a queue."""
 
 from __future__ import annotations
 
@@ -124,11 +124,6 @@ def _parquet_columns(path: Path) -> list[str]:
 def no_column(where: str, name: str, found: list[str], can_choose: bool = True) -> UsageError:
     flags = "; choose with --text-column, --text-pair-column, --label-column" if can_choose else ""
     return UsageError(f"{where!r} has no column {name!r}", f"it has {', '.join(found)}{flags}")
-
-
-def needs_hub(train: TrainConfig) -> bool:
-    """Whether the model or the data comes from the hub (or from its cache)."""
-    return any(name is not None and not is_local(name) for name in (train.model, train.data))
 
 
 def find_split(folder: Path, split: str) -> Path:

@@ -42,15 +42,15 @@ class Tables:
         shared: dict[int, int] = {}
         for _, parameter in model.named_parameters(remove_duplicate=False):
             shared[id(parameter)] = shared.get(id(parameter), 0) + 1
-        found = {
+        tables = {
             f"{name}.weight": module
             for name, module in model.named_modules()
             if is_table(module) and shared[id(module.weight)] == 1
         }
-        if not found:
+        if not tables:
             return None
-        share_rows(module.weight.data for module in found.values())
-        return cls(found)
+        broadcast_weights(module.weight.data for module in tables.values())
+        return cls(tables)
 
     def _note(self, looked_up: Tensor) -> Callable[..., None]:
         def note(module: Any, args: Any, kwargs: Any) -> None:
@@ -109,7 +109,7 @@ def is_table(module: Any) -> bool:
     )
 
 
-def share_rows(tensors: Iterable[Tensor]) -> None:
+def broadcast_weights(tensors: Iterable[Tensor]) -> None:
     """The main rank's tensors, on every rank."""
     for tensor in tensors:
         dist.broadcast(tensor, src=0)

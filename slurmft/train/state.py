@@ -1,4 +1,4 @@
-"""Predictions of an evaluation that is under way, as checkpoints keep them."""
+"""Parts of a checkpoint: predictions of an evaluation under way, random generators, optimizer."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ def join_optimizer(
 
 def per_rank(tensors: Sequence[Tensors]) -> Tensors:
     """Every rank's tensors, by "rank.name"."""
-    return {f"{rank}.{n}": t for rank, mine in enumerate(tensors) for n, t in mine.items()}
+    return {f"{rank}.{n}": t for rank, own in enumerate(tensors) for n, t in own.items()}
 
 
 def of_rank(tensors: Tensors, rank: int) -> Tensors:
     """One rank's tensors, of those that `per_rank` put together."""
-    found = ((key.partition("."), tensor) for key, tensor in tensors.items())
-    return {name: tensor for (number, _, name), tensor in found if number == str(rank)}
+    keys = ((key.partition("."), tensor) for key, tensor in tensors.items())
+    return {name: tensor for (number, _, name), tensor in keys if number == str(rank)}

@@ -55,8 +55,8 @@ class OwnClock:
         while self._passes and self._passes[0][1].query():
             began, ended = self._passes.popleft()
             self._seconds += began.elapsed_time(ended) / 1000
-        found, self._seconds = self._seconds, 0.0
-        return found
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
     def _begin(self, model: torch.nn.Module, _: Any) -> None:
         self._began = self._now() if model.training else None

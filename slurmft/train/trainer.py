@@ -16,6 +16,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,12 @@ from slurmft.train.data import (
     Batch,
     TokenData,
     TokenTable,
+    bucket_by_length,
     epoch_order,
-    near_lengths,
     share,
     share_sizes,
 )
-from slurmft.train.grad_comm import Communication
+from slurmft.train.grad_comm import GradientCommunication
 from slurmft.train.optim import make_optimizer, make_scheduler
 from slurmft.train.reporter import Reporter
 from slurmft.train.state import (
@@ -64,7 +65,7 @@ from slurmft.train.state import (
 )
 from slurmft.train.step_plan import Plan
 from slurmft.train.timers import OwnClock, PhaseClock
-from slurmft.train.vocab_trim import Vocabulary
+from slurmft.train.vocab_trim import TrimmedVocabulary
 
 # Logs are files: transformers' bars for loading and saving weights would only litter them.
 disable_progress_bar()
@@ -146,7 +147,9 @@ class Training:
             mixed_precision="no" if self.precision == "fp32" else self.precision,
             cpu=self.world.device.type == "cpu",
         )
-        self.communication = Communication(self.config.grad_comm, self.world, self.precision)
+        self.communication = GradientCommunication(
+            self.config.grad_comm, self.world, self.precision
+        )
 
     def prepare_data(self) -> None:
         """Tokens: the main rank makes them, all ranks load them."""
@@ -242,9 +245,9 @@ class Training:
         self.job.warn(f"{packed}; batches are padded to their longest sample")
         return None
 
-    def _trim_vocabulary(self, model: Any) -> Vocabulary | None:
+    def _trim_vocabulary(self, model: Any) -> TrimmedVocabulary | None:
         """Leaves the rows of a large vocabulary out that the data has no tokens for."""
-        vocabulary = Vocabulary.narrow(model, self.data)
+        vocabulary = TrimmedVocabulary.trim(model, self.data)
         if isinstance(vocabulary, str):
             self.job.warn(f"{vocabulary}; they are trained as well")
             return None
@@ -264,7 +267,9 @@ class Training:
         for samples in self._global_batches(at.epoch, at.batch):
             if at.step == self.plan.total_steps:
                 break
-            can_save = self.communication.meets(at.step + 1)  # all ranks have the same weights then
+            can_save = self.communication.is_synchronized_after(
+                at.step + 1
+            )  # all ranks have the same weights then
             if can_save:
                 self.job.begin_step()
             learning_rate = self.scheduler.get_last_lr()[0]
@@ -272,7 +277,7 @@ class Training:
             at.step += 1
             at.batch += 1
             self.reporter.step(at.step, loss, learning_rate, len(samples))
-            self.communication.end_step(at.step, self.reporter.communication)
+            self.communication.end_step(at.step, partial(self.job.record, "communication"))
             self.job.step(at.step)
             if can_save:
                 self._stop_or_save()
@@ -303,7 +308,7 @@ class Training:
         order = epoch_order(len(table), self.config.seed, epoch)
         if self.config.batching == "grouped":
             lengths = table.lengths(np.arange(len(table)))
-            order = near_lengths(order, lengths, size, self.config.seed, epoch)
+            order = bucket_by_length(order, lengths, size, self.config.seed, epoch)
         for start in range(done * size, len(order), size):
             yield order[start : start + size]
 
@@ -329,11 +334,11 @@ class Training:
 
     def _backward(self, samples: Any, micro_step: int, dry_run: bool = False) -> Any:
         """Gradients of this rank's part of a global batch; returns its share of the mean loss."""
-        mine = share(samples, self.plan.parts, micro_step * self.world.size + self.world.rank)
-        weight = len(mine) / len(samples)
+        part = share(samples, self.plan.parts, micro_step * self.world.size + self.world.rank)
+        weight = len(part) / len(samples)
         # A rank without a share computes any sample with weight 0: the others wait for it.
-        batch = self._batch(self.data.train, mine if len(mine) else samples[:1])
-        if len(mine) and not dry_run:
+        batch = self._batch(self.data.train, part if len(part) else samples[:1])
+        if len(part) and not dry_run:
             self.reporter.count(batch)
         loss = self.model(**batch.to(self.world.device)).loss * weight
         # DDP divides the sum of the ranks' gradients by their number.
@@ -368,7 +373,7 @@ class Training:
         at.metrics = gather(before, left, sizes, predictions)
         self.predicted = []
         self.reporter.epoch(at.epoch, at.metrics)
-        is_best = self._judge(at.metrics[self.task.metric_names[0]])
+        is_best = self._note_best(at.metrics[self.task.metric_names[0]])
         if is_best:
             self._checkpoint(is_best=True)
 
@@ -392,23 +397,25 @@ class Training:
         """The metrics, by the files of evaluate."""
         self.clock.lap("evaluate")
         first = sum(sizes[: self.world.rank])
-        mine = Predicted(left[first : first + len(predictions)], predictions)
+        own = Predicted(left[first : first + len(predictions)], predictions)
         if self.world.is_main:
-            mine = Predicted.union([before, mine])
+            own = Predicted.union([before, own])
 
         def compute(predictions: Any, samples: Any) -> dict[str, float]:
             return self.task.compute(predictions[np.argsort(samples)], self.data)
 
         folder = self.run_dir.path / "metrics"
         # In place of labels: by their numbers the samples come back into their order.
-        found = evaluation.compute_by_files(self.world, folder, mine.values, mine.samples, compute)
+        metrics = evaluation.compute_by_files(self.world, folder, own.values, own.samples, compute)
         return evaluation.share_metrics(
-            self.world, self.task.metric_names, lambda: found, self.clock.lap
+            self.world, self.task.metric_names, lambda: metrics, self.clock.lap
         )
 
-    def _judge(self, value: float) -> bool:
-        """Whether an evaluation was the best so far; decides what follows it. The value, and so the
-        judgement, is the same on every rank."""
+    def _note_best(self, value: float) -> bool:
+        """Whether an evaluation was the best so far; decides what follows it.
+
+        The value is the same on every rank, and so is the decision.
+        """
         at, patience = self.position, self.config.early_stopping
         is_best = not math.isnan(value) and (at.best is None or value > at.best)
         at.best, at.since_best = (value, 0) if is_best else (at.best, at.since_best + 1)
@@ -425,7 +432,7 @@ class Training:
 
     def _predictions(self, left: Any, sizes: list[int]) -> Any:
         """This rank's predictions, of its consecutive part of the samples that are left, in their
-        order. They are made in that of their lengths: near ones need little padding.
+        order. They are made in that of their lengths: similar lengths need little padding.
 
         Every sample is predicted once, on one rank, however the split divides: there is nothing to
         trim, as there is after gather_for_metrics on padded batches.
@@ -433,21 +440,21 @@ class Training:
         size = self.config.eval_batch_size
         assert size is not None
         first = sum(sizes[: self.world.rank])
-        mine = left[first : first + sizes[self.world.rank]]
-        by_length = np.argsort(self.data.validation.lengths(mine), kind="stable")
-        found = [np.empty((0, *self.task.prediction_shape), self.task.prediction_dtype)]
+        part = left[first : first + sizes[self.world.rank]]
+        by_length = np.argsort(self.data.validation.lengths(part), kind="stable")
+        predictions = [np.empty((0, *self.task.prediction_shape), self.task.prediction_dtype)]
         self.bare_model.eval()
         self.job.begin_phase()
         for start in range(0, max(sizes), size):  # as many boundaries on every rank
             self.job.begin_step()
-            indices = mine[by_length[start : start + size]]
+            indices = part[by_length[start : start + size]]
             if len(indices):
-                found.append(self._predict(indices))
-                self.predicted.append(Predicted(indices, found[-1]))
-            self.reporter.evaluating(min(start + size, len(mine)), len(mine))
+                predictions.append(self._predict(indices))
+                self.predicted.append(Predicted(indices, predictions[-1]))
+            self.reporter.evaluating(min(start + size, len(part)), len(part))
             self.job.alive("evaluate")
             self._stop_or_save()
-        return np.concatenate(found)[np.argsort(by_length)]
+        return np.concatenate(predictions)[np.argsort(by_length)]
 
     @torch.inference_mode()
     def _predict(self, indices: Any) -> Any:
@@ -577,7 +584,7 @@ class Training:
         self.communication.restore(checkpoint.state.get("communication", {}), own, same_ranks)
 
     def _changes(self, state: dict[str, Any]) -> list[str]:
-        """What is not as it was when the checkpoint was taken, in words."""
+        """What has changed since the checkpoint was taken, as texts."""
         now = {
             "world_size": self.world.size,
             "precision": self.precision,

@@ -1,8 +1,8 @@
-"""The rows of an embedding table that a run's data looks up: they alone are trained.
+"""Vocabulary trimming: only the rows of an embedding table that the data looks up are trained.
 
 A table has a row for every token of its languages; a run's data has some of them. The gradients of
 all others are zero in every step: to make, clip, sum over ranks and apply them is work for nothing,
-and their moments take memory for nothing. So the table is narrowed to the rows in use before
+and their moments take memory for nothing. So the table is trimmed to the rows in use before
 training, and made whole again when the model is saved. What is trained is the same, up to the
 rounding of the norm that gradients are clipped by.
 
@@ -22,14 +22,14 @@ from slurmft.core.errors import UsageError
 from slurmft.train.data import TARGETS, TokenData
 
 _SAVED_BYTES = 2**20
-"""Of a table: narrowing it by less is not worth it."""
+"""Of a table: trimming it by less is not worth it."""
 _SAMPLES, _LENGTH = 2, 16
-"""And how many tokens of each: with which a narrowed model is tried out."""
+"""With which a trimmed model is compared: samples, and tokens of each."""
 _TOKENS_AT_ONCE = 2**20
 
 
-class Vocabulary:
-    """A model's table of words, narrowed."""
+class TrimmedVocabulary:
+    """The trimmed embedding table of a model."""
 
     def __init__(self, module: torch.nn.Embedding, used: Tensor) -> None:
         """
@@ -50,12 +50,12 @@ class Vocabulary:
         self._hook = module.register_forward_pre_hook(_look_up, with_kwargs=True)
 
     @classmethod
-    def narrow(cls, model: Any, data: TokenData) -> Vocabulary | str | None:
-        """Narrows the table of a model that is on the CPU yet, where that gains something.
+    def trim(cls, model: Any, data: TokenData) -> TrimmedVocabulary | str | None:
+        """Trims the table of a model that is still on the CPU, where that gains something.
 
         Returns:
-            None: it would not. Or why it cannot be done, in words: the model, left as it was, gave
-            other outputs.
+            None: it gains nothing. A text: why it cannot be done, as the model gave other outputs;
+            it is left as it was.
 
         Raises:
             UsageError: the data has a token that the model does not know.
@@ -71,16 +71,16 @@ class Vocabulary:
         if saved < _SAVED_BYTES:
             return None
         before = _logits(model, data)
-        found = cls(module, used)
+        trimmed = cls(module, used)
         try:
             after = _logits(model, data)
         except (IndexError, RuntimeError) as error:
             cause = f"{type(error).__name__}: {error}"
         else:
             if torch.equal(before, after):
-                return found
+                return trimmed
             cause = f"outputs differ by {float((after - before).abs().max()):.2g}"
-        found.restore(module)
+        trimmed.restore(module)
         return f"{type(model).__name__} cannot do without the rows of unused tokens ({cause})"
 
     def forget(self) -> None:
@@ -130,7 +130,7 @@ def _is_plain(model: Any, module: Any) -> bool:
 
 
 def _tokens(data: TokenData, module: torch.nn.Embedding) -> Tensor:
-    """The tokens that a run can meet: int64, (rows,), sorted.
+    """The tokens that a run can look up: int64, (rows,), sorted.
 
     Raises:
         UsageError: the model does not know one of them.
@@ -152,11 +152,11 @@ def _tokens(data: TokenData, module: torch.nn.Embedding) -> Tensor:
 
 @torch.inference_mode()
 def _logits(model: Any, data: TokenData) -> Tensor:
-    """What a model says of the beginnings of the first samples."""
+    """A model's outputs for the beginnings of the first samples."""
     was_training = model.training
     batch = data.train.batch(np.arange(min(_SAMPLES, len(data.train))), data.pad_id)
     inputs = {k: v[:, :_LENGTH] for k, v in batch.inputs.items() if k not in TARGETS}
     output = model.eval()(**inputs)
     model.train(was_training)
-    found: Tensor = output[0]
-    return found
+    logits: Tensor = output[0]
+    return logits

@@ -109,7 +109,7 @@ def test_commands() -> None:
     assert slurmft().code == 2
     assert "submit" in slurmft("--help").out
     assert "did you mean submit?" in slurmft("submt").err
-    assert "is no run directory" in slurmft("follow", "/").err
+    assert "is not a run directory" in slurmft("follow", "/").err
     assert slurmft("--version").out.startswith("slurmft 0.")
 
 

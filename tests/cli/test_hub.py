@@ -170,7 +170,7 @@ def test_fetch(hub: Hub, tmp_path: Path, tiny_data: Path) -> None:
     assert hub.fetched["model.safetensors"] == 1
     assert f"{tiny_data}: a folder, nothing to fetch" in done.out
     assert f"{NAME}: 0.0M parameters" in done.out
-    assert "MiB in " + str(tmp_path / "hf home") in done.out
+    assert "iB in " + str(tmp_path / "hf home") in done.out
     assert "train 203 rows" in done.out
 
 

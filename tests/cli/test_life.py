@@ -99,8 +99,8 @@ def test_names(three: Path, name: str, found: str) -> None:
         ("emotion-20261120-0930", "2 runs are called", f"one of: {MIDDLE}, {OLD}"),
         ("14", "no run in", f"the newest there: {NEW}, {MIDDLE}, {OLD}"),
         (OLD.replace("emotion", "emotoin"), "no run in", f"did you mean {OLD}?"),
-        ("runs/", "is no run directory", None),
-        ("", "is no run directory", None),
+        ("runs/", "is not a run directory", None),
+        ("", "is not a run directory", None),
     ],
 )
 def test_names_of_no_run_or_several(three: Path, name: str, fact: str, hint: str | None) -> None:
@@ -573,7 +573,7 @@ def test_clean(
     assert sorted(told) == ["bytes", "items", "left_out", "removed", "runs_dir"]
     assert told["removed"] is False
     assert told["bytes"] == sum(item["bytes"] for item in told["items"]) > 1000
-    with pytest.raises(UsageError, match="nobody can be asked"):
+    with pytest.raises(UsageError, match="there is no terminal to ask"):
         clean.main(flags)
     assert sorted((tmp_path / "runs").rglob("*")) == before
     assert clean.main([*flags, "--yes"]) == 0

@@ -178,12 +178,12 @@ def test_watched_to_its_end(live: LiveRun) -> None:
     assert lines[1] == f"job {live.job.pid} running"
     assert any(line.startswith("speed   640 samples/s, 320 per rank") for line in lines)
     assert any(line.startswith("loss    0.1000  ") and line.endswith("▁") for line in lines)
-    assert "q or Ctrl-C leaves" in text
+    assert "q or Ctrl-C quits" in text
     live.write({"event": "ranks", "step": 20, "own_ms": [10.0, 15.0], "memory_mib": [800, 900]})
     terminal.until(lambda text: "slowest: rank 1 on n2, 20% longer than the median" in text)
     terminal.resize(60, 15)
     terminal.until(
-        lambda text: "q or Ctrl-C leaves" in text and max(map(len, text.split("\n"))) == 60
+        lambda text: "q or Ctrl-C quits" in text and max(map(len, text.split("\n"))) == 60
     )
     live.end("failed")
     assert terminal.end() == 3
@@ -195,7 +195,7 @@ def test_watched_to_its_end(live: LiveRun) -> None:
 @pytest.mark.parametrize(("keys", "code"), [(b"q", 0), (b"\x03", 130)])
 def test_leaves_the_job_alone(live: LiveRun, keys: bytes, code: int) -> None:
     terminal = Terminal(live.run, NO_COLOR="1")
-    terminal.until(lambda text: "q or Ctrl-C leaves" in text)
+    terminal.until(lambda text: "q or Ctrl-C quits" in text)
     terminal.press(keys)
     assert terminal.end() == code
     assert live.job.poll() is None

@@ -110,7 +110,7 @@ def test_same_as_by_torchrun(
     job = start(mpi, hostfile, tmp_path / HOSTILE, *emotion(tiny_data, tiny_model))
     job.until("step 20/")
     os.kill(rank_pids(job.run)[1], signal.SIGUSR2)
-    job.until("goes on after step")
+    job.until("resumes after step")
     job.until("step ")
     os.kill(rank_pids(job.run)[1], signal.SIGKILL)
     code, text = job.end(110)
@@ -271,7 +271,7 @@ def test_own_name() -> None:
         ("n1\nn2 slots=3\nn1:4\n", 1, "names 'n1' twice"),
         ("127.0.0.1\n", 2, "--nodes 2, but"),
         ("127.0.0.1\nno.such.host.invalid\n", 2, "'no.such.host.invalid' of --hostfile"),
-        ("n1..cluster\n", 1, "does not resolve: it is no host name"),
+        ("n1..cluster\n", 1, "does not resolve: not a host name"),
     ],
 )
 def test_hostfiles_that_cannot_be_right(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from slurmft.cli import follow, render, study_view
+from slurmft.cli import next_commands, render, study_view
 from slurmft.cluster import kubernetes, mpirun, submit
 from slurmft.cluster.slurm import job_array
 from slurmft.cluster.slurm.batch_script import inside_text
@@ -73,9 +73,10 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
 def test_next_commands(shell: Shell, name: str) -> None:
     run = RunDir(Path("/runs") / name)
     path = str(run.path)
-    calls = shell.run(follow.next_commands(run).removeprefix("Next:\n"))
+    calls = shell.run(next_commands(run.path).removeprefix("Next:\n"))
     python = ["python", "-m", "slurmft"]
-    assert calls == [[*python, command, path] for command in follow._USUAL]
+    usual = ("follow", "watch", "logs", "cancel", "resume")
+    assert calls == [[*python, command, path] for command in usual]
     hint = attempts._resume_hint(run).rpartition("then: ")[2]
     assert shell.run(hint)[0] == ["slurmft", "resume", path]
 

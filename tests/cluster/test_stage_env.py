@@ -142,7 +142,7 @@ GOOD = {"host": "n1", "free_bytes": 2**40, "is_shared": False, "type": "xfs"}
     ("node", "words"),
     [
         ({"free_bytes": 2**30}, "/scratch on n2 has 1.0 GiB free, 2.1 GiB are needed"),
-        ({"free_bytes": None}, "/scratch on n2 is no folder"),
+        ({"free_bytes": None}, "/scratch on n2 is not a writable folder"),
         ({"is_shared": True, "type": "gpfs"}, "is a shared file system (gpfs)"),
         (None, "1 of 2 nodes"),
     ],
@@ -182,8 +182,8 @@ def test_failed_broadcast_leaves_nothing(
     [
         (JobConfig(stage_env=True), "local", sys.prefix, "works under Slurm, not with --cluster"),
         (JobConfig(stage_env=True, container="x.sif"), "slurm", sys.prefix, "--container 'x.sif'"),
-        (JobConfig(stage_env=True), "slurm", "/usr", "'/usr' is no environment"),
-        (JobConfig(stage_env=True), "slurm", "conda", "conda-pack is not in it"),
+        (JobConfig(stage_env=True), "slurm", "/usr", "'/usr' is not an environment"),
+        (JobConfig(stage_env=True), "slurm", "conda", "a conda environment without conda-pack"),
     ],
 )
 def test_refused(job: JobConfig, cluster: str, prefix: str, words: str, tmp_path: Path) -> None:

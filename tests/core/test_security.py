@@ -263,7 +263,7 @@ def test_addresses_to_listen_on(monkeypatch: pytest.MonkeyPatch) -> None:
 STORES = """
 import os, socket, subprocess
 from slurmft.node import torchrun
-torchrun.bind()
+torchrun.bind_stores()
 import importlib
 from datetime import timedelta
 from torch.distributed.rendezvous import _create_c10d_store

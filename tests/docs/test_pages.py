@@ -132,7 +132,7 @@ def test_toml(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """Of a study file, all keys are those of a study; of a site file, all are options."""
     (tmp_path / "file.toml").write_text(block)
     if study_name(block):
-        assert spec.read(str(tmp_path / "file.toml")).cells
+        assert spec.read_study(str(tmp_path / "file.toml")).cells
     else:
         monkeypatch.setenv("SLURMFT_SITE", str(tmp_path / "file.toml"))
         assert site.site_defaults(OPTIONS).keys() == tomllib.loads(block).keys()

@@ -154,7 +154,7 @@ def write_runs(world: World, model: Path) -> None:
 
 def write_study(world: World, toml: str) -> None:
     """Runs of the study, submitted to --partition gpu; the last one is missing."""
-    study = with_flags(spec.read(str(world.folder / toml)), {"partition": "gpu"})
+    study = with_flags(spec.read_study(str(world.folder / toml)), {"partition": "gpu"})
     folder = world.folder / "studies" / study.name
     cells = {spec.key_of(cell): cell for cell in study.cells}
     with pytest.MonkeyPatch.context() as patch:

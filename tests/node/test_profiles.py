@@ -16,7 +16,7 @@ from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import write_json
 from slurmft.node import ccl, hardware, heartbeat, profiles
 from slurmft.node.hardware import Hardware, as_list, numbers
-from slurmft.node.profiles import Profile, bind, choose
+from slurmft.node.profiles import Profile, bind_rank, choose
 from tests.conftest import slurmft
 from tests.support.cluster import Cluster
 
@@ -203,7 +203,7 @@ def test_nvidia_smi_is_asked_once_a_node(tmp_path: Path) -> None:
 def test_profile_that_the_node_cannot_serve(tmp_path: Path) -> None:
     amd = node(tmp_path, flags="avx2", vendor="AuthenticAMD")
     assert choose(amd, JobConfig()).name == "cpu"
-    with pytest.raises(UsageError, match="looked at CUDA_VISIBLE_DEVICES and for /dev/nvidia"):
+    with pytest.raises(UsageError, match="looked at CUDA_VISIBLE_DEVICES and /dev/nvidia"):
         choose(amd, JobConfig(profile="gpu"))
     with pytest.raises(UsageError, match="has no AVX-512"):
         choose(amd, JobConfig(profile="xeon"))
@@ -254,7 +254,7 @@ def test_lists_of_cpus() -> None:
 def test_rank_that_may_not_use_its_cores() -> None:
 
     with pytest.raises(SlurmftError, match="cannot bind this rank to the cores 4000") as error:
-        bind({profiles.CORES: "0;4000", "LOCAL_RANK": "1"})
+        bind_rank({profiles.CORES: "0;4000", "LOCAL_RANK": "1"})
     assert "cores that it may use" in str(error.value.hint)
 
 
@@ -327,10 +327,10 @@ def test_ccl_for_another_torch(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert done.result["backend"] == "gloo"
     log = done.run.rank_log(0).read_text()
-    assert "oneccl_bindings_for_pytorch 1.13.0 is for another torch than" in log
+    assert "oneccl_bindings_for_pytorch 1.13.0 was built for another torch than" in log
     done = slurmft("submit", "--follow", "--backend", "ccl", *flags, env=env, imported=True)
     assert done.code == 2
-    assert "1.13.0 is for another torch" in done.err
+    assert "1.13.0 was built for another torch" in done.err
     assert "install oneccl_bind_pt==" in done.err
 
 

@@ -66,7 +66,7 @@ def test_late_rank_is_found(clock: Clock, dog: Watchdog) -> None:
     hang = dog.check()
     assert hang is not None
     assert (hang.rank, hang.certain) == (1, False)
-    assert "after step 5" in hang.words
+    assert "after step 5" in hang.description
 
 
 def test_stopped_rank_is_the_one(clock: Clock, dog: Watchdog) -> None:

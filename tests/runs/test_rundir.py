@@ -38,7 +38,7 @@ def test_config_comes_back(tmp_path: Path) -> None:
 
 
 def test_folder_that_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no run directory"):
+    with pytest.raises(UsageError, match="is not a run directory"):
         RunDir.open(tmp_path)
 
 

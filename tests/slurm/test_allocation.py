@@ -55,7 +55,9 @@ def test_jobs_that_ask_for_more_than_their_partition_has() -> None:
     def why(text: str) -> str | None:
         return commands.parse_never_starts(text, known)
 
-    assert "5 nodes, the partition batch has 4" in str(why("PENDING|PartitionConfig|batch|5|10:00"))
+    assert "5 nodes, but the partition batch has 4" in str(
+        why("PENDING|PartitionConfig|batch|5|10:00")
+    )
     assert "10:00:00" in str(why("PENDING|PartitionTimeLimit|batch|1|10:00:00"))
     # Nodes that are down now, or limits of somebody else: these pass.
     assert why("PENDING|PartitionNodeLimit|batch|4|1:00:00\n") is None

@@ -168,10 +168,10 @@ def list_runs(cluster: Cluster, runs: Path) -> dict[str, dict[str, Any]]:
     [
         (
             ["--nodes", "5"],
-            ["never start", "asks for 5 nodes, the partition batch has 4", "(4 nodes"],
+            ["never start", "requests 5 nodes, but the partition batch has 4", "(4 nodes"],
         ),
         (["--partition", "gpu"], ["invalid partition", "batch (4 nodes of 4 CPUs"]),
-        (["--time", "600"], ["never start", "asks for a time of 10:00:00", "allows 1:00:00"]),
+        (["--time", "600"], ["never start", "requests a time of 10:00:00", "allows 1:00:00"]),
         (["--mem", "99G"], ["sbatch refused the job (exit 1): Memory specification"]),
         (["--sbatch", "nosuchoption=1"], ["sbatch refused", "nosuchoption"]),
     ],

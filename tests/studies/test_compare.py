@@ -173,7 +173,7 @@ def test_requests_that_cannot_be_right(tmp_path: Path) -> None:
         ("failed", "holds no finished run"),
         ("mixed", "are not repeats: they differ in nodes"),
         ("good", "is in A and in B"),
-        ("none", "is no folder"),
+        ("none", "is not a folder"),
     ):
         with pytest.raises(UsageError) as caught:
             cli_compare.main([str(tmp_path / "good"), str(tmp_path / other)])

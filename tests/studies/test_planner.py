@@ -16,7 +16,7 @@ from slurmft.runs.scan import MeasuredRun
 from slurmft.studies.scaling import model, planner
 from slurmft.studies.scaling.model import TOTAL, Fit, Row, Workload
 from slurmft.studies.scaling.planner import recommend
-from slurmft.studies.scaling.series import published, row_of
+from slurmft.studies.scaling.series import published_series, row_of
 from tests.support import CHECKOUT
 from tests.support.made_runs import write_run
 
@@ -48,14 +48,14 @@ def held_out_errors(series: Any) -> list[float]:
 
 def test_published_times_are_predicted_from_one_node() -> None:
     """Of 8 and 16 GPUs, with batches of 256 and of 128, from 1, 2 and 4 GPUs with 256."""
-    errors = held_out_errors(published(EMOTION)["emotion"])
+    errors = held_out_errors(published_series(EMOTION)["emotion"])
     assert len(errors) == 4
     assert max(map(abs, errors)) < 0.1
 
 
 @pytest.mark.parametrize("name", ["fp32-64", "fp32-256", "fp16-64", "fp16-256"])
 def test_published_training_throughput_is_predicted_from_one_node(name: str) -> None:
-    errors = held_out_errors(published(BENCHMARK)[f"train-{name}"])
+    errors = held_out_errors(published_series(BENCHMARK)[f"train-{name}"])
     assert len(errors) == 2
     assert max(map(abs, errors)) < 0.1
 
@@ -217,7 +217,7 @@ def test_plan_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.fixture(scope="module")
 def emotion_fit() -> Fit:
-    series = published(EMOTION)["emotion"]
+    series = published_series(EMOTION)["emotion"]
     return model.fit(series.rows, series.network_gbit_s)
 
 
@@ -241,7 +241,7 @@ def test_recommendations(emotion_fit: Fit) -> None:
     [
         (["--deadline", "1s"], "is not met by any of these: the fastest"),
         (["--budget", "0.0001"], "is below one run: the cheapest"),
-        (["--deadline", "3w"], "'3w' is no duration"),
+        (["--deadline", "3w"], "'3w' is not a duration"),
         (["--budget", "12EUR"], "not a number above 0, without a unit"),
         (["--budget", "0"], "not a number above 0"),
         (["--epochs", "0"], "not a whole number of 1 or more"),
@@ -283,7 +283,7 @@ def test_sources_that_say_too_little(tmp_path: Path) -> None:
         ("speeds.json", "holds no table of measured runs"),
         ("half.json", "cannot read published tables"),
         ("zero.json", "holds no table of measured runs"),
-        ("none", "is no folder"),
+        ("none", "is not a folder"),
     ):
         with pytest.raises(UsageError) as caught:
             plan.main([str(tmp_path / source)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import json
 import re
@@ -15,31 +14,16 @@ from typing import Any
 import pytest
 
 from slurmft.cli.report import main as report_main
-from slurmft.core.errors import UsageError
 from slurmft.runs import scan
-from slurmft.studies import published
-from slurmft.studies.report import layouts
 from slurmft.studies.report import runset as report_runset
 from slurmft.studies.report.charts import MOST_POINTS, thinned
-from slurmft.studies.report.formats import (
-    FORMATS,
-    Column,
-    Table,
-    Value,
-    as_csv,
-    as_latex,
-    as_markdown,
-    as_text,
-)
 from slurmft.studies.report.measures import Row, rows_of, state_of
-from slurmft.studies.report.sections import of_published
-from slurmft.studies.scaling import backtest, model
+from slurmft.studies.scaling import model
 from tests.conftest import slurmft
 from tests.support import CHECKOUT
 from tests.support.made_runs import write_run
 
 PUBLISHED = CHECKOUT / "results" / "published"
-HOSTILE = "<script>alert('x')</script> & 50% $(rm) a_b {c} ~ ^ \\d | \"q\" #1"
 
 
 @pytest.fixture
@@ -67,7 +51,7 @@ def write_study(
 
 def rows_in(folder: Path) -> list[Row]:
     found, _ = scan.find([folder])
-    (runset,) = report_runset.group(found)
+    (runset,) = report_runset.group_by_study(found)
     return rows_of(runset)
 
 
@@ -98,6 +82,16 @@ def test_a_row_is_a_cell_with_median_and_spread(tmp_path: Path) -> None:
     assert "2.20 ±82%" in text
     assert "torch 2.13.0" in text
     assert "0.1 0123456789" in text
+
+
+def test_the_metric_is_the_primary_one(tmp_path: Path) -> None:
+    metrics = {"metrics": {"f1": 0.8, "accuracy": 0.9}}
+    write_run(tmp_path / "a", result=metrics)
+    write_run(tmp_path / "b", result=metrics | {"primary_metric": "f1"}, nodes=2)
+    write_run(tmp_path / "c", result=metrics | {"primary_metric": None}, nodes=4)
+    rows = csv_of(report(tmp_path, "--format", "csv"))
+    found = [(row["metric_name"], row["metric"]) for row in rows]
+    assert found == [("accuracy", "0.9"), ("f1", "0.8"), ("metric", "")]
 
 
 def test_strong_scaling_is_a_ratio_of_times(tmp_path: Path) -> None:
@@ -275,25 +269,6 @@ def test_absurd_clocks_and_foreign_files(tmp_path: Path) -> None:
 # --- what was published ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", list(FORMATS))
-@pytest.mark.parametrize("file", sorted(p.name for p in PUBLISHED.glob("*.json")))
-def test_published_values_are_unchanged(file: str, form: str) -> None:
-    """Every number of the file is there as the file has it, in rows of the published length."""
-    raw = json.loads((PUBLISHED / file).read_text())
-    write, _ = FORMATS[form]
-    text = "\n".join(write(layouts.layout(table)) for table in published.load(PUBLISHED / file))
-    rows = raw.get("rows") or [
-        bars
-        for key, values in raw.items()
-        if key.startswith(("train", "eval", "metric")) and isinstance(values, dict)
-        for bars in (v if isinstance(v, list) else list(v.values()) for v in values.values())
-    ]
-    assert rows
-    for row in rows:
-        shown = [re.escape(str(v)) for v in row]
-        assert re.search(r"[^\n]*".join(shown), text), row
-
-
 def test_published_files_alone() -> None:
     text = report(PUBLISHED / "mn4_emotion.json")
     assert re.search(r"^ +4 +256 +0\.941 +16\.55 +3\.655$", text, re.MULTILINE)
@@ -318,53 +293,6 @@ def test_published_beside_ours(tmp_path: Path) -> None:
     text = report(tmp_path, "--published", PUBLISHED / "mn4_emotion.json")
     assert "doubt: accuracy collapses" in text
     assert "not as published: epochs 2 (5); precision fp32 (fp16)" in text
-
-
-def test_predictions_are_tables_of_their_own_form() -> None:
-    """Charts of throughput get rows of predicted throughput; a speedup is no time."""
-    speedups, rates = (
-        next(t for t in published.load(PUBLISHED / "mn4_benchmark.json") if t.part == part)
-        for part in ("train_speedup_published_text", "train_samples_per_s_per_gpu")
-    )
-    assert backtest.of_table(speedups) == [None]
-    one = dataclasses.replace(rates, rows=rates.rows[-5:])  # fp16-256
-    found = backtest.of_table(one)
-    assert [f and f.fitted for f in found] == [None, None, (1, 2), (1, 2, 4), (1, 2, 4, 8)]
-    assert all(f.low < f.median < f.high and abs(f.error_percent) < 10 for f in found if f)
-    lines = as_text(layouts.layout(one, found)).splitlines()
-    (theirs,) = (line for line in lines if " published" in line)
-    assert theirs.split() == ["fp16-256", "published", "1364", "1301", "1209", "1124", "1011"]
-    assert re.search(r" predicted +n/a +n/a +1\d{3} \(1\d{3}-1\d{3}\) ", "\n".join(lines))
-    rows = csv_of(as_csv(layouts.data(one, found)))
-    assert [r["predicted_from_devices"] for r in rows] == ["", "", "1 2", "1 2 4", "1 2 4 8"]
-    assert float(rows[4]["train_samples_per_s_per_gpu"]) == 1011
-
-
-@pytest.mark.usefixtures("few_draws")
-def test_published_rows_are_predicted_from_fewer_devices() -> None:
-    (table,) = published.load(PUBLISHED / "mn4_emotion.json")
-    section = of_published([table], backtest)
-    (shown,) = section.tables
-    heads = [column.words for column in shown.columns]
-    assert heads[4:6] == ["predicted time (s)", "error (%)"]
-    texts = [row[4].text for row in shown.rows]
-    assert texts[:2] == ["n/a", "n/a"]
-    assert all(re.fullmatch(r"[\d.]+ \([\d.]+-[\d.]+\)", text) for text in texts[2:])
-    assert (
-        "8 from 1, 2, 4; 16 from 1, 2, 4, 8 devices); line rate between nodes 100 Gbit/s"
-        in (shown.notes[0])
-    )
-    chart = next(c for c in section.charts if c.key == "time_s predicted")
-    assert [s.label for s in chart.series] == ["256", "128", "256, predicted", "128, predicted"]
-    assert chart.series[3].x == [8, 16]
-
-
-def test_files_that_the_model_does_not_know_are_shown_all_the_same(tmp_path: Path) -> None:
-    file = tmp_path / "x.json"
-    file.write_text('{"columns": ["gpus", "hours"], "rows": [[1, 8], [2, 5], [4, 3]]}')
-    section = of_published(published.load(file), backtest)
-    assert section.problems == ["no predictions for x: 'x' holds no table of measured runs"]
-    assert [row[1].text for row in section.tables[0].rows] == ["8", "5", "3"]
 
 
 @pytest.mark.usefixtures("few_draws")
@@ -417,22 +345,6 @@ def test_a_study_names_what_to_compare_with(tmp_path: Path) -> None:
     assert ours.split() == ["128", "ours", "1000", "500", "n/a", "n/a", "n/a"]
 
 
-# --- formats --------------------------------------------------------------------------------------
-
-
-def test_hostile_text_is_escaped() -> None:
-    table = Table(HOSTILE, [Column("name", numeric=False)], [[Value.of(HOSTILE)]], [HOSTILE])
-    (row,) = csv_of(as_csv(table))
-    assert row == {"name": HOSTILE}
-    latex = as_latex(table)
-    assert r"\& 50\% \$(rm) a\_b \{c\} \textasciitilde{} \^{} \textbackslash{}d" in latex
-    assert not re.search(r"(?<!\\)[%#_&$]", latex.replace("& ", "").replace("\\_", ""))
-    markdown = as_markdown(table)
-    assert "<script>" not in markdown
-    assert r"\| " in markdown
-    assert "\x1b" not in as_text(Table("\x1b[2J", table.columns, table.rows))
-
-
 def test_text_fits_a_terminal(tmp_path: Path) -> None:
     for nodes in (1, 2, 4):
         for batch in (16, 32):
@@ -444,14 +356,6 @@ def test_text_fits_a_terminal(tmp_path: Path) -> None:
                 place = tmp_path / f"{nodes}-{batch}-{seed}"
                 write_run(place, nproc_per_node=1, seed=seed, step_s=seed, **cell)
     assert max(map(len, report(tmp_path).splitlines())) <= 120
-
-
-def test_columns_give_way_by_rank() -> None:
-    columns = [Column("kept"), Column("first to go", rank=2), Column("second", rank=1)]
-    table = Table("t", columns, [[Value.of("x" * 30)] * 3])
-    text = as_text(table, width=70)
-    assert "left out here, in CSV: first to go" in text
-    assert "second" in text.splitlines()[2]
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -522,7 +426,7 @@ def test_what_cannot_be_read_is_listed(tmp_path: Path) -> None:
     [
         (["{empty}"], "holds no run"),
         (["{broken}"], "no run can be read"),
-        (["{empty}/none"], "is no folder"),
+        (["{empty}/none"], "is not a folder"),
         (["{good}", "--format", "markdwon"], "did you mean markdown?"),
         (["{good}", "--output", "/proc/none"], "cannot write to '/proc/none'"),
         (["{good}", "--output", "{good}/config.json"], "cannot write to"),
@@ -540,20 +444,6 @@ def test_mistakes_end_in_two_lines(arguments: list[str], told: str, tmp_path: Pa
     assert done.code == 2
     assert told in done.err
     assert len(done.err.splitlines()) == 2
-
-
-def test_published_files_of_wrong_shape(tmp_path: Path) -> None:
-    file = tmp_path / "x.json"
-    for text in (
-        "[]",
-        "{}",
-        '{"gpus": [[1]], "x": [1]}',
-        '{"columns": ["a"], "rows": [[1, 2]]}',
-        '{"gpus": [1], "x": [1, 2]}',
-    ):
-        file.write_text(text)
-        with pytest.raises(UsageError, match="holds no published table"):
-            published.load(file)
 
 
 def test_published_values_that_are_no_points(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ HEAD = 'name = "s"\n'
 
 
 def parse(text: str, folder: Path = Path("/x")) -> spec.Study:
-    return spec.parse(HEAD + text, folder / "s.toml")
+    return spec.parse_study(HEAD + text, folder / "s.toml")
 
 
 def test_cells_are_the_product_in_the_order_of_the_file() -> None:
@@ -148,7 +148,7 @@ def test_bad_files(text: str, words: str) -> None:
 @pytest.mark.parametrize("name", ["a/b", "..", "", "a b", "-a", "é", "x" * 64])
 def test_names_that_are_no_folder(name: str) -> None:
     with pytest.raises(UsageError, match="is not a folder name"):
-        spec.parse(f'name = "{name}"\n[grid]\nnodes = [1]\n', Path("s.toml"))
+        spec.parse_study(f'name = "{name}"\n[grid]\nnodes = [1]\n', Path("s.toml"))
 
 
 @pytest.mark.parametrize(
@@ -189,10 +189,10 @@ def test_values_that_are_not_allowed(text: str, words: str, tmp_path: Path) -> N
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for given, words in ((tmp_path / "no.toml", "no such file"), (tmp_path, "holds no study.toml")):
         with pytest.raises(UsageError, match=words):
-            spec.read(given)
+            spec.read_study(given)
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
     with pytest.raises(UsageError, match="cannot read the study file"):
-        spec.read(tmp_path / "latin.toml")
+        spec.read_study(tmp_path / "latin.toml")
 
 
 def test_published_figures_that_cannot_be_read(tmp_path: Path) -> None:
@@ -200,14 +200,14 @@ def test_published_figures_that_cannot_be_read(tmp_path: Path) -> None:
     file = tmp_path / "s.toml"
     file.write_text(HEAD + "published = '../none.json'\n[grid]\nnodes = [1]")
     with pytest.raises(UsageError, match=r"'\.\./none\.json' cannot be read as JSON"):
-        spec.read(file)
-    study = spec.read(file, with_published=False)
+        spec.read_study(file)
+    study = spec.read_study(file, with_published=False)
     assert (study.published, study.published_as) == (tmp_path / "../none.json", "../none.json")
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
 def test_shipped_studies(file: Path, tmp_path: Path) -> None:
-    study = spec.read(file)
+    study = spec.read_study(file)
     assert study.name == file.stem
     assert study.published is not None
     found = configurations(study, tmp_path / study.name)
@@ -217,6 +217,6 @@ def test_shipped_studies(file: Path, tmp_path: Path) -> None:
 
 
 def test_every_published_table_has_a_study() -> None:
-    named = {spec.read(file).published for file in SHIPPED}
+    named = {spec.read_study(file).published for file in SHIPPED}
     tables = (SHIPPED[0].parent.parent / "published").glob("*.json")
     assert {path.resolve() for path in named if path} == {path.resolve() for path in tables}

@@ -183,7 +183,7 @@ def test_how_a_run_stands(state: str, word: str, reason: str, fake: FakeSlurm) -
     for each in runs_of().values():
         each.set_state("running")
     fake.states = {job: JobState(name=state) for job in runs_of()}
-    found = study_status(spec.read("s.toml"), Path("studies/s"))
+    found = study_status(spec.read_study("s.toml"), Path("studies/s"))
     assert {t.outcome for t in found.tries()} == {word}
     assert reason in found.tries()[0].reason
 
@@ -199,7 +199,7 @@ def test_a_run_that_ends_while_slurm_is_asked(
         return {job: JobState(name="COMPLETED") for job in jobs}
 
     monkeypatch.setattr(commands, "job_states", states)
-    assert study_status(spec.read("s.toml"), Path("studies/s")).count("finished") == 4
+    assert study_status(spec.read_study("s.toml"), Path("studies/s")).count("finished") == 4
 
 
 def test_cancelled_before_its_start_is_no_try(
@@ -241,7 +241,7 @@ def test_submission_that_was_killed(fake: FakeSlurm) -> None:
     run()
     cut = runs_of()["40_0"]
     cut.job.unlink()
-    assert study_status(spec.read("s.toml"), Path("studies/s")).count("pending") == 4
+    assert study_status(spec.read_study("s.toml"), Path("studies/s")).count("pending") == 4
     assert run() == 0
     assert not cut.path.exists()
     assert set(runs_of()) == {"10_0", "20_0", "30_0", "50_0"}
@@ -290,7 +290,7 @@ def test_strange_things_in_the_folder(fake: FakeSlurm, capsys: pytest.CaptureFix
     (Path("studies/s/runs") / "empty").mkdir()
     assert study.main(["status", "s.toml"]) == 0
     shown = capsys.readouterr()
-    assert "is no configuration of a run; left out" in shown.err
+    assert "is not the configuration of a run; left out" in shown.err
     assert "that the study does not have" in shown.err
     assert "4 runs: 2 pending, 2 missing" in shown.out
 
@@ -317,7 +317,8 @@ def test_cancel_says_what_it_cannot_read(
     runs_of()["10_0"].config.write_text("{")
     assert study.main(["cancel", "s.toml"]) == 0
     shown = capsys.readouterr()
-    assert "is no configuration of a run; its job, if it has one, is not cancelled" in shown.err
+    assert "is not the configuration of a run" in shown.err
+    assert "its job, if it has one, is not cancelled" in shown.err
     assert "3 run(s) of s are being cancelled" in shown.out
 
 

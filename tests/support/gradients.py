@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from slurmft.job import process_group
 from slurmft.job.process_group import World
 from slurmft.train import sparse_embeddings
-from slurmft.train.grad_comm import Communication
+from slurmft.train.grad_comm import GradientCommunication
 
 WORDS = 9000
 SIZES = {
@@ -41,7 +41,7 @@ class Rank:
     def __init__(
         self, world: World, asked: str, model: Any = None, precision: str = "fp32"
     ) -> None:
-        self.communication = Communication(asked, world, precision)
+        self.communication = GradientCommunication(asked, world, precision)
         self.accelerator = Accelerator(cpu=True)
         self.bare = model or make()
         optimizer = torch.optim.AdamW(self.bare.parameters(), lr=1e-3)
@@ -215,7 +215,7 @@ def check_local(world: World) -> None:
     for step in range(1, 8):
         before = rank.weights()
         rank.step()
-        met = rank.communication.meets(step)
+        met = rank.communication.is_synchronized_after(step)
         assert met == (step in (3, 6))
         assert same_everywhere(world, rank.weights()) == met
         moments = torch.cat([s["exp_avg"].reshape(-1) for s in rank.optimizer.state.values()])

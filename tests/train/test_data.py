@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from slurmft.core.errors import UsageError
 from slurmft.core.hub import is_local
-from slurmft.train.data import WINDOW_STEPS, TokenData, TokenTable, epoch_order, near_lengths, share
+from slurmft.train.data import (
+    BUCKET_STEPS,
+    TokenData,
+    TokenTable,
+    bucket_by_length,
+    epoch_order,
+    share,
+)
 from slurmft.train.sources import check_columns, find_split
 from slurmft.train.tasks.rows import label_ids, read_rows
 from slurmft.train.tasks.synthetic import LABELS, PRESETS, generate, words_by_label
@@ -54,13 +61,13 @@ def test_epoch_order_is_a_permutation_of_its_own() -> None:
 
 
 @given(st.integers(1, 400), st.integers(1, 9), st.integers(0, 3))
-def test_steps_of_near_lengths(count: int, size: int, epoch: int) -> None:
+def test_steps_of_similar_lengths(count: int, size: int, epoch: int) -> None:
     lengths = np.random.default_rng(count).integers(1, 100, count)
     order = epoch_order(count, 42, epoch)
-    near = near_lengths(order, lengths, size, 42, epoch)
+    near = bucket_by_length(order, lengths, size, 42, epoch)
     assert sorted(near) == list(range(count))
-    assert np.array_equal(near, near_lengths(order, lengths, size, 42, epoch))
-    window = WINDOW_STEPS * size
+    assert np.array_equal(near, bucket_by_length(order, lengths, size, 42, epoch))
+    window = BUCKET_STEPS * size
     if count <= window:  # no length of another step lies between those of a step
         steps = [lengths[near[i : i + size]] for i in range(0, count, size)]
         steps.sort(key=lambda step: (step.min(), step.max()))

@@ -51,7 +51,7 @@ def test_auto_chooses(
 ) -> None:
     measured = Measured(*seconds)
     assert measured.choice(precision) == used
-    words = measured.words(precision, numbers=22_000_000)
+    words = measured.summary(precision, numbers=22_000_000)
     assert words.startswith(f"{used}: ")
     assert "\n" not in words
     assert (advice or "--grad-comm") in words or not advice

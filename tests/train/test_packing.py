@@ -53,7 +53,7 @@ def batch(model: Any, lengths: list[int], width: int | None = None) -> dict[str,
 def test_logits_and_gradients_are_those_of_the_padded_batch(name: str) -> None:
     padded = make(name)
     bare = copy.deepcopy(padded)
-    assert pack(bare).is_first_only
+    assert pack(bare).is_first_token_only
     inputs = batch(padded, LENGTHS, width=20)
     labels = torch.arange(len(LENGTHS)) % 3
     outputs = [model(**inputs, labels=labels) for model in (padded, bare)]
@@ -69,7 +69,7 @@ def test_logits_and_gradients_are_those_of_the_padded_batch(name: str) -> None:
 def test_every_token_has_its_place_again() -> None:
     padded = make("Bert", "ForQuestionAnswering", num_labels=2)
     bare = copy.deepcopy(padded)
-    assert not pack(bare).is_first_only
+    assert not pack(bare).is_first_token_only
     inputs = batch(padded, LENGTHS)
     there = inputs["attention_mask"].bool()
     for name in ("start_logits", "end_logits"):
@@ -118,7 +118,7 @@ class MeanOfTokens(transformers.BertForSequenceClassification):  # type: ignore[
 def test_a_classifier_that_looks_at_all_tokens_gets_them() -> None:
     padded = MeanOfTokens(make("Bert").config).eval()
     bare = copy.deepcopy(padded)
-    assert not pack(bare).is_first_only
+    assert not pack(bare).is_first_token_only
     inputs = batch(padded, [6, 6, 6])
     torch.testing.assert_close(bare(**inputs).logits, padded(**inputs).logits)
 

@@ -106,8 +106,8 @@ def test_signals_to_any_process(
     job = Following(*arguments(tiny_data, tiny_model, tmp_path), imported=True)
     hits: list[tuple[Callable[[RunDir], int], signal.Signals, str]] = [
         (one_rank, signal.SIGUSR2, "step 20/"),
-        (one_torchrun, signal.SIGTERM, "goes on after step"),
-        (one_node, signal.SIGINT, "goes on after step"),
+        (one_torchrun, signal.SIGTERM, "resumes after step"),
+        (one_node, signal.SIGINT, "resumes after step"),
     ]
     for find, sent, after in hits:
         job.until(after)

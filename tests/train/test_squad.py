@@ -278,7 +278,7 @@ def test_stopped_in_an_evaluation(tmp_path: Path, tiny_model: Path) -> None:
     os.kill(one_rank(job.run), signal.SIGTERM)
     code, text = job.end(100)
     assert code == 0, text
-    assert "-e00000" in text.partition("goes on after step")[2]  # the checkpoint has predictions
+    assert "-e00000" in text.partition("resumes after step")[2]  # the checkpoint has predictions
     task = squad_task(data, tiny_model, preset="v2")
     expected = evaluate(task, TokenData.load(job.run.tokens), job.run.model)
     assert records(job.run, "epoch")[-1]["metrics"] == pytest.approx(expected)

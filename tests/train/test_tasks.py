@@ -282,7 +282,7 @@ ANSWER = {"id": "q1", "question": "joy", "context": "fear joy"}
 @pytest.mark.parametrize(
     ("task", "row", "flags", "fact"),
     [
-        ("mrpc", GOOD, ["--profile", "gpu"], "looked at CUDA_VISIBLE_DEVICES and for /dev/nvidia*"),
+        ("mrpc", GOOD, ["--profile", "gpu"], "looked at CUDA_VISIBLE_DEVICES and /dev/nvidia*"),
         ("mrpc", GOOD | {"label": 0.5}, [], "row 1 has the label 0.5"),
         (
             "squad",

@@ -100,7 +100,7 @@ def test_packing_does_not_change_losses(
     assert padding(four_ranks) == 0
 
 
-def test_batches_of_near_lengths(
+def test_batches_of_similar_lengths(
     four_ranks: Done, tmp_path: Path, tiny_data: Path, tiny_model: Path
 ) -> None:
     grouped = train(

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from slurmft.core.errors import UsageError
 from slurmft.train.data import TokenData, TokenTable
-from slurmft.train.vocab_trim import Vocabulary
+from slurmft.train.vocab_trim import TrimmedVocabulary
 from tests.train.test_packing import make
 
 WORDS = 10_000
@@ -28,9 +28,9 @@ def data(pad_id: int, tokens: list[int] = TOKENS) -> TokenData:
     return TokenData(train, validation, ["a", "b", "c"], pad_id)
 
 
-def narrow(model: Any, of: TokenData) -> Vocabulary:
-    found = Vocabulary.narrow(model, of)
-    assert isinstance(found, Vocabulary), found
+def trim(model: Any, of: TokenData) -> TrimmedVocabulary:
+    found = TrimmedVocabulary.trim(model, of)
+    assert isinstance(found, TrimmedVocabulary), found
     return found
 
 
@@ -55,7 +55,7 @@ def test_the_trained_model_is_the_same(name: str) -> None:
     whole = make(name, vocab_size=WORDS)
     narrowed = copy.deepcopy(whole)
     of = data(whole.config.pad_token_id)
-    vocabulary = narrow(narrowed, of)
+    vocabulary = trim(narrowed, of)
     table = narrowed.get_input_embeddings()
     assert vocabulary.used.tolist() == [whole.config.pad_token_id, *TOKENS]
     assert len(table.weight) == len(TOKENS) + 2  # padding, and the row that tells the decay
@@ -75,23 +75,25 @@ def test_the_trained_model_is_the_same(name: str) -> None:
 
 def test_a_token_that_the_data_does_not_have_is_an_error() -> None:
     model = make("Bert", vocab_size=WORDS)
-    narrow(model, data(0))
+    trim(model, data(0))
     with pytest.raises(IndexError):
         model(input_ids=torch.tensor([[2, 4]]))
 
 
 def test_a_token_that_the_model_does_not_know_is_an_error() -> None:
     with pytest.raises(UsageError, match="makes token 9999, but the model knows 9000 tokens"):
-        Vocabulary.narrow(make("Bert", vocab_size=9000), data(0))
+        TrimmedVocabulary.trim(make("Bert", vocab_size=9000), data(0))
 
 
 def test_small_gains_are_left() -> None:
-    assert Vocabulary.narrow(make("Bert", vocab_size=WORDS), data(0, list(range(5000)))) is None
+    assert (
+        TrimmedVocabulary.trim(make("Bert", vocab_size=WORDS), data(0, list(range(5000)))) is None
+    )
 
 
 def test_a_shared_table_stays_whole() -> None:
     model = make("Bert", "ForMaskedLM", vocab_size=WORDS)
-    assert Vocabulary.narrow(model, data(0)) is None
+    assert TrimmedVocabulary.trim(model, data(0)) is None
 
 
 def test_a_model_that_does_not_name_its_table_stays_as_it_is(
@@ -102,13 +104,13 @@ def test_a_model_that_does_not_name_its_table_stays_as_it_is(
 
     model = make("Bert", vocab_size=WORDS)
     monkeypatch.setattr(model, "get_input_embeddings", refuse)
-    assert Vocabulary.narrow(model, data(0)) is None
+    assert TrimmedVocabulary.trim(model, data(0)) is None
 
 
 def test_a_table_that_does_not_train_stays_whole() -> None:
     model = make("Bert", vocab_size=WORDS)
     model.get_input_embeddings().weight.requires_grad_(False)
-    assert Vocabulary.narrow(model, data(0)) is None
+    assert TrimmedVocabulary.trim(model, data(0)) is None
 
 
 def test_a_model_that_uses_its_table_otherwise_stays_as_it_was() -> None:
@@ -116,7 +118,7 @@ def test_a_model_that_uses_its_table_otherwise_stays_as_it_was() -> None:
     table = model.get_input_embeddings()
     model.classifier.register_forward_hook(lambda *found: found[-1] + table.weight.sum())
     before = copy.deepcopy(model.state_dict())
-    found = Vocabulary.narrow(model, data(0))
+    found = TrimmedVocabulary.trim(model, data(0))
     assert isinstance(found, str)
     assert found.startswith("BertForSequenceClassification cannot do without the rows")
     torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)

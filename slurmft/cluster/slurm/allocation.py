@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from slurmft.cluster.slurm.commands import call, offers, own_words
+from slurmft.cluster.slurm.commands import call, error_text, offers
 from slurmft.core import process
 from slurmft.core.errors import Exit, SlurmftError
 
@@ -22,8 +22,8 @@ from slurmft.core.errors import Exit, SlurmftError
 def srun_command(
     nodes: int, options: Sequence[str], program: Sequence[str], whole: bool = False
 ) -> list[str]:
-    """An srun with one task on each node: within the allocation that we are in, or in one of its
-    own, for which it waits in the queue. Tasks are small, or have the whole of their node."""
+    """An srun with one task per node: within the current allocation, or in a new one, for which it
+    waits in the queue. A task has one CPU, or its whole node."""
     inside = "SLURM_JOB_ID" in os.environ
     where = ["--overlap"] if inside else ["--job-name=slurmft-doctor", *options]
     size = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
@@ -32,27 +32,27 @@ def srun_command(
 
 
 def on_all_nodes(nodes: int, program: Sequence[str], timeout_s: float = 120) -> list[str]:
-    """Runs a small program once on each node of the allocation that we are in; returns the lines
-    that they print.
+    """Runs a small program once on each node of the current allocation; returns the lines that it
+    prints.
 
     Raises:
-        SlurmftError: it failed on a node, or takes too long.
+        SlurmftError: it failed on a node, or took too long.
     """
     return call(*srun_command(nodes, ["--export=ALL"], program), timeout_s=timeout_s).splitlines()
 
 
 def broadcast(source: Path, target: str, timeout_s: float) -> None:
-    """Copies a file to the same path on every node of the allocation that we are in.
+    """Copies a file to the same path on every node of the current allocation.
 
     Raises:
-        SlurmftError: a node cannot take it; or it takes too long.
+        SlurmftError: it failed on a node, or took too long.
     """
     call("sbcast", str(source), target, timeout_s=timeout_s)
 
 
 @contextlib.contextmanager
 def allocation(options: Sequence[str], wait_s: float) -> Iterator[dict[str, str]]:
-    """An allocation of one's own, until the end of the block.
+    """A new allocation, until the end of the block.
 
     Args:
         options: salloc's.
@@ -61,13 +61,13 @@ def allocation(options: Sequence[str], wait_s: float) -> Iterator[dict[str, str]
     Yields Slurm's variables for what runs in it.
 
     Raises:
-        SlurmftError: salloc refuses, or the nodes do not come in time.
+        SlurmftError: salloc refuses, or the nodes are not allocated in time.
     """
     held = (
         "import json, os, sys; names = [n for n in os.environ if n.startswith('SLURM_')]; "
         "print(json.dumps({n: os.environ[n] for n in names}), flush=True); sys.stdin.read()"
     )
-    # Not --immediate: where no node is free, it gives up at once, or waits for a single try.
+    # Not --immediate: where no node is free, it gives up at once, or after a single try.
     command = ["salloc", "--quiet", "--no-kill", "--job-name=slurmft-doctor", *options]
     with tempfile.TemporaryFile() as words:
         child = process.start(
@@ -88,15 +88,15 @@ def _granted(child: subprocess.Popen[bytes], words: IO[bytes], wait_s: float) ->
     assert child.stdout is not None
     if not select.select([child.stdout], [], [], wait_s)[0]:
         raise SlurmftError(
-            f"the nodes did not come within {wait_s:.0f} s",
-            "squeue shows who has them; wait longer (--wait), or take another --partition",
+            f"no nodes were allocated within {wait_s:.0f} s",
+            "squeue shows who has them; wait longer (--wait), or use another --partition",
             code=Exit.SUBMIT,
         )
     line = child.stdout.readline()
     if not line:
         words.seek(0)
-        said = own_words(words.read().decode(errors="replace").splitlines())
-        refused = " ".join(w.removeprefix("salloc: ").removeprefix("error: ") for w in said)
+        lines = error_text(words.read().decode(errors="replace").splitlines())
+        refused = " ".join(w.removeprefix("salloc: ").removeprefix("error: ") for w in lines)
         raise SlurmftError(f"salloc refused: {refused}", offers(), code=Exit.SUBMIT)
     found: dict[str, str] = json.loads(line)
     return found
@@ -108,7 +108,7 @@ def _give_back(child: subprocess.Popen[bytes]) -> None:
     child.stdin.close()  # its program ends, and with it the job
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(timeout=2)
-    child.terminate()  # one that still waits gives its job up
+    child.terminate()  # if it still waits, it gives its job up
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(timeout=5)
     process.end(child)
@@ -116,16 +116,15 @@ def _give_back(child: subprocess.Popen[bytes]) -> None:
 
 
 def on_host(host: str, program: Sequence[str]) -> list[str]:
-    """An srun with one task on one node of the allocation that it is started in.
+    """An srun with one task on one node of the current allocation, with all that it has there.
 
-    A step for each node: one that does not start leaves the others alone. It has the whole of what
-    the allocation has there.
+    One step per node: a step that does not start does not affect the others.
     """
     size = ("--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={host}")
     return ["srun", "--quiet", "--overlap", *size, *program]
 
 
 def allocated_nodes() -> int | None:
-    """Nodes of the allocation that this command runs in; None: it is in none."""
+    """How many nodes the current allocation has; None: there is none."""
     count = os.environ.get("SLURM_JOB_NUM_NODES")
     return int(count) if count else None

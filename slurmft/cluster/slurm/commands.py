@@ -1,4 +1,4 @@
-"""Slurm's own commands: the only module that calls them. Parsers are pure, beside the calls."""
+"""Slurm's commands: the calls, each beside a pure parser of its output."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _NO_SUCH_JOB = re.compile("invalid job id", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobState:
-    """What Slurm says of a job."""
+    """The state of a job, as Slurm reports it."""
 
     name: str
-    """Slurm's word: PENDING, RUNNING, COMPLETED, CANCELLED, ..."""
+    """Slurm's name of it: PENDING, RUNNING, COMPLETED, CANCELLED, ..."""
     reason: str = ""
     """Why it is pending, or who cancelled it."""
     exit_code: int = 0
-    """Of an ended job; 128 + signal where a signal ended it."""
+    """Of an ended job; 128 + the signal, if one ended it."""
     expected_start: str = ""
-    """When Slurm expects a pending job to start, in its own words; "": it does not say."""
+    """When Slurm expects a pending job to start, as it prints it; "": unknown."""
 
     @property
     def ended(self) -> bool:
@@ -66,7 +66,7 @@ class Partition:
 
 
 def available() -> bool:
-    """Whether this machine submits to a Slurm."""
+    """Whether this machine can submit to Slurm."""
     return shutil.which("sbatch") is not None
 
 
@@ -91,7 +91,7 @@ def parse_partitions(text: str) -> list[Partition]:
 
 
 def version() -> str:
-    """Slurm's version, as its commands have it: "slurm 22.05.8".
+    """Slurm's version, as its commands print it: "slurm 22.05.8".
 
     Raises:
         SlurmftError: sinfo is not there, or finds no configuration.
@@ -116,16 +116,16 @@ def parse_settings(text: str) -> dict[str, str]:
 
 
 def cluster_name() -> str:
-    """The name of the cluster that Slurm's commands ask here; "" where nothing tells.
+    """The name of the cluster that Slurm's commands here belong to; "" where it is unknown.
 
-    A job's environment and slurm.conf tell it without a question; the controller is asked only
-    where neither is there, once in a process.
+    It is in a job's environment and in slurm.conf; the controller is queried only without both,
+    once in a process.
     """
-    told = os.environ.get("SLURM_CLUSTER_NAME") or _configured_name()
-    if not told and available():
+    name = os.environ.get("SLURM_CLUSTER_NAME") or _configured_name()
+    if not name and available():
         with contextlib.suppress(SlurmftError):
-            told = _name_by_controller()
-    return (told or "").lower()  # as Slurm itself has it, whatever slurm.conf says
+            name = _name_by_controller()
+    return name.lower()  # as Slurm itself has it, however slurm.conf spells it
 
 
 def _configured_name() -> str:
@@ -138,7 +138,7 @@ def _configured_name() -> str:
 
 
 def _configurations() -> list[Path]:
-    """Where slurm.conf may be: Slurm's commands know their own place of it, and do not tell."""
+    """Where slurm.conf may be: Slurm's commands do not print the path that is built into them."""
     if given := os.environ.get("SLURM_CONF"):
         return [Path(given)]
     found = [Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf")]
@@ -148,7 +148,7 @@ def _configurations() -> list[Path]:
 
 
 def parse_cluster_name(text: str) -> str:
-    """From slurm.conf; "" where it is not in this file itself."""
+    """From slurm.conf; "" where it is not in the file itself."""
     found = re.search(r"^\s*ClusterName\s*=\s*([^\s#]+)", text, re.MULTILINE | re.IGNORECASE)
     return found[1].lower() if found else ""
 
@@ -159,7 +159,7 @@ def _name_by_controller() -> str:
 
 
 def unwell_hosts() -> dict[str, str]:
-    """Nodes that take no jobs now -> state and reason.
+    """Nodes that accept no jobs now -> state and reason.
 
     Raises:
         SlurmftError: the controller does not answer.
@@ -178,7 +178,7 @@ def parse_unwell_hosts(text: str) -> dict[str, str]:
 
 
 def associations(user: str) -> list[dict[str, str]]:
-    """What accounting lets a user have: a row for each of the user's accounts, by sacctmgr's names.
+    """The limits that accounting sets for a user: a row for each account, by sacctmgr's names.
 
     Raises:
         SlurmftError: there is no accounting database, or it does not answer.
@@ -203,7 +203,7 @@ def check_accounting() -> None:
 def job_state(job_id: str) -> JobState | None:
     """The state of a job: from the queue, else from accounting; None where neither knows it.
 
-    UNKNOWN is the state of a job that a controller which gives no answer may yet know.
+    UNKNOWN: the controller, which may know the job, does not answer.
     """
     answered = True
     asked = (
@@ -227,13 +227,13 @@ def job_state(job_id: str) -> JobState | None:
 def job_states(job_ids: Iterable[str], only_queued: Iterable[str] = ()) -> dict[str, JobState]:
     """The states of many jobs and array tasks, by one squeue and at most one sacct.
 
-    A job that neither knows is not in it; one that a controller which gives no answer may yet know
-    is UNKNOWN. Accounting is not asked for those that only matter while the controller has them.
+    A job that neither knows is left out; UNKNOWN is the state of all jobs if the controller does
+    not answer. Accounting is not queried for `only_queued`.
     """
     wanted = set(job_ids)
     if not wanted:
         return {}
-    # Ended jobs, too: the controller knows them for minutes, and before accounting does.
+    # Ended jobs, too: the controller knows them for minutes, and earlier than accounting.
     queue = ("squeue", "--noheader", "--array", "--states=all", f"--jobs={_arrays(wanted)}")
     try:
         found = parse_squeue_jobs(call(*queue, "--format=%i|%T|%S|%r"))
@@ -321,7 +321,7 @@ def sbatch(arguments: Sequence[str], script: str) -> str:
     """Submits a script; returns the id of its job.
 
     Raises:
-        SlurmftError: sbatch refused it; the message has sbatch's own words.
+        SlurmftError: sbatch refused it; the message has what sbatch printed.
     """
     command = ["sbatch", "--parsable", *arguments, script]
     try:
@@ -332,8 +332,8 @@ def sbatch(arguments: Sequence[str], script: str) -> str:
         raise SlurmftError("sbatch is not on the PATH", code=Exit.SUBMIT) from None
     except subprocess.TimeoutExpired:
         raise SlurmftError(
-            f"sbatch gave no answer in {_SBATCH_TIMEOUT_S} s",
-            "it may have submitted the job all the same: look into squeue --me",
+            f"sbatch did not answer within {_SBATCH_TIMEOUT_S} s",
+            "it may have submitted the job nevertheless: look at squeue --me",
             Exit.SUBMIT,
         ) from None
     if done.returncode:
@@ -342,8 +342,8 @@ def sbatch(arguments: Sequence[str], script: str) -> str:
 
 
 def max_array_size() -> int:
-    """How many tasks a job array may have here (MaxArraySize); Slurm's default where it does not
-    say: sbatch will."""
+    """How many tasks a job array may have here (MaxArraySize); where that is unknown, Slurm's
+    default: sbatch checks it."""
     try:
         return parse_max_array_size(call("scontrol", "show", "config"))
     except SlurmftError:
@@ -357,12 +357,12 @@ def parse_max_array_size(text: str) -> int:
 
 
 def job_request(job: str) -> dict[str, str]:
-    """What a job asked for, by scontrol's names."""
+    """What a job requests, by scontrol's names."""
     return parse_job_request(call("scontrol", "show", "job", job))
 
 
 def parse_job_request(text: str) -> dict[str, str]:
-    """From `scontrol show job`: but for lines with free text, in which anything may stand."""
+    """From `scontrol show job`, without lines that have free text."""
     free = ("JobId=", "Command=", "WorkDir=", "Comment=", "AdminComment=", "StdErr=", "StdIn=")
     lines = (line.strip() for line in text.splitlines())
     words = [w for line in lines if not line.startswith((*free, "StdOut=")) for w in line.split()]
@@ -371,9 +371,9 @@ def parse_job_request(text: str) -> dict[str, str]:
 
 
 def requeue(job: str, exclude: Sequence[str] = ()) -> str | None:
-    """Sends a running job back to the queue, to run on other hosts than those given.
+    """Requeues a running job, to run on other hosts than those in `exclude`.
 
-    Slurm answers with SIGTERM to the job's processes: a caller that is one of them must block it.
+    Slurm then sends SIGTERM to the job's processes: a caller that is one of them must block it.
 
     Returns:
         A warning, if the job is queued but the hosts could not be excluded.
@@ -402,7 +402,7 @@ def requeue(job: str, exclude: Sequence[str] = ()) -> str | None:
 
 
 def down_hosts(hosts: Sequence[str]) -> list[str]:
-    """Those of the hosts that Slurm calls down or not responding; empty where it cannot say."""
+    """Those of the hosts that Slurm reports as down or not responding; empty without an answer."""
     try:
         text = call("sinfo", "--noheader", "--Node", f"--nodes={','.join(hosts)}", "--format=%N|%T")
     except SlurmftError:
@@ -411,7 +411,7 @@ def down_hosts(hosts: Sequence[str]) -> list[str]:
 
 
 def parse_down_hosts(text: str) -> list[str]:
-    """From lines of `sinfo --Node --format=%N|%T`; "down*" is a node that does not answer."""
+    """From lines of `sinfo --Node --format=%N|%T`; "down*" is a node that does not respond."""
     pairs = (line.strip().split("|") for line in text.splitlines() if "|" in line)
     return sorted({name for name, state in pairs if state == "down" or state.endswith("*")})
 
@@ -425,7 +425,7 @@ def call(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
         raise SlurmftError(f"{command[0]} is not on the PATH", code=Exit.SUBMIT) from None
     except subprocess.TimeoutExpired:
         raise SlurmftError(
-            f"{command[0]} gave no answer in {timeout_s:.0f} s",
+            f"{command[0]} did not answer within {timeout_s:.0f} s",
             "is the Slurm controller up?",
             Exit.SUBMIT,
         ) from None
@@ -437,10 +437,10 @@ def call(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
 
 
 def never_starts(job_id: str) -> str | None:
-    """Why a waiting job asks for more than its partition has; None where it does not.
+    """Why a pending job requests more than its partition has; None where it does not.
 
-    Most sites' sbatch takes such jobs, and they wait for ever. Slurm's reason alone does not tell:
-    PartitionNodeLimit may mean nodes that are down for an hour.
+    On most sites sbatch accepts such jobs, and they wait forever. Slurm's reason alone is not
+    enough: PartitionNodeLimit may mean nodes that are down for an hour.
     """
     try:
         text = call("squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r|%P|%D|%l")
@@ -458,11 +458,13 @@ def parse_never_starts(text: str, known: list[Partition]) -> str | None:
     if state != "PENDING" or partition is None:
         return None
     if int(nodes) > partition.nodes:
-        return f"it asks for {nodes} nodes, the partition {name} has {partition.nodes} ({reason})"
+        return (
+            f"it requests {nodes} nodes, but the partition {name} has {partition.nodes} ({reason})"
+        )
     if _minutes(limit) > _minutes(partition.time_limit):
         return (
-            f"it asks for a time of {limit}, the partition {name} allows {partition.time_limit} "
-            f"({reason})"
+            f"it requests a time of {limit}, but the partition {name} allows "
+            f"{partition.time_limit} ({reason})"
         )
     return None
 
@@ -476,18 +478,16 @@ def _minutes(limit: str) -> float:
 
 
 def refusal(stderr: str, exit_code: int) -> SlurmftError:
-    """The error for a job that sbatch refused: its own words, and what the cluster offers."""
-    words = " ".join(own_words(stderr.splitlines())) or "no reason given"
-    return SlurmftError(
-        f"sbatch refused the job (exit {exit_code}): {words}", offers(), Exit.SUBMIT
-    )
+    """The error for a job that sbatch refused: what it printed, and what the cluster offers."""
+    text = " ".join(error_text(stderr.splitlines())) or "it gave no reason"
+    return SlurmftError(f"sbatch refused the job (exit {exit_code}): {text}", offers(), Exit.SUBMIT)
 
 
 def offers() -> str:
     """What the cluster's partitions offer, as a hint."""
     found = ", ".join(str(p) for p in partitions())
-    return f"partitions here: {found}" if found else "sinfo shows no partition either: is Slurm up?"
+    return f"partitions here: {found}" if found else "sinfo shows no partitions: is Slurm up?"
 
 
-def own_words(lines: Sequence[str]) -> list[str]:
+def error_text(lines: Sequence[str]) -> list[str]:
     return [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in lines]

@@ -1,7 +1,7 @@
-"""Job arrays: many runs with one request to Slurm, submitted by one sbatch.
+"""Job arrays: many runs with the same request, submitted by one sbatch.
 
-A task of the array is a job of its own, ARRAY_INDEX, which runs the script of its run directory:
-following, cancelling, requeueing and resuming it are those of any run.
+A task of the array is a job of its own, ARRAY_INDEX, which runs the script of its run directory. It
+is followed, cancelled, requeued and resumed as any run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Options = list[tuple[str, str | None]]
 
 
 def groups(jobs: Sequence[JobConfig], largest: int) -> list[list[int]]:
-    """Indexes of jobs that can be one array: same request, no more than `largest` of them."""
+    """Indexes of jobs that can be one array: with the same request, at most `largest` of them."""
     found: dict[str, list[int]] = {}
     for index, job in enumerate(jobs):
         found.setdefault(repr(sorted(request(job).items())), []).append(index)
@@ -40,7 +40,7 @@ def groups(jobs: Sequence[JobConfig], largest: int) -> list[list[int]]:
 def array_options(
     job: JobConfig, tasks: int, at_most: int, after: Sequence[str], logs: Path
 ) -> Options:
-    """The sbatch options of an array that waits for the end, however it is, of other jobs."""
+    """The sbatch options of an array that waits until other jobs have ended, however they end."""
     options = request(job)
     conditions = [
         options.pop("dependency", None),
@@ -69,16 +69,16 @@ def script_text(options: Options, runs: Sequence[RunDir]) -> str:
 
 
 def submit(runs: Sequence[RunDir], at_most: int, after: Sequence[str], script: Path) -> str:
-    """Submits runs with one request as an array; returns its id. Each run knows its job then.
+    """Submits runs with the same request as an array, and records their jobs; returns its id.
 
     Args:
         runs: new run directories.
         at_most: tasks that may run at a time.
-        after: jobs whose end it awaits.
-        script: where its script is written; its own output goes beside it.
+        after: jobs that must have ended before it starts.
+        script: where its script is written; its own output goes to the same folder.
 
     Raises:
-        SlurmftError: sbatch refused it, or it would wait for ever. The run directories are gone.
+        SlurmftError: sbatch refused it, or it would wait forever. The run directories are removed.
     """
     where = launcher.location("slurm")
     try:

@@ -1,8 +1,8 @@
 """`--stage-env`: packs the Python environment and sends it to every node's own disk.
 
-The batch script packs it once for each state that it is in, and sends it to all nodes by sbcast:
+The batch script packs it again whenever it has changed, and sends it to all nodes by sbcast:
 
-    python -m slurmft.cluster.slurm.stage_env send RUN_DIR       prints where the archive is then
+    python -m slurmft.cluster.slurm.stage_env send RUN_DIR       prints the archive's path there
     python -m slurmft.cluster.slurm.stage_env look FOLDER BYTES  what a node has there
     python -m slurmft.cluster.slurm.stage_env clean ARCHIVE      removes what killed tasks left
 
@@ -27,13 +27,14 @@ from slurmft.cluster.slurm import allocation
 from slurmft.core import filesystem
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import SlurmftError, UsageError, run_main
+from slurmft.core.text import in_bytes
 from slurmft.node.staged_env import NAME, OLD, StageError, leftovers, removal, unpacked
 from slurmft.runs.rundir import RunDir
 
 _ARCHIVES = ".environments"
-"""Where packed environments are kept: in --runs-dir, which all nodes see and which has room."""
+"""Where packed environments are kept: in --runs-dir, which all nodes see and which has space."""
 _ROOM = 2.1
-"""Room that a node needs, in sizes of the archive: itself and its content, for a moment."""
+"""Space that a node needs, in sizes of the archive: for a moment, the archive and its content."""
 _SEND_TIMEOUT_S = 900
 
 
@@ -47,18 +48,18 @@ def check(job: JobConfig, cluster: str, prefix: str = sys.prefix) -> None:
         )
     if job.container is not None:
         raise UsageError(
-            f"--stage-env is for environments outside of --container {job.container!r}",
-            "leave one of the two out: an image is one file",
+            f"--stage-env cannot stage an environment in --container {job.container!r}",
+            "leave one of the two out: an image is a single file already",
         )
     if _is_conda(prefix):
         if importlib.util.find_spec("conda_pack") is None:
             raise UsageError(
-                f"--stage-env: {prefix!r} is a conda environment, and conda-pack is not in it",
+                f"--stage-env: {prefix!r} is a conda environment without conda-pack",
                 "conda install conda-pack; or use a venv",
             )
     elif not Path(prefix, "pyvenv.cfg").is_file():
         raise UsageError(
-            f"--stage-env: {prefix!r} is no environment, but a whole Python installation",
+            f"--stage-env: {prefix!r} is not an environment, but a whole Python installation",
             "install slurmft into a venv, and submit with that: python -m venv DIR",
         )
 
@@ -74,7 +75,7 @@ def send(run: RunDir, environment: Mapping[str, str]) -> str:
     """Packs the environment and sends it to all nodes of the job; returns the archive's path there.
 
     Raises:
-        StageError: it cannot be packed, or a node cannot take it.
+        StageError: it cannot be packed, or a node has no place for it.
     """
     job = run.load_config().job
     began = time.monotonic()
@@ -90,12 +91,12 @@ def send(run: RunDir, environment: Mapping[str, str]) -> str:
         )
         allocation.broadcast(archive, target, _SEND_TIMEOUT_S)
     except SlurmftError as error:
-        clean(target, job.nodes)  # of those nodes that have it
+        clean(target, job.nodes)  # on the nodes that have it
         raise StageError(error.message) from error
     sent_s = time.monotonic() - began - packed_s
     print(
         f"slurmft: {sys.prefix} packed or found packed in {packed_s:.1f} s "
-        f"({archive.stat().st_size / 2**20:,.0f} MiB), sent to {folder} in {sent_s:.1f} s",
+        f"({in_bytes(archive.stat().st_size)}), sent to {folder} in {sent_s:.1f} s",
         file=sys.stderr,
     )
     return target
@@ -112,22 +113,22 @@ def check_nodes(answers: list[str], folder: str, size: int, nodes: int) -> None:
     bytes and its content."""
     found = [json.loads(line) for line in answers if line.startswith("{")]
     if len(found) < nodes:
-        raise StageError(f"{len(found)} of {nodes} nodes say what {folder} is there")
+        raise StageError(f"only {len(found)} of {nodes} nodes could look at {folder}")
     for node in found:
         where = f"{folder} on {node['host']}"
         if node["free_bytes"] is None:
-            raise StageError(f"{where} is no folder that can be written")
+            raise StageError(f"{where} is not a writable folder")
         if node["is_shared"]:
             raise StageError(f"{where} is a shared file system ({node['type']}): see --stage-dir")
         if node["free_bytes"] < _ROOM * size:
-            room, needed = (n / 2**30 for n in (node["free_bytes"], _ROOM * size))
-            raise StageError(f"{where} has {room:.1f} GiB free, {needed:.1f} GiB are needed")
+            room, needed = in_bytes(node["free_bytes"]), in_bytes(_ROOM * size)
+            raise StageError(f"{where} has {room} free, {needed} are needed")
 
 
 def look(folder: str, size: int) -> dict[str, Any]:
-    """What this node has in a folder for an archive of `size` bytes.
+    """Free space and kind of a folder on this node, for an archive of `size` bytes.
 
-    Where that has too little room, what is left of ended jobs is removed first.
+    If the space is too small, leftovers of ended jobs are removed first.
     """
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
         return {"host": os.uname().nodename, "free_bytes": None}
@@ -148,7 +149,7 @@ def _free_bytes(folder: str) -> int:
 
 
 def pack(prefix: str, archives: Path) -> Path:
-    """The archive of an environment as it is now; packed, if it is not there yet.
+    """The archive of an environment in its current state; packed, if there is none yet.
 
     Raises:
         StageError: it cannot be packed.
@@ -163,7 +164,7 @@ def pack(prefix: str, archives: Path) -> Path:
     try:
         archives.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(_pack_command(prefix, aside), capture_output=True, text=True)
-        # 1: a file changed meanwhile. Only compiled modules do, in an environment in use.
+        # 1: a file changed meanwhile. In an environment in use, only compiled modules change.
         if done.returncode > (0 if _is_conda(prefix) else 1):
             raise StageError(f"{prefix} cannot be packed: {done.stderr.strip()[-300:]}")
         os.replace(aside, archive)
@@ -171,7 +172,7 @@ def pack(prefix: str, archives: Path) -> Path:
         raise StageError(f"{prefix} cannot be packed in {archives}: {error}") from error
     finally:
         aside.unlink(missing_ok=True)
-    for old in archives.glob(f"{place}*.tar"):  # of this environment as it was before
+    for old in archives.glob(f"{place}*.tar"):  # of earlier states of this environment
         if old != archive:
             old.unlink(missing_ok=True)
     return archive
@@ -186,7 +187,7 @@ def _pack_command(prefix: str, target: Path) -> list[str]:
 
 
 def content(prefix: str) -> list[str]:
-    """The files of an environment with their sizes and times: another list, another environment.
+    """The files of an environment with their sizes and times, by which its states are told apart.
 
     Without compiled modules, which come and go.
     """
@@ -207,8 +208,8 @@ def _digest(lines: list[str]) -> str:
 
 
 def clean(archive: str, nodes: int) -> None:
-    """Removes what a job has on all its nodes."""
-    with contextlib.suppress(SlurmftError):  # the job ends: its next one on the node will
+    """Removes archive and environment from all nodes of the job."""
+    with contextlib.suppress(SlurmftError):  # the next job on the node will
         folder = unpacked(archive)
         allocation.on_all_nodes(nodes, ["rm", "-rf", archive, folder, folder + OLD])
 
@@ -223,7 +224,7 @@ def main(argv: list[str]) -> int:
         try:
             print(send(RunDir.open(argument), os.environ))
         except StageError as error:
-            words = f"warning: --stage-env: {error}: the shared environment it is"
+            words = f"warning: --stage-env: {error}: using the shared environment"
             print(words, file=sys.stderr, flush=True)
             return 1
     return 0

@@ -22,7 +22,7 @@ from slurmft.studies.report.page import page
 from slurmft.studies.report.sections import Section, of_published, of_runs
 
 
-def collect(
+def collect_sections(
     paths: Sequence[Path],
     beside: Sequence[Path],
     title: str,
@@ -44,20 +44,20 @@ def collect(
     found, problems = scan.find(folders)
     if folders and not found:
         raise UsageError(f"no run can be read: {problems[0]}", "give other run directories")
-    given = {path: published.load(absolute(path)) for path in (*beside, *files)}
+    given = [published.load(absolute(path)) for path in dict.fromkeys((*beside, *files))]
     sections: list[Section] = []
     named_by_studies: list[list[published.PublishedTable]] = []
     names = ", ".join(folder.resolve().name or str(folder) for folder in folders)
-    for runset in report_runset.group(found, title or f"Runs in {names}"):
+    for runset in report_runset.group_by_study(found, title or f"Runs in {names}"):
         if not given and runset.published:
             given_here = _study_tables(runset)
         else:
-            given_here = [table for tables in given.values() for table in tables]
+            given_here = [table for tables in given for table in tables]
         sections.append(of_runs(runset, given_here, forecaster))
         if not given and given_here and given_here not in named_by_studies:
             named_by_studies.append(given_here)
             sections.append(of_published(given_here, forecaster))
-    sections += [of_published(tables, forecaster) for tables in given.values()]
+    sections += [of_published(tables, forecaster) for tables in given]
     return _with_own_keys(sections), problems
 
 
@@ -84,24 +84,13 @@ def _with_own_keys(sections: Sequence[Section]) -> list[Section]:
     return list(made.values())
 
 
-def summary(names: Sequence[str]) -> str:
-    """Names of written files; of kinds with several files their number."""
-    by_kind: dict[str, list[str]] = {}
-    for name in names:
-        by_kind.setdefault(Path(name).suffix, []).append(name)
-    return ", ".join(
-        found[0] if len(found) == 1 else f"{len(found)} {kind} files"
-        for kind, found in sorted(by_kind.items(), key=lambda item: len(item[1]))
-    )
-
-
 # --- printing -------------------------------------------------------------------------------------
 
 
-def shown(sections: Sequence[Section], problems: Sequence[str], form: str) -> str:
+def tables_text(sections: Sequence[Section], problems: Sequence[str], form: str) -> str:
     """All tables in one format."""
     if form == "csv":
-        return _shown_csv(sections)
+        return _csv_text(sections)
     write_table, _ = FORMATS[form]
     parts = []
     for section in sections:
@@ -112,7 +101,7 @@ def shown(sections: Sequence[Section], problems: Sequence[str], form: str) -> st
     return "\n".join(part for part in parts if part)
 
 
-def _shown_csv(sections: Sequence[Section]) -> str:
+def _csv_text(sections: Sequence[Section]) -> str:
     """A single table as pure CSV; several with their titles as comments."""
     tables = [table for section in sections for _, table in section.data]
     if len(tables) == 1:
@@ -123,7 +112,7 @@ def _shown_csv(sections: Sequence[Section]) -> str:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def write(
+def write_report(
     folder: Path,
     sections: Sequence[Section],
     problems: Sequence[str],
@@ -148,7 +137,7 @@ def write(
 
     for form, (_, ending) in FORMATS.items():
         if form != "csv":
-            put(f"tables.{ending}", shown(sections, problems, form))
+            put(f"tables.{ending}", tables_text(sections, problems, form))
     for section in sections:
         for name, table in section.data:
             put(f"{name}.csv", as_csv(table))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -235,21 +236,19 @@ def _groups(rows: Sequence[Row], fields: Sequence[str]) -> _Groups:
     Where a number of devices occurs twice, as 2 nodes x 1 and 1 x 2, the name has the processes per
     node, too.
     """
-    found: _Groups = {}
-    for row in rows:
-        if row.finished and row.devices:
-            name = ", ".join(str(v) for v in others(row, fields).values())
-            found.setdefault(name, []).append(row)
-    made: _Groups = {}
-    for name, group in found.items():
-        counts = [row.devices for row in group]
-        for row in group:
-            more = f"{row.value('nproc_per_node') or 'auto'} a node"
-            full = (
-                name if len(set(counts)) == len(counts) else ", ".join(filter(None, (name, more)))
-            )
-            made.setdefault(full or "measured", []).append(row)
-    return made
+    named = [
+        (", ".join(str(v) for v in others(row, fields).values()), row)
+        for row in rows
+        if row.finished and row.devices
+    ]
+    counts = Counter((name, row.devices) for name, row in named)
+    ambiguous = {name for (name, _), count in counts.items() if count > 1}
+    groups: _Groups = {}
+    for name, row in named:
+        processes = f"{row.value('nproc_per_node') or 'auto'} a node" if name in ambiguous else ""
+        full_name = ", ".join(filter(None, (name, processes))) or "measured"
+        groups.setdefault(full_name, []).append(row)
+    return groups
 
 
 def _series(key: str, groups: _Groups) -> list[Series]:

@@ -90,9 +90,11 @@ def matches(published: PublishedTable, rows: Sequence[Row]) -> list[Match]:
 
 
 def _equal(theirs: Any, ours: Any) -> bool:
-    if isinstance(theirs, str) and isinstance(ours, str):
-        return theirs.lower() == ours.lower()
-    return bool(theirs == ours)
+    """Whether two values are the same number, or the same text in any case."""
+    try:
+        return float(theirs) == float(ours)
+    except (TypeError, ValueError):
+        return str(theirs).lower() == str(ours).lower()
 
 
 def beside(published: PublishedTable, rows: Sequence[Row], fields: Sequence[str]) -> Table:
@@ -111,7 +113,7 @@ def beside(published: PublishedTable, rows: Sequence[Row], fields: Sequence[str]
     ours = [f for f in ours if len({repr(m.ours.cell.get(f)) for m in found if m.ours}) > 1]
     make = _in_columns if published.across is None else _in_lines
     title = f"{published.name}: published / ours"
-    return replace(make(published, found, ours), title=title, notes=notes(published, rows, found))
+    return replace(make(published, found, ours), title=title, notes=_notes(published, rows, found))
 
 
 def _used_fields(published: PublishedTable) -> set[str]:
@@ -188,7 +190,7 @@ def _in_lines(published: PublishedTable, found: Sequence[Match], fields: list[st
     return layouts.wide(published, lines, sorted(counts), states)
 
 
-def notes(published: PublishedTable, rows: Sequence[Row], found: Sequence[Match]) -> list[str]:
+def _notes(published: PublishedTable, rows: Sequence[Row], found: Sequence[Match]) -> list[str]:
     """What a reader must know to compare the two."""
     lines = []
     measured = [m.ours for m in found if m.published and m.ours and m.ours.finished]
@@ -213,13 +215,6 @@ def _differences(published: PublishedTable, rows: Sequence[Row]) -> list[str]:
         if name not in _FIELDS:
             continue
         ours = list(dict.fromkeys(str(row.fact(_FIELDS[name])) for row in rows))
-        if any(not _same_setting(theirs, value) for value in ours):
+        if any(not _equal(theirs, value) for value in ours):
             lines.append(f"{name.replace('_', ' ')} {', '.join(ours)} ({theirs})")
     return lines
-
-
-def _same_setting(theirs: Any, ours: str) -> bool:
-    try:
-        return float(theirs) == float(ours)
-    except (TypeError, ValueError):
-        return str(theirs).lower() == ours.lower()

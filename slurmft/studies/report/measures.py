@@ -338,6 +338,6 @@ def label(row: Row, fields: Sequence[str]) -> str:
 def metric_name(rows: Iterable[Row]) -> str:
     """The primary metric of the rows' task; where they differ, or no run names it: "metric"."""
     names = {
-        str(result_of(run).get("primary_metric", "metric")) for r in rows for run in r.finished
+        str(result_of(run).get("primary_metric") or "metric") for r in rows for run in r.finished
     }
     return names.pop() if len(names) == 1 else "metric"

@@ -33,6 +33,8 @@ _STYLE = {
     "hatch.linewidth": 0.5,
     "lines.linewidth": 1.3,
     "lines.markersize": 4.5,
+    "errorbar.capsize": 2,
+    "patch.linewidth": 0.4,
     "svg.fonttype": "none",
     "svg.hashsalt": "slurmft",
 }
@@ -114,6 +116,12 @@ def _errors(series: Series) -> Any:
     return [down, up]
 
 
+def _fill(i: int) -> dict[str, Any]:
+    """Color and hatch of a bar; on dark colors the hatch is white."""
+    edge = "white" if i in (0, 6) else "black"
+    return {"color": _COLORS[i], "hatch": _HATCHES[i], "edgecolor": edge}
+
+
 def _bars(axes: Any, chart: Chart) -> None:
     """Groups by x, with a bar for each series."""
     places = sorted({x for s in chart.series for x in s.x})
@@ -126,11 +134,8 @@ def _bars(axes: Any, chart: Chart) -> None:
             width * 0.94,
             yerr=_errors(series),
             label=_name(series),
-            color=_COLORS[i],
-            hatch=_HATCHES[i],
-            edgecolor="white" if i in (0, 6) else "black",
-            linewidth=0.4,
-            error_kw={"elinewidth": 0.8, "capsize": 1.5},
+            error_kw={"elinewidth": 0.8},
+            **_fill(i),
         )
     axes.set_xticks(range(len(places)), [f"{x:g}" for x in places])
     axes.grid(False, axis="x")
@@ -151,7 +156,6 @@ def _lines(axes: Any, chart: Chart) -> None:
             marker=_MARKERS[i],
             linestyle=_DASHES[i % len(_DASHES)],
             elinewidth=0.8,
-            capsize=2,
         )
     for i, series in enumerate(s for s in chart.series if s.published):
         axes.plot(series.x, series.y, label=_name(series), color="#555555", marker=_MARKERS[i % 8],
@@ -176,7 +180,7 @@ def _predictions(axes: Any, chart: Chart, labels: list[str]) -> None:
     for i, series in found:
         axes.errorbar(series.x, series.y, yerr=_errors(series), color=_COLORS[i], linestyle="",
                       marker=_MARKERS[i], markerfacecolor="none", markersize=7, zorder=3,
-                      elinewidth=0.8, capsize=3)  # fmt: skip
+                      elinewidth=0.8)  # fmt: skip
     if found:  # one legend entry for all
         axes.plot([], [], label=_PREDICTED, color="#555555", linestyle="", marker="o",
                   markerfacecolor="none", markersize=7)  # fmt: skip
@@ -202,17 +206,7 @@ def _stack(axes: Any, chart: Chart) -> None:
     """A horizontal bar for every cell, stacked from its parts."""
     lefts = [0.0] * len(chart.names)
     for i, series in enumerate(chart.series):
-        axes.barh(
-            series.x,
-            series.y,
-            0.72,
-            left=lefts,
-            label=_name(series),
-            color=_COLORS[i],
-            hatch=_HATCHES[i],
-            edgecolor="white" if i == 0 else "black",
-            linewidth=0.4,
-        )
+        axes.barh(series.x, series.y, 0.72, left=lefts, label=_name(series), **_fill(i))
         lefts = [left + y for left, y in zip(lefts, series.y, strict=True)]
     axes.set_yticks(range(len(chart.names)), [_plain(n[:60]) for n in chart.names])
     axes.margins(y=0.02)

@@ -1,7 +1,7 @@
-"""Sets of runs that make up one table: a study, or the runs of no study.
+"""Sets of runs that make up one table: a study, or all runs that belong to no study.
 
-What a study expects is read from its `study.toml`, where there is one; without it only the runs
-that exist are known.
+The cells and repeats of a study are read from its `study.toml`; without it, only the existing runs
+are known.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class RunSet:
         return [run for _, found in self.cells for run in found]
 
 
-def group(runs: Sequence[MeasuredRun], title: str = "") -> list[RunSet]:
-    """The runs by study, in the order in which these began; then those of no study.
+def group_by_study(runs: Sequence[MeasuredRun], title: str = "") -> list[RunSet]:
+    """The runs by study, oldest study first; then those of no study.
 
     Args:
         runs: the runs, oldest first.
@@ -82,7 +82,7 @@ def _of_runs(runs: list[MeasuredRun], title: str) -> RunSet:
 
 def _of_study(name: str, folder: Path | None, runs: list[MeasuredRun]) -> RunSet:
     problems: list[str] = []
-    study = _read(name, folder, problems) if folder else None
+    study = _read_study(name, folder, problems) if folder else None
     cells: dict[str, tuple[Cell, list[MeasuredRun]]] = {}
     for cell in [*(study.cells if study else ()), *((run.study or {})["cell"] for run in runs)]:
         cells.setdefault(spec.key_of(cell), (cell, []))
@@ -104,10 +104,10 @@ def _of_study(name: str, folder: Path | None, runs: list[MeasuredRun]) -> RunSet
     )
 
 
-def _read(name: str, folder: Path, problems: list[str]) -> Study | None:
+def _read_study(name: str, folder: Path, problems: list[str]) -> Study | None:
     """The study file in a folder; None, with a problem noted, if it cannot be used."""
     try:
-        study = spec.read(folder, with_published=False)
+        study = spec.read_study(folder, with_published=False)
     except UsageError as error:
         problems.append(f"missing runs are unknown: {error.message}")
         return None

@@ -9,9 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+
+from tqdm import tqdm
 
 from slurmft.core.errors import UsageError
+from slurmft.core.text import shown
 from slurmft.runs.scan import MeasuredRun
 from slurmft.studies.forecast import Forecast, Forecasts
 from slurmft.studies.published import PublishedTable
@@ -87,7 +89,10 @@ def _forecasts(
     }
     wanted = [k for k, rows in fewer.items() if len(_counts(rows)) >= _LEAST_COUNTS]
     fits = {}
-    for key in _progress(wanted, title):
+    # A fit takes seconds; the bar appears on a terminal only.
+    for key in tqdm(
+        wanted, shown(title, 40), file=sys.stderr, unit="fit", leave=False, disable=None
+    ):
         try:
             fits[key] = model.fit(fewer[key], network_gbit_s)
         except ValueError:
@@ -107,14 +112,3 @@ def _forecast(target: Point, fit: Fit | None) -> Forecast | None:
 
 def _counts(rows: Iterable[Row]) -> tuple[int, ...]:
     return tuple(sorted({row.devices for row in rows}))
-
-
-def _progress(keys: Sequence[Any], title: str) -> Iterable[Any]:
-    """The keys; on a terminal with a progress bar, as a fit takes seconds."""
-    if not keys or not sys.stderr.isatty():
-        return keys
-    from tqdm import tqdm
-
-    shown = title if len(title) <= 40 else f"{title[:37]}..."
-    bar: Iterable[Any] = tqdm(keys, desc=shown, unit="fit", file=sys.stderr, leave=False)
-    return bar

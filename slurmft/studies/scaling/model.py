@@ -123,7 +123,7 @@ COSTS = {
     "broadcast": Cost(15e-6, 3),  # s a rank: one message
     "remote": Cost(0.3, 2.5),  # share by which gathers between nodes are dearer than within one
     "startup": Cost(2.0, 4),  # s: from a loop's first step (0.5 s) to imports and data (30 s)
-    "startup_doubling": Cost(0.2, 4),  # s a doubling: meeting, and trees of connections
+    "startup_doubling": Cost(0.2, 4),  # s a doubling: rendezvous, and trees of connections
     "rest": Cost(0.5, 4),  # s: saving the model, between phases
 }
 """One set for all data. Rows of more nodes than were measured must never change a number here."""
@@ -148,7 +148,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A run on a number of devices, as draws of the posterior; all arrays have shape (draws,)."""
+    """A run on a number of devices, as draws of the bootstrap; all arrays have shape (draws,)."""
 
     devices: int
     nodes: int

@@ -14,7 +14,7 @@ from slurmft.core.text import aligned
 from slurmft.runs import resolve, scan
 from slurmft.studies.scaling import model
 from slurmft.studies.scaling.model import MAX_DEVICES, Array, Fit, Interval, Prediction, Workload
-from slurmft.studies.scaling.series import Series, published, series_of
+from slurmft.studies.scaling.series import Series, published_series, series_of
 
 _EFFICIENT = 0.7
 _SURELY = 0.9
@@ -93,7 +93,7 @@ _HELPS = {
     "metric": "metrics: --metric-gather memory, whose cost does not grow with the ranks",
     "startup": "start-up, which no number of nodes shortens: longer runs, or local copies of model "
     "and data",
-    "rest": "saving and what is between phases, which no number of nodes shortens",
+    "rest": "saving and the time between phases, which no number of nodes shortens",
 }
 """Share -> what it is, and what would reduce it."""
 
@@ -114,7 +114,7 @@ def read_series(sources: Sequence[str]) -> tuple[dict[str, Series], list[str]]:
             "plan from one table, or from run directories",
         )
     if tables:
-        return published(absolute(tables[0])), []
+        return published_series(absolute(tables[0])), []
     found, problems = scan.find([resolve.folder_of(source) for source in sources])
     return series_of(found), problems
 
@@ -148,7 +148,7 @@ def node_counts(text: str | None, series: Series, devices_per_node: int) -> list
     """The numbers of nodes that `--nodes` asks for, ascending.
 
     Raises:
-        UsageError: it is no list or range of numbers, or a count has more than MAX_DEVICES.
+        UsageError: it is not a list or range of numbers, or exceeds MAX_DEVICES.
     """
     if text is None:
         most = max(8, 4 * max(row.nodes for row in series.rows))

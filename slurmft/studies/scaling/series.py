@@ -211,38 +211,28 @@ class Point:
     metric: float | None = None
 
 
-def published(path: Path) -> dict[str, Series]:
+def published_series(path: Path) -> dict[str, Series]:
     """Name -> series of a file of published tables: results/published/*.json.
 
     Raises:
-        UsageError: the file cannot be read, or holds no measured times.
+        UsageError: the file cannot be read, or has no measured times as in results/published.
     """
-    tables = load(path)
-    found = {name: series for table in tables for name, series in series_in(table).items()}
+    found: dict[str, Series] = {}
+    for table in load(path):
+        groups: dict[str, list[Point]] = {}
+        for point in points(table):
+            groups.setdefault(point.series, []).append(point)
+        for name, group in groups.items():
+            found[name] = Series(
+                name,
+                tuple(point.row for point in group),
+                table.setup.get("gpus_per_node", 1),
+                network_gbit_s(table),
+                metrics={p.row.label: p.metric for p in group if p.metric is not None},
+            )
     if not found:
         raise _foreign(str(path))
     return found
-
-
-def series_in(table: PublishedTable) -> dict[str, Series]:
-    """Name -> series of a published table; none of one that has no times, as of speedups.
-
-    Raises:
-        UsageError: its columns or setup are not as in results/published.
-    """
-    groups: dict[str, list[Point]] = {}
-    for point in points(table):
-        groups.setdefault(point.series, []).append(point)
-    return {
-        name: Series(
-            name,
-            tuple(point.row for point in found),
-            table.setup.get("gpus_per_node", 1),
-            network_gbit_s(table),
-            metrics={p.row.label: p.metric for p in found if p.metric is not None},
-        )
-        for name, found in groups.items()
-    }
 
 
 def points(table: PublishedTable) -> list[Point]:

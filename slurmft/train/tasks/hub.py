@@ -116,10 +116,10 @@ class Pretrained:
         """
         from transformers import AutoTokenizer
 
-        found = self._load(AutoTokenizer.from_pretrained)
-        if found.pad_token_id is None:
+        tokenizer = self._load(AutoTokenizer.from_pretrained)
+        if tokenizer.pad_token_id is None:
             raise UsageError(f"the tokenizer of {self.config.model!r} has no padding token")
-        return found
+        return tokenizer
 
     def save_tokenizer(self, folder: Path) -> None:
         self.tokenizer().save_pretrained(folder)

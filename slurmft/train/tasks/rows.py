@@ -98,11 +98,11 @@ def label_names(values: Sequence[Any], where: str) -> list[str]:
                 "labels are all texts or all whole numbers; choose their column with "
                 "--label-column",
             )
-    found = sorted(set(values))
-    if len(found) == 1 or len(found) == len(values):
-        same = f"the one label {found[0]!r}" if len(found) == 1 else "another label in every row"
+    labels = sorted(set(values))
+    if len(labels) == 1 or len(labels) == len(values):
+        same = f"the one label {labels[0]!r}" if len(labels) == 1 else "another label in every row"
         raise UsageError(f"{where!r} has {same}", "choose the column with --label-column")
-    return [str(name) for name in found]
+    return [str(name) for name in labels]
 
 
 def label_numbers(values: Sequence[Any], where: str) -> list[float]:

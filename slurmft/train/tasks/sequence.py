@@ -55,10 +55,10 @@ class Texts(Pretrained, Classification):
             check_texts(values, rows.where)
         assert self.config.max_length is not None  # from the recipe
         longest = min(self.config.max_length, tokenizer.model_max_length)
-        found = list(_encode(tokenizer, texts, longest))
+        encoded = list(_encode(tokenizer, texts, longest))
         apart = len(texts) > 1 and self.tells_texts_apart(tokenizer)
-        types = [types for _, types in found] if apart else None
-        return TokenTable.build([ids for ids, _ in found], labels, types)
+        types = [types for _, types in encoded] if apart else None
+        return TokenTable.build([ids for ids, _ in encoded], labels, types)
 
     def model(self, data: TokenData) -> Any:
         from transformers import AutoModelForSequenceClassification
@@ -74,9 +74,9 @@ def _encode(tokenizer: Any, texts: list[list[str]], longest: int) -> Iterator[tu
     """Token ids and types of every row's text, or pair of texts."""
     for start in range(0, len(texts[0]), ROWS_AT_ONCE):
         part = (values[start : start + ROWS_AT_ONCE] for values in texts)
-        found = tokenizer(*part, truncation=True, max_length=longest)
-        all_ids = found["input_ids"]
-        all_types = found.get("token_type_ids") or [[0] * len(ids) for ids in all_ids]
+        encoded = tokenizer(*part, truncation=True, max_length=longest)
+        all_ids = encoded["input_ids"]
+        all_types = encoded.get("token_type_ids") or [[0] * len(ids) for ids in all_ids]
         for ids, types in zip(all_ids, all_types, strict=True):
             yield np.asarray(ids, dtype=np.int32), np.asarray(types, dtype=np.int8)
 

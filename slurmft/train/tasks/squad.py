@@ -104,7 +104,7 @@ class Task(Pretrained):
         for first in range(0, len(questions), ROWS_AT_ONCE):
             part = questions[first : first + ROWS_AT_ONCE]
             self._check_room(tokenizer, part, longest)
-            found = tokenizer(
+            encoded = tokenizer(
                 [q.question.strip() for q in part],
                 [q.context for q in part],
                 truncation="only_second",
@@ -113,7 +113,7 @@ class Task(Pretrained):
                 return_overflowing_tokens=True,
             )
             for row, encoding in zip(
-                found["overflow_to_sample_mapping"], found.encodings, strict=True
+                encoded["overflow_to_sample_mapping"], encoded.encodings, strict=True
             ):
                 yield Window.of(encoding, first + row)
 
@@ -121,8 +121,8 @@ class Task(Pretrained):
         assert self.config.doc_stride is not None  # from the recipe
         room = longest - tokenizer.num_special_tokens_to_add(pair=True) - self.config.doc_stride
         texts = [q.question.strip() for q in questions]
-        found = tokenizer(texts, add_special_tokens=False)["input_ids"]
-        for question, ids in zip(questions, found, strict=True):
+        all_ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        for question, ids in zip(questions, all_ids, strict=True):
             if len(ids) >= room:
                 raise UsageError(
                     f"question {question.id!r} has {len(ids)} tokens: beside them, {longest} leave "
@@ -158,9 +158,9 @@ class Task(Pretrained):
     def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
         check_numbers(predictions)
         texts = data.read_texts()
-        found = answers(predictions, data.validation, texts, self.may_have_none)
+        given = answers(predictions, data.validation, texts, self.may_have_none)
         score = metrics.squad_v2 if self.may_have_none else metrics.squad
-        return score(found, texts["answers"])
+        return score(given, texts["answers"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +309,7 @@ def best_spans(starts: torch.Tensor, ends: torch.Tensor, in_context: torch.Tenso
     score = (start[:, :, None] + end[:, None, :]).masked_fill(~good, -torch.inf).flatten(1)
     best = score.argmax(1, keepdim=True)
     none = starts[:, :1].double() + ends[:, :1].double()
-    found = torch.cat(
+    spans = torch.cat(
         (
             score.gather(1, best),
             first.gather(1, best // n_best).double(),
@@ -319,7 +319,7 @@ def best_spans(starts: torch.Tensor, ends: torch.Tensor, in_context: torch.Tenso
         1,
     )
     is_nan = starts.isnan().any(1) | ends.isnan().any(1)
-    return found.masked_fill(is_nan[:, None], torch.nan)
+    return spans.masked_fill(is_nan[:, None], torch.nan)
 
 
 def answers(

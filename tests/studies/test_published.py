@@ -1,0 +1,52 @@
+"""Published tables: read from files, and shown value for value."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from slurmft.core.errors import UsageError
+from slurmft.studies import published
+from slurmft.studies.report import layouts
+from slurmft.studies.report.formats import (
+    FORMATS,
+)
+from tests.support import CHECKOUT
+
+PUBLISHED = CHECKOUT / "results" / "published"
+
+
+@pytest.mark.parametrize("form", list(FORMATS))
+@pytest.mark.parametrize("file", sorted(p.name for p in PUBLISHED.glob("*.json")))
+def test_published_values_are_unchanged(file: str, form: str) -> None:
+    """Every number of the file is there as the file has it, in rows of the published length."""
+    raw = json.loads((PUBLISHED / file).read_text())
+    write, _ = FORMATS[form]
+    text = "\n".join(write(layouts.layout(table)) for table in published.load(PUBLISHED / file))
+    rows = raw.get("rows") or [
+        bars
+        for key, values in raw.items()
+        if key.startswith(("train", "eval", "metric")) and isinstance(values, dict)
+        for bars in (v if isinstance(v, list) else list(v.values()) for v in values.values())
+    ]
+    assert rows
+    for row in rows:
+        shown = [re.escape(str(v)) for v in row]
+        assert re.search(r"[^\n]*".join(shown), text), row
+
+
+def test_published_files_of_wrong_shape(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    for text in (
+        "[]",
+        "{}",
+        '{"gpus": [[1]], "x": [1]}',
+        '{"columns": ["a"], "rows": [[1, 2]]}',
+        '{"gpus": [1], "x": [1, 2]}',
+    ):
+        file.write_text(text)
+        with pytest.raises(UsageError, match="holds no published table"):
+            published.load(file)
