@@ -18,6 +18,7 @@ import pytest
 from hypothesis import settings
 
 from slurmft.runs.rundir import RunDir
+from tests.support import prepared
 from tests.support.cluster import Cluster
 from tests.support.lockfs import TwoNodes, missing
 from tests.support.models import write_emotion, write_model
@@ -170,11 +171,13 @@ def modes(folder: Path) -> dict[str, set[int]]:
 
 
 class Following:
-    """A `slurmft submit --follow` in the background."""
+    """A `slurmft submit --follow` in the background; of an `imported` one see `slurmft`."""
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: str, env: dict[str, str] | None = None, imported: bool = False
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "slurmft", "submit", "--follow", *arguments],
+            [*_command(imported), "submit", "--follow", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -205,10 +208,20 @@ class Following:
         return self.process.returncode, "\n".join(self.lines)
 
 
-def slurmft(*arguments: str, env: dict[str, str] | None = None, timeout_s: float = 120) -> Done:
-    """Runs a slurmft command as users do: in a process of its own."""
+def slurmft(
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    timeout_s: float = 120,
+    imported: bool = False,
+) -> Done:
+    """Runs a slurmft command as users do: in a process of its own.
+
+    Args:
+        imported: this process, and those of the job that it starts on this machine, are forked
+            from one that has imported what ranks import, see tests/support/prepared.py.
+    """
     done = subprocess.run(
-        [sys.executable, "-m", "slurmft", *arguments],
+        [*_command(imported), *arguments],
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -216,6 +229,10 @@ def slurmft(*arguments: str, env: dict[str, str] | None = None, timeout_s: float
         check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def _command(imported: bool) -> list[str]:
+    return prepared.command("slurmft") if imported else [sys.executable, "-m", "slurmft"]
 
 
 def assert_two_lines(done: Done, fact: str) -> None:
@@ -229,5 +246,6 @@ def assert_two_lines(done: Done, fact: str) -> None:
 
 def records(run: RunDir, event: str) -> list[dict[str, Any]]:
     """The records of one kind."""
-    lines = [json.loads(line) for line in run.records.read_text().splitlines()]
+    whole = run.records.read_text().split("\n")[:-1]  # the last may be only half written
+    lines = [json.loads(line) for line in whole]
     return [record for record in lines if record["event"] == event]

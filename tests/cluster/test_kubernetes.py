@@ -9,7 +9,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from slurmft.node.rendezvous import RendezvousError
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.conftest import records, slurmft
+from tests.support import prepared
 
 FLAGS = ("--image", "registry.example.com:5000/team/slurmft:1", "--claim", "runs", "--nodes", "3")
 MORE = (
@@ -227,7 +227,7 @@ def pods(kind: str, config: Path, run: RunDir) -> Iterator[list[subprocess.Popen
         if kind == "pytorchjob":
             env = {"PET_RDZV_ENDPOINT": f"127.0.0.1:{port}", "PET_NNODES": "1:2"}
             env |= {"HOSTNAME": f"mrpc-worker-{index}", "PET_RDZV_ID": "mrpc"}
-        command = [sys.executable, "-m", "slurmft.node.pod", str(config), str(run.path)]
+        command = [*prepared.command("slurmft.node.pod"), str(config), str(run.path)]
         started.append(subprocess.Popen(command, env=os.environ | env | {"OMP_NUM_THREADS": "1"}))
     try:
         yield started

@@ -76,7 +76,7 @@ def test_studies_are_private(tmp_path: Path) -> None:
     study.write_text('name = "s"\nscaling = "weak"\n[fixed]\nmax_steps = 1\n[grid]\nnodes = [1]\n')
     folder = tmp_path / "studies"
     done = slurmft("study", "run", str(study), "--studies-dir", str(folder), "--cluster", "local",
-                   "--nproc-per-node", "1", *QUICK[2:])  # fmt: skip
+                   "--nproc-per-node", "1", *QUICK[2:], imported=True)  # fmt: skip
     assert done.code == 0, done.err
     assert modes(folder / "s") == {"folders": {0o700}, "files": {0o600}}  # its runs, too
 

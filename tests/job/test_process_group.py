@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from slurmft.core.errors import UsageError
 from slurmft.job import process_group
+from tests.support import prepared
 
 
 def test_ranks_agree(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    torchrun = prepared.command("torch.distributed.run")
     done = subprocess.run(
-        [*torchrun, "-m", "tests.support.ranks", str(tmp_path)],
+        [
+            *torchrun,
+            "--standalone",
+            "--nproc-per-node=3",
+            "-m",
+            "tests.support.ranks",
+            str(tmp_path),
+        ],
         capture_output=True,
         text=True,
         timeout=120,

@@ -295,7 +295,7 @@ def torch_version() -> str:
 def test_ccl_is_wired(tmp_path: Path) -> None:
     env = stand_in(tmp_path / "lib", torch_version())
     flags = ("--cluster", "local", "--nodes", "2", "--max-steps", "2", "--runs-dir", str(tmp_path))
-    done = slurmft("submit", "--follow", *flags, "--batch-size", "8", env=env)
+    done = slurmft("submit", "--follow", *flags, "--batch-size", "8", env=env, imported=True)
     assert done.code == 0, done.err
     assert done.result["backend"] == "ccl"  # auto takes it
     assert "made by the stand-in" in done.run.rank_log(1).read_text()
@@ -323,12 +323,12 @@ def test_what_the_binding_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_ccl_for_another_torch(tmp_path: Path) -> None:
     env = stand_in(tmp_path / "lib", "1.13.0")
     flags = ("--cluster", "local", "--max-steps", "1", "--runs-dir", str(tmp_path))
-    done = slurmft("submit", "--follow", *flags, "--batch-size", "8", env=env)
+    done = slurmft("submit", "--follow", *flags, "--batch-size", "8", env=env, imported=True)
     assert done.code == 0, done.err
     assert done.result["backend"] == "gloo"
     log = done.run.rank_log(0).read_text()
     assert "oneccl_bindings_for_pytorch 1.13.0 was built for another torch than" in log
-    done = slurmft("submit", "--follow", "--backend", "ccl", *flags, env=env)
+    done = slurmft("submit", "--follow", "--backend", "ccl", *flags, env=env, imported=True)
     assert done.code == 2
     assert "1.13.0 was built for another torch" in done.err
     assert "install oneccl_bind_pt==" in done.err
@@ -369,7 +369,9 @@ def test_ipex_is_recorded(tmp_path: Path, flags: tuple[str, ...], used: str | No
     """By what the ranks run, not by what is installed: it is, in both cases."""
     env = ipex_stand_in(tmp_path / "lib")
     flags += ("--cluster", "local", "--nodes", "2", "--max-steps", "2", "--batch-size", "8")
-    done = slurmft("submit", "--follow", *flags, "--runs-dir", str(tmp_path), env=env)
+    done = slurmft(
+        "submit", "--follow", *flags, "--runs-dir", str(tmp_path), env=env, imported=True
+    )
     assert done.code == 0, done.err
     environment = json.loads(done.run.environment.read_text())
     assert [rank["ipex"] for rank in environment["ranks"]] == [used, used]
@@ -379,7 +381,7 @@ def test_ipex_is_recorded(tmp_path: Path, flags: tuple[str, ...], used: str | No
 @pytest.mark.skipif(find_spec("intel_extension_for_pytorch") is not None, reason="it is here")
 def test_ipex_that_is_not_here(tmp_path: Path) -> None:
     flags = ("--cluster", "local", "--max-steps", "1", "--runs-dir", str(tmp_path))
-    done = slurmft("submit", "--follow", "--ipex", *flags)
+    done = slurmft("submit", "--follow", "--ipex", *flags, imported=True)
     assert done.code == 2
     assert "--ipex needs intel-extension-for-pytorch, which is not installed" in done.err
 

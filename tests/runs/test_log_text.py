@@ -251,7 +251,8 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, int, str]:
         file.write(json.dumps({"text": "word1 " * 40, "label": 0}) + "\n")
     flags = ("--nodes", "2", "--batch-size", "4", "--seed", "1", "--max-restarts", "0")
     task = ("--task", "emotion", "--data", str(data), "--model", str(model), "--log-every", "1")
-    job = Following("--cluster", "local", "--runs-dir", str(top / "runs"), *flags, *task)
+    where = ("--cluster", "local", "--runs-dir", str(top / "runs"))
+    job = Following(*where, *flags, *task, imported=True)
     done = slurmft("logs", str(job.run.path), "--follow")
     job.end()
     return job.run, done.code, done.out + done.err

@@ -135,7 +135,7 @@ def test_run_whose_tracker_fails(tmp_path: Path) -> None:
     flags = ("--max-steps", "4", "--log-every", "2", "--batch-size", "4", "--precision", "fp32")
     env = {"PYTHONPATH": os.pathsep.join([str(broken), *sys.path])}
     more = ("--eval-batch-size", "512", "--log-with", "tensorboard,mlflow")
-    done = slurmft("submit", "--follow", *where, *flags, *more, env=env)
+    done = slurmft("submit", "--follow", *where, *flags, *more, env=env, imported=True)
     assert done.code == 0, done.err
     (warning,) = [r["text"] for r in records(done.run, "warning")]
     assert warning.startswith("--log-with mlflow: it failed (RuntimeError: no such server)")

@@ -1,8 +1,8 @@
-"""The fault table, on a real Slurm: every run ends as if nothing had happened."""
+"""The fault table, on a real Slurm: runs that suffer one fault after the other end as if nothing
+had happened."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
 import sys
@@ -15,7 +15,7 @@ import pytest
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
-from tests.conftest import Done, Following, slurmft
+from tests.conftest import Following, records, slurmft
 from tests.slurm.test_jobs import assert_nodes_are_clean
 from tests.support import faults
 from tests.support.cluster import Cluster
@@ -25,72 +25,124 @@ from tests.train.test_trainer import emotion
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
 
-EPOCHS = ("--epochs", "12")
+EPOCHS = 24
+TORCHRUN = next(fault for fault in FAULTS if fault.harm is faults.kill_torchrun)
+FLAGS = (
+    *(*BASE, "--epochs", str(EPOCHS), *faults.CHECKPOINTS),
+    *("--hang-timeout-s", "10", "--max-restarts", "20"),
+)
+
+
+class Runs:
+    """The run that suffers now, and those that came to their end before it had suffered all."""
+
+    def __init__(self, cluster: Cluster, disk: Path, flags: tuple[str, ...], whole: RunDir) -> None:
+        self.cluster, self.disk, self.flags, self.whole = cluster, disk, flags, whole
+        self.steps = max(step_numbers(whole))
+        self.job: Following | None = None
+        self.suffered: list[str] = []
+        """Of this run."""
+        self.fine = True
+        """Whether the test before has passed."""
+
+    def living(self) -> Following:
+        """A run that has steps enough before it to recover from another fault."""
+        if self.job is not None and max(step_numbers(self.job.run)) > 0.6 * self.steps:
+            self.end()
+        if self.job is None:
+            self.cluster.wait_idle(60)
+            self.job = Following("--runs-dir", str(self.disk), *self.flags, env=self.cluster.env)
+            self.suffered.clear()
+            self.await_steps(35)
+        return self.job
+
+    def suffer(self, fault: Fault) -> None:
+        """Does the harm, and waits until training is well behind the place where it was."""
+        job = self.living()
+        self.suffered.append(fault.name)
+        attempt, lost = job.run.attempt_number(), faults.steps_lost(job.run)
+        began = time.time()
+        fault.harm(self.cluster, job)
+        self.await_attempt(attempt + fault.attempts - 1)
+        self.await_steps(20)
+        assert job.run.attempt_number() == attempt + fault.attempts - 1
+        lost = faults.steps_lost(job.run) - lost
+        recovery_s = faults.recovery_s(job.run, began)
+        print(f"{fault.name}: {lost} steps lost, {recovery_s:.1f} s to recover")
+        assert lost <= (0 if fault.signalled else 2 * EVERY)
+        if fault.check:
+            fault.check(job.run)
+
+    def await_attempt(self, number: int) -> None:
+        deadline = time.monotonic() + 120
+        while self.run.attempt_number() < number:
+            assert time.monotonic() < deadline, self.run.history()
+            time.sleep(0.1)
+
+    def await_steps(self, more: int) -> None:
+        """Waits for so many steps that were never done before."""
+        goal = max(step_numbers(self.run), default=0) + more
+        deadline = time.monotonic() + 120
+        while max(step_numbers(self.run), default=0) < goal:
+            assert self.job is not None
+            assert self.job.process.poll() is None, self.text()
+            assert time.monotonic() < deadline, self.run.history()
+            time.sleep(0.3)
+
+    @property
+    def run(self) -> RunDir:
+        assert self.job
+        return self.job.run
+
+    def text(self) -> str:
+        return self.job.end(10)[1] if self.job else ""
+
+    def end(self) -> None:
+        """Its end is that of the run which nothing has disturbed."""
+        assert self.job
+        job, self.job = self.job, None
+        code, text = job.end(150)
+        assert code == 0, text
+        assert_same(job.run, self.whole)
+        assert not list(job.run.checkpoints.glob(".*")), self.suffered
+        assert_nodes_are_clean(self.cluster)
+
+    def forget(self) -> None:
+        """After a test that failed."""
+        if self.job is not None:
+            self.job.process.kill()
+            self.cluster.run(["scancel", "--user=root"])
+            self.job = None
+
+
+def step_numbers(run: RunDir) -> list[int]:
+    return [r["step"] for r in records(run, "step")] if run.records.exists() else []
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
+def all_runs(
     cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, tiny_model: Path
-) -> Done:
-    runs = tmp_path_factory.mktemp("undisturbed")
-    flags = (*BASE, *EPOCHS, "--runs-dir", str(runs), *emotion(tiny_data, tiny_model))
-    done = slurmft("submit", "--follow", *flags, env=cluster.env)
-    assert done.code == 0, done.err
-    return done
+) -> Iterator[Runs]:
+    flags = (*FLAGS, *emotion(tiny_data, tiny_model))
+    folder = tmp_path_factory.mktemp("faults")
+    # On two simulated nodes, and to the last bit the same.
+    where = ("--cluster", "local", "--runs-dir", str(folder / "undisturbed"))
+    whole = slurmft(
+        "submit", "--follow", *flags, *where, env={"OMP_NUM_THREADS": "1"}, imported=True
+    )
+    assert whole.code == 0, whole.err
+    with SmallDisk(folder / "small disk", 24) as disk:
+        made = Runs(cluster, disk, flags, whole.run)
+        yield made
+        made.forget()
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with SmallDisk(tmp_path / "small disk", 24) as folder:
-        yield folder
-
-
-@pytest.mark.parametrize("fault", [f for f in FAULTS if not f.slow], ids=lambda f: f.name)
-def test_fault(
-    fault: Fault,
-    idle_cluster: Cluster,
-    undisturbed: Done,
-    small_disk: Path,
-    tiny_data: Path,
-    tiny_model: Path,
-) -> None:
-    flags = (*BASE, *EPOCHS, *emotion(tiny_data, tiny_model), *fault.flags)
-    job = Following("--runs-dir", str(small_disk), *flags, env=idle_cluster.env)
-    with contextlib.ExitStack() as stack:
-        stack.callback(job.process.kill)
-        job.until(fault.after)
-        began = time.time()
-        fault.harm(idle_cluster, job)
-        code, text = job.end(150)
-    assert code == 0, text
-    assert_nodes_are_clean(idle_cluster)
-    assert_same(job.run, undisturbed.run)
-    assert job.run.attempt_number() == fault.attempts
-    lost = faults.steps_lost(job.run)
-    print(f"{fault.name}: {lost} steps lost, {faults.recovery_s(job.run, began):.1f} s to recover")
-    assert lost <= (0 if fault.signalled else 2 * EVERY)
-    assert not list(job.run.checkpoints.glob(".*"))
-    if fault.check:
-        fault.check(job.run)
-
-
-def test_host_that_fails_twice_is_left_out(
-    idle_cluster: Cluster, undisturbed: Done, tmp_path: Path, tiny_data: Path, tiny_model: Path
-) -> None:
-    flags = (*BASE, *EPOCHS, *emotion(tiny_data, tiny_model), *faults.CHECKPOINTS)
-    job = Following("--runs-dir", str(tmp_path), *flags, env=idle_cluster.env)
-    job.until("step 60/")
-    bad = faults.hosts_of(idle_cluster, job)[-1]
-    faults.kill_torchrun(idle_cluster, job)
-    job.until("resumes after step")
-    job.until("step 120/")
-    assert faults.hosts_of(idle_cluster, job)[-1] == bad  # once may be chance
-    faults.kill_torchrun(idle_cluster, job)
-    code, text = job.end(150)
-    assert code == 0, text
-    assert bad not in json.loads(job.run.attempt.read_text())["hosts"]
-    assert any(f"without {bad}" in state["reason"] for state in job.run.history())
-    assert_same(job.run, undisturbed.run)
+def runs(all_runs: Runs) -> Iterator[Runs]:
+    all_runs.fine = False
+    yield all_runs
+    if not all_runs.fine:
+        all_runs.forget()
 
 
 def test_requeue_of_one_array_task(cluster: Cluster, tmp_path: Path) -> None:
@@ -113,3 +165,29 @@ exec {python} -m slurmft.cluster.slurm.batch_script end "$run" $code
     cluster.run(["sbatch", *options, str(tmp_path / "job.sh")], timeout=90, check=False)
     cluster.wait_idle(60)
     assert sorted(done.read_text().splitlines()) == ["0 1", "0 2", "1 1"]
+
+
+@pytest.mark.parametrize(
+    "fault", [f for f in FAULTS if not f.slow and f is not TORCHRUN], ids=lambda f: f.name
+)
+def test_fault(fault: Fault, runs: Runs) -> None:
+    runs.suffer(fault)
+    runs.fine = True
+
+
+def test_host_that_fails_twice_is_left_out(runs: Runs) -> None:
+    """The torchrun of a node is killed, and that of the same node again."""
+    job = runs.living()
+    bad = faults.hosts_of(runs.cluster, job)[-1]
+    runs.suffer(TORCHRUN)
+    assert faults.hosts_of(runs.cluster, job)[-1] == bad  # once may be chance
+    runs.suffer(TORCHRUN)
+    assert bad not in json.loads(job.run.attempt.read_text())["hosts"]
+    assert any(f"without {bad}" in state["reason"] for state in job.run.history())
+    runs.fine = True
+
+
+def test_end_of_the_last_run(runs: Runs) -> None:
+    runs.living()
+    runs.end()
+    runs.fine = True

@@ -203,7 +203,7 @@ def test_rank_that_raises(idle_cluster: Cluster, tmp_path: Path) -> None:
     done = submit(
         idle_cluster,
         tmp_path / "runs",
-        *("--follow", "--nodes", "4", "--cpus-per-task", "1", "--task", "emotion"),
+        *("--follow", "--nodes", "2", "--cpus-per-task", "1", "--task", "emotion"),
         *("--data", str(data), "--model", str(model), "--batch-size", "4", "--epochs", "50"),
     )
     assert done.code == 1
@@ -329,7 +329,8 @@ def test_setup_that_fails(idle_cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_two_jobs_on_the_same_nodes(idle_cluster: Cluster, tmp_path: Path) -> None:
-    jobs = [follow(idle_cluster, tmp_path, "--nodes", "4", *QUICK) for _ in range(2)]
+    flags = ("--nodes", "2", "--sbatch", "nodelist=n1,n2", *QUICK)
+    jobs = [follow(idle_cluster, tmp_path, *flags) for _ in range(2)]
     for job in jobs:
         code, text = job.end()
         assert code == 0, text

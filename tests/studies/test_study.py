@@ -532,7 +532,7 @@ def test_on_this_machine(tmp_path: Path, tiny_model: Path, tiny_data: Path) -> N
     source = ["--task", "emotion", "--data", str(tiny_data), "--model", str(tiny_model)]
     command = ["study", "run", str(tmp_path / "s.toml"), "--studies-dir", str(tmp_path)]
     command += ["--cluster", "local", *source]
-    done = slurmft(*command, timeout_s=300)
+    done = slurmft(*command, timeout_s=300, imported=True)
     assert done.code == 0, done.err
     assert "1/2 nodes=1, repeat 1: finished in" in done.out
     runs = runs_of(tmp_path / "s").values()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +15,16 @@ from slurmft.core.errors import UsageError
 from slurmft.train.config import TrainConfig, local_steps
 from slurmft.train.grad_comm import Measured
 from tests.conftest import Following, records, slurmft
+from tests.support import prepared
 from tests.support.models import write_emotion, write_model
 from tests.train.test_resume import EXACT, assert_same, rank_pids, steps_twice
 from tests.train.test_trainer import emotion
 
 
 def test_two_ranks(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    torchrun = prepared.command("torch.distributed.run")
     done = subprocess.run(
-        [*torchrun, "-m", "tests.support.gradients"],
+        [*torchrun, "--standalone", "--nproc-per-node=2", "-m", "tests.support.gradients"],
         capture_output=True,
         text=True,
         timeout=110,
@@ -116,7 +116,7 @@ def test_resume_is_exact(
         "--gradient-accumulation-steps", str(micro_steps), "--grad-comm", mode,
         *emotion(large_data, large_model), "--runs-dir", str(tmp_path), "--weight-decay", "0.1",
     )  # fmt: skip
-    whole = slurmft("submit", "--follow", *flags)
+    whole = slurmft("submit", "--follow", *flags, imported=True)
     assert whole.code == 0, whole.err
     used = whole.result["gradients"]
     assert used["used"] == mode
@@ -125,7 +125,7 @@ def test_resume_is_exact(
     assert rows["all"] - rows["used"] >= UNUSED
     assert f"{rows['used']:,} of {rows['all']:,} tokens in use" in whole.out
     check_unused_rows(large_model, whole.run.model)
-    job = Following(*flags)
+    job = Following(*flags, imported=True)
     job.until("step 20/")
     os.kill(rank_pids(job.run)[1], signal.SIGTERM)
     code, text = job.end(120)

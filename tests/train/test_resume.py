@@ -44,7 +44,7 @@ def undisturbed(
     tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, tiny_model: Path
 ) -> Done:
     runs = tmp_path_factory.mktemp("undisturbed")
-    done = slurmft("submit", "--follow", *arguments(tiny_data, tiny_model, runs))
+    done = slurmft("submit", "--follow", *arguments(tiny_data, tiny_model, runs), imported=True)
     assert done.code == 0, done.err
     return done
 
@@ -103,7 +103,7 @@ def test_signals_to_any_process(
     undisturbed: Done, tmp_path: Path, tiny_data: Path, tiny_model: Path
 ) -> None:
     """Any stop signal, to any one process: all ranks stop at one step, and none is lost."""
-    job = Following(*arguments(tiny_data, tiny_model, tmp_path))
+    job = Following(*arguments(tiny_data, tiny_model, tmp_path), imported=True)
     hits: list[tuple[Callable[[RunDir], int], signal.Signals, str]] = [
         (one_rank, signal.SIGUSR2, "step 20/"),
         (one_torchrun, signal.SIGTERM, "resumes after step"),
@@ -134,9 +134,9 @@ def test_resume_on_fewer_nodes(tmp_path: Path, tiny_data: Path, tiny_model: Path
     """The global batch and the order of the samples stay; what changed is said."""
     flags = (*arguments(tiny_data, tiny_model, tmp_path), "--dropout", "0", "--no-requeue")
     flags += ("--optimizer", "adamw")  # Muon works in bf16, where sums of other ranks differ more
-    whole = slurmft("submit", "--follow", *flags)
+    whole = slurmft("submit", "--follow", *flags, imported=True)
     assert whole.code == 0, whole.err
-    job = Following(*flags)
+    job = Following(*flags, imported=True)
     job.until("step 20/")
     os.kill(one_rank(job.run), signal.SIGUSR2)
     code, text = job.end()
@@ -145,7 +145,7 @@ def test_resume_on_fewer_nodes(tmp_path: Path, tiny_data: Path, tiny_model: Path
     assert f"slurmft resume {job.run.path}" in text
     assert_gone(job.run)
 
-    done = slurmft("resume", str(job.run.path), "--nodes", "2", "--follow")
+    done = slurmft("resume", str(job.run.path), "--nodes", "2", "--follow", imported=True)
     assert done.code == 0, done.err
     assert "world_size 3 -> 2" in done.out
     assert "global batch stays 6: 2 micro-step(s) on 2 process(es)" in done.out
@@ -163,7 +163,7 @@ def test_stop_in_the_evaluation(tmp_path: Path, tiny_model: Path) -> None:
     data = write_emotion(tmp_path / "data", train=24, validation=3000)
     flags = ("--nodes", "2", "--batch-size", "8", "--epochs", "1", "--eval-batch-size", "1")
     source = ("--runs-dir", str(tmp_path / "runs"), *emotion(data, tiny_model))
-    job = Following(*EXACT, *flags, *source)
+    job = Following(*EXACT, *flags, *source, imported=True)
     job.until("step 2/2")
     reader = RecordReader(job.run.records)
     while not any(r["event"] == "evaluate" and r["done"] > 1 for r in reader.read()):
@@ -176,7 +176,7 @@ def test_stop_in_the_evaluation(tmp_path: Path, tiny_model: Path) -> None:
     result = json.loads(job.run.result.read_text())
     assert result["evaluate_samples"] == 3000
     assert steps_twice(job.run) == 0
-    whole = slurmft("submit", "--follow", *EXACT, *flags, *source)
+    whole = slurmft("submit", "--follow", *EXACT, *flags, *source, imported=True)
     assert whole.result["metrics"] == result["metrics"]
 
 
@@ -188,7 +188,7 @@ def test_exception_that_comes_back_ends_the_run(tmp_path: Path) -> None:
         file.write(json.dumps({"text": "word1 " * 40, "label": 0}) + "\n")
     flags = ("--nodes", "2", "--batch-size", "4", "--max-restarts", "5")
     source = ("--runs-dir", str(tmp_path / "runs"), *emotion(data, model))
-    done = slurmft("submit", "--follow", *EXACT, *flags, *source)
+    done = slurmft("submit", "--follow", *EXACT, *flags, *source, imported=True)
     assert done.code == 1
     assert done.err.count("Traceback") == 1
     raised = [f for f in done.run.all_failures() if f["traceback"] and not f["secondary"]]
@@ -199,11 +199,11 @@ def test_exception_that_comes_back_ends_the_run(tmp_path: Path) -> None:
 def test_cancelled_run_can_go_on(
     undisturbed: Done, tmp_path: Path, tiny_data: Path, tiny_model: Path
 ) -> None:
-    job = Following(*arguments(tiny_data, tiny_model, tmp_path))
+    job = Following(*arguments(tiny_data, tiny_model, tmp_path), imported=True)
     job.until("step 20/")
     assert slurmft("cancel", str(job.run.path)).code == 0
     assert job.end()[0] == 5
-    done = slurmft("resume", str(job.run.path), "--follow")
+    done = slurmft("resume", str(job.run.path), "--follow", imported=True)
     assert done.code == 0, done.err
     assert_same(job.run, undisturbed.run)
 
@@ -212,7 +212,8 @@ def test_attempt_that_was_superseded_ends(
     tmp_path: Path, tiny_data: Path, tiny_model: Path
 ) -> None:
     """As on a node that Slurm gave up, and that lives: it must not write into the run any more."""
-    job = Following(*arguments(tiny_data, tiny_model, tmp_path), "--epochs", "300", "--no-requeue")
+    flags = ("--epochs", "300", "--no-requeue")
+    job = Following(*arguments(tiny_data, tiny_model, tmp_path), *flags, imported=True)
     job.until("step 20/")
     write_json(job.run.attempt, json.loads(job.run.attempt.read_text()) | {"number": 9})
     assert job.end()[0] == 1
@@ -226,7 +227,7 @@ def test_early_stopping_keeps_the_best_model(
     """Also after a resume in between: a rate so high that the weights only get worse."""
     flags = (*emotion(tiny_data, tiny_model), "--precision", "fp32", "--epochs", "30")
     flags += ("--batch-size", "8", "--learning-rate", "0.05", "--early-stopping", "3")
-    job = Following("--cluster", "local", *flags, "--runs-dir", str(tmp_path))
+    job = Following("--cluster", "local", *flags, "--runs-dir", str(tmp_path), imported=True)
     job.until("epoch 1 done")
     pids = rank_pids(job.run)
     for pid in pids:  # or it might have ended before it is cancelled
@@ -236,7 +237,7 @@ def test_early_stopping_keeps_the_best_model(
         os.kill(pid, signal.SIGCONT)
     code, text = job.end()
     assert code == 5, text
-    done = slurmft("resume", "--follow", str(job.run.path))
+    done = slurmft("resume", "--follow", str(job.run.path), imported=True)
     assert done.code == 0, done.err
     epochs = records(job.run, "epoch")
     values = [r["metrics"]["accuracy"] for r in epochs]

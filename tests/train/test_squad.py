@@ -269,6 +269,7 @@ def test_stopped_in_an_evaluation(tmp_path: Path, tiny_model: Path) -> None:
         *("--task", "squad", "--preset", "v2", "--data", str(data), "--model", str(tiny_model)),
         *(*WINDOWS, *EXACT, "--nodes", "2", "--batch-size", "4", "--eval-batch-size", "1"),
         *("--epochs", "1", "--cluster", "local", "--runs-dir", str(tmp_path / "runs")),
+        imported=True,
     )
     deadline = time.monotonic() + 60
     while not (job.run.records.exists() and '"evaluate"' in job.run.records.read_text()):

@@ -23,10 +23,11 @@ from tests.support.models import LABELS, write_emotion, write_model
 EXACT = ("--precision", "fp32", "--dropout", "0", "--log-every", "5")
 
 
-def train(tmp_path: Path, *arguments: str, timeout_s: float = 120) -> Done:
+def train(tmp_path: Path, *arguments: str, timeout_s: float = 120, imported: bool = True) -> Done:
     return slurmft(
         *("submit", "--cluster", "local", "--follow", "--runs-dir", str(tmp_path), *arguments),
         timeout_s=timeout_s,
+        imported=imported,
     )
 
 
@@ -329,7 +330,7 @@ def test_hub_id_in_the_cache_needs_no_hub(
 
 
 def test_setup_that_fails(tmp_path: Path) -> None:
-    done = train(tmp_path, "--setup", "echo no module cuda/99 >&2; false")
+    done = train(tmp_path, "--setup", "echo no module cuda/99 >&2; false", imported=False)
     assert done.code == 1
     assert "no module cuda/99" in done.err
 
@@ -339,6 +340,7 @@ def test_setup_lines_are_bash(tmp_path: Path) -> None:
         tmp_path,
         *("--max-steps", "1", "--batch-size", "8"),
         *("--setup", "source /dev/null  # a comment", "--setup", "export OMP_NUM_THREADS=1"),
+        imported=False,
     )
     assert done.code == 0, done.err
     environment = json.loads(done.run.environment.read_text())
@@ -357,6 +359,7 @@ def test_fp16_without_a_gpu(tmp_path: Path) -> None:
         *("submit", "--cluster", "local", "--follow", "--runs-dir", str(tmp_path)),
         *("--precision", "fp16"),
         env={"CUDA_VISIBLE_DEVICES": ""},
+        imported=True,
     )
     assert done.code == 2
     assert "--precision fp16 needs GPUs" in done.err
@@ -401,7 +404,7 @@ def assert_gone(run: RunDir) -> None:
 
 def test_killed_rank(tmp_path: Path) -> None:
     flags = ("--max-restarts", "0", "--max-requeues", "0")
-    job = Following("--runs-dir", str(tmp_path), *LONG, *flags)
+    job = Following("--runs-dir", str(tmp_path), *LONG, *flags, imported=True)
     job.until("step 2/")
     rank = next(
         pid
@@ -417,7 +420,7 @@ def test_killed_rank(tmp_path: Path) -> None:
 
 
 def test_cancelled_while_following(tmp_path: Path) -> None:
-    job = Following("--runs-dir", str(tmp_path), *LONG)
+    job = Following("--runs-dir", str(tmp_path), *LONG, imported=True)
     job.until("step 2/")
     assert slurmft("cancel", str(job.run.path)).code == 0
     code, text = job.end()
