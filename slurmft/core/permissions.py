@@ -89,11 +89,11 @@ def _check_own(path: Path, found: os.stat_result) -> None:
         raise _refusal(path, found.st_mode, f"chmod go-w {shlex.quote(str(path))}")
 
 
-def _refusal(path: Path, mode: int, cure: str) -> SlurmftError:
+def _refusal(path: Path, mode: int, command: str) -> SlurmftError:
     return SlurmftError(
         f"refuses to unpickle: others than {_user(path.stat().st_uid)} can write {str(path)!r} "
         f"(mode {stat.S_IMODE(mode):04o})",
-        f"if you trust what is there: {cure}",
+        f"if you trust what is there: {command}",
     )
 
 
