@@ -104,7 +104,7 @@ def test_tracker_that_fails_is_a_warning(
     found.take(step(2))
     found.close()
     assert list(found.messages()) == [
-        "--log-with tensorboard: it failed (SystemExit: no server); the run goes on without it"
+        "--log-with tensorboard: it failed (SystemExit: no server); the run continues without it"
     ]
 
 
