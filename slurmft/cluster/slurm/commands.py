@@ -9,7 +9,6 @@ import math
 import os
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -323,6 +322,8 @@ def sbatch(arguments: Sequence[str], script: str) -> str:
     Raises:
         SlurmftError: sbatch refused it; the message has what sbatch printed.
     """
+    import subprocess
+
     command = ["sbatch", "--parsable", *arguments, script]
     try:
         done = subprocess.run(
@@ -417,6 +418,8 @@ def parse_down_hosts(text: str) -> list[str]:
 
 
 def call(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
+    import subprocess  # 3 ms: `status` of a run that has ended asks nobody
+
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_s, check=False
