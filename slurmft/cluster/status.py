@@ -344,8 +344,9 @@ def checkpoints(run: RunDir) -> list[dict[str, Any]]:
 
 def note(facts: dict[str, Any]) -> str:
     """The details of a state: its reason, the expected start, the number of requeues."""
-    reason = str(facts["reason"]).removeprefix(f"{facts['state']}: ")
-    words = [] if reason == facts["state"] or facts["state"] == "finished" else [reason]
+    reason, state = str(facts["reason"]), facts["state"]
+    reason = reason.removeprefix(f"{state}: ").removeprefix(f"{state}; ")
+    words = [] if reason == state or state == "finished" else [reason]
     if facts["expected_start"]:
         words.append(f"starts about {facts['expected_start'].replace('T', ' ')}")
     if count := facts["requeues"]:

@@ -267,9 +267,8 @@ class Training:
         for samples in self._global_batches(at.epoch, at.batch):
             if at.step == self.plan.total_steps:
                 break
-            can_save = self.communication.is_synchronized_after(
-                at.step + 1
-            )  # all ranks have the same weights then
+            # Only where all ranks have the same weights.
+            can_save = self.communication.is_synchronized_after(at.step + 1)
             if can_save:
                 self.job.begin_step()
             learning_rate = self.scheduler.get_last_lr()[0]
