@@ -202,7 +202,7 @@ def furthest_step() -> int:
 def shows_where_it_hung(run: RunDir) -> None:
     """The stacks of all ranks, and which one was stopped."""
     stacks = [run.stacks(rank).read_text() for rank in (0, 1)]
-    assert any("state T" in text and "the kernel says" in text for text in stacks)
+    assert any("state T" in text and "the kernel reports" in text for text in stacks)
     assert any("Thread" in text and "trainer.py" in text for text in stacks)
     words = [f["message"] for f in run.all_failures() if not f["secondary"]]
     assert any("hangs: no step for" in text and "SIGSTOP" in text for text in words)
