@@ -103,7 +103,7 @@ def test_file_passes_shellcheck(file: Path) -> None:
         (["--nodes=4"], "--nodes=4 is an option of the job"),
         (["--time", "5"], "sbatch --nodes=4 --time=30 sbatch/multi_node.sbatch"),
         (["--no-requeue"], "--no-requeue is an option of the job"),
-        ([], "this is no Slurm job"),
+        ([], "this is not a Slurm job"),
     ],
 )
 def test_mistakes(arguments: list[str], words: str) -> None:
