@@ -176,9 +176,11 @@ class Phase:
         return time.perf_counter() - began + self.share(lambda: found)
 
     def memory(self) -> float:
+        from slurmft.train import evaluation
+
         self.begin_together()
         began = time.perf_counter()
-        whole = self.world.gather(self.predictions[self.mine], self.sizes)
+        whole = evaluation.gather(self.world, self.predictions[self.mine], self.sizes)
         gather_s = time.perf_counter() - began
         return gather_s + self.share(lambda: self.compute(whole, self.labels))
 

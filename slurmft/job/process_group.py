@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -20,7 +18,6 @@ from slurmft.node import ccl, torchrun
 _TIMEOUT = timedelta(minutes=30)
 _CONTROL_TIMEOUT = timedelta(days=2)
 """Ranks may wait long for the main one, which reads data; real hangs are the watchdog's to find."""
-_GATHER_BYTES = 64 * 2**20
 
 
 _EVALUATE_WAITED = ("Expected to find locked file", "Cannot acquire lock on cached file")
@@ -120,36 +117,6 @@ class World:
                 dist.broadcast(flat.view(torch.uint8), src=0, group=self.control)
             shared[name] = flat.reshape(shape)
         return shared
-
-    def gather(self, array: np.ndarray, sizes: Sequence[int]) -> np.ndarray | None:
-        """All ranks' arrays one after another, on the main rank; None elsewhere.
-
-        One collective for each `_GATHER_BYTES` that the main rank receives: it holds no more than
-        that besides the result.
-
-        Args:
-            array: this rank's part, of shape (sizes[rank], ...), int64 or float64.
-            sizes: the length of every rank's part.
-        """
-        shape = array.shape[1:]
-        if shape:  # rows, one value after another
-            row = math.prod(shape)
-            flat = self.gather(array.reshape(-1), [size * row for size in sizes])
-            return None if flat is None else flat.reshape(-1, *shape)
-        whole = np.empty(sum(sizes) if self.is_main else 0, dtype=array.dtype)
-        starts = np.concatenate(([0], np.cumsum(sizes)))
-        chunk = max(1, _GATHER_BYTES // (self.size * array.dtype.itemsize))
-        for first in range(0, max(sizes), chunk):
-            width = min(chunk, max(sizes) - first)
-            own = torch.zeros(width, dtype=torch.from_numpy(array[:0]).dtype, device=self.device)
-            piece = torch.from_numpy(array[first : first + width])
-            own[: len(piece)] = piece
-            gathered = [torch.empty_like(own) for _ in sizes] if self.is_main else None
-            dist.gather(own, gathered, dst=0)
-            for rank, received in enumerate(gathered or []):
-                part = whole[starts[rank] + first : starts[rank + 1]][:width]
-                part[:] = received[: len(part)].cpu().numpy()
-        return whole if self.is_main else None
 
 
 def leave() -> None:

@@ -380,7 +380,7 @@ class Training:
         self, before: Predicted, left: Any, sizes: list[int], predictions: Any
     ) -> dict[str, float]:
         """The metrics, from one gather of all predictions on the main rank."""
-        gathered = self.world.gather(predictions, sizes)
+        gathered = evaluation.gather(self.world, predictions, sizes)
         self.clock.lap("evaluate")
 
         def compute() -> dict[str, float]:

@@ -13,8 +13,8 @@ import torch
 from slurmft import locks
 from slurmft.job import process_group
 from slurmft.job.process_group import PeerFailedError, World
-from slurmft.train import hub_cache
-from slurmft.train.evaluation import compute_by_files, share_metrics
+from slurmft.train import evaluation, hub_cache
+from slurmft.train.evaluation import compute_by_files, gather, share_metrics
 from slurmft.train.optim import MuonAdamW
 
 
@@ -27,7 +27,7 @@ def check_collectives(world: World) -> None:
 def check_gather(world: World) -> None:
     for sizes in ([4, 0, 3], [1, 1, 1], [0, 0, 5]):
         mine = np.arange(sizes[world.rank]) + 10 * world.rank
-        whole = world.gather(mine, sizes)
+        whole = gather(world, mine, sizes)
         if world.is_main:
             expected = [10 * rank + i for rank, size in enumerate(sizes) for i in range(size)]
             assert whole is not None
@@ -38,22 +38,22 @@ def check_gather(world: World) -> None:
 
 def check_gather_in_chunks(world: World) -> None:
     """The main rank never receives more than it may at once."""
-    sizes, before = [1000, 0, 257], process_group._GATHER_BYTES
-    process_group._GATHER_BYTES = 3 * 8 * 100
+    sizes, before = [1000, 0, 257], evaluation._GATHER_BYTES
+    evaluation._GATHER_BYTES = 3 * 8 * 100
     for dtype in (np.int64, np.float64):
         parts = [(np.arange(n) + 10 * rank).astype(dtype) for rank, n in enumerate(sizes)]
-        whole = world.gather(parts[world.rank], sizes)
+        whole = gather(world, parts[world.rank], sizes)
         if whole is not None:
             assert whole.dtype == dtype
             assert whole.tolist() == np.concatenate(parts).tolist()
-    process_group._GATHER_BYTES = before
+    evaluation._GATHER_BYTES = before
 
 
 def check_gather_of_rows(world: World) -> None:
     """Predictions may be rows of numbers; a rank may have none."""
     sizes = [2, 0, 1]
     mine = np.full((sizes[world.rank], 3), world.rank + 0.5)
-    whole = world.gather(mine, sizes)
+    whole = gather(world, mine, sizes)
     if whole is not None:
         assert whole.tolist() == [[0.5] * 3, [0.5] * 3, [2.5] * 3]
 
