@@ -30,13 +30,20 @@ HOSTILE = 'it\'s a "test"; echo $HOME é 100% `x`'
 """A folder name with everything that shells, Slurm and JSON treat specially, bar line breaks."""
 
 
+LONG_FILES = (
+    "test_mpirun.py", "test_trainer.py", "test_resume.py", "test_hub_cache.py", "test_patches.py",
+    "test_commands.py", "test_tasks.py", "test_locks.py", "test_profiles.py", "test_hub.py",
+)  # fmt: skip
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slurm", action="store_true", help="run the tests on a real Slurm too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests on Slurm come first: they wait more than they compute."""
-    items.sort(key=lambda item: item.get_closest_marker("slurm") is None)
+    """Tests on Slurm come first, as one worker has them all; then files that take long: at the end
+    no worker waits for another."""
+    items.sort(key=lambda item: (item.get_closest_marker("slurm") is None, _place(item.path)))
     if config.getoption("--slurm"):
         return
     skip = pytest.mark.skip(reason="needs a real Slurm: give --slurm")
@@ -45,11 +52,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip)
 
 
+def _place(file: Path) -> int:
+    return LONG_FILES.index(file.name) if file.name in LONG_FILES else len(LONG_FILES)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Tests that need the one Slurm are one worker's; others of a file keep together, for what
     their modules share."""
     from xdist.scheduler import LoadScopeScheduling
+
+    config.option.loadscopereorder = False  # by the number of tests
 
     class ByFile(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
         def _split_scope(self, nodeid: str) -> str:

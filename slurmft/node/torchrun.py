@@ -7,6 +7,7 @@ ranks, which agree on a step, save, and exit by themselves. SIGHUP still ends it
 from __future__ import annotations
 
 import contextlib
+import gc
 import glob
 import importlib
 import os
@@ -78,8 +79,11 @@ def main(argv: list[str]) -> None:
     signals.block()
     log_times.stamp_output("stdout", "stderr")  # before torch's logging uses them
     signals.listen(relay)
+    gc.disable()  # while torch is imported, which leaves no garbage
     from torch.distributed.run import main as torchrun
 
+    gc.freeze()
+    gc.enable()
     bind_stores()
     torchrun(argv)
 

@@ -36,6 +36,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,6 +45,9 @@ from tests.support import prepared_command
 
 READ_AT_IMPORT = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "ACCELERATE_", "XDG_CACHE_HOME")
 """Variables that libraries have read when a command's environment comes."""
+
+READ_WHEN_USED = ("HF_TOKEN",)
+"""But for these."""
 
 _STORES = (
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
@@ -279,11 +283,13 @@ def _write_command_line(argv: list[str]) -> None:
     ctypes.memmove(start, text[: end - start - 1].ljust(end - start, b"\0"), end - start)
 
 
-def _take_environment(env: dict[str, str]) -> None:
-    def read_before(variables: Any) -> dict[str, str]:
-        return {k: v for k, v in variables.items() if k.startswith(READ_AT_IMPORT)}
+def _read_at_import(variables: Mapping[str, str]) -> dict[str, str]:
+    found = {k: v for k, v in variables.items() if k.startswith(READ_AT_IMPORT)}
+    return {k: v for k, v in found.items() if k not in READ_WHEN_USED}
 
-    told = read_before(env)
+
+def _take_environment(env: dict[str, str]) -> None:
+    told = _read_at_import(env)
     if told != _told:
         raise RuntimeError(
             f"variables that libraries read at their import are not as they were then: {told}, "
@@ -310,7 +316,7 @@ def _start_threads(number: int) -> None:
 
 _path = list(sys.path)
 _stores: dict[str, Any] = {}
-_told = {k: v for k, v in os.environ.items() if k.startswith(READ_AT_IMPORT)}
+_told = _read_at_import(os.environ)
 
 
 def _run(command: list[str], run: Any) -> int:
