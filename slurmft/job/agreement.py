@@ -2,7 +2,7 @@
 
 A signal reaches ranks at different moments. If each acted by itself, they would enter the
 collective save at different steps, and hang. The all-reduce runs beside the step, on a group of its
-own (what it costs: results/overhead.py). A job of one rank needs none, and no torch.
+own (what it costs: results/benchmarks/overhead.py). A job of one rank needs none, and no torch.
 """
 
 from __future__ import annotations

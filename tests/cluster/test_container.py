@@ -18,7 +18,8 @@ from tests.conftest import HOSTILE, assert_two_lines, slurmft
 from tests.support.cluster import Cluster
 
 APPTAINER = f"""\
-#!{sys.executable}
+#!/bin/sh
+"exec" "{sys.executable}" "$0" "$@"  # a path with a space fits no first line
 # apptainer exec [options] IMAGE PROGRAM...: checks what it can without being Apptainer.
 import csv, json, os, sys
 words = sys.argv[1:]

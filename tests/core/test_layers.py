@@ -1,4 +1,4 @@
-"""Imports go one way, and the login floor stays free of torch."""
+"""Packages import only what stands below them."""
 
 from __future__ import annotations
 
