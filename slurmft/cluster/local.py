@@ -57,9 +57,9 @@ class LocalNodes:
         gpus = [g for g in os.environ.pop(_GPUS, "").split(",") if g]
         while True:
             code = self._attempt(run, gpus)
-            verdict = self._end(run, code)
-            if verdict.state != "requeued":
-                raise SystemExit(verdict.code)
+            outcome = self._end(run, code)
+            if outcome.state != "requeued":
+                raise SystemExit(outcome.code)
 
     def _attempt(self, run: RunDir, gpus: list[str]) -> int:
         nodes = run.load_config().job.nodes
@@ -71,18 +71,18 @@ class LocalNodes:
         ]
         return self._wait()
 
-    def _end(self, run: RunDir, code: int) -> attempts.Verdict:
+    def _end(self, run: RunDir, code: int) -> attempts.Outcome:
         """Records how an attempt ended; a job that is cancelled is not started again."""
         saved = f"; {attempts.saved(run)}" if code == Exit.STOPPED else ""
         if code and self.stopped_by == _TIME_LIMIT:
             reason = f"the time limit (--time) was reached{saved}"
-            verdict = attempts.Verdict("failed", reason, Exit.STOPPED if saved else Exit.FAILED)
+            outcome = attempts.Outcome("failed", reason, Exit.STOPPED if saved else Exit.FAILED)
         elif code and self.stopped_by:
-            verdict = attempts.Verdict("cancelled", f"cancelled{saved}", Exit.CANCELLED)
+            outcome = attempts.Outcome("cancelled", f"cancelled{saved}", Exit.CANCELLED)
         else:
             return attempts.end(run, code)
-        run.set_state(verdict.state, verdict.reason, verdict.code)
-        return verdict
+        run.set_state(outcome.state, outcome.reason, outcome.code)
+        return outcome
 
     def _start(
         self, run: RunDir, node: int, number: int, ports: str, gpus: list[str]

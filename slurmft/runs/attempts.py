@@ -14,7 +14,7 @@ from slurmft.runs.rundir import RunDir
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Outcome:
     """What becomes of a run after an attempt."""
 
     state: str
@@ -33,9 +33,9 @@ def begin(run: RunDir, hosts: list[str], job: str) -> int:
     settings = run.load_config().job
     stalled = attempts_without_progress(run)
     if stalled > settings.max_requeues:  # Slurm requeues after a node's death without asking us
-        verdict = _no_progress(stalled, "the last attempt ended without a word")
-        run.set_state(verdict.state, verdict.reason, verdict.code)
-        raise SlurmftError(verdict.reason, _resume_hint(run))
+        outcome = _no_progress(stalled, "the last attempt ended without a word")
+        run.set_state(outcome.state, outcome.reason, outcome.code)
+        raise SlurmftError(outcome.reason, _resume_hint(run))
     now = {"number": number, "job": job, "hosts": hosts, "time": time.time()}
     write_json(run.attempt, now)
     where = f"on {', '.join(hosts)}"
@@ -44,27 +44,27 @@ def begin(run: RunDir, hosts: list[str], job: str) -> int:
     return number
 
 
-def end(run: RunDir, code: int) -> Verdict:
+def end(run: RunDir, code: int) -> Outcome:
     """Decides what becomes of a run whose tasks have ended, and records it."""
-    verdict = judge(run, code)
-    run.set_state(verdict.state, verdict.reason, verdict.code)
-    return verdict
+    outcome = decide(run, code)
+    run.set_state(outcome.state, outcome.reason, outcome.code)
+    return outcome
 
 
-def judge(run: RunDir, code: int) -> Verdict:
-    """The verdict over an attempt, from its exit code and the failures it left."""
+def decide(run: RunDir, code: int) -> Outcome:
+    """What becomes of a run, from the exit code of an attempt and the failures that it left."""
     failure = run.root_failure()
     if code == Exit.OK:
-        return Verdict("finished", "", Exit.OK)
+        return Outcome("finished", "", Exit.OK)
     if run.get_state()["state"] == "cancelled":
-        return Verdict("cancelled", run.get_state()["reason"], Exit.CANCELLED)
+        return Outcome("cancelled", run.get_state()["reason"], Exit.CANCELLED)
     # Where ranks only lost their neighbours, a node may have gone without a word.
     own = failure is not None and not failure["retry"] and not failure["secondary"]
     if code != Exit.STOPPED and failure and own:
-        return Verdict("failed", f"{failure['where']}: {failure['message']}", failure["code"])
+        return Outcome("failed", f"{failure['where']}: {failure['message']}", failure["code"])
     by_itself = failure is None and code not in (Exit.STOPPED, *range(128, 256))
     if by_itself and newest_checkpoint(run) is None:  # its tasks never came so far as to say why
-        return Verdict("failed", f"the tasks ended with code {code}", code)
+        return Outcome("failed", f"the tasks ended with code {code}", code)
     stopped = f"stopped; {saved(run)}"
     reason = stopped if code == Exit.STOPPED else f"the tasks ended with code {code}"
     if failure and code != Exit.STOPPED:
@@ -72,10 +72,10 @@ def judge(run: RunDir, code: int) -> Verdict:
     settings = run.load_config().job
     stalled = attempts_without_progress(run)
     if not settings.requeue:
-        return Verdict("failed", f"{reason}; not requeued (--no-requeue)", Exit.STOPPED)
+        return Outcome("failed", f"{reason}; not requeued (--no-requeue)", Exit.STOPPED)
     if stalled > settings.max_requeues:
         return _no_progress(stalled, reason, failure["code"] if failure else Exit.FAILED)
-    return Verdict("requeued", reason, Exit.STOPPED)
+    return Outcome("requeued", reason, Exit.STOPPED)
 
 
 def attempts_without_progress(run: RunDir) -> int:
@@ -100,9 +100,9 @@ def newest_checkpoint(run: RunDir) -> str | None:
     return next(reversed(run.checkpoint_names()), None)
 
 
-def _no_progress(stalled: int, reason: str, code: int = Exit.FAILED) -> Verdict:
+def _no_progress(stalled: int, reason: str, code: int = Exit.FAILED) -> Outcome:
     times = "in this attempt" if stalled == 1 else f"in {stalled} attempts"
-    return Verdict("failed", f"{reason}; no new checkpoint {times} (--max-requeues)", code)
+    return Outcome("failed", f"{reason}; no new checkpoint {times} (--max-requeues)", code)
 
 
 def _resume_hint(run: RunDir) -> str:

@@ -351,7 +351,7 @@ def test_killed_task_has_the_code_that_srun_gives(tmp_path: Path) -> None:
     code = nodes._wait()
     assert code == 128 + signal.SIGKILL
     attempts.begin(run, ["n1"], "1")
-    assert attempts.judge(run, code).state == "requeued"
+    assert attempts.decide(run, code).state == "requeued"
 
 
 def test_hostfiles(tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ def test_stop_is_requeued(tmp_path: Path) -> None:
     run = make(tmp_path)
     begin(run)
     save(run, 5)
-    verdict = attempts.end(run, Exit.STOPPED)
-    assert (verdict.state, verdict.code) == ("requeued", Exit.STOPPED)
+    outcome = attempts.end(run, Exit.STOPPED)
+    assert (outcome.state, outcome.code) == ("requeued", Exit.STOPPED)
     assert begin(run) == 2
 
 
@@ -63,9 +63,9 @@ def test_error_of_the_run_is_final(tmp_path: Path) -> None:
     begin(run)
     save(run, 5)
     fail(run)
-    verdict = attempts.end(run, 3)
-    assert (verdict.state, verdict.code) == ("failed", 3)
-    assert "it broke" in verdict.reason
+    outcome = attempts.end(run, 3)
+    assert (outcome.state, outcome.code) == ("failed", 3)
+    assert "it broke" in outcome.reason
 
 
 def test_fault_of_a_host_is_not(tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def test_limit_counts_attempts_without_progress_only(tmp_path: Path) -> None:
     begin(run)
     assert attempts.end(run, 137).state == "requeued"
     begin(run)
-    verdict = attempts.end(run, 137)
-    assert verdict.state == "failed"
-    assert "no new checkpoint in 2 attempts (--max-requeues)" in verdict.reason
+    outcome = attempts.end(run, 137)
+    assert outcome.state == "failed"
+    assert "no new checkpoint in 2 attempts (--max-requeues)" in outcome.reason
 
 
 def test_limit_holds_where_slurm_requeues_by_itself(tmp_path: Path) -> None:
@@ -144,11 +144,11 @@ def test_error_before_the_tasks_is_final(tmp_path: Path) -> None:
     """A missing package, say: nothing that a requeue would cure."""
     run = make(tmp_path)
     begin(run)
-    verdict = attempts.judge(run, 1)
-    assert (verdict.state, verdict.reason) == ("failed", "the tasks ended with code 1")
-    assert attempts.judge(run, 137).state == "requeued"  # a signal is another matter
+    outcome = attempts.decide(run, 1)
+    assert (outcome.state, outcome.reason) == ("failed", "the tasks ended with code 1")
+    assert attempts.decide(run, 137).state == "requeued"  # a signal is another matter
     save(run, 5)
-    assert attempts.judge(run, 1).state == "requeued"
+    assert attempts.decide(run, 1).state == "requeued"
 
 
 def test_failed_run_whose_job_starts_all_the_same_runs(tmp_path: Path) -> None:

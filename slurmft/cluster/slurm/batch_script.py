@@ -22,7 +22,7 @@ from slurmft.core.errors import Exit, SlurmftError, run_main
 from slurmft.core.files import read_json
 from slurmft.node import rendezvous, signals, staged_env
 from slurmft.runs import log_times
-from slurmft.runs.attempts import await_failure, begin, judge
+from slurmft.runs.attempts import await_failure, begin, decide
 from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import ATTEMPT, RunDir, current_attempt
 
@@ -164,11 +164,11 @@ def end_attempt(run: RunDir, code: int) -> int:
     if run.is_superseded(current_attempt()):
         print("slurmft: a later attempt has begun", file=sys.stderr)
         return code
-    verdict = judge(run, code)
-    if verdict.state == "requeued":
-        return requeue(run, verdict.reason, excludable_hosts(run))
-    run.set_state(verdict.state, verdict.reason, verdict.code)
-    return verdict.code
+    outcome = decide(run, code)
+    if outcome.state == "requeued":
+        return requeue(run, outcome.reason, excludable_hosts(run))
+    run.set_state(outcome.state, outcome.reason, outcome.code)
+    return outcome.code
 
 
 def main(argv: list[str]) -> int:
