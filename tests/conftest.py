@@ -22,6 +22,7 @@ from tests.support import prepared
 from tests.support.cluster import Cluster
 from tests.support.lockfs import TwoNodes, missing
 from tests.support.models import write_emotion, write_model
+from tests.support.small_disk import SmallDisk
 
 settings.register_profile("slurmft", deadline=None)  # how fast a busy machine is, is no matter
 settings.load_profile("slurmft")
@@ -133,6 +134,15 @@ def shared_folder(cluster: Cluster, two_nodes: tuple[Path, Path], tmp_path: Path
     yield folder
     cluster.show([], folder)
     subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=30)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system of one MiB; see `fill` beside it."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a small file system")
+    with SmallDisk(tmp_path / "small", 1) as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")

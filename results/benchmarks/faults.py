@@ -20,8 +20,9 @@ from harness import parser, save
 from tests.conftest import Following
 from tests.slurm.test_jobs import assert_nodes_are_clean
 from tests.support.cluster import Cluster
-from tests.support.faults import BASE, FAULTS, Fault, SmallDisk, recovery_s, steps_lost
+from tests.support.faults import BASE, FAULTS, Fault, recovery_s, steps_lost
 from tests.support.models import write_emotion, write_model
+from tests.support.small_disk import SmallDisk
 from tests.train.test_resume import assert_same
 
 SITES: dict[str, dict[str, Any]] = {

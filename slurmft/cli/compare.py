@@ -16,7 +16,7 @@ which do not show how much repeats would differ. Verdicts have a confidence of 9
 
 EXAMPLES = """\
 examples:
-  slurmft compare runs/emotion-20261120-093012-a1b2 runs/emotion-20261120-101533-c3d4
+  slurmft compare runs/emotion-20261120-093012-a1b2c3 runs/emotion-20261120-101533-c3d4e5
   slurmft compare runs/fp32 runs/bf16                # folders with repeats
 """
 

@@ -20,7 +20,7 @@ examples:
   slurmft follow last
   slurmft follow emotion-2026              first letters of its name, where only one begins so
   slurmft follow 8123                      the id of its job
-  slurmft follow runs/emotion-20261120-093012-a1b2
+  slurmft follow runs/emotion-20261120-093012-a1b2c3
 """
 
 

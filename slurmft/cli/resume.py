@@ -14,7 +14,7 @@ from slurmft.runs import resolve
 EXAMPLES = """\
 examples:
   slurmft resume last --follow
-  slurmft resume runs/emotion-20261120-093012-a1b2 --nodes 2 --time 60
+  slurmft resume runs/emotion-20261120-093012-a1b2c3 --nodes 2 --time 60
 """
 
 _WHERE = options(JobConfig).keys() - {"runs_dir"}  # a run stays where it is

@@ -146,7 +146,7 @@ def placeholder(config: RunConfig, cluster: str) -> Rendezvous:
 
 
 def submit(config: RunConfig, cluster: str, mark: str = "") -> RunDir:
-    """Submits a job; returns its run directory, whose name ends with `mark`.
+    """Submits a job; returns its run directory, whose name has `mark`.
 
     Raises:
         SlurmftError: the job was refused, or would wait forever. The run directory is removed.

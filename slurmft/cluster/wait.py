@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import pwd
 import re
 import shlex
@@ -103,10 +104,9 @@ class JobWatch:
         if self.succeeded and (result := read_json(self.run.result)) is not None:
             return result
         error = job_error(self.run, self.job_id, self.state)
-        if self.state.ended:
-            with contextlib.suppress(OSError):  # where the job could not record it itself
-                name = "cancelled" if error.code == Exit.CANCELLED else "failed"
-                self.run.set_state(name, error.message, error.code)
+        if self.state.ended and os.access(self.run.path, os.W_OK):
+            name = "cancelled" if error.code == Exit.CANCELLED else "failed"
+            self.run.set_state(name, error.message, error.code)  # the job could not, perhaps
         raise error
 
     def _ask(self) -> JobState:

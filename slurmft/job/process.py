@@ -3,7 +3,6 @@ record."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import faulthandler
 import os
@@ -82,8 +81,7 @@ def record_failure(error: Exception, run: RunDir, rank: int, step: int, began: f
     where, secondary = f"rank {rank} on {platform.node()}", is_secondary(error)
     earlier = [f for f in run.all_failures() if f["time"] < began]
     again = any(f["message"] == shown.message and f["step"] == step for f in earlier)
-    with contextlib.suppress(OSError):  # a full disk takes no record of itself
-        run.add_failure(where, shown, trace, secondary=secondary, step=step)
+    run.add_failure(where, shown, trace, secondary=secondary, step=step)
     if not secondary and (isinstance(error, SlurmftError) or again) and node_folder() is not None:
         os.kill(os.getppid(), signal.SIGHUP)
     return int(shown.code)

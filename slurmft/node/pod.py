@@ -144,7 +144,11 @@ def make_run(run: RunDir, config: RunConfig, first: bool) -> None:
     deadline = time.monotonic() + config.job.rdzv_timeout_s
     permissions.settle(config.job.share_with_group)
     if first and not run.config.is_file():
-        run.make_folders(config)
+        if not run.make(config):
+            raise UsageError(
+                f"{str(run.path)!r} is there, and is no run",
+                "remove it, or give another name: slurmft render kubernetes --name NAME",
+            )
         write_text(run.config, config.to_json())
         run.set_state("submitted")
     elif first:

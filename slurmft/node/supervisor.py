@@ -6,7 +6,6 @@ is over. Why it failed is recorded.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -55,6 +54,7 @@ class Supervisor:
         self.run = run
         self.stop_signal = 0
         """The first stop signal that came; 0: none."""
+        self._told_stop = False
         self._process: subprocess.Popen[bytes] | None = None
 
     def stop(self, signal_number: int, sender: int = 0) -> None:
@@ -107,10 +107,9 @@ class Supervisor:
         return code
 
     def _record_stopping(self) -> None:
-        if self.run.get_state()["state"] == "running":
-            with contextlib.suppress(OSError):  # a full disk must not keep the ranks from saving
-                reason = f"the job received {signal_name(self.stop_signal)}"
-                self.run.set_state("stopping", reason)
+        if not self._told_stop and self.run.get_state()["state"] == "running":
+            self._told_stop = True
+            self.run.set_state("stopping", f"the job received {signal_name(self.stop_signal)}")
 
     def _another_node_failed(self) -> bool:
         return any(
@@ -129,9 +128,8 @@ class Supervisor:
             f"rank {hang.rank} hangs: {hang.description}",
             f"where its threads are: {self.run.stacks(hang.rank)}",
         )
-        with contextlib.suppress(OSError):
-            # Ranks that wait for the one that hangs look alike: only a stopped process is certain.
-            self.run.add_failure(f"node {host}", error, secondary=not hang.certain, bad_host=host)
+        # Ranks that wait for the one that hangs look alike: only a stopped process is certain.
+        self.run.add_failure(f"node {host}", error, secondary=not hang.certain, bad_host=host)
         print(f"error: {error}", file=sys.stderr, flush=True)
         if not hang.certain:
             await_cause(self.run)
@@ -186,6 +184,5 @@ def record_error(run: RunDir, error: Exception) -> int:
     if not isinstance(error, SlurmftError):
         error = SlurmftError(f"{type(error).__name__}: {error}")
     print(redact(trace or f"error: {error}"), file=sys.stderr, flush=True)
-    with contextlib.suppress(OSError):  # a full disk takes no record of itself
-        run.add_failure(f"node {host_name()}", error, trace)
+    run.add_failure(f"node {host_name()}", error, trace)
     return int(error.code)

@@ -9,7 +9,6 @@ import time
 from dataclasses import dataclass
 
 from slurmft.core.errors import Exit, SlurmftError
-from slurmft.core.files import write_json
 from slurmft.runs.rundir import RunDir
 
 
@@ -37,8 +36,8 @@ def begin(run: RunDir, hosts: list[str], job: str) -> int:
         run.set_state(outcome.state, outcome.reason, outcome.code)
         raise SlurmftError(outcome.reason, _resume_hint(run))
     now = {"number": number, "job": job, "hosts": hosts, "time": time.time()}
-    write_json(run.attempt, now)
     where = f"on {', '.join(hosts)}"
+    run.tell(run.attempt, now, f"attempt {number} of job {job} {where}")
     restart = f"attempt {number} {where}" if number > 1 else where
     run.set_state("running", restart, attempt=number, checkpoint=newest_checkpoint(run))
     return number

@@ -18,12 +18,15 @@ from slurmft.runs.rundir import RunDir
 class RecordWriter:
     """Appends records to a .jsonl file, whole lines at a time.
 
-    What a full disk does not take is kept, and written with the next record.
+    What a full disk does not take is kept, and written with the next record. Half a line, of a
+    process that was killed, is ended: the next record is a line of its own.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - open as long as the run
-        self._pending = b""
+        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open as long as the run
+        size = self._file.seek(0, os.SEEK_END)
+        self._file.seek(max(0, size - 1))
+        self._pending = b"" if self._file.read(1) in (b"", b"\n") else b"\n"
 
     def write(self, *records: dict[str, Any]) -> None:
         lines = "".join(to_json({"time": time.time()} | r) + "\n" for r in records)

@@ -2,6 +2,9 @@
 
 A reader never sees half a file: whole files are written aside, synced and renamed; records are
 whole lines, appended in one write each.
+
+What is only told (states, attempts, failures) never stops what must happen, a requeue or a save:
+where it cannot be written, stderr has it. Only a new submission must be recorded.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import contextlib
 import os
 import re
 import shutil
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -71,38 +75,52 @@ class RunDir:
         """Makes the directory of a new run and writes its configuration.
 
         It is its user's alone, or its group's to read (`--share-with-group`), as is all that this
-        process writes from then on. Its name is task, time and a mark, or a random part:
-        runs-dir/emotion-20261120-093012-a1b2.
+        process writes from then on. Its name is task, time, a mark if there is one, and a random
+        part: runs-dir/emotion-20261120-093012-a1b2c3.
 
         Raises:
             UsageError: the folder cannot be made or written to.
         """
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        name = f"{config.program.name}-{stamp}-{mark or os.urandom(2).hex()}"
-        run = cls(Path(config.job.runs_dir) / name)
+        start = "-".join(
+            [config.program.name, time.strftime("%Y%m%d-%H%M%S"), *filter(None, [mark])]
+        )
+        made = False
         try:
-            run.make_folders(config)
+            while not made:
+                run = cls(Path(config.job.runs_dir) / f"{start}-{_random_part()}")
+                made = run.make(config)
             write_text(run.config, config.to_json())
             run.set_state("submitted")
         except OSError as error:
-            run.discard()
+            if made:
+                run.discard()
             raise UsageError(
                 f"cannot write the run directory {str(run.path)!r}: {error.strerror or error}",
                 "give a folder that you can write, on a file system that the nodes see: --runs-dir",
             ) from None
         return run
 
-    def make_folders(self, config: RunConfig) -> None:
-        """Makes the folders of a new run.
+    def make(self, config: RunConfig) -> bool:
+        """Makes the folders of a new run; False where another has the name.
 
         Raises:
-            OSError: it is there, or cannot be made.
+            OSError: they cannot be made; nothing is left of them.
         """
         share = config.job.share_with_group
-        permissions.make_folder(self.path, share)
+        try:
+            permissions.make_folder(self.path, share)
+        except FileExistsError:
+            if self.path.exists():
+                return False
+            raise  # a folder above is a file
         permissions.settle(share)
-        for folder in (self.logs, self.failures, self.submitit):
-            folder.mkdir()
+        try:
+            for folder in (self.logs, self.failures, self.submitit):
+                folder.mkdir()
+        except OSError:
+            self.discard()
+            raise
+        return True
 
     def settle_permissions(self) -> None:
         """Lets those read who may read the run what this process writes from now on."""
@@ -142,7 +160,7 @@ class RunDir:
             mark: the job's id.
             where: its Slurm cluster: another may have the same folder, and a job of that number.
         """
-        found = [cls(path) for path in Path(runs_dir).glob(f"*-{mark}")]
+        found = [cls(path) for path in Path(runs_dir).glob(f"*-{mark}-*")]
         jobs = [(run, read_json(run.job) or {}) for run in found]
         wheres = {"", where}  # older runs do not say it
         runs = [
@@ -173,11 +191,14 @@ class RunDir:
     def set_state(
         self, state: str, reason: str = "", exit_code: int | None = None, **extra: Any
     ) -> None:
-        """Records what the run is doing, with the time.
+        """Records what the run is doing, with the time; see `tell`.
 
         A final state is only left by submitting the run again, and "failed" by a job that starts
         all the same. One process writes at a time: the login node's until the job starts and after
         it ended, the head node's in between.
+
+        Raises:
+            OSError: "submitted" cannot be recorded.
         """
         past = self.history()
         last = past[-1]["state"] if past else ""
@@ -186,7 +207,22 @@ class RunDir:
             return
         now = {"state": state, "time": time.time(), "reason": redact(reason)}
         now |= {"exit_code": exit_code}
-        write_json(self.state, now | extra | {"history": [*past, now | extra]})
+        found = now | extra | {"history": [*past, now | extra]}
+        if state == "submitted":
+            write_json(self.state, found)
+        else:
+            self.tell(self.state, found, f"{state}: {reason}")
+
+    def tell(self, path: Path, value: Any, words: str) -> None:
+        """Writes what is only told; where that fails, stderr has the words: no full disk, no folder
+        that is gone or closed keeps a job from a save, a requeue or its exit code."""
+        try:
+            write_json(path, value)
+        except (OSError, ValueError) as error:  # ValueError: no UTF-8, in the name of a file
+            why = getattr(error, "strerror", None) or str(error)
+            with contextlib.suppress(OSError):  # it may be a file of the same disk
+                line = f"slurmft: {path} cannot be written ({why}): {redact(words)}"
+                print(line, file=sys.stderr, flush=True)
 
     def history(self) -> list[dict[str, Any]]:
         """All recorded states, oldest first."""
@@ -209,8 +245,8 @@ class RunDir:
 
     def mark_started(self) -> None:
         """Notes that the ranks have met: failures before this are overcome."""
-        with contextlib.suppress(OSError):  # a full disk does not end a run
-            write_json(self.started, {"time": time.time(), "attempt": current_attempt()})
+        now = {"time": time.time(), "attempt": current_attempt()}
+        self.tell(self.started, now, "the ranks have met")
 
     def checkpoint_names(self) -> list[str]:
         """The checkpoints, oldest first: step-00000120, step-00000120-e00000512 (within the
@@ -231,7 +267,7 @@ class RunDir:
         bad_host: str | None = None,
         attempt: int | None = None,
     ) -> dict[str, Any]:
-        """Keeps what went wrong in one process; returns it as it is kept.
+        """Keeps what went wrong in one process; returns it as it is kept; see `tell`.
 
         Args:
             where: the process, in words: "rank 3 on n1".
@@ -257,7 +293,7 @@ class RunDir:
             "time": time.time(),
         }
         name = f"{where.replace(' ', '-')}-{os.getpid()}-{time.time_ns()}.json"
-        write_json(self.failures / name, failure)
+        self.tell(self.failures / name, failure, f"{where}: {error.message}")
         return failure
 
     def all_failures(self) -> list[dict[str, Any]]:
@@ -291,6 +327,11 @@ class RunDir:
         blamed = {(f["bad_host"], f["attempt"]) for f in failures}
         counts = Counter(host for host, _ in blamed)
         return sorted(host for host, count in counts.items() if count >= 2)
+
+
+def _random_part() -> str:
+    """Of a run's name; where two draw the same, the later draws again."""
+    return os.urandom(3).hex()
 
 
 def current_attempt() -> int:

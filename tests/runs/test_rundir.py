@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ import pytest
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import write_folder, write_json, write_text
+from slurmft.runs import rundir
 from slurmft.runs.records import RecordReader, RecordWriter
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
+from tests.support.small_disk import fill
 
 
 def make(tmp_path: Path) -> RunDir:
@@ -29,7 +32,30 @@ def test_name_has_task_time_and_a_random_part(tmp_path: Path) -> None:
     assert len(names) == 5
     for name in names:
         task, day, clock, random = name.split("-")
-        assert (task, len(day), len(clock), len(random)) == ("synthetic", 8, 6, 4)
+        assert (task, len(day), len(clock), len(random)) == ("synthetic", 8, 6, 6)
+
+
+def test_two_runs_that_draw_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The later draws again; what is in the folder of the first stays."""
+    parts = iter(["aaaaaa", "aaaaaa", "aaaaaa", "bbbbbb"])
+    monkeypatch.setattr(rundir, "_random_part", lambda: next(parts))
+    monkeypatch.setattr(time, "strftime", lambda form: "20261120-093012")
+    first = make(tmp_path)
+    (first.checkpoints / "step-00000005").mkdir(parents=True)
+    second = make(tmp_path)
+    assert first.path.name == "synthetic-20261120-093012-aaaaaa"
+    assert second.path.name == "synthetic-20261120-093012-bbbbbb"
+    assert first.checkpoint_names() == ["step-00000005"]
+
+
+def test_run_that_cannot_be_made_leaves_nothing(small_disk: Path) -> None:
+    """A full disk; what others have there stays."""
+    (small_disk / "other").mkdir()
+    fill(small_disk)
+    job = JobConfig(runs_dir=str(small_disk))
+    with pytest.raises(UsageError, match=r"cannot write the run directory.*No space left"):
+        RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
+    assert sorted(os.listdir(small_disk)) == ["ballast", "other"]
 
 
 def test_config_comes_back(tmp_path: Path) -> None:
@@ -104,6 +130,33 @@ def test_records_are_read_whole_and_once(tmp_path: Path) -> None:
     assert [r["event"] for r in reader.read()] == ["half", "c"]
 
 
+@pytest.mark.parametrize("half", ['{"event": "ha', '{"event": "ha\n{"event": "x'])
+def test_record_after_half_a_line_is_a_line_of_its_own(tmp_path: Path, half: str) -> None:
+    """A kill cut the last line short: the next attempt's first record is not lost with it."""
+    path = tmp_path / "records.jsonl"
+    RecordWriter(path).write({"event": "a"})
+    with open(path, "a") as file:
+        file.write(half)
+    RecordWriter(path).write({"event": "resume"})
+    RecordWriter(path).write({"event": "b"})  # nothing to end: no empty line
+    assert [r["event"] for r in RecordReader(path).read()] == ["a", "resume", "b"]
+    assert "\n\n" not in path.read_text()
+
+
+def test_records_that_a_full_disk_cut_short(small_disk: Path) -> None:
+    """What did not fit is written with the next record; so it is where the process ended."""
+    path = small_disk / "records.jsonl"
+    writer = RecordWriter(path)
+    writer.write({"event": "a"})
+    ballast = fill(small_disk)
+    writer.write({"event": "b", "text": "x" * 10_000})  # the first page has room for its beginning
+    assert not path.read_text().endswith("\n")
+    ballast.unlink()
+    other = RecordWriter(path)
+    other.write({"event": "c"})
+    assert [r["event"] for r in RecordReader(path).read()] == ["a", "c"]
+
+
 def test_final_state_stays(tmp_path: Path) -> None:
     run = make(tmp_path)
     run.set_state("running")
@@ -112,6 +165,49 @@ def test_final_state_stays(tmp_path: Path) -> None:
     state = run.get_state()
     assert (state["state"], state["reason"], state["exit_code"]) == ("failed", "rank 1 raised", 1)
     assert [s["state"] for s in state["history"]] == ["submitted", "running", "failed"]
+
+
+def test_what_is_only_told_goes_to_stderr_where_the_disk_is_full(
+    small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing raises; the words are not lost, and secrets are hidden. The old state stays whole."""
+    job = JobConfig(runs_dir=str(small_disk))
+    run = RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
+    run.set_state("running")
+    ballast = fill(small_disk)
+    run.set_state("requeued", "stopped; the newest checkpoint is step-00000005", 75)
+    run.mark_started()
+    token = "hf_" + "a" * 34
+    failure = run.add_failure("rank 3 on n1", SlurmftError(f"no room; {token}", code=7))
+    assert (failure["where"], failure["code"]) == ("rank 3 on n1", 7)
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 3
+    assert "state.json cannot be written (No space left on device): requeued: stopped;" in told[0]
+    assert "started.json" in told[1]
+    assert "rank 3 on n1: no room;" in told[2]
+    assert token not in told[2]
+    assert run.get_state()["state"] == "running"
+    assert run.all_failures() == []
+    with pytest.raises(OSError, match="No space left"):  # a submission must be recorded
+        run.set_state("submitted", "resumed")
+    ballast.unlink()
+    run.set_state("requeued")
+    assert [s["state"] for s in run.history()] == ["submitted", "running", "requeued"]
+
+
+def test_what_is_only_told_of_a_run_that_is_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make(tmp_path)
+    run.discard()
+    run.set_state("failed", "the loss is nan")
+    assert "No such file or directory): failed: the loss is nan" in capsys.readouterr().err
+    assert not run.path.exists()
+
+
+def test_reason_with_the_name_of_a_file_that_is_no_utf_8(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    run.set_state("requeued", "cannot read '/data/caf\udce9.csv'")  # raises nothing
 
 
 def test_root_failure_is_not_secondary(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from tests.conftest import Following, records, slurmft
 from tests.slurm.test_jobs import assert_nodes_are_clean
 from tests.support import faults
 from tests.support.cluster import Cluster
-from tests.support.faults import BASE, EVERY, FAULTS, Fault, SmallDisk
+from tests.support.faults import BASE, EVERY, FAULTS, Fault
+from tests.support.small_disk import SmallDisk
 from tests.train.test_resume import assert_same
 from tests.train.test_trainer import emotion
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +18,7 @@ from slurmft.node import heartbeat
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Following, records
 from tests.support.cluster import Cluster
+from tests.support.small_disk import fill
 from tests.train.test_resume import rank_pids
 
 Harm = Callable[[Cluster, Following], None]
@@ -182,10 +182,7 @@ def kill_during_save(cluster: Cluster, job: Following) -> None:
 
 def fill_disk(cluster: Cluster, job: Following) -> None:
     """The file system of the run is full while two checkpoints are due, then has room again."""
-    ballast = job.run.path.parent / "ballast"
-    with suppress(OSError), open(ballast, "wb", buffering=0) as file:
-        while True:
-            file.write(b"\0" * 4096)
+    ballast = fill(job.run.path.parent)
     goal, deadline = furthest_step() + 2 * EVERY, time.monotonic() + 60
     while furthest_step() < goal:  # the ranks cannot tell it otherwise
         assert time.monotonic() < deadline
@@ -255,19 +252,3 @@ def recovery_s(run: RunDir, since: float) -> float:
     times = [r["time"] for r in records(run, "step")]
     later = [max(t for t in times if t <= since), *(t for t in times if t > since)]
     return max(float(b - a) for a, b in itertools.pairwise(later))
-
-
-class SmallDisk:
-    """A file system of a few MiB."""
-
-    def __init__(self, folder: Path, mib: int) -> None:
-        self.folder = folder
-        folder.mkdir()
-        options = ["-t", "tmpfs", "-o", f"size={mib}m", "tmpfs"]
-        subprocess.run(["mount", *options, str(folder)], check=True, timeout=30)
-
-    def __enter__(self) -> Path:
-        return self.folder
-
-    def __exit__(self, *error: object) -> None:
-        subprocess.run(["umount", "--lazy", str(self.folder)], check=True, timeout=30)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +19,6 @@ from slurmft.train.checkpoint import Buffers, Saver, Snapshot
 from slurmft.train.config import TrainConfig
 from slurmft.train.state import join_optimizer, rng_state, set_rng_state, split_optimizer
 from tests.support import CHECKOUT
-from tests.support.faults import SmallDisk
 
 CPU = torch.device("cpu")
 
@@ -47,14 +44,6 @@ def test_round_trip(run: RunDir) -> None:
     assert found.state == {"step": 3}
     assert torch.equal(found.tensors["model"]["w"], torch.full((1000,), 0.5))
     assert found.tensors["predicted"]["n"].numel() == 0
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to mount a small file system")
-    with SmallDisk(tmp_path / "small", 1) as folder:
-        yield folder
 
 
 def test_full_disk(small_disk: Path) -> None:
