@@ -39,12 +39,16 @@ LONG_FILES = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slurm", action="store_true", help="run the tests on a real Slurm too")
+    parser.addoption("--lab", action="store_true", help="run the labs of real file systems too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests on Slurm come first, as one worker has them all; then files that take long: at the end
     no worker waits for another."""
     items.sort(key=lambda item: (item.get_closest_marker("slurm") is None, _place(item.path)))
+    if not config.getoption("--lab"):
+        config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("lab")])
+        items[:] = [item for item in items if not item.get_closest_marker("lab")]
     if config.getoption("--slurm"):
         return
     skip = pytest.mark.skip(reason="needs a real Slurm: give --slurm")

@@ -2,6 +2,9 @@
 
 The plan is JSON: the two folders that are one cache, and cases. evaluate is imported once, and each
 case forked from that: importing takes 8 s. Prints a JSON line for each case: process 0's answer.
+
+With "node" in the plan it is one of two real nodes, 0 or 1, and has two of the four processes. It
+says "ready", and waits for a line on stdin before each case, so that both begin at once.
 """
 
 from __future__ import annotations
@@ -126,12 +129,16 @@ def answer_of(child: tuple[int, int]) -> Any:
 def main(plan: dict[str, Any]) -> None:
     import evaluate  # noqa: F401
 
-    caches = plan["caches"]
+    caches, node = plan["caches"], plan.get("node")
+    numbers = [n for n in range(PROCESSES) if node in (None, n % 2)]
     for number, (what, kind) in enumerate(plan["cases"]):
+        if node is not None:
+            print("ready", flush=True)
+            sys.stdin.readline()
         if what == "four processes":
             children = [
                 in_child(kind, lambda n=n, c=number: process(n, caches[n % 2], f"case{c}"))
-                for n in range(PROCESSES)
+                for n in numbers
             ]
         else:
             work = {"two metrics": two_metrics, "threads": threads}[what]

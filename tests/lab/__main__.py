@@ -1,0 +1,50 @@
+"""`python -m tests.lab [NAME ...]`: sets file systems up, checks them, prints rows of the tables.
+
+What was found is kept in results/measured/file_systems/NAME.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from slurmft.core.files import write_json
+from tests.lab import tables
+from tests.lab.bench import bench
+from tests.lab.checks import CHECKS
+from tests.lab.labs import LABS, make
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.lab", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(LABS))
+    parser.add_argument("--only", action="append", metavar="CHECK", help=", ".join(CHECKS))
+    parser.add_argument("--output", type=Path, default=tables.FOLDER, help="%(default)s")
+    arguments = parser.parse_args()
+    for name in arguments.names:
+        path = arguments.output / f"{name}.json"
+        write_json(path, examine(name, arguments.only or list(CHECKS), tables.load(path)))
+    print("\n\n".join(tables.tables(tables.load_all(arguments.output))))
+
+
+def examine(name: str, checks: list[str], before: dict[str, Any]) -> dict[str, Any]:
+    """Makes some checks on a file system; the others stay as they were found before."""
+    found = dict(before)
+    with make(name) as lab:
+        found |= {"file_system_name": lab.title, "version": lab.version, "options": lab.options}
+        found["date"] = time.strftime("%Y-%m-%d")
+        for check in checks:
+            began = time.monotonic()
+            with bench(lab) as made:
+                found[check] = CHECKS[check](made)
+            said = f"{name} {check} ({time.monotonic() - began:.0f} s)"
+            print(said, json.dumps(found[check], indent=1), file=sys.stderr, flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    main()
