@@ -79,8 +79,8 @@ class Run:
 
     @property
     def state(self) -> str:
-        """pending, requeued, running, stopping, finished, failed, cancelled or vanished: by its own
-        records, and by what the cluster says of its job."""
+        """pending, requeued, running, stopping, finished, failed, cancelled, vanished or unknown:
+        by its own records, and by what the cluster says of its job."""
         return cluster_status.run_statuses([MeasuredRun.read(self.path, with_environment=False)])[
             0
         ].state

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
 
 from slurmft.cli import next_commands, push
 from slurmft.cli.parser import Parser, add_push_to_hub, add_run
 from slurmft.cluster.slurm.commands import JobState
-from slurmft.cluster.wait import RECORDS_EVERY_S, JobWatch
+from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.runs import resolve, trackers
 from slurmft.runs.progress import Progress, result_table
@@ -54,7 +53,7 @@ class Follower:
         self._show_records()
         while not self.job.has_ended():
             self._say_waiting(self.job.state)
-            time.sleep(RECORDS_EVERY_S)
+            self.job.pause()
             self._show_records()
         self.job.await_result()
         self._show_records()
@@ -68,7 +67,9 @@ class Follower:
         text = f"job {self.job.job_id} is {state.name.lower()}"
         if state.reason:
             text += f" ({state.reason})"
-        worth_it = state.name in ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED")
+        worth_it = state.name in ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED") or (
+            state.name == "UNKNOWN" and state.reason
+        )
         if worth_it and text != self._said:
             self._said = text
             self.progress.say(text)

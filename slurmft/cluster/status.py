@@ -22,19 +22,20 @@ from slurmft.runs.scan import MeasuredRun
 
 STATES = (
     "pending", "requeued", "running", "stopping", "finished", "failed", "cancelled", "vanished",
+    "unknown",
 )  # fmt: skip
 """pending: the job waits, or was not submitted yet. requeued: it ran, and waits to resume.
-stopping: the ranks save. vanished: the job is gone, and the run recorded no end."""
+stopping: the ranks save. vanished: the job is gone, and the run recorded no end. unknown: the run
+recorded no end, and Slurm does not answer."""
 
 _OUTCOMES = {
     "pending": "pending", "requeued": "pending", "running": "running", "stopping": "running",
     "finished": "finished", "failed": "failed", "cancelled": "failed", "vanished": "failed",
+    "unknown": "running",
 }  # fmt: skip
 
 _REQUEUED = ("PREEMPTED", "NODE_FAIL", "REQUEUED")
 """What the controller calls a job for a moment before it queues it again."""
-
-_NO_ANSWER = "Slurm does not answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +140,22 @@ def _with_job_state(base: RunStatus, states: dict[str, JobState]) -> RunStatus:
     if state is not None and _is_alive_in_queue(run, state):
         return _alive(base, state)
     if state is not None and state.name == "UNKNOWN":
-        return _by_records_alone(base, _NO_ANSWER)
+        return _unknown(base, state.reason)
     return _ended(base, state)
+
+
+def _unknown(base: RunStatus, reason: str) -> RunStatus:
+    """The status of a run whose cluster does not answer."""
+    ended = _ended(base, None)
+    if not ended.run.has_ended:
+        ended = dataclasses.replace(base, state="unknown", reason=reason)
+    return dataclasses.replace(ended, is_sure=ended.state == "finished")
 
 
 def _by_records_alone(base: RunStatus, reason: str) -> RunStatus:
     """The status of a run whose cluster cannot be queried."""
     if base.run.has_ended:
-        return dataclasses.replace(_ended(base, None), is_sure=reason != _NO_ANSWER)
+        return _ended(base, None)
     own = base.run.state["state"]
     state = own if own == "requeued" else _active_state(base.run, "pending")
     return dataclasses.replace(base, state=state, reason=reason, is_sure=False)

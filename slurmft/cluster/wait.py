@@ -18,10 +18,10 @@ from slurmft.core.files import read_json
 from slurmft.runs.log_times import split
 from slurmft.runs.rundir import RunDir
 
-RECORDS_EVERY_S = 0.3
-_STATE_EVERY_S = 2.0
-_STATE_AT_MOST_EVERY_S = 30.0
-"""A job that waits for hours must not keep the controller busy."""
+_LOOK_EVERY_S = 0.3, 2.0
+"""How often the run's files are looked at: after news, and at most as seldom."""
+_ASK_EVERY_S = 2.0, 60.0
+"""How often Slurm is asked: after news, and at most as seldom."""
 _FILE_LAG_S = 15
 _HINTS = {
     "TIMEOUT": "ask for more time: --time",
@@ -42,7 +42,13 @@ _LOST_AFTER_S = 60
 
 
 class JobWatch:
-    """Queries the state of a run's job: often at first, seldom while it is pending for long."""
+    """Watches the job of a run until it has ended, with few questions to Slurm.
+
+    What the run records tells that it lives: its state, and records that grow. Slurm is asked at
+    every change of the recorded state; then a running job once a minute, if its records have not
+    grown for so long; a job in another state after 2 s, and later at intervals of a tenth of the
+    time without news, up to a minute.
+    """
 
     def __init__(self, run: RunDir) -> None:
         """Raises SlurmftError where the run has no job, or one that cannot be queried from here."""
@@ -52,22 +58,45 @@ class JobWatch:
         self.state = JobState(name="UNKNOWN")
         """As of the last query."""
         self._launcher = cluster_launcher.get(self.cluster)
-        self._began = self._seen_at = time.monotonic()
-        self._ask_at = -math.inf
-        self._may_requeue_until = math.inf
+        self._began = self._news_at = self._grew_at = time.monotonic()
+        self._asked_at = -math.inf
+        self._recorded: tuple[str, Any] | None = None
+        self._size = 0
+        self._missing_since = self._may_requeue_until = math.inf
 
     def has_ended(self) -> bool:
         """Whether the job has ended for good; queries its state if that is due."""
-        if time.monotonic() >= self._ask_at:
-            self.state = self._ask()
-            now = time.monotonic()
-            pending_s = now - self._began if self.state.name == "PENDING" else 0.0
-            every_s = min(max(_STATE_EVERY_S, pending_s / 10), _STATE_AT_MOST_EVERY_S)
-            self._ask_at = now + every_s
+        if self._is_due():
+            before, self.state = self.state, self._ask()
+            self._asked_at = time.monotonic()
+            if before.name != self.state.name:
+                self._news_at = self._asked_at
         if self.state.ended or self.state.name == "LOST":
             return not self._may_requeue()
         self._may_requeue_until = math.inf
         return False
+
+    def pause(self) -> None:
+        """Waits until the run's files are worth another look."""
+        least_s, most_s = _LOOK_EVERY_S
+        time.sleep(min(max(least_s, (time.monotonic() - self._news_at) / 20), most_s))
+
+    def _is_due(self) -> bool:
+        now, recorded = time.monotonic(), self.run.get_state()
+        mark = recorded["state"], recorded.get("time")
+        if mark != self._recorded:
+            self._recorded, self._news_at = mark, now
+            return True
+        with contextlib.suppress(OSError):
+            size = self.run.records.stat().st_size
+            if size != self._size:
+                self._size, self._grew_at = size, now
+        least_s, most_s = _ASK_EVERY_S
+        if self.cluster != "slurm":  # a process of this host: nobody is asked
+            return now - self._asked_at >= least_s
+        if self.state.name == "RUNNING" and mark[0] == "running":
+            return now - max(self._asked_at, self._grew_at) >= most_s
+        return now - self._asked_at >= min(max(least_s, (now - self._news_at) / 10), most_s)
 
     def wait(self, timeout_s: float = math.inf) -> dict[str, Any]:
         """The result of the run, when its job has ended.
@@ -79,7 +108,7 @@ class JobWatch:
         while not self.has_ended():
             if time.monotonic() - self._began >= timeout_s:
                 raise TimeoutError(f"the job {self.job_id} has not ended after {timeout_s:g} s")
-            time.sleep(RECORDS_EVERY_S)
+            self.pause()
         return self.outcome()
 
     def await_result(self) -> None:
@@ -87,7 +116,7 @@ class JobWatch:
         after the job's end."""
         deadline = time.monotonic() + _FILE_LAG_S
         while self.succeeded and not self.run.result.exists() and time.monotonic() < deadline:
-            time.sleep(RECORDS_EVERY_S)
+            time.sleep(_LOOK_EVERY_S[0])
 
     @property
     def succeeded(self) -> bool:
@@ -112,9 +141,10 @@ class JobWatch:
     def _ask(self) -> JobState:
         state = self._ended_elsewhere or self._launcher.job_state(self.job_id, self.run)
         if state is not None:  # UNKNOWN, too: a controller that is down may know the job
-            self._seen_at = time.monotonic()
+            self._missing_since = math.inf
             return state
-        if time.monotonic() - self._seen_at > _LOST_AFTER_S:
+        self._missing_since = min(self._missing_since, time.monotonic())
+        if time.monotonic() - self._missing_since > _LOST_AFTER_S:
             return JobState(name="LOST", reason="neither queue nor accounting knows it")
         return JobState(name="UNKNOWN")
 

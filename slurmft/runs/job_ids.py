@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 
 _ID = re.compile(r"(\d+)(_\d+)?")
+_RANGE = re.compile(r"(?<![\d%])(\d+)(?:-(\d+)(?::(\d+))?)?(?=[],%])")
+""" "3", "0-2" or "0-8:4", whole: Slurm may cut a long list short ("46,4...]")."""
 
 
 def is_job_id(text: str) -> bool:
@@ -19,6 +21,16 @@ def array_of(job_id: str) -> str:
 
 def array_task_id(array: str, index: int) -> str:
     return f"{array}_{index}"
+
+
+def tasks_of(listed: str) -> list[str]:
+    """The ids that one of Slurm's lists stands for: "12_[0-2,7%4]" is 12_0, 12_1, 12_2 and 12_7; an
+    id that is no list is itself."""
+    array, bracket, tasks = listed.partition("_[")
+    if not bracket:
+        return [listed]
+    ranges = ((int(a), int(b or a), int(step or 1)) for a, b, step in _RANGE.findall(tasks))
+    return [array_task_id(array, i) for a, b, step in ranges for i in range(a, b + 1, step)]
 
 
 def own_job_id(environment: Mapping[str, str]) -> str:

@@ -46,9 +46,10 @@ class FakeQueue:
 
     def __call__(self, name: str, *arguments: str) -> str:
         self.calls.append(name)
-        if self.squeue == "down":
-            raise SlurmftError("squeue failed (exit 1): Unable to contact slurm controller")
-        return self.squeue if name == "squeue" else self.sacct
+        text = self.squeue if name == "squeue" else self.sacct
+        if text == "down" or (name == "scontrol" and self.squeue == "down"):
+            raise SlurmftError(f"{name} failed (exit 1): Unable to contact slurm controller")
+        return text
 
 
 @pytest.fixture
@@ -164,7 +165,13 @@ def test_to_have_finished_needs_no_answer_of_slurm(
         ("failed", "7|PENDING|N/A|Resources", "", "requeued", "Resources; requeued once"),
         ("cancelled", "", "", "cancelled", ""),
         ("finished", "", "", "finished", ""),
-        ("running", "down", "", "running", "Slurm does not answer"),
+        ("running", "down", "", "unknown", "Slurm does not answer"),
+        ("submitted", "down", "", "unknown", "Slurm does not answer"),
+        ("failed", "down", "", "failed", ""),
+        ("running", "", "down", "unknown", "it left the queue; accounting does not answer"),
+        ("failed", "", "down", "failed", ""),
+        ("running", "", "7_[0-2]|CANCELLED by 0|0:0", "vanished",
+         "neither queue nor accounting knows its job"),
     ],
 )  # fmt: skip
 def test_runs_and_jobs_are_reconciled(
@@ -180,7 +187,7 @@ def test_runs_and_jobs_are_reconciled(
     found = status.run_statuses([MeasuredRun.read(run.path)])[0]
     assert found.state == state
     assert status.note(status.summary(found)) == note
-    assert found.is_sure == (squeue != "down")
+    assert found.is_sure == (squeue != "down" and state != "unknown")
     assert len(queue.calls) == (0 if own == "finished" else len(set(queue.calls)))
 
 

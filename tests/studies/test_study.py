@@ -182,7 +182,8 @@ def test_how_a_run_stands(state: str, word: str, reason: str, fake: FakeSlurm) -
     run()
     for each in runs_of().values():
         each.set_state("running")
-    fake.states = {job: JobState(name=state) for job in runs_of()}
+    answer = commands.NO_ANSWER if state == "UNKNOWN" else JobState(name=state)
+    fake.states = dict.fromkeys(runs_of(), answer)
     found = study_status(spec.read_study("s.toml"), Path("studies/s"))
     assert {t.outcome for t in found.tries()} == {word}
     assert reason in found.tries()[0].reason

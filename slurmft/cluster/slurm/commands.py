@@ -10,13 +10,13 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurmft.core.config import time_limit_min
 from slurmft.core.errors import Exit, SlurmftError
-from slurmft.runs.job_ids import array_of
+from slurmft.runs.job_ids import array_of, tasks_of
 
 _TIMEOUT_S = 30
 _SBATCH_TIMEOUT_S = 120
@@ -28,7 +28,12 @@ _ENDED = {
 
 
 _QUEUED_AGAIN = ("PENDING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED")
-_NO_SUCH_JOB = re.compile("invalid job id", re.IGNORECASE)
+_KNOWS_NOTHING = re.compile(
+    "invalid job id|accounting storage is disabled|sacct is not on the PATH", re.IGNORECASE
+)
+"""Failures that are answers: there is no such job, or the site keeps no accounting."""
+_JOBS_A_CALL = 5000
+"""The kernel takes no argument of more than 128 KiB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +52,11 @@ class JobState:
     @property
     def ended(self) -> bool:
         return self.name in _ENDED
+
+
+NO_ANSWER = JobState(name="UNKNOWN", reason="Slurm does not answer")
+NO_ACCOUNTING = JobState(name="UNKNOWN", reason="it left the queue; accounting does not answer")
+"""The job is over, but it is not known how."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,53 +212,73 @@ def check_accounting() -> None:
 def job_state(job_id: str) -> JobState | None:
     """The state of a job: from the queue, else from accounting; None where neither knows it.
 
-    UNKNOWN: the controller, which may know the job, does not answer.
+    NO_ANSWER: the controller, which may know the job, does not answer. NO_ACCOUNTING: it does not
+    know the job any more, and accounting does not answer.
     """
-    answered = True
-    asked = (
-        (parse_squeue, ("squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r")),
-        (parse_sacct, ("sacct", "-nPX", f"--jobs={job_id}", "--format=State,ExitCode")),
-        (parse_scontrol, ("scontrol", "show", "job", "--oneliner", job_id)),
-    )
-    for parse, command in asked:
+    unanswered = set()
+    for ask in (_state_in_queue, _state_in_accounting, _state_of_controller):
         try:
-            state = parse(call(*command))
+            state = ask(job_id)
         except SlurmftError as error:
-            if command[0] != "sacct" and not _NO_SUCH_JOB.search(error.message):
-                answered = False
-            continue  # the job has left the queue, or the site keeps no accounting
+            if not _KNOWS_NOTHING.search(error.message):
+                unanswered.add(ask)
+            continue
         # squeue shows an ended job for a moment, but not its exit code.
-        if state and not (parse is parse_squeue and state.ended):
+        if state and not (ask is _state_in_queue and state.ended):
             return state
-    return None if answered else JobState(name="UNKNOWN")
+    if unanswered <= {_state_in_accounting}:
+        return NO_ACCOUNTING if unanswered else None
+    return NO_ANSWER
+
+
+def _state_in_queue(job_id: str) -> JobState | None:
+    return parse_squeue(call("squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r"))
+
+
+def _state_in_accounting(job_id: str) -> JobState | None:
+    # A task that never started is not found by its own id, only in the line of its array.
+    return parse_sacct_jobs(call(*_SACCT, f"--jobs={array_of(job_id)}")).get(job_id)
+
+
+def _state_of_controller(job_id: str) -> JobState | None:
+    return parse_scontrol(call("scontrol", "show", "job", "--oneliner", job_id))
+
+
+_SQUEUE = ("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%S|%r")
+"""Ended jobs, too: the controller knows them for minutes, and earlier than accounting."""
+_SACCT = ("sacct", "-nPX", "--format=JobID,State,ExitCode")
 
 
 def job_states(job_ids: Iterable[str], only_queued: Iterable[str] = ()) -> dict[str, JobState]:
-    """The states of many jobs and array tasks, by one squeue and at most one sacct.
+    """The states of many jobs and array tasks, by one squeue and at most one sacct for every
+    5,000 of them.
 
-    A job that neither knows is left out; UNKNOWN is the state of all jobs if the controller does
-    not answer. Accounting is not queried for `only_queued`.
+    A job that neither knows is left out. NO_ANSWER is the state of all jobs if the controller does
+    not answer, NO_ACCOUNTING of those that only accounting may know. Accounting is not queried for
+    `only_queued`.
     """
     wanted = set(job_ids)
-    if not wanted:
-        return {}
-    # Ended jobs, too: the controller knows them for minutes, and earlier than accounting.
-    queue = ("squeue", "--noheader", "--array", "--states=all", f"--jobs={_arrays(wanted)}")
-    try:
-        found = parse_squeue_jobs(call(*queue, "--format=%i|%T|%S|%r"))
-    except SlurmftError as error:
-        if not _NO_SUCH_JOB.search(error.message):
-            return dict.fromkeys(wanted, JobState(name="UNKNOWN"))
-        found = {}
-    if left := wanted - found.keys() - set(only_queued):
-        accounting = ("sacct", "-nPX", f"--jobs={_arrays(left)}", "--format=JobID,State,ExitCode")
-        with contextlib.suppress(SlurmftError):  # the site keeps no accounting
-            found = parse_sacct_jobs(call(*accounting)) | found
+    found = _states_by(_SQUEUE, parse_squeue_jobs, wanted)
+    if found is None:
+        return dict.fromkeys(wanted, NO_ANSWER)
+    left = wanted - found.keys() - set(only_queued)
+    ended = _states_by(_SACCT, parse_sacct_jobs, left)
+    found = (dict.fromkeys(left, NO_ACCOUNTING) if ended is None else ended) | found
     return {job: found[job] for job in wanted & found.keys()}
 
 
-def _arrays(job_ids: Iterable[str]) -> str:
-    return ",".join(sorted({array_of(job) for job in job_ids}))
+def _states_by(
+    command: Sequence[str], parse: Callable[[str], dict[str, JobState]], job_ids: Iterable[str]
+) -> dict[str, JobState] | None:
+    """What one command says of jobs, asked in pieces; None where it does not answer."""
+    ids, found = sorted({array_of(job) for job in job_ids}), dict[str, JobState]()
+    for i in range(0, len(ids), _JOBS_A_CALL):
+        try:
+            found |= parse(call(*command, f"--jobs={','.join(ids[i : i + _JOBS_A_CALL])}"))
+        except SlurmftError as error:
+            if not _KNOWS_NOTHING.search(error.message):
+                return None
+    return found
 
 
 def parse_squeue_jobs(text: str) -> dict[str, JobState]:
@@ -265,10 +295,17 @@ def parse_squeue_jobs(text: str) -> dict[str, JobState]:
 
 
 def parse_sacct_jobs(text: str) -> dict[str, JobState]:
-    """From lines of `sacct -nPX --format=JobID,State,ExitCode`; the last line of a job counts."""
-    pairs = (line.strip().partition("|") for line in text.splitlines())
-    states = ((job, parse_sacct(rest)) for job, _, rest in pairs)
-    return {job: state for job, state in states if state is not None}
+    """From lines of `sacct -nPX --format=JobID,State,ExitCode`; the last line of a job counts.
+
+    Tasks of an array that never started share one line, such as 5_[0-2,4-9%4]; it still has those
+    that started later, beside lines of their own.
+    """
+    own, shared = dict[str, JobState](), dict[str, JobState]()
+    for line in text.splitlines():
+        job, _, rest = line.strip().partition("|")
+        if state := parse_sacct(rest):
+            (shared if "[" in job else own).update(dict.fromkeys(tasks_of(job), state))
+    return shared | own
 
 
 def parse_squeue(text: str) -> JobState | None:
@@ -278,12 +315,10 @@ def parse_squeue(text: str) -> JobState | None:
 
 
 def parse_sacct(text: str) -> JobState | None:
-    """From the last line of `sacct -nPX --format=State,ExitCode`: earlier lines are requeues."""
-    lines = text.split("\n")
-    line = next((found for found in reversed(lines) if found.strip()), "")
-    if not line:
+    """From State and ExitCode in a line of `sacct -nPX`."""
+    state, _, code = text.strip().partition("|")
+    if not state:
         return None
-    state, _, code = line.partition("|")
     name, _, reason = state.partition(" ")  # "CANCELLED by 1000"
     return JobState(name=name, reason=reason, exit_code=_exit_code(code))
 
@@ -420,12 +455,15 @@ def parse_down_hosts(text: str) -> list[str]:
 def call(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
     import subprocess  # 3 ms: `status` of a run that has ended asks nobody
 
+    whole = os.environ | {"SLURM_BITSTR_LEN": "0"}  # lists of array tasks are not cut short
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, check=False
+            command, capture_output=True, text=True, timeout=timeout_s, check=False, env=whole
         )
     except FileNotFoundError:
         raise SlurmftError(f"{command[0]} is not on the PATH", code=Exit.SUBMIT) from None
+    except OSError as error:
+        raise SlurmftError(f"{command[0]}: {error.strerror}", code=Exit.SUBMIT) from None
     except subprocess.TimeoutExpired:
         raise SlurmftError(
             f"{command[0]} did not answer within {timeout_s:.0f} s",

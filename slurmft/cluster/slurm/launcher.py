@@ -74,8 +74,9 @@ def job_state(job_id: str, run: RunDir) -> JobState | None:
     state, recorded = commands.job_state(job_id), launcher.recorded_state(run)
     if state is None or recorded is None or recorded.name == "CANCELLED":
         return state or recorded
-    has_finished = state.name == "UNKNOWN" and recorded.name == "COMPLETED"
-    return recorded if has_finished or state.name == "COMPLETING" else state
+    has_finished = state == commands.NO_ANSWER and recorded.name == "COMPLETED"
+    is_over = has_finished or state == commands.NO_ACCOUNTING or state.name == "COMPLETING"
+    return recorded if is_over else state
 
 
 def cancel(job_id: str, run: RunDir) -> None:
