@@ -19,6 +19,7 @@ from slurmft.cluster import status
 from slurmft.cluster.status import RunStatus
 from slurmft.core.errors import SlurmftError
 from slurmft.runs import resolve, token_cache
+from slurmft.runs.disk_space import size_of
 from slurmft.runs.rundir import RunDir
 
 _ASIDE = re.compile(r"\..+\.\d+\.[0-9a-f]{4}(\.old)?")
@@ -195,21 +196,6 @@ def _is_own(path: Path) -> bool:
         return path.lstat().st_uid == os.getuid()
     except OSError:
         return False
-
-
-def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files in a folder."""
-    total = 0
-    for folder, _, files in os.walk(path):
-        for name in files:
-            try:
-                total += os.lstat(os.path.join(folder, name)).st_size
-            except OSError:
-                continue
-    try:
-        return total if path.is_dir() else path.lstat().st_size
-    except OSError:  # somebody else has removed it
-        return total
 
 
 def remove(item: Item) -> str | None:

@@ -337,11 +337,12 @@ class Job:
         assert self._run is not None
         self._checkpoints.best = name if name in self._run.checkpoint_names() else None
 
-    def remove_checkpoints(self) -> None:
-        """Removes all but the best one: the run is finished; on the main rank."""
+    def remove_checkpoints(self, keep: int = 0) -> None:
+        """Removes all but the best one and the newest `keep`; on the main rank of a run that has
+        finished, or needs their room for its end."""
         assert self._run is not None
         with contextlib.suppress(OSError):  # they can be removed by hand
-            checkpoints.prune(self._run, 0, self._checkpoints.best)
+            checkpoints.prune(self._run, keep, self._checkpoints.best)
             checkpoints.remove_leftovers(self._run, bad=True)
 
     # --- records ----------------------------------------------------------------------------------

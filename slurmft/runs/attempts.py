@@ -66,7 +66,7 @@ def decide(run: RunDir, code: int) -> Outcome:
         return Outcome("failed", f"the tasks ended with code {code}", code)
     stopped = f"stopped; {saved(run)}"
     reason = stopped if code == Exit.STOPPED else f"the tasks ended with code {code}"
-    if failure and code != Exit.STOPPED:
+    if failure and (code != Exit.STOPPED or not failure["secondary"]):
         reason = f"{failure['where']}: {failure['message']}"
     settings = run.load_config().job
     stalled = attempts_without_progress(run)

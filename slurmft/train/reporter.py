@@ -235,18 +235,16 @@ class Reporter:
         if not self.world.is_main:
             self.job.say(describe_epoch(facts | {"metrics": metrics}))
 
-    def finish(self, steps: int, metrics: dict[str, float], gradients: dict[str, Any]) -> None:
-        """Writes the result. Called on every rank.
+    def result_facts(self, steps: int, gradients: dict[str, Any]) -> dict[str, Any]:
+        """What the result has beside the metrics. Called on every rank.
 
         Args:
             gradients: how ranks sent them (`GradientCommunication.facts`).
         """
         tokens, padded_tokens = self.world.sum([self.tokens, self.padded_tokens])
         memory = [int(v) for v in self.world.all_values(peak_memory_bytes(self.world.device))]
-        if not self.world.is_main:
-            return
         phases = self.clock.seconds
-        facts = self._facts | {
+        return self._facts | {
             "loss": self.loss,
             "steps": steps,
             "gradients": gradients,
@@ -259,9 +257,15 @@ class Reporter:
             "evaluate_samples_per_s": self.evaluated / phases["evaluate"],
             "peak_memory_bytes": memory,
             "startup_s": self.startup_s,
-            "wall_s": self.ran_s,
         }
-        result = self.job.result(facts, **metrics)
+
+    def finish(self, facts: dict[str, Any], metrics: dict[str, float]) -> None:
+        """Writes the result, on the main rank.
+
+        Raises:
+            OSError: no room.
+        """
+        result = self.job.result(facts | {"wall_s": self.ran_s}, **metrics)
         with contextlib.suppress(OSError, ValueError):  # `slurmft push` writes it, too
             model_card.write(self.run_dir, result)
         self.job.say(result_table(result))

@@ -11,10 +11,11 @@ import dataclasses
 import json
 import math
 import os
+import platform
 import random
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 import transformers.modeling_utils  # noqa: F401 - models need it: time it as an import
 from accelerate import Accelerator
+from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
 from slurmft.core.errors import Exit, SlurmftError
@@ -34,6 +36,7 @@ from slurmft.job.checkpoints import BadCheckpointError, checkpoint_name, verify
 from slurmft.job.process_group import World
 from slurmft.node import hardware, profiles
 from slurmft.runs import token_cache
+from slurmft.runs.disk_space import is_full, no_room
 from slurmft.runs.rundir import RunDir
 from slurmft.train import cpu, evaluation, packing, tasks
 from slurmft.train import hub_cache as train_hub_cache
@@ -69,6 +72,10 @@ from slurmft.train.vocab_trim import TrimmedVocabulary
 
 # Logs are files: transformers' bars for loading and saving weights would only litter them.
 disable_progress_bar()
+
+
+_ROOM_RETRY_S, _ROOM_PATIENCE_S = 5.0, 3600.0
+"""A finished training waits for room on the disk: how often it tries, and how long its nodes do."""
 
 
 class _Stopped(Exception):
@@ -134,10 +141,9 @@ class Training:
                 if self.position.phase == "train":
                     self._train_epoch()
                 self._evaluate()
+            self._finish()
         except _Stopped:
             self._save_last()
-        else:
-            self._finish()
 
     def join(self) -> None:
         """Joins the other ranks, and settles what all of them have to know first."""
@@ -493,7 +499,8 @@ class Training:
         self.saver.wait()  # its buffers are ours to fill again
         predicted = Predicted.union([rank["predicted"] for rank in ranks])
         optimizer_tensors, optimizer_rest = split_optimizer(self.bare_optimizer)
-        suffix = checkpoint_suffix(len(predicted.samples), is_best)
+        done = self.position.phase == "done"  # after the evaluation of its last step
+        suffix = checkpoint_suffix(len(predicted.samples), is_best or done)
         best = self.job.best_checkpoint
         if is_best:
             self.position.best_checkpoint = checkpoint_name(self.position.step, suffix)
@@ -621,22 +628,74 @@ class Training:
 
         def save() -> None:
             assert snapshot is not None  # on the main rank
-            self.saver.save(snapshot, patience_s=self.job.config.job.lead_s / 2)
+            name = checkpoint_name(self.position.step, snapshot.suffix)
+            if name not in self.run_dir.checkpoint_names():  # of the last evaluation, perhaps
+                self.saver.save(snapshot, patience_s=self.job.config.job.lead_s / 2)
 
         self.world.on_main(save)
 
     def _finish(self) -> None:
-        """Saves the model and the result; the best checkpoint stays."""
+        """Saves the model and the result; the best checkpoint stays.
+
+        Raises:
+            _Stopped: there is no room for them, and the job is to stop.
+            SlurmftError: there was none for an hour.
+        """
         self.job.alive("save")
         if self.config.early_stopping and self.position.since_best:
             self._return_to_best()
-        self.world.on_main(self._save_model)
-        self.reporter.finish(self.position.step, self.position.metrics, self.communication.facts())
-        self.world.on_main(self._keep_best_checkpoint)
+        self.world.on_main(self.saver.wait)
+        facts = self.reporter.result_facts(self.position.step, self.communication.facts())
+        size = self.parameters * next(self.bare_model.parameters()).element_size()
+        self._save_patiently("the model", size, self._save_model)
+        write = partial(self.reporter.finish, facts, self.position.metrics)
+        self._save_patiently("the result", 2**14, write)
+        self.world.on_main(self.job.remove_checkpoints)
 
-    def _keep_best_checkpoint(self) -> None:
-        self.saver.wait()
-        self.job.remove_checkpoints()
+    def _save_patiently(self, what: str, size: int, save: Callable[[], None]) -> None:
+        """Saves on the main rank, again and again where the disk is full. Called on every rank.
+
+        Checkpoints that the run no longer needs give way first. Raises what `_finish` does.
+        """
+        deadline, missing = time.monotonic() + _ROOM_PATIENCE_S, False
+        problem: SlurmftError | None = None
+
+        def attempt() -> None:
+            nonlocal missing, problem
+            missing = False
+            for _ in range(2):
+                try:
+                    return save()
+                except (OSError, SafetensorError) as error:
+                    if not is_full(error):
+                        raise
+                self.job.remove_checkpoints(keep=1)
+            missing = True
+            if problem is None:
+                problem = no_room(self.run_dir, what, size)
+                self.job.warn(f"{problem.message}; it is tried again: {problem.hint}")
+
+        def give_up() -> None:
+            assert problem is not None
+            raise problem
+
+        def note_stop() -> None:
+            assert problem is not None
+            self.run_dir.add_failure(f"rank 0 on {platform.node()}", problem, retry=True)
+
+        self.job.begin_phase()
+        while True:
+            self.job.alive("save")
+            self.world.on_main(attempt)
+            go_on, is_late = self.world.share_object((missing, time.monotonic() > deadline))
+            if not go_on:
+                return
+            if is_late:
+                self.world.on_main(give_up)
+            if self.job.should_stop():
+                self.world.on_main(note_stop)
+                raise _Stopped
+            time.sleep(_ROOM_RETRY_S)
 
     def _return_to_best(self) -> None:
         """Weights (of the main rank, which saves them) and metrics of the best evaluation."""
@@ -661,11 +720,10 @@ class Training:
         self.position.metrics = self.world.share_object(metrics)
 
     def _save_model(self) -> None:
-        if self.vocabulary:
-            self.vocabulary.restore(self.bare_model.get_input_embeddings())
+        weights = self.vocabulary.state_dict(self.bare_model) if self.vocabulary else None
 
         def fill(folder: Path) -> None:
-            self.bare_model.save_pretrained(folder)
+            self.bare_model.save_pretrained(folder, state_dict=weights)
             # Saved before training: at its end the tokenizer's source may be gone.
             shutil.copytree(self.run_dir.tokens / "tokenizer", folder, dirs_exist_ok=True)
 

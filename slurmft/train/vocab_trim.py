@@ -91,17 +91,28 @@ class TrimmedVocabulary:
         """For the result: all rows, and those in use."""
         return {"all": self.total, "used": len(self.used)}
 
-    @torch.no_grad()
+    def state_dict(self, model: Any) -> dict[str, Tensor]:
+        """That of the model, with the whole table. Not after `forget`."""
+        table = model.get_input_embeddings()
+        name = next(name for name, p in model.named_parameters() if p is table.weight)
+        weights: dict[str, Tensor] = model.state_dict()
+        return weights | {name: self._restored(table)}
+
     def restore(self, module: torch.nn.Embedding) -> None:
         """Makes the table whole again, with the rows as they are now. Not after `forget`."""
-        assert self._whole is not None
-        rows = module.weight.detach().to(self._whole)
-        whole = self._whole * rows[-1]
-        whole[self.used] = rows[:-1]
+        whole = self._restored(module)
         self._hook.remove()
         del module.place_of
         module.padding_idx = self._padding
         _set(module, whole)
+
+    @torch.no_grad()
+    def _restored(self, module: torch.nn.Embedding) -> Tensor:
+        assert self._whole is not None
+        rows = module.weight.detach().to(self._whole)
+        whole = self._whole * rows[-1]
+        whole[self.used] = rows[:-1]
+        return whole
 
 
 def _look_up(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

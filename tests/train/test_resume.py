@@ -18,6 +18,7 @@ from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Done, Following, records, slurmft
 from tests.support.models import write_emotion, write_model
+from tests.support.small_disk import SmallDisk
 from tests.train.test_trainer import assert_gone, emotion, processes_of
 
 # Dropout stays on: the random generators must come back, too.
@@ -255,3 +256,40 @@ def test_early_stopping_keeps_the_best_model(
         )
     )
     assert all(np.array_equal(saved[name], kept[name]) for name in saved)
+
+
+def test_full_disk_at_the_model(tmp_path: Path, tiny_data: Path) -> None:
+    """The training is done, and the model does not fit: it is tried again until the job is to stop;
+    the next attempts only save it. With room, none of its steps is done again."""
+    model = write_model(tmp_path / "model", words=16384)  # far larger than what is trained of it
+    flags = (*EXACT, *emotion(tiny_data, model), "--nodes", "2", "--batch-size", "8")
+    limits = ("--epochs", "1", "--checkpoint-every-steps", "5", "--max-requeues", "0")
+    with SmallDisk(tmp_path / "small disk", 8) as disk:
+        (disk / "ballast").write_bytes(bytes(6 * 2**20))
+        others = disk / "an older run" / "checkpoints" / "step-00000010"
+        others.mkdir(parents=True)
+        (disk / "ballast").rename(others / "model.safetensors")
+        job = Following("--runs-dir", str(disk), *flags, *limits, imported=True)
+        told = job.until("warning: no room for the model: it needs 2.")
+        for words in ("tmpfs at ", f"{others.parent} (6.0 MiB)", "slurmft clean --runs-dir"):
+            assert words in told
+        assert job.run.checkpoint_names() == ["step-00000013-evaluated"]  # the others gave way
+        os.kill(one_node(job.run), signal.SIGUSR2)
+        job.until("resumes after step 13")
+        job.until("warning: no room for the model")
+        os.kill(one_node(job.run), signal.SIGUSR2)
+        code, text = job.end(60)
+        assert code == 1
+        assert "no room for the model" in text
+        last = job.run.history()[-1]
+        assert states(job.run)[-1] == "failed"
+        assert last["reason"].endswith("no new checkpoint in this attempt (--max-requeues)")
+        (others / "model.safetensors").unlink()
+        done = slurmft("resume", "--follow", str(job.run.path), imported=True)
+        assert done.code == 0, done.err
+        assert steps_twice(job.run) == 0
+        assert {r["step"] for r in records(job.run, "resume")} == {13}
+        saved = load_file(job.run.model / "model.safetensors")
+        assert max(len(weight) for weight in saved.values()) > 16384  # all words are there
+        assert json.loads(job.run.result.read_text())["steps"] == 13
+        assert not list(job.run.path.glob(".model*"))
