@@ -158,7 +158,8 @@ class Run:
 
         Raises:
             UsageError: it has finished, or its job has not ended, or is on another cluster or host
-                and no `cluster` is given; or an option cannot be right.
+                and no `cluster` is given, or another process resumes it; or an option cannot be
+                right.
             SlurmftError: the job was refused.
         """
         known = [name for name in options(JobConfig) if name != "runs_dir"]

@@ -64,12 +64,20 @@ class LocalNodes:
     def _attempt(self, run: RunDir, gpus: list[str]) -> int:
         nodes = run.load_config().job.nodes
         hosts = [rendezvous.simulated_host(node) for node in range(nodes)]
-        number = attempts.begin(run, hosts, str(os.getpid()))
+        number = self._begin(run, hosts)
         ports = ",".join(map(str, rendezvous.free_ports(str(os.getpid()))))
         self.tasks = [
             self._start(run, node, number, ports, gpus[node::nodes]) for node in range(nodes)
         ]
         return self._wait()
+
+    def _begin(self, run: RunDir, hosts: list[str]) -> int:
+        start = attempts.Start(str(os.getpid()), has_ended=lambda job: not _runs(run, job))
+        try:
+            return attempts.begin(run, hosts, start)
+        except SlurmftError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(error.code) from None
 
     def _end(self, run: RunDir, code: int) -> attempts.Outcome:
         """Records how an attempt ended; a job that is cancelled is not started again."""
@@ -228,6 +236,15 @@ def _alive(run: RunDir) -> bool:
     if known is not None and known["host"] != os.uname().nodename:
         return launcher.recorded_state(run) is None  # nothing else can be known from here
     return known is not None and _start_time(known["pid"]) == known["started"]
+
+
+def _runs(run: RunDir, job_id: str) -> bool:
+    """Whether a job of the run is alive on this machine."""
+    try:
+        command = Path(f"/proc/{job_id}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return os.fsencode(run.submitit) in command.split(b"\0")
 
 
 def _start_time(pid: int) -> str | None:

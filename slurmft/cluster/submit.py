@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import getpass
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from slurmft.core import permissions
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.credentials import redact
 from slurmft.core.errors import Exit, SlurmftError, UsageError
-from slurmft.core.files import write_text
+from slurmft.core.files import write_bytes, write_text
 from slurmft.core.site import site_file
 from slurmft.node import ccl, hardware, profiles
 from slurmft.node.rendezvous import Rendezvous
@@ -151,21 +154,31 @@ def submit(config: RunConfig, cluster: str, mark: str = "") -> RunDir:
     Raises:
         SlurmftError: the job was refused, or would wait forever. The run directory is removed.
     """
-    where = cluster_launcher.location(cluster)
-    run, launcher = RunDir.create(config, mark), cluster_launcher.get(cluster)
+    run = RunDir.create(config, mark)
     try:
-        job_id = launcher.submit(config, run)
+        _submit_job(config, run, cluster)
     except SlurmftError:
         run.discard()
         raise
-    cluster_launcher.note_job(run, cluster, job_id, where)
+    return run
+
+
+def _submit_job(config: RunConfig, run: RunDir, cluster: str) -> str:
+    """Submits the job of a run, and records it; returns its id.
+
+    Raises:
+        SlurmftError: the job was refused, or would wait forever.
+    """
+    launcher, where = cluster_launcher.get(cluster), cluster_launcher.location(cluster)
+    job_id = launcher.submit(config, run)
+    with contextlib.suppress(OSError):  # the job itself records its id, too
+        cluster_launcher.note_job(run, cluster, job_id, where)
     if reason := launcher.never_starts(job_id):
         launcher.cancel(job_id, run)
-        run.discard()
         raise SlurmftError(
             f"Slurm would never start the job: {reason}", commands.offers(), Exit.SUBMIT
         )
-    return run
+    return job_id
 
 
 def submit_with(config: RunConfig, cluster: str, submission: dict[str, Any]) -> RunDir:
@@ -182,31 +195,72 @@ def resume(run: RunDir, flags: dict[str, Any], submission: dict[str, Any]) -> st
         submission: see `provenance`.
 
     Raises:
-        UsageError: the run has finished, or its job has not ended.
-        SlurmftError: the job was refused. The run is unchanged.
+        UsageError: the run has finished, or its job has not ended, or another process resumes it.
+        SlurmftError: the job was refused. The run is as it was.
     """
-    old = run.load_config()
-    _check_ended(run, moves="cluster" in flags)
     if not os.access(run.path, os.W_OK):
         raise UsageError(
             f"you cannot write to the run {str(run.path)!r}", "its owner can resume it"
         )
-    job = with_absolute_paths(dataclasses.replace(old.job, **flags))
-    permissions.settle(job.share_with_group)
-    again = [*old.submission.get("resumed", []), submission]
-    cluster = check(job)
-    config = dataclasses.replace(old, job=job, submission=old.submission | {"resumed": again})
-    launcher, where = cluster_launcher.get(cluster), cluster_launcher.location(cluster)
-    write_text(run.config, config.to_json())
-    run.set_state("submitted", "resumed")  # before the job can say that it runs
+    run.settle_permissions()
+    with _alone(run):
+        old = run.load_config()
+        _check_ended(run, moves="cluster" in flags)
+        job = with_absolute_paths(dataclasses.replace(old.job, **flags))
+        permissions.settle(job.share_with_group)
+        again = [*old.submission.get("resumed", []), submission]
+        cluster = check(job)
+        config = dataclasses.replace(old, job=job, submission=old.submission | {"resumed": again})
+        with _restored(run):
+            write_text(run.config, config.to_json())
+            run.set_state("submitted", "resumed")  # before the job can say that it runs
+            return _submit_job(config, run, cluster)
+
+
+@contextlib.contextmanager
+def _alone(run: RunDir) -> Iterator[None]:
+    """Lets only one process at a time check a run and submit it again.
+
+    By lockf on all file systems: a server and the clients of its NFS see each other's. Where there
+    are no locks, the second job ends when it starts (`slurmft.runs.attempts.check_turn`).
+
+    Raises:
+        UsageError: another process is doing it.
+    """
+    with open(run.path / "resume.lock", "ab+", buffering=0) as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            file.seek(0)
+            raise UsageError(
+                f"another slurmft resume of {run.path.name} is under way: {file.read().decode()}",
+                f"wait for it; then: slurmft status {shlex.quote(str(run.path))}",
+            ) from None
+        except OSError:  # no locks here
+            pass
+        with contextlib.suppress(OSError):  # a full disk
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {os.uname().nodename}".encode())
+        yield
+
+
+@contextlib.contextmanager
+def _restored(run: RunDir) -> Iterator[None]:
+    """The files of a run that a submission changes; byte for byte as before, if it fails."""
+    paths = (run.config, run.state, run.job)
+    before = {path: path.read_bytes() if path.exists() else None for path in paths}
     try:
-        job_id = launcher.submit(config, run)
-    except SlurmftError as error:
-        write_text(run.config, old.to_json())
-        run.set_state("failed", error.message, error.code)
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and run.job.read_bytes() != before[run.job]:
+            raise  # an interruption: its job waits already, and must not be lost
+        for path, content in before.items():
+            with contextlib.suppress(OSError):  # the error of the block is the one to read
+                if content is None:
+                    path.unlink(missing_ok=True)
+                elif path.read_bytes() != content:
+                    write_bytes(path, content)
         raise
-    cluster_launcher.note_job(run, cluster, job_id, where)
-    return job_id
 
 
 def _check_ended(run: RunDir, moves: bool) -> None:

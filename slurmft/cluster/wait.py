@@ -133,7 +133,8 @@ class JobWatch:
         if self.succeeded and (result := read_json(self.run.result)) is not None:
             return result
         error = job_error(self.run, self.job_id, self.state)
-        if self.state.ended and os.access(self.run.path, os.W_OK):
+        is_its_job = self.state.ended and cluster_launcher.job_of(self.run)[1] == self.job_id
+        if is_its_job and os.access(self.run.path, os.W_OK):
             name = "cancelled" if error.code == Exit.CANCELLED else "failed"
             self.run.set_state(name, error.message, error.code)  # the job could not, perhaps
         raise error

@@ -43,7 +43,7 @@ from slurmft.node.profiles import bind_rank
 from slurmft.node.signals import StopRequest
 from slurmft.runs.progress import Progress
 from slurmft.runs.records import RecordWriter
-from slurmft.runs.rundir import RUN_DIR, RunDir
+from slurmft.runs.rundir import RUN_DIR, RunDir, current_attempt
 from slurmft.runs.trackers import Tracking
 
 if TYPE_CHECKING:
@@ -73,7 +73,6 @@ def attach(run_dir: str | Path | None = None) -> Job:
     if path is None:
         _say_outside()
         return Job(None)
-    began = time.time()
     stop = process.receive_signals()
     run = RunDir.open(path)
     rank = int(os.environ.get("RANK", "0"))
@@ -83,10 +82,10 @@ def attach(run_dir: str | Path | None = None) -> Job:
     try:
         run.settle_permissions()
         bind_rank(os.environ)
-        job = Job(run, stop, heart, began)
+        job = Job(run, stop, heart)
         locks.install(run.load_config().job.file_locks)
     except Exception as error:
-        process.end(process.record_failure(error, run, rank, 0, began))
+        process.end(process.record_failure(error, run, rank, 0, run.meetings(current_attempt())))
     return job
 
 
@@ -105,18 +104,16 @@ class Job:
         run: RunDir | None,
         stop: StopRequest | None = None,
         heart: Heart | None = None,
-        began: float | None = None,
     ) -> None:
         """See `attach`, which also prepares the process.
 
         Args:
             run: None outside of a job.
-            began: when this process began (Unix seconds).
         """
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.run_dir = None if run is None else run.path
-        self._run, self._began = run, began or time.time()
+        self._run = run
         self._stop, self._heart = stop or StopRequest(), heart or Heart(None)
         self._boundary = Boundary(self.world_size, self.join)
         self._world: World | None = None
@@ -135,6 +132,8 @@ class Job:
         if run is None:
             return
         self.config = run.load_config()
+        self._meetings = run.meetings(current_attempt())
+        """How often the ranks have met in this attempt, as this process knows it."""
         self.began_at = _job_began_at(run)
         """When the job last began (Unix seconds, the head node's clock)."""
         if self.is_main:
@@ -144,7 +143,7 @@ class Job:
             self._records, self._progress = RecordWriter(run.records), Progress()
             self._tracking = Tracking(run)
         if self.world_size == 1:
-            run.mark_started()
+            self._meet()
 
     @property
     def is_main(self) -> bool:
@@ -160,9 +159,15 @@ class Job:
 
             assert self._run is not None
             self._world = process_group.init(self.config.job.backend)
-            if self.is_main:
-                self._run.mark_started()
+            self._meet()
         return self._world
+
+    def _meet(self) -> None:
+        """Notes that the ranks have met."""
+        assert self._run is not None
+        self._meetings += 1
+        if self.is_main:
+            self._run.mark_started(self._meetings)
 
     # --- between steps ----------------------------------------------------------------------------
 
@@ -423,7 +428,7 @@ class Job:
         if self._run is None:
             return
         if isinstance(error, Exception):
-            code = process.record_failure(error, self._run, self.rank, self._step, self._began)
+            code = process.record_failure(error, self._run, self.rank, self._step, self._meetings)
             if self.is_main:
                 self._checkpoints.wait(_LAST_WRITE_S)
             self._close()

@@ -69,19 +69,24 @@ def note_stopped() -> None:
         (folder / "stopped").touch()
 
 
-def record_failure(error: Exception, run: RunDir, rank: int, step: int, began: float) -> int:
+def record_failure(error: Exception, run: RunDir, rank: int, step: int, meetings: int) -> int:
     """Records a failure. Ends torchrun if a restart cannot help; returns the exit code.
 
-    It cannot help where the same failure at the same step is on record from before `began`, the
-    start of this process.
+    It cannot help where the same failure at the same step is on record from an earlier life of the
+    ranks. `meetings`: how many meetings of the ranks this process has seen.
     """
     shown = explain(error, run, rank)
     trace = None if isinstance(error, SlurmftError) else "".join(traceback.format_exception(error))
     print(redact(trace or f"error: {shown}"), file=sys.stderr, flush=True)
     where, secondary = f"rank {rank} on {platform.node()}", is_secondary(error)
-    earlier = [f for f in run.all_failures() if f["time"] < began]
-    again = any(f["message"] == shown.message and f["step"] == step for f in earlier)
-    run.add_failure(where, shown, trace, secondary=secondary, step=step)
+    now = (rundir.current_attempt(), meetings)
+    again = any(
+        f["message"] == shown.message and f["step"] == step
+        for f in run.all_failures()
+        # This process has recorded nothing yet: what is there of this rank is of one before it.
+        if (f["attempt"], f["meetings"] or 0) < now or f["where"] == where
+    )
+    run.add_failure(where, shown, trace, secondary=secondary, step=step, meetings=meetings)
     if not secondary and (isinstance(error, SlurmftError) or again) and node_folder() is not None:
         os.kill(os.getppid(), signal.SIGHUP)
     return int(shown.code)

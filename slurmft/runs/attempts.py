@@ -6,9 +6,11 @@ import contextlib
 import os
 import shlex
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from slurmft.core.errors import Exit, SlurmftError
+from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.files import read_json
 from slurmft.runs.rundir import RunDir
 
 
@@ -22,22 +24,96 @@ class Outcome:
     code: int
 
 
-def begin(run: RunDir, hosts: list[str], job: str) -> int:
+class NotThisJobError(UsageError):
+    """This job is not to run the run, which stays as it is: another one does, or it is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A start of a job, as it asks for an attempt."""
+
+    job: str
+    restarts: int = 0
+    """How often Slurm had started the same job before."""
+    has_ended: Callable[[str], bool | None] = lambda job: True
+    """Whether another job of the run has ended for good; None: that is unknown."""
+
+
+def check_turn(run: RunDir, start: Start) -> None:
+    """Checks that a job that starts is the one to run the run.
+
+    There may be several: a second resume, a start that a dead node delayed for an hour.
+
+    Raises:
+        NotThisJobError: it is not.
+    """
+    if (state := run.get_state()["state"]) in ("finished", "cancelled"):
+        verb = "has" if state == "finished" else "was"
+        raise NotThisJobError(f"the job {start.job} ends at once: {run.path} {verb} {state}")
+    if before := read_json(run.attempt):
+        words = f"attempt {before['number']} of {run.path}, on {', '.join(before['hosts'])}"
+        _check_other(run, start, before["job"], before["restarts"], words)
+
+
+def _check_other(run: RunDir, start: Start, job: str, restarts: int, attempt: str) -> None:
+    """Checks that the job that began an attempt is over."""
+    if job == start.job:
+        if restarts > start.restarts:  # this one was on a node that Slurm gave up, and that lives
+            raise NotThisJobError(f"the job {job} ends here: started again, it has {attempt}")
+        return
+    ended = start.has_ended(job)
+    # Who submitted the run again has seen that the jobs before had ended.
+    if ended is False or (ended is None and not run.awaits_begin()):
+        still = "" if ended is False else ", or has had it: Slurm does not answer"
+        raise NotThisJobError(
+            f"the job {start.job} ends at once: the job {job} has {attempt}{still}"
+        )
+
+
+def _claim(run: RunDir, start: Start) -> int:
+    """The number of the attempt that this start of a job has, and no other.
+
+    A symbolic link is made by one process alone, and whole: on NFS, Lustre and GPFS, too, and where
+    they have no locks. Nothing is to be released after a kill.
+    """
+    mine, number = f"{start.job}.{start.restarts}", run.attempt_number() + 1
+    with contextlib.suppress(OSError):
+        run.claims.mkdir(exist_ok=True)
+    while True:
+        link = run.claims / str(number)
+        try:
+            link.symlink_to(mine)
+        except FileExistsError:
+            owner = os.readlink(link)
+            if owner != mine:
+                job, _, restarts = owner.rpartition(".")
+                _check_other(run, start, job, int(restarts), f"attempt {number} of {run.path}")
+                number += 1
+                continue  # it ended before it could begin
+        except OSError:  # a full disk does not end a run
+            pass
+        return number
+
+
+def begin(run: RunDir, hosts: list[str], start: Start) -> int:
     """Opens an attempt; returns its number.
 
     Raises:
+        NotThisJobError: another job has the run, or it is over.
         SlurmftError: the attempts before made no progress.
     """
-    number = run.attempt_number() + 1
+    check_turn(run, start)
     settings = run.load_config().job
     stalled = attempts_without_progress(run)
     if stalled > settings.max_requeues:  # Slurm requeues after a node's death without asking us
         outcome = _no_progress(stalled, "the last attempt ended without a word")
         run.set_state(outcome.state, outcome.reason, outcome.code)
         raise SlurmftError(outcome.reason, _resume_hint(run))
-    now = {"number": number, "job": job, "hosts": hosts, "time": time.time()}
+    number = _claim(run, start)
+    now = {"number": number, "job": start.job, "restarts": start.restarts}
+    now |= {"hosts": hosts, "time": time.time()}
     where = f"on {', '.join(hosts)}"
-    run.tell(run.attempt, now, f"attempt {number} of job {job} {where}")
+    run.tell(run.attempt, now, f"attempt {number} of job {start.job} {where}")
     restart = f"attempt {number} {where}" if number > 1 else where
     run.set_state("running", restart, attempt=number, checkpoint=newest_checkpoint(run))
     return number
@@ -112,9 +188,13 @@ _FILE_LAG_S = 5
 
 
 def await_failure(run: RunDir, code: int) -> None:
-    """Gives a shared file system a moment to show what other nodes wrote."""
+    """Gives a shared file system a moment to show why the tasks ended: of a killed process, other
+    nodes tell only that they lost it."""
     deadline = time.monotonic() + _FILE_LAG_S
-    while code not in (Exit.OK, Exit.STOPPED) and run.root_failure() is None:
+    while code not in (Exit.OK, Exit.STOPPED):
+        failure = run.root_failure()
+        if failure is not None and not failure["secondary"]:
+            return
         if time.monotonic() > deadline:
             return
         with contextlib.suppress(OSError):  # a change of its own makes NFS read the folder anew

@@ -58,18 +58,13 @@ def first_failure(run: RunDir, attempt: int | None = None) -> dict[str, Any] | N
     """The failure that ended an attempt; the last one, if it is not given."""
     if attempt is None or attempt == run.attempt_number():
         return run.root_failure()
-    found = [f for f in run.all_failures() if f["attempt"] == attempt]
-    return min(found, key=lambda f: (f["secondary"], f["time"]), default=None)
+    return next(iter(run.failures_of(attempt)), None)
 
 
 def secondary_failures(run: RunDir, first: dict[str, Any]) -> list[str]:
     """Who failed because of that: ranks that lost it, nodes whose ranks ended."""
-    after = [
-        f["where"]
-        for f in run.all_failures()
-        if f["attempt"] == first["attempt"] and f["time"] >= first["time"] and f != first
-    ]
-    return list(dict.fromkeys(where for where in after if where != first["where"]))
+    after = dict.fromkeys(f["where"] for f in run.failures_of(first["attempt"]))
+    return [where for where in after if where != first["where"]]
 
 
 class Writer:

@@ -62,6 +62,7 @@ class RunDir:
     failures = _Below("failures")
     checkpoints = _Below("checkpoints")
     attempt = _Below("attempt.json")
+    claims = _Below("attempts")
     started = _Below("started.json")
     rendezvous = _Below("meeting.json")
     submitit = _Below("submitit")
@@ -243,9 +244,20 @@ class RunDir:
         """Whether a later attempt has begun: this one lives on a node that Slurm gave up."""
         return self.attempt_number() > attempt > 0
 
-    def mark_started(self) -> None:
-        """Notes that the ranks have met: failures before this are overcome."""
-        now = {"time": time.time(), "attempt": current_attempt()}
+    def awaits_begin(self) -> bool:
+        """Whether no attempt has begun since the run was last submitted."""
+        states = (h["state"] for h in reversed(self.history()))
+        return next((s for s in states if s in ("submitted", "running")), "") == "submitted"
+
+    def meetings(self, attempt: int) -> int:
+        """How often the ranks of an attempt have met; 0 of all but the last."""
+        started = read_json(self.started) or {}
+        return int(started.get("meetings", 0)) if started.get("attempt") == attempt else 0
+
+    def mark_started(self, meetings: int) -> None:
+        """Notes that the ranks have met, for so many times in this attempt: what failed before this
+        is overcome."""
+        now = {"attempt": current_attempt(), "meetings": meetings}
         self.tell(self.started, now, "the ranks have met")
 
     def checkpoint_names(self) -> list[str]:
@@ -266,6 +278,7 @@ class RunDir:
         retry: bool = False,
         bad_host: str | None = None,
         attempt: int | None = None,
+        meetings: int | None = None,
     ) -> dict[str, Any]:
         """Keeps what went wrong in one process; returns it as it is kept; see `tell`.
 
@@ -278,6 +291,7 @@ class RunDir:
             retry: a requeue may help: it was not an error of the run itself.
             bad_host: the host that may be to blame, by Slurm's name.
             attempt: the attempt that failed; the current one, if not given.
+            meetings: how many meetings of the ranks this one has seen; None: it is no rank's own.
         """
         failure = {
             "where": where,
@@ -290,6 +304,7 @@ class RunDir:
             "retry": retry or bad_host is not None,
             "bad_host": bad_host,
             "attempt": current_attempt() if attempt is None else attempt,
+            "meetings": meetings,
             "time": time.time(),
         }
         name = f"{where.replace(' ', '-')}-{os.getpid()}-{time.time_ns()}.json"
@@ -297,29 +312,32 @@ class RunDir:
         return failure
 
     def all_failures(self) -> list[dict[str, Any]]:
-        """Every failure of the run, oldest first."""
+        """Every failure of the run, by attempts, and within them by the hosts' clocks."""
         found = [f for p in self.failures.glob("*.json") if (f := read_json(p))]
-        return sorted(found, key=lambda f: float(f["time"]))
+        return sorted(found, key=lambda f: (f["attempt"], float(f["time"])))
+
+    def failures_of(self, attempt: int) -> list[dict[str, Any]]:
+        """The failures that ended an attempt: first those that are not secondary.
+
+        What happened to ranks before they last met was overcome. Clocks only tell which of several
+        causes is named first: those of two hosts may differ by an hour.
+        """
+        found = [f for f in self.all_failures() if f["attempt"] == attempt]
+        seen = [f["meetings"] for f in found if f["meetings"] is not None]
+        met = max([self.meetings(attempt), *seen])
+        found = [f for f in found if f["meetings"] in (None, met)]
+        return sorted(found, key=lambda f: bool(f["secondary"]))
 
     def root_failure(self) -> dict[str, Any] | None:
         """The failure that ended the last attempt: the first that is not secondary.
 
         When one rank dies, its neighbours see their connections close; those failures are
-        secondary. What happened to ranks before they last met was overcome.
+        secondary.
         """
-        attempt, started = read_json(self.attempt), read_json(self.started)
-        submitted = [h["time"] for h in self.history() if h["state"] == "submitted"]
-        if attempt and submitted and attempt["time"] < submitted[-1]:
+        number = self.attempt_number()
+        if number and self.awaits_begin():
             return None  # the job of a resume, whose attempt has not begun
-        number = attempt["number"] if attempt else 0
-        met = started["time"] if started and started["attempt"] == number else 0.0
-        found = [
-            f
-            for f in self.all_failures()
-            if f["attempt"] == number and not (f["where"].startswith("rank") and f["time"] < met)
-        ]
-        found.sort(key=lambda f: (f["secondary"], f["time"]))
-        return found[0] if found else None
+        return next(iter(self.failures_of(number)), None)
 
     def bad_hosts(self) -> list[str]:
         """Hosts that were to blame in two attempts or more."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurmft.cluster.slurm import commands
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit, SlurmftError
-from slurmft.core.files import write_json
+from slurmft.core.files import read_json
 from slurmft.runs import attempts
-from slurmft.runs.rundir import RunDir
+from slurmft.runs.rundir import ATTEMPT, RunDir
 from slurmft.train.config import TrainConfig
 
 
@@ -21,8 +24,9 @@ def make(tmp_path: Path, **job: object) -> RunDir:
     return RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=config))
 
 
-def begin(run: RunDir) -> int:
-    return attempts.begin(run, ["n1", "n2"], "7")
+def begin(run: RunDir, job: str = "7", restarts: int = 0, ended: bool | None = True) -> int:
+    """Begins an attempt of a job, for which another one has `ended`."""
+    return attempts.begin(run, ["n1", "n2"], attempts.Start(job, restarts, lambda other: ended))
 
 
 def save(run: RunDir, step: int) -> None:
@@ -125,21 +129,6 @@ def test_cancelled_stays_cancelled(tmp_path: Path) -> None:
     assert run.get_state()["state"] == "cancelled"
 
 
-def test_overcome_failures_are_no_reason(tmp_path: Path) -> None:
-    run = make(tmp_path)
-    begin(run)
-    run.add_failure("rank 0 on n1", SlurmftError("it broke"), attempt=1)
-    assert run.root_failure() is not None
-    write_json(run.started, {"time": time.time(), "attempt": 1})  # the ranks met again
-    assert run.root_failure() is None
-    begin(run)
-    fail(run)
-    assert run.root_failure() is not None
-    run.set_state("failed")
-    run.set_state("submitted", "resumed")
-    assert run.root_failure() is None  # of a job that has not begun
-
-
 def test_error_before_the_tasks_is_final(tmp_path: Path) -> None:
     """A missing package, say: nothing that a requeue would cure."""
     run = make(tmp_path)
@@ -171,6 +160,223 @@ def test_host_is_bad_after_two_attempts(tmp_path: Path) -> None:
     fail(run, bad_host="n1")
     fail(run, bad_host="n2", secondary=True)
     assert run.bad_hosts() == ["n1"]
+
+
+# --- whose turn it is -----------------------------------------------------------------------------
+
+
+def as_bytes(run: RunDir) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in sorted(run.path.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("job", "restarts", "ended", "words"),
+    [
+        ("8", 0, False, "the job 8 ends at once: the job 7 has attempt 1 of {run}, on n1, n2"),
+        ("8", 0, None, "the job 7 has attempt 1 of {run}, on n1, n2, or has had it: Slurm does"),
+        ("7", 1, True, "the job 7 ends here: started again, it has attempt 1 of {run}, on n1, n2"),
+    ],
+)
+def test_a_job_ends_where_another_has_the_run(
+    tmp_path: Path, job: str, restarts: int, ended: bool | None, words: str
+) -> None:
+    """A second job, one of which nothing is known; and a start that a dead node has delayed, while
+    Slurm has started the job again."""
+    run = make(tmp_path)
+    assert begin(run, restarts=2) == 1
+    before = as_bytes(run)
+    with pytest.raises(attempts.NotThisJobError) as caught:
+        begin(run, job, restarts, ended)
+    assert words.format(run=run.path) in caught.value.message
+    assert caught.value.hint is None  # one line
+    assert caught.value.code == Exit.USAGE
+    assert as_bytes(run) == before
+
+
+def test_a_job_takes_over_from_one_that_has_ended(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    assert [begin(run, "7", 0), begin(run, "7", 0), begin(run, "7", 1)] == [1, 2, 3]
+    assert begin(run, "8", 0, ended=True) == 4
+    assert read_json(run.attempt) == {
+        "number": 4, "job": "8", "restarts": 0, "hosts": ["n1", "n2"],
+        "time": (read_json(run.attempt) or {})["time"],
+    }  # fmt: skip
+    run.set_state("failed")
+    run.set_state("submitted", "resumed")
+    # Slurm does not answer; but who resumed the run has seen that the job 8 had ended.
+    assert begin(run, "9", 0, ended=None) == 5
+
+
+def test_a_job_asks_for_the_one_that_has_the_run(tmp_path: Path) -> None:
+    run, asked = make(tmp_path), list[str]()
+
+    def still_runs(job: str) -> bool:
+        asked.append(job)
+        return False
+
+    attempts.begin(run, ["n1"], attempts.Start("7", 0, still_runs))
+    attempts.begin(run, ["n1"], attempts.Start("7", 1, still_runs))
+    assert asked == []
+    with pytest.raises(attempts.NotThisJobError):
+        attempts.begin(run, ["n1"], attempts.Start("8", 0, still_runs))
+    assert asked == ["7"]
+
+
+@pytest.mark.parametrize("state", ["finished", "cancelled"])
+def test_a_job_that_comes_too_late_ends(tmp_path: Path, state: str) -> None:
+    """A second one, when the first has finished, or somebody has cancelled the run."""
+    run = make(tmp_path)
+    begin(run)
+    run.set_state(state)
+    before, words = as_bytes(run), {"finished": "has finished", "cancelled": "was cancelled"}[state]
+    with pytest.raises(attempts.NotThisJobError) as caught:
+        begin(run, "8")
+    assert caught.value.message == f"the job 8 ends at once: {run.path} {words}"
+    assert as_bytes(run) == before
+    run.set_state("submitted", "resumed")
+    assert begin(run, "8") == 2
+
+
+def test_only_one_of_many_jobs_has_an_attempt(tmp_path: Path) -> None:
+    """They all start at once, and none sees another's attempt when it looks."""
+    run, barrier = make(tmp_path, max_requeues=99), threading.Barrier(8)
+    won, lost = list[int](), list[str]()
+
+    def start(number: int) -> None:
+        barrier.wait()
+        try:
+            won.append(attempts._claim(run, attempts.Start(str(number), 0, lambda job: False)))
+        except attempts.NotThisJobError as error:
+            lost.append(error.message)
+
+    threads = [threading.Thread(target=start, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (won, len(lost)) == ([1], 7)
+    owner = os.readlink(run.claims / "1").removesuffix(".0")
+    assert {f"the job {owner} has attempt 1 of {run.path}" in words for words in lost} == {True}
+
+
+def test_number_of_a_job_that_died_before_it_began_is_left_out(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    run.claims.mkdir()
+    (run.claims / "1").symlink_to("6.0")  # another job, of which is known that it has ended
+    (run.claims / "2").symlink_to("7.0")  # an earlier start of this one
+    (run.claims / "3").symlink_to("7.2")  # this one: a server of NFS may say so
+    assert begin(run, "7", 2) == 3
+    with pytest.raises(attempts.NotThisJobError, match="the job 7 has attempt 3"):
+        begin(run, "8", 0, ended=False)
+
+
+def test_a_full_disk_takes_no_claim_and_ends_no_job(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    run.claims.write_text("no folder can be made here")
+    assert begin(run) == 1
+
+
+# --- why an attempt failed ------------------------------------------------------------------------
+
+HOUR_S = 3600.0
+
+
+def add(run: RunDir, where: str, clock_s: float, **facts: Any) -> str:
+    """A failure of the current attempt, from a host whose clock is off; returns its message."""
+    message = f"{where} {len(run.all_failures())}"
+    with pytest.MonkeyPatch.context() as patch:
+        now = time.time()
+        patch.setattr(time, "time", lambda: now + clock_s)
+        run.add_failure(where, SlurmftError(message), **{"attempt": run.attempt_number()} | facts)
+    return message
+
+
+def root(run: RunDir) -> str | None:
+    failure = run.root_failure()
+    return str(failure["message"]) if failure else None
+
+
+def meet(run: RunDir, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ATTEMPT, str(run.attempt_number()))
+    run.mark_started(times)
+
+
+@pytest.mark.parametrize("clock_s", [-HOUR_S, 0.0, HOUR_S])
+def test_cause_is_found_whatever_the_clocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock_s: float
+) -> None:
+    """Of n1, where the failures are; the head's own is right."""
+    run = make(tmp_path)
+    begin(run)
+    add(run, "rank 1 on n1", clock_s, meetings=0)
+    meet(run, 1, monkeypatch)
+    assert root(run) is None  # overcome: the ranks have met since
+    first = add(run, "rank 1 on n1", clock_s, meetings=1)
+    assert root(run) == first
+    begin(run)
+    assert root(run) is None  # that of another attempt
+    last = add(run, "rank 1 on n1", clock_s, meetings=0)
+    assert root(run) == last
+    assert run.failures_of(1)[0]["message"] == first
+    run.set_state("failed")
+    run.set_state("submitted", "resumed")
+    assert root(run) is None  # the job of the resume has not begun
+    begin(run, "8")
+    assert root(run) is None
+    last = add(run, "node n1", clock_s)
+    assert root(run) == last
+
+
+def test_secondary_failures_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make(tmp_path)
+    begin(run)
+    meet(run, 1, monkeypatch)
+    echo = add(run, "rank 0 on n1", -HOUR_S, meetings=1, secondary=True)
+    assert root(run) == echo  # the only one
+    killed = add(run, "node n2", HOUR_S, retry=True)
+    assert [f["message"] for f in run.failures_of(1)] == [killed, echo]
+    assert run.failures_of(2) == []
+
+
+def test_failure_after_a_meeting_that_a_full_disk_did_not_note(tmp_path: Path) -> None:
+    """The ranks themselves know how often they have met."""
+    run = make(tmp_path)
+    begin(run)
+    add(run, "rank 0 on n1", 0.0, meetings=0)
+    later = add(run, "rank 1 on n2", -HOUR_S, meetings=1)
+    assert root(run) == later
+
+
+def test_killed_process_is_the_reason_not_its_echo(tmp_path: Path) -> None:
+    """The file of the other node appears only when the batch script looks for it."""
+    run = make(tmp_path)
+    begin(run)
+    echo = SlurmftError("RuntimeError: Connection closed by peer")
+    run.add_failure("rank 0 on n1", echo, secondary=True, attempt=1, meetings=0)
+    killed = SlurmftError("a rank was killed by SIGKILL (out of memory?)")
+    late = threading.Timer(0.7, lambda: run.add_failure("node n2", killed, retry=True, attempt=1))
+    late.start()
+    attempts.await_failure(run, 1)
+    late.join()
+    assert attempts.end(run, 1).reason == f"node n2: {killed.message}"
+    assert run.history()[-1]["reason"] == f"node n2: {killed.message}"
+
+
+@pytest.mark.parametrize("code", [Exit.OK, Exit.STOPPED])
+def test_nobody_waits_for_failures_of_a_good_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waits"))
+    attempts.await_failure(make(tmp_path), code)
+
+
+def test_waiting_for_a_cause_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, slept = make(tmp_path), list[float]()
+    monkeypatch.setattr(attempts, "_FILE_LAG_S", 0.01)
+    monkeypatch.setattr(time, "sleep", lambda seconds: slept.append(seconds))
+    begin(run)
+    attempts.await_failure(run, 1)
+    assert list(run.failures.iterdir()) == []
 
 
 def test_down_hosts() -> None:

@@ -168,7 +168,7 @@ def test_what_failed_first_comes_first(tmp_path: Path) -> None:
         "failed first: rank 1 on n2, attempt 0, after step 7",
         "Tr: KeyError: 3",
         "hint: a hint",
-        "then: node n2",
+        "then: rank 0 on n1, node n2",
         "",
     ]
     assert out[-1].endswith("rank 0 | a line")

@@ -176,7 +176,7 @@ def test_what_is_only_told_goes_to_stderr_where_the_disk_is_full(
     run.set_state("running")
     ballast = fill(small_disk)
     run.set_state("requeued", "stopped; the newest checkpoint is step-00000005", 75)
-    run.mark_started()
+    run.mark_started(1)
     token = "hf_" + "a" * 34
     failure = run.add_failure("rank 3 on n1", SlurmftError(f"no room; {token}", code=7))
     assert (failure["where"], failure["code"]) == ("rank 3 on n1", 7)

@@ -9,11 +9,12 @@ Around srun, it runs `python -m slurmft.cluster.slurm.batch_script` with
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
 
-from slurmft.cluster import container
+from slurmft.cluster import container, launcher
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.sbatch_options import all_options, directives
 from slurmft.core import permissions
@@ -22,7 +23,14 @@ from slurmft.core.errors import Exit, SlurmftError, run_main
 from slurmft.core.files import read_json
 from slurmft.node import rendezvous, signals, staged_env
 from slurmft.runs import log_times
-from slurmft.runs.attempts import await_failure, begin, decide
+from slurmft.runs.attempts import (
+    NotThisJobError,
+    Start,
+    await_failure,
+    begin,
+    check_turn,
+    decide,
+)
 from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import ATTEMPT, RunDir, current_attempt
 
@@ -100,14 +108,33 @@ def begin_attempt(run: RunDir) -> int:
     Returns AVOID where Slurm allocated hosts that are to be excluded.
     """
     hosts = rendezvous.expand_nodelist(os.environ["SLURM_JOB_NODELIST"])
+    start = Start(own_job_id(os.environ), int(os.environ.get("SLURM_RESTART_COUNT", "0")), ended)
+    check_turn(run, start)
     blame_lost_nodes(run)
     avoided = any(s.get("avoided") for s in run.history()[-1:])  # once, not for ever
     if set(hosts) & set(excludable_hosts(run)) and run.load_config().job.requeue and not avoided:
         return AVOID
     ports = rendezvous.free_ports(os.environ["SLURM_JOB_ID"])
-    number = begin(run, hosts, own_job_id(os.environ))
+    number = begin(run, hosts, start)
+    note_job(run, start.job)
     print(f"{ATTEMPT}={number} {rendezvous.PORT_VARIABLE}={','.join(map(str, ports))}")
     return Exit.OK
+
+
+def ended(job_id: str) -> bool | None:
+    """Whether a job of the run has ended for good; None: Slurm does not answer."""
+    state = commands.job_state(job_id)
+    if state is None:
+        return True
+    return None if state.name == "UNKNOWN" else state.ended
+
+
+def note_job(run: RunDir, job_id: str) -> None:
+    """Records the job that runs the run, where another one is recorded: a second one may have been
+    submitted, or its submission was interrupted."""
+    if (read_json(run.job) or {}).get("id") != job_id:
+        with contextlib.suppress(OSError):  # a full disk does not end a run
+            launcher.note_job(run, "slurm", job_id, launcher.location("slurm"))
 
 
 def avoid_hosts(run: RunDir) -> int:
@@ -175,7 +202,12 @@ def main(argv: list[str]) -> int:
     run = RunDir.open(argv[1])
     run.settle_permissions()
     if argv[0] == "begin":
-        return begin_attempt(run)
+        try:
+            return begin_attempt(run)
+        except NotThisJobError:
+            if before := read_json(run.attempt):
+                note_job(run, before["job"])
+            raise
     if argv[0] == "avoid":
         return avoid_hosts(run)
     return end_attempt(run, int(argv[2]))
