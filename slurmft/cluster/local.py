@@ -72,7 +72,8 @@ class LocalNodes:
         return self._wait()
 
     def _begin(self, run: RunDir, hosts: list[str]) -> int:
-        start = attempts.Start(str(os.getpid()), has_ended=lambda job: not _runs(run, job))
+        here = os.uname().nodename
+        start = attempts.Start(str(os.getpid()), 0, here, lambda job: not _runs(run, job))
         try:
             return attempts.begin(run, hosts, start)
         except SlurmftError as error:

@@ -35,6 +35,8 @@ class Start:
     job: str
     restarts: int = 0
     """How often Slurm had started the same job before."""
+    where: str = ""
+    """The Slurm cluster's name, or the host; "" where it is not known."""
     has_ended: Callable[[str], bool | None] = lambda job: True
     """Whether another job of the run has ended for good; None: that is unknown."""
 
@@ -52,13 +54,17 @@ def check_turn(run: RunDir, start: Start) -> None:
         raise NotThisJobError(f"the job {start.job} ends at once: {run.path} {verb} {state}")
     if before := read_json(run.attempt):
         words = f"attempt {before['number']} of {run.path}, on {', '.join(before['hosts'])}"
-        _check_other(run, start, before["job"], before["restarts"], words)
+        other = Start(before["job"], before["restarts"], before["where"])
+        _check_other(run, start, other, words)
 
 
-def _check_other(run: RunDir, start: Start, job: str, restarts: int, attempt: str) -> None:
-    """Checks that the job that began an attempt is over."""
+def _check_other(run: RunDir, start: Start, other: Start, attempt: str) -> None:
+    """Checks that the start of a job that has an attempt is over."""
+    job = other.job
+    if other.where != start.where:
+        return  # `slurmft resume --cluster`: the user has said that the job there has ended
     if job == start.job:
-        if restarts > start.restarts:  # this one was on a node that Slurm gave up, and that lives
+        if other.restarts > start.restarts:  # this one's node was given up by Slurm, and lives
             raise NotThisJobError(f"the job {job} ends here: started again, it has {attempt}")
         return
     ended = start.has_ended(job)
@@ -76,7 +82,7 @@ def _claim(run: RunDir, start: Start) -> int:
     A symbolic link is made by one process alone, and whole: on NFS, Lustre and GPFS, too, and where
     they have no locks. Nothing is to be released after a kill.
     """
-    mine, number = f"{start.job}.{start.restarts}", run.attempt_number() + 1
+    mine, number = f"{start.job} {start.restarts} {start.where}", run.attempt_number() + 1
     with contextlib.suppress(OSError):
         run.claims.mkdir(exist_ok=True)
     while True:
@@ -86,8 +92,9 @@ def _claim(run: RunDir, start: Start) -> int:
         except FileExistsError:
             owner = os.readlink(link)
             if owner != mine:
-                job, _, restarts = owner.rpartition(".")
-                _check_other(run, start, job, int(restarts), f"attempt {number} of {run.path}")
+                job, restarts, where = owner.split(" ", 2)
+                other = Start(job, int(restarts), where)
+                _check_other(run, start, other, f"attempt {number} of {run.path}")
                 number += 1
                 continue  # it ended before it could begin
         except OSError:  # a full disk does not end a run
@@ -111,7 +118,7 @@ def begin(run: RunDir, hosts: list[str], start: Start) -> int:
         raise SlurmftError(outcome.reason, _resume_hint(run))
     number = _claim(run, start)
     now = {"number": number, "job": start.job, "restarts": start.restarts}
-    now |= {"hosts": hosts, "time": time.time()}
+    now |= {"where": start.where, "hosts": hosts, "time": time.time()}
     where = f"on {', '.join(hosts)}"
     run.tell(run.attempt, now, f"attempt {number} of job {start.job} {where}")
     restart = f"attempt {number} {where}" if number > 1 else where

@@ -26,7 +26,8 @@ def make(tmp_path: Path, **job: object) -> RunDir:
 
 def begin(run: RunDir, job: str = "7", restarts: int = 0, ended: bool | None = True) -> int:
     """Begins an attempt of a job, for which another one has `ended`."""
-    return attempts.begin(run, ["n1", "n2"], attempts.Start(job, restarts, lambda other: ended))
+    start = attempts.Start(job, restarts, "a", lambda other: ended)
+    return attempts.begin(run, ["n1", "n2"], start)
 
 
 def save(run: RunDir, step: int) -> None:
@@ -198,7 +199,7 @@ def test_a_job_takes_over_from_one_that_has_ended(tmp_path: Path) -> None:
     assert [begin(run, "7", 0), begin(run, "7", 0), begin(run, "7", 1)] == [1, 2, 3]
     assert begin(run, "8", 0, ended=True) == 4
     assert read_json(run.attempt) == {
-        "number": 4, "job": "8", "restarts": 0, "hosts": ["n1", "n2"],
+        "number": 4, "job": "8", "restarts": 0, "where": "a", "hosts": ["n1", "n2"],
         "time": (read_json(run.attempt) or {})["time"],
     }  # fmt: skip
     run.set_state("failed")
@@ -214,11 +215,14 @@ def test_a_job_asks_for_the_one_that_has_the_run(tmp_path: Path) -> None:
         asked.append(job)
         return False
 
-    attempts.begin(run, ["n1"], attempts.Start("7", 0, still_runs))
-    attempts.begin(run, ["n1"], attempts.Start("7", 1, still_runs))
+    attempts.begin(run, ["n1"], attempts.Start("7", 0, "a", still_runs))
+    attempts.begin(run, ["n1"], attempts.Start("7", 1, "a", still_runs))
     assert asked == []
     with pytest.raises(attempts.NotThisJobError):
-        attempts.begin(run, ["n1"], attempts.Start("8", 0, still_runs))
+        attempts.begin(run, ["n1"], attempts.Start("8", 0, "a", still_runs))
+    assert asked == ["7"]
+    # Another cluster may have jobs of the same numbers: `resume --cluster slurm` there.
+    assert attempts.begin(run, ["m1"], attempts.Start("7", 0, "b", still_runs)) == 3
     assert asked == ["7"]
 
 
@@ -245,7 +249,7 @@ def test_only_one_of_many_jobs_has_an_attempt(tmp_path: Path) -> None:
     def start(number: int) -> None:
         barrier.wait()
         try:
-            won.append(attempts._claim(run, attempts.Start(str(number), 0, lambda job: False)))
+            won.append(attempts._claim(run, attempts.Start(str(number), 0, "a", lambda job: False)))
         except attempts.NotThisJobError as error:
             lost.append(error.message)
 
@@ -255,16 +259,16 @@ def test_only_one_of_many_jobs_has_an_attempt(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert (won, len(lost)) == ([1], 7)
-    owner = os.readlink(run.claims / "1").removesuffix(".0")
+    owner = os.readlink(run.claims / "1").partition(" ")[0]
     assert {f"the job {owner} has attempt 1 of {run.path}" in words for words in lost} == {True}
 
 
 def test_number_of_a_job_that_died_before_it_began_is_left_out(tmp_path: Path) -> None:
     run = make(tmp_path)
     run.claims.mkdir()
-    (run.claims / "1").symlink_to("6.0")  # another job, of which is known that it has ended
-    (run.claims / "2").symlink_to("7.0")  # an earlier start of this one
-    (run.claims / "3").symlink_to("7.2")  # this one: a server of NFS may say so
+    (run.claims / "1").symlink_to("6 0 a")  # another job, of which is known that it has ended
+    (run.claims / "2").symlink_to("7 0 a")  # an earlier start of this one
+    (run.claims / "3").symlink_to("7 2 a")  # this one: a server of NFS may say so
     assert begin(run, "7", 2) == 3
     with pytest.raises(attempts.NotThisJobError, match="the job 7 has attempt 3"):
         begin(run, "8", 0, ended=False)

@@ -108,7 +108,9 @@ def begin_attempt(run: RunDir) -> int:
     Returns AVOID where Slurm allocated hosts that are to be excluded.
     """
     hosts = rendezvous.expand_nodelist(os.environ["SLURM_JOB_NODELIST"])
-    start = Start(own_job_id(os.environ), int(os.environ.get("SLURM_RESTART_COUNT", "0")), ended)
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    where = launcher.location("slurm")
+    start = Start(own_job_id(os.environ), restarts, where, ended)
     check_turn(run, start)
     blame_lost_nodes(run)
     avoided = any(s.get("avoided") for s in run.history()[-1:])  # once, not for ever

@@ -1,0 +1,302 @@
+"""Resuming a run: what is checked, what is written, and what stays if the job is refused."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmft.cluster import launcher, submit, wait
+from slurmft.cluster.slurm.commands import JobState
+from slurmft.core.config import RunConfig
+from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.files import read_json
+from slurmft.runs.rundir import RunDir
+from tests.support import CHECKOUT
+from tests.support.made_runs import write_run
+
+ORIGIN = {"command": "slurmft resume last"}
+
+
+class Queue:
+    """A launcher that takes jobs and starts none."""
+
+    def __init__(self) -> None:
+        self.state: JobState | None = JobState(name="CANCELLED")
+        """Of every job."""
+        self.on_submit: Callable[[RunDir], None] = lambda run: None
+        self.endless: str | None = None
+        self.submitted: list[RunConfig] = []
+        self.cancelled: list[str] = []
+
+    def submit(self, config: RunConfig, run: RunDir) -> str:
+        self.on_submit(run)
+        self.submitted.append(config)
+        return str(10 + len(self.submitted))
+
+    def never_starts(self, job_id: str) -> str | None:
+        return self.endless
+
+    def job_state(self, job_id: str, run: RunDir) -> JobState | None:
+        return self.state
+
+    def cancel(self, job_id: str, run: RunDir) -> None:
+        self.cancelled.append(job_id)
+        run.set_state("cancelled", "by slurmft cancel", Exit.CANCELLED)
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
+    made, umask = Queue(), os.umask(0o022)
+    monkeypatch.setattr(launcher, "get", lambda cluster: made)
+    yield made
+    os.umask(umask)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A run whose job 7 was cancelled."""
+    made = write_run(tmp_path / "r", state="running", cluster="local")
+    launcher.note_job(made, "local", "7", os.uname().nodename)
+    made.set_state("cancelled", "by slurmft cancel", Exit.CANCELLED)
+    return made
+
+
+def files(run: RunDir) -> dict[str, bytes]:
+    """All that a run's files hold, but for the lock."""
+    found = {str(p.relative_to(run.path)): p for p in run.path.rglob("*") if p.is_file()}
+    return {name: p.read_bytes() for name, p in found.items() if name != "resume.lock"}
+
+
+def resume(run: RunDir, **flags: Any) -> str:
+    return submit.resume(run, flags, ORIGIN)
+
+
+def test_resume_submits_the_run_again(queue: Queue, run: RunDir) -> None:
+    seen: list[str] = []
+    queue.on_submit = lambda run: seen.append(run.get_state()["state"])
+    assert resume(run, nodes=3) == "11"
+    assert seen == ["submitted"]  # before the job can say that it runs
+    assert (run.get_state()["state"], run.get_state()["reason"]) == ("submitted", "resumed")
+    assert [s["state"] for s in run.history()][-2:] == ["cancelled", "submitted"]
+    config = run.load_config()
+    assert queue.submitted == [config]
+    assert (config.job.nodes, config.submission["resumed"]) == (3, [ORIGIN])
+    assert config.submission["user"] == "ada"  # who submitted it first
+    here = os.uname().nodename
+    assert read_json(run.job) == {"cluster": "local", "id": "11", "where": here}
+    resume(run)
+    assert run.load_config().submission["resumed"] == [ORIGIN, ORIGIN]
+    assert run.load_config().job.nodes == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [SlurmftError("sbatch refused the job"), OSError(errno.ENOSPC, "full"), KeyboardInterrupt()],
+    ids=lambda error: type(error).__name__,
+)
+def test_refused_resume_leaves_the_run_as_it_was(
+    queue: Queue, run: RunDir, error: BaseException
+) -> None:
+    def refuse(run: RunDir) -> None:
+        raise error
+
+    before, queue.on_submit = files(run), refuse
+    with pytest.raises(type(error)) as caught:
+        resume(run, nodes=3)
+    assert caught.value is error
+    assert files(run) == before
+    queue.on_submit = lambda run: None
+    assert resume(run) == "11"  # and it can be tried again
+
+
+def test_run_without_state_stays_without(queue: Queue, run: RunDir) -> None:
+    def refuse(run: RunDir) -> None:
+        raise SlurmftError("no")
+
+    run.state.unlink()
+    queue.on_submit = refuse
+    with pytest.raises(SlurmftError, match="no"):
+        resume(run)
+    assert not run.state.exists()
+
+
+def test_job_that_would_never_start_is_cancelled(queue: Queue, run: RunDir) -> None:
+    before, queue.endless = files(run), "it requests 9 nodes"
+    with pytest.raises(SlurmftError, match="Slurm would never start the job: it requests 9 nodes"):
+        resume(run, nodes=9)
+    assert queue.cancelled == ["11"]
+    assert files(run) == before
+
+
+def test_interruption_after_the_submission_keeps_the_job(
+    queue: Queue, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(job_id: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(queue, "never_starts", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        resume(run, nodes=3)
+    assert launcher.job_of(run) == ("local", "11")
+    assert (run.get_state()["state"], run.load_config().job.nodes) == ("submitted", 3)
+
+
+def test_disk_that_takes_no_job_id_loses_no_job(
+    queue: Queue, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job records its id when it starts."""
+
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(launcher, "note_job", full)
+    assert resume(run) == "11"
+    assert run.get_state()["state"] == "submitted"
+
+
+@pytest.mark.parametrize("name", ["PENDING", "RUNNING", "COMPLETING", "UNKNOWN"])
+def test_job_that_has_not_ended_is_not_submitted_again(
+    queue: Queue, run: RunDir, name: str
+) -> None:
+    before, queue.state = files(run), JobState(name=name)
+    with pytest.raises(UsageError, match=f"the job 7 of this run is {name.lower()}") as caught:
+        resume(run)
+    assert caught.value.hint == f"slurmft cancel {run.path}"
+    assert (queue.submitted, files(run)) == ([], before)
+
+
+@pytest.mark.parametrize("state", [None, JobState(name="FAILED"), JobState(name="TIMEOUT")])
+def test_job_that_has_ended_or_is_forgotten_is(
+    queue: Queue, run: RunDir, state: JobState | None
+) -> None:
+    queue.state = state
+    assert resume(run) == "11"
+
+
+def test_finished_run_is_not_resumed(queue: Queue, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "done", cluster="local")
+    launcher.note_job(run, "local", "7", "")
+    with pytest.raises(UsageError, match="has finished"):
+        resume(run)
+    assert queue.submitted == []
+
+
+def test_run_of_another_host_is_resumed_here_only_if_asked(queue: Queue, run: RunDir) -> None:
+    launcher.note_job(run, "local", "7", "login7")
+    queue.state = JobState(name="RUNNING")  # somebody else's job of that number
+    with pytest.raises(UsageError, match="is on the host login7; seen from"):
+        resume(run)
+    assert resume(run, cluster="local") == "11"
+
+
+def test_run_of_somebody_else_is_not_touched(
+    queue: Queue, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(UsageError, match="you cannot write to the run"):
+        resume(run)
+    assert not (run.path / "resume.lock").exists()
+
+
+# --- two at once ----------------------------------------------------------------------------------
+
+HOLD = """
+import sys
+from slurmft.cluster import submit
+from slurmft.runs.rundir import RunDir
+with submit._alone(RunDir.open(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def holder(run: RunDir) -> subprocess.Popen[str]:
+    """A process that is about to submit the run."""
+    command = [sys.executable, "-c", HOLD, str(run.path)]
+    held = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT
+    )
+    assert held.stdout is not None
+    assert held.stdout.readline() == "held\n"
+    return held
+
+
+def test_second_resume_at_the_same_time_is_refused(queue: Queue, run: RunDir) -> None:
+    with holder(run) as other:
+        before = files(run)
+        with pytest.raises(UsageError) as caught:
+            resume(run)
+        who = f"process {other.pid} on {os.uname().nodename}"
+        assert caught.value.message == f"another slurmft resume of r is under way: {who}"
+        assert caught.value.hint == f"wait for it; then: slurmft status {run.path}"
+        assert (queue.submitted, files(run)) == ([], before)
+        other.kill()  # whatever becomes of it, it does not keep the run for ever
+    assert resume(run) == "11"
+
+
+def test_second_resume_sees_what_the_first_has_submitted(queue: Queue, run: RunDir) -> None:
+    assert resume(run) == "11"
+    queue.state = JobState(name="PENDING")
+    with pytest.raises(UsageError, match="the job 11 of this run is pending"):
+        resume(run)
+    assert len(queue.submitted) == 1
+
+
+def test_lock_is_held_until_the_job_is_recorded(queue: Queue, run: RunDir) -> None:
+    def try_it(run: RunDir) -> None:
+        program = HOLD.replace("print", "raise SystemExit(9)  #")
+        command = [sys.executable, "-c", program, str(run.path)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=CHECKOUT, check=False)
+        assert "another slurmft resume" in done.stderr
+
+    queue.on_submit = try_it
+    assert resume(run) == "11"
+
+
+def test_resume_goes_on_where_the_file_system_has_no_locks(
+    queue: Queue, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*arguments: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", none)
+    assert resume(run) == "11"
+
+
+def test_resume_goes_on_where_the_lock_cannot_be_signed(queue: Queue, run: RunDir) -> None:
+    (run.path / "resume.lock").symlink_to("/dev/full")
+    assert resume(run) == "11"
+
+
+def test_end_of_another_job_says_nothing_of_the_run(queue: Queue, run: RunDir) -> None:
+    """Who follows a second job, which ends at once, does not end the run of the first."""
+    run.set_state("submitted", "resumed")
+    launcher.note_job(run, "local", "12", "")
+    watch = wait.JobWatch(run)
+    launcher.note_job(run, "local", "11", "")  # by the job 12, when it found the job 11
+    watch.state = JobState(name="FAILED", exit_code=2)
+    with pytest.raises(SlurmftError, match="the job 12 ended as FAILED"):
+        watch.outcome()
+    assert run.get_state()["state"] == "submitted"
+    launcher.note_job(run, "local", "12", "")
+    with pytest.raises(SlurmftError):
+        watch.outcome()
+    assert run.get_state()["state"] == "failed"
+
+
+def test_resume_tells_job_and_checkpoint(queue: Queue, run: RunDir, capsys: Any) -> None:
+    from slurmft.cli import resume as command
+
+    (run.checkpoints / "step-00000010").mkdir(parents=True)
+    assert command.main([str(run.path), "--json"]) == Exit.OK
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"run": str(run.path), "job": "11", "checkpoint": "step-00000010"}
