@@ -13,7 +13,7 @@ from slurmft.core.config import build
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import to_json
 from slurmft.core.hub import is_local
-from slurmft.train import recipes
+from slurmft.train import inputs, recipes
 from slurmft.train.config import TrainConfig
 from slurmft.train.recipes import TASKS
 from slurmft.train.sources import localize
@@ -56,6 +56,7 @@ def configure(arguments: argparse.Namespace) -> TrainConfig:
     if not given:
         raise UsageError("nothing to fetch", "slurmft fetch MODEL DATASET, or --task NAME")
     train = localize(build(TrainConfig, recipes.fill({"task": "emotion"} | given)))
+    inputs.check(train)
     if train.model is None and train.data is None:
         raise UsageError(f"--task {train.task} needs nothing from the hub")
     return train

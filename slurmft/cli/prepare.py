@@ -26,7 +26,7 @@ from slurmft.runs import trackers
 from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
-from slurmft.train.configure import OPTIONS, configure
+from slurmft.train.configure import OPTIONS, configure, resolve
 
 EXAMPLES = """\
 examples (the files in sbatch/ do this):
@@ -128,7 +128,7 @@ def find_run(flags: dict[str, Any]) -> RunDir | None:
     if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
         return None
     job, where = own_job_id(os.environ), launcher.location("slurm")
-    return RunDir.of_job(configure(flags).job.runs_dir, job, where)
+    return RunDir.of_job(resolve(flags)[1].runs_dir, job, where)
 
 
 def make_run(flags: dict[str, Any], argv: list[str]) -> RunDir:

@@ -26,6 +26,7 @@ from slurmft.core.credentials import redact
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import write_bytes, write_text
 from slurmft.core.site import site_file
+from slurmft.core.text import in_bytes
 from slurmft.node import ccl, hardware, profiles
 from slurmft.node.rendezvous import Rendezvous
 from slurmft.node.task import torchrun_command
@@ -98,6 +99,7 @@ def dry_run(config: RunConfig, cluster: str) -> str:
         (
             f"# configuration, written to {run.config}",
             config.to_json(),
+            *input_lines(config),
             cluster_launcher.get(cluster).plan(config, run),
             *([] if cluster == "mpirun" else node_command(config, run, cluster)),
             "",
@@ -106,6 +108,15 @@ def dry_run(config: RunConfig, cluster: str) -> str:
             "dry run: nothing was submitted",
         )
     )
+
+
+def input_lines(config: RunConfig) -> list[str]:
+    """What the program reads, with its title."""
+    lines = [
+        f"{path}: {facts['what']}, {in_bytes(facts['bytes'])}"
+        for path, facts in config.program.inputs.items()
+    ]
+    return ["# what it reads, as it is now", *lines, ""] if lines else []
 
 
 def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:

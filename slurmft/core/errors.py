@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from enum import IntEnum
 
@@ -53,11 +54,16 @@ class UsageError(SlurmftError):
         super().__init__(message, hint, Exit.USAGE)
 
 
+class SlurmftWarning(UserWarning):
+    """What looks like a mistake, and may be none."""
+
+
 def run_main(command: Callable[[], int], debug: bool = False) -> int:
     """Runs a command; turns its errors into two lines on stderr and an exit code.
 
-    With `debug`, the traceback comes first.
+    With `debug`, the traceback comes first. Warnings are a line each.
     """
+    warnings.formatwarning = lambda text, *_, **__: f"warning: {redact(str(text))}\n"
     try:
         return command()
     except SlurmftError as error:

@@ -23,6 +23,9 @@ class Program:
     """What it computes in; a node that cannot is refused before the ranks start."""
     paths: tuple[str, ...] = ()
     """Files and folders that it reads, besides the run directory: a container must show them."""
+    inputs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Those of its paths that must not change before it starts: path -> its fingerprint at
+    submission (`slurmft.core.fingerprint`), and in words what it has."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Its own options, as JSON has them; for itself, for reports and for people."""
 

@@ -34,7 +34,6 @@ from slurmft.studies import spec
 from slurmft.studies.progress import Repeat, StudyStatus
 from slurmft.studies.spec import GLOBAL_BATCH_SIZE, Study
 from slurmft.train import recipes
-from slurmft.train.config import TrainConfig
 from slurmft.train.configure import OPTIONS, configure
 
 _POLL_S = 0.3
@@ -87,9 +86,10 @@ def configurations(study: Study, folder: Path) -> dict[tuple[str, int], RunConfi
             raise UsageError(f"{where}: {error.message}", error.hint) from None
     for repeat, cell in spec.rounds(study):
         key = spec.key_of(cell)
-        train = TrainConfig.of(by_cell[key].program)
-        train = dataclasses.replace(train, seed=train.seed + repeat - 1)
-        found[key, repeat] = dataclasses.replace(by_cell[key], program=train.program())
+        program = by_cell[key].program
+        settings = program.settings | {"seed": program.settings["seed"] + repeat - 1}
+        program = dataclasses.replace(program, settings=settings)
+        found[key, repeat] = dataclasses.replace(by_cell[key], program=program)
     return found
 
 

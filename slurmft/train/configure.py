@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from slurmft.core.config import JobConfig, RunConfig, build, options, with_absolute_paths
@@ -18,8 +19,20 @@ def configure(flags: dict[str, Any]) -> RunConfig:
     """The resolved configuration: flags over the site file over the recipe.
 
     Raises:
-        UsageError: a value that cannot be right, from whichever source.
+        UsageError: a value that cannot be right, from whichever source; local data that cannot.
     """
+    train, job = resolve(flags)
+    train = localize(train)
+    program = train.program()
+    if program.paths:
+        from slurmft.train import inputs
+
+        processes = job.nodes * (job.nproc_per_node or job.gpus_per_node or 1)
+        program = dataclasses.replace(program, inputs=inputs.check(train, processes))
+    return RunConfig(program=program, job=job)
+
+
+def resolve(flags: dict[str, Any]) -> tuple[TrainConfig, JobConfig]:
+    """The same, before the model and the data are looked at."""
     values = recipes.fill(merge(site_defaults(OPTIONS), flags))
-    job = with_absolute_paths(build(JobConfig, values))
-    return RunConfig(program=localize(build(TrainConfig, values)).program(), job=job)
+    return build(TrainConfig, values), with_absolute_paths(build(JobConfig, values))

@@ -22,8 +22,11 @@ class TaskFacts:
     """Its files; none: its data is generated."""
     columns: tuple[str, ...] = ()
     """Those that the files need besides the ones that flags name."""
+    labels: tuple[str, ...] | None = None
+    """Names of the classes; none: labels are numbers; None: those that the training data has."""
 
 
+EMOTIONS = ("sadness", "joy", "love", "anger", "fear", "surprise")
 GLUE_COLUMNS: dict[str, tuple[str, str | None]] = {
     "cola": ("sentence", None),
     "sst2": ("sentence", None),
@@ -36,14 +39,30 @@ GLUE_COLUMNS: dict[str, tuple[str, str | None]] = {
     "wnli": ("sentence1", "sentence2"),
 }
 """GLUE's tasks under their names on the hub: the columns of the text and of its pair."""
+GLUE_LABELS: dict[str, tuple[str, ...]] = {
+    "cola": ("unacceptable", "acceptable"),
+    "sst2": ("negative", "positive"),
+    "mrpc": ("not_equivalent", "equivalent"),
+    "qqp": ("not_duplicate", "duplicate"),
+    "stsb": (),
+    "mnli": ("entailment", "neutral", "contradiction"),
+    "qnli": ("entailment", "not_entailment"),
+    "rte": ("entailment", "not_entailment"),
+    "wnli": ("not_entailment", "entailment"),
+}
+_SPLITS = {"mnli": ("train", "validation_matched", "validation_mismatched")}
 
 TASKS: dict[str, TaskFacts] = {
     "synthetic": TaskFacts(implementation="synthetic:Task", splits=()),
-    "emotion": TaskFacts(implementation="sequence:Emotion"),
-    **{task: TaskFacts(implementation="glue:Task") for task in GLUE_COLUMNS},
-    "mnli": TaskFacts(
-        implementation="glue:Task", splits=("train", "validation_matched", "validation_mismatched")
-    ),
+    "emotion": TaskFacts(implementation="sequence:Emotion", labels=EMOTIONS),
+    **{
+        task: TaskFacts(
+            implementation="glue:Task",
+            labels=labels,
+            splits=_SPLITS.get(task, ("train", "validation")),
+        )
+        for task, labels in GLUE_LABELS.items()
+    },
     "text-classification": TaskFacts(implementation="sequence:TextClassification"),
     "squad": TaskFacts(
         implementation="squad:Task", columns=("id", "question", "context", "answers")

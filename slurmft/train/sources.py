@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import gzip
-import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -20,25 +17,17 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet")
 
 
 def localize(train: TrainConfig) -> TrainConfig:
-    """The configuration with local folders checked and made absolute: nodes start elsewhere.
-
-    What can be seen in a glance is checked here, before the job waits in a queue: that files exist,
-    have a first row, and have the columns.
+    """The configuration with local folders made absolute: nodes start elsewhere.
 
     Raises:
-        UsageError: a folder that does not exist, or lacks the files of a model or a data set; a
-            file that is empty, unreadable, or has no such column.
+        UsageError: a folder that does not exist, or lacks the files of a model or a data set.
     """
     changes: dict[str, Any] = {}
-    task = TASKS[train.task]
     check_given(train)
     if train.data is not None and is_local(train.data):
         folder = _folder("--data", train.data)
-        chosen = (train.text_column, train.text_pair_column, train.label_column)
-        for split in task.splits:
-            path = find_split(folder, split)
-            check_columns(path, *chosen)
-            check_columns(path, *task.columns, can_choose=False)
+        for split in TASKS[train.task].splits:
+            find_split(folder, split)
         changes["data"] = str(folder)
     if train.model is not None and is_local(train.model):
         folder = _folder("--model", train.model)
@@ -73,57 +62,10 @@ def check_given(train: TrainConfig) -> None:
         raise UsageError(f"--task {train.task} needs data of your own", "give --data ID|DIR")
 
 
-def check_columns(path: Path, *names: str | None, can_choose: bool = True) -> None:
-    """Makes sure that a data file has these columns; flags name them, or the task does.
-
-    Raises:
-        UsageError: it lacks one, has no rows, or cannot be read.
-    """
-    found = columns(path)
-    for name in names:
-        if name is not None and name not in found:
-            raise no_column(str(path), name, found, can_choose)
-
-
-def columns(path: Path) -> list[str]:
-    """The columns of a data file, from its head.
-
-    Raises:
-        UsageError: the file cannot be read, or has no rows.
-    """
-    try:
-        if path.suffix == ".parquet":
-            return _parquet_columns(path)
-        opened = gzip.open if path.suffix == ".gz" else open
-        with opened(path, "rt", encoding="utf-8-sig") as file:
-            lines = (line for line in file if line.strip())
-            head, first = next(lines, ""), next(lines, "")
-        if path.name.removesuffix(".gz").endswith(".csv"):
-            names = next(csv.reader([head]), [])
-            empty = not first
-        else:
-            row = json.loads(head) if head else {}
-            names = list(row) if isinstance(row, dict) else []
-            empty = not names
-    except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"cannot read {str(path)!r}: {error}") from None
-    if empty:
-        raise UsageError(f"{str(path)!r} has no rows")
-    return names
-
-
-def _parquet_columns(path: Path) -> list[str]:
-    import pyarrow.parquet  # 100 ms: only a parquet file pays for it
-
-    found = pyarrow.parquet.ParquetFile(path)
-    if found.metadata.num_rows == 0:
-        raise UsageError(f"{str(path)!r} has no rows")
-    return list(found.schema_arrow.names)
-
-
-def no_column(where: str, name: str, found: list[str], can_choose: bool = True) -> UsageError:
-    flags = "; choose with --text-column, --text-pair-column, --label-column" if can_choose else ""
-    return UsageError(f"{where!r} has no column {name!r}", f"it has {', '.join(found)}{flags}")
+def columns_of(train: TrainConfig) -> list[str]:
+    """The columns that a task reads: those that flags name, or its own."""
+    chosen = (train.text_column, train.text_pair_column, train.label_column)
+    return [name for name in (*chosen, *TASKS[train.task].columns) if name is not None]
 
 
 def find_split(folder: Path, split: str) -> Path:

@@ -18,15 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmft.core.errors import SlurmftError, UsageError
-from slurmft.train import metrics, tasks
+from slurmft.train import inputs, metrics, tasks
 from slurmft.train.config import TrainConfig
 from slurmft.train.data import TokenData, TokenTable
+from slurmft.train.rows import Question
 from slurmft.train.sources import localize
 from slurmft.train.state import Predicted
 from slurmft.train.tasks.squad import (
     MAX_ANSWER_TOKENS,
     N_BEST,
-    Question,
     Task,
     answer_span,
     answers,
@@ -332,7 +332,7 @@ def test_missing_column_is_found_before_the_job(tmp_path: Path, tiny_model: Path
     row = {k: v for k, v in GOOD.items() if k != "answers"}
     data = write_splits(tmp_path / "data", {"train": [GOOD], "validation": [row]})
     with pytest.raises(UsageError, match="has no column 'answers'") as error:
-        squad_task(data, tiny_model)
+        inputs.check(squad_task(data, tiny_model).config)
     assert "--text-column" not in str(error.value)
 
 

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from slurmft.core.errors import UsageError
-from slurmft.train import tasks
+from slurmft.train import inputs, tasks
 from slurmft.train.config import TrainConfig
 from slurmft.train.data import TokenData
 from slurmft.train.metrics import SCORES
-from slurmft.train.recipes import GLUE_COLUMNS, TASKS
+from slurmft.train.recipes import GLUE_COLUMNS, GLUE_LABELS, TASKS
 from slurmft.train.sources import localize
-from slurmft.train.tasks.glue import GLUE
 from slurmft.train.tasks.hub import Pretrained
 from slurmft.train.tasks.sequence import Texts
 from tests.conftest import Done, assert_two_lines, records
@@ -50,7 +49,7 @@ def test_weights_are_mapped_from_their_file(tmp_path: Path) -> None:
 def glue(folder: Path, task: str, validation: int = 21) -> Path:
     """Made-up data of a task of GLUE."""
     sizes = {split: validation + i for i, split in enumerate(TASKS[task].splits[1:])}
-    labels = len(GLUE[task].labels)
+    labels = len(GLUE_LABELS[task])
     return write_pairs(folder, GLUE_COLUMNS[task], labels, {"train": 50} | sizes)
 
 
@@ -68,9 +67,9 @@ def run(tmp_path: Path, nodes: int, task: str, data: Path, model: Path, *flags: 
 
 
 def test_every_task_of_glue_is_prepared(tmp_path: Path, tiny_model: Path) -> None:
-    for task in GLUE:
+    for task in GLUE_LABELS:
         data = prepare(task, glue(tmp_path / task, task), tiny_model)
-        assert data.labels == list(GLUE[task].labels)
+        assert data.labels == list(GLUE_LABELS[task])
         assert len(data.train) == 50
         assert data.train.labels.dtype == (np.int64 if data.labels else np.float64)
         assert (data.train.types is None) == (GLUE_COLUMNS[task][1] is None)
@@ -91,7 +90,7 @@ def test_every_task_of_glue_is_trained(tmp_path: Path, tiny_model: Path, one_thr
     """Two steps and an evaluation of each, in this process; numbers in bf16 as well."""
     import torch
 
-    for name, in_bf16 in [*((task, False) for task in GLUE), ("stsb", True)]:
+    for name, in_bf16 in [*((task, False) for task in GLUE_LABELS), ("stsb", True)]:
         folder = glue(tmp_path / f"{name} {in_bf16}", name)
         task = tasks.get(TrainConfig.resolve(task=name, data=str(folder), model=str(tiny_model)))
         data = task.prepare()
@@ -138,7 +137,7 @@ def test_model_that_was_tuned_for_something_else(
     model.save_pretrained(tmp_path / "model")
     model, inputs = tuned(task, tmp_path / "model")
     assert model(**inputs).loss.isfinite()
-    assert model.config.num_labels == (len(GLUE[task].labels) or 1)
+    assert model.config.num_labels == (len(GLUE_LABELS[task]) or 1)
 
 
 @pytest.mark.parametrize("task", ["mrpc", "mnli"])
@@ -303,7 +302,7 @@ def test_mistakes_that_show_in_the_job(
 ) -> None:
     """End it before it trains, with the two lines that others get on the login node."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    data = write_splits(tmp_path / "data", {"train": [row], "validation": [row]})
+    data = write_splits(tmp_path / "data", {"train": [row] * 64, "validation": [row]})
     source = ("--task", task, "--data", str(data), "--model", str(tiny_model))
     assert_two_lines(train(tmp_path, *source, *flags), fact)
 
@@ -338,7 +337,7 @@ def test_requests_that_cannot_be_right(
 ) -> None:
     data = write_splits(tmp_path / "data", {"train": [OWN], "validation": [OWN]})
     with pytest.raises(UsageError) as error:
-        localize(TrainConfig.resolve(**given(str(data))))
+        inputs.check(localize(TrainConfig.resolve(**given(str(data)))))
     assert message in str(error.value)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -11,15 +11,14 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
-import slurmft.train.data
 from slurmft.core.errors import UsageError
 from slurmft.core.files import fingerprint
 from slurmft.core.hub import is_local
 from slurmft.train.config import TrainConfig
 from slurmft.train.recipes import TASKS
-from slurmft.train.sources import find_split, no_safetensors
+from slurmft.train.rows import is_csv, no_column, read_columns
+from slurmft.train.sources import columns_of, find_split, no_safetensors
 from slurmft.train.tasks.base import set_dropout
-from slurmft.train.tasks.rows import column, read_rows
 
 Loaded = TypeVar("Loaded")
 
@@ -33,20 +32,28 @@ _SETTINGS = (
 class Rows:
     """The rows of one split."""
 
-    table: Any
-    """A pyarrow table."""
+    columns: Mapping[str, Any]
+    """Name -> values: a list, or a column of pyarrow's."""
     where: str
     """What to call it in messages."""
     names: dict[str, list[str]] = field(default_factory=dict)
     """Names of the classes of a column, where the data set has them."""
+    is_text: bool = False
+    """Whether numbers are written as texts, too."""
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
 
     def column(self, name: str) -> list[Any]:
         """A column's values.
 
         Raises:
-            UsageError: there is no such column, or it has empty cells.
+            UsageError: there is no such column.
         """
-        return column(self.table, name, self.where)
+        if name not in self.columns:
+            raise no_column(self.where, name, list(self.columns))
+        values = self.columns[name]
+        return values if isinstance(values, list) else list(values.to_pylist())
 
 
 class Pretrained:
@@ -68,7 +75,8 @@ class Pretrained:
         assert name is not None  # from the recipe, or checked
         if is_local(name):
             path = find_split(Path(name), split)
-            return Rows(read_rows(path), str(path))
+            columns = read_columns(path, columns_of(self.config))
+            return Rows(columns, str(path), is_text=is_csv(path))
         from datasets import ClassLabel
 
         where = f"{name} ({split})"
@@ -76,7 +84,8 @@ class Pretrained:
         classes = {k: f.names for k, f in dataset.features.items() if isinstance(f, ClassLabel)}
         if len(dataset) == 0:
             raise UsageError(f"{where!r} has no rows")
-        return Rows(dataset.data.table, where, classes)
+        table = dataset.data.table
+        return Rows({k: table.column(k) for k in table.column_names}, where, classes)
 
     def sources(self) -> dict[str, Any] | None:
         """What decides the tokens: data, tokenizer, settings, and the code that makes them.
@@ -86,7 +95,8 @@ class Pretrained:
         data = [self._files(split) for split in TASKS[self.config.task].splits]
         if not all(data):
             return None
-        code = [Path(slurmft.train.data.__file__), *sorted(Path(__file__).parent.glob("*.py"))]
+        here = Path(__file__).parent
+        code = [here.parent / "data.py", here.parent / "rows.py", *sorted(here.glob("*.py"))]
         with tempfile.TemporaryDirectory() as folder:
             self.save_tokenizer(Path(folder))
             tokenizer = {path.name: fingerprint(path) for path in Path(folder).iterdir()}

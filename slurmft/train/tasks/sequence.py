@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,9 +9,16 @@ import numpy as np
 
 from slurmft.train.data import TokenData, TokenTable
 from slurmft.train.recipes import TASKS
+from slurmft.train.rows import (
+    Labels,
+    check_texts,
+    count_labels,
+    label_ids,
+    label_names,
+    label_numbers,
+)
 from slurmft.train.tasks.base import Classification, label_maps
 from slurmft.train.tasks.hub import Pretrained, Rows
-from slurmft.train.tasks.rows import check_texts, label_ids, label_names
 
 ROWS_AT_ONCE = 10_000
 """Rows that the tokenizer gets: its lists of a whole split would take gigabytes."""
@@ -21,17 +27,34 @@ ROWS_AT_ONCE = 10_000
 class Texts(Pretrained, Classification):
     """Sequence classification of texts from a hub data set or a local folder."""
 
-    @abstractmethod
     def label_names(self, train: Rows) -> list[str]:
-        """Names of the classes, by class."""
+        """Names of the classes, by class: those of the task, else those that the data set has for
+        its classes, else the labels themselves."""
+        own = TASKS[self.config.task].labels
+        if own is not None:
+            return list(own)
+        return train.names.get(self._label_column) or label_names(self._counted(train))
 
-    @abstractmethod
     def labels(self, rows: Rows, names: list[str]) -> list[Any]:
         """A split's labels: classes, or numbers.
 
         Raises:
-            UsageError: a label of the wrong type, or that does not exist.
+            UsageError: rows without a label, a label of the wrong type, or that does not exist.
         """
+        column, values = self._label_column, rows.column(self._label_column)
+        if not names:
+            return label_numbers(values, rows.where, rows.is_text)
+        self._counted(rows)
+        by_number = TASKS[self.config.task].labels is not None or column in rows.names
+        return label_ids(values, names, rows.where, by_number, rows.is_text)
+
+    def _counted(self, rows: Rows) -> Labels:
+        return count_labels(rows.column(self._label_column), rows.where, rows.is_text)
+
+    @property
+    def _label_column(self) -> str:
+        assert self.config.label_column is not None  # from the recipe
+        return self.config.label_column
 
     def prepare(self) -> TokenData:
         """Reads and tokenizes all splits.
@@ -81,36 +104,11 @@ def _encode(tokenizer: Any, texts: list[list[str]], longest: int) -> Iterator[tu
             yield np.asarray(ids, dtype=np.int32), np.asarray(types, dtype=np.int8)
 
 
-EMOTIONS = ["sadness", "joy", "love", "anger", "fear", "surprise"]
-
-
 class Emotion(Texts):
     """One of six classes for a text."""
-
-    def label_names(self, train: Rows) -> list[str]:
-        return EMOTIONS
-
-    def labels(self, rows: Rows, names: list[str]) -> list[int]:
-        assert self.config.label_column is not None  # from the recipe
-        return label_ids(rows.column(self.config.label_column), names, rows.where)
 
 
 class TextClassification(Texts):
     """One of the classes that the training split has."""
 
     metric_names = ("accuracy", "f1_macro")
-
-    def label_names(self, train: Rows) -> list[str]:
-        """The names that the data set has for its classes, else the labels themselves."""
-        return train.names.get(self._label_column) or label_names(
-            train.column(self._label_column), train.where
-        )
-
-    def labels(self, rows: Rows, names: list[str]) -> list[int]:
-        column, values = self._label_column, rows.column(self._label_column)
-        return label_ids(values, names, rows.where, by_number=column in rows.names)
-
-    @property
-    def _label_column(self) -> str:
-        assert self.config.label_column is not None  # from the recipe
-        return self.config.label_column

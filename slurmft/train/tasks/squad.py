@@ -19,8 +19,8 @@ from slurmft.train import metrics
 from slurmft.train.config import TrainConfig
 from slurmft.train.data import TokenData, TokenTable
 from slurmft.train.evaluation import check_numbers
+from slurmft.train.rows import Question, check_texts
 from slurmft.train.tasks.hub import Pretrained, Rows
-from slurmft.train.tasks.rows import check_texts
 
 N_BEST = 20
 """First tokens, and last tokens, that are candidates of a window."""
@@ -30,18 +30,6 @@ ROWS_AT_ONCE = 1000
 SCORE, START, END, NONE = range(4)
 """A prediction: the score of the window's best answer (-inf: there is none), its first and its last
 token, and the score of there being no answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question, and where its answers are in the context."""
-
-    id: str
-    question: str
-    context: str
-    answers: list[str]
-    starts: list[int]
-    """Character at which each answer begins."""
 
 
 class Task(Pretrained):
@@ -217,38 +205,9 @@ def read_questions(rows: Rows, may_have_none: bool) -> list[Question]:
     for values in (ids, questions, contexts):
         check_texts(values, rows.where)
     return [
-        _question(*row, rows.where, may_have_none)
+        Question.of(row, rows.where, may_have_none)
         for row in zip(ids, questions, contexts, rows.column("answers"), strict=True)
     ]
-
-
-def _question(
-    name: str, question: str, context: str, gold: Any, where: str, may_have_none: bool
-) -> Question:
-    what = f"{where!r}: question {name!r}"
-    try:
-        texts, starts = list(gold["text"]), list(gold["answer_start"])
-        pairs = list(zip(texts, starts, strict=True))
-        outside = next((p for p in pairs if p[1] < 0 or not context.startswith(p[0], p[1])), None)
-    except (TypeError, KeyError, ValueError):
-        raise UsageError(
-            f"{what} has the answers {gold!r}",
-            'they are written as {"text": ["..."], "answer_start": [0]}',
-        ) from None
-    if outside:
-        raise UsageError(
-            f"{what} has the answer {outside[0]!r}, which is not at character {outside[1]} of its "
-            "context",
-            "answer_start counts characters, not bytes, from 0",
-        )
-    if not all(texts):
-        raise UsageError(
-            f"{what} has an empty answer",
-            'a question without an answer has none at all: {"text": [], "answer_start": []}',
-        )
-    if not pairs and not may_have_none:
-        raise UsageError(f"{what} has no answer", "for such questions there is --preset v2")
-    return Question(name, question, context, texts, starts)
 
 
 def answer_span(characters: np.ndarray, question: Question) -> tuple[int, int]:

@@ -1,0 +1,397 @@
+"""Rows of data files and data sets: reading them, and what of them cannot be right.
+
+The login node and the ranks read and check local files by this code: what a rank would refuse after
+hours in a queue is refused at submission. It needs neither torch nor numpy. Rows are counted from
+1; the header of a .csv is none.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import itertools
+import json
+import math
+import os
+import re
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from slurmft.core.errors import UsageError
+from slurmft.core.text import shown
+from slurmft.train.recipes import TASKS
+
+MAX_LABELS = 100_000
+_CHUNK_ROWS = 1000
+_LINE_BYTES = 2**26
+"""More are no row, but a file of another kind."""
+
+# --- local files ----------------------------------------------------------------------------------
+
+
+def is_csv(path: Path) -> bool:
+    """Whether numbers are written as texts, too."""
+    return path.name.removesuffix(".gz").endswith(".csv")
+
+
+def read_chunks(path: Path, names: Sequence[str]) -> Iterator[tuple[float, list[list[Any]]]]:
+    """Columns of a .jsonl, .csv (.gz too) or .parquet file, some rows at a time.
+
+    Yields:
+        The share of the file that is read by then, and the values of each column.
+
+    Raises:
+        UsageError: the file is none of these inside, is not UTF-8, has no rows or no such column.
+    """
+    read = _parquet if path.suffix == ".parquet" else _csv if is_csv(path) else _json
+    share = 0.0
+    try:
+        with open(path, "rb") as raw:
+            rows = read(raw, path, names)
+            while part := list(itertools.islice(rows, _CHUNK_ROWS)):
+                share = raw.tell() / os.fstat(raw.fileno()).st_size
+                yield share, [list(column) for column in zip(*part, strict=True)]
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise UsageError(f"cannot read {str(path)!r}: {error}") from None
+    if not share:
+        raise UsageError(f"{str(path)!r} has no rows")
+
+
+def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
+    """The columns of a file, whole; see `read_chunks`."""
+    chunks = [columns for _, columns in read_chunks(path, names)]
+    parts = zip(*chunks, strict=True)
+    return {name: list(itertools.chain(*p)) for name, p in zip(names, parts, strict=True)}
+
+
+def _lines(raw: BinaryIO, path: Path) -> Iterator[str]:
+    stream: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+    for number, line in enumerate(iter(partial(stream.readline, _LINE_BYTES), b""), start=1):
+        try:
+            text: str = line.decode()
+        except UnicodeDecodeError as error:
+            byte = line[error.start]
+            raise UsageError(
+                f"{str(path)!r}: line {number} is not UTF-8: it has the byte 0x{byte:02x}",
+                "convert the file: iconv -f WINDOWS-1252 -t UTF-8, or what it was written in",
+            ) from None
+        yield text.removeprefix("\ufeff") if number == 1 else text  # Excel's byte order mark
+
+
+def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
+    csv.field_size_limit(_LINE_BYTES)
+    reader = csv.reader(_lines(raw, path), strict=True)
+    where = str(path)
+    try:
+        header = next(filter(None, reader), [])
+        places = [_place(where, name, header) for name in names if header]
+        for row in filter(None, reader):
+            if len(row) != len(header):
+                raise UsageError(
+                    f"{where!r}: line {reader.line_num} has {len(row)} cells, not the header's "
+                    f"{len(header)}",
+                    'a cell that holds a comma is written in quotes: "a, b"',
+                )
+            yield [row[place] for place in places]
+    except csv.Error as error:
+        raise UsageError(
+            f"{where!r}: line {reader.line_num}: {error}",
+            'a cell that holds a quote is written in quotes, with two of them: "say ""hi"""',
+        ) from None
+
+
+def _json(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
+    first = None
+    for number, line in enumerate(_lines(raw, path), start=1):
+        if line.isspace():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            end = "" if line.endswith("\n") else ", where the file ends: is it whole?"
+            raise UsageError(
+                f"{str(path)!r}: line {number} is no JSON object: {shown(line)!r}{end}",
+                'each line is one row: {"text": "...", "label": "..."}',
+            )
+        first = first or [_place(str(path), name, list(row)) for name in names]
+        yield [row.get(name) for name in names]
+
+
+def _parquet(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
+    import pyarrow.parquet  # 100 ms: only a parquet file pays for it
+
+    try:
+        file = pyarrow.parquet.ParquetFile(raw)
+        for name in names:
+            _place(str(path), name, file.schema_arrow.names)
+        for batch in file.iter_batches(_CHUNK_ROWS, columns=list(names)):
+            yield from map(list, zip(*(batch.column(n).to_pylist() for n in names), strict=True))
+    except pyarrow.ArrowException as error:
+        raise UsageError(f"cannot read {str(path)!r}: {error}") from None
+
+
+def _place(where: str, name: str, found: list[str]) -> int:
+    if name not in found:
+        raise no_column(where, name, found)
+    return found.index(name)
+
+
+def no_column(where: str, name: str, found: Sequence[str]) -> UsageError:
+    is_fixed = any(name in task.columns for task in TASKS.values())
+    flags = "" if is_fixed else "; choose with --text-column, --text-pair-column, --label-column"
+    return UsageError(f"{where!r} has no column {name!r}", f"it has {', '.join(found)}{flags}")
+
+
+# --- labels ---------------------------------------------------------------------------------------
+
+
+class Labels:
+    """The labels of a split: how many rows have each, and which row is the first."""
+
+    def __init__(self, where: str, is_text: bool = False) -> None:
+        """
+        Args:
+            where: what to call the data in messages.
+            is_text: numbers are written as texts, too.
+        """
+        self.where, self.is_text, self.rows = where, is_text, 0
+        self.counts: Counter[tuple[type, Any]] = Counter()
+        """By type and value: 1 is not True."""
+        self.first: dict[tuple[type, Any], int] = {}
+        self.empty: list[int] = []
+
+    def add(self, values: Sequence[Any]) -> None:
+        """Counts the labels of the next rows.
+
+        Raises:
+            UsageError: a label that is a list or an object; too many labels.
+        """
+        for row, value in enumerate(values, self.rows + 1):
+            if is_empty(value):
+                self.empty.append(row)
+            elif isinstance(value, (list, dict)) or len(self.counts) > MAX_LABELS:
+                what = "" if isinstance(value, (list, dict)) else f", after {MAX_LABELS:,} others"
+                raise wrong_label(self.where, row, f"{value!r}{what}")
+            else:
+                self.first.setdefault((type(value), value), row)
+                self.counts[type(value), value] += 1
+        self.rows += len(values)
+
+    def settle(self) -> None:
+        """Ends the counting: texts become numbers, where all of them are.
+
+        Raises:
+            UsageError: rows have no label.
+        """
+        if self.empty:
+            raise UsageError(
+                f"{self.where!r}: {len(self.empty):,} of {self.rows:,} rows have no label: "
+                f"{row_words(self.empty)}",
+                "give them one, or take them out; rows are counted from 1, without the header",
+            )
+        texts = [value.strip() for _, value in self.counts] if self.is_text else [""]
+        kind = next((k for k in (int, float) if all(map(_NUMBERS[k].fullmatch, texts))), None)
+        if kind is None:
+            return
+        counts, self.counts = self.counts, Counter()
+        first, self.first = self.first, {}
+        for key, row in first.items():
+            number = (kind, kind(key[1]))
+            self.counts[number] += counts[key]
+            self.first.setdefault(number, row)
+
+    def shares(self, most: int = 20) -> str:
+        """ "'joy' 5,362, 'anger' 2,159" """
+        parts = [f"{value!r} {count:,}" for (_, value), count in self.counts.most_common(most)]
+        more = len(self.counts) - most
+        return ", ".join([*parts, *([f"and {more} more"] if more > 0 else [])])
+
+    def look_alikes(self) -> list[str]:
+        """A warning for labels that differ only by white space or case."""
+        alike = defaultdict(list)
+        for kind, value in self.counts:
+            if kind is str:
+                alike[" ".join(value.split()).casefold()].append(value)
+        return [
+            f"{self.where!r} has labels that differ only by white space or case, and are classes "
+            "of their own: " + ", ".join(f"{v!r} ({self.counts[str, v]:,} rows)" for v in values)
+            for values in alike.values()
+            if len(values) > 1
+        ]
+
+
+def row_words(rows: Sequence[int]) -> str:
+    """ "rows 3, 9, 12, 15, 20 and 7 more" """
+    more = f" and {len(rows) - 5:,} more" if len(rows) > 5 else ""
+    return f"row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows[:5]))}{more}"
+
+
+_CHOOSE_LABEL_COLUMN = "choose the column with --label-column"
+_NUMBERS = {
+    int: re.compile(r"[+-]?[0-9]{1,18}"),
+    float: re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"),
+}
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a cell holds nothing, or white space alone."""
+    if isinstance(value, str):
+        return not value or value.isspace()
+    return value is None or value != value  # NaN, as pandas writes
+
+
+def wrong_label(where: str, row: int, label: str, hint: str = "") -> UsageError:
+    return UsageError(f"{where!r}: row {row} has the label {label}", hint or _CHOOSE_LABEL_COLUMN)
+
+
+def count_labels(values: Sequence[Any], where: str, is_text: bool = False) -> Labels:
+    """The labels of a column; see `Labels`.
+
+    Raises:
+        UsageError: rows without a label, and what `Labels.add` raises.
+    """
+    labels = Labels(where, is_text)
+    labels.add(values)
+    labels.settle()
+    return labels
+
+
+def label_ids(
+    values: Iterable[Any],
+    names: Sequence[str],
+    where: str,
+    by_number: bool = True,
+    is_text: bool = False,
+    rows: Iterable[int] | None = None,
+) -> list[int]:
+    """Labels, given as names or (unless not `by_number`) as numbers, as numbers.
+
+    Args:
+        is_text: numbers are written as texts, too.
+        rows: the numbers of the rows; from 1, if not given.
+
+    Raises:
+        UsageError: a label beyond the known ones, with its row.
+    """
+    by_name = {name: i for i, name in enumerate(names)}
+    known = f"0 to {len(names) - 1}, or {', '.join(names)}" if by_number else ", ".join(names)
+    ids = []
+    for row, value in zip(rows or itertools.count(1), values, strict=False):
+        label = by_name.get(value if isinstance(value, str) else str(value))
+        if label is None and is_text and _NUMBERS[int].fullmatch(str(value).strip()):
+            label = int(value) if by_number else by_name.get(str(int(value)))
+        elif by_number and not isinstance(value, str):
+            label = value
+        if type(label) is not int or not 0 <= label < len(names):
+            raise wrong_label(where, row, repr(value), f"labels are {known}")
+        ids.append(label)
+    return ids
+
+
+def label_names(labels: Labels) -> list[str]:
+    """The names of the labels of a split: texts by the alphabet, numbers by value.
+
+    Raises:
+        UsageError: values of another type, or of several; all the same, or all different.
+    """
+    (kind, _), *_ = labels.first
+    for (own, value), row in labels.first.items():
+        if own is not kind or kind not in (str, int, bool):
+            hint = f"labels are all texts or all whole numbers; {_CHOOSE_LABEL_COLUMN}"
+            raise wrong_label(labels.where, row, repr(value), hint)
+    names = sorted(value for _, value in labels.counts)
+    if len(names) == 1 or len(names) == labels.rows:
+        same = f"the one label {names[0]!r}" if len(names) == 1 else "another label in every row"
+        raise UsageError(f"{labels.where!r} has {same}", _CHOOSE_LABEL_COLUMN)
+    return [str(name) for name in names]
+
+
+def label_numbers(
+    values: Sequence[Any], where: str, is_text: bool = False, start: int = 1
+) -> list[float]:
+    """Labels that are numbers, as floats.
+
+    Args:
+        is_text: the cells of a .csv.
+        start: the number of the first row.
+
+    Raises:
+        UsageError: a label that is none, with its row.
+    """
+    for row, value in enumerate(values, start):
+        good = type(value) in (int, float) and math.isfinite(value)
+        if not good and not (is_text and _NUMBERS[float].fullmatch(value.strip())):
+            raise wrong_label(where, row, f"{value!r}, which is no number")
+    return [float(value) for value in values]
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def check_texts(values: Sequence[Any], where: str, start: int = 1) -> list[int]:
+    """Makes sure that a column holds texts; returns the rows of those that are empty.
+
+    Raises:
+        UsageError: a value that is none, with its row.
+    """
+    for row, value in enumerate(values, start):
+        if value is None:
+            raise UsageError(f"{where!r}: row {row} has no text")
+        if not isinstance(value, str):
+            raise UsageError(f"{where!r}: row {row} has the text {value!r}, which is no string")
+    return [row for row, value in enumerate(values, start) if not value or value.isspace()]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question, and where its answers are in the context."""
+
+    id: str
+    question: str
+    context: str
+    answers: list[str]
+    starts: list[int]
+    """Character at which each answer begins."""
+
+    @classmethod
+    def of(cls, row: Sequence[Any], where: str, may_have_none: bool) -> Question:
+        """From the columns of the task.
+
+        Raises:
+            UsageError: an answer that is not where it is said to be, or no answer where there must
+                be one; with the question's id.
+        """
+        name, question, context, gold = row
+        what = f"{where!r}: question {name!r}"
+        try:
+            texts, starts = list(gold["text"]), list(gold["answer_start"])
+            pairs = list(zip(texts, starts, strict=True))
+            outside = next(
+                (p for p in pairs if p[1] < 0 or not context.startswith(p[0], p[1])), None
+            )
+        except (TypeError, KeyError, ValueError):
+            raise UsageError(
+                f"{what} has the answers {gold!r}",
+                'they are written as {"text": ["..."], "answer_start": [0]}',
+            ) from None
+        if outside:
+            raise UsageError(
+                f"{what} has the answer {outside[0]!r}, which is not at character {outside[1]} of "
+                "its context",
+                "answer_start counts characters, not bytes, from 0",
+            )
+        if not all(texts):
+            raise UsageError(
+                f"{what} has an empty answer",
+                'a question without an answer has none at all: {"text": [], "answer_start": []}',
+            )
+        if not pairs and not may_have_none:
+            raise UsageError(f"{what} has no answer", "for such questions there is --preset v2")
+        return cls(name, question, context, texts, starts)

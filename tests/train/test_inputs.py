@@ -1,0 +1,253 @@
+"""Local data is checked at submission: what a rank would refuse hours later, and what looks odd."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmft.core.errors import SlurmftWarning, UsageError
+from slurmft.train import inputs, tasks
+from slurmft.train.config import TrainConfig
+from slurmft.train.configure import configure
+from slurmft.train.sources import localize
+from tests.conftest import assert_two_lines, slurmft
+from tests.support.models import write_splits
+
+TICKETS = "text,label\nlost,delivery\nlate,delivery\ncharged,billing\ntwice,billing\n"
+
+
+def folder_of(folder: Path, train: str | bytes = TICKETS, validation: str = TICKETS) -> Path:
+    folder.mkdir()
+    for name, content in (("train.csv", train), ("validation.csv", validation)):
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def check(data: Path, processes: int = 1, **given: Any) -> tuple[list[str], list[str]]:
+    """What the files have, in words; and the warnings."""
+    given = {"task": "text-classification", "batch_size": 1} | given
+    train = localize(TrainConfig.resolve(data=str(data), **given))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        read = inputs.check(train, processes)
+    assert all(w.category is SlurmftWarning for w in found)
+    return [str(facts["what"]) for facts in read.values()], [str(w.message) for w in found]
+
+
+def test_what_there_is(tmp_path: Path) -> None:
+    words, said = check(folder_of(tmp_path / "data"))
+    assert words == ["4 rows, 2 classes: 'delivery' 2, 'billing' 2"] * 2
+    assert not said
+
+
+@pytest.mark.parametrize(
+    ("content", "fact"),
+    [
+        (TICKETS + "gone,\nnever,  \n", "'{}': 2 of 6 rows have no label: rows 5, 6\nhint: give"),
+        (
+            TICKETS + "a text, with a comma,billing\n",
+            "'{}': line 6 has 3 cells, not the header's 2",
+        ),
+        (TICKETS + "half a row\n", "'{}': line 6 has 1 cells, not the header's 2"),
+        (TICKETS + '"never closed,billing\n', "'{}': line 6: unexpected end of data"),
+        (
+            TICKETS.encode() + b"caf\xe9,billing\n",
+            "'{}': line 6 is not UTF-8: it has the byte 0xe9",
+        ),
+        (TICKETS.encode("utf-16"), "'{}': line 1 is not UTF-8"),
+        ("text,label\n", "'{}' has no rows"),
+        ("", "'{}' has no rows"),
+        ("text,class\nlost,delivery\n", "'{}' has no column 'label'\nhint: it has text, class;"),
+        ("text,label\n" + "a,1.5\nb,2\n" * 2, "'{}': row 1 has the label 1.5"),
+        ("text,label\n" + "a,x\n" * 4, "'{}' has the one label 'x'"),
+        ("text,label\n" + ",x\n,y\n" * 4, "'{}': no row has a text"),
+    ],
+)
+def test_csv_that_cannot_be_right(content: str | bytes, fact: str, tmp_path: Path) -> None:
+    data = folder_of(tmp_path / "data", content)
+    with pytest.raises(UsageError) as error:
+        check(data)
+    assert fact.format(data / "train.csv") in str(error.value)
+
+
+ROW = {"text": "lost", "label": "delivery"}
+OTHER = {"text": "twice", "label": "billing"}
+
+
+@pytest.mark.parametrize(
+    ("line", "fact"),
+    [
+        ('{"text": "lost", "lab', 'line 5 is no JSON object: \'{"text": "lost", "lab\', where the'),
+        ("[1, 2]\n", "line 5 is no JSON object: '[1, 2]'\nhint: each line is one row"),
+        ("[" * 100_000 + "\n", "line 5 is no JSON object"),
+        (json.dumps(ROW | {"text": None}), "row 5 has no text"),
+        (json.dumps(ROW | {"text": 7}), "row 5 has the text 7, which is no string"),
+        (json.dumps(ROW | {"label": 7}), "row 5 has the label 7"),
+        (json.dumps(ROW | {"label": ["x"]}), "row 5 has the label ['x']"),
+        (json.dumps({"text": "lost"}), "1 of 5 rows have no label: row 5"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+def test_json_lines_that_cannot_be_right(line: str, fact: str, suffix: str, tmp_path: Path) -> None:
+    data = write_splits(tmp_path / "data", {"train": [], "validation": [ROW, OTHER]})
+    (data / "train.jsonl").unlink()
+    text = "".join(json.dumps(row) + "\n" for row in [ROW, OTHER] * 2) + line
+    packed = gzip.compress(text.encode()) if suffix.endswith(".gz") else text.encode()
+    (data / f"train{suffix}").write_bytes(packed)
+    with pytest.raises(UsageError) as error:
+        check(data)
+    assert f"{str(data / f'train{suffix}')!r}: {fact}" in str(error.value)
+
+
+@pytest.mark.parametrize("content", [gzip.compress(TICKETS.encode())[:-9], b"\x1f\x8b\x08garbage"])
+def test_damaged_gzip(content: bytes, tmp_path: Path) -> None:
+    data = folder_of(tmp_path / "data")
+    (data / "train.csv").unlink()
+    (data / "train.csv.gz").write_bytes(content)
+    with pytest.raises(UsageError, match="cannot read"):
+        check(data)
+
+
+def test_parquet(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    data = tmp_path / "data"
+    data.mkdir()
+    for split in ("train", "validation"):
+        table = pa.Table.from_pylist([ROW, OTHER, ROW, {"text": "x", "label": None}])
+        pyarrow.parquet.write_table(table, data / f"{split}.parquet")
+    with pytest.raises(UsageError, match="1 of 4 rows have no label: row 4"):
+        check(data)
+
+
+def test_label_in_validation_alone(tmp_path: Path) -> None:
+    data = folder_of(tmp_path / "data", TICKETS, TICKETS + "how?,question\n")
+    with pytest.raises(UsageError) as error:
+        check(data)
+    where = str(data / "validation.csv")
+    assert str(error.value) == (
+        f"{where!r}: row 5 has the label 'question'\nhint: labels are billing, delivery"
+    )
+
+
+def test_labels_that_look_alike(tmp_path: Path) -> None:
+    data = folder_of(tmp_path / "data", TICKETS + "x,delivery \ny,Delivery\nz,delivery \n")
+    words, said = check(data)
+    assert words[0].startswith("7 rows, 4 classes")
+    assert said == [
+        f"{str(data / 'train.csv')!r} has labels that differ only by white space or case, and are "
+        "classes of their own: 'delivery' (2 rows), 'delivery ' (2 rows), 'Delivery' (1 rows)"
+    ]
+
+
+def test_numbers_in_csv_are_one_class_however_they_are_written(tmp_path: Path) -> None:
+    data = folder_of(tmp_path / "data", "text,label\n" + "a, 1\nb,1\nc,02\nd,10\n")
+    (data / "validation.csv").write_text("text,label\na,2\n")
+    words, said = check(data)
+    assert words[0] == "4 rows, 3 classes: 1 2, 2 1, 10 1"
+    assert not said
+
+
+def test_texts_that_are_empty(tmp_path: Path) -> None:
+    said = check(folder_of(tmp_path / "data", TICKETS + ",billing\n" * 7))[1]
+    assert "7 of 11 rows have an empty text: rows 5, 6, 7, 8, 9 and 2 more" in said[0]
+
+
+def test_rows_for_the_ranks(tmp_path: Path) -> None:
+    data = folder_of(tmp_path / "data")
+    with pytest.raises(UsageError, match="has 4 rows for 5 processes"):
+        check(data, processes=5)
+    assert "4 rows, fewer than the 8 of an optimizer step" in check(data, 4, batch_size=2)[1][0]
+    assert not check(data, 4, batch_size=2, max_global_batch_size=4)[1]
+    flags = {"task": "text-classification", "data": str(data), "nodes": 2}
+    with pytest.raises(UsageError, match="has 4 rows for 8 processes"):
+        configure(flags | {"gpus_per_node": 4})
+    with pytest.raises(UsageError, match="has 4 rows for 6 processes"):
+        configure(flags | {"gpus_per_node": 4, "nproc_per_node": 3})
+
+
+def test_model_that_knows_other_classes(tmp_path: Path) -> None:
+    data, model = folder_of(tmp_path / "data"), tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors").touch()
+    for known, head in (
+        (["LABEL_0", "LABEL_1", "LABEL_2"], None),
+        (["billing", "delivery"], None),
+        (["delivery", "billing"], "its head is trained for them"),
+        (["x", "y", "z"], "its head is replaced"),
+    ):
+        (model / "config.json").write_text(json.dumps({"id2label": dict(enumerate(known))}))
+        said = check(data, model=str(model))[1]
+        assert [text.rpartition(": ")[2] for text in said] == ([head] if head else []), known
+
+
+def test_a_check_that_takes_too_long_says_how_far_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest may hold what was not seen: a label that validation has, and training not so far."""
+    monkeypatch.setattr(inputs, "CHECK_S", 0.0)
+    rows = "".join(f"text {number},{'ab'[number > 15_000]}\n" for number in range(20_000))
+    data = folder_of(tmp_path / "data", "text,label\n" + rows, "text,label\n" + "x,b\n")
+    words, said = check(data)
+    assert words[0] == "1,000 rows, 1 classes: 'a' 1,000 in the first 4% of the file"
+    assert "the first 4% were checked, 1,000 rows, in 0 s; the job checks the rest" in said[0]
+
+
+@pytest.mark.parametrize(
+    "content", [TICKETS + "gone,\n", "text,label\n" + "a,1\n,2\n" * 2, TICKETS, "text,label\na,x\n"]
+)
+def test_ranks_find_what_the_login_node_finds(content: str, tmp_path: Path) -> None:
+    """One code for both."""
+    data = folder_of(tmp_path / "data", content, content)
+    config = TrainConfig.resolve(task="text-classification", data=str(data))
+    task: Any = tasks.get(config)
+
+    def on_a_rank() -> list[str]:
+        train = task.rows("train")
+        names: list[str] = task.label_names(train)
+        assert task.labels(train, names) is not None
+        return names
+
+    found = []
+    for read in (lambda: check(data), on_a_rank):
+        try:
+            found.append(str(read() and ""))
+        except UsageError as error:
+            found.append(str(error))
+    assert found[0] == found[1]
+
+
+def test_submit_refuses_before_anything_is_written(tmp_path: Path) -> None:
+    data = folder_of(tmp_path / "data", TICKETS + "gone,\n")
+    source = ("--task", "text-classification", "--data", str(data), "--runs-dir", str(tmp_path))
+    done = slurmft("submit", *source, "--cluster", "local")
+    assert_two_lines(done, "1 of 5 rows have no label: row 5")
+    assert os.listdir(tmp_path) == ["data"]
+
+
+def test_dry_run_shows_the_data_and_imports_nothing_heavy(tmp_path: Path) -> None:
+    data = folder_of(tmp_path / "data", TICKETS + "odd,Billing\n")
+    source = ("--task", "text-classification", "--data", str(data), "--batch-size", "2")
+    done = slurmft("submit", *source, "--cluster", "local", "--dry-run")
+    assert done.code == 0
+    assert (
+        f"{data}/train.csv: 5 rows, 3 classes: 'delivery' 2, 'billing' 2, 'Billing' 1" in done.out
+    )
+    assert done.err.splitlines() == [
+        f"warning: {str(data / 'train.csv')!r} has labels that differ only by white space or case, "
+        "and are classes of their own: 'billing' (2 rows), 'Billing' (1 rows)"
+    ]
+
+
+@pytest.mark.skipif("SLURMFT_TEST_DATA" not in os.environ, reason="no folder of real data sets")
+def test_real_data() -> None:
+    words, said = check(Path(os.environ["SLURMFT_TEST_DATA"]) / "emotion", task="emotion")
+    assert words[0] == "16,000 rows, 6 classes: 1 5,362, 0 4,666, 3 2,159, 4 1,937, 2 1,304, 5 572"
+    assert not said
