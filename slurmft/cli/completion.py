@@ -30,13 +30,13 @@ _RUNS = {"bash": "_slurmft_runs", "zsh": "_slurmft_runs"}
 _PREAMBLE = {
     "bash": """\
 _slurmft_runs() {
-  local run runs=(last)
-  for run in %s/"$1"*/config.json; do
-    [ -e "$run" ] || continue
+  local run
+  for run in last %s/"$1"*/config.json; do
     run="${run%%/config.json}"
-    runs+=("${run##*/}")
+    run="${run##*/}"
+    # compgen -W would expand what others have called their runs
+    [[ $run == "$1"* && $run != *[!A-Za-z0-9._-]* ]] && printf '%%s\n' "$run"
   done
-  compgen -W "${runs[*]}" -- "$1"
   compgen -d -- "$1"
 }
 """,

@@ -98,8 +98,10 @@ def push(run: RunDir, repo: str, public: bool) -> str:
 
     Raises:
         UsageError: the run has not finished; the repository is public, and that was not asked for.
+        NotOwnError: the run is another user's, or others can write it.
         SlurmftError: the hub refuses, or cannot be reached.
     """
+    run.load_own_config()
     result = check_finished(run)
     from huggingface_hub import HfApi
 

@@ -207,15 +207,16 @@ def resume(run: RunDir, flags: dict[str, Any], submission: dict[str, Any]) -> st
 
     Raises:
         UsageError: the run has finished, or its job has not ended, or another process resumes it.
+        NotOwnError: the run is another user's, or others can write it.
         SlurmftError: the job was refused. The run is as it was.
     """
+    permissions.settle(run.load_own_config().job.share_with_group)
     if not os.access(run.path, os.W_OK):
         raise UsageError(
             f"you cannot write to the run {str(run.path)!r}", "its owner can resume it"
         )
-    run.settle_permissions()
     with _alone(run):
-        old = run.load_config()
+        old = run.load_own_config()
         _check_ended(run, moves="cluster" in flags)
         job = with_absolute_paths(dataclasses.replace(old.job, **flags))
         permissions.settle(job.share_with_group)

@@ -13,6 +13,7 @@ from typing import Any
 
 from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.slurm.commands import JobState
+from slurmft.core import permissions
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import read_json
 from slurmft.runs.log_times import split
@@ -234,9 +235,10 @@ def cancel(run: RunDir) -> JobState | None:
     """Cancels the job of a run; returns its state, if it has ended already.
 
     Raises:
+        NotOwnError: the run is another user's, or others can write it: its job may be any.
         SlurmftError: there is no job, or this user may not cancel it, or not from here.
     """
-    run.settle_permissions()
+    permissions.settle(run.load_own_config().job.share_with_group)
     cluster, job_id = cluster_launcher.job_of(run)
     launcher = cluster_launcher.get(cluster)
     state = cluster_launcher.recorded_elsewhere(run) or launcher.job_state(job_id, run)

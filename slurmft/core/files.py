@@ -21,7 +21,8 @@ def write_bytes(path: Path, content: bytes) -> None:
     """The same for what is no text."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(2).hex()}")
     try:
-        with open(aside, "wb") as file:
+        # "x" follows no link: the folder may be somebody else's.
+        with open(aside, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -59,7 +59,7 @@ def room(folder: Path) -> Room:
     """Tries a folder, or the nearest one above it that exists; a quota shows in the trial only."""
     import tempfile  # 3 ms: only doctor tries a folder
 
-    place = _existing(folder)
+    place = existing(folder)
     counted = os.statvfs(place)
     problem = None
     try:
@@ -84,10 +84,10 @@ def absolute(path: str | Path) -> Path:
 def of(path: str | Path) -> FileSystem:
     """The file system of a path, or of the nearest folder above it that exists."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        return find(file.read(), os.path.realpath(_existing(Path(path))))
+        return find(file.read(), os.path.realpath(existing(Path(path))))
 
 
-def _existing(path: Path) -> Path:
+def existing(path: Path) -> Path:
     """The path, or the nearest one above it that exists."""
     place = path.absolute()
     while not os.path.exists(place) and place != place.parent:  # or in a folder closed to us

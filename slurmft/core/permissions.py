@@ -1,4 +1,4 @@
-"""Who may read a run, and whose pickles are loaded."""
+"""Who may read a run, and whose files are trusted: what runs code as this user must be theirs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import os
 import pwd
 import shlex
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from slurmft.core.errors import SlurmftError
+from slurmft.core.filesystem import existing
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class NotOwnError(SlurmftError):
+    """A file or folder that others have written, or could have."""
 
 
 def settle(share_with_group: bool) -> None:
@@ -56,43 +62,98 @@ def make_folder(path: Path, share_with_group: bool, exist_ok: bool = False) -> N
         path.chmod(0o2750 if share_with_group else inherited | 0o700)
 
 
+@contextlib.contextmanager
+def as_in(folder: Path) -> Iterator[None]:
+    """What this process writes in the block is for whom a cache is: its group, if the folder hands
+    its group on; all who may read it. Nothing is for everybody to write.
+
+    Args:
+        folder: the cache; where it does not exist yet, the nearest folder above it counts.
+    """
+    found = existing(folder).stat()
+    is_its_group = found.st_mode & stat.S_ISGID or found.st_gid == os.getegid()
+    old = os.umask(~found.st_mode & 0o077 | 0o002 if is_its_group else 0o077)
+    try:
+        yield
+    finally:
+        os.umask(old)
+
+
+# --- what nobody else can have written ------------------------------------------------------------
+
+
 def read_own(path: Path) -> bytes:
-    """The bytes of a file that nobody else can have written: what is about to be unpickled, which
-    can do all that the user can.
+    """The bytes of a file that nobody else can have written: it decides what runs as this user.
 
     The open file itself is examined: one that is put in its place meanwhile is not read. So it does
     not matter that a group may write in the folders above, as in those of projects.
 
     Raises:
-        SlurmftError: it, or its folder, is another user's or may be written by others; or everybody
+        NotOwnError: it, or its folder, is another user's or may be written by others; or everybody
             may rename what lies in a folder above.
+        OSError: it cannot be read, or is a link.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        _check_own(path, os.fstat(descriptor))
-        _check_own(path.parent, path.parent.stat())
-        for folder in path.parent.resolve().parents:
-            mode = folder.stat().st_mode
-            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-                raise _refusal(folder, mode, f"chmod o-w {shlex.quote(str(folder))}")
+    with own_folder(path.parent) as folder, open(open_own(path, folder), "rb") as file:
         return file.read()
 
 
-def _check_own(path: Path, found: os.stat_result) -> None:
-    if found.st_uid not in (0, os.geteuid()):
-        raise SlurmftError(
-            f"refuses to unpickle: {str(path)!r} belongs to {_user(found.st_uid)}, not to "
-            f"{_user(os.geteuid())}",
-            "submit the run yourself: `slurmft submit`, or `slurmft resume` of a copy of your own",
-        )
-    if found.st_mode & _OTHERS_WRITE:
-        raise _refusal(path, found.st_mode, f"chmod go-w {shlex.quote(str(path))}")
+@contextlib.contextmanager
+def own_folder(path: Path) -> Iterator[int]:
+    """A descriptor of a folder in which nobody else can have written; the path may be a link to it.
+
+    Raises:
+        NotOwnError: as of `read_own`.
+        OSError: there is no such folder, or it is closed to this user.
+    """
+    place = Path(os.path.realpath(path))
+    descriptor = open_own(place, is_folder=True)
+    try:
+        for above in place.parents:
+            mode = above.stat().st_mode
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                raise _writable(above, mode, f"chmod o-w {shlex.quote(str(above))}")
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
-def _refusal(path: Path, mode: int, command: str) -> SlurmftError:
-    return SlurmftError(
-        f"refuses to unpickle: others than {_user(path.stat().st_uid)} can write {str(path)!r} "
-        f"(mode {stat.S_IMODE(mode):04o})",
+def open_own(path: Path, folder: int | None = None, is_folder: bool = False) -> int:
+    """Opens a regular file, or a folder, that nobody else can have written; returns a descriptor.
+
+    Args:
+        path: no link; its last part, where `folder` is given.
+        folder: descriptor of the folder where it is looked for.
+        is_folder: whether it is to be a folder.
+
+    Raises:
+        NotOwnError: it is another user's, may be written by others, or is no regular file.
+        OSError: it cannot be opened, or is a link.
+    """
+    kind = os.O_DIRECTORY if is_folder else os.O_NONBLOCK  # a FIFO would wait for a writer
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | kind
+    descriptor = os.open(path if folder is None else path.name, flags, dir_fd=folder)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid not in (0, os.geteuid()):
+            raise NotOwnError(
+                f"refused, as it would decide what runs as {_user(os.geteuid())}: {str(path)!r} "
+                f"belongs to {_user(found.st_uid)}",
+                "use a run of your own; slurmft status, logs and follow show those of others, too",
+            )
+        if found.st_mode & _OTHERS_WRITE:
+            raise _writable(path, found.st_mode, f"chmod go-w {shlex.quote(str(path))}")
+        if not is_folder and not stat.S_ISREG(found.st_mode):
+            raise NotOwnError(f"{str(path)!r} is not a regular file")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _writable(path: Path, mode: int, command: str) -> NotOwnError:
+    return NotOwnError(
+        f"refused, as it would decide what runs as {_user(os.geteuid())}: others can write "
+        f"{str(path)!r} (mode {stat.S_IMODE(mode):04o})",
         f"if you trust what is there: {command}",
     )
 

@@ -94,7 +94,7 @@ def run_rank(supervisor: Supervisor, place: Place) -> int:
     run = supervisor.run
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by which a failed rank ends its torchrun
     threading.Thread(target=_await_stop, args=(supervisor,), daemon=True).start()
-    config = run.load_config()
+    config = run.load_own_config()
     run.settle_permissions()
     check_size(place, config)
     rendezvous = join(run, config, place, os.environ)

@@ -54,7 +54,7 @@ class NodeTask:
 def run_node(supervisor: Supervisor) -> int:
     """Runs this node's share of the job; returns its exit code."""
     run = supervisor.run
-    config = run.load_config()
+    config = run.load_own_config()  # it names the module that the ranks run
     run.settle_permissions()
     rendezvous = rendezvous_of(config.job, os.environ)
     profile, binding = use_of_node(config, os.environ)

@@ -16,6 +16,7 @@ import shutil
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,8 @@ class RunDir:
 
     @classmethod
     def of_job(cls, runs_dir: str, mark: str, where: str = "") -> RunDir | None:
-        """The newest run that was created with its job's id as its mark; None: there is none.
+        """The newest run of this user that was created with its job's id as its mark; None: there
+        is none.
 
         Args:
             runs_dir: the folder of run directories.
@@ -167,14 +169,34 @@ class RunDir:
         runs = [
             run
             for run, job in jobs
-            if job.get("id") == mark and (not where or job.get("where", "") in wheres)
+            if job.get("id") == mark
+            and (not where or job.get("where", "") in wheres)
+            and run.is_own()
         ]
         return max(runs, key=lambda run: run.job.stat().st_mtime, default=None)
 
     def load_config(self) -> RunConfig:
         """The configuration that the login node wrote."""
+        return self._load_config(Path.read_bytes)
+
+    def load_own_config(self) -> RunConfig:
+        """The same, for whoever does what a run says: submits, executes, cancels, uploads it.
+
+        Raises:
+            NotOwnError: the run is another user's, or others can write it.
+        """
+        return self._load_config(permissions.read_own)
+
+    def is_own(self) -> bool:
+        """Whether nobody else can have written the configuration."""
         try:
-            return RunConfig.from_json(self.config.read_text(encoding="utf-8"))
+            return bool(permissions.read_own(self.config))
+        except (permissions.NotOwnError, OSError):
+            return False
+
+    def _load_config(self, read: Callable[[Path], bytes]) -> RunConfig:
+        try:
+            return RunConfig.from_json(read(self.config).decode("utf-8"))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SlurmftError(f"cannot read {str(self.config)!r}: {error}") from None
 

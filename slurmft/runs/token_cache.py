@@ -4,6 +4,9 @@ An entry is a folder, named after all that decides its content. It is written as
 never changed, and checked byte by byte before it is used; runs need no lock for it. A run directory
 gets the files themselves (as links where both are on one file system): it stays whole when the
 cache is emptied, and the cache may be one that only the main rank's node sees.
+
+Sums tell damage, not who wrote it. So every user has a cache of their own, also where the hub's
+caches are shared, and nothing is used that others have written, or could have.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import time
@@ -19,9 +23,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slurmft.core.files import fingerprint, read_json, write_folder, write_json
+from slurmft.core import permissions
+from slurmft.core.errors import SlurmftError
+from slurmft.core.files import fingerprint, write_folder, write_json
 
 _SUMS = "sums.json"
+_NAME = re.compile(r"(meta|texts)\.json|(train|validation)/\w+\.npy|tokenizer/\w[\w.-]*")
+"""What tokens consist of; no other file is written or taken."""
 _KEPT_S = 30 * 86400
 """Entries that no run has used for so long are removed when another is added."""
 _LEFTOVER_S = 86400
@@ -32,10 +40,11 @@ class DamagedError(Exception):
 
 
 def folder() -> Path:
-    """Where the entries are: beside the hub's caches, which users put where there is room."""
+    """Where this user's entries are: beside the hub's caches, which users put where there is
+    room."""
     from huggingface_hub import constants
 
-    return Path(constants.HF_HOME) / "slurmft" / "tokens"
+    return Path(constants.HF_HOME) / f"slurmft-tokens-{os.geteuid()}"
 
 
 def key_of(sources: dict[str, Any]) -> str:
@@ -51,27 +60,70 @@ def take(cache: Path, key: str, into: Path) -> bool:
 
     Raises:
         DamagedError: there was one, and it was not whole. It is removed; `into` is empty.
+        NotOwnError: there is one, but others could have written it. `into` is empty.
     """
-    entry = cache / key
-    sums = read_json(entry / _SUMS)
-    if sums is None and not entry.exists():
-        return False
-    with contextlib.suppress(OSError):
-        os.utime(entry)  # in use from now on: nobody takes it for one that may go
     try:
-        if sums is None:
-            raise DamagedError(f"it has no {_SUMS}")
-        for name in sums:
-            _link(entry / name, into / name)
-        _check(into, sums)
-    except (OSError, DamagedError) as error:
-        for path in into.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if not entry.exists():
-            return False
-        _remove(entry)
-        raise DamagedError(str(error)) from error
+        with permissions.own_folder(cache) as top, _opened(cache / key, top) as entry:
+            with contextlib.suppress(OSError):
+                os.utime(entry)  # in use from now on: nobody takes it for one that may go
+            try:
+                _fill(cache / key, entry, into)
+            except (OSError, ValueError, DamagedError) as error:
+                _empty(into)
+                if not (cache / key).exists():
+                    return False
+                _remove(top, key)
+                raise DamagedError(str(error)) from error
+            except BaseException:
+                _empty(into)
+                raise
+    except OSError:  # there is none, or it is closed to this user
+        return False
     return True
+
+
+def _fill(path: Path, entry: int, into: Path) -> None:
+    with open(permissions.open_own(path / _SUMS, entry), "rb") as file:
+        sums = json.loads(file.read())
+    if not isinstance(sums, dict) or not all(map(_NAME.fullmatch, sums)):
+        raise DamagedError(f"{_SUMS} names what tokens have not")
+    for name, expected in sums.items():
+        target = into / name
+        target.parent.mkdir(exist_ok=True)
+        below = (
+            _opened((path / name).parent, entry) if "/" in name else contextlib.nullcontext(entry)
+        )
+        with below as above:
+            _link(path / name, above, target)
+        if fingerprint(target) != expected:
+            raise DamagedError(f"{name} is not as it was written")
+
+
+@contextlib.contextmanager
+def _opened(path: Path, above: int | None) -> Iterator[int]:
+    """A descriptor of a folder of this user's."""
+    descriptor = permissions.open_own(path, above, is_folder=True)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _link(path: Path, folder: int, target: Path) -> None:
+    """One file twice. Arrays, which nobody changes, take their room once; what may end up in a
+    model's folder is copied."""
+    with open(permissions.open_own(path, folder), "rb") as file:
+        if target.suffix == ".npy":
+            with contextlib.suppress(OSError):  # another file system, or one without links
+                os.link(path.name, target, src_dir_fd=folder, follow_symlinks=False)
+                return
+        with open(target, "xb") as copy:
+            shutil.copyfileobj(file, copy)
+
+
+def _empty(into: Path) -> None:
+    for path in into.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def keep(cache: Path, key: str, tokens: Path) -> None:
@@ -79,57 +131,49 @@ def keep(cache: Path, key: str, tokens: Path) -> None:
 
     Raises:
         OSError: it cannot be written; there is no entry then.
+        SlurmftError: others can write the cache, or its owner is another user; or a file's name.
     """
-    cache.mkdir(parents=True, exist_ok=True)
-    for path, _ in unused(cache, _KEPT_S):
-        _remove(path)
+    with permissions.as_in(cache.parent):
+        cache.parent.mkdir(parents=True, exist_ok=True)
+    cache.mkdir(mode=0o700, exist_ok=True)
+    with permissions.own_folder(cache) as top:
+        for path, _ in unused(cache, _KEPT_S):
+            _remove(top, path.name)
 
-    def fill(entry: Path) -> None:
-        files = [path for path in tokens.rglob("*") if path.is_file()]
-        names = sorted(path.relative_to(tokens).as_posix() for path in files)
-        for name in names:
-            _link(tokens / name, entry / name)
-        write_json(entry / _SUMS, {name: fingerprint(entry / name) for name in names})
+        def fill(entry: Path) -> None:
+            files = [path.relative_to(tokens) for path in tokens.rglob("*") if path.is_file()]
+            names = sorted(map(Path.as_posix, files))
+            for name in names:
+                if not _NAME.fullmatch(name):
+                    raise SlurmftError(f"tokens have no file {name!r}")
+                (entry / name).parent.mkdir(exist_ok=True)
+                with _opened((tokens / name).parent, None) as above:
+                    _link(tokens / name, above, entry / name)
+            write_json(entry / _SUMS, {name: fingerprint(entry / name) for name in names})
 
-    if not (cache / key).exists():
-        write_folder(cache / key, fill, replace=False)  # others may be reading it
-
-
-def _link(source: Path, target: Path) -> None:
-    """One file twice. Arrays, which nobody changes, take their room once; what may end up in a
-    model's folder is copied."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.suffix == ".npy":
-        with contextlib.suppress(OSError):  # another file system, or one without links
-            os.link(source, target)
-            return
-    shutil.copyfile(source, target)
-
-
-def _check(folder: Path, sums: dict[str, Any]) -> None:
-    for name, expected in sums.items():
-        if fingerprint(folder / name) != expected:
-            raise DamagedError(f"{name} is not as it was written")
+        if not (cache / key).exists():
+            write_folder(cache / key, fill, replace=False)  # others may be reading it
 
 
 def unused(cache: Path, for_s: float) -> Iterator[tuple[Path, float]]:
     """Entries that no run has used for so many seconds, and what kills left a day ago or more; with
     the seconds since then."""
     try:
-        paths = sorted(cache.iterdir())
-    except OSError:
-        return  # there is none, or it is somebody else's
-    for path in paths:
-        limit_s = _LEFTOVER_S if path.name.startswith(".") else for_s
+        with permissions.own_folder(cache) as top:
+            names = sorted(os.listdir(top))
+    except (OSError, SlurmftError):
+        return  # there is none, or it is not this user's alone
+    for name in names:
+        path, limit_s = cache / name, _LEFTOVER_S if name.startswith(".") else for_s
         with contextlib.suppress(OSError):
-            idle_s = time.time() - path.stat().st_mtime
+            idle_s = time.time() - path.lstat().st_mtime
             if idle_s > limit_s:
                 yield path, idle_s
 
 
-def _remove(entry: Path) -> None:
+def _remove(cache: int, name: str) -> None:
     """Removes a folder at once for whoever looks for it; or not at all, if another process does."""
-    aside = entry.with_name(f".{entry.name.lstrip('.')}.{secrets.token_hex(4)}.old")
+    aside = f".{name.lstrip('.')}.{secrets.token_hex(4)}.old"
     with contextlib.suppress(OSError):
-        entry.rename(aside)
-        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(name, aside, src_dir_fd=cache, dst_dir_fd=cache)
+        shutil.rmtree(aside, ignore_errors=True, dir_fd=cache)

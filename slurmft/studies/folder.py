@@ -48,12 +48,14 @@ def exclusive(folder: Path, share_with_group: bool = False) -> Iterator[None]:
     Raises:
         HeldError: another command holds it.
         UsageError: the folder cannot be written.
+        NotOwnError: it is another user's, or others can write it.
     """
     path = folder / ".lock"
     try:
         permissions.make_folder(folder, share_with_group, exist_ok=True)
         permissions.settle(share_with_group)
-        (folder / "runs").mkdir(exist_ok=True)
+        with permissions.own_folder(folder):
+            (folder / "runs").mkdir(exist_ok=True)
         file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - closed below
     except OSError as error:
         raise UsageError(

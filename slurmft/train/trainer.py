@@ -28,7 +28,7 @@ from accelerate import Accelerator
 from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
-from slurmft.core.errors import Exit, SlurmftError
+from slurmft.core.errors import Exit, SlurmftError, one_line
 from slurmft.core.files import write_folder
 from slurmft.core.hub import hub_cache
 from slurmft.job import Job
@@ -182,13 +182,15 @@ class Training:
                 return
         except token_cache.DamagedError as error:
             self.job.warn(f"kept tokens were damaged, and are made again: {error}")
+        except SlurmftError as error:
+            self.job.say(f"kept tokens are not used: {error.message}")
         self.task.prepare().save(folder)
         self.task.save_tokenizer(folder / "tokenizer")
         try:
             if key:
                 token_cache.keep(cache, key, folder)
-        except OSError as error:
-            self.job.say(f"the tokens cannot be kept in {cache}: {error}")
+        except (OSError, SlurmftError) as error:
+            self.job.say(f"the tokens cannot be kept in {cache}: {one_line(error)}")
 
     def build(self, checkpoint: Snapshot | None) -> None:
         """Everything that a step needs, as at the start of a run."""

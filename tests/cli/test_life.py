@@ -475,7 +475,7 @@ def messy(tmp_path: Path, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> 
         made[name] = on_slurm(run, str(job))
         for folder in (run.model, run.tokens, run.checkpoints / "step-00000010", run.submitit):
             folder.mkdir(parents=True)
-            (folder / "data").write_bytes(b"x" * 100)
+            (folder / "meta.json").write_bytes(b"x" * 100)
         (run.path / ".state.json.123.abcd").write_bytes(b"x" * 10)
         (run.checkpoints / ".old-step-00000005").mkdir()
         grow_old(run, 1 if name == "recent" else 40)

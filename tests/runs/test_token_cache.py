@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slurmft.core import permissions
 from slurmft.node import profiles
 from slurmft.runs import token_cache
 from slurmft.runs.token_cache import DamagedError
@@ -85,10 +86,11 @@ def test_entry_that_is_removed_while_it_is_taken_is_none(
     token_cache.keep(cache, "key", tokens)
     link = token_cache._link
 
-    def link_one(source: Path, target: Path) -> None:
-        link(source, target)
-        if source.is_relative_to(cache) and (cache / "key").exists():
-            token_cache._remove(cache / "key")
+    def link_one(path: Path, folder: int, target: Path) -> None:
+        link(path, folder, target)
+        if (cache / "key").exists():
+            with permissions.own_folder(cache) as top:
+                token_cache._remove(top, "key")
 
     monkeypatch.setattr(token_cache, "_link", link_one)
     assert not token_cache.take(cache, "key", empty)
@@ -146,7 +148,8 @@ def test_run_takes_the_tokens_of_the_one_before(
     what = {"task": "emotion", "data": str(tiny_data), "model": str(tiny_model)}
     sources = tasks.get(TrainConfig.resolve(**what)).sources()
     assert sources is not None
-    entry = tmp_path / "hf" / "slurmft" / "tokens" / token_cache.key_of(sources)
+    cache = tmp_path / "hf" / f"slurmft-tokens-{os.geteuid()}"
+    entry = cache / token_cache.key_of(sources)
     entry.mkdir(parents=True)
     (entry / "sums.json").write_text('{"lost": {}}')
     flags = ["submit", "--cluster", "local", "--follow", "--runs-dir", str(tmp_path / "runs")]

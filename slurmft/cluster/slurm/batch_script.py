@@ -202,7 +202,7 @@ def end_attempt(run: RunDir, code: int) -> int:
 
 def main(argv: list[str]) -> int:
     run = RunDir.open(argv[1])
-    run.settle_permissions()
+    permissions.settle(run.load_own_config().job.share_with_group)
     if argv[0] == "begin":
         try:
             return begin_attempt(run)

@@ -64,7 +64,10 @@ def script_text(options: Options, runs: Sequence[RunDir]) -> str:
     lines += [f"  {shlex.quote(str(run.submitit))}" for run in runs]
     lines += [")", "folder=${runs[$SLURM_ARRAY_TASK_ID]}"]
     lines += ['log="$folder/${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}_0_log"']
-    lines += [f'exec bash "$folder/{runs[0].script.name}" >>"$log.out" 2>>"$log.err"', ""]
+    # In the place of a run's folder others may have put theirs. What was opened is what runs.
+    lines += [f'exec 3<"$folder/{runs[0].script.name}" || exit']
+    lines += ['[ -O /dev/fd/3 ] || { echo "refused: $folder is another user\'s" >&2; exit 1; }']
+    lines += ['exec bash /dev/fd/3 >>"$log.out" 2>>"$log.err"', ""]
     return "\n".join(lines)
 
 

@@ -1,0 +1,336 @@
+"""What a second Unix user can do to a first one: who, what, and what comes of it.
+
+`python -m tests.core.test_attacks` carries all out, and prints the table that docs/security.md has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmft.cluster import launcher
+from slurmft.cluster.slurm import job_array
+from slurmft.core.files import fingerprint, write_json
+from slurmft.runs.rundir import RunDir
+from tests.conftest import Done
+from tests.support.made_runs import write_run
+from tests.support.users import User, two_users
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two other users")
+
+
+@pytest.fixture(scope="module")
+def users() -> Iterator[tuple[User, User]]:
+    with two_users() as made:
+        yield made
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A line of the attack table."""
+
+    who: str
+    what: str
+    result: str
+    carry_out: Callable[[User, User], None]
+    """By the second user on the first; fails if it succeeds."""
+
+
+ATTACKS: list[Attack] = []
+
+
+def attack(who: str, what: str, result: str) -> Callable[..., Callable[[User, User], None]]:
+    def add(carry_out: Callable[[User, User], None]) -> Callable[[User, User], None]:
+        ATTACKS.append(Attack(who, what, result, carry_out))
+        return carry_out
+
+    return add
+
+
+COLLEAGUE = "any user"
+GROUP = "one who can write where your runs are"
+
+
+def run_of(user: User, name: str, *, state: str = "failed", job: str = "", **fields: Any) -> RunDir:
+    """A run that this user submitted."""
+    run = write_run(user.home / "runs" / name, state=state, **fields)
+    run.submitit.mkdir()
+    launcher.note_job(run, "local", job or "4711", os.uname().nodename)
+    for path in (run.path, *run.path.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    user.own(user.home / "runs")
+    return run
+
+
+def assert_refused(done: Done, fact: str) -> None:
+    assert done.code != 0, done.out
+    assert [line.split(":")[0] for line in done.err.splitlines()] == ["error", "hint"], done.err
+    assert f"refused, as it would decide what runs as ada: {fact}" in done.err
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+@attack(
+    COLLEAGUE,
+    "gives a run of theirs `setup` lines, and waits for you to resume it by path, name or job id",
+    "refused; nothing of it runs",
+)
+def resume(ada: User, eve: User) -> None:
+    run = run_of(eve, "emotion-1", setup=(f"touch {ada.home}/attacked",))
+    for path in (run.path, *run.path.rglob("*")):  # else it could not be resumed anyway
+        path.chmod(0o777)
+    for name in (str(run.path), "emotion-1", "emo", "4711"):
+        where = ("--runs-dir", str(run.path.parent), "--cluster", "local")
+        done = ada.slurmft("resume", name, *where)
+        assert_refused(done, f"'{run.path}' belongs to eve")
+    call = f"import slurmft; slurmft.Run({str(run.path)!r}).resume()"
+    assert "belongs to eve" in ada.run(sys.executable, "-c", call).err
+    assert not (ada.home / "attacked").exists()
+
+
+@attack(
+    GROUP,
+    "writes into a run directory of yours that the group, or everybody, may write",
+    "refused, with the `chmod` that helps",
+)
+def resume_of_what_others_can_write(ada: User, eve: User) -> None:
+    run = run_of(ada, "open-1")
+    for path, mode in ((run.path, 0o777), (run.config, 0o666)):
+        before = stat.S_IMODE(path.stat().st_mode)
+        path.chmod(mode)
+        done = ada.slurmft("resume", str(run.path), "--cluster", "local")
+        assert_refused(done, f"others can write '{path}' (mode {mode:04o})")
+        assert f"hint: if you trust what is there: chmod go-w {path}" in done.err
+        path.chmod(before)
+
+
+@attack(
+    COLLEAGUE,
+    "names a process or a job of yours as the job of their run, and waits for you to cancel it",
+    "refused; yours runs on",
+)
+def cancel(ada: User, eve: User) -> None:
+    mine = subprocess.Popen(["sleep", "100"], user=ada.uid)
+    try:
+        run = run_of(eve, "cancel-me", state="running", job=str(mine.pid))
+        started = Path(f"/proc/{mine.pid}/stat").read_text().rpartition(") ")[2].split()[19]
+        told = {"host": os.uname().nodename, "pid": mine.pid, "started": started}
+        eve.write(run.submitit / "pid.json", json.dumps(told))
+        assert_refused(ada.slurmft("cancel", str(run.path)), f"'{run.path}' belongs to eve")
+        assert mine.poll() is None
+    finally:
+        mine.send_signal(signal.SIGKILL)
+        mine.wait()
+
+
+@attack(COLLEAGUE, "waits for you to `push` their model under your name", "refused")
+def push(ada: User, eve: User) -> None:
+    run = run_of(eve, "push-me", state="finished")
+    eve.write(run.model / "model.safetensors", "")
+    done = ada.slurmft("push", str(run.path), "ada/model", HF_TOKEN="x" * 20)
+    assert_refused(done, f"'{run.path}' belongs to eve")
+
+
+@attack(
+    GROUP,
+    "puts a run directory of theirs in the place of yours before the job starts",
+    "the job ends with a line; nothing of it runs",
+)
+def swapped(ada: User, eve: User) -> None:
+    run = run_of(eve, "swapped-1")
+    eve.write(run.script, f"touch {ada.home}/attacked")
+    for command in (
+        [sys.executable, "-m", "slurmft.node.task", str(run.path)],
+        [sys.executable, "-m", "slurmft.cluster.slurm.batch_script", "begin", str(run.path)],
+    ):
+        done = ada.run(*command, SLURM_JOB_NODELIST="n1", SLURM_JOB_ID="1")
+        assert done.code == 1
+        assert "belongs to eve" in done.err
+    script = job_array.script_text([], [run])
+    done = ada.run("bash", "-c", script, SLURM_ARRAY_TASK_ID="0")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == f"refused: {run.submitit} is another user's\n"
+    assert not (ada.home / "attacked").exists()
+
+
+@attack(
+    COLLEAGUE,
+    "names a run after your sbatch job, in a shared `--runs-dir`, before its requeue",
+    "not found; yours is made",
+)
+def run_of_your_job(ada: User, eve: User) -> None:
+    run = run_of(eve, "synthetic-20261120-093012-77-ab12")
+    eve.write(run.job, json.dumps({"cluster": "slurm", "id": "77"}))
+    code = (
+        f"from slurmft.runs.rundir import RunDir; print(RunDir.of_job('{run.path.parent}', '77'))"
+    )
+    assert eve.python(code) != "None\n"
+    assert ada.python(code) == "None\n"
+
+
+@attack(
+    COLLEAGUE,
+    "puts links to a file of yours under the names that files have while they are written, in a "
+    "run that you follow",
+    "not followed; the file stays",
+)
+def links_under_names_of_writes(ada: User, eve: User) -> None:
+    precious = ada.write(ada.home / "precious", "mine")
+    folder = eve.home / "trap"
+    folder.mkdir()
+    folder.chmod(0o777)
+    code = (
+        "import os; from pathlib import Path; from slurmft.core import files\n"
+        "os.urandom = lambda size: bytes(size)\n"
+        f"path = Path({str(folder)!r}, 'state.json')\n"
+        "aside = path.with_name(f'.{path.name}.{os.getpid()}.0000')\n"
+        f"os.symlink({str(precious)!r}, aside)\n"
+        "try: files.write_text(path, 'attacked')\n"
+        "except FileExistsError: print('refused')"
+    )
+    assert ada.python(code) == "refused\n"
+    assert precious.read_text() == "mine"
+
+
+@attack(COLLEAGUE, "gives a study folder away, for `study run` or `study cancel`", "refused")
+def study(ada: User, eve: User) -> None:
+    folder = eve.home / "studies" / "s"
+    text = 'name = "s"\nscaling = "weak"\n[fixed]\nmax_steps = 1\n[grid]\nnodes = [1]\n'
+    eve.write(folder / "study.toml", text)
+    folder.chmod(0o777)
+    for command in ("run", "cancel"):
+        where = ("--cluster", "local") if command == "run" else ()
+        done = ada.slurmft("study", command, str(folder), *where)
+        assert_refused(done, f"'{folder}' belongs to eve")
+
+
+@attack(
+    COLLEAGUE,
+    "calls a run directory `$(command)`, and waits for you to press TAB",
+    "not offered; nothing runs",
+)
+def completion(ada: User, eve: User) -> None:
+    run_of(eve, "$(touch attacked)")
+    site = ada.write(ada.home / "site.toml", f'runs_dir = "{eve.home}/runs"\n')
+    script = ada.slurmft("completion", "bash", SLURMFT_SITE=str(site)).out
+    words = "COMP_WORDS=(slurmft status ''); COMP_CWORD=2; _shtab_slurmft; echo ${COMPREPLY[*]}"
+    done = ada.run("bash", "-c", f"{script}\n{words}")
+    assert "last" in done.out, done.err
+    assert not (ada.home / "attacked").exists()
+
+
+@attack(COLLEAGUE, "has runs that you want to see: status, list, logs, follow", "shown")
+def reading(ada: User, eve: User) -> None:
+    run = run_of(eve, "shown-1", state="finished")
+    for command in ("status", "logs", "follow"):
+        done = ada.slurmft(command, str(run.path))
+        assert done.code == 0, done.err
+    assert "shown-1" in ada.slurmft("list", "--runs-dir", str(run.path.parent)).out
+
+
+# --- kept tokens ----------------------------------------------------------------------------------
+
+
+def take(user: User, cache: Path, into: Path) -> str:
+    into.mkdir()
+    user.own(into)
+    code = (
+        "from pathlib import Path; from slurmft.runs import token_cache\n"
+        f"try: print(token_cache.take(Path({str(cache)!r}), 'key', Path({str(into)!r})))\n"
+        "except Exception as error: print(error)"
+    )
+    return user.python(code).splitlines()[0]
+
+
+def plant(user: User, cache: Path, files: dict[str, str]) -> Path:
+    """An entry with its sums."""
+    entry = cache / "key"
+    for name, text in files.items():
+        user.write(entry / name, text)
+    sums = {name: fingerprint(entry / name) for name in files}
+    user.write(entry / "sums.json", json.dumps(sums))
+    return entry
+
+
+@attack(
+    COLLEAGUE,
+    "plants kept tokens in a shared `HF_HOME`, whose sums name `a/../../../file`",
+    "not used: each user's tokens are their own; a line in the log",
+)
+def tokens_of_another(ada: User, eve: User) -> None:
+    precious = ada.write(ada.home / "run" / "precious", "mine")
+    cache = eve.home / "hf" / f"slurmft-tokens-{ada.uid}"
+    entry = plant(eve, cache, {"meta.json": "{}", "a/precious": "attacked"})
+    eve.write(entry / "a" / "x", "")
+    names = {"a/../../precious": fingerprint(entry / "a" / "precious")}
+    eve.write(entry.parent.parent / "precious", "attacked")
+    write_json(entry / "sums.json", names)
+    eve.write(cache / "precious", "attacked")
+    into = ada.home / "run" / "tokens"
+    assert f"'{cache}' belongs to eve" in take(ada, cache, into)
+    assert precious.read_text() == "mine"
+    assert list(into.iterdir()) == []
+
+
+@attack(
+    GROUP,
+    "does the same in a cache of yours that others can write",
+    "not used; nothing is written outside of the tokens, no link or FIFO is opened",
+)
+def tokens_in_an_open_cache(ada: User, eve: User) -> None:
+    precious = ada.write(ada.home / "open" / "precious", "mine")
+    for number, (name, kind) in enumerate(
+        (("a/../../precious", "file"), ("/tmp/x", "file"), ("meta.json", "link"),
+         ("meta.json", "fifo"), ("meta.json", "eve's"))
+    ):  # fmt: skip
+        cache = ada.home / "open" / f"cache-{number}"
+        entry = plant(ada, cache, {"meta.json": "attacked"})
+        ada.write(cache / "precious", "attacked")
+        (entry / "a").mkdir()
+        write_json(entry / "sums.json", {name: fingerprint(entry / "meta.json")})
+        ada.own(cache)
+        if kind == "link":
+            (entry / "meta.json").rename(cache / "elsewhere")
+            (entry / "meta.json").symlink_to(cache / "elsewhere")
+        elif kind == "fifo":
+            (entry / "meta.json").unlink()
+            os.mkfifo(entry / "meta.json")
+            os.chown(entry / "meta.json", ada.uid, ada.uid)
+        elif kind == "eve's":
+            os.chown(entry / "meta.json", eve.uid, eve.uid)
+        into = ada.home / "open" / f"into-{number}"
+        assert take(ada, cache, into) not in ("True", "False"), (name, kind)
+        assert list(into.iterdir()) == []
+        assert precious.read_text() == "mine"
+        entry = plant(ada, cache.with_name(f"writable-{number}"), {"meta.json": "{}"})
+        entry.chmod(0o777)
+        assert "others can write" in take(ada, entry.parent, into.with_name(f"next-{number}"))
+
+
+@pytest.mark.parametrize("each", ATTACKS, ids=lambda each: each.carry_out.__name__)
+def test_attack(users: tuple[User, User], each: Attack) -> None:
+    each.carry_out(*users)
+
+
+def table() -> str:
+    rows = ["| who | what they do | what comes of it |", "|---|---|---|"]
+    rows += [f"| {each.who} | {each.what} | {each.result} |" for each in ATTACKS]
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    with two_users() as both:
+        for line in ATTACKS:
+            line.carry_out(*both)
+    print(table())
