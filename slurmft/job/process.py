@@ -17,6 +17,7 @@ from slurmft.core import process
 from slurmft.core.credentials import redact
 from slurmft.core.errors import SlurmftError
 from slurmft.node import heartbeat, signals
+from slurmft.node.hardware import host_name
 from slurmft.node.heartbeat import Heart
 from slurmft.node.signals import StopRequest
 from slurmft.runs import log_times, rundir
@@ -78,18 +79,27 @@ def record_failure(error: Exception, run: RunDir, rank: int, step: int, meetings
     shown = explain(error, run, rank)
     trace = None if isinstance(error, SlurmftError) else "".join(traceback.format_exception(error))
     print(redact(trace or f"error: {shown}"), file=sys.stderr, flush=True)
-    where, secondary = f"rank {rank} on {platform.node()}", is_secondary(error)
-    now = (rundir.current_attempt(), meetings)
-    again = any(
-        f["message"] == shown.message and f["step"] == step
-        for f in run.all_failures()
-        # This process has recorded nothing yet: what is there of this rank is of one before it.
-        if (f["attempt"], f["meetings"] or 0) < now or f["where"] == where
+    where, secondary = f"rank {rank} on {host_name()}", is_secondary(error)
+    lasting = not secondary and (
+        trace is None or _failed_so_before(run, shown, where, step, meetings)
     )
     run.add_failure(where, shown, trace, secondary=secondary, step=step, meetings=meetings)
-    if not secondary and (isinstance(error, SlurmftError) or again) and node_folder() is not None:
+    if lasting and node_folder() is not None:
         os.kill(os.getppid(), signal.SIGHUP)
     return int(shown.code)
+
+
+def _failed_so_before(
+    run: RunDir, error: SlurmftError, where: str, step: int, meetings: int
+) -> bool:
+    """Looks at this host's failures alone: a thousand ranks may fail at once."""
+    now = (rundir.current_attempt(), meetings)
+    return any(
+        (f["message"], f["step"]) == (error.message, step)
+        # This process has recorded nothing yet: what is there of this rank is of one before it.
+        and ((f["attempt"], f["meetings"] or 0) < now or f["where"] == where)
+        for f in run.all_failures(f"rank-*-on-{host_name()}-*")
+    )
 
 
 def explain(error: Exception, run: RunDir, rank: int) -> SlurmftError:

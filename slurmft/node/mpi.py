@@ -24,6 +24,7 @@ from slurmft.core.errors import Exit, SlurmftError, run_main
 from slurmft.core.files import read_json, write_json
 from slurmft.node import ccl, signals
 from slurmft.node.hardware import host_name
+from slurmft.node.peers import STOP, Peers
 from slurmft.node.profiles import Profile
 from slurmft.node.rendezvous import (
     Rendezvous,
@@ -93,11 +94,11 @@ def run_rank(supervisor: Supervisor, place: Place) -> int:
     """Runs one rank; returns its exit code."""
     run = supervisor.run
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by which a failed rank ends its torchrun
-    threading.Thread(target=_await_stop, args=(supervisor,), daemon=True).start()
     config = run.load_own_config()
     run.settle_permissions()
     check_size(place, config)
-    rendezvous = join(run, config, place, os.environ)
+    rendezvous, supervisor.peers = join(run, config, place, os.environ)
+    threading.Thread(target=_await_stop, args=(supervisor,), daemon=True).start()
     os.environ.update(place.environment(rendezvous))
     if "I_MPI_HYDRA_UUID" in os.environ:
         # oneCCL over MPI has shared memory; torchrun's has not.
@@ -112,9 +113,14 @@ def run_rank(supervisor: Supervisor, place: Place) -> int:
 
 
 def _await_stop(supervisor: Supervisor) -> None:
-    """Passes on the stop of the whole job: mpirun itself would kill the ranks."""
-    while not stop_marker(supervisor.run).exists():
-        time.sleep(_LOOK_EVERY_S)
+    """Passes on the stop of the whole job: mpirun itself would kill the ranks. The first rank looks
+    for it, and tells the others."""
+    peers = supervisor.peers
+    if peers.is_head:
+        while not stop_marker(supervisor.run).exists():
+            time.sleep(_LOOK_EVERY_S)
+        peers.tell(STOP)
+    peers.heard(STOP, wait_s=None)
     supervisor.stop(signal.SIGTERM)
 
 
@@ -157,7 +163,7 @@ def record_rank_failure(run: RunDir, rank: int, code: int) -> int:
         killed = SlurmftError(f"it was killed by {signal_name(-code)}{oom}", hint)
         run.add_failure(where, killed, secondary=code == -signal.SIGABRT, retry=True)
         return 128 - code
-    if run.root_failure() is None:
+    if run.root_failure(f"rank-{rank}-*") is None:
         unknown = SlurmftError(f"it ended with exit code {code}", hint)
         run.add_failure(where, unknown, retry=bool(run.checkpoint_names()))
     return code
@@ -168,9 +174,9 @@ def record_rank_failure(run: RunDir, rank: int, code: int) -> int:
 
 def join(
     run: RunDir, config: RunConfig, place: Place, environment: Mapping[str, str]
-) -> Rendezvous:
-    """The rendezvous, checked: rank 0 chooses ports that are free on its host, and tells the others
-    by a file in the run directory.
+) -> tuple[Rendezvous, Peers]:
+    """The rendezvous, checked, and the connections: rank 0 chooses ports that are free on its host,
+    and tells the others by a file in the run directory.
 
     Raises:
         RendezvousError: the file does not appear, or rank 0 cannot be reached.
@@ -188,12 +194,15 @@ def join(
             "ports": free_ports(str(os.getpid())),
         }
         rendezvous = rendezvous_at(found, hosts, host, config.job.interface)
-        answer_checks(rendezvous.check_port, rendezvous_id, rendezvous.addresses())
+        addresses = rendezvous.addresses()
+        peers = answer_checks(rendezvous.check_port, rendezvous_id, addresses, place.size)
         write_json(run.rendezvous, found)
-        return rendezvous
+        return rendezvous, peers
     found = await_rendezvous(run, rendezvous_id, host, timeout_s)
-    check_reachable(host, found["head"], found["ports"][1], rendezvous_id, timeout_s)
-    return rendezvous_at(found, hosts, host, config.job.interface)
+    _, peers = check_reachable(
+        host, found["head"], found["ports"][1], rendezvous_id, timeout_s, tasks=place.size
+    )
+    return rendezvous_at(found, hosts, host, config.job.interface), peers
 
 
 def rendezvous_at(
@@ -219,12 +228,13 @@ def await_rendezvous(
     Raises:
         RendezvousError: it did not appear.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline, pause_s = time.monotonic() + timeout_s, 0.1
     while time.monotonic() < deadline:
         found = read_json(run.rendezvous)
         if found and found["id"] == rendezvous_id:
             return found
-        time.sleep(0.1)
+        time.sleep(pause_s)
+        pause_s *= 1.5  # there may be thousands of ranks
     raise RendezvousError(
         f"{host} does not see what rank 0 writes to {str(run.rendezvous)!r}",
         "is the run directory on a file system that all hosts share? Else wait longer: "

@@ -24,6 +24,7 @@ from slurmft.core.config import RunConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_text
 from slurmft.node.hardware import host_name
+from slurmft.node.peers import Peers
 from slurmft.node.rendezvous import (
     Rendezvous,
     RendezvousError,
@@ -60,27 +61,28 @@ def run_ranks(supervisor: Supervisor) -> int:
     run = supervisor.run
     config = run.load_config()
     run.settle_permissions()
-    rendezvous = join(config)
+    rendezvous, supervisor.peers = join(config)
     profile, binding = use_of_node(config, os.environ)
     nodes = os.environ.get("PET_NNODES", "1")
     # A stop is meant for this pod alone: no other's failure has sent it.
-    child = torchrun(run, config, rendezvous, profile.nproc, nodes, ends_with_others=False)
+    child = torchrun(supervisor, config, rendezvous, profile.nproc, nodes, ends_with_others=False)
     return run_child(supervisor, child, config, rendezvous, profile, binding)
 
 
-def join(config: RunConfig) -> Rendezvous:
-    """The rendezvous, checked. Its id has the attempt's number: the first pod tells the others."""
+def join(config: RunConfig) -> tuple[Rendezvous, Peers]:
+    """The rendezvous, checked, and the connections. Its id has the attempt's number: the first pod
+    tells the others."""
     found = rendezvous_of(config, os.environ)
     if found.is_head:
         rendezvous_id = f"{found.id}.{current_attempt()}"
-        answer_checks(found.check_port, rendezvous_id)
+        peers = answer_checks(found.check_port, rendezvous_id)
     else:
         timeout_s = config.job.rdzv_timeout_s
-        rendezvous_id = check_reachable(
+        rendezvous_id, peers = check_reachable(
             found.host, found.head, found.check_port, found.id, timeout_s, attempts=True
         )
         os.environ[ATTEMPT] = rendezvous_id.rpartition(".")[2]
-    return dataclasses.replace(found, id=rendezvous_id)
+    return dataclasses.replace(found, id=rendezvous_id), peers
 
 
 def pod_index(environment: Mapping[str, str]) -> int:

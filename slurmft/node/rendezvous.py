@@ -13,13 +13,13 @@ import itertools
 import re
 import socket
 import struct
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from slurmft.core.errors import Exit, SlurmftError
+from slurmft.node.peers import Peers
 
 LISTEN = "SLURMFT_LISTEN"
 """Variable with this node's name in the job, and the address on which its processes listen:
@@ -121,8 +121,9 @@ class Rendezvous:
     def is_head(self) -> bool:
         return self.node_rank == 0
 
-    def check(self, timeout_s: float) -> None:
-        """Checks that this node reaches the head, and no other host of that name.
+    def check(self, timeout_s: float) -> Peers:
+        """Checks that this node reaches the head, and no other host of that name; returns the
+        connections.
 
         The head answers with the rendezvous id as long as this process lives. torchrun takes long
         to import torch before it listens, and its errors do not say which host cannot be reached.
@@ -130,11 +131,14 @@ class Rendezvous:
         Raises:
             RendezvousError: the head does not answer within the timeout; names both hosts.
         """
+        tasks = len(self.hosts)
+        if tasks == 1:
+            return Peers()
         if self.is_head:
-            if len(self.hosts) > 1:
-                answer_checks(self.check_port, self.id, self.addresses())
-        else:
-            check_reachable(self.host, self.head, self.check_port, self.id, timeout_s)
+            return answer_checks(self.check_port, self.id, self.addresses(), tasks)
+        return check_reachable(
+            self.host, self.head, self.check_port, self.id, timeout_s, tasks=tasks
+        )[1]
 
     def socket_interface(self) -> str | None:
         """The interface for the collectives: the one asked for, or the one towards the peers.
@@ -327,13 +331,17 @@ def _can_bind(port: int) -> bool:
 # --- the reachability check -----------------------------------------------------------------------
 
 
-def answer_checks(port: int, rendezvous_id: str, addresses: Sequence[str] = ("",)) -> None:
-    """Sends the rendezvous id to everyone who connects to `port`, in the background.
+def answer_checks(
+    port: int, rendezvous_id: str, addresses: Sequence[str] = ("",), tasks: int = 1
+) -> Peers:
+    """Sends the rendezvous id to everyone who connects to `port`, in the background; returns the
+    head's view of those who do.
 
     Args:
         port: where to listen.
         rendezvous_id: what to answer.
         addresses: addresses of this host on which to listen; "" is all of them.
+        tasks: how many the job has.
 
     Raises:
         RendezvousError: the port was taken since the batch script found it free.
@@ -344,20 +352,22 @@ def answer_checks(port: int, rendezvous_id: str, addresses: Sequence[str] = ("",
         raise RendezvousError(
             f"{socket.gethostname()} cannot listen on port {port}: {error.strerror or error}"
         ) from None
-
-    def answer(server: socket.socket) -> None:
-        while True:
-            with contextlib.suppress(OSError), server.accept()[0] as caller:
-                caller.sendall(rendezvous_id.encode() + b"\n")
-
-    for server in servers:
-        threading.Thread(target=answer, args=(server,), daemon=True).start()
+    peers = Peers(tasks)
+    peers.listen(servers, rendezvous_id)
+    return peers
 
 
 def check_reachable(
-    host: str, head: str, port: int, rendezvous_id: str, timeout_s: float, attempts: bool = False
-) -> str:
-    """Asks the head for its rendezvous id until the answer is the expected one; returns it.
+    host: str,
+    head: str,
+    port: int,
+    rendezvous_id: str,
+    timeout_s: float,
+    attempts: bool = False,
+    tasks: int = 1,
+) -> tuple[str, Peers]:
+    """Asks the head for its rendezvous id until the answer is the expected one; returns it, and the
+    connection.
 
     Args:
         host: this node, for the error message.
@@ -366,6 +376,7 @@ def check_reachable(
         rendezvous_id: the expected answer.
         timeout_s: how long to try.
         attempts: whether "ID.1", "ID.2" and so on are expected, too.
+        tasks: how many the job has.
 
     Raises:
         RendezvousError: `head` does not resolve, does not answer, or is part of another job.
@@ -374,10 +385,14 @@ def check_reachable(
     problem = "timed out"
     while (left := deadline - time.monotonic()) > 0:
         try:
-            with socket.create_connection((head, port), timeout=min(left, 5.0)) as connection:
-                answer = connection.makefile("rb").readline(1000).decode(errors="replace").strip()
+            connection = socket.create_connection((head, port), timeout=min(left, 5.0))
+            answer = _first_line(connection)
             if (answer.rpartition(".")[0] if attempts else answer) == rendezvous_id:
-                return answer
+                peers = Peers(tasks, is_head=False)
+                peers.add(connection)
+                peers.listen((), "")
+                return answer, peers
+            connection.close()
             problem = f"it answers {answer!r}, not {rendezvous_id!r}: is it another host?"
         except socket.gaierror as error:
             problem = f"the name does not resolve ({error.strerror})"
@@ -388,6 +403,14 @@ def check_reachable(
         f"node {host} cannot reach the head node {head}, port {port}: {problem}",
         _NETWORK_HINT,
     )
+
+
+def _first_line(connection: socket.socket) -> str:
+    """What comes up to a line break; nothing after it is read."""
+    line = b""
+    while not line.endswith(b"\n") and len(line) < 1000 and (byte := connection.recv(1)):
+        line += byte
+    return line.decode(errors="replace").strip()
 
 
 def own_addresses(host: str) -> list[str]:

@@ -7,6 +7,8 @@ is over. Why it failed is recorded.
 from __future__ import annotations
 
 import os
+import random
+import resource
 import signal
 import subprocess
 import sys
@@ -15,20 +17,24 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from slurmft.core import process
 from slurmft.core.credentials import redact
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.node import signals
 from slurmft.node.hardware import host_name
-from slurmft.node.watchdog import Watchdog, hang_marker
+from slurmft.node.peers import FAILED, HANG, Peers
+from slurmft.node.watchdog import Watchdog
 from slurmft.runs import log_times
 from slurmft.runs.rundir import RunDir, current_attempt, log_head
 
 _POLL_S = 0.5
-_LOOK_EVERY_S = 2.0
+_HEAD_LOOKS_EVERY_S, _LOOKS_PER_S = 2.0, 2
+"""How often the head looks into the run directory, and all other tasks together."""
 _CAUSE_WAIT_S = 5
+_OPEN_FILES = 65536
+"""The usual soft limit, 1024, is less than the connections of a job of a thousand ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +58,8 @@ class Supervisor:
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
+        self.peers = Peers()
+        """The other tasks of the job, once they are connected."""
         self.stop_signal = 0
         """The first stop signal that came; 0: none."""
         self._told_stop = False
@@ -87,38 +95,51 @@ class Supervisor:
         self, running: subprocess.Popen[bytes], child: Child, watchdog: Watchdog
     ) -> int | None:
         """Waits for the child's exit code; None: the child is to be killed."""
-        look_at = 0.0
+        look_at = time.monotonic() + self.pause_s()
         while (code := _poll(running)) is None:
-            if time.monotonic() >= look_at:  # not every node at the shared files all the time
-                look_at = time.monotonic() + _LOOK_EVERY_S
-                if self.run.is_superseded(current_attempt()):
-                    print(f"{self.run.path}: a later attempt has begun", file=sys.stderr)
+            if time.monotonic() >= look_at:
+                look_at = time.monotonic() + self.pause_s()
+                if self._is_over(child):
                     return None
-                if hang_marker(self.run).exists():
-                    watchdog.dump(self.run)
+            if self.peers.heard(HANG):
+                watchdog.dump(self.run)
             if self.stop_signal:
                 running.send_signal(signals.RELAYED)  # again: the child may just have started
                 if child.records_stop:
                     self._record_stopping()
-                if child.ends_with_others and self._another_node_failed():
+                if child.ends_with_others and self.peers.heard(FAILED):
                     return None
             if watchdog.check() and self._record_hang(watchdog):
                 return None
         return code
+
+    def pause_s(self) -> float:
+        """Until this task looks again: a job of many nodes looks no more often than one of few."""
+        if self.peers.is_head:
+            return _HEAD_LOOKS_EVERY_S
+        return max(_HEAD_LOOKS_EVERY_S, random.uniform(0.5, 1.5) * self.peers.tasks / _LOOKS_PER_S)
+
+    def _is_over(self, child: Child) -> bool:
+        """Looks into the run directory: has a later attempt begun? The head also looks for tasks
+        that failed before they were connected, and tells the others."""
+        if self.run.is_superseded(current_attempt()):
+            print(f"{self.run.path}: a later attempt has begun", file=sys.stderr)
+            return True
+        if self.peers.is_head and self.stop_signal and self._a_node_failed():
+            self.peers.tell(FAILED)
+        return False
 
     def _record_stopping(self) -> None:
         if not self._told_stop and self.run.get_state()["state"] == "running":
             self._told_stop = True
             self.run.set_state("stopping", f"the job received {signal_name(self.stop_signal)}")
 
-    def _another_node_failed(self) -> bool:
-        return any(
-            f["where"].startswith("node ") and f["attempt"] == current_attempt()
-            for f in self.run.all_failures()
-        )
+    def _a_node_failed(self) -> bool:
+        return any(f["attempt"] == current_attempt() for f in self.run.all_failures("node-*"))
 
     def _record_hang(self, watchdog: Watchdog) -> bool:
         """Records where the ranks of this node hang; False: they moved meanwhile."""
+        self.peers.tell(HANG)
         watchdog.dump(self.run)
         hang = watchdog.check()
         if hang is None:
@@ -132,7 +153,7 @@ class Supervisor:
         self.run.add_failure(f"node {host}", error, secondary=not hang.certain, bad_host=host)
         print(f"error: {error}", file=sys.stderr, flush=True)
         if not hang.certain:
-            await_cause(self.run)
+            await_cause(self.peers)
         return True
 
 
@@ -144,18 +165,13 @@ def _poll(running: subprocess.Popen[bytes]) -> int | None:
         return None
 
 
-def await_cause(run: RunDir) -> dict[str, Any] | None:
-    """The failure that ended the run, or a secondary one; None: none is recorded.
+def await_cause(peers: Peers) -> bool:
+    """Gives the node where the failure began a moment to record it; returns whether it said so.
 
-    Where the ranks here only lost their peers, or wait for them, the node where the failure began
-    gets a moment to record it: the end of this task makes srun end that node's task, too.
+    Ranks here only lost their peers, or wait for them; and the end of this task makes srun end that
+    node's task, too.
     """
-    deadline = time.monotonic() + _CAUSE_WAIT_S
-    while (failure := run.root_failure()) is None or failure["secondary"]:
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.1)
-    return failure
+    return peers.heard(FAILED, _CAUSE_WAIT_S)
 
 
 def signal_name(number: int) -> str:
@@ -165,12 +181,17 @@ def signal_name(number: int) -> str:
 def run_task(run_dir: str, task: Callable[[Supervisor], int]) -> NoReturn:
     """Runs a task under a supervisor; ends this process with the task's exit code."""
     signals.block()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < _OPEN_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, _OPEN_FILES), hard))
     supervisor = Supervisor(RunDir(Path(run_dir)))
     signals.listen(supervisor.stop)
     try:
         code = task(supervisor)
     except Exception as error:
         code = record_error(supervisor.run, error)
+    if code not in (Exit.OK, Exit.STOPPED):
+        supervisor.peers.tell(FAILED)
     # Not by SystemExit: Python's shutdown takes time in which a signal would make this task's
     # exit code, and so the job's, that of a signal.
     sys.stdout.flush()

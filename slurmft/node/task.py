@@ -13,7 +13,7 @@ from pathlib import Path
 
 from slurmft import locks
 from slurmft.core.config import JobConfig, RunConfig
-from slurmft.core.errors import SlurmftError
+from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import write_json
 from slurmft.core.hub import hub_in_reach
 from slurmft.node import ccl, hardware, heartbeat, profiles, signals, staged_env
@@ -23,7 +23,7 @@ from slurmft.node.rendezvous import LISTEN, Rendezvous, RendezvousError
 from slurmft.node.supervisor import Child, Supervisor, await_cause, run_task, signal_name
 from slurmft.node.watchdog import Watchdog
 from slurmft.runs import log_times
-from slurmft.runs.rundir import ATTEMPT, RUN_DIR, RunDir
+from slurmft.runs.rundir import ATTEMPT, RUN_DIR
 
 LOCAL_NODE = "SLURMFT_LOCAL_NODE"
 """Set for a simulated node: its index among `--nodes`, on the loopback network."""
@@ -57,9 +57,9 @@ def run_node(supervisor: Supervisor) -> int:
     config = run.load_own_config()  # it names the module that the ranks run
     run.settle_permissions()
     rendezvous = rendezvous_of(config.job, os.environ)
+    supervisor.peers = rendezvous.check(config.job.rdzv_timeout_s)
     profile, binding = use_of_node(config, os.environ)
-    rendezvous.check(config.job.rdzv_timeout_s)
-    child = torchrun(run, config, rendezvous, profile.nproc)
+    child = torchrun(supervisor, config, rendezvous, profile.nproc)
     return run_child(supervisor, child, config, rendezvous, profile, binding)
 
 
@@ -104,7 +104,7 @@ def use_of_node(
 
 
 def torchrun(
-    run: RunDir,
+    supervisor: Supervisor,
     config: RunConfig,
     rendezvous: Rendezvous,
     nproc: int,
@@ -112,11 +112,14 @@ def torchrun(
     ends_with_others: bool = True,
 ) -> Child:
     """torchrun as the child of this task; `nodes` is for `torchrun_command`."""
+    run = supervisor.run
     return Child(
         command=torchrun_command(
             config.program.module, run.path, rendezvous, str(nproc), config.job.max_restarts, nodes
         ),
-        record_failure=lambda code, log, start: record_torchrun_failure(run, code, log, start),
+        record_failure=lambda code, log, start: record_torchrun_failure(
+            supervisor, code, log, start
+        ),
         records_stop=rendezvous.is_head,
         ends_with_others=ends_with_others,
     )
@@ -151,7 +154,7 @@ def torchrun_command(
         "--rdzv-conf", ",".join(f"{k}={v}" for k, v in conf.items()),
         "--local-addr", rendezvous.host,
         "--max-restarts", str(max_restarts),
-        "--log-dir", str(run_dir / "logs" / "torchrun"),
+        "--log-dir", os.devnull,  # the ranks have logs of their own
         "--module", module, str(run_dir),
     ]  # fmt: skip
 
@@ -210,27 +213,27 @@ def training_environment(
     return found | sockets | dict(environment)
 
 
-def record_torchrun_failure(run: RunDir, code: int, log: Path, start: int) -> int:
+def record_torchrun_failure(supervisor: Supervisor, code: int, log: Path, start: int) -> int:
     """Records why torchrun failed on this node; returns the exit code of the task."""
-    host, hint = host_name(), f"log: {log}"
-    where = f"node {host}"
+    run, host, hint = supervisor.run, host_name(), f"log: {log}"
+    where, failure = f"node {host}", None
     if code < 0:
         killed = SlurmftError(f"torchrun was killed by {signal_name(-code)}", hint)
-        run.add_failure(where, killed, bad_host=host)
+        failure = run.add_failure(where, killed, bad_host=host)
     elif number := killed_by(log, start):
         oom = " (out of memory?)" if number == signal.SIGKILL else ""
         killed = SlurmftError(f"a rank was killed by {signal_name(number)}{oom}", hint)
         # A rank that loses its peers may abort; a rank killed otherwise is the cause. Its host is
         # not blamed: memory runs out on any.
-        run.add_failure(where, killed, secondary=number == signal.SIGABRT, retry=True)
-    failure = await_cause(run)
-    if failure is None:
-        unknown = SlurmftError(f"torchrun ended with exit code {code}", hint)
-        failure = run.add_failure(where, unknown, retry=bool(run.checkpoint_names()))
-    # By a file, too: other nodes see it before srun tells them.
-    ended = SlurmftError("its ranks ended", code=failure["code"])
-    run.add_failure(where, ended, secondary=True, retry=failure["retry"])
-    return int(failure["code"])
+        aborted = number == signal.SIGABRT
+        failure = run.add_failure(where, killed, secondary=aborted, retry=True)
+    failure = run.root_failure(f"*-{host}-*") or failure  # its ranks have ended, and said why
+    if failure is None or failure["secondary"]:
+        elsewhere = await_cause(supervisor.peers)
+        if failure is None and not elsewhere:
+            unknown = SlurmftError(f"torchrun ended with exit code {code}", hint)
+            failure = run.add_failure(where, unknown, retry=bool(run.checkpoint_names()))
+    return int(failure["code"] if failure else Exit.FAILED)
 
 
 def killed_by(torchrun_log: Path, start: int) -> int | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from slurmft.core import process
 from slurmft.core.text import duration
 from slurmft.node import heartbeat
-from slurmft.runs.rundir import RunDir, current_attempt
+from slurmft.runs.rundir import RunDir
 
 _PREFIX = "slurmft-"
 
@@ -26,7 +26,7 @@ _STOPPED = ("T", "t")
 """States of a process that got SIGSTOP, or that is being debugged."""
 
 _DUMP_S = 5.0
-"""How long ranks have to write their stacks, and other nodes to see the hang."""
+"""How long ranks have to write their stacks, here and on other nodes."""
 _ASLEEP_S = 10
 """A watchdog that did not check for so long was itself stopped."""
 
@@ -79,13 +79,10 @@ class Watchdog:
         return Hang(rank, description, bool(stopped))
 
     def dump(self, run: RunDir) -> None:
-        """Writes the stacks of this node's ranks into the run directory, once; other nodes see
-        `hang_marker` and write theirs, too."""
+        """Writes the stacks of this node's ranks into the run directory, once."""
         if self._dumped:
             return
         self._dumped = True
-        with contextlib.suppress(OSError):
-            hang_marker(run).touch()
         for rank in self.ranks():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(
@@ -120,11 +117,6 @@ class Watchdog:
         ):  # a stopped rank does not wait for others
             limit_s = max(limit_s, _SLOW_STEPS * beat.slowest_s * beat.patience)
         return time.monotonic() - max(beat.time, self._awake_since) > limit_s
-
-
-def hang_marker(run: RunDir) -> Path:
-    """The file whose presence tells all nodes of an attempt to write their ranks' stacks."""
-    return run.logs / f"hang-{current_attempt()}"
 
 
 def remove_stale(place: Path) -> None:

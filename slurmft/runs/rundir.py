@@ -333,25 +333,30 @@ class RunDir:
         self.tell(self.failures / name, failure, f"{where}: {error.message}")
         return failure
 
-    def all_failures(self) -> list[dict[str, Any]]:
-        """Every failure of the run, by attempts, and within them by the hosts' clocks."""
-        found = [f for p in self.failures.glob("*.json") if (f := read_json(p))]
+    def all_failures(self, names: str = "*") -> list[dict[str, Any]]:
+        """Every failure of the run, by attempts, and within them by the hosts' clocks.
+
+        Args:
+            names: of the files: "*-on-n1-*" are those of one host's ranks.
+        """
+        found = [f for p in self.failures.glob(f"{names}.json") if (f := read_json(p))]
         return sorted(found, key=lambda f: (f["attempt"], float(f["time"])))
 
-    def failures_of(self, attempt: int) -> list[dict[str, Any]]:
+    def failures_of(self, attempt: int, names: str = "*") -> list[dict[str, Any]]:
         """The failures that ended an attempt: first those that are not secondary.
 
         What happened to ranks before they last met was overcome. Clocks only tell which of several
         causes is named first: those of two hosts may differ by an hour.
         """
-        found = [f for f in self.all_failures() if f["attempt"] == attempt]
+        found = [f for f in self.all_failures(names) if f["attempt"] == attempt]
         seen = [f["meetings"] for f in found if f["meetings"] is not None]
         met = max([self.meetings(attempt), *seen])
         found = [f for f in found if f["meetings"] in (None, met)]
         return sorted(found, key=lambda f: bool(f["secondary"]))
 
-    def root_failure(self) -> dict[str, Any] | None:
-        """The failure that ended the last attempt: the first that is not secondary.
+    def root_failure(self, names: str = "*") -> dict[str, Any] | None:
+        """The failure that ended the last attempt: the first that is not secondary; of some files
+        only, where a thousand tasks ask.
 
         When one rank dies, its neighbours see their connections close; those failures are
         secondary.

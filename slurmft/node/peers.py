@@ -1,0 +1,95 @@
+"""The tasks of a job, connected: the others' reachability checks leave a connection to the head.
+
+What concerns all tasks goes by it, as one word, and not by files: a thousand nodes that look into
+the run directory every second are more than a file system takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+FAILED, HANG, STOP = "failed", "hang", "stop"
+"""Words: a task ends with a failure; ranks hang; the job is to stop."""
+_WORDS = frozenset({FAILED, HANG, STOP})
+
+
+class Peers:
+    """What the tasks of a job tell each other. The head passes on what it hears; who connects later
+    hears it, too."""
+
+    def __init__(self, tasks: int = 1, is_head: bool = True) -> None:
+        """
+        Args:
+            tasks: how many the job has.
+        """
+        self.tasks, self.is_head = tasks, is_head
+        self._news = threading.Condition()
+        self._words: list[str] = []
+        self._links: set[socket.socket] = set()
+        self._selector = selectors.DefaultSelector()
+
+    def tell(self, word: str, source: socket.socket | None = None) -> None:
+        """Tells all other tasks, once.
+
+        Args:
+            source: whom it came from.
+        """
+        with self._news:
+            if word in self._words or word not in _WORDS:
+                return
+            self._words.append(word)
+            self._news.notify_all()
+            for link in self._links - {source}:
+                with contextlib.suppress(OSError):  # that task has ended
+                    link.send(f"{word}\n".encode())
+
+    def heard(self, word: str, wait_s: float | None = 0) -> bool:
+        """Whether this task or another one told it, within a time; None: waits for it."""
+        with self._news:
+            return self._news.wait_for(lambda: word in self._words, wait_s)
+
+    def listen(self, servers: Sequence[socket.socket], greeting: str) -> None:
+        """Hears the others in the background: those that connect to the servers get the greeting,
+        and then what was told."""
+
+        def accept(server: socket.socket) -> None:
+            link = server.accept()[0]
+            with self._news:
+                lines = [greeting, *self._words]
+                link.sendall("".join(f"{line}\n" for line in lines).encode())
+                self.add(link)
+
+        for server in servers:
+            self._selector.register(server, selectors.EVENT_READ, accept)
+        threading.Thread(target=self._hear, name="peers", daemon=True).start()
+
+    def add(self, link: socket.socket) -> None:
+        """Adds the connection to another task."""
+        link.setblocking(False)
+        self._links.add(link)
+        self._selector.register(link, selectors.EVENT_READ, self._take)
+
+    def _hear(self) -> None:
+        while True:
+            for ready, _ in self._selector.select():
+                try:
+                    ready.data(ready.fileobj)
+                except OSError:
+                    time.sleep(0.1)  # too many open files?
+
+    def _take(self, link: socket.socket) -> None:
+        data = b""
+        with contextlib.suppress(OSError):
+            data = link.recv(4096)
+        for word in data.decode(errors="replace").split():
+            self.tell(word, link)
+        if not data:  # that task has ended
+            with self._news:
+                self._links.discard(link)
+            self._selector.unregister(link)
+            link.close()

@@ -1,0 +1,186 @@
+"""What the tasks of a job tell each other, over real connections."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import Exit, SlurmftError
+from slurmft.core.program import Program
+from slurmft.node import signals
+from slurmft.node import supervisor as node_supervisor
+from slurmft.node.peers import FAILED, HANG, Peers
+from slurmft.node.rendezvous import answer_checks, check_reachable
+from slurmft.node.supervisor import Child, Supervisor
+from slurmft.node.task import record_torchrun_failure
+from slurmft.node.watchdog import Watchdog
+from slurmft.runs.rundir import ATTEMPT, RunDir
+
+WAIT_S = 20
+
+
+def head_and_port(tasks: int = 3) -> tuple[Peers, int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = int(server.getsockname()[1])
+    return answer_checks(port, "7.0", ["127.0.0.1"], tasks), port
+
+
+def join(port: int, tasks: int = 3) -> Peers:
+    return check_reachable("n2", "127.0.0.1", port, "7.0", WAIT_S, tasks=tasks)[1]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    monkeypatch.setenv(ATTEMPT, "1")
+    program = Program(kind="test", name="test", module="tests.none")
+    return RunDir.create(RunConfig(program=program, job=JobConfig(runs_dir=str(tmp_path))))
+
+
+def test_all_hear_what_one_tells() -> None:
+    head, port = head_and_port()
+    nodes = [join(port) for _ in range(20)]
+    assert not any(node.heard(FAILED) for node in nodes)
+    nodes[3].tell(FAILED)
+    assert all(node.heard(FAILED, WAIT_S) for node in (head, *nodes))
+    assert not any(node.heard(HANG) for node in (head, *nodes))
+    head.tell(HANG)
+    assert all(node.heard(HANG, WAIT_S) for node in nodes)
+    late = join(port)
+    assert late.heard(FAILED, WAIT_S)
+    assert late.heard(HANG, WAIT_S)
+
+
+def test_strangers_and_those_who_left_do_no_harm() -> None:
+    head, port = head_and_port()
+    node, gone = join(port), socket.create_connection(("127.0.0.1", port))
+    gone.close()
+    stranger = socket.create_connection(("127.0.0.1", port))
+    stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(range(256)) * 40)
+    head.tell(HANG)
+    assert node.heard(HANG, WAIT_S)
+    assert not head.heard(FAILED)
+    stranger.close()
+
+
+CROWD = """\
+import resource, socket, sys
+from slurmft.node import supervisor
+from slurmft.node.rendezvous import answer_checks
+
+def head(supervisor):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    peers = answer_checks(port, "7.0", ["127.0.0.1"])
+    links = [socket.create_connection(("127.0.0.1", port)) for _ in range(600)]
+    heard = [link.makefile("rb").readline() for link in links]
+    print(heard.count(b"7.0\\n"))
+    return 0
+
+supervisor.run_task(sys.argv[1], head)
+"""
+
+
+def test_more_tasks_than_the_usual_limit_of_open_files(tmp_path: Path) -> None:
+    """Both ends of 600 connections, where 1,024 files may be open at first."""
+    program = f"ulimit -S -n 1024; exec {sys.executable} -c '{CROWD}' {tmp_path}"
+    command = ["bash", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("600\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 4, 5, 16, 64, 256, 1000, 4000])
+def test_all_tasks_together_look_seldom(run: RunDir, tasks: int) -> None:
+    """Each look is one file that is opened and read: four system calls."""
+    looks_per_s = 0.0
+    for task in range(tasks):
+        supervisor = Supervisor(run)
+        supervisor.peers = Peers(tasks, is_head=task == 0)
+        looks_per_s += 1 / supervisor.pause_s()
+    assert looks_per_s * 4 <= 14
+    assert looks_per_s <= 4
+
+
+class Supervised:
+    """A task whose child sleeps, in a thread."""
+
+    def __init__(self, run: RunDir, peers: Peers) -> None:
+        self.supervisor = Supervisor(run)
+        self.supervisor.peers = peers
+        sleep = [sys.executable, "-c", "import time; time.sleep(100)"]
+        child = Child(command=sleep, record_failure=lambda *_: 9, records_stop=False)
+        self.code = -1
+        self._thread = threading.Thread(target=self._run, args=(child,))
+        self._thread.start()
+
+    def _run(self, child: Child) -> None:
+        signals.block()  # for the child
+        watchdog = Watchdog(0)
+        self.code = self.supervisor.supervise(child, {}, 1, watchdog)
+        watchdog.close()
+
+    def end(self) -> int:
+        self._thread.join(WAIT_S)
+        return self.code
+
+
+def test_failed_node_ends_the_others_in_a_stop(run: RunDir) -> None:
+    """Before, it does not: torchrun may restart its ranks."""
+    _, port = head_and_port()
+    other, task = join(port), Supervised(run, join(port))
+    other.tell(FAILED)
+    time.sleep(1.5)
+    assert task.code == -1
+    task.supervisor.stop(signal.SIGTERM)
+    assert task.end() == Exit.FAILED
+
+
+def test_head_tells_of_a_task_that_failed_before_it_was_connected(run: RunDir) -> None:
+    head, port = head_and_port()
+    node, task = join(port), Supervised(run, head)
+    run.add_failure("node n9", SlurmftError("it has no GPU"))
+    task.supervisor.stop(signal.SIGTERM)
+    assert task.end() == Exit.FAILED
+    assert node.heard(FAILED, WAIT_S)
+
+
+def test_a_hang_on_one_node_is_seen_on_all(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    dumped = threading.Event()
+    monkeypatch.setattr(Watchdog, "dump", lambda self, run: dumped.set())
+    _, port = head_and_port()
+    other, task = join(port), Supervised(run, join(port))
+    other.tell(HANG)
+    assert dumped.wait(WAIT_S)
+    task.supervisor.stop(signal.SIGTERM)
+    other.tell(FAILED)
+    task.end()
+
+
+def test_cause_on_another_node_is_awaited_without_files(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node whose ranks said nothing names no cause of its own where another one has one."""
+    monkeypatch.setattr(node_supervisor, "_CAUSE_WAIT_S", 0.5)
+    log = run.logs / "node-001.log"
+    log.touch()
+    alone = Supervisor(run)
+    assert record_torchrun_failure(alone, 1, log, 0) == Exit.FAILED
+    (failure,) = run.all_failures()
+    assert failure["message"] == "torchrun ended with exit code 1"
+    for path in run.failures.iterdir():
+        path.unlink()
+    _, port = head_and_port()
+    other, supervisor = join(port), Supervisor(run)
+    supervisor.peers = join(port)
+    run.add_failure("rank 9 on n9", SlurmftError("the loss is nan"))
+    other.tell(FAILED)
+    assert supervisor.peers.heard(FAILED, WAIT_S)
+    assert record_torchrun_failure(supervisor, 1, log, 0) == Exit.FAILED
+    assert len(run.all_failures()) == 1
