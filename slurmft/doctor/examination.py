@@ -18,7 +18,7 @@ from slurmft.core.filesystem import FileSystem
 from slurmft.doctor import rules
 from slurmft.doctor.checks import Check, failure, ok, warning
 from slurmft.doctor.nodes import Site
-from slurmft.doctor.rules import Answers, group_by_value, slow_ones, some
+from slurmft.doctor.rules import Answers, group_by_value, some
 from slurmft.doctor.software import software
 from slurmft.locks import probe
 from slurmft.locks.probe import LockOperations
@@ -106,14 +106,17 @@ class Examination:
         self.found["ports"] = ports
         self._fabric(list(ports))
         peers = {
-            self.site.hosts[n]: {
+            n: {
                 "token": f"{n} {token}",
                 "ports": {kind: port for kind, port in found.items() if kind != "torchrun"},
             }
             for n, found in ports.items()
         }
-        question = {"peers": peers, "timeout_s": _REACH_S}
-        seen = self._ask("reach", dict.fromkeys(ports, question), _REACH_S + 4, "network")
+        question = {
+            start: {"peers": {self.site.hosts[n]: peers[n] for n in goals}, "timeout_s": _REACH_S}
+            for start, goals in rules.partners(list(ports)).items()
+        }
+        seen = self._ask("reach", question, _REACH_S + 4, "network")
         self.found["reach"] = seen
         names = {self.site.hosts[n]: n for n in ports}
         self.checks += rules.reach(seen, names)
@@ -146,14 +149,14 @@ class Examination:
     def _links(self, ports: Answers) -> None:
         """Measures between neighbours in a ring; no node is in two pairs at the same time.
 
-        Measures again where a node looks slow: something else may have used the link.
+        Measures again where one looks slow: something else may have used the link.
         """
         rates: dict[tuple[str, str], float] = {}
         for _ in range(_SEND_TRIES):
             for pairs in rules.rounds(self.found["usable"]):
                 for pair, rate in self._send(pairs, ports).items():
                     rates[pair] = max(rate, rates.get(pair, 0.0))
-            if not slow_ones(rules.best_links(rates), rules.SLOW_LINK):
+            if not any(rules.slow_links(rates)):
                 break
         self.found["links_bytes_s"] = {f"{a} to {b}": rate for (a, b), rate in rates.items()}
         self.checks += rules.links(rates)

@@ -19,6 +19,8 @@ _SKEW_S, _BAD_SKEW_S = 0.5, 30.0
 """Failures of ranks are ordered by their times, to half a second; credentials of munge and of the
 hub's addresses expire within minutes."""
 _MAX_NAMES = 8
+_ALL_PAIRS = 8
+"""Up to so many nodes try to reach each other in all pairs."""
 
 Answers = dict[str, Any]
 """By node."""
@@ -195,6 +197,16 @@ def fabric(networks: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[Check
     return [ok("fabric", text, **texts)]
 
 
+def partners(names: Sequence[str]) -> dict[str, list[str]]:
+    """Whom each node tries to reach. In a ring of many these are the nodes 1, 2, 4, 8, ... places
+    further on: what a node costs grows with the logarithm of their number, and each is in twice as
+    many pairs, so that a bad node differs from a bad link."""
+    count = len(names)
+    steps = [1 << bit for bit in range((count - 1).bit_length())]
+    steps = [*range(1, count)] if count <= _ALL_PAIRS else steps
+    return {name: [names[(i + n) % count] for n in steps] for i, name in enumerate(names)}
+
+
 def broken_pairs(seen: Answers, names: Mapping[str, str]) -> set[tuple[str, str]]:
     """(from, to) of all pairs of which one does not resolve, or not reach, the other."""
     return {
@@ -206,7 +218,7 @@ def broken_pairs(seen: Answers, names: Mapping[str, str]) -> set[tuple[str, str]
 
 
 def reach(seen: Answers, names: Mapping[str, str]) -> list[Check]:
-    """Names and ports between all pairs.
+    """Names and ports of the pairs that were tried.
 
     Args:
         seen: node -> host -> what `Agent.reach` returns.
@@ -215,16 +227,26 @@ def reach(seen: Answers, names: Mapping[str, str]) -> list[Check]:
     if len(seen) < 2:
         return []
     found = []
+    tried = {(start, names[host]) for start, hosts in seen.items() for host in hosts}
     for (about, kind), pairs in _problems(seen, names).items():
+        fine = [set(pair) for pair in tried - pairs.keys()]
+        if not fine:
+            why = ", ".join(dict.fromkeys(pairs.values()))
+            found.append(_unreached(about, kind, some(list(seen)), "each other", why))
+            continue
         for node, way, others in blame(pairs):
             ends = [(o, node) if way == "to" else (node, o) for o in others]
             why = ", ".join(dict.fromkeys(pairs[end] for end in ends))
             starts, goals = (some(others), node) if way == "to" else (node, some(others))
+            if len(others) == 1 and all(any(p & {*ends[0]} == {n} for p in fine) for n in ends[0]):
+                why += "; both reach other nodes"
             found.append(_unreached(about, kind, starts, goals, why))
     found += _ambiguous_names(seen, names)
     failed = {check.about for check in found}
     if not failed:
-        text = "all pairs reach each other, on rendezvous and on ephemeral ports"
+        some_pairs = f"all {len(tried):,} pairs that were tried"
+        text = "all pairs" if len(seen) <= _ALL_PAIRS else some_pairs
+        text += " reach each other, on rendezvous and on ephemeral ports"
         found.append(ok("ports", text))
     if "names" not in failed:
         found.insert(0, ok("names", f"all {len(seen)} nodes resolve each other's names"))
@@ -259,17 +281,17 @@ def _unreached(about: str, kind: str, starts: str, goals: str, why: str) -> Chec
 
 def _ambiguous_names(seen: Answers, names: Mapping[str, str]) -> list[Check]:
     """Names that resolve to different addresses on different nodes."""
-    found = []
-    for host, node in names.items():
-        addresses = {
-            n: hosts[host]["address"]
-            for n, hosts in seen.items()
-            if n != node and hosts[host].get("address")
-        }
-        if differ(addresses):
-            text = f"{host} resolves to different addresses: {by_value(addresses)}"
-            found.append(warning("names", text, "make /etc/hosts the same on all nodes"))
-    return found
+    addresses: dict[str, dict[str, str]] = {}
+    for start, hosts in seen.items():
+        for host, what in hosts.items():
+            if names[host] != start and what.get("address"):
+                addresses.setdefault(host, {})[start] = what["address"]
+    hint = "make /etc/hosts the same on all nodes"
+    return [
+        warning("names", f"{host} resolves to different addresses: {by_value(of_host)}", hint)
+        for host, of_host in addresses.items()
+        if differ(of_host)
+    ]
 
 
 def healthy(names: Sequence[str], broken: set[tuple[str, str]]) -> list[str]:
@@ -323,16 +345,34 @@ def best_links(rates: Mapping[tuple[str, str], float]) -> dict[str, float]:
     return best
 
 
+def slow_links(
+    rates: Mapping[tuple[str, str], float],
+) -> tuple[dict[str, float], dict[tuple[str, str], float]]:
+    """Slow nodes, and slow links between two that are not; with their shares of the median node."""
+    if not rates:
+        return {}, {}
+    best = best_links(rates)
+    nodes, middle = slow_ones(best, SLOW_LINK), statistics.median_high(best.values())
+    shares = {pair: rate / middle for pair, rate in rates.items() if not nodes.keys() & set(pair)}
+    return nodes, {pair: share for pair, share in shares.items() if share < SLOW_LINK}
+
+
 def links(rates: Mapping[tuple[str, str], float]) -> list[Check]:
     """Bytes per second between neighbours; a node is as fast as the better one of its links."""
     if not rates:
         return []
     best = best_links(rates)
     found = []
-    for name, share in slow_ones(best, SLOW_LINK).items():
+    nodes, pairs = slow_links(rates)
+    for name, share in nodes.items():
         text = f"{name} is slow: {_gbit(best[name])}, {share:.0%} of the median"
         hint = "exclude it and tell the site: its cable, port or driver may be bad"
         found.append(warning("links", text, hint, bytes_s=best[name]))
+    for (start, goal), share in pairs.items():
+        rate = rates[start, goal]
+        text = f"{start} to {goal} is slow: {_gbit(rate)}, {share:.0%} of the median; both are fast"
+        hint = "tell the site: what lies between these two may be bad, or busy"
+        found.append(warning("links", f"{text} with other nodes", hint, bytes_s=rate))
     middle, least = statistics.median(best.values()), min(best.values())
     text = f"one TCP connection carries {_gbit(middle)} (median of {len(best)} nodes; least "
     return [*found, ok("links", f"{text}{_gbit(least)})", median_bytes_s=middle)]

@@ -60,7 +60,6 @@ def test_run_of_a_group_with_a_token(tmp_path: Path) -> None:
     assert TOKEN not in Path(f"{seen}.ps").read_text() + done.out + done.err
     files = [p for p in done.run.path.rglob("*") if p.is_file()]
     assert not [p for p in files if TOKEN.encode() in p.read_bytes()]
-    shutil.rmtree(done.run.logs / "torchrun")  # by mkdtemp: torchrun's alone
     assert modes(done.run.path) == {"folders": {0o2750}, "files": {0o640}}
 
 

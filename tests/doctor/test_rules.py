@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,6 +32,57 @@ def test_few_lines_name_all_broken_pairs() -> None:
     three = {("n1", "n3"), ("n2", "n3"), ("n3", "n4")}
     assert rules.healthy(["n1", "n2", "n3", "n4"], three) == ["n1", "n2", "n4"]
     assert rules.healthy(["n1", "n2"], set()) == ["n1", "n2"]
+
+
+def reached(names: list[str], broken: Callable[[str, str], bool]) -> dict[str, Any]:
+    """What the nodes say that try to reach their partners, where some pairs are broken."""
+
+    def answer(start: str, goal: str) -> dict[str, Any]:
+        why = "timed out" if broken(start, goal) else None
+        return {"address": goal, "problem": None, "ports": {"ephemeral": why}}
+
+    partners = rules.partners(names)
+    return {start: {goal: answer(start, goal) for goal in partners[start]} for start in names}
+
+
+@pytest.mark.parametrize(("count", "most"), [(1, 0), (2, 1), (8, 7), (9, 4), (64, 6), (1000, 10)])
+def test_what_a_node_tries_grows_with_the_logarithm(count: int, most: int) -> None:
+    names = [f"n{i}" for i in range(count)]
+    found = rules.partners(names)
+    assert {len(goals) for goals in found.values()} == {most}
+    assert all(len({*goals, start}) == most + 1 for start, goals in found.items())
+    goals = [goal for own in found.values() for goal in own]
+    assert {goals.count(name) for name in names} == {most}
+
+
+@pytest.mark.parametrize("count", [8, 9, 64, 1000])
+def test_bad_node_and_bad_link_are_told_apart(count: int) -> None:
+    names = [f"n{i}" for i in range(count)]
+    same = {name: name for name in names}
+    assert not wrong(rules.reach(reached(names, lambda a, b: False), same))
+    seen = reached(names, lambda a, b: "n3" in (a, b))
+    found = wrong(rules.reach(seen, same))
+    assert len(found) == 2
+    assert all("n3 cannot reach" in x or "cannot reach n3" in x for x in found)
+    assert "both reach" not in str(found)
+    assert rules.healthy(names, rules.broken_pairs(seen, same)) == [n for n in names if n != "n3"]
+    seen = reached(names, lambda a, b: {a, b} == {"n3", "n7"})
+    found = wrong(rules.reach(seen, same))
+    end = "on a ephemeral port: timed out; both reach other nodes"
+    both = [f"failure: n3 cannot reach n7 {end}", f"failure: n7 cannot reach n3 {end}"]
+    assert sorted(found) == (both if count == 8 else both[:1])
+
+
+def test_two_nodes_have_no_other_one() -> None:
+    seen = reached(["n1", "n2"], lambda a, b: a == "n1")
+    (found,) = wrong(rules.reach(seen, {"n1": "n1", "n2": "n2"}))
+    assert found == "failure: n1 cannot reach n2 on a ephemeral port: timed out"
+
+
+def test_all_pairs_are_broken() -> None:
+    names = [f"n{i}" for i in range(1000)]
+    (found,) = wrong(rules.reach(reached(names, lambda a, b: True), {name: name for name in names}))
+    assert "n7 and 992 more cannot reach each other on a ephemeral port: timed out" in found
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 7])
@@ -96,6 +148,10 @@ def test_one_slow_node_is_named() -> None:
     rates = {("n1", "n2"): 1e9, ("n2", "n3"): 1e8, ("n3", "n4"): 1.1e8, ("n4", "n1"): 1.2e9}
     found = wrong(rules.links(rates))
     assert found == ["warning: n3 is slow: 0.88 Gbit/s, 9% of the median"]
+    rates |= {("n2", "n3"): 1e9}
+    end = "both are fast with other nodes"
+    found = wrong(rules.links(rates))
+    assert found == [f"warning: n3 to n4 is slow: 0.88 Gbit/s, 9% of the median; {end}"]
 
     def rank(fp32: float) -> dict[str, Any]:
         return {"tflop_s": {"fp32": fp32, "bf16": 9.0}}
