@@ -7,6 +7,7 @@ import sys
 
 import slurmft
 from slurmft.cli import COMMANDS, usage
+from slurmft.core import terminal
 from slurmft.core.errors import Exit, run_main, unknown
 
 
@@ -22,9 +23,11 @@ def main(argv: list[str]) -> int:
     return int(importlib.import_module(f"slurmft.cli.{argv[0]}").main(argv[1:]))
 
 
-def console() -> int:
+def console(argv: list[str] | None = None) -> int:
     """The console script `slurmft`."""
-    return run_main(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv)
+    words = sys.argv[1:] if argv is None else argv
+    terminal.protect()
+    return run_main(lambda: main(words), debug="--debug" in words)
 
 
 if __name__ == "__main__":

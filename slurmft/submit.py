@@ -6,8 +6,7 @@ that name would hide. The command is in slurmft/cli/submit.py.
 
 import sys
 
-from slurmft.cli.submit import main
-from slurmft.core.errors import run_main
+from slurmft.__main__ import console
 
 if __name__ == "__main__":
-    raise SystemExit(run_main(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv))
+    raise SystemExit(console(["submit", *sys.argv[1:]]))

@@ -8,6 +8,7 @@ from typing import Any
 from slurmft.cli.parser import Parser, add_run
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json
+from slurmft.core.terminal import unprotected
 from slurmft.runs import resolve
 from slurmft.runs.rundir import RunDir
 
@@ -117,12 +118,13 @@ def push(run: RunDir, repo: str, public: bool) -> str:
                 f"the repository {created.repo_id} is public", "give another one, or add --public"
             )
         message = f"Model of {run.path.name}"
-        found = api.upload_folder(
-            repo_id=created.repo_id,
-            folder_path=str(run.model),
-            commit_message=message,
-            allow_patterns=list(FILES),
-        )
+        with unprotected():  # for its progress bars
+            found = api.upload_folder(
+                repo_id=created.repo_id,
+                folder_path=str(run.model),
+                commit_message=message,
+                allow_patterns=list(FILES),
+            )
     except (OSError, ValueError) as error:  # the library's HTTP errors are OSErrors
         raise refusal(repo, error) from error
     return str(found.commit_url)

@@ -41,7 +41,6 @@ def main(argv: list[str]) -> int:
         if not plots.is_available():
             print(f"without plots: {plots.HINT}", file=sys.stderr)
     if form is not None or arguments.output is None:
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
         print(tables_text(sections, problems, form or "text"), end="")
     return Exit.OK
 

@@ -21,6 +21,7 @@ from slurmft.cluster.status import RunStatus
 from slurmft.core.config import JobConfig, options
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.files import to_json
+from slurmft.core.terminal import plain, raw
 from slurmft.core.text import duration
 from slurmft.runs.rundir import RunDir
 from slurmft.studies import folder as study_folder
@@ -164,7 +165,13 @@ def _submit(todo: Submission) -> int:
 def _run_here(todo: Submission, due: Sequence[Repeat]) -> int:
     """Runs one repeat after another; returns the exit code. Ctrl-C leaves no partial run."""
     code, bar = int(Exit.OK), _bar(len(due))
-    say: Callable[[str], None] = bar.write if bar else lambda text: print(text, flush=True)
+
+    def say(text: str) -> None:
+        if bar:
+            bar.write(plain(text), file=raw(sys.stdout))
+        else:
+            print(text, flush=True)
+
     try:
         for each in todo.status.alive():
             say(f"waiting for the end of {each.run.path}, which was started before")
@@ -172,7 +179,7 @@ def _run_here(todo: Submission, due: Sequence[Repeat]) -> int:
         for number, repeat in enumerate(due, start=1):
             what = f"{spec.label(repeat.cell)}, repeat {repeat.number}"
             if bar:
-                bar.set_description(what)
+                bar.set_description(plain(what))
             state = _run_one(todo, repeat, f"{number}/{len(due)} {what}", say)
             if state == "cancelled":
                 say("cancelled by another command: no further runs")
@@ -192,7 +199,7 @@ def _bar(total: int) -> Any:
         return None
     from tqdm import tqdm
 
-    return tqdm(total=total, unit="run", file=sys.stdout)
+    return tqdm(total=total, unit="run", file=raw(sys.stdout))
 
 
 def _run_one(todo: Submission, repeat: Repeat, what: str, say: Callable[[str], None]) -> str:

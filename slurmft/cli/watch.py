@@ -20,6 +20,7 @@ from slurmft.cli.watch_view import ASCII, UNICODE, Line, RunView
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit
 from slurmft.core.files import read_json
+from slurmft.core.terminal import raw
 from slurmft.runs import resolve
 from slurmft.runs.progress import describe
 from slurmft.runs.records import RecordReader
@@ -91,7 +92,7 @@ class Watcher:
                     break
         width, height = shutil.get_terminal_size()
         for line in self.view.screen(width, height, self._glyphs, ""):
-            print(self._paint(line))
+            print(self._paint(line), file=raw(sys.stdout))
         return ended
 
     def print_lines(self) -> bool:
@@ -138,8 +139,7 @@ class Watcher:
         width, height = shutil.get_terminal_size()
         lines = self.view.screen(width, height - 1, self._glyphs, footer)
         text = "".join(f"{self._paint(line)}\x1b[K\r\n" for line in lines)
-        sys.stdout.write(f"\x1b[H{text}\x1b[J")
-        sys.stdout.flush()
+        print(f"\x1b[H{text}\x1b[J", end="", file=raw(sys.stdout), flush=True)
 
     def _paint(self, line: Line) -> str:
         if not self._colours:
@@ -190,10 +190,9 @@ def screen() -> Iterator[Keys]:
     keys = Keys()
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with keys.at_once():
-        sys.stdout.write(_ENTER)
+        raw(sys.stdout).write(_ENTER)
         try:
             yield keys
         finally:
-            sys.stdout.write(_LEAVE)
-            sys.stdout.flush()
+            print(_LEAVE, end="", file=raw(sys.stdout), flush=True)
             signal.signal(signal.SIGTERM, before)

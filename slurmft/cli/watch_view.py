@@ -6,6 +6,7 @@ import statistics
 import time
 from dataclasses import dataclass, field
 
+from slurmft.core.terminal import plain
 from slurmft.core.text import duration, number
 from slurmft.runs.progress import Record, describe
 
@@ -244,9 +245,9 @@ def bar(share: float, width: int, glyphs: Glyphs) -> str:
 
 
 def cut(line: Line, width: int) -> Line:
-    """A line that is no wider than the screen."""
+    """A line that is no wider than the screen, and has no commands to it."""
     found: Line = []
-    for text, style in line:
+    for text, style in ((" ".join(plain(text).splitlines()), style) for text, style in line):
         found.append((text[:width], style))
         width -= len(text[:width])
     return found

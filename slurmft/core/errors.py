@@ -8,6 +8,7 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from slurmft.core.credentials import redact
+from slurmft.core.terminal import plain
 
 
 class Exit(IntEnum):
@@ -39,8 +40,8 @@ class SlurmftError(Exception):
 
     def __init__(self, message: str, hint: str | None = None, code: int = Exit.FAILED) -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = plain(message)
+        self.hint = hint and plain(hint)
         self.code = code
 
     def __str__(self) -> str:
@@ -80,7 +81,7 @@ def run_main(command: Callable[[], int], debug: bool = False) -> int:
     except OSError as error:  # a full disk, a folder that vanished
         if debug:
             _print_traceback()
-        print(f"error: {error}\nhint: --debug shows where", file=sys.stderr)
+        print(f"error: {plain(str(error))}\nhint: --debug shows where", file=sys.stderr)
         return Exit.FAILED
 
 

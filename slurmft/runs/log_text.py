@@ -9,6 +9,7 @@ from typing import Any
 
 from slurmft.core.errors import UsageError
 from slurmft.core.files import read_json, to_json
+from slurmft.core.terminal import plain
 from slurmft.runs.logfiles import Choice, Line, Logs
 from slurmft.runs.rundir import RunDir
 
@@ -21,7 +22,7 @@ def text_of(run: RunDir, choice: Choice, tail: int | None = None) -> str:
     """
     check_choice(run, choice, tail)
     logs = Logs(run, choice)
-    return "".join(until_now(Writer(False, logs.hosts()), run, logs, choice, tail))
+    return plain("".join(until_now(Writer(False, logs.hosts()), run, logs, choice, tail)))
 
 
 def check_choice(run: RunDir, choice: Choice, tail: int | None) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from slurmft.core.terminal import plain, raw
 from slurmft.core.text import duration, in_bytes, number
 
 Record = dict[str, Any]
@@ -39,9 +40,9 @@ class Progress:
     def say(self, text: str) -> None:
         """A line above the bar."""
         if self._bar is not None:
-            self._bar.write(text, file=self._stream)
+            self._bar.write(plain(text), file=raw(self._stream))
         else:
-            print(text, file=self._stream, flush=True)
+            print(plain(text), file=self._stream, flush=True)
 
     def close(self) -> None:
         if self._bar is not None:
@@ -54,7 +55,7 @@ class Progress:
         from tqdm import tqdm
 
         self.close()
-        self._bar = tqdm(total=total, desc=what, unit="step", file=self._stream, leave=False)
+        self._bar = tqdm(total=total, desc=what, unit="step", file=raw(self._stream), leave=False)
 
     def _show_step(self, record: Record) -> None:
         if self._bar is not None:
@@ -68,7 +69,7 @@ class Progress:
 
     def _show_evaluate(self, record: Record) -> None:
         if self._bar is not None:
-            self._bar.set_postfix_str(f"evaluating {record['done']}/{record['total']} samples")
+            self._bar.set_postfix_str(f"evaluating {record['done']:d}/{record['total']:d} samples")
 
 
 def describe_start(r: Record) -> str:

@@ -204,6 +204,15 @@ def test_leaves_the_job_alone(live: LiveRun, keys: bytes, code: int) -> None:
     assert not any(f"\x1b[{n}m".encode() in terminal.raw for n in (1, 2, 31, 32, 33))
 
 
+def test_records_cannot_command_the_terminal(live: LiveRun) -> None:
+    live.write({"event": "warning", "text": "\x1b]0;title\x07 \x9b2J \x1b[31mred"})
+    terminal = Terminal(live.run)
+    terminal.until(lambda text: "warning: \\u001b]0;title\\u0007 \\u009b2J red" in text)
+    terminal.press(b"q")
+    assert terminal.end() == 0
+    assert not any(each in terminal.raw for each in (b"\x1b]", b"\x07", b"\xc2\x9b", b"\x1b[31m"))
+
+
 def test_terminal_that_cannot_draw(live: LiveRun) -> None:
     terminal = Terminal(live.run, TERM="dumb")
     terminal.until(lambda text: "step 20/20" in text)

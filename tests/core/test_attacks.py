@@ -239,6 +239,23 @@ def reading(ada: User, eve: User) -> None:
     assert "shown-1" in ada.slurmft("list", "--runs-dir", str(run.path.parent)).out
 
 
+@attack(
+    COLLEAGUE,
+    "writes escape sequences into the names, records and logs of a run that you look at",
+    r"printed as text: `\u001b]0;...`",
+)
+def escapes(ada: User, eve: User) -> None:
+    evil = "\x1b]52;c;Y3VybA==\x07\x9b2J"
+    run = run_of(eve, f"escapes-1{evil}", model=evil)
+    eve.write(run.rank_log(0), evil)
+    eve.write(run.state, json.dumps({"state": "failed", "time": 1, "reason": evil, "exit_code": 1}))
+    where = ("--runs-dir", str(run.path.parent))
+    for command in (("list",), ("status", "escapes"), ("logs", "escapes"), ("resume", "escapes")):
+        done = ada.slurmft(*command, *where)
+        assert not {"\x1b", "\x07", "\x9b"} & set(done.out + done.err), command
+        assert "]52;c" in done.out + done.err
+
+
 # --- kept tokens ----------------------------------------------------------------------------------
 
 

@@ -1,0 +1,71 @@
+r"""Commands print text, and no commands to the terminal, whoever wrote it.
+
+Names of runs, records, logs and Slurm's words may be a colleague's; data files hold anything. On a
+terminal, some characters move its cursor, set its title or fill its clipboard, or turn the order of
+what is read around. They are printed as JSON writes them (\u001b), so that JSON stays what it is;
+colours are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m|\r(?=\n)")
+_COMMAND = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and newline, C1: a CSI of one character
+    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # ends of lines, the direction of text
+    "\ud800-\udfff]"  # bytes of file names that are no UTF-8
+)
+
+
+def plain(text: str) -> str:
+    """The text without commands to a terminal; lines and tabs stay."""
+    return _COMMAND.sub(lambda found: json.dumps(found[0])[1:-1], _COLOUR.sub("", text))
+
+
+class _Plain:
+    """A stream to which `plain` text is written."""
+
+    def __init__(self, raw: Any) -> None:
+        self.raw_stream = raw
+
+    def write(self, text: str) -> int:
+        self.raw_stream.write(plain(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw_stream, name)
+
+
+def protect() -> None:
+    """Lets this process print `plain` text only; what the terminal cannot show is escaped, too."""
+    for name in ("stdout", "stderr"):
+        stream: Any = getattr(sys, name)
+        if stream is not None:
+            stream.reconfigure(errors="backslashreplace")
+            setattr(sys, name, _Plain(stream))
+
+
+def raw(stream: Any) -> Any:
+    """The stream itself, for our own bars and screens: others' texts in them must be `plain`."""
+    return getattr(stream, "raw_stream", stream)
+
+
+@contextlib.contextmanager
+def unprotected() -> Iterator[None]:
+    """A library's progress bars in the block work."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = raw(sys.stdout), raw(sys.stderr)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
