@@ -7,8 +7,6 @@ cluster, or if it belongs to another user.
 from __future__ import annotations
 
 import os
-import re
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +16,11 @@ from pathlib import Path
 from slurmft.cluster import status
 from slurmft.cluster.status import RunStatus
 from slurmft.core.errors import SlurmftError
+from slurmft.core.files import ASIDE, aside_of
 from slurmft.runs import resolve, token_cache
 from slurmft.runs.disk_space import size_of
 from slurmft.runs.rundir import RunDir
 
-_ASIDE = re.compile(r"\..+\.\d+\.[0-9a-f]{4}(\.old)?")
 """Names under which files and folders are written or removed, as rundir.write_bytes has them."""
 _LEFT = "half written or half removed"
 
@@ -95,7 +93,7 @@ def asides(folder: Path) -> Finding:
     except OSError:
         return
     for name in names:
-        if _ASIDE.fullmatch(name):
+        if ASIDE.fullmatch(name):
             yield folder / name, _LEFT
 
 
@@ -200,7 +198,7 @@ def _is_own(path: Path) -> bool:
 
 def remove(item: Item) -> str | None:
     """Removes an item, atomically for readers; returns the error, if any."""
-    aside = item.path.with_name(f".{item.path.name}.{os.getpid()}.{secrets.token_hex(2)}")
+    aside = aside_of(item.path)
     try:
         os.rename(item.path, aside)
     except FileNotFoundError:

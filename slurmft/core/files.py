@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
+import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+ASIDE = re.compile(r"\..+\.\d+-[0-9a-f]{4}")
+"""Names that `aside_of` makes."""
+
+_STALE_S, _STALE_PAUSE_S = 4.0, 0.05
+"""How long a client of a shared file system may still take a file for the one that another has
+replaced: on GlusterFS 1 to 2 s."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -19,7 +29,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """The same for what is no text."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(2).hex()}")
+    aside = aside_of(path)
     try:
         # "x" follows no link: the folder may be somebody else's.
         with open(aside, "xb") as file:
@@ -31,6 +41,15 @@ def write_bytes(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             aside.unlink()
         raise
+
+
+def aside_of(path: Path) -> Path:
+    """A name beside a path that nobody else uses, hidden.
+
+    GlusterFS places names of this form with that of the path. If file and replacement were on two
+    of its servers, there would be none for a moment.
+    """
+    return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(2).hex()}")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -55,11 +74,17 @@ def _finite(value: Any) -> Any:
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object, or None where the file is absent or holds none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
+    deadline = time.monotonic() + _STALE_S
+    while True:
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+            return value if isinstance(value, dict) else None
+        except ValueError:
+            return None
+        except OSError as error:
+            if error.errno != errno.ESTALE or time.monotonic() > deadline:
+                return None
+        time.sleep(_STALE_PAUSE_S)
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
@@ -86,8 +111,7 @@ def new_folder(path: Path, replace: bool = True) -> Iterator[Path]:
     Args:
         replace: else a folder that is there meanwhile, of another process, stays.
     """
-    name = f".{path.name}.{os.getpid()}.{os.urandom(2).hex()}"
-    aside, old = path.with_name(name), path.with_name(f"{name}.old")
+    aside, old = aside_of(path), aside_of(path)
     try:
         aside.mkdir()
         yield aside

@@ -10,7 +10,6 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from slurmft.core.files import write_json
 from tests.lab import tables
@@ -25,15 +24,15 @@ def main() -> None:
     parser.add_argument("--only", action="append", metavar="CHECK", help=", ".join(CHECKS))
     parser.add_argument("--output", type=Path, default=tables.FOLDER, help="%(default)s")
     arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
     for name in arguments.names:
-        path = arguments.output / f"{name}.json"
-        write_json(path, examine(name, arguments.only or list(CHECKS), tables.load(path)))
+        examine(name, arguments.only or list(CHECKS), arguments.output / f"{name}.json")
     print("\n\n".join(tables.tables(tables.load_all(arguments.output))))
 
 
-def examine(name: str, checks: list[str], before: dict[str, Any]) -> dict[str, Any]:
-    """Makes some checks on a file system; the others stay as they were found before."""
-    found = dict(before)
+def examine(name: str, checks: list[str], path: Path) -> None:
+    """Makes some checks on a file system; of the others, what was found before stays."""
+    found = tables.load(path)
     with make(name) as lab:
         found |= {"file_system_name": lab.title, "version": lab.version, "options": lab.options}
         found["date"] = time.strftime("%Y-%m-%d")
@@ -43,7 +42,7 @@ def examine(name: str, checks: list[str], before: dict[str, Any]) -> dict[str, A
                 found[check] = CHECKS[check](made)
             said = f"{name} {check} ({time.monotonic() - began:.0f} s)"
             print(said, json.dumps(found[check], indent=1), file=sys.stderr, flush=True)
-    return found
+            write_json(path, found)
 
 
 if __name__ == "__main__":

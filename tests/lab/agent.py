@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -32,17 +34,20 @@ class Operations(probe.LockOperations):
     # --- names and contents ---
 
     def exclusive(self, folder: str, count: int, start: float, kind: str) -> list[int]:
-        """Which of so many names this client was the first to create, by O_EXCL, mkdir or link."""
+        """Which of so many names this client was the first to create, by a kind of call."""
         won = []
         own = Path(folder) / f"own-{os.uname().nodename}-{kind}"
         time.sleep(max(0.0, start))
         for number in range(count):
             path = f"{folder}/{kind}-{number}"
+            time.sleep(random.random() / 500)  # now one is ahead, now the other
             try:
                 if kind == "O_EXCL":
                     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
                 elif kind == "mkdir":
                     os.mkdir(path)
+                elif kind == "symlink":
+                    os.symlink(own, path)
                 else:
                     own.touch()  # a new one each time: GlusterFS allows 100 names for a file
                     os.link(own, path)
@@ -52,35 +57,43 @@ class Operations(probe.LockOperations):
                 pass
         return won
 
-    def replace(self, path: str, end: int) -> float:
-        """Replaces a file so often, as all of slurmft's files are; seconds for one."""
-        began = time.monotonic()
-        for number in range(end + 1):
-            files.write_text(Path(path), _content(number))
-        return (time.monotonic() - began) / (end + 1)
+    def replace(self, path: str, seconds: float) -> int:
+        """Replaces a file again and again, as slurmft replaces its files; how often."""
+        number, deadline = 0, time.monotonic() + seconds
+        while True:
+            number += 1
+            files.write_json(Path(path), _content(number))
+            if time.monotonic() > deadline:
+                return number
+            time.sleep(random.random() / 2)
 
-    def read_until(self, path: str, end: int, within_s: float) -> dict[str, Any]:
-        """Reads a file that another client replaces until it is the last one; what was seen."""
-        seen: dict[str, Any] = {"reads": 0, "torn": 0, "absent": 0, "older": 0, "errors": []}
-        last = -1
-        deadline = time.monotonic() + within_s
-        while last < end and time.monotonic() < deadline:
+    def read_all_along(self, path: str, seconds: float, patient: bool) -> dict[str, Any]:
+        """Reads a file that another client replaces; what was seen, the errors by their names.
+
+        Args:
+            patient: as slurmft reads its files; else as any program.
+        """
+        seen: dict[str, Any] = {"reads": 0, "torn": 0, "older": 0, "gap_s": 0.0, "errors": {}}
+        last, since = 0, time.monotonic()
+        deadline = since + seconds
+        while time.monotonic() < deadline:
             try:
-                text = Path(path).read_text()
-            except FileNotFoundError:
-                seen["absent"] += 1
+                found = files.read_json(Path(path)) if patient else json.loads(_read(path))
+                if found is None:
+                    raise OSError(0, "None")
+            except ValueError:
+                seen["torn"] += 1
                 continue
             except OSError as error:
-                seen["errors"].append(words(error))
+                name = errno.errorcode.get(error.errno or 0, "None")
+                seen["errors"][name] = seen["errors"].get(name, 0) + 1
                 continue
-            number = int(text.partition(" ")[0] or -1)
-            seen["torn"] += text != _content(number)
-            seen["older"] += number < last
             seen["reads"] += 1
-            last = max(last, number)
-        seen["last"] = last
-        seen["errors"] = sorted(set(seen["errors"]))
-        return seen
+            seen["torn"] += found != _content(found["number"])
+            seen["older"] += found["number"] < last
+            seen["gap_s"] = round(max(seen["gap_s"], time.monotonic() - since), 2)
+            last, since = max(last, found["number"]), time.monotonic()
+        return seen | {"last": last}
 
     def write_text(self, path: str, text: str) -> None:
         files.write_text(Path(path), text)
@@ -206,9 +219,13 @@ class Operations(probe.LockOperations):
             return words(error)
 
 
-def _content(number: int) -> str:
-    """A text of a few pages that cannot be taken for another one."""
-    return f"{number} " * 3000
+def _content(number: int) -> dict[str, Any]:
+    """Some pages, of another length each time."""
+    return {"number": number, "fill": [number] * (number % 2000)}
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text()
 
 
 def _wait(ready: Any, timeout_s: float, pause_s: float = POLL_S) -> bool:

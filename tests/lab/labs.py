@@ -147,7 +147,9 @@ class NamespaceLab(Lab):
 
 
 LABS = {
+    "cephfs": "tests.lab.cephfs:CephFS",
     "glusterfs": "tests.lab.glusterfs:GlusterFS",
+    "moosefs": "tests.lab.moosefs:MooseFS",
 }
 """Name -> module and class."""
 

@@ -105,10 +105,11 @@ _LOCKS: list[Column] = [
 
 
 def _replaced(one: Found) -> str:
-    seen = one["renames"]
-    bad = [f"**{seen[k]} {k}**" for k in ("torn", "absent", "older") if seen[k]]
-    bad += [f"**{error}**" for error in seen["errors"]]
-    return f"{', '.join(bad)} in {seen['reads']:,} reads" if bad else "old or new"
+    seen = one["renames"]["plain"]
+    bad = [f"**{seen[what]} times {what}**" for what in ("torn", "older") if seen[what]]
+    if seen["errors"]:
+        bad.append(f"**{', '.join(seen['errors'])}** for {_time(seen['gap_s'])}")
+    return ", ".join(bad) or "old or new"
 
 
 def _first(one: Found) -> str:

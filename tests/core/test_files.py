@@ -1,0 +1,48 @@
+"""Files that are replaced while others read them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from slurmft.core import files
+
+
+def test_a_file_that_another_node_has_just_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on GlusterFS, for a second: see tests/lab."""
+    path = tmp_path / "state.json"
+    files.write_json(path, {"state": "running"})
+    read, stale = Path.read_text, iter([True, True])
+
+    def read_text(self: Path, encoding: str | None = None) -> str:
+        if next(stale, False):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return read(self, encoding)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert files.read_json(path) == {"state": "running"}
+
+
+def test_a_file_that_stays_stale_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_text(self: Path, encoding: str | None = None) -> str:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    monkeypatch.setattr(files, "_STALE_S", 0.0)
+    assert files.read_json(tmp_path / "state.json") is None
+
+
+def test_what_is_written_aside_is_placed_with_what_it_replaces(tmp_path: Path) -> None:
+    """GlusterFS, cluster.rsync-hash-regex: by the group's name, not by the whole one."""
+    for name in ("state.json", "step-00000001", "a name.with dots"):
+        aside = files.aside_of(tmp_path / name).name
+        found = re.fullmatch(r"\.(.+)\.[^.]+", aside)
+        assert found
+        assert found[1] == name
+        assert files.ASIDE.fullmatch(aside)
