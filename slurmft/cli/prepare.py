@@ -19,7 +19,7 @@ from slurmft.cluster import container, launcher
 from slurmft.cluster.slurm import commands, stage_env
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.cluster.submit import provenance
-from slurmft.core.config import JobConfig, RunConfig, flag, options, time_limit_min
+from slurmft.core.config import LEAD_S, JobConfig, RunConfig, flag, options, time_limit_min
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.files import write_text
 from slurmft.runs import trackers
@@ -114,10 +114,11 @@ def configure_inside(flags: dict[str, Any], environment: Mapping[str, str]) -> R
     stage_env.check(config.job, "slurm")
     trackers.check(config.job)
     # Slurm does not say when it will signal: the files in sbatch/ have the default lead.
-    if config.job.stop_lead_s * 2 > time_limit_min(config.job.time or "unlimited") * 60:
+    lead_s = LEAD_S if config.job.stop_lead_s is None else config.job.stop_lead_s
+    if lead_s * 2 > time_limit_min(config.job.time or "unlimited") * 60:
         raise UsageError(
             f"the time limit {config.job.time} leaves little before the stop signal, which comes "
-            f"{config.job.stop_lead_s} s before it",
+            f"{lead_s} s before it",
             "sbatch --time=60, or with both of: sbatch --signal=USR2@30 FILE --stop-lead-s 30",
         )
     return config

@@ -282,7 +282,7 @@ def _progress(status: RunStatus, latest: Latest | None) -> dict[str, Any]:
     """The progress of a run: of a finished one by its result, else by its latest records."""
     result = status.run.result
     if status.state == "finished" and result is not None:
-        steps, epochs = result["steps"], status.run.value("epochs")
+        steps, epochs = result["steps"], result.get("epochs", status.run.value("epochs"))
         return {
             "steps_done": steps,
             "steps_total": result.get("total_steps", steps),

@@ -168,10 +168,11 @@ def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
         return SlurmftError(
             f"the job {job_id} was cancelled{_by(state.reason)}", None, Exit.CANCELLED
         )
-    # When the scheduler ends a job, its ranks may lose each other before they are gone.
-    if failure is not None and not (failure["secondary"] and state.name != "FAILED"):
-        return _failure_error(failure)
     recorded = run.get_state()
+    # When the scheduler ends a job, or a process is killed, ranks lose each other.
+    says_why = recorded["state"] == "failed" or state.name != "FAILED"
+    if failure is not None and not (failure["secondary"] and says_why):
+        return _failure_error(failure)
     if recorded["state"] == "cancelled":
         return SlurmftError(f"the job {job_id} was cancelled", _resume(run), Exit.CANCELLED)
     error = _ended_error(run, job_id, state)

@@ -144,9 +144,10 @@ class JobConfig:
         45, "how long a node tries to resolve and reach the head node", metavar="SECONDS"
     )
 
-    stop_lead_s: int = option(
-        120,
-        "stop, save and requeue this long before the time limit (at most a third of --time)",
+    stop_lead_s: int | None = option(
+        None,
+        "stop, save and requeue this long before the time limit (default: 120, at most a third "
+        "of --time)",
         metavar="SECONDS",
     )
     file_locks: str = option(
@@ -184,8 +185,11 @@ class JobConfig:
             check_value(self, name, lambda v: v >= 0, "0 or more")
         for name in ("nodes", "nproc_per_node", "gpus_per_node", "cpus_per_task", "rdzv_timeout_s"):
             check_value(self, name, lambda v: v >= 1, "at least 1")
-        if self.time is not None:
-            time_limit_min(self.time)
+        if self.time is not None and time_limit_min(self.time) * 60 <= (self.stop_lead_s or 0):
+            raise UsageError(
+                f"--stop-lead-s {self.stop_lead_s} leaves nothing of --time {self.time} to run",
+                "give more --time, or a shorter --stop-lead-s: at least what a save takes",
+            )
         if self.hostfile is not None and self.cluster != "mpirun":
             raise UsageError(
                 f"--hostfile {self.hostfile!r} is for --cluster mpirun, not {self.cluster}",
@@ -215,9 +219,9 @@ class JobConfig:
     @property
     def lead_s(self) -> int:
         """Seconds from the stop signal to the time limit."""
-        if self.time is None:
+        if self.stop_lead_s is not None:
             return self.stop_lead_s
-        return min(self.stop_lead_s, time_limit_min(self.time) * 60 // 3)
+        return min(LEAD_S, time_limit_min(self.time or "unlimited") * 60 // 3)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -281,6 +285,8 @@ def is_repeatable(option: dataclasses.Field[Any]) -> bool:
     return get_origin(option.type) is tuple
 
 
+LEAD_S = 120
+"""Seconds from the stop signal to the time limit, where neither flag nor time says otherwise."""
 _UNLIMITED_MIN = 60 * 24 * 365
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json
@@ -147,10 +149,7 @@ def decide(run: RunDir, code: int) -> Outcome:
     by_itself = failure is None and code not in (Exit.STOPPED, *range(128, 256))
     if by_itself and newest_checkpoint(run) is None:  # its tasks never came so far as to say why
         return Outcome("failed", f"the tasks ended with code {code}", code)
-    stopped = f"stopped; {saved(run)}"
-    reason = stopped if code == Exit.STOPPED else f"the tasks ended with code {code}"
-    if failure and (code != Exit.STOPPED or not failure["secondary"]):
-        reason = f"{failure['where']}: {failure['message']}"
+    reason = _reason(run, code, failure)
     settings = run.load_config().job
     stalled = attempts_without_progress(run)
     if not settings.requeue:
@@ -158,6 +157,23 @@ def decide(run: RunDir, code: int) -> Outcome:
     if stalled > settings.max_requeues:
         return _no_progress(stalled, reason, failure["code"] if failure else Exit.FAILED)
     return Outcome("requeued", reason, Exit.STOPPED)
+
+
+def _reason(run: RunDir, code: int, failure: dict[str, Any] | None) -> str:
+    """Why an attempt ended. That ranks have lost others tells less than how a task was killed."""
+    if failure and not failure["secondary"]:
+        return f"{failure['where']}: {failure['message']}"
+    if code == Exit.STOPPED:
+        return f"stopped; {saved(run)}"
+    if killed_by := _KILLS.get(code - 128):
+        oom = " (out of memory?)" if killed_by == "SIGKILL" else ""
+        return f"the task of a node was killed by {killed_by}{oom}"
+    if failure:
+        return f"{failure['where']}: {failure['message']}"
+    return f"the tasks ended with code {code}"
+
+
+_KILLS = {number.value: number.name for number in signal.Signals}
 
 
 def attempts_without_progress(run: RunDir) -> int:

@@ -117,7 +117,7 @@ def describe_epoch(r: Record) -> str:
     metrics = "  ".join(f"{k} {number(v)}" for k, v in r["metrics"].items())
     if "epoch" not in r:
         return f"after step {r['step']}: {metrics}"
-    return f"epoch {r['epoch']} done: loss {number(r['loss'])}  {metrics}"
+    return f"epoch {r['epoch']:g} done: loss {number(r['loss'])}  {metrics}"
 
 
 def describe_resume(r: Record) -> str:

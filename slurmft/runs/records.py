@@ -100,13 +100,11 @@ def read(path: Path) -> Latest:
         metrics is None and float(progress.get("epoch") or 0) >= 1
     ):  # an evaluation lies further back
         metrics = _last(_tail(records, None), b'"event": "epoch"')
-    resumed, now = _last(lines, b'"event": "resume"') or {}, last or {}
+    began, now = _last(lines, b'"event": "start"', b'"event": "resume"') or {}, last or {}
     under_way = now if now.get("event") == "evaluate" else {}
     step = progress.get("step", 0) if progress else None
-    if progress.get("event") == "start" and float(resumed.get("time", 0)) >= float(
-        progress["time"]
-    ):
-        step = resumed.get("step", step)
+    if progress.get("event") == "start" and began.get("event") == "resume":
+        step = began.get("step", step)
     return Latest(
         step=step,
         total_steps=progress.get("total_steps"),
@@ -134,10 +132,10 @@ def _tail(records: Path, size: int | None) -> Sequence[bytes]:
         return ()
 
 
-def _last(lines: Sequence[bytes], mark: bytes) -> dict[str, Any] | None:
-    """The last record that has a mark in it."""
+def _last(lines: Sequence[bytes], *marks: bytes) -> dict[str, Any] | None:
+    """The last record that has one of the marks in it."""
     for line in reversed(lines):
-        if mark not in line:
+        if not any(mark in line for mark in marks):
             continue
         try:
             record = json.loads(line)

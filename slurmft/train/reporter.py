@@ -227,7 +227,7 @@ class Reporter:
             self._evaluation_recorded_at = now
             self.job.record("evaluate", done=done, total=total)
 
-    def epoch(self, epoch: int, metrics: dict[str, float]) -> None:
+    def epoch(self, epoch: float, metrics: dict[str, float]) -> None:
         """Records the metrics after an epoch; every rank's log has them."""
         self.evaluated += self.plan.validation_samples
         facts = {"epoch": epoch, "loss": self.loss, "phases_s": dict(self.clock.seconds)}
@@ -247,6 +247,7 @@ class Reporter:
         return self._facts | {
             "loss": self.loss,
             "steps": steps,
+            "epochs": self.plan.epochs(steps),
             "gradients": gradients,
             "phases_s": phases,
             "train_samples": self.samples,

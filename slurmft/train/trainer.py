@@ -379,7 +379,7 @@ class Training:
         gather = self._by_files if self.config.metric_gather == "files" else self._by_memory
         at.metrics = gather(before, left, sizes, predictions)
         self.predicted = []
-        self.reporter.epoch(at.epoch, at.metrics)
+        self.reporter.epoch(self.plan.epochs(at.step), at.metrics)
         is_best = self._note_best(at.metrics[self.task.metric_names[0]])
         if is_best:
             self._checkpoint(is_best=True)

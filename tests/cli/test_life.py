@@ -208,6 +208,15 @@ def test_a_run_of_pods_is_believed(queue: FakeQueue, tmp_path: Path) -> None:
     assert (found.state, found.is_sure, queue.calls) == ("running", False, [])
 
 
+@pytest.mark.parametrize(("result", "epoch"), [({"epochs": 0.5}, 0.5), ({}, 3)])
+def test_finished_run_shows_the_epochs_that_it_ran(
+    tmp_path: Path, result: dict[str, Any], epoch: float
+) -> None:
+    """With --max-steps, or early stopping, they are fewer than it was to have."""
+    run = write_run(tmp_path / "r", epochs=3, max_steps=20, result=result)
+    assert status.run_facts(run)["epoch"] == epoch
+
+
 # --- other clusters, other hosts ------------------------------------------------------------------
 
 
@@ -364,13 +373,18 @@ def test_latest_looks_as_far_back_as_it_must(tmp_path: Path) -> None:
     assert (said.steps, said.evaluating, said.samples_per_s) == ((30, 20), (4, 9), 320.0)
 
 
-def test_latest_of_a_resumed_run_and_of_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("clock_s", [5000.1, 1400.0])
+def test_latest_of_a_resumed_run_and_of_none(tmp_path: Path, clock_s: float) -> None:
+    """Whatever the clock of the host that resumes."""
     run = write_run(tmp_path / "r", state="running")
     start = {"time": 5000.0, "event": "start", "total_steps": 20}
-    resume = {"time": 5000.1, "event": "resume", "step": 15, "checkpoint": "step-00000015"}
+    resume = {"time": clock_s, "event": "resume", "step": 15, "checkpoint": "step-00000015"}
     with open(run.records, "a") as file:
         file.write(f'{json.dumps(start)}\n{json.dumps(resume)}\n{{"event": "step", "st')
     assert records.read(run.path).steps == (15, 20)
+    with open(run.records, "a") as file:  # again, and its checkpoints are gone
+        file.write(f"\n{json.dumps(start | {'time': 1300.0})}\n")
+    assert records.read(run.path).steps == (0, 20)
     run.records.unlink()
     assert records.read(run.path) == records.Latest()
 
@@ -720,6 +734,8 @@ def test_submit_wait_resume(
     assert slurmft.Run(run.job).path == slurmft.Run().path == run.path
     result = run.wait()
     assert (result["steps"], run.state, run.result) == (2, "finished", result)
+    assert result["epochs"] == run.status()["epoch"] == 0.0392  # 2 steps of 51, not 3 epochs
+    assert [r["epoch"] for r in run.records("epoch")] == [0.0392]
     assert "accuracy" in run.logs()
     told = run.config.submission
     assert told["command"].startswith("slurmft.submit(cluster='local', setup=('echo no module")

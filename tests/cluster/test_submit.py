@@ -129,6 +129,16 @@ def test_run_without_state_stays_without(queue: Queue, run: RunDir) -> None:
     assert not run.state.exists()
 
 
+def test_shorter_time_does_not_shorten_the_lead(queue: Queue, run: RunDir) -> None:
+    assert resume(run, time="60", stop_lead_s=600) == "11"
+    before = files(run)
+    with pytest.raises(UsageError, match="--stop-lead-s 600 leaves nothing of --time 10 to run"):
+        resume(run, time="10")
+    assert (len(queue.submitted), files(run)) == (1, before)
+    resume(run, time="15")
+    assert run.load_config().job.lead_s == 600
+
+
 def test_job_that_would_never_start_is_cancelled(queue: Queue, run: RunDir) -> None:
     before, queue.endless = files(run), "it requests 9 nodes"
     with pytest.raises(SlurmftError, match="Slurm would never start the job: it requests 9 nodes"):
@@ -291,6 +301,27 @@ def test_end_of_another_job_says_nothing_of_the_run(queue: Queue, run: RunDir) -
     with pytest.raises(SlurmftError):
         watch.outcome()
     assert run.get_state()["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "name", "message"),
+    [
+        ("failed", "FAILED", "the task of a node was killed by SIGKILL"),
+        ("running", "FAILED", "rank 0 on n1: Connection closed by peer"),
+        ("running", "TIMEOUT", "the job 7 ended as TIMEOUT"),
+    ],
+)
+def test_error_is_the_reason_in_the_history(
+    queue: Queue, tmp_path: Path, recorded: str, name: str, message: str
+) -> None:
+    """An echo is the error only where the run has recorded no other reason."""
+    run = write_run(tmp_path / "r", state="running", cluster="local")
+    launcher.note_job(run, "local", "7", "")
+    run.add_failure("rank 0 on n1", SlurmftError("Connection closed by peer"), secondary=True)
+    if recorded == "failed":
+        run.set_state("failed", "the task of a node was killed by SIGKILL", 137)
+    error = wait.job_error(run, "7", JobState(name=name))
+    assert error.message.startswith(message)
 
 
 def test_resume_tells_job_and_checkpoint(queue: Queue, run: RunDir, capsys: Any) -> None:

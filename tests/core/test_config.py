@@ -53,6 +53,7 @@ def test_config_survives_json() -> None:
         ({"precision": "fp8"}, "unknown --precision 'fp8'"),
         ({"preset": "huge"}, "known: quick, paper"),
         ({"epochs": 0}, "--epochs 0 must be at least 1"),
+        ({"stop_lead_s": 600, "time": "10"}, "--stop-lead-s 600 leaves nothing of --time 10"),
         ({"learning_rate": -1.0}, "--learning-rate -1.0 must be above 0"),
         ({"warmup_ratio": 1.5}, "between 0 and 1"),
         ({"dropout": 1.0}, "below 1"),
@@ -234,3 +235,17 @@ def test_site_file_named_and_absent(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("SLURMFT_SITE", str(tmp_path / "none.toml"))
     with pytest.raises(UsageError, match="names no file"):
         site_defaults(OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("lead_s", "time", "found"),
+    [
+        (None, None, 120), (None, "60", 120), (None, "6", 120), (None, "5", 100), (None, "1", 20),
+        (600, None, 600), (600, "60", 600), (600, "11", 600), (0, "5", 0), (0, None, 0),
+    ],
+)  # fmt: skip
+def test_lead_that_is_asked_for_is_not_shortened(
+    lead_s: int | None, time: str | None, found: int
+) -> None:
+    """As by `resume --time 11` of a run that needs ten minutes to save."""
+    assert JobConfig(stop_lead_s=lead_s, time=time).lead_s == found

@@ -366,6 +366,33 @@ def test_killed_process_is_the_reason_not_its_echo(tmp_path: Path) -> None:
     assert run.history()[-1]["reason"] == f"node n2: {killed.message}"
 
 
+@pytest.mark.parametrize(
+    ("code", "recorded", "reason"),
+    [
+        (137, None, "the task of a node was killed by SIGKILL (out of memory?)"),
+        (137, "echo", "the task of a node was killed by SIGKILL (out of memory?)"),
+        (137, "cause", "node n1: it broke"),
+        (143, "echo", "the task of a node was killed by SIGTERM"),
+        (1, "echo", "node n1: it broke"),
+        (1, "cause", "node n1: it broke"),
+        (128, None, "the tasks ended with code 128"),
+        (Exit.STOPPED, None, "stopped; the newest checkpoint is step-00000005"),
+        (Exit.STOPPED, "echo", "stopped; the newest checkpoint is step-00000005"),
+        (Exit.STOPPED, "cause", "node n1: it broke"),
+    ],
+)
+def test_reason(tmp_path: Path, code: int, recorded: str | None, reason: str) -> None:
+    """That a rank has lost another is the reason only where nothing else is known."""
+    run = make(tmp_path)
+    begin(run)
+    save(run, 5)
+    if recorded:
+        fail(run, bad_host="n1", secondary=recorded == "echo")
+    outcome = attempts.end(run, code)
+    assert (outcome.state, outcome.reason) == ("requeued", reason)
+    assert run.history()[-1]["reason"] == reason
+
+
 @pytest.mark.parametrize("code", [Exit.OK, Exit.STOPPED])
 def test_nobody_waits_for_failures_of_a_good_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
