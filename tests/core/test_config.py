@@ -53,7 +53,6 @@ def test_config_survives_json() -> None:
         ({"precision": "fp8"}, "unknown --precision 'fp8'"),
         ({"preset": "huge"}, "known: quick, paper"),
         ({"epochs": 0}, "--epochs 0 must be at least 1"),
-        ({"stop_lead_s": 600, "time": "10"}, "--stop-lead-s 600 leaves nothing of --time 10"),
         ({"learning_rate": -1.0}, "--learning-rate -1.0 must be above 0"),
         ({"warmup_ratio": 1.5}, "between 0 and 1"),
         ({"dropout": 1.0}, "below 1"),
@@ -71,6 +70,7 @@ def test_train_values_that_cannot_be_right(values: dict[str, object], message: s
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"stop_lead_s": 600, "time": "10"}, "--stop-lead-s 600 leaves nothing of --time 10"),
         ({"nodes": 0}, "--nodes 0 must be at least 1"),
         ({"time": "soon"}, "invalid time limit: --time 'soon'"),
         ({"time": "0:00"}, "leaves no time"),
