@@ -11,7 +11,7 @@ from slurmft.cli.parser import Parser, add_run
 from slurmft.cluster.status import metrics_words, note, run_facts
 from slurmft.core.errors import Exit
 from slurmft.core.files import to_json
-from slurmft.core.text import ago, clock, duration, in_bytes, number, shown
+from slurmft.core.text import ago, clock, duration, in_bytes, number, shown, some
 from slurmft.runs import resolve
 from slurmft.runs.progress import result_table
 
@@ -92,7 +92,7 @@ def _what(facts: dict[str, Any]) -> str:
 def _where(facts: dict[str, Any]) -> str:
     if not facts["job"]:
         return ""
-    hosts = f", on {', '.join(facts['hosts'])}" if facts["hosts"] else ""
+    hosts = f", on {some(facts['hosts'])}" if facts["hosts"] else ""
     cluster = " ".join(filter(None, (facts["cluster"], facts["where"])))
     return shown(f"job {facts['job']} ({cluster}){hosts}", 100)
 

@@ -19,6 +19,12 @@ def shown(text: str, width: int = 60) -> str:
     return line if len(line) <= width else line[: width - 3] + "..."
 
 
+def some(names: Sequence[str], most: int = 8) -> str:
+    """Names, not too many: n1, n2 and 998 more"""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def number(value: float | None) -> str:
     """Four digits; JSON has no NaN, and says null."""
     return "nan" if value is None else f"{value:.4f}"

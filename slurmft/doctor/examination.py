@@ -15,10 +15,11 @@ from slurmft.core.agents import AgentError, Agents
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import SlurmftError, one_line
 from slurmft.core.filesystem import FileSystem
+from slurmft.core.text import some
 from slurmft.doctor import rules
 from slurmft.doctor.checks import Check, failure, ok, warning
 from slurmft.doctor.nodes import Site
-from slurmft.doctor.rules import Answers, group_by_value, some
+from slurmft.doctor.rules import Answers, group_by_value
 from slurmft.doctor.software import software
 from slurmft.locks import probe
 from slurmft.locks.probe import LockOperations

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slurmft.core.filesystem import FileSystem, Room
-from slurmft.core.text import aligned, in_bytes
+from slurmft.core.text import aligned, in_bytes, some
 from slurmft.doctor.checks import Check, Level, failure, ok, warning
 from slurmft.doctor.login import check_room
 
@@ -18,7 +18,6 @@ _SLOW_DEVICE, _LITTLE_MEMORY = 0.8, 0.9
 _SKEW_S, _BAD_SKEW_S = 0.5, 30.0
 """Failures of ranks are ordered by their times, to half a second; credentials of munge and of the
 hub's addresses expire within minutes."""
-_MAX_NAMES = 8
 _ALL_PAIRS = 8
 """Up to so many nodes try to reach each other in all pairs."""
 
@@ -27,12 +26,6 @@ Answers = dict[str, Any]
 
 
 # --- comparisons ----------------------------------------------------------------------------------
-
-
-def some(names: Sequence[str]) -> str:
-    """Names, not too many."""
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return ", ".join(names[:_MAX_NAMES]) + more
 
 
 def group_by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:

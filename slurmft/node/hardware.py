@@ -121,8 +121,8 @@ class Hardware:
         return [tuple(cores) for _, cores in sorted(found.items())]
 
     def facts(self) -> dict[str, Any]:
-        """All fields as JSON values; of the CPUs, their numbers."""
-        return dataclasses.asdict(self) | {"cpus": [cpu.number for cpu in self.cpus]}
+        """All fields as JSON values; of the CPUs, their numbers: "0-63"."""
+        return dataclasses.asdict(self) | {"cpus": as_list(cpu.number for cpu in self.cpus)}
 
 
 def detect(environment: Mapping[str, str], root: Path = Path("/")) -> Hardware:

@@ -13,6 +13,7 @@ from typing import Any
 
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json
+from slurmft.core.text import some
 from slurmft.runs.rundir import RunDir
 
 
@@ -55,7 +56,7 @@ def check_turn(run: RunDir, start: Start) -> None:
         verb = "has" if state == "finished" else "was"
         raise NotThisJobError(f"the job {start.job} ends at once: {run.path} {verb} {state}")
     if before := read_json(run.attempt):
-        words = f"attempt {before['number']} of {run.path}, on {', '.join(before['hosts'])}"
+        words = f"attempt {before['number']} of {run.path}, on {some(before['hosts'])}"
         other = Start(before["job"], before["restarts"], before["where"])
         _check_other(run, start, other, words)
 
@@ -121,7 +122,7 @@ def begin(run: RunDir, hosts: list[str], start: Start) -> int:
     number = _claim(run, start)
     now = {"number": number, "job": start.job, "restarts": start.restarts}
     now |= {"where": start.where, "hosts": hosts, "time": time.time()}
-    where = f"on {', '.join(hosts)}"
+    where = f"on {some(hosts)}"
     run.tell(run.attempt, now, f"attempt {number} of job {start.job} {where}")
     restart = f"attempt {number} {where}" if number > 1 else where
     run.set_state("running", restart, attempt=number, checkpoint=newest_checkpoint(run))

@@ -10,6 +10,7 @@ from typing import Any
 from slurmft.core.errors import UsageError
 from slurmft.core.files import read_json, to_json
 from slurmft.core.terminal import plain
+from slurmft.core.text import some
 from slurmft.runs.logfiles import Choice, Line, Logs
 from slurmft.runs.rundir import RunDir
 
@@ -86,7 +87,7 @@ class Writer:
         if failure["hint"]:
             texts.append(f"hint: {failure['hint']}")
         if after:
-            texts.append(f"then: {', '.join(after)}")
+            texts.append(f"then: {some(after)}")
         return "\n".join([*texts, "", ""])
 
     def lines(self, lines: Iterable[Line]) -> Iterator[str]:

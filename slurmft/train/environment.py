@@ -57,7 +57,7 @@ def describe_rank(world: Any) -> dict[str, Any]:
         "device": gpu or cpu_model(),
         "threads": torch.get_num_threads(),
         "ipex": cpu.ipex_in_use(),
-        "cores": sorted(os.sched_getaffinity(0)),
+        "cores": hardware.as_list(os.sched_getaffinity(0)),
         "cores_asked": cores_asked(os.environ),
         "kernel": platform.release(),
         "prefix": sys.prefix,
@@ -65,12 +65,12 @@ def describe_rank(world: Any) -> dict[str, Any]:
     } | (describe_node() if world.local_rank == 0 else {})
 
 
-def cores_asked(environment: Mapping[str, str]) -> list[int] | None:
+def cores_asked(environment: Mapping[str, str]) -> str | None:
     """The cores that this rank was to be bound to; None: it was not."""
     lists = environment.get(profiles.CORES)
     if lists is None:
         return None
-    return hardware.numbers(lists.split(";")[int(environment["LOCAL_RANK"])])
+    return hardware.as_list(hardware.numbers(lists.split(";")[int(environment["LOCAL_RANK"])]))
 
 
 def describe_node() -> dict[str, Any]:

@@ -75,11 +75,13 @@ class Reporter:
         Args:
             rows: of the embedding table: all, and those in use; None: all are in use.
         """
-        ranks = self.world.all_objects(describe_rank(self.world) | {"imports_s": self._imports_s})
-        if self.world.is_main:
-            environment = {"versions": versions(), "python": platform.python_version()}
-            with contextlib.suppress(OSError):  # a full disk does not end a run
-                write_json(self.run_dir.environment, environment | {"ranks": ranks})
+        own = describe_rank(self.world) | {"imports_s": self._imports_s}
+        ranks = self.world.gather_objects(own)
+        if not self.world.is_main:
+            return
+        environment = {"versions": versions(), "python": platform.python_version()}
+        with contextlib.suppress(OSError):  # a full disk does not end a run
+            write_json(self.run_dir.environment, environment | {"ranks": ranks})
         self._facts = {
             "task": self.plan.config.task,
             "preset": self.plan.config.preset,
@@ -110,7 +112,8 @@ class Reporter:
                 f"{self.run_dir.submitit}"
             )
         for rank in ranks:
-            if stray := set(rank["cores"]) - set(rank["cores_asked"] or rank["cores"]):
+            cores, asked = rank["cores"], rank["cores_asked"]
+            if stray := {*hardware.numbers(cores)} - {*hardware.numbers(asked or cores)}:
                 self.job.warn(
                     f"rank {rank['rank']} on {rank['host']} also runs on the cores "
                     f"{hardware.as_list(stray)}, which are not its own"

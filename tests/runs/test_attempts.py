@@ -414,3 +414,11 @@ def test_down_hosts() -> None:
     assert commands.parse_down_hosts("n1|idle\nn2|down*\nn3|mixed*\nn4|down\nn4|down\n") == [
         "n2", "n3", "n4",
     ]  # fmt: skip
+
+
+def test_a_thousand_hosts_are_no_flood(tmp_path: Path) -> None:
+    """Neither on the screen nor in every later state of the run."""
+    run = make(tmp_path)
+    attempts.begin(run, [f"n{i}" for i in range(1000)], attempts.Start("7", 0, "a", lambda _: True))
+    assert run.get_state()["reason"].endswith("n6, n7 and 992 more")
+    assert run.state.stat().st_size < 2000
