@@ -9,12 +9,15 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import fingerprint, new_folder
 from slurmft.runs.rundir import RunDir, current_attempt
 
+_T = TypeVar("_T")
 _MANIFEST = "manifest.json"
 _RETRY_S = 30
 """Pause after a checkpoint that could not be written."""
@@ -53,11 +56,11 @@ def newest(run: RunDir, warn: Callable[[str], None]) -> Path | None:
     Raises:
         SlurmftError: the file system cannot be read: no reason to start from the beginning.
     """
-    names = run.checkpoint_names()
+    names = _read(run.checkpoint_names, run.checkpoints, run)
     for name in reversed(names):
         path = run.checkpoints / name
         try:
-            _verify_patiently(path, run.path)
+            _read(partial(verify, path), path, run)
             return path
         except BadCheckpointError as error:
             aside = path.with_name(f"bad-{name}-{time.time_ns()}")
@@ -68,18 +71,19 @@ def newest(run: RunDir, warn: Callable[[str], None]) -> Path | None:
     return None
 
 
-def _verify_patiently(path: Path, run: Path, tries: int = 5) -> None:
-    for number in range(1, tries + 1):
-        try:
-            return verify(path)
-        except OSError as error:  # a hiccup of a shared file system
-            if number == tries:
-                raise SlurmftError(
-                    f"cannot read the checkpoint {str(path)!r}: {error.strerror or error}",
-                    "when the file system can be read again: slurmft resume "
-                    + shlex.quote(str(run)),
-                ) from error
+def _read(read: Callable[[], _T], path: Path, run: RunDir, tries: int = 5) -> _T:
+    """What is read of a path, after another try where a shared file system fails for a moment."""
+    for number in range(1, tries):
+        with contextlib.suppress(OSError):
+            return read()
         time.sleep(number)
+    try:
+        return read()
+    except OSError as error:
+        raise SlurmftError(
+            f"cannot read {str(path)!r}: {error.strerror or error}",
+            f"when the file system can be read again: slurmft resume {shlex.quote(str(run.path))}",
+        ) from error
 
 
 def prune(run: RunDir, keep: int, best: str | None) -> None:

@@ -30,7 +30,8 @@ Ask = Callable[..., str]
 _PREFIX = ".slurmft-lock-"
 _COST_ROUNDS = 50
 _RELEASE_TRIES, _RELEASE_PAUSE_S = 40, 0.05
-"""How long a dead process's lock may stay: clients tell the server about it."""
+"""How long a lock may stay that was given up: clients tell the server about a dead process, and
+remember a second long that a file was there."""
 
 
 class ProbeError(SlurmftError):
@@ -106,20 +107,20 @@ def preference(here: FileSystem) -> list[str]:
 def _measure(ask: Ask, nodes: int, primitive: str, name: str, thorough: bool) -> Finding:
     last = nodes - 1
 
-    def is_free(name: str) -> bool:
-        """Whether the last node can have it."""
-        return ask(last, "try", primitive, name) == "got"
+    def becomes_free(name: str) -> bool:
+        """Whether the last node can have it soon."""
+        for _ in range(_RELEASE_TRIES):
+            if ask(last, "try", primitive, name) == "got":
+                return True
+            time.sleep(_RELEASE_PAUSE_S)
+        return False
 
     def released_by(end: str) -> bool | None:
         """Whether that end of a process of the first node releases its lock."""
         own = f"{name}-{end}"  # an earlier lock may have stayed
         if ask(0, end, primitive, own) != "got":
             return None
-        for _ in range(_RELEASE_TRIES):
-            if is_free(own):
-                return True
-            time.sleep(_RELEASE_PAUSE_S)
-        return False
+        return becomes_free(own)
 
     held = ask(0, "hold", primitive, name)
     if held != "got":
@@ -133,7 +134,7 @@ def _measure(ask: Ask, nodes: int, primitive: str, name: str, thorough: bool) ->
     return Finding(
         on_node=on_node,
         between_nodes=between_nodes,
-        on_unlock=is_free(name),
+        on_unlock=becomes_free(name),
         on_exit=released_by("leave"),
         on_kill=released_by("die"),
         cost_us=_number(ask(0, "cost", primitive, f"{name}-free")),

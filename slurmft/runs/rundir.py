@@ -284,8 +284,16 @@ class RunDir:
 
     def checkpoint_names(self) -> list[str]:
         """The checkpoints, oldest first: step-00000120, step-00000120-e00000512 (within the
-        evaluation after that step), step-00000120-evaluated."""
-        return sorted(path.name for path in self.checkpoints.glob("step-*"))
+        evaluation after that step), step-00000120-evaluated.
+
+        Raises:
+            OSError: the file system fails; there may be some.
+        """
+        try:  # later versions of Python hide from glob() that a file system fails
+            names = os.listdir(self.checkpoints)
+        except (FileNotFoundError, PermissionError):
+            return []
+        return sorted(name for name in names if name.startswith("step-"))
 
     # --- failures ---------------------------------------------------------------------------------
 

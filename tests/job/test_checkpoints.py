@@ -7,17 +7,23 @@ from pathlib import Path
 import pytest
 
 from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
 from slurmft.core.program import Program
 from slurmft.job import checkpoints
 from slurmft.job.checkpoints import BadCheckpointError, Checkpoints, checkpoint_name
 from slurmft.runs.rundir import ATTEMPT, RunDir
+from tests.support.lockfs import TwoNodes
+
+
+def new_run(folder: Path) -> RunDir:
+    program = Program(kind="script", name="plain", module="plain")
+    return RunDir.create(RunConfig(program=program, job=JobConfig(runs_dir=str(folder))))
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    program = Program(kind="script", name="plain", module="plain")
-    return RunDir.create(RunConfig(program=program, job=JobConfig(runs_dir=str(tmp_path))))
+    return new_run(tmp_path)
 
 
 def write(store: Checkpoints, step: int, best: bool = False) -> None:
@@ -64,6 +70,23 @@ def test_where_none_is_whole_the_run_starts_anew(run: RunDir) -> None:
     flip(run.checkpoints / "step-00000001" / "state.json")
     assert checkpoints.newest(run, warnings.append) is None
     assert "starts from its beginning" in warnings[-1]
+
+
+@pytest.mark.usefixtures("two_nodes")  # it says what is missing
+def test_a_file_system_that_fails_is_no_reason_to_start_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where already the listing fails: the client of a mount has died."""
+    pauses: list[float] = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    with TwoNodes(tmp_path) as two:
+        run = new_run(two.nodes[0])
+        write(Checkpoints(run, every_s=0, keep=3), 1)
+        two.crash(0)
+        with pytest.raises(SlurmftError, match="checkpoints': Transport endpoint is not") as error:
+            checkpoints.newest(run, lambda warning: pytest.fail(warning))
+    assert "slurmft resume" in str(error.value.hint)
+    assert pauses == [1, 2, 3, 4]
 
 
 def test_names_sort_by_progress(run: RunDir) -> None:

@@ -91,6 +91,23 @@ def test_choice(found: dict[str, Finding], choice: str) -> None:
     assert probe.choose(found, NFS) == choice
 
 
+def test_a_lock_that_others_see_released_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A soft lock on GlusterFS: the other node remembers for a second that its file was there."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    answers: dict[str, Iterator[str]] = {}
+
+    def ask(node: int, operation: str, primitive: str = "-", name: str = "-") -> str:
+        if operation == "try":
+            busy = 1 if name.endswith(primitive) else 0  # first while it is held
+            replies = answers.setdefault(name, iter(["busy"] * (busy + 15) + ["got"] * 99))
+            return next(replies)
+        return {"beside": "busy", "see": "yes", "cost": "9.0"}.get(operation, "got")
+
+    found = probe.probe(ask, 2, NFS)
+    assert found
+    assert all(finding.good for finding in found.values())
+
+
 def test_nothing_holds() -> None:
     with pytest.raises(ProbeError, match="no kind of file lock holds on nfs4 at /x") as error:
         probe.choose({"flock": LOCAL, "soft": LOCAL}, NFS)

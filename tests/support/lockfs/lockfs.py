@@ -56,6 +56,12 @@ class TwoNodes:
     ) -> None:
         self._unmount()
 
+    def crash(self, number: int) -> None:
+        """The client of a node dies; its mount answers with errors from then on."""
+        process = self._mounts[number][1]
+        process.kill()
+        process.wait()
+
     def _mount(self, program: Path, node: Path) -> None:
         process = subprocess.Popen(
             [program, self.back, node, *self._options],
