@@ -234,6 +234,8 @@ def test_killed_rank(idle_cluster: Cluster, tmp_path: Path) -> None:
     assert code == 1
     assert time.monotonic() - began < 60
     assert f"node {host}: a rank was killed by SIGKILL" in text
+    reason = job.run.history()[-1]["reason"]
+    assert reason.startswith(f"node {host}: a rank was killed by SIGKILL"), reason
     assert_nodes_are_clean(idle_cluster)
 
 

@@ -1,0 +1,96 @@
+"""Several jobs of one run, on a real Slurm: only one of them has it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurmft.cluster import launcher
+from slurmft.runs.rundir import RunDir
+from tests.conftest import Following
+from tests.slurm.test_jobs import LONG, follow, slurmft, submit
+from tests.support import faults
+from tests.support.cluster import Cluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
+
+
+def until(met: Callable[[], bool], run: RunDir) -> None:
+    deadline = time.monotonic() + 60
+    while not met():
+        assert time.monotonic() < deadline, run.history()
+        time.sleep(0.1)
+
+
+def end_of_second_job(cluster: Cluster, run: RunDir) -> tuple[str, str]:
+    """Submits the script of a run once more, behind the back of slurmft, as a second resume does
+    where file locks do not work. Returns its id, and what it says, in one line, when it ends."""
+    (script, *_) = sorted(run.submitit.glob("*.sh"))
+    job = cluster.run(["sbatch", "--parsable", "--hold", str(script)]).stdout.strip()
+    launcher.note_job(run, "slurm", job, "")
+    cluster.run(["scontrol", "release", job])
+    accounted = ["sacct", "-nPX", f"--jobs={job}", "--format=State,ExitCode"]
+    until(lambda: cluster.run(accounted).stdout == "FAILED|2:0\n", run)
+    log = (run.submitit / f"{job}_0_log.err").read_text().splitlines()
+    (line,) = (line.partition("error: ")[2] for line in log if "error: " in line)
+    return job, line
+
+
+def test_a_run_has_one_job(idle_cluster: Cluster, tmp_path: Path) -> None:
+    """Two resume it at the same moment; a second job starts while the first runs, and another one
+    after it has finished."""
+    go = tmp_path / "go"
+    srun = f"srun() {{ until [ -e {shlex.quote(str(go))} ]; do sleep 0.1; done; }}"
+    run = submit(idle_cluster, tmp_path / "runs", "--setup", srun).run
+    until(lambda: run.attempt_number() == 1, run)
+    assert slurmft(idle_cluster, "cancel", str(run.path)).code == 0
+    idle_cluster.wait_idle(60)
+
+    command = [sys.executable, "-m", "slurmft", "resume", str(run.path)]
+    both = [
+        subprocess.Popen(command, env=idle_cluster.env, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    words = [process.communicate(timeout=60)[1] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2], words
+    assert any(w in "".join(words) for w in ("is under way", "is pending", "is running"))
+    until(lambda: run.attempt_number() == 2, run)
+    assert len(idle_cluster.run(["squeue", "-h"]).stdout.splitlines()) == 1
+    has_it = launcher.job_of(run)[1]
+
+    second, line = end_of_second_job(idle_cluster, run)
+    attempt = json.loads(run.attempt.read_text())
+    words_of_it = f"attempt 2 of {run.path}, on {attempt['hosts'][0]}"
+    assert line == f"the job {second} ends at once: the job {has_it} has {words_of_it}"
+    assert (attempt["number"], attempt["job"]) == (2, has_it)
+    assert launcher.job_of(run)[1] == has_it  # commands find the job that runs
+    assert [s["state"] for s in run.history()] == [
+        "submitted", "running", "cancelled", "submitted", "running",
+    ]  # fmt: skip
+    go.touch()
+    until(lambda: run.get_state()["state"] == "finished", run)
+    third, line = end_of_second_job(idle_cluster, run)
+    assert line == f"the job {third} ends at once: {run.path} has finished"
+    assert run.attempt_number() == 2
+
+
+def test_task_that_is_killed_is_the_reason(idle_cluster: Cluster, tmp_path: Path) -> None:
+    """As by the kernel, for its memory. The ranks of the other node only tell that they lost it."""
+    flags = ("--max-restarts", "0", "--max-requeues", "0")
+    job: Following = follow(idle_cluster, tmp_path, "--nodes", "2", *LONG, *flags)
+    job.until("step 1/")
+    host = faults.hosts_of(idle_cluster, job)[-1]
+    (task,) = faults.processes(idle_cluster, host, "slurmft.node.task")[:1]
+    subprocess.run(["kill", "-KILL", str(task)], check=True)
+    code, text = job.end()
+    reason = "the task of a node was killed by SIGKILL (out of memory?)"
+    assert code == 1
+    assert f"error: {reason}" in text
+    assert job.run.history()[-1]["reason"].startswith(f"{reason}; no new checkpoint")
