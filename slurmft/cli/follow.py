@@ -27,13 +27,14 @@ class Follower:
     """Follows one run from the login node, by its run directory and its job's state."""
 
     def __init__(self, run: RunDir, only_new: bool = False) -> None:
-        """Shows the run's records from its beginning, or only those that are still to come."""
+        """Shows the last records of the run and those to come, or only these."""
         self.run = run
         self.job = JobWatch(run)
         self.progress = Progress()
         self._records = RecordReader(run.records)
+        self._recent = self._records.read_recent("start")
         if only_new:
-            list(self._records.read())
+            self._recent = []
         self._said = ""
 
     def follow(self) -> int:
@@ -50,7 +51,8 @@ class Follower:
         return show_outcome(self.job)
 
     def _until_ended(self) -> None:
-        self._show_records()
+        for record in self._recent:
+            self.progress.show(record)
         while not self.job.has_ended():
             self._say_waiting(self.job.state)
             self.job.pause()

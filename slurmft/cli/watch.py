@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import shutil
@@ -29,6 +30,10 @@ from slurmft.runs.rundir import RunDir
 _REDRAW_S = 1.0
 _LINE_EVERY_S = 15.0
 """Where there is no terminal."""
+
+_SHOWN = ("start", "epoch", "resume", "warning", "ranks")
+_SAMPLES = 64
+"""Places in the records of a long run that the curve of its loss is read from."""
 
 _COLOURS = {"bold": "1", "dim": "2", "good": "32", "bad": "31", "notice": "33"}
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -79,6 +84,7 @@ class Watcher:
         self.view = RunView(name=run.path.name)
         self._run = run
         self._records = RecordReader(run.records)
+        self._recent = self._records.read_recent(*_SHOWN, samples=_SAMPLES)
         encoding = (sys.stdout.encoding or "").lower().replace("-", "")
         self._glyphs = UNICODE if encoding == "utf8" else ASCII
         self._colours = has_screen() and not os.environ.get("NO_COLOR")
@@ -116,9 +122,11 @@ class Watcher:
         ended = self.job.has_ended()
         if ended:
             self.job.await_result()
-        ranks = (read_json(self._run.environment) or {}).get("ranks", [])
-        self.view.hosts = [str(rank.get("host", "?")) for rank in ranks]
-        for record in self._records.read():
+        recent, self._recent = self._recent, []
+        for record in itertools.chain(recent, self._records.read()):
+            if record.get("event") == "start":
+                ranks = (read_json(self._run.environment) or {}).get("ranks", [])
+                self.view.hosts = [str(rank.get("host", "?")) for rank in ranks]
             self.view.take(record)
             if say and (text := describe(record)):
                 _say(text)

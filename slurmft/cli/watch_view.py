@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slurmft.core.terminal import plain
 from slurmft.core.text import duration, number
 from slurmft.runs.progress import Record, describe
+from slurmft.runs.records import Curve
 
 _EVENTS_SHOWN = 4
-_LOSSES = 4096
-"""Points of the loss that are kept; where more come, each stands for two steps, then for four."""
-
 _EVEN = 0.05
 """Ranks that differ by less in their own work are called even."""
 
@@ -45,38 +44,19 @@ class Rank:
     memory_mib: int
 
 
-class Curve:
-    """Values over steps, in a bounded number of points; steps that are done again replace."""
-
-    def __init__(self) -> None:
-        self._points: list[tuple[int, float]] = []
-        self._stride = 1
-
-    def add(self, step: int, value: float) -> None:
-        if step % self._stride:
-            return
-        self._points.append((step, value))
-        if len(self._points) > _LOSSES:
-            self._stride *= 2
-            self._points = [p for p in self._points if p[0] % self._stride == 0]
-
-    def cut(self, after: int) -> None:
-        """Forgets what came after a step: the run resumes from there."""
-        self._points = [p for p in self._points if p[0] <= after]
-
-    def draw(self, width: int, levels: str) -> str:
-        """The curve as one line of at most so many characters."""
-        values, count = [value for _, value in self._points], len(self._points)
-        width = min(width, count)
-        if not width:
-            return ""
-        cells = [
-            statistics.fmean(values[i * count // width : (i + 1) * count // width])
-            for i in range(width)
-        ]
-        low, high = min(cells), max(cells)
-        scale = (len(levels) - 1) / (high - low) if high > low else 0
-        return "".join(levels[round((cell - low) * scale)] for cell in cells)
+def draw(points: Sequence[tuple[float, float]], width: int, levels: str) -> str:
+    """A curve as one line of at most so many characters."""
+    values, count = [value for _, value in points], len(points)
+    width = min(width, count)
+    if not width:
+        return ""
+    cells = [
+        statistics.fmean(values[i * count // width : (i + 1) * count // width])
+        for i in range(width)
+    ]
+    low, high = min(cells), max(cells)
+    scale = (len(levels) - 1) / (high - low) if high > low else 0
+    return "".join(levels[round((cell - low) * scale)] for cell in cells)
 
 
 @dataclass
@@ -112,8 +92,6 @@ class RunView:
             self.evaluate = record
         elif event == "epoch":
             self.epoch, self.evaluate = record, {}
-        elif event == "resume":
-            self.losses.cut(record["step"])
         if text := describe(record):
             clock = time.strftime("%H:%M:%S", time.localtime(record.get("time", 0)))
             self.events = [*self.events, f"{clock} {text.splitlines()[0]}"][-_EVENTS_SHOWN:]
@@ -185,7 +163,7 @@ class RunView:
         text = f"{share:4.0%}  step {at['step']}/{at['total_steps']}, epoch {at['epoch']:.2f}"
         room = max(8, min(40, width - 10 - len(text)))
         loss = f"{number(at['loss'])}  "
-        curve = self.losses.draw(max(1, min(60, width - 8 - len(loss))), glyphs.levels)
+        curve = draw(self.losses.points(), max(1, min(60, width - 8 - len(loss))), glyphs.levels)
         lines: list[Line] = [
             [("train   ", "bold"), (bar(share, room, glyphs), "good"), (f" {text}", "")],
             [("left    ", "bold"), (f"{duration(at['left_s'])} of training, until {ends}", "")],

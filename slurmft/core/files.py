@@ -87,6 +87,15 @@ def read_json(path: Path) -> dict[str, Any] | None:
         time.sleep(_STALE_PAUSE_S)
 
 
+def is_number(value: Any, above: float = -math.inf) -> bool:
+    """Whether a value of a file can be calculated with: files may be foreign, or hold NaN."""
+    is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_one and max(above, -_TOO_MUCH) < value < _TOO_MUCH
+
+
+_TOO_MUCH = 1e30
+
+
 def fingerprint(path: Path) -> dict[str, Any]:
     """Size and checksum of a file."""
     import hashlib  # not for every command

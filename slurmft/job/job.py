@@ -42,7 +42,7 @@ from slurmft.node.heartbeat import Heart
 from slurmft.node.profiles import bind_rank
 from slurmft.node.signals import StopRequest
 from slurmft.runs.progress import Progress
-from slurmft.runs.records import RecordWriter
+from slurmft.runs.records import RecordWriter, StepWindows
 from slurmft.runs.rundir import RUN_DIR, RunDir, current_attempt
 from slurmft.runs.trackers import Tracking
 
@@ -140,7 +140,8 @@ class Job:
             job = self.config.job
             self._checkpoints = Checkpoints(run, job.checkpoint_every_s, job.keep_checkpoints)
             self._stop.before_exit = lambda: self._checkpoints.wait(_END_S)
-            self._records, self._progress = RecordWriter(run.records), Progress()
+            self._records, self._steps = RecordWriter(run.records), StepWindows()
+            self._progress = Progress()
             self._tracking = Tracking(run)
         if self.world_size == 1:
             self._meet()
@@ -377,6 +378,7 @@ class Job:
             return
         rows = [{"event": event} | dict(record) for record in records or (fields,)]
         with self._lock:
+            rows = self._steps.take(rows) if event == "step" else [*self._steps.end(), *rows]
             self._records.write(*rows)
             for row in rows:
                 self._progress.show(row)

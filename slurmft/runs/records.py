@@ -1,17 +1,20 @@
-"""What a run said last: progress, speed, metrics, from the end of its records."""
+"""The records of a run: one writer, many readers. A run of a million steps costs no reader more
+memory than one of a thousand, and who wants the end reads the end.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from slurmft.core.files import to_json
+from slurmft.core.files import is_number, to_json
 from slurmft.runs.rundir import RunDir
 
 
@@ -36,6 +39,39 @@ class RecordWriter:
                 self._pending = self._pending[self._file.write(self._pending) :]
 
 
+class StepWindows:
+    """Makes the records of many steps few: after 10,000 steps a record stands for all steps since
+    the one before, up to the next that has the speed. Its loss is their mean; `steps` counts them.
+    """
+
+    def __init__(self) -> None:
+        self._window: list[dict[str, Any]] = []
+
+    def take(self, records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What is to be written of records of steps."""
+        found = []
+        for record in records:
+            self._window.append(record)
+            ends = not record.keys().isdisjoint(("samples_per_s", "left_s"))
+            if record["step"] <= _EVERY_STEP_UNTIL or ends or len(self._window) >= _MOST_STEPS:
+                found += self.end()
+        return found
+
+    def end(self) -> list[dict[str, Any]]:
+        """The record of the steps that wait for one, if some do."""
+        steps, self._window = self._window, []
+        if len(steps) < 2:
+            return steps
+        losses = [record["loss"] for record in steps if "loss" in record]
+        mean = {"loss": statistics.fmean(losses)} if losses else {}
+        return [steps[-1] | mean | {"steps": len(steps)}]
+
+
+_EVERY_STEP_UNTIL = 10_000
+_MOST_STEPS = 100
+"""Of one record, where none has the speed."""
+
+
 class RecordReader:
     """Reads the records that were added since the last read; half a line waits for its rest."""
 
@@ -45,22 +81,109 @@ class RecordReader:
 
     def read(self, event: str | None = None) -> Iterator[dict[str, Any]]:
         """Records that are new; of one event only, if it is given: the others are not parsed."""
-        mark = f'"event": "{event}"'.encode() if event else b""  # as RecordWriter writes it
+        mark, rest = _mark(event) if event else b"", b""
+        with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
+            file.seek(self._offset)
+            while block := file.read(_BLOCK_BYTES):
+                whole, newline, rest = (rest + block).rpartition(b"\n")
+                self._offset += len(whole + newline)
+                yield from _parsed(whole, mark)
+
+    def read_recent(self, *events: str, samples: int = 0) -> list[dict[str, Any]]:
+        """The last records, in the last 64 KiB of the file; `read` goes on after them.
+
+        Of a longer file, before them:
+
+        Args:
+            events: the newest record of each of these.
+            samples: records of steps from so many places, evenly spaced.
+        """
+        found: list[dict[str, Any]] = []
         try:
-            with open(self._path, "rb") as file:
-                file.seek(self._offset)
-                text = file.read()
+            file = open(self._path, "rb")  # noqa: SIM115
         except FileNotFoundError:
-            return
-        whole = text[: text.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            if mark not in line:
-                continue
-            with contextlib.suppress(ValueError):  # a line that a full disk cut short
+            return found
+        with file:
+            begin = _line_begin(file, max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            for place in range(0, begin, begin // samples + 1) if samples else ():
+                text = file.read(_SAMPLE_BYTES) if _line_begin(file, place) < begin else b""
+                found += _parsed(text.rpartition(b"\n")[0], _mark("step"))
+            found += _newest(file, begin, map(_mark, events))
+        self._offset = begin
+        return found + list(self.read())
+
+
+_BLOCK_BYTES, _TAIL_BYTES, _SAMPLE_BYTES = 1 << 18, 1 << 16, 1 << 14
+
+
+def _mark(event: str) -> bytes:
+    return f'"event": "{event}"'.encode()  # as RecordWriter writes it
+
+
+def _parsed(lines: bytes, mark: bytes) -> Iterator[dict[str, Any]]:
+    """The records in whole lines, of those that have a mark in them; what is none is left out: a
+    full disk may have cut it short."""
+    for line in lines.split(b"\n") if mark in lines else ():
+        if mark in line:
+            with contextlib.suppress(ValueError):
                 record = json.loads(line)
                 if isinstance(record, dict):
                     yield record
+
+
+def _line_begin(file: BinaryIO, place: int) -> int:
+    """Goes to the first line that begins at a place or after it; returns where that is."""
+    file.seek(max(0, place - 1))
+    if place:
+        file.readline()
+    return file.tell()
+
+
+def _newest(file: BinaryIO, end: int, marks: Iterable[bytes]) -> list[dict[str, Any]]:
+    """The newest record with each mark before a place, oldest first: searched from there back."""
+    left, found, rest = set(marks), list[dict[str, Any]](), b""
+    while end > 0 and left:
+        begin = max(0, end - _BLOCK_BYTES)
+        file.seek(begin)
+        block, end = file.read(end - begin) + rest, begin
+        rest = block[: block.find(b"\n") + 1 or len(block)]  # it may begin further up
+        lines = reversed(block.split(b"\n")) if any(mark in block for mark in left) else ()
+        for line in lines:
+            for mark in [mark for mark in left if mark in line]:
+                if record := next(_parsed(line, mark), None):
+                    found.append(record)
+                    left.remove(mark)
+    return found[::-1]
+
+
+class Curve:
+    """A value over steps, in a bounded number of points: where more come, each is the mean of two,
+    then of four. Steps that are done again replace."""
+
+    def __init__(self, most: int = 4096) -> None:
+        self._most, self._width = most, 1
+        self._bins: list[tuple[int, int, float, float]] = []
+        """First step, count, and the sums of steps and values."""
+
+    def add(self, step: int, value: float) -> None:
+        while self._bins and self._bins[-1][0] >= step:
+            self._bins.pop()
+        self._put(step, 1, float(step), value)
+        if len(self._bins) > self._most:
+            self._width *= 2
+            before, self._bins = self._bins, []
+            for each in before:
+                self._put(*each)
+
+    def _put(self, step: int, count: int, steps: float, values: float) -> None:
+        if self._bins and self._bins[-1][0] // self._width == step // self._width:
+            step, more, *sums = self._bins.pop()
+            count, steps, values = count + more, steps + sums[0], values + sums[1]
+        self._bins.append((step, count, steps, values))
+
+    def points(self) -> list[tuple[float, float]]:
+        """Mean step and mean value of each point."""
+        return [(steps / count, values / count) for _, count, steps, values in self._bins]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,56 +214,44 @@ class Latest:
 
 def read(path: Path) -> Latest:
     """The last words of the run in a directory."""
-    records = RunDir(path).records
-    lines = _tail(records, _TAIL_BYTES)
-    last = _last(lines, b'"time"')
-    progress = _last(lines, b'"total_steps"') or {}
-    metrics = _last(lines, b'"event": "epoch"')  # as RecordWriter writes it
-    if (
-        metrics is None and float(progress.get("epoch") or 0) >= 1
-    ):  # an evaluation lies further back
-        metrics = _last(_tail(records, None), b'"event": "epoch"')
-    began, now = _last(lines, b'"event": "start"', b'"event": "resume"') or {}, last or {}
+    try:
+        with open(RunDir(path).records, "rb") as file:
+            return _latest(file)
+    except OSError:
+        return Latest()
+
+
+def _latest(file: BinaryIO) -> Latest:
+    end = file.seek(0, os.SEEK_END)
+    file.seek(max(0, end - _TAIL_BYTES))
+    lines = file.read().split(b"\n")  # the first may be cut
+
+    def last(*marks: bytes) -> dict[str, Any]:
+        marked = (line for line in reversed(lines) if any(mark in line for mark in marks))
+        return next((record for line in marked for record in _parsed(line, b"")), {})
+
+    now, progress, metrics = last(b'"time"'), last(b'"total_steps"'), last(_mark("epoch"))
+    if not metrics and _number(progress, "epoch", 0) >= 1:  # an evaluation lies further back
+        metrics = next(iter(_newest(file, end, [_mark("epoch")])), {})
+    began = last(_mark("start"), _mark("resume"))
     under_way = now if now.get("event") == "evaluate" else {}
-    step = progress.get("step", 0) if progress else None
+    step = _number(progress, "step", 0 if progress else None)
     if progress.get("event") == "start" and began.get("event") == "resume":
-        step = began.get("step", step)
+        step = _number(began, "step", step)
+    values, done = metrics.get("metrics"), _number(under_way, "done")
     return Latest(
         step=step,
-        total_steps=progress.get("total_steps"),
-        epoch=progress.get("epoch"),
-        samples_per_s=progress.get("samples_per_s"),
-        left_s=progress.get("left_s"),
-        loss=progress.get("loss"),
-        metrics=(metrics or {}).get("metrics"),
-        evaluating=(under_way["done"], under_way["total"]) if under_way else None,
-        time=now.get("time"),
+        total_steps=_number(progress, "total_steps"),
+        epoch=_number(progress, "epoch"),
+        samples_per_s=_number(progress, "samples_per_s"),
+        left_s=_number(progress, "left_s"),
+        loss=_number(progress, "loss"),
+        metrics={k: _number(values, k) for k in values} if isinstance(values, dict) else None,
+        evaluating=None if done is None else (done, _number(under_way, "total", done)),
+        time=_number(now, "time"),
     )
 
 
-_TAIL_BYTES = 65536
-
-
-def _tail(records: Path, size: int | None) -> Sequence[bytes]:
-    """The last lines of a file; the first may be cut."""
-    try:
-        with open(records, "rb") as file:
-            if size is not None:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - size))
-            return file.read().splitlines()
-    except OSError:
-        return ()
-
-
-def _last(lines: Sequence[bytes], *marks: bytes) -> dict[str, Any] | None:
-    """The last record that has one of the marks in it."""
-    for line in reversed(lines):
-        if not any(mark in line for mark in marks):
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # the line that the tail begins within, or half a last one
-        if isinstance(record, dict):
-            return record
-    return None
+def _number(record: dict[str, Any], key: str, otherwise: Any = None) -> Any:
+    """A number of a record; a file may be damaged, or of another version."""
+    return record[key] if is_number(record.get(key)) else otherwise

@@ -6,7 +6,6 @@ JSON that they are, and what cannot be read is said, never dropped.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -205,12 +204,6 @@ def cells(runs: Iterable[MeasuredRun]) -> list[list[MeasuredRun]]:
     for run in runs:
         groups.setdefault(repr(sorted(run.fields.items())), []).append(run)
     return list(groups.values())
-
-
-def is_number(value: Any, above: float = -math.inf) -> bool:
-    """Whether a value of a file can be calculated with: files may be foreign, or hold NaN."""
-    is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_one and above < value < math.inf
 
 
 _RESULT_KEYS = {"metrics", "phases_s", "world_size", "nodes", "steps", "wall_s"}

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from slurmft.core.errors import UsageError
+from slurmft.core.files import is_number
 from slurmft.runs import resolve, scan
-from slurmft.runs.scan import MeasuredRun, is_number
+from slurmft.runs.scan import MeasuredRun
 from slurmft.studies.stats import (
     ALIKE,
     LEAST_WINDOWS,
@@ -379,7 +380,7 @@ def windows(run: MeasuredRun) -> Windows:
             continue
         while found and found[-1][0] >= record["step"]:
             found.pop()
-        steps += 1
+        steps += record["steps"] if is_number(record.get("steps")) else 1
         if is_number(record.get("samples_per_s"), above=0):
             found.append((record["step"], steps, record["samples_per_s"]))
             steps = 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.core.errors import UsageError
-from slurmft.runs.scan import is_number
+from slurmft.core.files import is_number
 
 CONFIGURATION = "configuration"
 """Column of a chart's bars that are named PRECISION-BATCHSIZE."""

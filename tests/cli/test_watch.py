@@ -19,7 +19,7 @@ from typing import Any
 import pyte
 import pytest
 
-from slurmft.cli.watch_view import ASCII, UNICODE, Curve, RunView
+from slurmft.cli.watch_view import ASCII, UNICODE, RunView, draw
 from slurmft.core import process
 from slurmft.core.files import write_json
 from slurmft.runs.records import RecordWriter
@@ -79,17 +79,12 @@ def test_every_screen_has_room(width: int, height: int, ranks: int) -> None:
         assert any("more, from 10.0 to 10.1 ms" in line for line in lines)
 
 
-def test_curve_of_a_long_run() -> None:
-    """A bounded number of points, with the same form; what is done again is there once."""
-    curve = Curve()
-    for step in range(1, 100_001):
-        curve.add(step, float(step))
-    assert curve.draw(8, UNICODE.levels) == UNICODE.levels
-    assert len(curve.draw(10_000, ASCII.levels)) < 5000
-    curve.cut(50_000)
-    curve.add(51_200, -1e9)
-    assert curve.draw(4, UNICODE.levels)[-1] == UNICODE.levels[0]
-    assert Curve().draw(10, ASCII.levels) == ""
+def test_curve_is_drawn_at_any_width() -> None:
+    points = [(float(step), float(step)) for step in range(1, 4001)]
+    assert draw(points, 8, UNICODE.levels) == UNICODE.levels
+    assert len(draw(points, 10_000, ASCII.levels)) == 4000
+    assert draw([(1.0, 2.0)], 10, ASCII.levels) == ASCII.levels[0]
+    assert draw([], 10, ASCII.levels) == ""
 
 
 class LiveRun:

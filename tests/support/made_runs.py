@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from slurmft.core.config import JobConfig, RunConfig, build
 from slurmft.core.files import write_json
+from slurmft.runs.records import RecordWriter, StepWindows
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from slurmft.train.recipes import fill
@@ -113,3 +116,34 @@ def _result(facts: dict[str, Any], batch: int, step_s: float) -> dict[str, Any]:
         "wall_s": train_s + 7.0,
         "attempts": 1,
     }
+
+
+def write_long_records(
+    path: Path, *, steps: int, evaluated_after: Sequence[int] = (), log_every: int = 10
+) -> None:
+    """Appends what a run of so many steps records, 100 a second, in place of what is there."""
+    windows, writer = StepWindows(), RecordWriter(path)
+    os.truncate(path, 0)
+    start = {"event": "start", "task": "emotion", "world_size": 4, "nodes": 2, "precision": "bf16"}
+    start |= {"backend": "gloo", "global_batch_size": 64, "parameters": 1_500_000}
+    writer.write(start | {"total_steps": steps})
+    rows: list[dict[str, Any]] = []
+    for step in range(1, steps + 1):
+        row = {"event": "step", "step": step, "time": 1e9 + step / 100, "epoch": step / steps}
+        row |= {"learning_rate": 1e-3 * (1 - step / steps), "loss": 1 / step + 0.123456789}
+        if step % log_every == 0:
+            row |= {"samples_per_s": 1000 + 1 / step, "left_s": (steps - step) / 100}
+            row["total_steps"] = steps
+        rows.append(row)
+        if step in evaluated_after:
+            epoch = evaluated_after.index(step) + 1
+            facts = {"step": step, "epoch": epoch, "loss": 0.1, "metrics": {"accuracy": 0.9}}
+            rows.append({"event": "epoch"} | facts | {"phases_s": {"train": 1.0}})
+            rows.append({"event": "warning", "text": "something is odd"})
+            rows.append({"event": "ranks", "step": step, "own_ms": [10.0] * 4,
+                         "memory_mib": [1000] * 4})  # fmt: skip
+        if step % 1000 == 0 or step == steps:
+            plain = [row for row in rows if row["event"] == "step"]
+            others = [row for row in rows if row["event"] != "step"]
+            writer.write(*windows.take(plain), *others)
+            rows = []

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurmft.runs.scan import MeasuredRun, is_number
+from slurmft.core.files import is_number
+from slurmft.runs.records import Curve
+from slurmft.runs.scan import MeasuredRun
 from slurmft.studies.forecast import Forecast, Forecasts
 from slurmft.studies.published import PublishedTable, with_unit
 from slurmft.studies.report.formats import Column, Table, Value, decimals_of
@@ -359,12 +361,12 @@ def _losses(rows: Sequence[Row], fields: Sequence[str]) -> Chart | None:
 
 def _loss_points(run: MeasuredRun) -> list[tuple[float, float]]:
     """Step and loss; of a step that was repeated after a restart, the last."""
-    points = {}
+    curve = Curve()
     for record in run.records("step"):
         step, loss = record.get("step"), record.get("loss")
         if isinstance(step, int) and isinstance(loss, (int, float)):
-            points[float(step)] = float(loss)
-    return sorted(points.items())
+            curve.add(step, float(loss))
+    return curve.points()
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:

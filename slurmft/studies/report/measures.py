@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurmft.core.files import is_number
 from slurmft.runs.rundir import RunDir
-from slurmft.runs.scan import MeasuredRun, is_number, varied
+from slurmft.runs.scan import MeasuredRun, varied
 from slurmft.studies.forecast import Forecast
 from slurmft.studies.report.runset import RunSet, planned
 from slurmft.studies.spec import Cell

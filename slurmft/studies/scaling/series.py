@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.core.errors import UsageError
-from slurmft.runs.scan import MeasuredRun, is_number
+from slurmft.core.files import is_number
+from slurmft.runs.scan import MeasuredRun
 from slurmft.studies.published import PublishedTable, load
 from slurmft.studies.scaling.model import TOTAL, Row, Workload
 

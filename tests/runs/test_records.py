@@ -1,0 +1,229 @@
+"""Records of long runs: few for many steps, and read without holding them."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmft.runs import records
+from slurmft.runs.records import Curve, RecordReader, RecordWriter, StepWindows
+from tests.support.made_runs import write_long_records, write_run
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory with the records of 300,000 steps: an evaluation, a warning and a record of
+    the ranks lie early, the start at the very beginning."""
+    run = write_run(tmp_path_factory.mktemp("long") / "run", state="running")
+    write_long_records(run.records, steps=300_000, evaluated_after=[30_000, 60_000])
+    return run.path
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets how many bytes are read at a time, at the end of a file, and at a sample."""
+
+    def set_to(size: int) -> None:
+        for name in ("_BLOCK_BYTES", "_TAIL_BYTES", "_SAMPLE_BYTES"):
+            monkeypatch.setattr(records, name, size)
+
+    return set_to
+
+
+def peak_bytes(act: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        act()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+# --- fewer records --------------------------------------------------------------------------------
+
+
+def steps(first: int, last: int, speed_every: int = 0) -> Iterator[dict[str, Any]]:
+    for n in range(first, last + 1):
+        record: dict[str, Any] = {"event": "step", "step": n, "loss": float(n), "epoch": n / 100}
+        if speed_every and n % speed_every == 0:
+            record |= {"samples_per_s": 100.0 + n, "total_steps": 99_999}
+        yield record
+
+
+def test_the_first_steps_have_a_record_each() -> None:
+    given = list(steps(1, 10_000, speed_every=10))
+    assert StepWindows().take(given) == given
+
+
+def test_later_steps_share_that_with_the_speed() -> None:
+    windows = StepWindows()
+    first, second = windows.take(steps(10_001, 10_020, speed_every=10))
+    assert first == {
+        "event": "step", "step": 10_010, "steps": 10, "loss": 10_005.5, "epoch": 100.1,
+        "samples_per_s": 10_110.0, "total_steps": 99_999,
+    }  # fmt: skip
+    assert (second["step"], second["steps"], second["loss"]) == (10_020, 10, 10_015.5)
+    assert windows.end() == []
+
+
+def test_steps_without_a_speed_share_records_too() -> None:
+    windows = StepWindows()
+    found = windows.take(steps(9_999, 10_250))
+    assert [record["step"] for record in found] == [9_999, 10_000, 10_100, 10_200]
+    assert [record.get("steps") for record in found] == [None, None, 100, 100]
+    (rest,) = windows.end()
+    assert (rest["step"], rest["steps"], rest["loss"]) == (10_250, 50, 10_225.5)
+    assert windows.end() == []
+
+
+def test_what_ends_a_window() -> None:
+    windows = StepWindows()
+    assert windows.take([{"step": 10_001, "x": 1.0}]) == []
+    (found,) = windows.take([{"step": 10_002, "x": 3.0, "left_s": 5.0}])
+    assert found == {"step": 10_002, "x": 3.0, "left_s": 5.0, "steps": 2}  # no loss, no mean
+    assert windows.take([{"step": 10_003, "loss": 1.0, "samples_per_s": 1.0}]) == [
+        {"step": 10_003, "loss": 1.0, "samples_per_s": 1.0}
+    ]
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 1000, 1 << 20])
+def test_blocks_of_any_size_make_the_same_records(
+    tmp_path: Path, blocks: Callable[[int], None], size: int
+) -> None:
+    path = tmp_path / "records.jsonl"
+    RecordWriter(path).write(*steps(1, 30), {"event": "epoch", "epoch": 1})
+    with open(path, "a") as file:
+        file.write("[1, 2]\nno json\n")
+        file.write('{"event": "step", "step": 31')
+    blocks(size)
+    reader = RecordReader(path)
+    assert [r["event"] for r in reader.read()] == ["step"] * 30 + ["epoch"]
+    assert list(reader.read()) == []
+    with open(path, "a") as file:
+        file.write('}\n{"event": "step", "step": 32}\n')
+    assert [r["step"] for r in reader.read("step")] == [31, 32]
+    assert [r["epoch"] for r in RecordReader(path).read("epoch")] == [1]
+    assert list(RecordReader(tmp_path / "none").read()) == []
+
+
+@pytest.mark.parametrize("size", [50, 100, 333, 1000])
+def test_the_newest_of_each_event_comes_before_the_last_lines(
+    tmp_path: Path, blocks: Callable[[int], None], size: int
+) -> None:
+    path = tmp_path / "records.jsonl"
+    early = [{"event": "start", "n": 1}, {"event": "epoch", "n": 2}, {"event": "start", "n": 3}]
+    RecordWriter(path).write(*early, *steps(1, 200))
+    blocks(size)
+    reader = RecordReader(path)
+    recent = reader.read_recent("start", "epoch", "warning")
+    assert [r["n"] for r in recent if "n" in r] == [2, 3]
+    last = [r["step"] for r in recent if r["event"] == "step"]
+    assert last == list(range(200 - len(last) + 1, 201))
+    assert len(last) <= size // 60
+    RecordWriter(path).write({"event": "epoch", "n": 4})
+    assert [r["n"] for r in reader.read()] == [4]  # nothing twice, nothing left out
+
+
+def test_recent_records_of_a_short_run_are_all(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    assert RecordReader(path).read_recent("start", samples=9) == []
+    RecordWriter(path).write({"event": "start"}, *steps(1, 20))
+    found = RecordReader(path).read_recent("start", samples=9)
+    assert [r["event"] for r in found] == ["start"] + ["step"] * 20
+
+
+def test_samples_of_a_long_run(long: Path) -> None:
+    path = long / "records.jsonl"
+    reader = RecordReader(path)
+    found = reader.read_recent("start", "epoch", "warning", "ranks", samples=64)
+    last_step = max(r["step"] for r in found if r["event"] == "step")
+    assert (found[-1]["event"], last_step) == ("step", 300_000)
+    curve = Curve()
+    for record in found:
+        if record["event"] == "step":
+            curve.add(record["step"], record["loss"])
+    at = [step for step, _ in curve.points()]
+    gaps = [b - a for a, b in zip([0, *at], at, strict=False)]
+    assert at == sorted(at)
+    assert max(gaps) < 300_000 / 30
+    others = [r["event"] for r in found if r["event"] != "step"]
+    assert sorted(set(others)) == ["epoch", "ranks", "start", "warning"]
+    assert next(r for r in reversed(found) if r["event"] == "epoch")["epoch"] == 2
+
+
+def test_no_reader_holds_a_long_run(long: Path) -> None:
+    path = long / "records.jsonl"
+    assert path.stat().st_size > 5 << 20
+    few = 4 << 20
+    assert peak_bytes(lambda: [r for r in RecordReader(path).read() if r["event"] == "x"]) < few
+    assert peak_bytes(lambda: list(RecordReader(path).read("warning"))) < few
+    assert peak_bytes(lambda: RecordReader(path).read_recent("start", "nothing")) < few
+    assert peak_bytes(lambda: records.read(long)) < few
+
+
+def test_last_words_of_a_long_run(long: Path) -> None:
+    latest = records.read(long)
+    assert latest.steps == (300_000, 300_000)
+    assert latest.metrics == {"accuracy": 0.9}  # of an evaluation that lies far back
+    assert latest.samples_per_s == pytest.approx(1000)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"time": null, "event": "step", "total_steps": "x", "step": [], "epoch": {}}',
+        '{"time": 1e999, "event": "step", "total_steps": 5, "step": NaN, "epoch": Infinity}',
+        '{"time": "now", "event": "start", "total_steps": 5}',
+        '{"time": 1, "event": "evaluate", "done": null}',
+        '{"time": 1, "event": "epoch", "metrics": [1]}',
+        '{"time": 1, "event": "epoch", "metrics": {"a": "b", "c": null}}',
+        '[{"time": 1, "total_steps": 1}]',
+    ],
+)
+def test_last_words_are_numbers_or_nothing(tmp_path: Path, line: str) -> None:
+    run = write_run(tmp_path / "r", state="running")
+    run.records.write_text(line + "\n")
+    latest = records.read(run.path)
+    values = (latest.step, latest.epoch, latest.samples_per_s, latest.time, latest.total_steps)
+    assert all(value is None or isinstance(value, (int, float)) for value in values)
+    assert all(v is None for v in (latest.metrics or {}).values())
+    json.dumps(latest.metrics, allow_nan=False)
+    json.dumps(values, allow_nan=False)
+
+
+# --- curves ---------------------------------------------------------------------------------------
+
+
+def test_a_curve_of_few_points_has_them_all() -> None:
+    curve = Curve(most=8)
+    for step in range(1, 9):
+        curve.add(step, float(step * step))
+    assert curve.points() == [(float(s), float(s * s)) for s in range(1, 9)]
+
+
+def test_a_curve_of_many_points_has_their_means() -> None:
+    curve = Curve(most=8)
+    for step in range(1, 1001):
+        curve.add(step, 2.0 * step)
+    points = curve.points()
+    assert 4 <= len(points) <= 8
+    assert all(value == pytest.approx(2 * step) for step, value in points)
+    assert points == sorted(points)
+    assert sum(step for step, _ in points) / len(points) == pytest.approx(500, rel=0.2)
+
+
+def test_steps_that_are_done_again_replace() -> None:
+    curve = Curve(most=100)
+    for step in (1, 2, 3, 4, 5):
+        curve.add(step, 1.0)
+    for step in (3, 4):
+        curve.add(step, 9.0)
+    assert curve.points() == [(1.0, 1.0), (2.0, 1.0), (3.0, 9.0), (4.0, 9.0)]
