@@ -9,6 +9,7 @@ from typing import Any
 from slurmft.cli import next_commands
 from slurmft.cli.parser import Parser, add_run
 from slurmft.cluster.status import metrics_words, note, run_facts
+from slurmft.core import fingerprint
 from slurmft.core.errors import Exit
 from slurmft.core.files import to_json
 from slurmft.core.text import ago, clock, duration, in_bytes, number, shown, some
@@ -36,6 +37,7 @@ def text(facts: dict[str, Any]) -> str:
         ("what", _what(facts)),
         ("where", _where(facts)),
         ("submitted", _submitted(facts)),
+        ("changed", _changed(facts["changed"])),
         ("progress", progress_words(facts)),
         ("speed", _speed(facts)),
         ("metrics", metrics_words(facts["metrics"])),
@@ -104,6 +106,10 @@ def _submitted(facts: dict[str, Any]) -> str:
         who = f"{submission['user']} on {submission['host']}"
         return f"{when} by {who}: {shown(submission['command'], 80)}"
     return ""
+
+
+def _changed(changed: dict[str, str]) -> str:
+    return f"since submission: {fingerprint.words(changed)}" if changed else ""
 
 
 def _checkpoints(found: list[dict[str, Any]]) -> str:

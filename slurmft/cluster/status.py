@@ -12,6 +12,7 @@ from typing import Any
 from slurmft.cluster import launcher
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.commands import JobState
+from slurmft.core import fingerprint
 from slurmft.core.files import read_json
 from slurmft.core.text import number
 from slurmft.runs import records, resolve
@@ -309,7 +310,8 @@ def run_facts(run: RunDir) -> dict[str, Any]:
 
     Returns:
         What `summary` returns, and: program, job_options (the configuration), submission, hosts,
-        history (a list of state, time, reason, exit_code), attempts, last_record (Unix seconds),
+        history (a list of state, time, reason, exit_code), changed (since submission: path -> how,
+        in words), attempts, last_record (Unix seconds),
         evaluating (samples done and in all), checkpoints (a list of name, bytes, time), warnings,
         failures (a list of where, message, hint, attempt, time), result, model_path, logs.
 
@@ -318,12 +320,16 @@ def run_facts(run: RunDir) -> dict[str, Any]:
     """
     status = run_statuses([MeasuredRun.read(run.path)])[0]
     latest = records.read(run.path)
+    changed = (read_json(run.attempt) or {}).get("changed", {})
+    if status.is_alive and (status.state == "requeued" or run.awaits_begin()):
+        changed = fingerprint.changes(run.load_config()) | changed
     return summary(status, latest) | {
         "program": status.run.config["program"],
         "job_options": status.run.config["job"],
         "submission": status.run.config["submission"],
         "hosts": status.run.hosts,
         "history": status.run.state.get("history", []),
+        "changed": changed,
         "attempts": run.attempt_number(),
         "last_record": latest.time,
         "evaluating": latest.evaluating,

@@ -20,7 +20,7 @@ import slurmft
 from slurmft.cluster import container
 from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.slurm import commands, stage_env
-from slurmft.core import permissions
+from slurmft.core import fingerprint, permissions
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.credentials import redact
 from slurmft.core.errors import Exit, SlurmftError, UsageError
@@ -64,6 +64,7 @@ def provenance_of(command: str) -> dict[str, Any]:
         "site_file": str(site_file()) if site_file().is_file() else None,
         "slurmft": slurmft.__version__,
         "python": sys.version.split()[0],
+        "code": fingerprint.of_code(),
         "git": git_state(Path.cwd()),
     }
 

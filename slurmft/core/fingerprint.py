@@ -80,7 +80,7 @@ def _change(path: Path, before: dict[str, Any]) -> str:
     try:
         now = of(path)
     except OSError as error:
-        return error.strerror or str(error)
+        return "gone" if isinstance(error, FileNotFoundError) else ""  # closed to who asks
     if now["bytes"] != before.get("bytes"):
         old, new = in_bytes(before.get("bytes", 0)), in_bytes(now["bytes"])
         return f"size {old} -> {new}" if old != new else f"size {now['bytes']:,} bytes, another"

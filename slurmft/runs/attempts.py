@@ -6,14 +6,17 @@ import contextlib
 import os
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from slurmft.core import fingerprint
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json
 from slurmft.core.text import some
+from slurmft.runs.records import RecordWriter
 from slurmft.runs.rundir import RunDir
 
 
@@ -122,11 +125,27 @@ def begin(run: RunDir, hosts: list[str], start: Start) -> int:
     number = _claim(run, start)
     now = {"number": number, "job": start.job, "restarts": start.restarts}
     now |= {"where": start.where, "hosts": hosts, "time": time.time()}
+    if changed := _tell_changes(run, number):
+        now["changed"] = changed
     where = f"on {some(hosts)}"
     run.tell(run.attempt, now, f"attempt {number} of job {start.job} {where}")
     restart = f"attempt {number} {where}" if number > 1 else where
     run.set_state("running", restart, attempt=number, checkpoint=newest_checkpoint(run))
     return number
+
+
+def _tell_changes(run: RunDir, number: int) -> dict[str, str]:
+    """Tells, once, what has changed since the run was submitted; returns all that ever had."""
+    known: dict[str, str] = (read_json(run.attempt) or {}).get("changed", {})
+    later = f", from attempt {number} on" if number > 1 else ""
+    found = fingerprint.changes(run.load_config()).items()
+    new = {name: how + later for name, how in found if name not in known}
+    if new:
+        text = f"changed since submission: {fingerprint.words(new)}"
+        print(f"slurmft: {text}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            RecordWriter(run.records).write({"event": "warning", "text": text})
+    return known | new
 
 
 def end(run: RunDir, code: int) -> Outcome:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from slurmft.core import fingerprint
 from slurmft.core.files import read_json, write_text
 from slurmft.core.hub import is_local
 from slurmft.runs.rundir import RunDir
@@ -72,6 +73,7 @@ def text(
             "",
             *_table("setting", _settings(train, result)),
             "",
+            *_changed(result.get("changed_since_submission") or {}),
             "Versions: "
             + ", ".join(f"{k} {versions[k]}" for k in _PACKAGES if k in versions)
             + ".",
@@ -138,6 +140,11 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1e-3 else f"{value:.4f}"
     return "n/a" if value is None else str(value)
+
+
+def _changed(changed: Mapping[str, str]) -> list[str]:
+    words = fingerprint.words(dict(changed))
+    return [f"Changed between submission and start: {words}.", ""] if changed else []
 
 
 def _use(train: TrainConfig) -> list[str]:

@@ -28,7 +28,8 @@ from accelerate import Accelerator
 from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
-from slurmft.core.errors import Exit, SlurmftError, one_line
+from slurmft.core import fingerprint
+from slurmft.core.errors import Exit, SlurmftError, UsageError, one_line
 from slurmft.core.files import write_folder
 from slurmft.core.hub import hub_cache
 from slurmft.job import Job
@@ -166,6 +167,8 @@ class Training:
                 self.job.warn(warning)
         self.world.on_main(self._prepare_tokens)
         self.data = TokenData.load(self.run_dir.tokens)
+        if self.world.is_main:
+            self.tokens_sha256 = fingerprint.of(self.run_dir.tokens / "train")["sha256"]
 
     def _prepare_tokens(self) -> None:
         if not self.run_dir.tokens.exists():
@@ -526,6 +529,7 @@ class Training:
             "backend": self.world.backend,
             "threads": torch.get_num_threads(),
             "global_batch_size": self.plan.global_batch_size,
+            "tokens_sha256": self.tokens_sha256,
             "scheduler": self.scheduler.state_dict(),
             "scaler": scaler.state_dict() if scaler else None,
             "optimizer": optimizer_rest,
@@ -546,6 +550,13 @@ class Training:
         def read() -> None:
             nonlocal checkpoint
             checkpoint = read_checkpoint(path)
+            if checkpoint.state.get("tokens_sha256", self.tokens_sha256) != self.tokens_sha256:
+                raise UsageError(
+                    f"{path.name} was trained on other tokens than {self.run_dir.tokens} has now: "
+                    "a resume would mix two data sets",
+                    "bring data and tokenizer back as they were when the run started, and remove "
+                    "that folder; or submit a new run",
+                )
 
         self.world.on_main(read)
         suffix, state, files = self.world.share_object(
