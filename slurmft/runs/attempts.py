@@ -227,7 +227,8 @@ def _resume_hint(run: RunDir) -> str:
     return f"look into {run.logs}; then: slurmft resume {shlex.quote(str(run.path))}"
 
 
-_FILE_LAG_S = 5
+_FILE_LAG_S = 10
+"""On CephFS a file may be seen 5 s late: see tests/lab."""
 
 
 def await_failure(run: RunDir, code: int) -> None:

@@ -1,6 +1,7 @@
-"""`python -m tests.lab [NAME ...]`: sets file systems up, checks them, prints rows of the tables.
+"""`python -m tests.lab [NAME ...]`: sets file systems up, checks them, prints the tables.
 
-What was found is kept in results/measured/file_systems/NAME.json.
+What was found is kept in results/measured/file_systems/NAME.json; the tables of docs/file-locks.md
+are made of it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ def main() -> None:
     arguments.output.mkdir(parents=True, exist_ok=True)
     for name in arguments.names:
         examine(name, arguments.only or list(CHECKS), arguments.output / f"{name}.json")
-    print("\n\n".join(tables.tables(tables.load_all(arguments.output))))
+    text = tables.page(tables.PAGE.read_text(), arguments.output)
+    if arguments.output == tables.FOLDER:
+        tables.PAGE.write_text(text)
+    print(text.partition("<!-- labs -->")[2].partition("<!-- end")[0])
 
 
 def examine(name: str, checks: list[str], path: Path) -> None:

@@ -37,7 +37,7 @@ class CephFS(NamespaceLab):
     packages = ("ceph-mon", "ceph-mgr", "ceph-osd", "ceph-mds", "ceph-fuse", "ceph-common", "attr")
     programs = ("ceph", "ceph-mon", "ceph-mgr", "ceph-osd", "ceph-mds", "ceph-fuse", "setfattr")
     fixed_folders = ("/etc/ceph", "/var/lib/ceph", "/var/log/ceph", "/var/run/ceph")
-    options = "ceph-fuse; defaults"
+    options = "ceph-fuse"
 
     def start_server(self) -> None:
         first = not hasattr(self, "version")

@@ -63,7 +63,7 @@ class Host:
             become += [f"--reuid={user}", f"--regid={user}", "--clear-groups"]
         return [*enter, *become, *argv]
 
-    def sh(self, *argv: str, timeout_s: float = 60, check: bool = True) -> str:
+    def sh(self, *argv: str, timeout_s: float = 180, check: bool = True) -> str:
         """What a program prints there.
 
         Raises:

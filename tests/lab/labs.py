@@ -149,6 +149,8 @@ class NamespaceLab(Lab):
 LABS = {
     "cephfs": "tests.lab.cephfs:CephFS",
     "glusterfs": "tests.lab.glusterfs:GlusterFS",
+    "glusterfs-replicated": "tests.lab.glusterfs:ReplicatedGlusterFS",
+    "glusterfs-uncached": "tests.lab.glusterfs:UncachedGlusterFS",
     "moosefs": "tests.lab.moosefs:MooseFS",
 }
 """Name -> module and class."""

@@ -17,7 +17,7 @@ class MooseFS(NamespaceLab):
     packages = ("moosefs-master", "moosefs-chunkserver", "moosefs-client")
     programs = ("mfsmaster", "mfschunkserver", "mfsmount", "mfssetquota")
     fixed_folders = ("/etc/mfs", "/var/lib/mfs")
-    options = "1 chunkserver; defaults"
+    options = "1 chunkserver"
 
     def start_server(self) -> None:
         if not hasattr(self, "version"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,9 +13,11 @@ from tests.support import CHECKOUT
 
 FOLDER = CHECKOUT / "results" / "measured" / "file_systems"
 """NAME.json is what the lab NAME found."""
+PAGE = CHECKOUT / "docs" / "file-locks.md"
+_PLACE = re.compile(r"(<!-- labs -->\n).*?(<!-- end of labs -->\n)", re.DOTALL)
 
 Found = dict[str, Any]
-Column = tuple[str, Callable[[Found], str]]
+Cell = Callable[[Found], str]
 
 
 def load(path: Path) -> Found:
@@ -22,22 +25,22 @@ def load(path: Path) -> Found:
     return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
-def load_all(folder: Path = FOLDER) -> list[Found]:
-    return [load(path) for path in sorted(folder.glob("*.json"))]
+def page(text: str, folder: Path = FOLDER) -> str:
+    """The page with the tables of all labs."""
+    found = [load(path) for path in sorted(folder.glob("*.json"))]
+    tables = "\n".join(f"\n{_table(found, columns)}" for columns in (_LOCKS, _FILES, _FAULTS))
+    return _PLACE.sub(lambda place: f"{place[1]}{tables}\n{place[2]}", text)
 
 
-def tables(found: Sequence[Found]) -> list[str]:
-    """Both tables in Markdown, one row for each lab."""
-    return [_table(found, _LOCKS), _table(found, _FILES)]
+def _table(found: Sequence[Found], columns: dict[str, Cell]) -> str:
+    rows = [["file system", *columns], ["---"] * (1 + len(columns))]
+    for one in found:
+        name = f"{one['file_system_name']} {one['version']}, {one['options']}"
+        rows.append([name, *(_cell(column, one) for column in columns.values())])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def _table(found: Sequence[Found], columns: Sequence[Column]) -> str:
-    rows = [[title for title, _ in columns], ["---"] * len(columns)]
-    rows += [[_cell(column, one) for _, column in columns] for one in found]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _cell(column: Callable[[Found], str], one: Found) -> str:
+def _cell(column: Cell, one: Found) -> str:
     try:
         return column(one)
     except KeyError:  # that check was not made
@@ -47,78 +50,71 @@ def _cell(column: Callable[[Found], str], one: Found) -> str:
 # --- locks ----------------------------------------------------------------------------------------
 
 
-def _name(one: Found) -> str:
-    return f"{one['file_system_name']} {one['version']}; {one['options']}; {one['date']}"
-
-
-def _lock(kind: str) -> Callable[[Found], str]:
+def _lock(kind: str) -> Cell:
     def told(one: Found) -> str:
         held = one["locks"]["holds"][kind]
         if held.get("error"):
             return str(held["error"])
         if not held["between_nodes"]:
-            return "**node-local**" if held["on_node"] else "**excludes nobody**"
-        stays = held["exit_s"] is None or held["kill_s"] is None
-        return "holds; **stays after a kill**" if stays else "holds"
+            return "**one node only**" if held["on_node"] else "**excludes nobody**"
+        return "holds; **stays after a kill**" if None in _ends(held) else "holds"
 
     return told
+
+
+def _ends(held: Found) -> list[float | None]:
+    return [held["exit_s"], held["kill_s"]]
 
 
 def _choice(one: Found) -> str:
     return str(one["locks"]["choice"])
 
 
-def _trap(kind: str) -> Callable[[Found], str]:
+def _trap(kind: str) -> Cell:
     def told(one: Found) -> str:
         found = one["traps"]
         if kind not in found["kinds"]:
             return "no lock holds"
-        metric, hub = found["evaluate"][kind], found["hub"][kind]
-        right = "right" if metric == found["right"] else "**wrong or an error**"
-        fetched = {1: "fetched once"}.get(hub["fetched"], f"**fetched {hub['fetched']} times**")
-        return f"{right}; {fetched}{'; **' + hub['problems'][0] + '**' if hub['problems'] else ''}"
+        right = found["evaluate"][kind] == found["right"]
+        hub = found["hub"][kind]
+        words = ["right" if right else "**wrong**", f"{hub['fetched']}"]
+        words += ["**damaged**"] if hub["problems"] else []
+        return ", ".join(words)
 
     return told
 
 
-def _network(one: Found) -> str:
-    found = one["cut"]
-    if "freed_after_s" not in found or found["other"] != "got":
-        freed = "kept for more than 400 s"
-    else:
-        freed = f"goes to others after {found['freed_after_s']} s"
-    return f"{freed}; its holder then: {found['holder']}"
-
-
-_LOCKS: list[Column] = [
-    ("file system; options; date", _name),
-    ("flock", _lock("flock")),
-    ("lockf", _lock("lockf")),
-    ("OFD", _lock("ofd")),
-    ("choice", _choice),
-    ("evaluate; hub, with flock", _trap("flock")),
-    ("the same with the shim", _trap("measured")),
-    ("a lock whose node loses its network", _network),
-]
+_LOCKS: dict[str, Cell] = {
+    "flock": _lock("flock"),
+    "lockf": _lock("lockf"),
+    "OFD": _lock("ofd"),
+    "the probe's choice": _choice,
+    "metric, downloads: with flock": _trap("flock"),
+    "with the shim": _trap("measured"),
+    "not measured before": _trap("unmeasured"),
+}
 
 # --- files ----------------------------------------------------------------------------------------
 
 
 def _replaced(one: Found) -> str:
     seen = one["renames"]["plain"]
-    bad = [f"**{seen[what]} times {what}**" for what in ("torn", "older") if seen[what]]
-    if seen["errors"]:
-        bad.append(f"**{', '.join(seen['errors'])}** for {_time(seen['gap_s'])}")
+    bad = [f"**{what}**" for what in ("torn", "older") if seen[what]]
+    bad += [f"**{name}**" for name in seen["errors"]]
     return ", ".join(bad) or "old or new"
+
+
+def _gap(one: Found) -> str:
+    return _time(one["renames"]["plain"]["gap_s"])
 
 
 def _first(one: Found) -> str:
     found = one["exclusive"].items()
     wrong = [kind for kind, f in found if f.get("error") or f["both"] or f["none"]]
-    return f"**not: {', '.join(wrong)}**" if wrong else "one"
+    return f"**not by {', '.join(wrong)}**" if wrong else "yes"
 
 
-def _visible(what: str) -> Callable[[Found], str]:
+def _visible(what: str) -> Cell:
     def told(one: Found) -> str:
         seen = one["visibility"][what]
         return seen if isinstance(seen, str) else spread(seen)
@@ -126,49 +122,70 @@ def _visible(what: str) -> Callable[[Found], str]:
     return told
 
 
-def _checkpoints(seen: dict[str, str], step: int) -> str:
-    return seen.get(f"step-{step:08d}", "absent")
+_FILES: dict[str, Cell] = {
+    "a reader of a file that is replaced sees": _replaced,
+    "longest time without it": _gap,
+    "one node alone creates a name": _first,
+    "a small file is written in": _visible("write"),
+    "seen after: new file": _visible("new"),
+    "in a listing": _visible("listed"),
+    "replaced": _visible("changed"),
+    "appended": _visible("appended"),
+}
+
+# --- faults ---------------------------------------------------------------------------------------
 
 
-def _restart(one: Found) -> str:
-    found = one["restart"]
-    writer = found["writer"]
-    said = writer["error"] or f"goes on, {writer['seconds']:.0f} s"
-    return f"{_checkpoints(found['seen'], 2)} ({said})"
+def _checkpoint(check: str, step: int, writer: str = "writer") -> Cell:
+    """Whether a checkpoint whose writing was disturbed is there, and what its writer was told."""
+
+    def told(one: Found) -> str:
+        found = one[check]
+        if "not shown" in found:
+            return "not shown"
+        there = found["seen"].get(f"step-{step:08d}", "absent")
+        error, seconds = found[writer]["error"], found[writer]["seconds"]
+        left = ", **parts left**" if found.get("leftovers") else ""
+        return (
+            f"{there}, {error.split(':')[0] if error else 'no error'} after {seconds:.0f} s{left}"
+        )
+
+    return told
 
 
-def _quota(one: Found) -> str:
-    found = one["quota"]
-    if "not shown" in found:
-        return "not shown"
-    left = f", **{len(found['leftovers'])} left**" if found["leftovers"] else ""
-    return f"{_checkpoints(found['seen'], 2)} ({found['full']['error']}){left}"
-
-
-def _cut(one: Found) -> str:
+def _lost_lock(one: Found) -> str:
     found = one["cut"]
-    said = found["writer"]["error"] or f"goes on, {found['writer']['seconds']:.0f} s"
-    return f"{_checkpoints(found['seen'], 1)} ({said})"
+    freed = found["other"] == "got"
+    return f"after {found['freed_after_s']} s" if freed else "**not within 400 s**"
 
 
-_FILES: list[Column] = [
-    ("file system", lambda one: f"{one['file_system_name']} {one['version']}"),
-    ("replaced file, while read", _replaced),
-    ("first to create", _first),
-    ("new file seen after", _visible("new")),
-    ("in a listing", _visible("listed")),
-    ("changed file", _visible("changed")),
-    ("appended line", _visible("appended")),
-    ("checkpoint, server down for 5 s", _restart),
-    ("checkpoint, quota full", _quota),
-    ("checkpoint, network lost", _cut),
-]
+def _lost_holder(one: Found) -> str:
+    found = one["cut"]
+    if found["other"] != "got":
+        return "still holds it"
+    unaware = found["holder"] == "written"
+    return "**believes it holds it**" if unaware else f"told: {found['holder'].split(':')[0]}"
+
+
+def _again(one: Found) -> str:
+    said = str(one["cut"]["again"])
+    return "yes" if said == "written" else f"**no, {said.split(':')[0]}**"
+
+
+_FAULTS: dict[str, Cell] = {
+    "checkpoint, server down for 5 s": _checkpoint("restart", 2),
+    "checkpoint, quota full": _checkpoint("quota", 2, "full"),
+    "checkpoint, network cut": _checkpoint("cut", 1),
+    "others get the lock of a node without network": _lost_lock,
+    "its holder, when the network is back": _lost_holder,
+    "the node can write again": _again,
+}
 
 
 def spread(seconds: Iterable[float]) -> str:
-    """Median and largest: 3 ms, at most 12 ms."""
+    """Median and largest: 3 ms (12 ms)."""
     values = list(seconds)
-    return f"{_time(statistics.median(values))}, at most {_time(max(values))}"
+    return f"{_time(statistics.median(values))} ({_time(max(values))})"
 
 
 def _time(seconds: float) -> str:
