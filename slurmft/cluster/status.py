@@ -319,6 +319,8 @@ def run_facts(run: RunDir) -> dict[str, Any]:
         UsageError: its files cannot be read.
     """
     status = run_statuses([MeasuredRun.read(run.path)])[0]
+    if status.state == "failed" and not status.run.has_ended and status.cluster == "slurm":
+        status = dataclasses.replace(status, reason=commands.noted(status.job) or status.reason)
     latest = records.read(run.path)
     changed = (read_json(run.attempt) or {}).get("changed", {})
     if status.is_alive and (status.state == "requeued" or run.awaits_begin()):

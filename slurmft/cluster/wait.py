@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from slurmft.cluster import launcher as cluster_launcher
+from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.commands import JobState
 from slurmft.core import permissions
 from slurmft.core.errors import Exit, SlurmftError
@@ -187,7 +188,9 @@ def _ended_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
     if recorded["state"] == "failed" and recorded["reason"]:
         return SlurmftError(recorded["reason"], _resume(run), recorded["exit_code"] or Exit.FAILED)
     message = f"the job {job_id} ended as {state.name}"
-    if state.reason:
+    if cluster_launcher.job_of(run)[0] == "slurm" and (noted := commands.noted(job_id)):
+        message = noted.removeprefix("failed: ")
+    elif state.reason:
         message += f": {state.reason}"
     if state.name == "COMPLETED":
         message += ", but left no result"

@@ -163,7 +163,7 @@ def record_rank_failure(run: RunDir, rank: int, code: int) -> int:
         killed = SlurmftError(f"it was killed by {signal_name(-code)}{oom}", hint)
         run.add_failure(where, killed, secondary=code == -signal.SIGABRT, retry=True)
         return 128 - code
-    if run.root_failure(f"rank-{rank}-*") is None:
+    if run.root_failure(current_attempt(), f"rank-{rank}-*") is None:
         unknown = SlurmftError(f"it ended with exit code {code}", hint)
         run.add_failure(where, unknown, retry=bool(run.checkpoint_names()))
     return code

@@ -23,7 +23,7 @@ from slurmft.node.rendezvous import LISTEN, Rendezvous, RendezvousError
 from slurmft.node.supervisor import Child, Supervisor, await_cause, run_task, signal_name
 from slurmft.node.watchdog import Watchdog
 from slurmft.runs import log_times
-from slurmft.runs.rundir import ATTEMPT, RUN_DIR
+from slurmft.runs.rundir import ATTEMPT, RUN_DIR, current_attempt
 
 LOCAL_NODE = "SLURMFT_LOCAL_NODE"
 """Set for a simulated node: its index among `--nodes`, on the loopback network."""
@@ -227,7 +227,8 @@ def record_torchrun_failure(supervisor: Supervisor, code: int, log: Path, start:
         # not blamed: memory runs out on any.
         aborted = number == signal.SIGABRT
         failure = run.add_failure(where, killed, secondary=aborted, retry=True)
-    failure = run.root_failure(f"*-{host}-*") or failure  # its ranks have ended, and said why
+    # Its ranks have ended, and said why.
+    failure = run.root_failure(current_attempt(), f"*-{host}-*") or failure
     if failure is None or failure["secondary"]:
         elsewhere = await_cause(supervisor.peers)
         if failure is None and not elsewhere:
@@ -238,9 +239,12 @@ def record_torchrun_failure(supervisor: Supervisor, code: int, log: Path, start:
 
 def killed_by(torchrun_log: Path, start: int) -> int | None:
     """The signal that last killed a rank, by torchrun's log from byte `start` on; None: none."""
-    with open(torchrun_log, "rb") as file:
-        file.seek(start)
-        text = file.read().decode("utf-8", errors="replace")
+    try:
+        with open(torchrun_log, "rb") as file:
+            file.seek(start)
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:  # gone, as the whole run may be
+        return None
     found = re.findall(r"failed \(exitcode: (-?\d+)\) local_rank", text)
     return -int(found[-1]) if found and int(found[-1]) < 0 else None
 

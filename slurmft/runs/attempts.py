@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shlex
 import signal
@@ -17,7 +18,7 @@ from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json
 from slurmft.core.text import some
 from slurmft.runs.records import RecordWriter
-from slurmft.runs.rundir import RunDir
+from slurmft.runs.rundir import RunDir, current_attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +156,13 @@ def end(run: RunDir, code: int) -> Outcome:
     return outcome
 
 
-def decide(run: RunDir, code: int) -> Outcome:
-    """What becomes of a run, from the exit code of an attempt and the failures that it left."""
-    failure = run.root_failure()
+def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
+    """What becomes of a run, from the exit code of an attempt and the failures that it left.
+
+    Args:
+        restarts: how often Slurm has started this job again.
+    """
+    failure = run.root_failure(current_attempt())
     if code == Exit.OK:
         return Outcome("finished", "", Exit.OK)
     if run.get_state()["state"] == "cancelled":
@@ -172,6 +177,8 @@ def decide(run: RunDir, code: int) -> Outcome:
     reason = _reason(run, code, failure)
     settings = run.load_config().job
     stalled = attempts_without_progress(run)
+    if current_attempt() > run.attempt_number():  # a full disk took no record: Slurm has counted
+        stalled += max(0, restarts + 1 - _recorded_starts(run))
     if not settings.requeue:
         return Outcome("failed", f"{reason}; not requeued (--no-requeue)", Exit.STOPPED)
     if stalled > settings.max_requeues:
@@ -209,6 +216,12 @@ def attempts_without_progress(run: RunDir) -> int:
     return count
 
 
+def _recorded_starts(run: RunDir) -> int:
+    """How many starts of its last job a run has on record."""
+    states = itertools.takewhile(lambda s: s["state"] != "submitted", reversed(run.history()))
+    return sum(1 for s in states if s["state"] == "running" or s.get("avoided"))
+
+
 def saved(run: RunDir) -> str:
     """What a stopped run can resume from, in words."""
     return f"the newest checkpoint is {newest_checkpoint(run) or 'none: it will start again'}"
@@ -236,7 +249,7 @@ def await_failure(run: RunDir, code: int) -> None:
     nodes tell only that they lost it."""
     deadline = time.monotonic() + _FILE_LAG_S
     while code not in (Exit.OK, Exit.STOPPED):
-        failure = run.root_failure()
+        failure = run.root_failure(current_attempt())
         if failure is not None and not failure["secondary"]:
             return
         if time.monotonic() > deadline:

@@ -362,17 +362,20 @@ class RunDir:
         found = [f for f in found if f["meetings"] in (None, met)]
         return sorted(found, key=lambda f: bool(f["secondary"]))
 
-    def root_failure(self, names: str = "*") -> dict[str, Any] | None:
+    def root_failure(self, attempt: int = 0, names: str = "*") -> dict[str, Any] | None:
         """The failure that ended the last attempt: the first that is not secondary; of some files
         only, where a thousand tasks ask.
 
         When one rank dies, its neighbours see their connections close; those failures are
         secondary.
+
+        Args:
+            attempt: the attempt; the last one that is recorded, if not given.
         """
-        number = self.attempt_number()
-        if number and self.awaits_begin():
+        number = attempt or self.attempt_number()
+        if number and not attempt and self.awaits_begin():
             return None  # the job of a resume, whose attempt has not begun
-        return next(iter(self.failures_of(number)), None)
+        return next(iter(self.failures_of(number, names)), None)
 
     def bad_hosts(self) -> list[str]:
         """Hosts that were to blame in two attempts or more."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.conftest import Following, records, slurmft
 from tests.slurm.test_jobs import assert_nodes_are_clean
-from tests.support import faults
+from tests.support import CHECKOUT, faults
 from tests.support.cluster import Cluster
 from tests.support.faults import BASE, EVERY, FAULTS, Fault
 from tests.support.small_disk import SmallDisk
@@ -29,7 +30,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
 EPOCHS = 24
 TORCHRUN = next(fault for fault in FAULTS if fault.harm is faults.kill_torchrun)
 FLAGS = (
-    *(*BASE, "--epochs", str(EPOCHS), *faults.CHECKPOINTS),
+    *(*BASE, "--epochs", str(EPOCHS), *faults.SHORT_STOP),
     *("--hang-timeout-s", "10", "--max-restarts", "20"),
 )
 
@@ -166,6 +167,52 @@ exec {python} -m slurmft.cluster.slurm.batch_script end "$run" $code
     cluster.run(["sbatch", *options, str(tmp_path / "job.sh")], timeout=90, check=False)
     cluster.wait_idle(60)
     assert sorted(done.read_text().splitlines()) == ["0 1", "0 2", "1 1"]
+
+
+@pytest.fixture
+def short_job(
+    idle_cluster: Cluster, tmp_path: Path, tiny_data: Path, tiny_model: Path
+) -> Iterator[Following]:
+    """A job of two nodes whose slurmft is a copy of its own: `tmp_path / "lib"`."""
+    shutil.copytree(CHECKOUT / "slurmft", tmp_path / "lib" / "slurmft")
+    env = {"PYTHONPATH": str(tmp_path / "lib"), "PYTHONSAFEPATH": "1"}
+    flags = (*BASE, *faults.SHORT_STOP, *emotion(tiny_data, tiny_model))
+    flags += ("--epochs", "8")
+    job = Following("--runs-dir", str(tmp_path / "runs"), *flags, env=idle_cluster.env | env)
+    yield job
+    job.process.kill()
+    idle_cluster.run(["scancel", "--user=root"])
+
+
+def test_upgrade_in_mid_run(cluster: Cluster, short_job: Following, tmp_path: Path) -> None:
+    """The job is to stop while its slurmft is being replaced: no step is lost."""
+    package = tmp_path / "lib" / "slurmft" / "__init__.py"
+    whole = package.read_text()
+    short_job.until("step 60/")
+    package.write_text("raise ImportError('half an upgrade')")
+    faults.scancel_signal(cluster, short_job)
+    (log,) = short_job.run.submitit.glob("*_0_log.err")
+    deadline = time.monotonic() + 60
+    while "half an upgrade" not in log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    package.write_text(whole)
+    code, text = short_job.end(120)
+    assert code == 0, text
+    assert faults.steps_lost(short_job.run) == 0
+    assert short_job.run.attempt_number() == 2
+
+
+def test_run_directory_that_vanishes(cluster: Cluster, short_job: Following) -> None:
+    """The job ends as failed, and says why where that can still be read: in Slurm."""
+    short_job.until("step 60/")
+    shutil.rmtree(short_job.run.path)
+    job = short_job.lines[0].split()[1]
+    deadline = time.monotonic() + 120
+    while "JobState=FAILED" not in (shown := cluster.run(["scontrol", "show", "job", job]).stdout):
+        assert time.monotonic() < deadline, shown
+        time.sleep(0.5)
+    assert "Comment=slurmft: failed: the run cannot be read at its end: " in shown
 
 
 def test_host_that_fails_twice_is_left_out(runs: Runs) -> None:

@@ -31,6 +31,8 @@ BASE = (
 EVERY = 25
 """Steps between checkpoints."""
 CHECKPOINTS = ("--checkpoint-every-steps", str(EVERY))
+SHORT_STOP = (*CHECKPOINTS, "--stop-lead-s", "6")
+"""A stop's save is not tried for long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +192,29 @@ def fill_disk(cluster: Cluster, job: Following) -> None:
     ballast.unlink()
 
 
+def stop_on_full_disk(cluster: Cluster, job: Following) -> None:
+    """The job is to stop while the disk takes nothing: neither a checkpoint nor a word."""
+    ballast = fill(job.run.path.parent)
+    try:
+        scancel_signal(cluster, job)
+        _await_queued(cluster, job)
+        assert job.run.get_state()["state"] == "running"  # nothing could be recorded
+    finally:
+        ballast.unlink()
+
+
+def _await_queued(cluster: Cluster, job: Following) -> None:
+    deadline = time.monotonic() + 60
+    while "PENDING" not in cluster.run(["squeue", "-hj", job.job_id, "-o", "%T"]).stdout:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def hang_up(cluster: Cluster, job: Following) -> None:
+    """SIGHUP to the batch script."""
+    cluster.run(["scancel", "--batch", "--signal=HUP", job.job_id])
+
+
 def furthest_step() -> int:
     """The optimizer step that the ranks on this machine have reached, by their heartbeats."""
     beats = [heartbeat.read(path) for path in Path("/dev/shm").glob("slurmft-*/beat-*")]
@@ -237,6 +262,8 @@ FAULTS = [
         attempts=1,
     ),
     Fault(name="disk full during a save", harm=fill_disk, flags=CHECKPOINTS, attempts=1),
+    Fault(name="disk full when the stop comes", harm=stop_on_full_disk, flags=SHORT_STOP),
+    Fault(name="SIGHUP to the batch script", harm=hang_up, flags=CHECKPOINTS, attempts=1),
 ]
 
 

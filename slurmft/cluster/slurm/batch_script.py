@@ -1,6 +1,6 @@
 """The batch script of a job, and the commands that it runs on the job's first node.
 
-Around srun, it runs `python -m slurmft.cluster.slurm.batch_script` with
+Around srun, it runs this module with
 
     begin RUN_DIR      starts an attempt; prints shell assignments for the tasks
     avoid RUN_DIR      requeues the job to other hosts, if `begin` exits with AVOID
@@ -13,13 +13,15 @@ import contextlib
 import os
 import shlex
 import sys
+from pathlib import Path
+from typing import NoReturn
 
 from slurmft.cluster import container, launcher
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.sbatch_options import all_options, directives
 from slurmft.core import permissions
 from slurmft.core.config import RunConfig
-from slurmft.core.errors import Exit, SlurmftError, run_main
+from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
 from slurmft.core.files import read_json
 from slurmft.node import rendezvous, signals, staged_env
 from slurmft.runs import log_times
@@ -36,6 +38,30 @@ from slurmft.runs.rundir import ATTEMPT, RunDir, current_attempt
 
 AVOID = 76
 """Exit code of `begin` that asks for `avoid`."""
+
+_BROKEN = 78
+"""Exit code where slurmft cannot be imported, and of the script then."""
+
+_RUN = f"""\
+import sys
+try:
+    from slurmft.cluster.slurm import batch_script
+except Exception as error:
+    print(f"slurmft cannot be imported: {{type(error).__name__}}: {{error}}", file=sys.stderr)
+    sys.exit({_BROKEN})
+batch_script.run()"""
+
+_FUNCTION = """\
+slurmft() {{  # again while it cannot be imported, as in the middle of an upgrade
+  for pause in 10 30 80 0; do
+    {python} -c {run} "$@"; code=$?
+    case $code in {broken} | 126 | 127) sleep $pause ;; *) return $code ;; esac
+  done
+  echo "error: slurmft cannot be imported any more" >&2
+  echo "hint: mend the environment of" {python}"; then: slurmft resume" {path} >&2
+  scontrol update "JobId=$job" "Comment={note}failed: slurmft cannot be imported any more" >&2
+  return {broken}
+}}"""
 
 
 def sbatch_text(config: RunConfig, run: RunDir) -> str:
@@ -58,13 +84,16 @@ def inside_text(config: RunConfig, run: RunDir, job: str = "%j") -> str:
 def job_lines(config: RunConfig, run: RunDir, program: list[str], job: str = "%j") -> list[str]:
     """The shell lines of a job, which Slurm runs on its first node; `program` is a node's task."""
     python, path = shlex.quote(sys.executable), shlex.quote(str(run.path))
-    script = f"{python} -m slurmft.cluster.slurm.batch_script"
+    function = _FUNCTION.format(
+        python=python, path=path, run=shlex.quote(_RUN), note=commands.NOTE, broken=_BROKEN
+    )
     log = f"{run.submitit}/{job}_%t_log"
     # sbatch may have kept the environment of the submission from this script (--export=NONE).
     srun = ["srun", "--export=ALL", "--unbuffered", "--kill-on-bad-exit=1", "--wait=60"]
     srun += ["--open-mode=append"]
     srun += ["--output", f"{log}.out", "--error", f"{log}.err"]
     lines = [f"umask {permissions.text(config.job.share_with_group)}"]
+    lines += ["trap '' HUP  # a hangup ends no job"]
     if config.job.setup:
         lines += ["set -e", *config.job.setup, "set +e"]
     if config.job.cpus_per_task:
@@ -73,17 +102,24 @@ def job_lines(config: RunConfig, run: RunDir, program: list[str], job: str = "%j
     if config.job.container and (caches := container.caches()):
         lines += [shlex.join(["mkdir", "-p", *caches])]
     lines += [
+        'job="${SLURM_ARRAY_TASK_ID+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"',
+        'job="${job:-$SLURM_JOB_ID}"',
+        *function.split("\n"),
         "# this script runs on the first node, the rendezvous of the others",
-        f"found=$({script} begin {path}); code=$?",
-        f"[ $code = {AVOID} ] && exec {script} avoid {path}",
+        f"found=$(slurmft begin {path}); code=$?",
+        f"[ $code = {AVOID} ] && {{ slurmft avoid {path}; exit; }}",
         "[ $code = 0 ] || exit $code",
         "export $found SUBMITIT_EXECUTOR=slurm",
-        "trap : USR2 TERM  # bash waits for srun: the last line decides",
+        "trap : USR2 TERM  # bash waits for srun: the last lines decide",
     ]
     task = shlex.join([*srun, *container.wrap(config, run, program)])
-    end = f"exec {script} end {path}"
+    end = [f'slurmft end {path} "$ended"', "code=$?"]
+    if config.job.requeue:  # what is saved is not lost to a broken upgrade
+        saved = f'[ "$code$ended" = {_BROKEN}{int(Exit.STOPPED)} ]'
+        end += [f'{saved} && scontrol requeue "$job"']
+    end += ["exit $code"]
     if not config.job.stage_env:
-        return [*lines, task, f'{end} "$?"']
+        return [*lines, task, "ended=$?", *end]
     return [
         *lines,
         "# the Python environment on the nodes' own disks; without it they use the shared one",
@@ -91,11 +127,11 @@ def job_lines(config: RunConfig, run: RunDir, program: list[str], job: str = "%j
         f'  export {staged_env.ARCHIVE}="$archive"',
         "fi",
         task,
-        "code=$?",
-        f'if [ -n "${{archive-}}" ] && [ $code != 0 ] && [ $code != {int(Exit.STOPPED)} ]; then',
+        "ended=$?",
+        f'if [ -n "${{archive-}}" ] && [ $ended != 0 ] && [ $ended != {int(Exit.STOPPED)} ]; then',
         f'  {python} -m slurmft.cluster.slurm.stage_env clean "$archive"  # what killed tasks left',
         "fi",
-        f"{end} $code",
+        *end,
     ]
 
 
@@ -193,16 +229,36 @@ def end_attempt(run: RunDir, code: int) -> int:
     if run.is_superseded(current_attempt()):
         print("slurmft: a later attempt has begun", file=sys.stderr)
         return code
-    outcome = decide(run, code)
+    outcome = decide(run, code, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
     if outcome.state == "requeued":
         return requeue(run, outcome.reason, excludable_hosts(run))
     run.set_state(outcome.state, outcome.reason, outcome.code)
+    if run.get_state()["state"] != outcome.state:
+        commands.note(own_job_id(os.environ), f"{outcome.state}: {outcome.reason}")
     return outcome.code
 
 
+def end_unread(run: RunDir, code: int, error: Exception) -> int:
+    """The end of a job whose run cannot be read: requeues what has saved itself, else only Slurm
+    is left to be told. A folder that is gone gives nothing to resume."""
+    reason = f"the run cannot be read at its end: {one_line(error)}"
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(run.path)
+        if code == Exit.STOPPED:
+            return requeue(run, reason, [])
+    print(f"error: {reason}", file=sys.stderr)
+    commands.note(own_job_id(os.environ), f"failed: {reason}")
+    return code or Exit.FAILED
+
+
 def main(argv: list[str]) -> int:
-    run = RunDir.open(argv[1])
-    permissions.settle(run.load_own_config().job.share_with_group)
+    try:
+        run = RunDir.open(argv[1])
+        permissions.settle(run.load_own_config().job.share_with_group)
+    except (SlurmftError, OSError) as error:
+        if argv[0] != "end":
+            raise
+        return end_unread(RunDir(Path(argv[1])), int(argv[2]), error)
     if argv[0] == "begin":
         try:
             return begin_attempt(run)
@@ -215,6 +271,11 @@ def main(argv: list[str]) -> int:
     return end_attempt(run, int(argv[2]))
 
 
-if __name__ == "__main__":
+def run() -> NoReturn:
+    """Runs the command of this process's arguments, and ends the process."""
     log_times.stamp_output("stderr")  # the batch script reads stdout
     raise SystemExit(run_main(lambda: main(sys.argv[1:])))
+
+
+if __name__ == "__main__":
+    run()

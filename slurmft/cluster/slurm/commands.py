@@ -437,6 +437,30 @@ def requeue(job: str, exclude: Sequence[str] = ()) -> str | None:
     return None
 
 
+NOTE = "slurmft: "
+"""How a job's comment begins that slurmft has left there."""
+
+
+def note(job: str, words: str) -> None:
+    """Leaves words with the job of this process, as its comment: the run takes none."""
+    with contextlib.suppress(SlurmftError):
+        call("scontrol", "update", f"JobId={job}", f"Comment={NOTE}{' '.join(words.split())}")
+
+
+def noted(job: str) -> str:
+    """What `note` has left with a job; "": nothing, or the controller knows the job no longer."""
+    try:
+        return parse_note(call("scontrol", "show", "job", job))
+    except SlurmftError:
+        return ""
+
+
+def parse_note(text: str) -> str:
+    """From `scontrol show job`."""
+    found = re.search(rf"^\s*Comment={NOTE}(.*\S)", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
 def down_hosts(hosts: Sequence[str]) -> list[str]:
     """Those of the hosts that Slurm reports as down or not responding; empty without an answer."""
     try:

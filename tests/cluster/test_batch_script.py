@@ -1,0 +1,291 @@
+"""The batch script of a job: its shell lines in a real bash, with stand-ins for the programs that
+it calls; and what its commands do where the run directory takes nothing, or is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurmft.cluster.slurm import batch_script, commands
+from slurmft.cluster.slurm.batch_script import inside_text
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import Exit, SlurmftError
+from slurmft.core.program import Program
+from slurmft.runs import attempts
+from slurmft.runs.attempts import Start
+from slurmft.runs.rundir import ATTEMPT, RunDir
+from tests.support.small_disk import fill
+
+PYTHON = """#!/bin/bash
+# Cannot import as often as the file `broken` has lines.
+[ -s "$STATE/broken" ] && sed -i 1d "$STATE/broken" && exec "$PYTHON" -S "$@"
+echo "$3" >>"$STATE/calls"
+case "$3" in
+  begin) echo A=1; exit "${BEGIN-0}" ;;
+  end) echo "ended $5" >>"$STATE/calls"; exit "${END-$5}" ;;
+esac
+"""
+SRUN = """#!/bin/bash
+echo srun >>"$STATE/calls"
+[ -n "$BREAK" ] && printf '\\n\\n\\n\\n\\n' >"$STATE/broken"
+[ -n "$WAIT" ] && while [ ! -e "$STATE/go" ]; do /bin/sleep 0.05; done
+exit "${CODE-0}"
+"""
+NOTE = '#!/bin/bash\necho "${0##*/} $*" >>"$STATE/calls"\n'
+
+
+CANNOT = "slurmft cannot be imported: ModuleNotFoundError: No module named 'slurmft'\n"
+
+
+class Script:
+    """The script of a job, and its stand-ins."""
+
+    def __init__(self, folder: Path, **job: object) -> None:
+        self.folder, tools = folder, folder / "bin"
+        tools.mkdir()
+        stubs = {"python": PYTHON, "srun": SRUN, "scontrol": NOTE, "sleep": NOTE}
+        for name, text in stubs.items():
+            (tools / name).write_text(text)
+            (tools / name).chmod(0o755)
+        config = JobConfig(runs_dir=str(folder), **job)  # type: ignore[arg-type]
+        program = Program(kind="script", name="plain", module="plain")
+        text = inside_text(RunConfig(program=program, job=config), RunDir(folder / "run"))
+        self.text = text.replace(sys.executable, str(tools / "python"))
+        self.env = {"PATH": f"{tools}:/usr/bin:/bin", "STATE": str(folder), "SLURM_JOB_ID": "7"}
+        self.env |= {"PYTHON": sys.executable, "PYTHONSAFEPATH": "1"}  # one without packages
+
+    def start(self, **variables: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["/bin/bash", "-c", self.text], env=self.env | variables, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(self, **variables: str) -> tuple[int, str]:
+        """Exit code, and what it printed on stderr."""
+        running = self.start(**variables)
+        return running.wait(20), running.communicate()[1]
+
+    @property
+    def calls(self) -> list[str]:
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize("code", [0, 9, 75])
+def test_exit_code_is_that_of_the_end(tmp_path: Path, code: int) -> None:
+    script = Script(tmp_path)
+    assert script.run(CODE=str(code)) == (code, "")
+    assert script.calls == ["begin", "srun", "end", f"ended {code}"]
+
+
+def test_begin_that_refuses_ends_the_job_at_once(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    assert script.run(BEGIN="2") == (2, "")
+    assert script.calls == ["begin"]
+
+
+def test_begin_that_avoids_hosts(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    assert script.run(BEGIN="76")[0] == 0
+    assert script.calls == ["begin", "avoid"]
+
+
+def test_upgrade_under_way_is_waited_for(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    (tmp_path / "broken").write_text("\n\n")
+    assert script.run() == (0, CANNOT * 2)
+    assert script.calls == ["sleep 10", "sleep 30", "begin", "srun", "end", "ended 0"]
+
+
+def test_broken_upgrade_is_told_in_words(tmp_path: Path) -> None:
+    """In the job's log, and by its comment: nothing can be recorded without the package."""
+    script = Script(tmp_path)
+    (tmp_path / "broken").write_text("\n" * 9)
+    code, err = script.run(SLURM_ARRAY_JOB_ID="6", SLURM_ARRAY_TASK_ID="2")
+    assert code == 78
+    why = "slurmft cannot be imported any more"
+    hint = f"mend the environment of {tmp_path}/bin/python; then: slurmft resume {tmp_path}/run"
+    assert err == f"{CANNOT * 4}error: {why}\nhint: {hint}\n"
+    assert [call for call in script.calls if not call.startswith("sleep")] == [
+        f"scontrol update JobId=6_2 Comment=slurmft: failed: {why}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "requeue", "requeued"), [("75", True, True), ("75", False, False), ("1", True, False)]
+)
+def test_upgrade_that_breaks_while_the_tasks_run(
+    tmp_path: Path, code: str, requeue: bool, requeued: bool
+) -> None:
+    """What they have saved is requeued all the same."""
+    script = Script(tmp_path, requeue=requeue)
+    assert script.run(BREAK="yes", CODE=code)[0] == 78
+    assert script.calls[:2] == ["begin", "srun"]
+    assert ("scontrol requeue 7" in script.calls) == requeued
+
+
+@pytest.mark.parametrize("sent", [signal.SIGHUP, signal.SIGUSR2, signal.SIGTERM])
+def test_signal_to_the_script_leaves_the_end_to_it(tmp_path: Path, sent: signal.Signals) -> None:
+    script = Script(tmp_path)
+    running = script.start(WAIT="yes", CODE="75")
+    deadline = time.monotonic() + 20
+    while "srun" not in script.calls:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    running.send_signal(sent)
+    (tmp_path / "go").touch()
+    assert running.wait(20) == 75
+    assert script.calls == ["begin", "srun", "end", "ended 75"]
+    running.communicate()
+
+
+# --- its commands ---------------------------------------------------------------------------------
+
+
+class Slurm:
+    """What was asked of Slurm's commands; the job runs."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.refuses = False
+
+    def call(self, *command: str, timeout_s: float = 0) -> str:
+        self.calls.append(" ".join(command))
+        if command[0] == "squeue":
+            return "RUNNING|None\n"
+        if self.refuses and command[:2] == ("scontrol", "requeue"):
+            raise SlurmftError("scontrol failed (exit 1): Requested operation not supported")
+        return ""
+
+    def changes(self) -> list[str]:
+        return [call for call in self.calls if call.startswith(("scontrol requeue", "scontrol up"))]
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    made = Slurm()
+    monkeypatch.setattr(commands, "call", made.call)
+    monkeypatch.setattr(attempts, "_FILE_LAG_S", 0)
+    monkeypatch.setattr(time, "sleep", lambda s: None)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv(ATTEMPT, "1")
+    return made
+
+
+Make = Callable[..., RunDir]
+
+
+@pytest.fixture
+def make(small_disk: Path) -> Make:
+    def made(**job: object) -> RunDir:
+        program = Program(kind="script", name="plain", module="plain")
+        config = JobConfig(runs_dir=str(small_disk), **job)  # type: ignore[arg-type]
+        run = RunDir.create(RunConfig(program=program, job=config))
+        attempts.begin(run, ["n1"], Start("7"))
+        (run.checkpoints / "step-00000005").mkdir(parents=True)
+        return run
+
+    return made
+
+
+def end(run: RunDir, code: int) -> int:
+    return batch_script.main(["end", str(run.path), str(code)])
+
+
+def test_stop_on_a_full_disk_is_requeued(
+    make: Make, slurm: Slurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make()
+    fill(run.path.parent)
+    assert end(run, Exit.STOPPED) == Exit.STOPPED
+    assert slurm.changes() == ["scontrol requeue 7"]
+    assert run.get_state()["state"] == "running"  # as it was: no half a file
+    err = capsys.readouterr().err
+    assert "requeued: stopped; the newest checkpoint is step-00000005" in err
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "finished"), (3, "failed")])
+def test_end_on_a_full_disk_has_its_exit_code(
+    make: Make, slurm: Slurm, code: int, state: str
+) -> None:
+    """The job itself keeps the words for `slurmft status`."""
+    run = make()
+    run.add_failure("rank 0 on n1", SlurmftError("the loss is nan", code=3), attempt=1)
+    fill(run.path.parent)
+    assert end(run, code) == code
+    (note,) = slurm.changes()
+    words = "rank 0 on n1: the loss is nan" if code else ""
+    assert note == f"scontrol update JobId=7 Comment=slurmft: {state}: {words}".rstrip()
+
+
+def test_end_that_is_recorded_leaves_the_comment_alone(make: Make, slurm: Slurm) -> None:
+    run = make()
+    assert end(run, 0) == 0
+    assert slurm.changes() == []
+    assert run.get_state()["state"] == "finished"
+
+
+def test_refused_requeue_is_recorded(make: Make, slurm: Slurm) -> None:
+    run = make()
+    slurm.refuses = True
+    with pytest.raises(SlurmftError, match="not supported"):
+        end(run, Exit.STOPPED)
+    assert run.get_state()["state"] == "failed"
+    assert "Slurm refuses to requeue" in run.get_state()["reason"]
+
+
+def test_disk_that_takes_no_record_requeues_no_job_for_ever(
+    make: Make, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm counts the starts of a job that the run could not."""
+    run = make(max_requeues=1)
+    fill(run.path.parent)
+    codes = []
+    for restarts in range(1, 4):
+        monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+        number = attempts.begin(run, ["n1"], Start("7", restarts))
+        monkeypatch.setenv(ATTEMPT, str(number))
+        assert number > 1
+        codes.append(end(run, Exit.STOPPED))
+    assert codes == [Exit.STOPPED, Exit.FAILED, Exit.FAILED]
+    assert slurm.changes()[0] == "scontrol requeue 7"
+    assert "no new checkpoint in 2 attempts (--max-requeues)" in slurm.changes()[1]
+
+
+def test_run_that_is_gone_is_told_to_slurm(
+    make: Make, slurm: Slurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make()
+    run.discard()
+    assert end(run, Exit.STOPPED) == Exit.STOPPED
+    (note,) = slurm.changes()
+    why = f"the run cannot be read at its end: {str(run.path)!r} is not a run directory"
+    assert note.startswith(f"scontrol update JobId=7 Comment=slurmft: failed: {why}")
+    assert f"error: {why}" in capsys.readouterr().err
+    assert end(run, 0) == Exit.FAILED
+
+
+def test_stopped_run_that_cannot_be_read_is_requeued(make: Make, slurm: Slurm) -> None:
+    """Its file system may be back for the next attempt, which ends if it is not."""
+    run = make()
+    run.config.rename(run.path / "aside")
+    assert end(run, Exit.STOPPED) == Exit.STOPPED
+    assert slurm.changes() == ["scontrol requeue 7"]
+    assert end(run, 1) == 1
+    assert len(slurm.changes()) == 2
+
+
+def test_begin_without_a_run_is_an_error(make: Make, slurm: Slurm) -> None:
+    run = make()
+    run.discard()
+    with pytest.raises(SlurmftError, match="is not a run directory"):
+        batch_script.main(["begin", str(run.path)])
+    assert os.environ[ATTEMPT] == "1"
+    assert slurm.changes() == []
