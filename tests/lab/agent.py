@@ -36,7 +36,6 @@ class Operations(probe.LockOperations):
     def exclusive(self, folder: str, count: int, start: float, kind: str) -> list[int]:
         """Which of so many names this client was the first to create, by a kind of call."""
         won = []
-        own = Path(folder) / f"own-{os.uname().nodename}-{kind}"
         time.sleep(max(0.0, start))
         for number in range(count):
             path = f"{folder}/{kind}-{number}"
@@ -46,12 +45,8 @@ class Operations(probe.LockOperations):
                     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
                 elif kind == "mkdir":
                     os.mkdir(path)
-                elif kind == "symlink":
-                    os.symlink(own, path)
                 else:
-                    own.touch()  # a new one each time: GlusterFS allows 100 names for a file
-                    os.link(own, path)
-                    own.unlink()
+                    os.symlink(kind, path)
                 won.append(number)
             except FileExistsError:
                 pass

@@ -92,6 +92,7 @@ _LOCKS: dict[str, Cell] = {
     "metric, downloads: with flock": _trap("flock"),
     "with the shim": _trap("measured"),
     "not measured before": _trap("unmeasured"),
+    "date": lambda one: str(one["date"]),
 }
 
 # --- files ----------------------------------------------------------------------------------------
