@@ -64,15 +64,16 @@ def make_folder(path: Path, share_with_group: bool, exist_ok: bool = False) -> N
 
 @contextlib.contextmanager
 def as_in(folder: Path) -> Iterator[None]:
-    """What this process writes in the block is for whom a cache is: its group, if the folder hands
-    its group on; all who may read it. Nothing is for everybody to write.
+    """What this process writes in the block is for those for whom a cache is: all who may read it;
+    its group may write, if the folder hands its group on. Nothing is for everybody to write.
 
     Args:
         folder: the cache; where it does not exist yet, the nearest folder above it counts.
     """
     found = existing(folder).stat()
     is_its_group = found.st_mode & stat.S_ISGID or found.st_gid == os.getegid()
-    old = os.umask(~found.st_mode & 0o077 | 0o002 if is_its_group else 0o077)
+    least = 0o002 if is_its_group else 0o022 if found.st_mode & stat.S_IROTH else 0o077
+    old = os.umask(~found.st_mode & 0o077 | least)
     try:
         yield
     finally:
@@ -136,8 +137,7 @@ def open_own(path: Path, folder: int | None = None, is_folder: bool = False) -> 
         found = os.fstat(descriptor)
         if found.st_uid not in (0, os.geteuid()):
             raise NotOwnError(
-                f"refused, as it would decide what runs as {_user(os.geteuid())}: {str(path)!r} "
-                f"belongs to {_user(found.st_uid)}",
+                f"{_refused()}: {str(path)!r} belongs to {user_name(found.st_uid)}",
                 "use a run of your own; slurmft status, logs and follow show those of others, too",
             )
         if found.st_mode & _OTHERS_WRITE:
@@ -152,13 +152,17 @@ def open_own(path: Path, folder: int | None = None, is_folder: bool = False) -> 
 
 def _writable(path: Path, mode: int, command: str) -> NotOwnError:
     return NotOwnError(
-        f"refused, as it would decide what runs as {_user(os.geteuid())}: others can write "
-        f"{str(path)!r} (mode {stat.S_IMODE(mode):04o})",
+        f"{_refused()}: others can write {str(path)!r} (mode {stat.S_IMODE(mode):04o})",
         f"if you trust what is there: {command}",
     )
 
 
-def _user(number: int) -> str:
+def _refused() -> str:
+    return f"refused, as it would decide what runs as {user_name(os.geteuid())}"
+
+
+def user_name(number: int) -> str:
+    """Of a user's number; "user 1000" where it has no name."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:

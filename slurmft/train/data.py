@@ -87,7 +87,10 @@ class TokenTable:
     @classmethod
     def load(cls, folder: Path) -> TokenTable:
         """Memory-maps a saved table: the ranks of a node share its pages."""
-        arrays = {path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}
+        arrays = {
+            path.stem: np.load(path, mmap_mode="r", allow_pickle=False)
+            for path in folder.glob("*.npy")
+        }
         tokens, offsets, labels = (arrays.pop(name) for name in ("tokens", "offsets", "labels"))
         return cls(tokens, offsets, labels, arrays.pop("types", None), arrays)
 

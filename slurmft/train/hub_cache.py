@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurmft import locks
-from slurmft.core import filesystem
+from slurmft.core import filesystem, permissions
 from slurmft.core.agents import AgentError, Agents
 from slurmft.core.errors import SlurmftError
 from slurmft.core.filesystem import FileSystem
@@ -39,7 +39,8 @@ def leads(world: World, folder: Path) -> bool:
     marker = folder / f"{name}-{world.rank}"
     try:
         if first:
-            folder.mkdir(parents=True, exist_ok=True)
+            with permissions.as_in(folder):
+                folder.mkdir(parents=True, exist_ok=True)
             marker.touch()
     except OSError:
         first = False
@@ -87,7 +88,7 @@ def _known(folder: Path) -> tuple[FileSystem, str | None]:
 
 def _is_writable(folder: Path) -> bool:
     """Whether a folder is there, or could be made, and can be written; else nobody locks in it."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), permissions.as_in(folder):
         folder.mkdir(parents=True, exist_ok=True)
     return os.access(folder, os.W_OK)
 

@@ -37,7 +37,7 @@ class User:
     def home(self) -> Path:
         return self.place / self.name
 
-    def run(self, *command: str, timeout_s: float = 120, **env: str) -> Done:
+    def run(self, *command: str, timeout_s: float = 300, **env: str) -> Done:
         """Runs a command as this user, in their home."""
         groups = ["--groups", ",".join(map(str, self.groups))] if self.groups else []
         user = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--inh-caps=-all"]
@@ -52,14 +52,14 @@ class User:
         )
         return Done(done.returncode, done.stdout, done.stderr)
 
-    def slurmft(self, *arguments: str, timeout_s: float = 120, **env: str) -> Done:
+    def slurmft(self, *arguments: str, timeout_s: float = 300, **env: str) -> Done:
         """Runs a slurmft command as this user."""
         command = [sys.executable, "-m", "slurmft", *arguments]
         return self.run(*command, timeout_s=timeout_s, **env)
 
     def python(self, code: str, **env: str) -> str:
         """Runs Python code that must succeed; returns what it prints."""
-        done = self.run(sys.executable, "-c", code, timeout_s=60, **env)
+        done = self.run(sys.executable, "-c", code, timeout_s=300, **env)
         assert done.code == 0, done.err
         return done.out
 

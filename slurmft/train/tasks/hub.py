@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,9 +12,10 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
+from slurmft.core import permissions
 from slurmft.core.errors import UsageError
 from slurmft.core.files import fingerprint
-from slurmft.core.hub import is_local
+from slurmft.core.hub import hub_cache, is_local
 from slurmft.train.config import TrainConfig
 from slurmft.train.recipes import TASKS
 from slurmft.train.rows import is_csv, no_column, read_columns
@@ -187,21 +189,49 @@ def load_split(name: str, subset: str | None, split: str) -> Any:
 
 
 def from_hub(flag: str, name: str, load: Callable[[], Loaded]) -> Loaded:
-    """Loads something by name; a hub that is out of reach gives one clear line.
+    """Loads something by name; a hub that is out of reach gives one clear line. What is downloaded
+    is for whom the cache is, not for this user alone, as a run's own files are.
 
     Raises:
-        UsageError: it is neither a readable folder, nor in the cache, nor on a hub in reach.
+        UsageError: it is neither a readable folder, nor in the cache, nor on a hub in reach; or the
+            cache is closed to this user.
     """
+    cache = _cache(flag)
     try:
-        return load()
+        with permissions.as_in(cache):
+            return load()
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         first_line = str(error).strip().partition("\n")[0]
         if flag == "--model" and "safetensors" in first_line:
             raise no_safetensors(name) from error
         if is_local(name):
             raise UsageError(f"{flag} {name!r} cannot be loaded: {first_line}") from error
+        if closed := _closed(error, cache):
+            raise UsageError(
+                f"{flag} {name!r}: no permission to use {closed!r}, of the shared cache",
+                "a cache of your own: export HF_HOME=DIR; or its owners open it for a group of "
+                f"yours: chmod -R g+rwX,g+s {shlex.quote(str(cache))}",
+            ) from error
         raise UsageError(
             f"{flag} {name!r} was not found locally or on the hub: {first_line}",
             "without internet on the nodes, fill the caches on the login node (slurmft fetch ...), "
             f"or give its folder: {flag} DIR",
         ) from error
+
+
+def _cache(flag: str) -> Path:
+    """Where the library that loads a model, or data, writes."""
+    if flag == "--model":
+        return hub_cache()
+    import datasets
+
+    return Path(datasets.config.HF_DATASETS_CACHE)
+
+
+def _closed(error: BaseException | None, cache: Path) -> str | None:
+    """The path for which this user lacks permission, by an error or what it comes from."""
+    while error is not None:
+        if isinstance(error, PermissionError):
+            return str(error.filename or cache)
+        error = error.__cause__ or error.__context__
+    return None
