@@ -52,6 +52,11 @@ class LocalNodes:
         os.setpgrp()  # the terminal's Ctrl-C is not meant for the job
         signals.block()
         signals.listen(self._on_stop)
+        try:
+            attempts.check_turn(run, str(os.getpid()))
+        except attempts.NotThisJobError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(error.code) from None
         me = {"host": os.uname().nodename, "pid": os.getpid(), "started": _start_time(os.getpid())}
         write_json(_pid_file(run), me)
         gpus = [g for g in os.environ.pop(_GPUS, "").split(",") if g]
@@ -64,21 +69,12 @@ class LocalNodes:
     def _attempt(self, run: RunDir, gpus: list[str]) -> int:
         nodes = run.load_config().job.nodes
         hosts = [rendezvous.simulated_host(node) for node in range(nodes)]
-        number = self._begin(run, hosts)
+        number = attempts.begin(run, hosts, str(os.getpid()))
         ports = ",".join(map(str, rendezvous.free_ports(str(os.getpid()))))
         self.tasks = [
             self._start(run, node, number, ports, gpus[node::nodes]) for node in range(nodes)
         ]
         return self._wait()
-
-    def _begin(self, run: RunDir, hosts: list[str]) -> int:
-        here = os.uname().nodename
-        start = attempts.Start(str(os.getpid()), 0, here, lambda job: not _runs(run, job))
-        try:
-            return attempts.begin(run, hosts, start)
-        except SlurmftError as error:
-            print(f"error: {error}", file=sys.stderr, flush=True)
-            raise SystemExit(error.code) from None
 
     def _end(self, run: RunDir, code: int) -> attempts.Outcome:
         """Records how an attempt ended; a job that is cancelled is not started again."""
@@ -237,15 +233,6 @@ def _alive(run: RunDir) -> bool:
     if known is not None and known["host"] != os.uname().nodename:
         return launcher.recorded_state(run) is None  # nothing else can be known from here
     return known is not None and _start_time(known["pid"]) == known["started"]
-
-
-def _runs(run: RunDir, job_id: str) -> bool:
-    """Whether a job of the run is alive on this machine."""
-    try:
-        command = Path(f"/proc/{job_id}/cmdline").read_bytes()
-    except OSError:
-        return False
-    return os.fsencode(run.submitit) in command.split(b"\0")
 
 
 def _start_time(pid: int) -> str | None:

@@ -23,6 +23,7 @@ from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
 from slurmft.node import mpi
+from slurmft.runs import attempts
 from slurmft.runs.rundir import ATTEMPT, RunDir
 
 never_starts = local.never_starts
@@ -54,7 +55,7 @@ class MpiRun(LocalNodes):
     def _attempt(self, run: RunDir, gpus: list[str]) -> int:
         config = run.load_config()
         hosts = hosts_of(config.job)
-        number = self._begin(run, hosts)
+        number = attempts.begin(run, hosts, str(os.getpid()))
         os.environ[ATTEMPT] = str(number)
         command = mpirun_command(config, hosts, str(run.path))
         with open(run.logs / "mpirun.log", "ab") as log:

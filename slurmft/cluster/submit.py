@@ -235,7 +235,7 @@ def _alone(run: RunDir) -> Iterator[None]:
     """Lets only one process at a time check a run and submit it again.
 
     By lockf on all file systems: a server and the clients of its NFS see each other's. Where there
-    are no locks, the second job ends when it starts (`slurmft.runs.attempts.check_turn`).
+    are no locks, the second job ends when it starts (`attempts.check_turn`).
 
     Raises:
         UsageError: another process is doing it.

@@ -47,7 +47,7 @@ def run_pod(supervisor: Supervisor, config: RunConfig) -> int:
     make_run(run, config, index == 0)
     if index:
         return run_ranks(supervisor)
-    os.environ[ATTEMPT] = str(attempts.begin(run, [host_name()], attempts.Start(host_name())))
+    os.environ[ATTEMPT] = str(attempts.begin(run, [host_name()], host_name()))
     try:
         code = run_ranks(supervisor)
     except Exception as error:

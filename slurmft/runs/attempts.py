@@ -9,7 +9,6 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,104 +31,57 @@ class Outcome:
 
 
 class NotThisJobError(UsageError):
-    """This job is not to run the run, which stays as it is: another one does, or it is over."""
+    """The run is not this job's to run: it stays as it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A start of a job, as it asks for an attempt."""
-
-    job: str
-    restarts: int = 0
-    """How often Slurm had started the same job before."""
-    where: str = ""
-    """The Slurm cluster's name, or the host; "" where it is not known."""
-    has_ended: Callable[[str], bool | None] = lambda job: True
-    """Whether another job of the run has ended for good; None: that is unknown."""
-
-
-def check_turn(run: RunDir, start: Start) -> None:
-    """Checks that a job that starts is the one to run the run.
-
-    There may be several: a second resume, a start that a dead node delayed for an hour.
-
-    Raises:
-        NotThisJobError: it is not.
-    """
-    if (state := run.get_state()["state"]) in ("finished", "cancelled"):
-        verb = "has" if state == "finished" else "was"
-        raise NotThisJobError(f"the job {start.job} ends at once: {run.path} {verb} {state}")
-    if before := read_json(run.attempt):
-        words = f"attempt {before['number']} of {run.path}, on {some(before['hosts'])}"
-        other = Start(before["job"], before["restarts"], before["where"])
-        _check_other(run, start, other, words)
-
-
-def _check_other(run: RunDir, start: Start, other: Start, attempt: str) -> None:
-    """Checks that the start of a job that has an attempt is over."""
-    job = other.job
-    if other.where != start.where:
-        return  # `slurmft resume --cluster`: the user has said that the job there has ended
-    if job == start.job:
-        if other.restarts > start.restarts:  # this one's node was given up by Slurm, and lives
-            raise NotThisJobError(f"the job {job} ends here: started again, it has {attempt}")
-        return
-    ended = start.has_ended(job)
-    # Who submitted the run again has seen that the jobs before had ended.
-    if ended is False or (ended is None and not run.awaits_begin()):
-        still = "" if ended is False else ", or has had it: Slurm does not answer"
-        raise NotThisJobError(
-            f"the job {start.job} ends at once: the job {job} has {attempt}{still}"
-        )
-
-
-def _claim(run: RunDir, start: Start) -> int:
-    """The number of the attempt that this start of a job has, and no other.
+def check_turn(run: RunDir, job: str, restarts: int = 0) -> None:
+    """Checks that a job that starts is the one to run the run: the first of those that a submission
+    has led to. Two resumes may have been at once; a dead node may have delayed a start for an hour.
 
     A symbolic link is made by one process alone, and whole: on NFS, Lustre and GPFS, too, and where
     they have no locks. Nothing is to be released after a kill.
-    """
-    mine, number = f"{start.job} {start.restarts} {start.where}", run.attempt_number() + 1
-    with contextlib.suppress(OSError):
-        run.claims.mkdir(exist_ok=True)
-    while True:
-        link = run.claims / str(number)
-        try:
-            link.symlink_to(mine)
-        except FileExistsError:
-            owner = os.readlink(link)
-            if owner != mine:
-                job, restarts, where = owner.split(" ", 2)
-                other = Start(job, int(restarts), where)
-                _check_other(run, start, other, f"attempt {number} of {run.path}")
-                number += 1
-                continue  # it ended before it could begin
-        except OSError:  # a full disk does not end a run
-            pass
-        return number
 
-
-def begin(run: RunDir, hosts: list[str], start: Start) -> int:
-    """Opens an attempt; returns its number.
+    Args:
+        restarts: how often Slurm had started the same job before.
 
     Raises:
-        NotThisJobError: another job has the run, or it is over.
+        NotThisJobError: another job, or a later start of this one, has the run; or it is over.
+    """
+    if (state := run.get_state()["state"]) in ("finished", "cancelled"):
+        raise NotThisJobError(f"the job {job} ends at once: the run {run.path} is {state}")
+    owner, submission = job, run.submissions()
+    with contextlib.suppress(OSError):  # a full disk does not end a run
+        run.claims.mkdir(exist_ok=True)
+    with contextlib.suppress(OSError):
+        (run.claims / str(submission)).symlink_to(job)
+    with contextlib.suppress(OSError):
+        owner = os.readlink(run.claims / str(submission))
+    last = read_json(run.attempt) or {}
+    has_begun = last.get("submission") == submission
+    if owner != job or (has_begun and last["restarts"] > restarts):
+        where = f", in attempt {last['number']} on {some(last['hosts'])}" if has_begun else ""
+        raise NotThisJobError(f"the job {job} ends at once: the job {owner} has {run.path}{where}")
+
+
+def begin(run: RunDir, hosts: list[str], job: str, restarts: int = 0) -> int:
+    """Opens an attempt; returns its number. `check_turn` comes first.
+
+    Raises:
         SlurmftError: the attempts before made no progress.
     """
-    check_turn(run, start)
+    number = run.attempt_number() + 1
     settings = run.load_config().job
     stalled = attempts_without_progress(run)
     if stalled > settings.max_requeues:  # Slurm requeues after a node's death without asking us
         outcome = _no_progress(stalled, "the last attempt ended without a word")
         run.set_state(outcome.state, outcome.reason, outcome.code)
         raise SlurmftError(outcome.reason, _resume_hint(run))
-    number = _claim(run, start)
-    now = {"number": number, "job": start.job, "restarts": start.restarts}
-    now |= {"where": start.where, "hosts": hosts, "time": time.time()}
+    now = {"number": number, "submission": run.submissions(), "job": job, "restarts": restarts}
+    now |= {"hosts": hosts, "time": time.time()}
     if changed := _tell_changes(run, number):
         now["changed"] = changed
     where = f"on {some(hosts)}"
-    run.tell(run.attempt, now, f"attempt {number} of job {start.job} {where}")
+    run.tell(run.attempt, now, f"attempt {number} of job {job} {where}")
     restart = f"attempt {number} {where}" if number > 1 else where
     run.set_state("running", restart, attempt=number, checkpoint=newest_checkpoint(run))
     return number

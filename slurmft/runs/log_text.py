@@ -58,9 +58,7 @@ def last_lines(logs: Logs, choice: Choice, tail: int | None, whole: bool) -> Ite
 
 def first_failure(run: RunDir, attempt: int | None = None) -> dict[str, Any] | None:
     """The failure that ended an attempt; the last one, if it is not given."""
-    if attempt is None or attempt == run.attempt_number():
-        return run.root_failure()
-    return next(iter(run.failures_of(attempt)), None)
+    return run.root_failure() if attempt is None else next(iter(run.failures_of(attempt)), None)
 
 
 def secondary_failures(run: RunDir, first: dict[str, Any]) -> list[str]:

@@ -63,7 +63,7 @@ class RunDir:
     failures = _Below("failures")
     checkpoints = _Below("checkpoints")
     attempt = _Below("attempt.json")
-    claims = _Below("attempts")
+    claims = _Below("submissions")
     started = _Below("started.json")
     rendezvous = _Below("meeting.json")
     submitit = _Below("submitit")
@@ -266,10 +266,14 @@ class RunDir:
         """Whether a later attempt has begun: this one lives on a node that Slurm gave up."""
         return self.attempt_number() > attempt > 0
 
+    def submissions(self) -> int:
+        """How often the run was submitted."""
+        return [h["state"] for h in self.history()].count("submitted")
+
     def awaits_begin(self) -> bool:
         """Whether no attempt has begun since the run was last submitted."""
-        states = (h["state"] for h in reversed(self.history()))
-        return next((s for s in states if s in ("submitted", "running")), "") == "submitted"
+        last, submissions = read_json(self.attempt) or {"submission": 0}, self.submissions()
+        return int(last.get("submission", submissions)) < submissions
 
     def meetings(self, attempt: int) -> int:
         """How often the ranks of an attempt have met; 0 of all but the last."""

@@ -19,7 +19,6 @@ from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.program import Program
 from slurmft.runs import attempts
-from slurmft.runs.attempts import Start
 from slurmft.runs.rundir import ATTEMPT, RunDir
 from tests.support.small_disk import fill
 
@@ -188,7 +187,7 @@ def make(small_disk: Path) -> Make:
         program = Program(kind="script", name="plain", module="plain")
         config = JobConfig(runs_dir=str(small_disk), **job)  # type: ignore[arg-type]
         run = RunDir.create(RunConfig(program=program, job=config))
-        attempts.begin(run, ["n1"], Start("7"))
+        attempts.begin(run, ["n1"], "7")
         (run.checkpoints / "step-00000005").mkdir(parents=True)
         return run
 
@@ -250,7 +249,7 @@ def test_disk_that_takes_no_record_requeues_no_job_for_ever(
     codes = []
     for restarts in range(1, 4):
         monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
-        number = attempts.begin(run, ["n1"], Start("7", restarts))
+        number = attempts.begin(run, ["n1"], "7", restarts)
         monkeypatch.setenv(ATTEMPT, str(number))
         assert number > 1
         codes.append(end(run, Exit.STOPPED))

@@ -350,7 +350,7 @@ def test_killed_task_has_the_code_that_srun_gives(tmp_path: Path) -> None:
     nodes.tasks = [subprocess.Popen(["sh", "-c", "kill -KILL $$"])]
     code = nodes._wait()
     assert code == 128 + signal.SIGKILL
-    attempts.begin(run, ["n1"], attempts.Start("1"))
+    attempts.begin(run, ["n1"], "1")
     assert attempts.decide(run, code).state == "requeued"
 
 

@@ -101,7 +101,7 @@ def test_a_change_is_told_once_and_stays_known(
     run = RunDir.create(configure(flags | {"runs_dir": str(tmp_path / "runs")}))
 
     def begin(restarts: int) -> None:
-        attempts.begin(run, ["n1"], attempts.Start("7", restarts))
+        attempts.begin(run, ["n1"], "7", restarts)
 
     begin(0)
     with open(data / "train.jsonl", "a") as file:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -24,10 +23,9 @@ def make(tmp_path: Path, **job: object) -> RunDir:
     return RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=config))
 
 
-def begin(run: RunDir, job: str = "7", restarts: int = 0, ended: bool | None = True) -> int:
-    """Begins an attempt of a job, for which another one has `ended`."""
-    start = attempts.Start(job, restarts, "a", lambda other: ended)
-    return attempts.begin(run, ["n1", "n2"], start)
+def begin(run: RunDir, job: str = "7", restarts: int = 0) -> int:
+    attempts.check_turn(run, job, restarts)
+    return attempts.begin(run, ["n1", "n2"], job, restarts)
 
 
 def save(run: RunDir, step: int) -> None:
@@ -170,86 +168,93 @@ def as_bytes(run: RunDir) -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in sorted(run.path.rglob("*")) if p.is_file()}
 
 
-@pytest.mark.parametrize(
-    ("job", "restarts", "ended", "words"),
-    [
-        ("8", 0, False, "the job 8 ends at once: the job 7 has attempt 1 of {run}, on n1, n2"),
-        ("8", 0, None, "the job 7 has attempt 1 of {run}, on n1, n2, or has had it: Slurm does"),
-        ("7", 1, True, "the job 7 ends here: started again, it has attempt 1 of {run}, on n1, n2"),
-    ],
-)
-def test_a_job_ends_where_another_has_the_run(
-    tmp_path: Path, job: str, restarts: int, ended: bool | None, words: str
-) -> None:
-    """A second job, one of which nothing is known; and a start that a dead node has delayed, while
-    Slurm has started the job again."""
+def test_only_one_job_of_a_submission_has_the_run(tmp_path: Path) -> None:
+    """As long as it runs, while it waits to run again, and also after it has failed."""
     run = make(tmp_path)
-    assert begin(run, restarts=2) == 1
-    before = as_bytes(run)
-    with pytest.raises(attempts.NotThisJobError) as caught:
-        begin(run, job, restarts, ended)
-    assert words.format(run=run.path) in caught.value.message
-    assert caught.value.hint is None  # one line
-    assert caught.value.code == Exit.USAGE
-    assert as_bytes(run) == before
+    assert begin(run) == 1
+    for state in (None, "requeued", "running", "failed"):
+        if state:
+            run.set_state(state)
+        before = as_bytes(run)
+        with pytest.raises(attempts.NotThisJobError) as caught:
+            begin(run, "8")
+        words = f"the job 8 ends at once: the job 7 has {run.path}, in attempt 1 on n1, n2"
+        assert caught.value.message == words
+        assert caught.value.hint is None  # one line
+        assert caught.value.code == Exit.USAGE
+        assert as_bytes(run) == before
+    run.set_state("submitted", "resumed")
+    assert begin(run, "8") == 2
+    with pytest.raises(attempts.NotThisJobError, match=r"the job 8 has .* in attempt 2 on n1, n2"):
+        begin(run, "7", 1)  # the old one, by `scontrol requeue`
 
 
-def test_a_job_takes_over_from_one_that_has_ended(tmp_path: Path) -> None:
+def test_second_job_ends_also_before_the_first_has_begun(tmp_path: Path) -> None:
     run = make(tmp_path)
-    assert [begin(run, "7", 0), begin(run, "7", 0), begin(run, "7", 1)] == [1, 2, 3]
-    assert begin(run, "8", 0, ended=True) == 4
-    assert read_json(run.attempt) == {
-        "number": 4, "job": "8", "restarts": 0, "where": "a", "hosts": ["n1", "n2"],
-        "time": (read_json(run.attempt) or {})["time"],
-    }  # fmt: skip
+    begin(run, "6")
     run.set_state("failed")
     run.set_state("submitted", "resumed")
-    # Slurm does not answer; but who resumed the run has seen that the job 8 had ended.
-    assert begin(run, "9", 0, ended=None) == 5
+    attempts.check_turn(run, "7")
+    with pytest.raises(attempts.NotThisJobError) as caught:
+        begin(run, "8")
+    assert caught.value.message == f"the job 8 ends at once: the job 7 has {run.path}"
+    assert begin(run, "7") == 2
 
 
-def test_a_job_asks_for_the_one_that_has_the_run(tmp_path: Path) -> None:
-    run, asked = make(tmp_path), list[str]()
+def test_start_that_a_dead_node_delayed_ends(tmp_path: Path) -> None:
+    """Slurm has started the job again meanwhile. Another cluster may have jobs of its number."""
+    run = make(tmp_path)
+    assert [begin(run, "7", n) for n in (0, 0, 1, 3)] == [1, 2, 3, 4]
+    before = as_bytes(run)
+    with pytest.raises(attempts.NotThisJobError) as caught:
+        begin(run, "7", 2)
+    words = f"the job 7 ends at once: the job 7 has {run.path}, in attempt 4 on n1, n2"
+    assert caught.value.message == words
+    assert as_bytes(run) == before
+    run.set_state("failed")
+    run.set_state("submitted", "resumed")
+    assert begin(run, "7", 0) == 5
 
-    def still_runs(job: str) -> bool:
-        asked.append(job)
-        return False
 
-    attempts.begin(run, ["n1"], attempts.Start("7", 0, "a", still_runs))
-    attempts.begin(run, ["n1"], attempts.Start("7", 1, "a", still_runs))
-    assert asked == []
-    with pytest.raises(attempts.NotThisJobError):
-        attempts.begin(run, ["n1"], attempts.Start("8", 0, "a", still_runs))
-    assert asked == ["7"]
-    # Another cluster may have jobs of the same numbers: `resume --cluster slurm` there.
-    assert attempts.begin(run, ["m1"], attempts.Start("7", 0, "b", still_runs)) == 3
-    assert asked == ["7"]
+def test_attempt_says_whose_it_is(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    begin(run)
+    run.set_state("failed")
+    run.set_state("submitted", "resumed")
+    assert begin(run, "8", 3) == 2
+    found = read_json(run.attempt) or {}
+    assert time.time() - 60 < found.pop("time") <= time.time()
+    assert found == {
+        "number": 2, "submission": 2, "job": "8", "restarts": 3, "hosts": ["n1", "n2"],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("state", ["finished", "cancelled"])
-def test_a_job_that_comes_too_late_ends(tmp_path: Path, state: str) -> None:
-    """A second one, when the first has finished, or somebody has cancelled the run."""
+def test_job_that_comes_too_late_ends(tmp_path: Path, state: str) -> None:
+    """A second one, or the same by `scontrol requeue`: the end is final."""
     run = make(tmp_path)
     begin(run)
     run.set_state(state)
-    before, words = as_bytes(run), {"finished": "has finished", "cancelled": "was cancelled"}[state]
-    with pytest.raises(attempts.NotThisJobError) as caught:
-        begin(run, "8")
-    assert caught.value.message == f"the job 8 ends at once: {run.path} {words}"
+    before = as_bytes(run)
+    for job in ("7", "8"):
+        with pytest.raises(attempts.NotThisJobError) as caught:
+            begin(run, job)
+        words = f"the job {job} ends at once: the run {run.path} is {state}"
+        assert caught.value.message == words
     assert as_bytes(run) == before
     run.set_state("submitted", "resumed")
     assert begin(run, "8") == 2
 
 
-def test_only_one_of_many_jobs_has_an_attempt(tmp_path: Path) -> None:
-    """They all start at once, and none sees another's attempt when it looks."""
-    run, barrier = make(tmp_path, max_requeues=99), threading.Barrier(8)
+def test_of_many_jobs_that_start_at_once_one_has_the_run(tmp_path: Path) -> None:
+    run, barrier = make(tmp_path), threading.Barrier(8)
     won, lost = list[int](), list[str]()
 
     def start(number: int) -> None:
         barrier.wait()
         try:
-            won.append(attempts._claim(run, attempts.Start(str(number), 0, "a", lambda job: False)))
+            attempts.check_turn(run, str(number))
+            won.append(number)
         except attempts.NotThisJobError as error:
             lost.append(error.message)
 
@@ -258,23 +263,11 @@ def test_only_one_of_many_jobs_has_an_attempt(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (won, len(lost)) == ([1], 7)
-    owner = os.readlink(run.claims / "1").partition(" ")[0]
-    assert {f"the job {owner} has attempt 1 of {run.path}" in words for words in lost} == {True}
+    assert (len(won), len(lost)) == (1, 7)
+    assert {words.endswith(f"the job {won[0]} has {run.path}") for words in lost} == {True}
 
 
-def test_number_of_a_job_that_died_before_it_began_is_left_out(tmp_path: Path) -> None:
-    run = make(tmp_path)
-    run.claims.mkdir()
-    (run.claims / "1").symlink_to("6 0 a")  # another job, of which is known that it has ended
-    (run.claims / "2").symlink_to("7 0 a")  # an earlier start of this one
-    (run.claims / "3").symlink_to("7 2 a")  # this one: a server of NFS may say so
-    assert begin(run, "7", 2) == 3
-    with pytest.raises(attempts.NotThisJobError, match="the job 7 has attempt 3"):
-        begin(run, "8", 0, ended=False)
-
-
-def test_a_full_disk_takes_no_claim_and_ends_no_job(tmp_path: Path) -> None:
+def test_full_disk_takes_no_claim_and_ends_no_job(tmp_path: Path) -> None:
     run = make(tmp_path)
     run.claims.write_text("no folder can be made here")
     assert begin(run) == 1
@@ -419,6 +412,6 @@ def test_down_hosts() -> None:
 def test_a_thousand_hosts_are_no_flood(tmp_path: Path) -> None:
     """Neither on the screen nor in every later state of the run."""
     run = make(tmp_path)
-    attempts.begin(run, [f"n{i}" for i in range(1000)], attempts.Start("7", 0, "a", lambda _: True))
+    attempts.begin(run, [f"n{i}" for i in range(1000)], "7")
     assert run.get_state()["reason"].endswith("n6, n7 and 992 more")
     assert run.state.stat().st_size < 2000

@@ -67,8 +67,8 @@ def test_a_run_has_one_job(idle_cluster: Cluster, tmp_path: Path) -> None:
 
     second, line = end_of_second_job(idle_cluster, run)
     attempt = json.loads(run.attempt.read_text())
-    words_of_it = f"attempt 2 of {run.path}, on {attempt['hosts'][0]}"
-    assert line == f"the job {second} ends at once: the job {has_it} has {words_of_it}"
+    has = f"has {run.path}, in attempt 2 on {attempt['hosts'][0]}"
+    assert line == f"the job {second} ends at once: the job {has_it} {has}"
     assert (attempt["number"], attempt["job"]) == (2, has_it)
     assert launcher.job_of(run)[1] == has_it  # commands find the job that runs
     assert [s["state"] for s in run.history()] == [
@@ -77,7 +77,7 @@ def test_a_run_has_one_job(idle_cluster: Cluster, tmp_path: Path) -> None:
     go.touch()
     until(lambda: run.get_state()["state"] == "finished", run)
     third, line = end_of_second_job(idle_cluster, run)
-    assert line == f"the job {third} ends at once: {run.path} has finished"
+    assert line == f"the job {third} ends at once: the run {run.path} is finished"
     assert run.attempt_number() == 2
 
 

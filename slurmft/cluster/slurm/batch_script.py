@@ -25,14 +25,7 @@ from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
 from slurmft.core.files import read_json
 from slurmft.node import rendezvous, signals, staged_env
 from slurmft.runs import log_times
-from slurmft.runs.attempts import (
-    NotThisJobError,
-    Start,
-    await_failure,
-    begin,
-    check_turn,
-    decide,
-)
+from slurmft.runs.attempts import await_failure, begin, check_turn, decide
 from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import ATTEMPT, RunDir, current_attempt
 
@@ -144,34 +137,27 @@ def begin_attempt(run: RunDir) -> int:
     Returns AVOID where Slurm allocated hosts that are to be excluded.
     """
     hosts = rendezvous.expand_nodelist(os.environ["SLURM_JOB_NODELIST"])
-    restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    where = launcher.location("slurm")
-    start = Start(own_job_id(os.environ), restarts, where, ended)
-    check_turn(run, start)
+    start = own_job_id(os.environ), int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    try:
+        check_turn(run, *start)
+    finally:
+        note_job(run)
     blame_lost_nodes(run)
     avoided = any(s.get("avoided") for s in run.history()[-1:])  # once, not for ever
     if set(hosts) & set(excludable_hosts(run)) and run.load_config().job.requeue and not avoided:
         return AVOID
     ports = rendezvous.free_ports(os.environ["SLURM_JOB_ID"])
-    number = begin(run, hosts, start)
-    note_job(run, start.job)
+    number = begin(run, hosts, *start)
     print(f"{ATTEMPT}={number} {rendezvous.PORT_VARIABLE}={','.join(map(str, ports))}")
     return Exit.OK
 
 
-def ended(job_id: str) -> bool | None:
-    """Whether a job of the run has ended for good; None: Slurm does not answer."""
-    state = commands.job_state(job_id)
-    if state is None:
-        return True
-    return None if state.name == "UNKNOWN" else state.ended
-
-
-def note_job(run: RunDir, job_id: str) -> None:
-    """Records the job that runs the run, where another one is recorded: a second one may have been
-    submitted, or its submission was interrupted."""
-    if (read_json(run.job) or {}).get("id") != job_id:
-        with contextlib.suppress(OSError):  # a full disk does not end a run
+def note_job(run: RunDir) -> None:
+    """Records the job that has the run, where another one is recorded: that was submitted, too, or
+    the submission was interrupted."""
+    with contextlib.suppress(OSError):  # a full disk does not end a run
+        job_id = os.readlink(run.claims / str(run.submissions()))
+        if (read_json(run.job) or {}).get("id") != job_id:
             launcher.note_job(run, "slurm", job_id, launcher.location("slurm"))
 
 
@@ -260,12 +246,7 @@ def main(argv: list[str]) -> int:
             raise
         return end_unread(RunDir(Path(argv[1])), int(argv[2]), error)
     if argv[0] == "begin":
-        try:
-            return begin_attempt(run)
-        except NotThisJobError:
-            if before := read_json(run.attempt):
-                note_job(run, before["job"])
-            raise
+        return begin_attempt(run)
     if argv[0] == "avoid":
         return avoid_hosts(run)
     return end_attempt(run, int(argv[2]))
