@@ -16,7 +16,7 @@ from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.commands import JobState
 from slurmft.core import permissions
 from slurmft.core.errors import Exit, SlurmftError
-from slurmft.core.files import read_json
+from slurmft.core.files import exists_now, read_json
 from slurmft.runs.log_times import split
 from slurmft.runs.rundir import RunDir
 
@@ -117,7 +117,7 @@ class JobWatch:
         """Waits for the result of a job that succeeded: the file may become visible here seconds
         after the job's end."""
         deadline = time.monotonic() + _FILE_LAG_S
-        while self.succeeded and not self.run.result.exists() and time.monotonic() < deadline:
+        while self.succeeded and not exists_now(self.run.result) and time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY_S[0])
 
     @property

@@ -72,6 +72,16 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def exists_now(path: Path) -> bool:
+    """Whether a file is there that another node may just have written.
+
+    NFS remembers up to a minute that a name was not there; opening the folder makes it ask again.
+    """
+    with contextlib.suppress(OSError):
+        os.close(os.open(path.parent, os.O_RDONLY))
+    return path.exists()
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object, or None where the file is absent or holds none."""
     deadline = time.monotonic() + _STALE_S

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, run_main
-from slurmft.core.files import read_json, write_json
+from slurmft.core.files import exists_now, read_json, write_json
 from slurmft.node import ccl, signals
 from slurmft.node.hardware import host_name
 from slurmft.node.peers import STOP, Peers
@@ -117,7 +117,7 @@ def _await_stop(supervisor: Supervisor) -> None:
     for it, and tells the others."""
     peers = supervisor.peers
     if peers.is_head:
-        while not stop_marker(supervisor.run).exists():
+        while not exists_now(stop_marker(supervisor.run)):
             time.sleep(_LOOK_EVERY_S)
         peers.tell(STOP)
     peers.heard(STOP, wait_s=None)
@@ -230,7 +230,7 @@ def await_rendezvous(
     """
     deadline, pause_s = time.monotonic() + timeout_s, 0.1
     while time.monotonic() < deadline:
-        found = read_json(run.rendezvous)
+        found = read_json(run.rendezvous) if exists_now(run.rendezvous) else None
         if found and found["id"] == rendezvous_id:
             return found
         time.sleep(pause_s)

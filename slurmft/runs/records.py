@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from slurmft.core.files import is_number, to_json
+from slurmft.core.files import exists_now, is_number, to_json
 from slurmft.runs.rundir import RunDir
 
 
@@ -82,6 +82,8 @@ class RecordReader:
     def read(self, event: str | None = None) -> Iterator[dict[str, Any]]:
         """Records that are new; of one event only, if it is given: the others are not parsed."""
         mark, rest = _mark(event) if event else b"", b""
+        if not self._offset and not exists_now(self._path):
+            return
         with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
             file.seek(self._offset)
             while block := file.read(_BLOCK_BYTES):

@@ -18,6 +18,7 @@ from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
 from slurmft.runs.rundir import RunDir
 from tests.support.made_runs import write_run
+from tests.support.nfs import remember_absent_names
 
 
 class Clock:
@@ -220,3 +221,15 @@ def test_files_are_looked_at_often_only_after_news(run: RunDir, clock: Clock) ->
         watch.pause()
     assert sum(when < 6 for when in looks) == pytest.approx(20, abs=1)
     assert sum(when >= 300 for when in looks) == pytest.approx(150, abs=1)
+
+
+def test_a_result_that_nfs_remembers_as_absent(
+    clock: Clock, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`slurmft list` had looked for it shortly before."""
+    run.result.unlink(missing_ok=True)
+    clock.set("COMPLETED")
+    remember_absent_names(monkeypatch, run.path)
+    assert not run.result.exists()
+    clock.at(2, lambda: write_json(run.result, {"metrics": {}}))
+    assert JobWatch(run).wait() == {"metrics": {}}

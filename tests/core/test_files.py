@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurmft.core import files
+from tests.support.nfs import remember_absent_names
 
 
 def test_a_file_that_another_node_has_just_replaced(
@@ -46,3 +47,16 @@ def test_what_is_written_aside_is_placed_with_what_it_replaces(tmp_path: Path) -
         assert found
         assert found[1] == name
         assert files.ASIDE.fullmatch(aside)
+
+
+def test_a_file_that_nfs_remembers_as_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember_absent_names(monkeypatch, tmp_path)
+    path = tmp_path / "file"
+    assert not files.exists_now(path)
+    assert not path.exists()
+    os.close(os.open(path, os.O_CREAT))  # on another node
+    assert not path.exists()
+    assert files.exists_now(path)
+    assert not files.exists_now(tmp_path / "no folder" / "file")

@@ -117,6 +117,10 @@ class Operations(probe.LockOperations):
 
         return _wait(there, within_s)
 
+    def await_file(self, path: str, within_s: float) -> bool:
+        """Whether a file comes to be there, as slurmft looks for it."""
+        return _wait(lambda: files.exists_now(Path(path)), within_s)
+
     def await_listed(self, path: str, within_s: float) -> bool:
         """Whether a name comes to be in the listing of its folder."""
         place = Path(path)

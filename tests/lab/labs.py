@@ -152,6 +152,16 @@ LABS = {
     "glusterfs-replicated": "tests.lab.glusterfs:ReplicatedGlusterFS",
     "glusterfs-uncached": "tests.lab.glusterfs:UncachedGlusterFS",
     "moosefs": "tests.lab.moosefs:MooseFS",
+    "nfs3": "tests.lab.nfs:NFS3",
+    "nfs3-local-lock-all": "tests.lab.nfs:LocalLockAll",
+    "nfs3-local-lock-flock": "tests.lab.nfs:LocalLockFlock",
+    "nfs3-nolock": "tests.lab.nfs:NoLock",
+    "nfs3-soft": "tests.lab.nfs:Soft3",
+    "nfs4": "tests.lab.nfs:NFS",
+    "nfs4-noac": "tests.lab.nfs:NoCache",
+    "nfs4-soft": "tests.lab.nfs:Soft",
+    "ganesha3": "tests.lab.nfs:Ganesha3",
+    "ganesha4": "tests.lab.nfs:Ganesha",
 }
 """Name -> module and class."""
 

@@ -82,7 +82,7 @@ def test_one_client_is_the_first_to_create_a_name(clients: Bench) -> None:
 
 def test_what_is_written_is_seen_before_slurmft_gives_up(clients: Bench) -> None:
     found = checks.check_visibility(clients, times=5)
-    for what in ("new", "listed", "changed", "appended"):
+    for what in ("looked for", "listed", "changed", "appended"):
         seconds = found[what]
         assert isinstance(seconds, list), f"{what}: {seconds}"
         assert max(seconds) < min(attempts._FILE_LAG_S, wait._FILE_LAG_S), what

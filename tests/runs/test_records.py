@@ -13,6 +13,7 @@ import pytest
 from slurmft.runs import records
 from slurmft.runs.records import Curve, RecordReader, RecordWriter, StepWindows
 from tests.support.made_runs import write_long_records, write_run
+from tests.support.nfs import remember_absent_names
 
 
 @pytest.fixture(scope="module")
@@ -227,3 +228,15 @@ def test_steps_that_are_done_again_replace() -> None:
     for step in (3, 4):
         curve.add(step, 9.0)
     assert curve.points() == [(1.0, 1.0), (2.0, 1.0), (3.0, 9.0), (4.0, 9.0)]
+
+
+def test_first_records_where_nfs_remembers_that_there_were_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember_absent_names(monkeypatch, tmp_path)
+    path = tmp_path / "records.jsonl"
+    reader = RecordReader(path)
+    assert list(reader.read()) == []
+    with open(path, "x") as file:  # on another node
+        file.write('{"event": "start"}\n')
+    assert [record["event"] for record in reader.read()] == ["start"]

@@ -1,0 +1,29 @@
+"""Ranks that mpirun has started, and what they tell each other by files."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from slurmft.core.files import write_json
+from slurmft.node import mpi
+from slurmft.runs.rundir import RunDir
+from tests.support.nfs import remember_absent_names
+
+
+def test_a_rendezvous_that_nfs_remembers_as_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, found = RunDir(tmp_path), {"id": "r.1.7", "head": "n1"}
+    remember_absent_names(monkeypatch, tmp_path)
+    pauses = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        write_json(run.rendezvous, found)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert mpi.await_rendezvous(run, "r.1.7", "n2", timeout_s=2) == found
+    assert len(pauses) == 1
