@@ -6,6 +6,7 @@ cluster, or if it belongs to another user.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -34,6 +35,8 @@ class Item:
     """One of KINDS."""
     why: str
     bytes: int
+    inode: int | None
+    """Of what was found there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,7 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
     for each in status.run_statuses(made):
         if each.is_alive and each.job:
             continue
-        if not _is_own(each.run.path):
+        if not _is_own(each.run.path, top):
             theirs += 1
         elif each.elsewhere and not each.is_sure:
             elsewhere += 1
@@ -155,14 +158,17 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
             found += _of_run(each, kinds, older_s)
     for kind, finder in _OF_FOLDERS.items():
         if kind in kinds:
-            found += [(kind, path, why) for path, why in finder(top, older_s) if _is_own(path)]
+            found += [
+                (kind, path, why) for path, why in finder(top, older_s) if _is_own(path, path)
+            ]
     if theirs:
         left_out.append(f"{theirs} run(s) of other users")
     if elsewhere:
         left_out.append(f"{elsewhere} run(s) of other clusters or hosts: clean them there")
     if unsure:
         left_out.append(f"{unsure} run(s) whose cluster does not report the state of their jobs")
-    return Plan([Item(path, kind, why, size_of(path)) for kind, path, why in found], left_out)
+    items = [Item(path, kind, why, size_of(path), _inode(path)) for kind, path, why in found]
+    return Plan(items, left_out)
 
 
 def _of_run(each: RunStatus, kinds: Sequence[str], older_s: float) -> Iterator[Found]:
@@ -189,11 +195,20 @@ def last_activity(found: RunStatus) -> float:
     return max(times)
 
 
-def _is_own(path: Path) -> bool:
+def _is_own(path: Path, top: Path) -> bool:
+    """Whether a path is this user's, and all between it and `top`: a link there may be another's,
+    to what this user keeps elsewhere."""
+    between = [p for p in path.parents if top in p.parents]
     try:
-        return path.lstat().st_uid == os.getuid()
+        return all(p.lstat().st_uid == os.getuid() for p in (path, *between))
     except OSError:
         return False
+
+
+def _inode(path: Path) -> int | None:
+    with contextlib.suppress(OSError):
+        return path.lstat().st_ino
+    return None
 
 
 def remove(item: Item) -> str | None:
@@ -205,6 +220,9 @@ def remove(item: Item) -> str | None:
         return None  # somebody else has removed it
     except OSError as error:
         return f"{str(item.path)!r} could not be removed: {error.strerror or error}"
+    if _inode(aside) != item.inode:  # another link or folder leads elsewhere now
+        os.rename(aside, item.path)
+        return f"{str(item.path)!r} was replaced meanwhile: it stays"
     try:
         if aside.is_dir() and not aside.is_symlink():
             shutil.rmtree(aside)

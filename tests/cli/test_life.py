@@ -490,7 +490,7 @@ def messy(tmp_path: Path, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> 
         for folder in (run.model, run.tokens, run.checkpoints / "step-00000010", run.submitit):
             folder.mkdir(parents=True)
             (folder / "meta.json").write_bytes(b"x" * 100)
-        (run.path / ".state.json.123.abcd").write_bytes(b"x" * 10)
+        (run.path / ".state.json.123-abcd").write_bytes(b"x" * 10)
         (run.checkpoints / ".old-step-00000005").mkdir()
         grow_old(run, 1 if name == "recent" else 40)
     queue.squeue = "3|RUNNING|N/A|None"
@@ -505,14 +505,14 @@ def planned(runs: Path, *kinds: str) -> set[str]:
 
 def test_what_may_go(messy: dict[str, RunDir], queue: FakeQueue, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    aside = runs / ".gone.77.0a1b"
+    aside = runs / ".gone.77-0a1b"
     aside.mkdir()
     assert planned(runs) == {
         "runs failed", "runs cancelled", "runs vanished",
         "checkpoints finished/checkpoints", "tokens finished/tokens",
-        "leftovers finished/.state.json.123.abcd",
-        "leftovers recent/.state.json.123.abcd", "leftovers recent/checkpoints/.old-step-00000005",
-        "leftovers .gone.77.0a1b",
+        "leftovers finished/.state.json.123-abcd",
+        "leftovers recent/.state.json.123-abcd", "leftovers recent/checkpoints/.old-step-00000005",
+        "leftovers .gone.77-0a1b",
     }  # fmt: skip
     assert planned(runs, "checkpoints") == {"checkpoints finished/checkpoints"}
     queue.squeue = "down"  # a failed run might be queued again
@@ -601,7 +601,7 @@ def test_clean(
     assert "removed " in capsys.readouterr().out
     left = sorted(path.name for path in (tmp_path / "runs").iterdir())
     assert left == ["finished", "recent", "running"]
-    assert (messy["running"].path / ".state.json.123.abcd").exists()
+    assert (messy["running"].path / ".state.json.123-abcd").exists()
     assert messy["running"].checkpoint_names() == ["step-00000010"]
     assert messy["finished"].model.is_dir()
     assert not messy["finished"].checkpoints.exists()

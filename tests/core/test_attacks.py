@@ -24,7 +24,7 @@ from slurmft.core.files import fingerprint, write_json
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Done
 from tests.support.made_runs import write_run
-from tests.support.users import User, two_users
+from tests.support.users import REPOSITORY, User, two_users
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two other users")
 
@@ -57,8 +57,8 @@ def attack(who: str, what: str, result: str) -> Callable[..., Callable[[User, Us
     return add
 
 
-COLLEAGUE = "any user"
-GROUP = "one who can write where your runs are"
+ANYBODY = "any user"
+GROUP = "your group"
 
 
 def run_of(user: User, name: str, *, state: str = "failed", job: str = "", **fields: Any) -> RunDir:
@@ -82,8 +82,8 @@ def assert_refused(done: Done, fact: str) -> None:
 
 
 @attack(
-    COLLEAGUE,
-    "gives a run of theirs `setup` lines, and waits for you to resume it by path, name or job id",
+    ANYBODY,
+    "writes `setup` lines into a run of theirs that you `resume`, by path, name or job id",
     "refused; nothing of it runs",
 )
 def resume(ada: User, eve: User) -> None:
@@ -101,7 +101,7 @@ def resume(ada: User, eve: User) -> None:
 
 @attack(
     GROUP,
-    "writes into a run directory of yours that the group, or everybody, may write",
+    "writes into a run directory of yours whose mode allows it, before you `resume`",
     "refused, with the `chmod` that helps",
 )
 def resume_of_what_others_can_write(ada: User, eve: User) -> None:
@@ -116,8 +116,8 @@ def resume_of_what_others_can_write(ada: User, eve: User) -> None:
 
 
 @attack(
-    COLLEAGUE,
-    "names a process or a job of yours as the job of their run, and waits for you to cancel it",
+    ANYBODY,
+    "names your process or job as the job of a run of theirs that you `cancel`",
     "refused; yours runs on",
 )
 def cancel(ada: User, eve: User) -> None:
@@ -134,7 +134,7 @@ def cancel(ada: User, eve: User) -> None:
         mine.wait()
 
 
-@attack(COLLEAGUE, "waits for you to `push` their model under your name", "refused")
+@attack(ANYBODY, "has a model that you `push` under your name", "refused")
 def push(ada: User, eve: User) -> None:
     run = run_of(eve, "push-me", state="finished")
     eve.write(run.model / "model.safetensors", "")
@@ -165,7 +165,7 @@ def swapped(ada: User, eve: User) -> None:
 
 
 @attack(
-    COLLEAGUE,
+    ANYBODY,
     "names a run after your sbatch job, in a shared `--runs-dir`, before its requeue",
     "not found; yours is made",
 )
@@ -180,10 +180,9 @@ def run_of_your_job(ada: User, eve: User) -> None:
 
 
 @attack(
-    COLLEAGUE,
-    "puts links to a file of yours under the names that files have while they are written, in a "
-    "run that you follow",
-    "not followed; the file stays",
+    ANYBODY,
+    "puts links to a file of yours where a command writes, in a run of theirs that you `follow`",
+    "not followed; your file stays",
 )
 def links_under_names_of_writes(ada: User, eve: User) -> None:
     precious = ada.write(ada.home / "precious", "mine")
@@ -194,8 +193,7 @@ def links_under_names_of_writes(ada: User, eve: User) -> None:
         "import os; from pathlib import Path; from slurmft.core import files\n"
         "os.urandom = lambda size: bytes(size)\n"
         f"path = Path({str(folder)!r}, 'state.json')\n"
-        "aside = path.with_name(f'.{path.name}.{os.getpid()}.0000')\n"
-        f"os.symlink({str(precious)!r}, aside)\n"
+        f"os.symlink({str(precious)!r}, files.aside_of(path))\n"
         "try: files.write_text(path, 'attacked')\n"
         "except FileExistsError: print('refused')"
     )
@@ -203,7 +201,39 @@ def links_under_names_of_writes(ada: User, eve: User) -> None:
     assert precious.read_text() == "mine"
 
 
-@attack(COLLEAGUE, "gives a study folder away, for `study run` or `study cancel`", "refused")
+@attack(
+    GROUP,
+    "puts a link among your runs, to a folder where you keep others, before you `clean`",
+    "left out; also where it is swapped after you were shown what would be removed",
+)
+def clean(ada: User, eve: User) -> None:
+    kept, runs = ada.home / "kept", eve.home / "linked"
+    run = run_of(ada, "kept-1", state="finished")
+    run.path.rename(kept)
+    checkpoint = ada.write(kept / "checkpoints" / "step-00000020" / "x", "mine")
+    ada.write(kept / "model" / "model.safetensors", "")
+    runs.mkdir()
+    for folder in (runs, kept, kept / "logs"):
+        folder.chmod(0o755)
+    eve.own(runs)
+    (runs / "a").mkdir()
+    (runs / "a" / "b").symlink_to(ada.home)
+    eve.own(runs)
+    done = ada.slurmft("clean", "--runs-dir", str(runs), "--only", "checkpoints", "--yes")
+    assert "run(s) of other users" in done.err, done.out
+    assert checkpoint.exists()
+    code = (
+        "from slurmft.cluster.cleanup import plan, remove\n"
+        "from pathlib import Path; top = Path('own'); top.mkdir()\n"
+        "Path('kept').rename(top / 'kept')\n"
+        "(item,) = plan(top.absolute(), ['checkpoints'], 0).items\n"
+        "(top / 'kept').rename(top / 'aside'); (top / 'kept' / 'checkpoints').mkdir(parents=True)\n"
+        "print(remove(item), (top / 'kept' / 'checkpoints').exists())"
+    )
+    assert ada.python(code).endswith("/checkpoints' was replaced meanwhile: it stays True\n")
+
+
+@attack(ANYBODY, "has a study folder that you give to `study run` or `study cancel`", "refused")
 def study(ada: User, eve: User) -> None:
     folder = eve.home / "studies" / "s"
     text = 'name = "s"\nscaling = "weak"\n[fixed]\nmax_steps = 1\n[grid]\nnodes = [1]\n'
@@ -216,8 +246,8 @@ def study(ada: User, eve: User) -> None:
 
 
 @attack(
-    COLLEAGUE,
-    "calls a run directory `$(command)`, and waits for you to press TAB",
+    ANYBODY,
+    "calls a run directory `$(command)`, before you press TAB",
     "not offered; nothing runs",
 )
 def completion(ada: User, eve: User) -> None:
@@ -230,7 +260,7 @@ def completion(ada: User, eve: User) -> None:
     assert not (ada.home / "attacked").exists()
 
 
-@attack(COLLEAGUE, "has runs that you want to see: status, list, logs, follow", "shown")
+@attack(ANYBODY, "has runs that you look at: `status`, `list`, `logs`, `follow`", "shown")
 def reading(ada: User, eve: User) -> None:
     run = run_of(eve, "shown-1", state="finished")
     for command in ("status", "logs", "follow"):
@@ -240,7 +270,7 @@ def reading(ada: User, eve: User) -> None:
 
 
 @attack(
-    COLLEAGUE,
+    ANYBODY,
     "writes escape sequences into the names, records and logs of a run that you look at",
     r"printed as text: `\u001b]0;...`",
 )
@@ -281,9 +311,9 @@ def plant(user: User, cache: Path, files: dict[str, str]) -> Path:
 
 
 @attack(
-    COLLEAGUE,
+    ANYBODY,
     "plants kept tokens in a shared `HF_HOME`, whose sums name `a/../../../file`",
-    "not used: each user's tokens are their own; a line in the log",
+    "not used: every user has tokens of their own; a line in the log",
 )
 def tokens_of_another(ada: User, eve: User) -> None:
     precious = ada.write(ada.home / "run" / "precious", "mine")
@@ -302,8 +332,8 @@ def tokens_of_another(ada: User, eve: User) -> None:
 
 @attack(
     GROUP,
-    "does the same in a cache of yours that others can write",
-    "not used; nothing is written outside of the tokens, no link or FIFO is opened",
+    "does so in a cache of yours whose mode allows it; also with links, FIFOs, files of their own",
+    "not used; nothing is written elsewhere",
 )
 def tokens_in_an_open_cache(ada: User, eve: User) -> None:
     precious = ada.write(ada.home / "open" / "precious", "mine")
@@ -338,6 +368,10 @@ def tokens_in_an_open_cache(ada: User, eve: User) -> None:
 @pytest.mark.parametrize("each", ATTACKS, ids=lambda each: each.carry_out.__name__)
 def test_attack(users: tuple[User, User], each: Attack) -> None:
     each.carry_out(*users)
+
+
+def test_page_has_the_table() -> None:
+    assert table() in (REPOSITORY / "docs" / "security.md").read_text(encoding="utf-8")
 
 
 def table() -> str:
