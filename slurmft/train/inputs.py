@@ -21,9 +21,7 @@ from slurmft.train.rows import (
     Labels,
     Question,
     check_texts,
-    is_csv,
     label_ids,
-    label_names,
     label_numbers,
     read_chunks,
     row_words,
@@ -91,7 +89,7 @@ def _read(
 ) -> Split:
     """Reads and checks a split, as far as it can in time; shows its progress on a terminal."""
     facts, where = TASKS[task], str(path)
-    found, began, told_s = Split(path, Labels(where, is_csv(path))), time.monotonic(), 0.0
+    found, began, told_s = Split(path, Labels(where)), time.monotonic(), 0.0
     for share, values in read_chunks(path, columns):
         *texts, labels = values
         for column in values[:3] if facts.columns else texts:
@@ -100,7 +98,7 @@ def _read(
             for row in zip(*values, strict=True):
                 Question.of(row, where, preset == "v2")
         elif facts.labels == ():
-            label_numbers(labels, where, is_csv(path), found.rows + 1)
+            label_numbers(labels, where, found.rows + 1)
         else:
             found.labels.add(labels)
         found.rows += len(labels)
@@ -112,7 +110,7 @@ def _read(
             told_s = seconds
             print(f"\rchecking {path.name!r}: {share:.0%} ", end="", file=sys.stderr, flush=True)
     print("\r\033[K" if told_s else "", end="", file=sys.stderr, flush=True)
-    found.labels.settle()
+    found.labels.check_empty()
     if len(found.without_text) >= found.rows:
         raise UsageError(f"{where!r}: no row has a text", "choose with --text-column")
     return found
@@ -123,11 +121,10 @@ def _check_labels(task: str, splits: Sequence[Split]) -> list[str]:
     own, train = TASKS[task].labels, splits[0]
     if TASKS[task].columns or own == () or (own is None and train.share < 1):
         return []
-    names = label_names(train.labels) if own is None else list(own)
+    names = train.labels.names() if own is None else list(own)
     for labels in (split.labels for split in splits):
         values = (value for _, value in labels.first)
-        known = own is not None
-        label_ids(values, names, labels.where, known, labels.is_text, labels.first.values())
+        label_ids(values, names, labels.where, own is not None, labels.first.values())
     return names
 
 

@@ -7,13 +7,13 @@ hours in a queue is refused at submission. It needs neither torch nor numpy. Row
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import itertools
 import json
 import math
 import os
-import re
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from slurmft.core.errors import UsageError
-from slurmft.core.text import shown
+from slurmft.core.text import shown, some
 from slurmft.train.recipes import TASKS
 
 MAX_LABELS = 100_000
@@ -32,11 +32,6 @@ _LINE_BYTES = 2**26
 """More are no row, but a file of another kind."""
 
 # --- local files ----------------------------------------------------------------------------------
-
-
-def is_csv(path: Path) -> bool:
-    """Whether numbers are written as texts, too."""
-    return path.name.removesuffix(".gz").endswith(".csv")
 
 
 def read_chunks(path: Path, names: Sequence[str]) -> Iterator[tuple[float, list[list[Any]]]]:
@@ -48,7 +43,7 @@ def read_chunks(path: Path, names: Sequence[str]) -> Iterator[tuple[float, list[
     Raises:
         UsageError: the file is none of these inside, is not UTF-8, has no rows or no such column.
     """
-    read = _parquet if path.suffix == ".parquet" else _csv if is_csv(path) else _json
+    read = _READERS[path.name.removesuffix(".gz").rpartition(".")[2]]
     share = 0.0
     try:
         with open(path, "rb") as raw:
@@ -137,6 +132,9 @@ def _parquet(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[A
         raise UsageError(f"cannot read {str(path)!r}: {error}") from None
 
 
+_READERS = {"csv": _csv, "jsonl": _json, "parquet": _parquet}
+
+
 def _place(where: str, name: str, found: list[str]) -> int:
     if name not in found:
         raise no_column(where, name, found)
@@ -155,17 +153,18 @@ def no_column(where: str, name: str, found: Sequence[str]) -> UsageError:
 class Labels:
     """The labels of a split: how many rows have each, and which row is the first."""
 
-    def __init__(self, where: str, is_text: bool = False) -> None:
+    def __init__(self, where: str, values: Sequence[Any] = ()) -> None:
         """
         Args:
             where: what to call the data in messages.
-            is_text: numbers are written as texts, too.
+            values: all of them, or `add` gets them in parts.
         """
-        self.where, self.is_text, self.rows = where, is_text, 0
+        self.where, self.rows = where, 0
         self.counts: Counter[tuple[type, Any]] = Counter()
         """By type and value: 1 is not True."""
         self.first: dict[tuple[type, Any], int] = {}
         self.empty: list[int] = []
+        self.add(values)
 
     def add(self, values: Sequence[Any]) -> None:
         """Counts the labels of the next rows.
@@ -176,55 +175,60 @@ class Labels:
         for row, value in enumerate(values, self.rows + 1):
             if is_empty(value):
                 self.empty.append(row)
-            elif isinstance(value, (list, dict)) or len(self.counts) > MAX_LABELS:
-                what = "" if isinstance(value, (list, dict)) else f", after {MAX_LABELS:,} others"
-                raise wrong_label(self.where, row, f"{value!r}{what}")
-            else:
-                self.first.setdefault((type(value), value), row)
-                self.counts[type(value), value] += 1
+                continue
+            if isinstance(value, (list, dict)) or len(self.counts) > MAX_LABELS:
+                raise wrong_label(self.where, row, value)
+            self.first.setdefault((type(value), value), row)
+            self.counts[type(value), value] += 1
         self.rows += len(values)
 
-    def settle(self) -> None:
-        """Ends the counting: texts become numbers, where all of them are.
-
-        Raises:
-            UsageError: rows have no label.
-        """
+    def check_empty(self) -> None:
+        """Raises UsageError where rows have no label."""
         if self.empty:
             raise UsageError(
                 f"{self.where!r}: {len(self.empty):,} of {self.rows:,} rows have no label: "
                 f"{row_words(self.empty)}",
                 "give them one, or take them out; rows are counted from 1, without the header",
             )
-        texts = [value.strip() for _, value in self.counts] if self.is_text else [""]
-        kind = next((k for k in (int, float) if all(map(_NUMBERS[k].fullmatch, texts))), None)
-        if kind is None:
-            return
-        counts, self.counts = self.counts, Counter()
-        first, self.first = self.first, {}
-        for key, row in first.items():
-            number = (kind, kind(key[1]))
-            self.counts[number] += counts[key]
-            self.first.setdefault(number, row)
+
+    def names(self) -> list[str]:
+        """The names of the classes: texts by the alphabet, numbers by value.
+
+        Raises:
+            UsageError: rows without a label; values of another type, or of several; all the same,
+                or all different.
+        """
+        self.check_empty()
+        (kind, _), *_ = self.first
+        for (own, value), row in self.first.items():
+            if own is not kind or kind not in (str, int, bool):
+                hint = f"labels are all texts or all whole numbers; {_CHOOSE_LABEL_COLUMN}"
+                raise wrong_label(self.where, row, value, hint)
+        values = [value for _, value in self.counts]
+        if len(values) == 1 or len(values) == self.rows:
+            same = (
+                f"the one label {values[0]!r}" if len(values) == 1 else "another label in every row"
+            )
+            raise UsageError(f"{self.where!r} has {same}", _CHOOSE_LABEL_COLUMN)
+        written = kind is str and all(value.isdecimal() for value in values)
+        return [str(value) for value in sorted(values, key=int if written else None)]
 
     def shares(self, most: int = 20) -> str:
         """ "'joy' 5,362, 'anger' 2,159" """
-        parts = [f"{value!r} {count:,}" for (_, value), count in self.counts.most_common(most)]
-        more = len(self.counts) - most
-        return ", ".join([*parts, *([f"and {more} more"] if more > 0 else [])])
+        parts = [f"{value!r} {count:,}" for (_, value), count in self.counts.most_common()]
+        return some(parts, most)
 
-    def look_alikes(self) -> list[str]:
+    def look_alikes(self) -> Iterator[str]:
         """A warning for labels that differ only by white space or case."""
         alike = defaultdict(list)
-        for kind, value in self.counts:
-            if kind is str:
-                alike[" ".join(value.split()).casefold()].append(value)
-        return [
-            f"{self.where!r} has labels that differ only by white space or case, and are classes "
-            "of their own: " + ", ".join(f"{v!r} ({self.counts[str, v]:,} rows)" for v in values)
-            for values in alike.values()
-            if len(values) > 1
-        ]
+        for value in (value for kind, value in self.counts if kind is str):
+            alike[" ".join(value.split()).casefold()].append(value)
+        for values in (values for values in alike.values() if len(values) > 1):
+            yield (
+                f"{self.where!r} has labels that differ only by white space or case, and are "
+                "classes of their own: "
+                + some([f"{value!r} ({self.counts[str, value]:,} rows)" for value in values])
+            )
 
 
 def row_words(rows: Sequence[int]) -> str:
@@ -234,10 +238,6 @@ def row_words(rows: Sequence[int]) -> str:
 
 
 _CHOOSE_LABEL_COLUMN = "choose the column with --label-column"
-_NUMBERS = {
-    int: re.compile(r"[+-]?[0-9]{1,18}"),
-    float: re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"),
-}
 
 
 def is_empty(value: Any) -> bool:
@@ -247,20 +247,8 @@ def is_empty(value: Any) -> bool:
     return value is None or value != value  # NaN, as pandas writes
 
 
-def wrong_label(where: str, row: int, label: str, hint: str = "") -> UsageError:
-    return UsageError(f"{where!r}: row {row} has the label {label}", hint or _CHOOSE_LABEL_COLUMN)
-
-
-def count_labels(values: Sequence[Any], where: str, is_text: bool = False) -> Labels:
-    """The labels of a column; see `Labels`.
-
-    Raises:
-        UsageError: rows without a label, and what `Labels.add` raises.
-    """
-    labels = Labels(where, is_text)
-    labels.add(values)
-    labels.settle()
-    return labels
+def wrong_label(where: str, row: int, value: Any, hint: str = _CHOOSE_LABEL_COLUMN) -> UsageError:
+    return UsageError(f"{where!r}: row {row} has the label {value!r}", hint)
 
 
 def label_ids(
@@ -268,67 +256,40 @@ def label_ids(
     names: Sequence[str],
     where: str,
     by_number: bool = True,
-    is_text: bool = False,
     rows: Iterable[int] | None = None,
 ) -> list[int]:
     """Labels, given as names or (unless not `by_number`) as numbers, as numbers.
 
     Args:
-        is_text: numbers are written as texts, too.
-        rows: the numbers of the rows; from 1, if not given.
+        rows: the numbers of their rows; from 1, if not given.
 
     Raises:
         UsageError: a label beyond the known ones, with its row.
     """
-    by_name = {name: i for i, name in enumerate(names)}
+    written = {str(i): i for i in range(len(names))} if by_number else {}  # as a .csv has them
+    by_name = written | {name: i for i, name in enumerate(names)}
     known = f"0 to {len(names) - 1}, or {', '.join(names)}" if by_number else ", ".join(names)
     ids = []
     for row, value in zip(rows or itertools.count(1), values, strict=False):
-        label = by_name.get(value if isinstance(value, str) else str(value))
-        if label is None and is_text and _NUMBERS[int].fullmatch(str(value).strip()):
-            label = int(value) if by_number else by_name.get(str(int(value)))
-        elif by_number and not isinstance(value, str):
-            label = value
+        named = isinstance(value, str) or not by_number
+        label = by_name.get(str(value)) if named else value
         if type(label) is not int or not 0 <= label < len(names):
-            raise wrong_label(where, row, repr(value), f"labels are {known}")
+            raise wrong_label(where, row, value, f"labels are {known}")
         ids.append(label)
     return ids
 
 
-def label_names(labels: Labels) -> list[str]:
-    """The names of the labels of a split: texts by the alphabet, numbers by value.
-
-    Raises:
-        UsageError: values of another type, or of several; all the same, or all different.
-    """
-    (kind, _), *_ = labels.first
-    for (own, value), row in labels.first.items():
-        if own is not kind or kind not in (str, int, bool):
-            hint = f"labels are all texts or all whole numbers; {_CHOOSE_LABEL_COLUMN}"
-            raise wrong_label(labels.where, row, repr(value), hint)
-    names = sorted(value for _, value in labels.counts)
-    if len(names) == 1 or len(names) == labels.rows:
-        same = f"the one label {names[0]!r}" if len(names) == 1 else "another label in every row"
-        raise UsageError(f"{labels.where!r} has {same}", _CHOOSE_LABEL_COLUMN)
-    return [str(name) for name in names]
-
-
-def label_numbers(
-    values: Sequence[Any], where: str, is_text: bool = False, start: int = 1
-) -> list[float]:
-    """Labels that are numbers, as floats.
-
-    Args:
-        is_text: the cells of a .csv.
-        start: the number of the first row.
+def label_numbers(values: Sequence[Any], where: str, start: int = 1) -> list[float]:
+    """Labels that are numbers, as floats; `start` is the number of the first row.
 
     Raises:
         UsageError: a label that is none, with its row.
     """
     for row, value in enumerate(values, start):
-        good = type(value) in (int, float) and math.isfinite(value)
-        if not good and not (is_text and _NUMBERS[float].fullmatch(value.strip())):
-            raise wrong_label(where, row, f"{value!r}, which is no number")
+        with contextlib.suppress(TypeError, ValueError):  # a .csv has them as texts
+            if not isinstance(value, bool) and math.isfinite(float(value)):
+                continue
+        raise wrong_label(where, row, value, f"labels are numbers; {_CHOOSE_LABEL_COLUMN}")
     return [float(value) for value in values]
 
 

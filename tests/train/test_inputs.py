@@ -15,6 +15,7 @@ from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.train import inputs, tasks
 from slurmft.train.config import TrainConfig
 from slurmft.train.configure import configure
+from slurmft.train.rows import label_ids, label_numbers
 from slurmft.train.sources import localize
 from tests.conftest import assert_two_lines, slurmft
 from tests.support.models import write_splits
@@ -64,7 +65,6 @@ def test_what_there_is(tmp_path: Path) -> None:
         ("text,label\n", "'{}' has no rows"),
         ("", "'{}' has no rows"),
         ("text,class\nlost,delivery\n", "'{}' has no column 'label'\nhint: it has text, class;"),
-        ("text,label\n" + "a,1.5\nb,2\n" * 2, "'{}': row 1 has the label 1.5"),
         ("text,label\n" + "a,x\n" * 4, "'{}' has the one label 'x'"),
         ("text,label\n" + ",x\n,y\n" * 4, "'{}': no row has a text"),
     ],
@@ -147,12 +147,18 @@ def test_labels_that_look_alike(tmp_path: Path) -> None:
     ]
 
 
-def test_numbers_in_csv_are_one_class_however_they_are_written(tmp_path: Path) -> None:
-    data = folder_of(tmp_path / "data", "text,label\n" + "a, 1\nb,1\nc,02\nd,10\n")
-    (data / "validation.csv").write_text("text,label\na,2\n")
+def test_numbers_in_csv(tmp_path: Path) -> None:
+    """Cells are texts; classes are in the order of the numbers."""
+    data = folder_of(
+        tmp_path / "data", "text,label\n" + "a,10\nb,1\nc,2\nd,1\n", "text,label\na,2\n"
+    )
     words, said = check(data)
-    assert words[0] == "4 rows, 3 classes: 1 2, 2 1, 10 1"
-    assert not said
+    assert (words[0], said) == ("4 rows, 3 classes: '1' 2, '10' 1, '2' 1", [])
+    task: Any = tasks.get(TrainConfig.resolve(task="text-classification", data=str(data)))
+    assert task.label_names(task.rows("train")) == ["1", "2", "10"]
+    assert task.labels(task.rows("validation"), ["1", "2", "10"]) == [1]
+    assert label_ids(["1", "b"], ["a", "b"], "a file") == [1, 1]
+    assert label_numbers(["4.5", 1], "a file") == [4.5, 1.0]
 
 
 def test_texts_that_are_empty(tmp_path: Path) -> None:

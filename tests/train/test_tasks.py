@@ -259,7 +259,7 @@ OWN = {"text": "joy", "label": "a"}
         ("mrpc", [GOOD | {"label": [1]}], "row 1 has the label [1]"),
         ("mrpc", [GOOD | {"sentence2": 3}], "row 1 has the text 3, which is no string"),
         ("mrpc", [{"sentence1": "joy", "label": 1}], "has no column 'sentence2'"),
-        ("stsb", [GOOD, GOOD | {"label": "4.5"}], "has the label"),
+        ("stsb", [GOOD, GOOD | {"label": "four"}], "row 2 has the label 'four'"),
         ("text-classification", [OWN, OWN | {"label": 1.5}], "has the label"),
         ("text-classification", [{"text": "x", "label": 0.5}], "row 1 has the label 0.5"),
         ("text-classification", [OWN, OWN], "the one label 'a'"),

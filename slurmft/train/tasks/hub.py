@@ -18,7 +18,7 @@ from slurmft.core.files import fingerprint
 from slurmft.core.hub import hub_cache, is_local
 from slurmft.train.config import TrainConfig
 from slurmft.train.recipes import TASKS
-from slurmft.train.rows import is_csv, no_column, read_columns
+from slurmft.train.rows import no_column, read_columns
 from slurmft.train.sources import columns_of, find_split, no_safetensors
 from slurmft.train.tasks.base import set_dropout
 
@@ -40,8 +40,6 @@ class Rows:
     """What to call it in messages."""
     names: dict[str, list[str]] = field(default_factory=dict)
     """Names of the classes of a column, where the data set has them."""
-    is_text: bool = False
-    """Whether numbers are written as texts, too."""
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -77,8 +75,7 @@ class Pretrained:
         assert name is not None  # from the recipe, or checked
         if is_local(name):
             path = find_split(Path(name), split)
-            columns = read_columns(path, columns_of(self.config))
-            return Rows(columns, str(path), is_text=is_csv(path))
+            return Rows(read_columns(path, columns_of(self.config)), str(path))
         from datasets import ClassLabel
 
         where = f"{name} ({split})"

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from slurmft.core.errors import SlurmftWarning
+from slurmft.core.hub import is_local
 from slurmft.train.data import TokenData, TokenTable
 from slurmft.train.recipes import TASKS
-from slurmft.train.rows import (
-    Labels,
-    check_texts,
-    count_labels,
-    label_ids,
-    label_names,
-    label_numbers,
-)
+from slurmft.train.rows import Labels, check_texts, label_ids, label_numbers
 from slurmft.train.tasks.base import Classification, label_maps
 from slurmft.train.tasks.hub import Pretrained, Rows
 
@@ -33,7 +29,8 @@ class Texts(Pretrained, Classification):
         own = TASKS[self.config.task].labels
         if own is not None:
             return list(own)
-        return train.names.get(self._label_column) or label_names(self._counted(train))
+        column = self._label_column
+        return train.names.get(column) or Labels(train.where, train.column(column)).names()
 
     def labels(self, rows: Rows, names: list[str]) -> list[Any]:
         """A split's labels: classes, or numbers.
@@ -42,14 +39,14 @@ class Texts(Pretrained, Classification):
             UsageError: rows without a label, a label of the wrong type, or that does not exist.
         """
         column, values = self._label_column, rows.column(self._label_column)
-        if not names:
-            return label_numbers(values, rows.where, rows.is_text)
-        self._counted(rows)
+        labels = Labels(rows.where, values if names else ())
+        labels.check_empty()
+        for text in labels.look_alikes() if not is_local(str(self.config.data)) else ():
+            warnings.warn(text, SlurmftWarning, stacklevel=2)  # of local data submit has told
         by_number = TASKS[self.config.task].labels is not None or column in rows.names
-        return label_ids(values, names, rows.where, by_number, rows.is_text)
-
-    def _counted(self, rows: Rows) -> Labels:
-        return count_labels(rows.column(self._label_column), rows.where, rows.is_text)
+        if not names:
+            return label_numbers(values, rows.where)
+        return label_ids(values, names, rows.where, by_number)
 
     @property
     def _label_column(self) -> str:
