@@ -20,8 +20,6 @@ from slurmft.core.text import duration
 from slurmft.node import heartbeat
 from slurmft.runs.rundir import RunDir
 
-_PREFIX = "slurmft-"
-
 _STOPPED = ("T", "t")
 """States of a process that got SIGSTOP, or that is being debugged."""
 
@@ -54,7 +52,7 @@ class Watchdog:
         self._checked_at = self._awake_since = time.monotonic()
         place = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
         remove_stale(place)
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-", dir=place))
 
     def check(self) -> Hang | None:
         """The hang of this node's ranks; None: they make progress."""
@@ -119,10 +117,15 @@ class Watchdog:
         return time.monotonic() - max(beat.time, self._awake_since) > limit_s
 
 
+def _prefix() -> str:
+    """Of the folders whose process ids mean something here: containers may share /dev/shm."""
+    return f"slurmft-{os.stat('/proc/self/ns/pid').st_ino}-"
+
+
 def remove_stale(place: Path) -> None:
     """Removes the folders of tasks that were killed: they occupy memory."""
-    for folder in place.glob(f"{_PREFIX}*"):
-        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+    for folder in place.glob(f"{_prefix()}*"):
+        owner = folder.name.removeprefix(_prefix()).partition("-")[0]
         if owner.isdigit() and process_state(int(owner)) == "gone":
             shutil.rmtree(folder, ignore_errors=True)  # another user's cannot be removed
 

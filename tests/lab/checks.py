@@ -373,7 +373,7 @@ def check_quota(bench: Bench) -> Found:
         found["seen"] = bench.remote(1).call("checkpoints", run=run)
     finally:
         bench.lab.set_quota(None)
-    found["again"] = writer.call("write_checkpoint", run=run, step=3, mib=MIB, timeout_s=100)
+    found["again"] = writer.call("write_checkpoint", run=run, step=3, mib=MIB, timeout_s=200)
     return found
 
 

@@ -114,10 +114,25 @@ def test_suspended_job_does_not_hang(clock: Clock, dog: Watchdog) -> None:
 
 
 def test_folders_of_dead_tasks_are_removed(tmp_path: Path) -> None:
-    (tmp_path / "slurmft-99999999-ab").mkdir()
-    (tmp_path / f"slurmft-{os.getpid()}-ab").mkdir()
+    own = watchdog._prefix()
+    (tmp_path / f"{own}99999999-ab").mkdir()
+    (tmp_path / f"{own}{os.getpid()}-ab").mkdir()
     watchdog.remove_stale(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == [f"slurmft-{os.getpid()}-ab"]
+    assert [p.name for p in tmp_path.iterdir()] == [f"{own}{os.getpid()}-ab"]
+
+
+def test_folders_of_tasks_in_other_containers_stay(tmp_path: Path) -> None:
+    """They share /dev/shm, but this process is none there."""
+    task = Watchdog(timeout_s=0)
+    folder = tmp_path / task.folder.name
+    folder.mkdir()
+    task.close()
+    script = "import sys, pathlib; from slurmft.node import watchdog; "
+    script += "watchdog.remove_stale(pathlib.Path(sys.argv[1]))"
+    container = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    command = [*container, sys.executable, "-c", script, str(tmp_path)]
+    subprocess.run(command, check=True, timeout=60)
+    assert folder.exists()
 
 
 def test_never(clock: Clock) -> None:
