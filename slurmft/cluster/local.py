@@ -54,7 +54,7 @@ class LocalNodes:
         signals.listen(self._on_stop)
         try:
             attempts.check_turn(run, str(os.getpid()))
-        except attempts.NotThisJobError as error:
+        except UsageError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             raise SystemExit(error.code) from None
         me = {"host": os.uname().nodename, "pid": os.getpid(), "started": _start_time(os.getpid())}

@@ -30,10 +30,6 @@ class Outcome:
     code: int
 
 
-class NotThisJobError(UsageError):
-    """The run is not this job's to run: it stays as it is."""
-
-
 def check_turn(run: RunDir, job: str, restarts: int = 0) -> None:
     """Checks that a job that starts is the one to run the run: the first of those that a submission
     has led to. Two resumes may have been at once; a dead node may have delayed a start for an hour.
@@ -45,10 +41,11 @@ def check_turn(run: RunDir, job: str, restarts: int = 0) -> None:
         restarts: how often Slurm had started the same job before.
 
     Raises:
-        NotThisJobError: another job, or a later start of this one, has the run; or it is over.
+        UsageError: another job, or a later start of this one, has the run; or it is over. The run
+            stays as it is.
     """
     if (state := run.get_state()["state"]) in ("finished", "cancelled"):
-        raise NotThisJobError(f"the job {job} ends at once: the run {run.path} is {state}")
+        raise UsageError(f"the job {job} ends at once: the run {run.path} is {state}")
     owner, submission = job, run.submissions()
     with contextlib.suppress(OSError):  # a full disk does not end a run
         run.claims.mkdir(exist_ok=True)
@@ -60,7 +57,7 @@ def check_turn(run: RunDir, job: str, restarts: int = 0) -> None:
     has_begun = last.get("submission") == submission
     if owner != job or (has_begun and last["restarts"] > restarts):
         where = f", in attempt {last['number']} on {some(last['hosts'])}" if has_begun else ""
-        raise NotThisJobError(f"the job {job} ends at once: the job {owner} has {run.path}{where}")
+        raise UsageError(f"the job {job} ends at once: the job {owner} has {run.path}{where}")
 
 
 def begin(run: RunDir, hosts: list[str], job: str, restarts: int = 0) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from slurmft.cluster.slurm import commands
 from slurmft.core.config import JobConfig, RunConfig
-from slurmft.core.errors import Exit, SlurmftError
+from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json
 from slurmft.runs import attempts
 from slurmft.runs.rundir import ATTEMPT, RunDir
@@ -176,7 +176,7 @@ def test_only_one_job_of_a_submission_has_the_run(tmp_path: Path) -> None:
         if state:
             run.set_state(state)
         before = as_bytes(run)
-        with pytest.raises(attempts.NotThisJobError) as caught:
+        with pytest.raises(UsageError) as caught:
             begin(run, "8")
         words = f"the job 8 ends at once: the job 7 has {run.path}, in attempt 1 on n1, n2"
         assert caught.value.message == words
@@ -185,7 +185,7 @@ def test_only_one_job_of_a_submission_has_the_run(tmp_path: Path) -> None:
         assert as_bytes(run) == before
     run.set_state("submitted", "resumed")
     assert begin(run, "8") == 2
-    with pytest.raises(attempts.NotThisJobError, match=r"the job 8 has .* in attempt 2 on n1, n2"):
+    with pytest.raises(UsageError, match=r"the job 8 has .* in attempt 2 on n1, n2"):
         begin(run, "7", 1)  # the old one, by `scontrol requeue`
 
 
@@ -195,7 +195,7 @@ def test_second_job_ends_also_before_the_first_has_begun(tmp_path: Path) -> None
     run.set_state("failed")
     run.set_state("submitted", "resumed")
     attempts.check_turn(run, "7")
-    with pytest.raises(attempts.NotThisJobError) as caught:
+    with pytest.raises(UsageError) as caught:
         begin(run, "8")
     assert caught.value.message == f"the job 8 ends at once: the job 7 has {run.path}"
     assert begin(run, "7") == 2
@@ -206,7 +206,7 @@ def test_start_that_a_dead_node_delayed_ends(tmp_path: Path) -> None:
     run = make(tmp_path)
     assert [begin(run, "7", n) for n in (0, 0, 1, 3)] == [1, 2, 3, 4]
     before = as_bytes(run)
-    with pytest.raises(attempts.NotThisJobError) as caught:
+    with pytest.raises(UsageError) as caught:
         begin(run, "7", 2)
     words = f"the job 7 ends at once: the job 7 has {run.path}, in attempt 4 on n1, n2"
     assert caught.value.message == words
@@ -237,7 +237,7 @@ def test_job_that_comes_too_late_ends(tmp_path: Path, state: str) -> None:
     run.set_state(state)
     before = as_bytes(run)
     for job in ("7", "8"):
-        with pytest.raises(attempts.NotThisJobError) as caught:
+        with pytest.raises(UsageError) as caught:
             begin(run, job)
         words = f"the job {job} ends at once: the run {run.path} is {state}"
         assert caught.value.message == words
@@ -255,7 +255,7 @@ def test_of_many_jobs_that_start_at_once_one_has_the_run(tmp_path: Path) -> None
         try:
             attempts.check_turn(run, str(number))
             won.append(number)
-        except attempts.NotThisJobError as error:
+        except UsageError as error:
             lost.append(error.message)
 
     threads = [threading.Thread(target=start, args=(n,)) for n in range(8)]

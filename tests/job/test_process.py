@@ -1,0 +1,110 @@
+"""What a rank that fails records, and whether a restart can help it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from slurmft.core.errors import SlurmftError
+from slurmft.job import process
+from slurmft.node import heartbeat
+from slurmft.node.hardware import host_name
+from slurmft.runs.rundir import ATTEMPT, RunDir
+from tests.support.made_runs import write_run
+
+HOUR_S = 3600.0
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    """A run in its second attempt."""
+    monkeypatch.setenv(heartbeat.FOLDER, str(tmp_path))
+    monkeypatch.setenv(ATTEMPT, "2")
+    return write_run(tmp_path / "r", state="running")
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The signals that torchrun got: the parent of the ranks."""
+    found: list[int] = []
+
+    def kill(pid: int, number: int) -> None:
+        assert pid == os.getppid()
+        found.append(number)
+
+    monkeypatch.setattr(os, "kill", kill)
+    return found
+
+
+def fail(run: RunDir, message: str = "no such label", rank: int = 3, meetings: int = 2) -> int:
+    return process.record_failure(ValueError(message), run, rank, 7, meetings)
+
+
+def before(run: RunDir, rank: int = 3, step: int = 7, attempt: int = 2, meetings: int = 1) -> None:
+    """A failure that is on record."""
+    error = SlurmftError("ValueError: no such label")
+    where = f"rank {rank} on {host_name()}"
+    run.add_failure(where, error, step=step, attempt=attempt, meetings=meetings)
+
+
+def test_failure_says_what_this_process_has_seen(run: RunDir, ended: list[int]) -> None:
+    assert fail(run) == 1
+    (failure,) = run.all_failures()
+    assert (failure["where"], failure["step"]) == (f"rank 3 on {host_name()}", 7)
+    assert (failure["attempt"], failure["meetings"], failure["secondary"]) == (2, 2, False)
+    assert failure["message"] == "ValueError: no such label"
+    assert failure["traceback"] == "ValueError: no such label\n"
+    assert ended == []  # a restart may help
+
+
+@pytest.mark.parametrize("clock_s", [-HOUR_S, 0.0, HOUR_S])
+@pytest.mark.parametrize(
+    ("facts", "is_again"),
+    [
+        ({"meetings": 1}, True),
+        ({"meetings": 1, "rank": 0}, True),  # other ranks fail together with it, or did before
+        ({"meetings": 2}, True),  # an earlier life of this rank, which never met the others
+        ({"meetings": 2, "rank": 0}, False),  # the same moment
+        ({"attempt": 1, "meetings": 5, "rank": 0}, True),
+        ({"meetings": 1, "step": 6}, False),
+    ],
+)
+def test_failure_that_returns_ends_torchrun(
+    run: RunDir,
+    ended: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    facts: dict[str, int],
+    is_again: bool,
+    clock_s: float,
+) -> None:
+    """Whatever the clock says: it may be set between two attempts."""
+    now = time.time()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: now + clock_s)
+        before(run, **facts)
+    fail(run)
+    assert ended == [signal.SIGHUP] * is_again
+
+
+def test_another_failure_is_no_return(run: RunDir, ended: list[int]) -> None:
+    before(run)
+    fail(run, "another")
+    assert ended == []
+
+
+def test_error_with_words_of_its_own_cannot_be_helped(run: RunDir, ended: list[int]) -> None:
+    error = SlurmftError("the loss is nan", code=3)
+    assert process.record_failure(error, run, 0, 7, 1) == 3
+    assert ended == [signal.SIGHUP]
+
+
+def test_rank_that_was_started_by_hand_has_no_torchrun(
+    run: RunDir, ended: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(heartbeat.FOLDER)
+    process.record_failure(SlurmftError("the loss is nan"), run, 0, 7, 1)
+    assert ended == []
