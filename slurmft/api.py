@@ -18,7 +18,6 @@ from slurmft.cluster import wait as cluster_wait
 from slurmft.core import site
 from slurmft.core.config import JobConfig, RunConfig, options
 from slurmft.core.errors import unknown
-from slurmft.core.files import read_json
 from slurmft.runs import log_text, resolve
 from slurmft.runs import records as runs_records
 from slurmft.runs.logfiles import Choice
@@ -99,7 +98,7 @@ class Run:
     def result(self) -> dict[str, Any] | None:
         """What it measured (result.json): metrics, loss, steps, phases_s, train_samples_per_s, ...;
         None: it has not finished."""
-        return read_json(self._files.result)
+        return self._files.read_result()
 
     def records(self, event: str | None = None) -> Iterator[dict[str, Any]]:
         """Its records, oldest first: those of one event ("step", "epoch", "warning", ...), or all.

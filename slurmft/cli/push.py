@@ -7,7 +7,6 @@ from typing import Any
 
 from slurmft.cli.parser import Parser, add_run
 from slurmft.core.errors import Exit, SlurmftError, UsageError
-from slurmft.core.files import read_json
 from slurmft.core.terminal import unprotected
 from slurmft.runs import resolve
 from slurmft.runs.rundir import RunDir
@@ -83,7 +82,7 @@ def check_finished(run: RunDir) -> dict[str, Any]:
     Raises:
         UsageError: it has none.
     """
-    state, result = run.get_state()["state"], read_json(run.result)
+    state, result = run.get_state()["state"], run.read_result()
     if state != "finished" or result is None:
         raise UsageError(
             f"the run {str(run.path)!r} has not finished: it is {state}",

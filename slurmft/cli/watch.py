@@ -20,7 +20,6 @@ from slurmft.cli.parser import Parser, add_run
 from slurmft.cli.watch_view import ASCII, UNICODE, Line, RunView
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit
-from slurmft.core.files import read_json
 from slurmft.core.terminal import raw
 from slurmft.runs import resolve
 from slurmft.runs.progress import describe
@@ -125,7 +124,7 @@ class Watcher:
         recent, self._recent = self._recent, []
         for record in itertools.chain(recent, self._records.read()):
             if record.get("event") == "start":
-                ranks = (read_json(self._run.environment) or {}).get("ranks", [])
+                ranks = self._run.read_environment()["ranks"]
                 self.view.hosts = [str(rank.get("host", "?")) for rank in ranks]
             self.view.take(record)
             if say and (text := describe(record)):

@@ -86,7 +86,7 @@ class RunView:
         elif event == "step":
             self._take_step(record)
         elif event == "ranks":
-            rows = zip(record["own_ms"], record["memory_mib"], strict=True)
+            rows = zip(record["own_ms"], record["memory_mib"], strict=False)
             self.ranks = [Rank(i, self._host(i), own, mib) for i, (own, mib) in enumerate(rows)]
         elif event == "evaluate":
             self.evaluate = record

@@ -9,7 +9,7 @@ from typing import Protocol
 from slurmft.cluster.slurm.commands import JobState, available, cluster_name
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
-from slurmft.core.files import read_json, write_json
+from slurmft.core.files import write_json
 from slurmft.runs.rundir import RunDir
 
 _MODULES = {
@@ -97,7 +97,7 @@ def other_location(cluster: str, where: str, here: str) -> str:
 
 def elsewhere(run: RunDir) -> str:
     """The same, of a submitted run: its job cannot be queried or cancelled from here."""
-    job = read_json(run.job) or {}
+    job = run.read_job()
     cluster, where = str(job.get("cluster", "")), str(job.get("where", ""))
     return other_location(cluster, where, location(cluster)) if where else ""
 
@@ -124,7 +124,7 @@ def job_of(run: RunDir) -> tuple[str, str]:
     Raises:
         SlurmftError: the run was never submitted.
     """
-    job = read_json(run.job)
-    if job is None:
+    job = run.read_job()
+    if not job:
         raise SlurmftError(f"the run {str(run.path)!r} was never submitted")
     return job["cluster"], job["id"]

@@ -13,9 +13,9 @@ from slurmft.cluster import launcher
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.commands import JobState
 from slurmft.core import fingerprint
-from slurmft.core.files import read_json
+from slurmft.core.files import pick
 from slurmft.core.text import number
-from slurmft.runs import records, resolve
+from slurmft.runs import records, resolve, shapes
 from slurmft.runs.records import Latest
 from slurmft.runs.resolve import read_all
 from slurmft.runs.rundir import RunDir
@@ -121,8 +121,8 @@ def job_of(run: MeasuredRun) -> tuple[str, str, str]:
     """Cluster, job id ("" where the submission was interrupted) and location of a run's job: the
     Slurm cluster's name, or the host."""
     files = RunDir(run.path)
-    job = read_json(files.job) or {}
-    job_id = job.get("id") or (read_json(files.attempt) or {}).get("job", "")
+    job = files.read_job()
+    job_id = job.get("id") or (files.read_attempt() or {}).get("job", "")
     cluster = job.get("cluster") or run.config["job"].get("cluster", "")
     return cluster, str(job_id), str(job.get("where", ""))
 
@@ -200,8 +200,8 @@ def _ended(base: RunStatus, state: JobState | None) -> RunStatus:
     files = RunDir(base.run.path)
     run = dataclasses.replace(
         base.run,
-        state=read_json(files.state) or base.run.state,
-        result=read_json(files.result) or base.run.result,
+        state=files.get_state(),
+        result=files.read_result() or base.run.result,
     )
     base = dataclasses.replace(base, run=run)
     if run.is_finished:
@@ -283,15 +283,16 @@ def _progress(status: RunStatus, latest: Latest | None) -> dict[str, Any]:
     """The progress of a run: of a finished one by its result, else by its latest records."""
     result = status.run.result
     if status.state == "finished" and result is not None:
-        steps, epochs = result["steps"], result.get("epochs", status.run.value("epochs"))
+        numbers = ("steps", "total_steps", "epochs", "train_samples_per_s", "loss")
+        known = pick(result, dict.fromkeys(numbers, float) | {"metrics": shapes.METRICS})
         return {
-            "steps_done": steps,
-            "steps_total": result.get("total_steps", steps),
-            "epoch": epochs,
-            "samples_per_s": result.get("train_samples_per_s"),
+            "steps_done": known["steps"],
+            "steps_total": known["total_steps"] or known["steps"],
+            "epoch": known["epochs"] or pick(status.run.settings, {"epochs": int})["epochs"],
+            "samples_per_s": known["train_samples_per_s"],
             "left_s": 0.0,
-            "loss": result.get("loss"),
-            "metrics": result["metrics"],
+            "loss": known["loss"],
+            "metrics": known["metrics"],
         }
     latest = latest or records.read(status.run.path)
     return {
@@ -322,7 +323,7 @@ def run_facts(run: RunDir) -> dict[str, Any]:
     if status.state == "failed" and not status.run.has_ended and status.cluster == "slurm":
         status = dataclasses.replace(status, reason=commands.noted(status.job) or status.reason)
     latest = records.read(run.path)
-    changed = (read_json(run.attempt) or {}).get("changed", {})
+    changed = (run.read_attempt() or {}).get("changed", {})
     if status.is_alive and (status.state == "requeued" or run.awaits_begin()):
         changed = fingerprint.changes(run.load_config()) | changed
     return summary(status, latest) | {

@@ -16,7 +16,7 @@ from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.commands import JobState
 from slurmft.core import permissions
 from slurmft.core.errors import Exit, SlurmftError
-from slurmft.core.files import exists_now, read_json
+from slurmft.core.files import exists_now
 from slurmft.runs.log_times import split
 from slurmft.runs.rundir import RunDir
 
@@ -132,7 +132,7 @@ class JobWatch:
             SlurmftError: there is none; it says why.
         """
         self.await_result()
-        if self.succeeded and (result := read_json(self.run.result)) is not None:
+        if self.succeeded and (result := self.run.read_result()) is not None:
             return result
         error = job_error(self.run, self.job_id, self.state)
         is_its_job = self.state.ended and cluster_launcher.job_of(self.run)[1] == self.job_id

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from slurmft.core import credentials
 from slurmft.core.errors import UsageError, unknown
+from slurmft.core.files import fits
 from slurmft.core.filesystem import LOCK_PRIMITIVES, absolute
 from slurmft.core.program import Program
 
@@ -239,6 +240,8 @@ class RunConfig:
     @classmethod
     def from_json(cls, text: str) -> "RunConfig":
         raw: dict[str, Any] = json.loads(text)
+        if not fits(raw, {"program": dict, "job": dict, "submission": dict}):
+            raise TypeError("it is not the configuration of a run")
         job = {k: tuple(v) if isinstance(v, list) else v for k, v in raw["job"].items()}
         return cls(
             program=Program.from_json(raw["program"]),
@@ -261,8 +264,31 @@ def options(config: type[Any]) -> dict[str, dataclasses.Field[Any]]:
 
 
 def build(config: type[Config], values: dict[str, Any]) -> Config:
-    """A configuration from those of `values` that are its fields."""
-    return config(**{k: v for k, v in values.items() if k in options(config)})
+    """A configuration from those of `values` that are its fields.
+
+    Raises:
+        UsageError: a value cannot be right.
+    """
+    known = {k: v for k, v in values.items() if k in options(config)}
+    for name, value in known.items():
+        _check_type(options(config)[name], value)
+    return config(**known)
+
+
+WORDS: dict[type, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+}
+"""Types of options, in words."""
+
+
+def _check_type(option: dataclasses.Field[Any], value: Any) -> None:
+    kind = value_type(option)
+    each = value if is_repeatable(option) and isinstance(value, tuple) else (value,)
+    if not ((value is None and option.default is None) or all(fits(v, kind) for v in each)):
+        raise UsageError(f"{flag(option.name)} {value!r} must be {WORDS[kind]}")
 
 
 _PATHS = ("runs_dir", "hostfile", "container")

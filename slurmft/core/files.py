@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 ASIDE = re.compile(r"\..+\.\d+-[0-9a-f]{4}")
 """Names that `aside_of` makes."""
@@ -82,19 +82,58 @@ def exists_now(path: Path) -> bool:
     return path.exists()
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None where the file is absent or holds none."""
+Shape: TypeAlias = Any
+"""What JSON may be: a type, None, a range of integers, a tuple of alternatives, [shape of every
+item], or {key: shape}: "key?" may be absent, `...` is any key; an object may have further keys."""
+
+
+def read_json(path: Path, shape: Shape = dict) -> dict[str, Any] | None:
+    """A JSON object, or None where the file is absent or holds none of that shape."""
     deadline = time.monotonic() + _STALE_S
     while True:
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
-            return value if isinstance(value, dict) else None
-        except ValueError:
+            return value if isinstance(value, dict) and fits(value, shape) else None
+        except (ValueError, RecursionError):
             return None
         except OSError as error:
             if error.errno != errno.ESTALE or time.monotonic() > deadline:
                 return None
         time.sleep(_STALE_PAUSE_S)
+
+
+def fits(value: Any, shape: Shape) -> bool:
+    """Whether a value from JSON has a shape. Numbers are finite, and fit into 64 bits."""
+    if isinstance(shape, tuple):
+        return any(fits(value, each) for each in shape)
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(fits(item, shape[0]) for item in value)
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and _has_keys(value, shape)
+    if isinstance(shape, range):
+        return fits(value, int) and value in shape
+    if shape in (int, float):
+        is_number = isinstance(value, (int, shape)) and not isinstance(value, bool)
+        return is_number and abs(value) < 2**63
+    return value is None if shape is None else isinstance(value, shape)
+
+
+def pick(value: dict[str, Any], shape: dict[str, Shape]) -> dict[str, Any]:
+    """The keys of a shape; None for those that are absent, or do not fit."""
+    return {k: value[k] if k in value and fits(value[k], s) else None for k, s in shape.items()}
+
+
+def _has_keys(value: dict[str, Any], shape: dict[Any, Shape]) -> bool:
+    for key, each in shape.items():
+        if key is ...:
+            if not all(fits(inner, each) for inner in value.values()):
+                return False
+        elif (name := key.removesuffix("?")) in value:
+            if not fits(value[name], each):
+                return False
+        elif name == key:
+            return False
+    return True
 
 
 def is_number(value: Any, above: float = -math.inf) -> bool:

@@ -5,6 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurmft.core.files import fits
+
+_SHAPE = {
+    "kind": str, "name": str, "module": str, "needs_hub": bool, "precision": str, "paths": [str],
+    "settings": dict,
+}  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
@@ -31,5 +38,11 @@ class Program:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Program:
-        """From what `dataclasses.asdict` and JSON made of one."""
+        """From what `dataclasses.asdict` and JSON made of one.
+
+        Raises:
+            TypeError: it is none.
+        """
+        if not fits(values, _SHAPE):
+            raise TypeError("its program is none")
         return cls(**values | {"paths": tuple(values["paths"])})

@@ -8,17 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurmft.core.config import JobConfig, is_repeatable, options, value_type
+from slurmft.core.config import WORDS, JobConfig, is_repeatable, options, value_type
 from slurmft.core.errors import UsageError, unknown
 
 Option = dataclasses.Field[Any]
-
-WORDS: dict[type, str] = {
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-}
 
 
 def site_file() -> Path:

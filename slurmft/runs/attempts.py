@@ -14,7 +14,6 @@ from typing import Any
 
 from slurmft.core import fingerprint
 from slurmft.core.errors import Exit, SlurmftError, UsageError
-from slurmft.core.files import read_json
 from slurmft.core.text import some
 from slurmft.runs.records import RecordWriter
 from slurmft.runs.rundir import RunDir, current_attempt
@@ -53,9 +52,9 @@ def check_turn(run: RunDir, job: str, restarts: int = 0) -> None:
         (run.claims / str(submission)).symlink_to(job)
     with contextlib.suppress(OSError):
         owner = os.readlink(run.claims / str(submission))
-    last = read_json(run.attempt) or {}
+    last = run.read_attempt() or {}
     has_begun = last.get("submission") == submission
-    if owner != job or (has_begun and last["restarts"] > restarts):
+    if owner != job or (has_begun and last.get("restarts", 0) > restarts):
         where = f", in attempt {last['number']} on {some(last['hosts'])}" if has_begun else ""
         raise UsageError(f"the job {job} ends at once: the job {owner} has {run.path}{where}")
 
@@ -86,7 +85,7 @@ def begin(run: RunDir, hosts: list[str], job: str, restarts: int = 0) -> int:
 
 def _tell_changes(run: RunDir, number: int) -> dict[str, str]:
     """Tells, once, what has changed since the run was submitted; returns all that ever had."""
-    known: dict[str, str] = (read_json(run.attempt) or {}).get("changed", {})
+    known: dict[str, str] = (run.read_attempt() or {}).get("changed", {})
     later = f", from attempt {number} on" if number > 1 else ""
     found = fingerprint.changes(run.load_config()).items()
     new = {name: how + later for name, how in found if name not in known}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from slurmft.core.errors import UsageError
-from slurmft.core.files import read_json, to_json
+from slurmft.core.files import to_json
 from slurmft.core.terminal import plain
 from slurmft.core.text import some
 from slurmft.runs.logfiles import Choice, Line, Logs
@@ -30,7 +30,7 @@ def check_choice(run: RunDir, choice: Choice, tail: int | None) -> None:
     """Raises UsageError for what the run cannot have."""
     if tail is not None and tail < 0:
         raise UsageError(f"--tail {tail} must be 0 or more")
-    ranks = (read_json(run.environment) or {}).get("ranks", [])
+    ranks = run.read_environment()["ranks"]
     for rank in choice.ranks:
         if ranks and not 0 <= rank < len(ranks):
             raise UsageError(f"--rank {rank}: the run has the ranks 0 to {len(ranks) - 1}")

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slurmft.core.files import read_json
 from slurmft.runs import log_times
 from slurmft.runs.rundir import RunDir, read_log_head
 
@@ -234,7 +233,7 @@ class _Place:
 
 def _places(run: RunDir) -> list[_Place]:
     """The log files that a run has now: ranks first, then nodes, then the job's."""
-    ranks = {rank.get("rank"): rank for rank in (read_json(run.environment) or {}).get("ranks", [])}
+    ranks = {rank["rank"]: rank for rank in run.read_environment()["ranks"]}
     hosts = {int(rank.get("node") or 0): str(rank.get("host", "")) for rank in ranks.values()}
     found = [_place(path, ranks, hosts) for path in sorted(run.logs.glob("*.log"))]
     found += [_place(path, ranks, hosts) for path in sorted(run.submitit.glob("*_log.*"))]

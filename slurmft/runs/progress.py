@@ -10,8 +10,10 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from slurmft.core.files import Shape, fits, pick
 from slurmft.core.terminal import plain, raw
 from slurmft.core.text import duration, in_bytes, number
+from slurmft.runs import shapes
 
 Record = dict[str, Any]
 
@@ -72,7 +74,16 @@ class Progress:
             self._bar.set_postfix_str(f"evaluating {record['done']:d}/{record['total']:d} samples")
 
 
+_TRAINING: Shape = {
+    "task": str, "world_size": int, "nodes": int, "precision": str, "backend": str,
+    "global_batch_size": int, "parameters": int, "limited_from?": (int, None),
+    "vocabulary?": ({"used": int, "all": int}, None), "imports_s?": (shapes.IMPORTS, None),
+}  # fmt: skip
+
+
 def describe_start(r: Record) -> str:
+    if not fits(r, _TRAINING):
+        return f"{r['total_steps']} steps"
     return (
         f"{r['task']} on {r['world_size']} process(es), {r['nodes']} node(s): {r['precision']}, "
         f"{r['backend']}, global batch {batch(r)}, {r['total_steps']} steps, "
@@ -121,7 +132,7 @@ def describe_epoch(r: Record) -> str:
 
 
 def describe_resume(r: Record) -> str:
-    changes = "".join(f"\n  changed: {change}" for change in r["changes"])
+    changes = "".join(f"\n  changed: {change}" for change in r.get("changes", ()))
     return f"resumes after step {r['step']} (from {r['checkpoint']}){changes}"
 
 
@@ -153,34 +164,18 @@ def describe(record: Record) -> str | None:
 
 
 def result_table(result: Record) -> str:
-    """The table at the end of a run, as text."""
-    rows = [(name, number(value)) for name, value in result["metrics"].items()]
-    rows += [
-        ("loss", number(result["loss"])),
-        ("processes", f"{result['world_size']} on {result['nodes']} node(s)"),
-        ("global batch", f"{result['global_batch_size']} samples, {result['steps']} steps"),
-        ("precision", f"{result['precision']}, {result['backend']}"),
-        *([("imports", imports(result))] if result.get("imports_s") else []),
-        *_phase_rows(result),
-        ("train", _rates(result, "train")),
-        ("evaluate", _rates(result, "evaluate")),
-        ("tokens", _tokens(result)),
-        ("peak memory", _memory(result)),
-        (
-            "time",
-            f"{duration(result['wall_s'])}, including {result['startup_s']:.1f} s start-up"
-            + (f"; job started {result['attempts']} times" if result["attempts"] > 1 else ""),
-        ),
-    ]
-    width = max(len(name) for name, _ in rows)
+    """The table at the end of a run, as text: metrics, and a row for all else that it has."""
+    metrics = pick(result, {"metrics": shapes.METRICS})["metrics"] or {}
+    rows = [(name, number(value)) for name, value in metrics.items()]
+    rows += [(name, words(result)) for name, shape, words in _ROWS if fits(result, shape)]
+    width = max((len(name) for name, _ in rows), default=0)
     lines = [f"  {name:<{width}}  {value}" for name, value in rows]
-    bar = "-" * max(len(line) for line in lines)
+    bar = "-" * max(map(len, lines), default=0)
     return "\n".join([bar, *lines, bar])
 
 
-def _phase_rows(result: Record) -> list[tuple[str, str]]:
-    phases: dict[str, float] = result["phases_s"]
-    return [("phases", "  ".join(f"{name} {seconds:.3f} s" for name, seconds in phases.items()))]
+def _phases(result: Record) -> str:
+    return "  ".join(f"{name} {seconds:.3f} s" for name, seconds in result["phases_s"].items())
 
 
 def _rates(result: Record, phase: str) -> str:
@@ -194,5 +189,39 @@ def _tokens(result: Record) -> str:
 
 
 def _memory(result: Record) -> str:
-    peaks = result["peak_memory_bytes"]
+    peaks = result["peak_memory_bytes"] or [0]
     return f"{in_bytes(max(peaks))} in the largest rank, {in_bytes(min(peaks))} in the smallest"
+
+
+def _time(result: Record) -> str:
+    again = f"; job started {result['attempts']} times" if result["attempts"] > 1 else ""
+    return f"{duration(result['wall_s'])}, including {result['startup_s']:.1f} s start-up{again}"
+
+
+_RATE: dict[str, Shape] = {"world_size": shapes.SOME}
+_ROWS: tuple[tuple[str, Shape, Callable[[Record], str]], ...] = (
+    ("loss", {"loss": float}, lambda r: number(r["loss"])),
+    (
+        "processes",
+        {"world_size": int, "nodes": int},
+        lambda r: f"{r['world_size']} on {r['nodes']} node(s)",
+    ),
+    (
+        "global batch",
+        {"global_batch_size": int, "steps": int},
+        lambda r: f"{r['global_batch_size']} samples, {r['steps']} steps",
+    ),
+    (
+        "precision",
+        {"precision": str, "backend": str},
+        lambda r: f"{r['precision']}, {r['backend']}",
+    ),
+    ("imports", {"imports_s": shapes.IMPORTS, "nodes": int}, imports),
+    ("phases", {"phases_s": {...: float}}, _phases),
+    ("train", _RATE | {"train_samples_per_s": float}, lambda r: _rates(r, "train")),
+    ("evaluate", _RATE | {"evaluate_samples_per_s": float}, lambda r: _rates(r, "evaluate")),
+    ("tokens", {"train_tokens_per_s": float, "train_padded_tokens_per_s": float}, _tokens),
+    ("peak memory", {"peak_memory_bytes": [int]}, _memory),
+    ("time", {"wall_s": float, "startup_s": float, "attempts": int}, _time),
+)
+"""Rows, what a result must have for them, and their words."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from slurmft.core.files import exists_now, is_number, to_json
+from slurmft.runs import shapes
 from slurmft.runs.rundir import RunDir
 
 
@@ -127,9 +128,9 @@ def _parsed(lines: bytes, mark: bytes) -> Iterator[dict[str, Any]]:
     full disk may have cut it short."""
     for line in lines.split(b"\n") if mark in lines else ():
         if mark in line:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 record = json.loads(line)
-                if isinstance(record, dict):
+                if shapes.is_record(record):
                     yield record
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from slurmft.core import site
 from slurmft.core.errors import UsageError, nearest
-from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
 from slurmft.runs import scan
 from slurmft.runs.job_ids import is_job_id
@@ -124,7 +123,7 @@ def matching(name: str, paths: Sequence[Path]) -> list[Path]:
 
 def job_id(run: RunDir) -> str:
     """The id of a run's job; "" for one that was never submitted."""
-    job = (read_json(run.job) or {}).get("id") or (read_json(run.attempt) or {}).get("job")
+    job = run.read_job().get("id") or (run.read_attempt() or {}).get("job")
     return str(job or "")
 
 

@@ -23,9 +23,10 @@ from typing import Any
 from slurmft.core import permissions
 from slurmft.core.config import RunConfig
 from slurmft.core.credentials import redact
-from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.core.files import read_json, write_json, write_text
 from slurmft.core.filesystem import absolute
+from slurmft.runs import shapes
 
 FINAL_STATES = ("finished", "failed", "cancelled")
 
@@ -164,7 +165,7 @@ class RunDir:
             where: its Slurm cluster: another may have the same folder, and a job of that number.
         """
         found = [cls(path) for path in Path(runs_dir).glob(f"*-{mark}-*")]
-        jobs = [(run, read_json(run.job) or {}) for run in found]
+        jobs = [(run, run.read_job()) for run in found]
         wheres = {"", where}  # older runs do not say it
         runs = [
             run
@@ -197,8 +198,8 @@ class RunDir:
     def _load_config(self, read: Callable[[Path], bytes]) -> RunConfig:
         try:
             return RunConfig.from_json(read(self.config).decode("utf-8"))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise SlurmftError(f"cannot read {str(self.config)!r}: {error}") from None
+        except (OSError, ValueError, LookupError, TypeError, RecursionError, UsageError) as error:
+            raise SlurmftError(f"cannot read {str(self.config)!r}: {one_line(error)}") from None
 
     def discard(self) -> None:
         """Removes the run: its job never came to be."""
@@ -249,18 +250,39 @@ class RunDir:
 
     def history(self) -> list[dict[str, Any]]:
         """All recorded states, oldest first."""
-        found: list[dict[str, Any]] = (read_json(self.state) or {}).get("history", [])
+        found: list[dict[str, Any]] = self.get_state()["history"]
         return found
 
     def get_state(self) -> dict[str, Any]:
         """The last recorded state: state, time (Unix seconds), reason, exit_code, history."""
-        return read_json(self.state) or {"state": "unknown", "reason": "", "exit_code": None}
+        if found := read_json(self.state, shapes.STATE):
+            return found
+        reason = f"{self.state.name} is damaged" if self.state.exists() else ""
+        return {"state": "unknown", "time": 0.0, "reason": reason, "exit_code": None, "history": []}
+
+    def read_job(self) -> dict[str, Any]:
+        """Its job: cluster, id, and where, if that is known; empty before it is submitted."""
+        return read_json(self.job, shapes.JOB) or {}
+
+    def read_result(self) -> dict[str, Any] | None:
+        """The result of a finished run."""
+        return read_json(self.result, shapes.RESULT)
+
+    def read_environment(self) -> dict[str, Any]:
+        """What its ranks ran on: versions, python, ranks."""
+        return {"versions": {}, "ranks": []} | (
+            read_json(self.environment, shapes.ENVIRONMENT) or {}
+        )
 
     # --- attempts: from the start of a job to its end or requeue ----------------------------------
 
     def attempt_number(self) -> int:
         """How often the job of this run has started; 0: not yet."""
-        return int((read_json(self.attempt) or {}).get("number", 0))
+        return int((self.read_attempt() or {}).get("number", 0))
+
+    def read_attempt(self) -> dict[str, Any] | None:
+        """The last attempt that has begun: number, job, hosts, time."""
+        return read_json(self.attempt, shapes.ATTEMPT)
 
     def is_superseded(self, attempt: int) -> bool:
         """Whether a later attempt has begun: this one lives on a node that Slurm gave up."""
@@ -277,7 +299,7 @@ class RunDir:
 
     def meetings(self, attempt: int) -> int:
         """How often the ranks of an attempt have met; 0 of all but the last."""
-        started = read_json(self.started) or {}
+        started = read_json(self.started, shapes.STARTED) or {}
         return int(started.get("meetings", 0)) if started.get("attempt") == attempt else 0
 
     def mark_started(self, meetings: int) -> None:
@@ -351,7 +373,9 @@ class RunDir:
         Args:
             names: of the files: "*-on-n1-*" are those of one host's ranks.
         """
-        found = [f for p in self.failures.glob(f"{names}.json") if (f := read_json(p))]
+        found = [
+            f for p in self.failures.glob(f"{names}.json") if (f := read_json(p, shapes.FAILURE))
+        ]
         return sorted(found, key=lambda f: (f["attempt"], float(f["time"])))
 
     def failures_of(self, attempt: int, names: str = "*") -> list[dict[str, Any]]:
@@ -361,9 +385,9 @@ class RunDir:
         causes is named first: those of two hosts may differ by an hour.
         """
         found = [f for f in self.all_failures(names) if f["attempt"] == attempt]
-        seen = [f["meetings"] for f in found if f["meetings"] is not None]
+        seen = [f["meetings"] for f in found if f.get("meetings") is not None]
         met = max([self.meetings(attempt), *seen])
-        found = [f for f in found if f["meetings"] in (None, met)]
+        found = [f for f in found if f.get("meetings") in (None, met)]
         return sorted(found, key=lambda f: bool(f["secondary"]))
 
     def root_failure(self, attempt: int = 0, names: str = "*") -> dict[str, Any] | None:

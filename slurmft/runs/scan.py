@@ -15,6 +15,7 @@ from typing import Any
 from slurmft.core.errors import UsageError
 from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
+from slurmft.runs import shapes
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import FINAL_STATES, RunDir
 
@@ -49,23 +50,20 @@ class MeasuredRun:
             UsageError: it has no config.json that can be read, or a result.json that is not one.
         """
         files = RunDir(path)
-        config = read_json(files.config)
-        parts = ("program", "job", "submission")
+        config = read_json(files.config, shapes.CONFIG)
         if config is None and files.config.exists() and not os.access(files.config, os.R_OK):
             raise UsageError(f"{str(files.config)!r} cannot be read: Permission denied")
-        if config is None or not all(isinstance(config.get(k), dict) for k in parts):
+        if config is None:
             raise UsageError(f"{str(files.config)!r} is not the configuration of a run")
-        result = read_json(files.result)
+        result = files.read_result()
         if result is None and files.result.exists():
-            raise UsageError(f"{str(files.result)!r} is incomplete")
-        if result is not None and not result.keys() >= _RESULT_KEYS:
             raise UsageError(f"{str(files.result)!r} is not the result of a run")
         return cls(
             path=path,
             config=config,
-            state=_state(read_json(files.state)),
+            state=files.get_state(),
             result=result,
-            environment=_environment(read_json(files.environment) if with_environment else None),
+            environment=files.read_environment() if with_environment else {},
         )
 
     @property
@@ -204,26 +202,6 @@ def cells(runs: Iterable[MeasuredRun]) -> list[list[MeasuredRun]]:
     for run in runs:
         groups.setdefault(repr(sorted(run.fields.items())), []).append(run)
     return list(groups.values())
-
-
-_RESULT_KEYS = {"metrics", "phases_s", "world_size", "nodes", "steps", "wall_s"}
-
-
-def _state(found: dict[str, Any] | None) -> dict[str, Any]:
-    """What state.json says, if it names a state."""
-    is_one = found is not None and isinstance(found.get("state"), str)
-    return found if found and is_one else {"state": "unknown", "reason": ""}
-
-
-def _environment(found: dict[str, Any] | None) -> dict[str, Any]:
-    """What environment.json says, without ranks and versions that are none."""
-    if not found:
-        return {}
-    ranks, versions = found.get("ranks"), found.get("versions")
-    return found | {
-        "ranks": [r for r in ranks if isinstance(r, dict)] if isinstance(ranks, list) else [],
-        "versions": versions if isinstance(versions, dict) else {},
-    }
 
 
 def _run_folders(top: Path, seen: set[str], problems: list[str]) -> Iterator[tuple[str, Path]]:

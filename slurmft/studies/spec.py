@@ -37,10 +37,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmft.core.config import is_repeatable
+from slurmft.core.config import WORDS, is_repeatable
 from slurmft.core.errors import UsageError, unknown
 from slurmft.core.filesystem import absolute
-from slurmft.core.site import WORDS, in_file, typed_values
+from slurmft.core.site import in_file, typed_values
 from slurmft.train.configure import OPTIONS
 
 FILE, PUBLISHED = "study.toml", "published.json"

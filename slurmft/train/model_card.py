@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurmft.core import fingerprint
-from slurmft.core.files import read_json, write_text
+from slurmft.core.files import write_text
 from slurmft.core.hub import is_local
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
@@ -30,7 +30,7 @@ def write(run: RunDir, result: Mapping[str, Any]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    versions = (read_json(run.environment) or {}).get("versions", {})
+    versions = run.read_environment()["versions"]
     write_text(
         run.model / FILE,
         text(TrainConfig.of(run.load_config().program), result, versions, run.path.name),

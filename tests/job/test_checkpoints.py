@@ -107,7 +107,7 @@ def test_prune_keeps_the_newest_and_the_best(run: RunDir) -> None:
 def test_attempt_that_slurm_gave_up_writes_no_checkpoint(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_json(run.attempt, {"number": 2})
+    write_json(run.attempt, {"number": 2, "job": "7", "hosts": ["n1"]})
     monkeypatch.setenv(ATTEMPT, "1")
     with pytest.raises(OSError, match="later attempt"):
         write(Checkpoints(run, every_s=0, keep=2), 1)

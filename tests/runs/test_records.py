@@ -100,7 +100,7 @@ def test_blocks_of_any_size_make_the_same_records(
     tmp_path: Path, blocks: Callable[[int], None], size: int
 ) -> None:
     path = tmp_path / "records.jsonl"
-    RecordWriter(path).write(*steps(1, 30), {"event": "epoch", "epoch": 1})
+    RecordWriter(path).write(*steps(1, 30), {"event": "epoch", "epoch": 1, "metrics": {}})
     with open(path, "a") as file:
         file.write("[1, 2]\nno json\n")
         file.write('{"event": "step", "step": 31')
@@ -120,25 +120,25 @@ def test_the_newest_of_each_event_comes_before_the_last_lines(
     tmp_path: Path, blocks: Callable[[int], None], size: int
 ) -> None:
     path = tmp_path / "records.jsonl"
-    early = [{"event": "start", "n": 1}, {"event": "epoch", "n": 2}, {"event": "start", "n": 3}]
+    early = [{"event": "one", "n": 1}, {"event": "two", "n": 2}, {"event": "one", "n": 3}]
     RecordWriter(path).write(*early, *steps(1, 200))
     blocks(size)
     reader = RecordReader(path)
-    recent = reader.read_recent("start", "epoch", "warning")
+    recent = reader.read_recent("one", "two", "three")
     assert [r["n"] for r in recent if "n" in r] == [2, 3]
     last = [r["step"] for r in recent if r["event"] == "step"]
     assert last == list(range(200 - len(last) + 1, 201))
     assert len(last) <= size // 60
-    RecordWriter(path).write({"event": "epoch", "n": 4})
+    RecordWriter(path).write({"event": "two", "n": 4})
     assert [r["n"] for r in reader.read()] == [4]  # nothing twice, nothing left out
 
 
 def test_recent_records_of_a_short_run_are_all(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     assert RecordReader(path).read_recent("start", samples=9) == []
-    RecordWriter(path).write({"event": "start"}, *steps(1, 20))
+    RecordWriter(path).write({"event": "one"}, *steps(1, 20))
     found = RecordReader(path).read_recent("start", samples=9)
-    assert [r["event"] for r in found] == ["start"] + ["step"] * 20
+    assert [r["event"] for r in found] == ["one"] + ["step"] * 20
 
 
 def test_samples_of_a_long_run(long: Path) -> None:

@@ -95,11 +95,18 @@ def test_closed_folders_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert problems == [f"'{tmp_path / 'closed'}' cannot be read: Permission denied"]
 
 
-def test_files_of_others_are_read_as_far_as_they_go(tmp_path: Path) -> None:
-    write_run(tmp_path / "good")
-    odd = write_run(tmp_path / "odd", submission={"time": 5, "git": "abc", "study": "x"})
+def test_damaged_files_count_as_absent(tmp_path: Path) -> None:
+    odd = write_run(tmp_path / "odd", submission={"git": None})
     odd.state.write_text('{"reason": "no state"}')
     odd.environment.write_text('{"ranks": [1, {"rank": 0}], "versions": []}')
-    runs, _ = find([tmp_path])
-    (run,) = (run for run in runs if run.name == "odd")
-    assert (run.state["state"], run.study, run.hosts, run.code) == ("unknown", None, [], "0.1")
+    ((run,), _) = find([tmp_path])
+    assert (run.state["state"], run.state["reason"]) == ("unknown", "state.json is damaged")
+    assert (run.study, run.hosts, run.code) == (None, [], "0.1")
+
+
+def test_run_without_a_configuration_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "good")
+    odd = write_run(tmp_path / "odd", submission={"time": 5, "git": "abc"})
+    runs, problems = find([tmp_path])
+    assert [run.name for run in runs] == ["good"]
+    assert problems == [f"{str(odd.config)!r} is not the configuration of a run"]

@@ -22,7 +22,6 @@ from slurmft.cluster.slurm.sbatch_options import all_options, directives
 from slurmft.core import permissions
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
-from slurmft.core.files import read_json
 from slurmft.node import rendezvous, signals, staged_env
 from slurmft.runs import log_times
 from slurmft.runs.attempts import await_failure, begin, check_turn, decide
@@ -157,7 +156,7 @@ def note_job(run: RunDir) -> None:
     the submission was interrupted."""
     with contextlib.suppress(OSError):  # a full disk does not end a run
         job_id = os.readlink(run.claims / str(run.submissions()))
-        if (read_json(run.job) or {}).get("id") != job_id:
+        if run.read_job().get("id") != job_id:
             launcher.note_job(run, "slurm", job_id, launcher.location("slurm"))
 
 
@@ -196,7 +195,7 @@ def requeue(run: RunDir, reason: str, exclude: list[str], avoided: bool = False)
 
 def blame_lost_nodes(run: RunDir) -> None:
     """Records which nodes of the previous attempt Slurm reports as down: why that attempt ended."""
-    before = read_json(run.attempt)
+    before = run.read_attempt()
     if before is None or (run.history() or [{}])[-1].get("state") != "running":
         return
     for host in commands.down_hosts(before["hosts"]):
