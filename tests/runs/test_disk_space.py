@@ -86,5 +86,5 @@ def test_largest_of_a_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (1025 * 1024, runs / "c" / "tokens"),
     ]
     assert disk_space.largest(run, 9)[-1] == (2**20, runs / "b" / "tokens")
-    cache = write(tmp_path / "hf" / "slurmft" / "tokens" / "key" / "tokens.npy", 5000)
+    cache = write(tmp_path / "hf" / f"slurmft-tokens-{os.geteuid()}" / "key" / "tokens.npy", 5000)
     assert disk_space.largest(run, 1) == [(5000 * 1024, cache.parent.parent)]
