@@ -219,7 +219,8 @@ def record_torchrun_failure(supervisor: Supervisor, code: int, log: Path, start:
     where, failure = f"node {host}", None
     if code < 0:
         killed = SlurmftError(f"torchrun was killed by {signal_name(-code)}", hint)
-        failure = run.add_failure(where, killed, bad_host=host)
+        late = bool(supervisor.stop_signal)  # Slurm kills what does not end in time: nobody's fault
+        failure = run.add_failure(where, killed, secondary=late, bad_host=None if late else host)
     elif number := killed_by(log, start):
         oom = " (out of memory?)" if number == signal.SIGKILL else ""
         killed = SlurmftError(f"a rank was killed by {signal_name(number)}{oom}", hint)

@@ -184,3 +184,17 @@ def test_cause_on_another_node_is_awaited_without_files(
     assert supervisor.peers.heard(FAILED, WAIT_S)
     assert record_torchrun_failure(supervisor, 1, log, 0) == Exit.FAILED
     assert len(run.all_failures()) == 1
+
+
+@pytest.mark.parametrize("stopping", [False, True])
+def test_host_is_not_to_blame_for_a_kill_after_the_stop(run: RunDir, stopping: bool) -> None:
+    """Slurm's SIGKILL to what does not end in time; of torchrun first, and then of its task."""
+    log = run.logs / "node-001.log"
+    log.touch()
+    supervisor = Supervisor(run)
+    supervisor.peers.tell(FAILED)
+    supervisor.stop_signal = signal.SIGTERM if stopping else 0
+    record_torchrun_failure(supervisor, -signal.SIGKILL, log, 0)
+    (failure,) = run.all_failures()
+    assert failure["message"] == "torchrun was killed by SIGKILL"
+    assert (failure["secondary"], bool(failure["bad_host"])) == (stopping, not stopping)

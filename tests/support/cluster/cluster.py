@@ -212,7 +212,7 @@ class Cluster:
                 raise ClusterError(f"slurmd ended at once on {' '.join(dead)}")
             return self._all_idle()
 
-        system.wait_until("all nodes idle", ready, 30)
+        system.wait_until("all nodes idle", ready, 30 + 2 * len(self.hosts))
 
     def _spawn_slurmd(self, host: str, shown: tuple[Path, Path] | None = None) -> int:
         slurmd = ["slurmd", "-D", "-N", host]
