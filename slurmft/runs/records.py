@@ -83,14 +83,15 @@ class RecordReader:
     def read(self, event: str | None = None) -> Iterator[dict[str, Any]]:
         """Records that are new; of one event only, if it is given: the others are not parsed."""
         mark, rest = _mark(event) if event else b"", b""
-        if not self._offset and not exists_now(self._path):
-            return
-        with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
-            file.seek(self._offset)
-            while block := file.read(_BLOCK_BYTES):
-                whole, newline, rest = (rest + block).rpartition(b"\n")
-                self._offset += len(whole + newline)
-                yield from _parsed(whole, mark)
+        with contextlib.suppress(OSError):  # while a server restarts, nothing is new
+            if not self._offset and not exists_now(self._path):
+                return
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                while block := file.read(_BLOCK_BYTES):
+                    whole, newline, rest = (rest + block).rpartition(b"\n")
+                    self._offset += len(whole + newline)
+                    yield from _parsed(whole, mark)
 
     def read_recent(self, *events: str, samples: int = 0) -> list[dict[str, Any]]:
         """The last records, in the last 64 KiB of the file; `read` goes on after them.

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load, save_file
 
 from slurmft.job import Job
+from slurmft.runs.disk_space import is_full
 
 Tensors = dict[str, torch.Tensor]
 
@@ -142,7 +143,8 @@ class Saver:
             return
         step = snapshot.state["step"]
         reason = getattr(self._error, "strerror", None) or str(self._error)
+        place = f" (make room on the file system of {self._job.run_dir})"
+        room = place if is_full(self._error) else ""
         self._job.warn(
-            f"no checkpoint of step {step}: {reason}; the run continues and tries again (make room "
-            f"on the file system of {self._job.run_dir})"
+            f"no checkpoint of step {step}: {reason}; the run continues and tries again{room}"
         )

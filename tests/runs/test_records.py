@@ -12,6 +12,7 @@ import pytest
 
 from slurmft.runs import records
 from slurmft.runs.records import Curve, RecordReader, RecordWriter, StepWindows
+from tests.support.lockfs import TwoNodes
 from tests.support.made_runs import write_long_records, write_run
 from tests.support.nfs import remember_absent_names
 
@@ -113,6 +114,18 @@ def test_blocks_of_any_size_make_the_same_records(
     assert [r["step"] for r in reader.read("step")] == [31, 32]
     assert [r["epoch"] for r in RecordReader(path).read("epoch")] == [1]
     assert list(RecordReader(tmp_path / "none").read()) == []
+
+
+@pytest.mark.usefixtures("two_nodes")  # it says what is missing
+def test_while_the_file_system_fails_nothing_is_new(tmp_path: Path) -> None:
+    """`follow` goes on when it is back."""
+    with TwoNodes(tmp_path) as two:
+        back, path = two.back / "records.jsonl", two.nodes[0] / "records.jsonl"
+        RecordWriter(back).write({"event": "step", "step": 1})
+        readers = [RecordReader(path), RecordReader(path)]
+        assert [r["step"] for r in readers[0].read()] == [1]
+        two.crash(0)
+        assert [list(reader.read()) for reader in readers] == [[], []]
 
 
 @pytest.mark.parametrize("size", [50, 100, 333, 1000])

@@ -58,6 +58,7 @@ def test_full_disk(small_disk: Path) -> None:
     assert len(warnings) == 1
     assert "no checkpoint of step 2: " in warnings[0]
     assert "No space left" in warnings[0]
+    assert "make room" in warnings[0]
     assert run.checkpoint_names() == ["step-00000001"]
     verify(run.checkpoints / "step-00000001")
     assert not list(run.checkpoints.glob(".*"))
@@ -71,6 +72,7 @@ def test_vanished_file_system(run: RunDir) -> None:
     saver.wait()
     gone.rename(run.path)
     assert "no checkpoint of step 1" in warnings_of(run)[0]
+    assert "make room" not in warnings_of(run)[0]
     assert saver.save(snapshot(2), patience_s=0)
 
 
