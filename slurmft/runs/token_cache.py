@@ -63,7 +63,7 @@ def take(cache: Path, key: str, into: Path) -> bool:
         NotOwnError: there is one, but others could have written it. `into` is empty.
     """
     try:
-        with permissions.own_folder(cache) as top, _opened(cache / key, top) as entry:
+        with _opened(cache) as top, _opened(cache / key, top) as entry:
             with contextlib.suppress(OSError):
                 os.utime(entry)  # in use from now on: nobody takes it for one that may go
             try:
@@ -100,8 +100,9 @@ def _fill(path: Path, entry: int, into: Path) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, above: int | None) -> Iterator[int]:
-    """A descriptor of a folder of this user's."""
+def _opened(path: Path, above: int | None = None) -> Iterator[int]:
+    """A descriptor of a folder of this user's. No link is followed to it: another's, in a shared
+    folder, could lead to what this user has elsewhere, and would be emptied here."""
     descriptor = permissions.open_own(path, above, is_folder=True)
     try:
         yield descriptor
@@ -136,7 +137,7 @@ def keep(cache: Path, key: str, tokens: Path) -> None:
     with permissions.as_in(cache.parent):
         cache.parent.mkdir(parents=True, exist_ok=True)
     cache.mkdir(mode=0o700, exist_ok=True)
-    with permissions.own_folder(cache) as top:
+    with _opened(cache) as top:
         for path, _ in unused(cache, _KEPT_S):
             _remove(top, path.name)
 
@@ -147,7 +148,7 @@ def keep(cache: Path, key: str, tokens: Path) -> None:
                 if not _NAME.fullmatch(name):
                     raise SlurmftError(f"tokens have no file {name!r}")
                 (entry / name).parent.mkdir(exist_ok=True)
-                with _opened((tokens / name).parent, None) as above:
+                with _opened((tokens / name).parent) as above:
                     _link(tokens / name, above, entry / name)
             write_json(entry / _SUMS, {name: fingerprint(entry / name) for name in names})
 
@@ -159,7 +160,7 @@ def unused(cache: Path, for_s: float) -> Iterator[tuple[Path, float]]:
     """Entries that no run has used for so many seconds, and what kills left a day ago or more; with
     the seconds since then."""
     try:
-        with permissions.own_folder(cache) as top:
+        with _opened(cache) as top:
             names = sorted(os.listdir(top))
     except (OSError, SlurmftError):
         return  # there is none, or it is not this user's alone

@@ -365,6 +365,37 @@ def tokens_in_an_open_cache(ada: User, eve: User) -> None:
         assert "others can write" in take(ada, entry.parent, into.with_name(f"next-{number}"))
 
 
+@attack(
+    GROUP,
+    "puts a link to a folder of yours, or a folder of theirs, in the place of your kept tokens",
+    "nothing is kept there, and nothing in it removed",
+)
+def cache_that_is_a_link(ada: User, eve: User) -> None:
+    precious = ada.write(ada.home / "letters" / "one" / "x", "mine")
+    os.utime(precious.parent, (0, 0))
+    ada.write(ada.home / "tokens" / "meta.json", "{}")
+    hf = eve.home / "shared"
+    for name, target in (("link", ada.home / "letters"), ("folder", eve.home / "open")):
+        target.mkdir(exist_ok=True)
+        eve.write(hf / name / "x", "")
+        cache = hf / name / "tokens"
+        if name == "link":
+            cache.symlink_to(target)
+        else:
+            eve.own(target).chmod(0o777)
+            target.rename(cache)
+        code = (
+            "from pathlib import Path; from slurmft.runs import token_cache\n"
+            f"cache = Path({str(cache)!r})\n"
+            "try: token_cache.keep(cache, 'key', Path('tokens').absolute())\n"
+            "except Exception as error: print('refused')\n"
+            "print(list(token_cache.unused(cache, 0)))"
+        )
+        assert ada.python(code) == "refused\n[]\n", name
+        assert not (cache / "key").exists()
+    assert precious.exists()
+
+
 @pytest.mark.parametrize("each", ATTACKS, ids=lambda each: each.carry_out.__name__)
 def test_attack(users: tuple[User, User], each: Attack) -> None:
     each.carry_out(*users)
