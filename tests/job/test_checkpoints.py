@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +20,7 @@ from slurmft.job import checkpoints
 from slurmft.job.checkpoints import BadCheckpointError, Checkpoints, checkpoint_name
 from slurmft.runs.rundir import ATTEMPT, RunDir
 from tests.support.lockfs import TwoNodes
+from tests.support.small_disk import fill
 
 
 def new_run(folder: Path) -> RunDir:
@@ -85,8 +92,8 @@ def test_a_file_system_that_fails_is_no_reason_to_start_anew(
         two.crash(0)
         with pytest.raises(SlurmftError, match="checkpoints': Transport endpoint is not") as error:
             checkpoints.newest(run, lambda warning: pytest.fail(warning))
+        assert pauses == [1, 2, 3, 4]  # before the file system's end, which waits, too
     assert "slurmft resume" in str(error.value.hint)
-    assert pauses == [1, 2, 3, 4]
 
 
 def test_names_sort_by_progress(run: RunDir) -> None:
@@ -135,6 +142,198 @@ def test_one_that_fails_is_not_seen_and_the_next_is_due_after_a_pause(run: RunDi
 
 
 def test_leftovers_of_a_kill_are_removed(run: RunDir) -> None:
-    (run.checkpoints / ".step-00000001.123.ab").mkdir(parents=True)
+    for name in (".step-00000001.123.ab", "bad-step-00000001-5", "step-00000002"):
+        (run.checkpoints / name).mkdir(parents=True)
+        (run.checkpoints / name / "model").touch()
     checkpoints.remove_leftovers(run)
-    assert not list(run.checkpoints.iterdir())
+    names = ["bad-step-00000001-5", "step-00000002"]
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == names  # somebody may look
+    checkpoints.remove_leftovers(run, bad=True)
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000002"]
+
+
+def test_manifest_names_every_file_with_size_and_sum(run: RunDir) -> None:
+    write(Checkpoints(run, every_s=0, keep=2), 1)
+    files = json.loads((run.checkpoints / "step-00000001" / "manifest.json").read_text())["files"]
+    assert sorted(files) == ["parts/weights", "state.json"]
+    zeros = hashlib.sha256(bytes(1000)).hexdigest()
+    assert files["parts/weights"] == {"bytes": 1000, "sha256": zeros}
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (truncate, "parts/weights has lost or gained bytes"),
+        (flip, "parts/weights has another checksum than when it was written"),
+        (Path.unlink, "FileNotFoundError: "),
+    ],
+)
+def test_damage_is_told_in_words(run: RunDir, harm: Callable[[Path], None], words: str) -> None:
+    write(Checkpoints(run, every_s=0, keep=2), 1)
+    path = run.checkpoints / "step-00000001"
+    harm(path / "parts" / "weights")
+    with pytest.raises(BadCheckpointError, match=words):
+        checkpoints.verify(path)
+    warnings: list[str] = []
+    assert checkpoints.newest(run, warnings.append) is None
+    (aside,) = run.checkpoints.iterdir()
+    assert words in warnings[0]
+    assert warnings[0].endswith(f"; put aside as {aside.name}")
+    assert warnings[1:] == ["no checkpoint is whole: the run starts from its beginning"]
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"files": []}', '{"files": {"state.json": {}}}', ""])
+def test_manifest_that_is_none(run: RunDir, text: str) -> None:
+    write(Checkpoints(run, every_s=0, keep=2), 1)
+    (run.checkpoints / "step-00000001" / "manifest.json").write_text(text)
+    with pytest.raises(BadCheckpointError):
+        checkpoints.verify(run.checkpoints / "step-00000001")
+
+
+@pytest.mark.parametrize("failures", [0, 1, 4, 5])
+def test_read_is_tried_five_times(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """With growing pauses, and not after a success: what a shared file system takes to recover."""
+    pauses, tries = list[float](), list[Path]()
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    write(Checkpoints(run, every_s=0, keep=2), 1)
+    whole = checkpoints.verify
+
+    def verify(path: Path) -> None:
+        tries.append(path)
+        if len(tries) <= failures:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        whole(path)
+
+    monkeypatch.setattr(checkpoints, "verify", verify)
+    path = run.checkpoints / "step-00000001"
+    if failures < 5:
+        assert checkpoints.newest(run, pytest.fail) == path
+    else:
+        with pytest.raises(SlurmftError, match=f"cannot read '{path}': Stale file") as error:
+            checkpoints.newest(run, pytest.fail)
+        assert f"slurmft resume {run.path}" in str(error.value.hint)
+    assert pauses == [1, 2, 3, 4][:failures]
+    assert len(tries) == min(5, failures + 1)
+
+
+@pytest.mark.parametrize(
+    ("keep", "best", "left"),
+    [
+        (0, None, []),
+        (0, 2, [2]),
+        (1, None, [4]),
+        (2, 1, [1, 3, 4]),
+        (2, 4, [3, 4]),
+        (4, None, [1, 2, 3, 4]),
+        (9, 1, [1, 2, 3, 4]),
+    ],
+)
+def test_prune(run: RunDir, keep: int, best: int | None, left: list[int]) -> None:
+    store = Checkpoints(run, every_s=0, keep=9)
+    for step in (3, 1, 4, 2):
+        write(store, step)
+    checkpoints.prune(run, keep, checkpoint_name(best) if best else None)
+    assert run.checkpoint_names() == [checkpoint_name(step) for step in left]
+    assert not list(run.checkpoints.glob(".*"))
+
+
+@pytest.mark.parametrize("best", [True, False])
+def test_only_a_better_one_is_the_best(run: RunDir, best: bool) -> None:
+    store = Checkpoints(run, every_s=0, keep=9)
+    write(store, 1, best=True)
+    write(store, 2, best=best)
+    assert store.best == checkpoint_name(2 if best else 1)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that the module sees: the only element."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_due_by_the_clock(run: RunDir, clock: list[float]) -> None:
+    store = Checkpoints(run, every_s=60, keep=2)
+    for seconds, due in ((0, False), (59.5, False), (60, True), (90, True)):
+        clock[0] = 1000 + seconds
+        assert store.is_due() == due
+    store.schedule()
+    assert not store.is_due()
+    clock[0] += 60
+    with store.write(checkpoint_name(1)):
+        assert not store.is_due()  # one is being written
+        clock[0] += 7
+    assert store.seconds == 7
+    assert store.is_due()
+
+
+def test_none_is_due_by_the_clock_if_not_asked_for(run: RunDir, clock: list[float]) -> None:
+    store = Checkpoints(run, every_s=0, keep=2)
+    clock[0] += 1e9
+    assert not store.is_due()
+
+
+def test_pause_after_one_that_failed(run: RunDir, clock: list[float]) -> None:
+    store = Checkpoints(run, every_s=3600, keep=2)
+    with pytest.raises(OSError, match="No space"), store.write(checkpoint_name(1)):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert store.seconds == 0
+    for seconds, due in ((0, False), (29, False), (30, True)):
+        clock[0] = 1000 + seconds
+        assert store.is_due() == due
+
+
+def test_full_disk_leaves_what_was_there(small_disk: Path) -> None:
+    """Also the best one, and nothing half written; with room, the next is written."""
+    run = new_run(small_disk)
+    store = Checkpoints(run, every_s=0, keep=1)
+    write(store, 1, best=True)
+    ballast = fill(small_disk)
+    with pytest.raises(OSError, match="No space left"), store.write(checkpoint_name(2), best=True):
+        pass
+    assert store.best == checkpoint_name(1)
+    assert [path.name for path in run.checkpoints.iterdir()] == [checkpoint_name(1)]
+    checkpoints.verify(run.checkpoints / checkpoint_name(1))
+    ballast.unlink()
+    write(store, 3)
+    assert run.checkpoint_names() == [checkpoint_name(1), checkpoint_name(3)]
+
+
+def test_old_ones_that_cannot_be_removed_are_no_failure(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Checkpoints(run, every_s=0, keep=1)
+    write(store, 1)
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "prune", refuse)
+        write(store, 2)
+    assert run.checkpoint_names() == [checkpoint_name(1), checkpoint_name(2)]
+    write(store, 3)
+    assert run.checkpoint_names() == [checkpoint_name(3)]
+
+
+def test_wait_for_the_one_being_written(run: RunDir) -> None:
+    store = Checkpoints(run, every_s=0, keep=1)
+    began, go_on = threading.Event(), threading.Event()
+
+    def save() -> None:
+        with store.write(checkpoint_name(1)):
+            began.set()
+            go_on.wait()
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    began.wait()
+    store.wait(0.01)  # it gives up
+    assert run.checkpoint_names() == []
+    threading.Timer(0.1, go_on.set).start()
+    store.wait(60)
+    assert run.checkpoint_names() == [checkpoint_name(1)]
+    thread.join()

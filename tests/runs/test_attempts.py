@@ -16,6 +16,7 @@ from slurmft.core.files import read_json
 from slurmft.runs import attempts
 from slurmft.runs.rundir import ATTEMPT, RunDir
 from slurmft.train.config import TrainConfig
+from tests.support.small_disk import fill
 
 
 def make(tmp_path: Path, **job: object) -> RunDir:
@@ -45,6 +46,76 @@ def test_finished(tmp_path: Path) -> None:
     assert [s["state"] for s in run.history()] == ["submitted", "running", "finished"]
 
 
+def test_what_a_begin_records(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    begin(run)
+    first = run.history()[-1]
+    assert (first["state"], first["reason"], first["attempt"]) == ("running", "on n1, n2", 1)
+    assert first["checkpoint"] is None
+    save(run, 5)
+    save(run, 7)
+    begin(run, restarts=1)
+    later = run.history()[-1]
+    assert (later["reason"], later["attempt"]) == ("attempt 2 on n1, n2", 2)
+    assert later["checkpoint"] == "step-00000007"
+    found = read_json(run.attempt) or {}
+    assert found["hosts"] == ["n1", "n2"]
+    assert (found["number"], found["job"], found["restarts"], found["where"]) == (2, "7", 1, "a")
+    assert abs(time.time() - found["time"]) < 60
+
+
+FAILURE = {"own": {}, "retry": {"retry": True}, "host": {"bad_host": "n1"}}
+FAILURE |= {"echo": {"secondary": True}, "echo to retry": {"secondary": True, "retry": True}}
+
+
+@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.parametrize(
+    ("code", "failure", "state", "exit_code"),
+    [
+        (0, None, "finished", 0),
+        (0, "own", "finished", 0),
+        (Exit.STOPPED, None, "requeued", Exit.STOPPED),
+        (Exit.STOPPED, "own", "requeued", Exit.STOPPED),
+        (1, "own", "failed", 3),
+        (137, "own", "failed", 3),
+        (1, "retry", "requeued", Exit.STOPPED),
+        (1, "host", "requeued", Exit.STOPPED),
+        (1, "echo", "requeued", Exit.STOPPED),
+        (1, "echo to retry", "requeued", Exit.STOPPED),
+        (128, None, "requeued", Exit.STOPPED),
+        (255, None, "requeued", Exit.STOPPED),
+    ],
+)
+def test_outcome(
+    tmp_path: Path, code: int, failure: str | None, state: str, exit_code: int, saved: bool
+) -> None:
+    """By exit code and failure, whether or not there is a checkpoint."""
+    run = make(tmp_path)
+    begin(run)
+    if saved:
+        save(run, 5)
+    if failure:
+        error, facts = SlurmftError("it broke", code=3), FAILURE[failure]
+        run.add_failure("rank 0 on n1", error, attempt=1, **facts)  # type: ignore[arg-type]
+    outcome = attempts.end(run, code)
+    assert (outcome.state, outcome.code) == (state, exit_code)
+    last = run.history()[-1]
+    assert (last["state"], last["reason"], last["exit_code"]) == (state, outcome.reason, exit_code)
+
+
+@pytest.mark.parametrize("code", [1, 74, 76, 127, 256])
+def test_end_without_a_word_is_tried_again_where_there_is_a_checkpoint(
+    tmp_path: Path, code: int
+) -> None:
+    run = make(tmp_path)
+    begin(run)
+    outcome = attempts.decide(run, code)
+    assert (outcome.state, outcome.code) == ("failed", code)
+    save(run, 5)
+    outcome = attempts.decide(run, code)
+    assert (outcome.state, outcome.reason) == ("requeued", f"the tasks ended with code {code}")
+
+
 def test_stop_is_requeued(tmp_path: Path) -> None:
     run = make(tmp_path)
     begin(run)
@@ -58,7 +129,18 @@ def test_stop_without_requeue(tmp_path: Path) -> None:
     run = make(tmp_path, requeue=False)
     begin(run)
     save(run, 5)
-    assert attempts.end(run, Exit.STOPPED).state == "failed"
+    outcome = attempts.end(run, Exit.STOPPED)
+    assert (outcome.state, outcome.code) == ("failed", Exit.STOPPED)
+    assert outcome.reason == (
+        "stopped; the newest checkpoint is step-00000005; not requeued (--no-requeue)"
+    )
+
+
+def test_stop_before_the_first_checkpoint(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    begin(run)
+    words = "stopped; the newest checkpoint is none: it will start again"
+    assert attempts.end(run, Exit.STOPPED).reason == words
 
 
 def test_error_of_the_run_is_final(tmp_path: Path) -> None:
@@ -97,17 +179,93 @@ def test_limit_counts_attempts_without_progress_only(tmp_path: Path) -> None:
     assert attempts.end(run, 137).state == "requeued"
     begin(run)
     outcome = attempts.end(run, 137)
-    assert outcome.state == "failed"
-    assert "no new checkpoint in 2 attempts (--max-requeues)" in outcome.reason
+    assert (outcome.state, outcome.code) == ("failed", Exit.FAILED)
+    assert outcome.reason.endswith("; no new checkpoint in 2 attempts (--max-requeues)")
+
+
+@pytest.mark.parametrize("code", [137, Exit.STOPPED])
+def test_limit_of_none_ends_the_first_attempt_without_a_checkpoint(
+    tmp_path: Path, code: int
+) -> None:
+    run = make(tmp_path, max_requeues=0)
+    begin(run)
+    run.add_failure("node n1", SlurmftError("it broke", code=9), retry=True, attempt=1)
+    outcome = attempts.end(run, code)
+    assert (outcome.state, outcome.code) == ("failed", 9)
+    assert outcome.reason == "node n1: it broke; no new checkpoint in this attempt (--max-requeues)"
+
+
+def test_attempts_without_progress(tmp_path: Path) -> None:
+    """Since the newest checkpoint, or since the run was last submitted."""
+    run = make(tmp_path)
+    assert attempts.attempts_without_progress(run) == 0
+    for number in (1, 2):
+        begin(run)
+        run.set_state("requeued")
+        assert attempts.attempts_without_progress(run) == number
+    save(run, 5)
+    assert attempts.attempts_without_progress(run) == 0
+    begin(run)
+    assert attempts.attempts_without_progress(run) == 1
+    begin(run)
+    assert attempts.attempts_without_progress(run) == 2
+    run.set_state("submitted")
+    assert attempts.attempts_without_progress(run) == 0
+    begin(run)
+    assert attempts.attempts_without_progress(run) == 1
+
+
+def test_starts_that_were_not_recorded_count(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a full disk takes no record: by Slurm's own count of its restarts of the job."""
+    run = make(small_disk, max_requeues=2)
+    begin(run)
+    run.set_state("requeued", avoided=True)  # a start, too
+    begin(run, restarts=2)
+    ballast = fill(small_disk)
+    monkeypatch.setenv(ATTEMPT, str(begin(run, restarts=3)))
+    assert int(os.environ[ATTEMPT]) > run.attempt_number() == 2
+    # Two are on record without a checkpoint, and this one is not.
+    assert "in 3 attempts" in attempts.decide(run, Exit.STOPPED, restarts=3).reason
+    assert attempts.decide(run, Exit.STOPPED, restarts=2).state == "requeued"
+    ballast.unlink()
+    save(run, 5)
+    assert attempts.decide(run, Exit.STOPPED, restarts=3).state == "requeued"
+    assert attempts.decide(run, Exit.STOPPED, restarts=4).state == "requeued"
+    assert attempts.decide(run, Exit.STOPPED, restarts=5).state == "failed"
+    monkeypatch.setenv(ATTEMPT, "2")  # that of the last one on record: Slurm's count is no matter
+    assert attempts.decide(run, Exit.STOPPED, restarts=5).state == "requeued"
+
+
+def test_failures_are_those_of_the_own_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where that is not on record."""
+    run = make(tmp_path)
+    begin(run)
+    save(run, 5)
+    fail(run)
+    monkeypatch.setenv(ATTEMPT, "2")
+    assert attempts.decide(run, 1).reason == "the tasks ended with code 1"
+    run.add_failure("rank 1 on n1", SlurmftError("no such label"), attempt=2)
+    assert attempts.decide(run, 1).reason == "rank 1 on n1: no such label"
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waits"))
+    attempts.await_failure(run, 1)
 
 
 def test_limit_holds_where_slurm_requeues_by_itself(tmp_path: Path) -> None:
     run = make(tmp_path, max_requeues=1)
     begin(run)
     begin(run)
-    with pytest.raises(SlurmftError, match="no new checkpoint in 2 attempts"):
+    words = "the last attempt ended without a word; no new checkpoint in 2 attempts"
+    with pytest.raises(SlurmftError, match=words) as error:
         begin(run)
+    assert error.value.hint == f"look into {run.logs}; then: slurmft resume {run.path}"
     assert run.get_state()["state"] == "failed"
+    assert run.get_state()["exit_code"] == Exit.FAILED
+    assert run.get_state()["reason"] == error.value.message
+    assert run.attempt_number() == 2
 
 
 def test_submitting_again_starts_the_count_anew(tmp_path: Path) -> None:
@@ -399,8 +557,14 @@ def test_waiting_for_a_cause_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(attempts, "_FILE_LAG_S", 0.01)
     monkeypatch.setattr(time, "sleep", lambda seconds: slept.append(seconds))
     begin(run)
+    fail(run, secondary=True)
     attempts.await_failure(run, 1)
-    assert list(run.failures.iterdir()) == []
+    assert len(list(run.failures.iterdir())) == 1
+    assert set(slept) == {0.5}
+    fail(run)
+    slept.clear()
+    attempts.await_failure(run, 1)
+    assert slept == []
 
 
 def test_down_hosts() -> None:
