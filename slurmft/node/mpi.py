@@ -149,6 +149,7 @@ def _child(run: RunDir, config: RunConfig, place: Place) -> Child:
     return Child(
         command=[sys.executable, "-m", config.program.module, str(run.path)],
         record_failure=lambda code, log, start: record_rank_failure(run, place.rank, code),
+        tasks=place.size,
         records_stop=False,  # the process that started mpirun does
         pass_fds=(int(pmi),) if pmi else (),
     )
@@ -194,14 +195,12 @@ def join(
             "ports": free_ports(str(os.getpid())),
         }
         rendezvous = rendezvous_at(found, hosts, host, config.job.interface)
-        addresses = rendezvous.addresses()
-        peers = answer_checks(rendezvous.check_port, rendezvous_id, addresses, place.size)
+        peers = answer_checks(rendezvous.check_port, rendezvous_id, rendezvous.addresses())
         write_json(run.rendezvous, found)
         return rendezvous, peers
     found = await_rendezvous(run, rendezvous_id, host, timeout_s)
-    _, peers = check_reachable(
-        host, found["head"], found["ports"][1], rendezvous_id, timeout_s, tasks=place.size
-    )
+    port = found["ports"][1]
+    _, peers = check_reachable(host, found["head"], port, rendezvous_id, timeout_s)
     return rendezvous_at(found, hosts, host, config.job.interface), peers
 
 

@@ -22,23 +22,33 @@ class Peers:
     """What the tasks of a job tell each other. The head passes on what it hears; who connects later
     hears it, too."""
 
-    def __init__(self, tasks: int = 1, is_head: bool = True) -> None:
-        """
+    def __init__(
+        self,
+        servers: Sequence[socket.socket] = (),
+        greeting: str = "",
+        head: socket.socket | None = None,
+    ) -> None:
+        """Hears the others in the background.
+
         Args:
-            tasks: how many the job has.
+            servers: of the head; whoever connects to them gets the greeting, then what was told.
+            head: the connection to it, of another task.
         """
-        self.tasks, self.is_head = tasks, is_head
+        self.is_head = head is None
+        self._greeting = greeting
         self._news = threading.Condition()
         self._words: list[str] = []
         self._links: set[socket.socket] = set()
         self._selector = selectors.DefaultSelector()
+        for server in servers:
+            self._selector.register(server, selectors.EVENT_READ, self._accept)
+        if head is not None:
+            self._add(head)
+        if servers or head:
+            threading.Thread(target=self._hear, name="peers", daemon=True).start()
 
     def tell(self, word: str, source: socket.socket | None = None) -> None:
-        """Tells all other tasks, once.
-
-        Args:
-            source: whom it came from.
-        """
+        """Tells all other tasks, once; but not the one that it came from."""
         with self._news:
             if word in self._words or word not in _WORDS:
                 return
@@ -53,23 +63,13 @@ class Peers:
         with self._news:
             return self._news.wait_for(lambda: word in self._words, wait_s)
 
-    def listen(self, servers: Sequence[socket.socket], greeting: str) -> None:
-        """Hears the others in the background: those that connect to the servers get the greeting,
-        and then what was told."""
+    def _accept(self, server: socket.socket) -> None:
+        link = server.accept()[0]
+        with self._news:
+            link.sendall("\n".join([self._greeting, *self._words, ""]).encode())
+            self._add(link)
 
-        def accept(server: socket.socket) -> None:
-            link = server.accept()[0]
-            with self._news:
-                lines = [greeting, *self._words]
-                link.sendall("".join(f"{line}\n" for line in lines).encode())
-                self.add(link)
-
-        for server in servers:
-            self._selector.register(server, selectors.EVENT_READ, accept)
-        threading.Thread(target=self._hear, name="peers", daemon=True).start()
-
-    def add(self, link: socket.socket) -> None:
-        """Adds the connection to another task."""
+    def _add(self, link: socket.socket) -> None:
         link.setblocking(False)
         self._links.add(link)
         self._selector.register(link, selectors.EVENT_READ, self._take)

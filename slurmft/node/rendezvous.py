@@ -131,14 +131,12 @@ class Rendezvous:
         Raises:
             RendezvousError: the head does not answer within the timeout; names both hosts.
         """
-        tasks = len(self.hosts)
-        if tasks == 1:
+        if len(self.hosts) == 1:
             return Peers()
         if self.is_head:
-            return answer_checks(self.check_port, self.id, self.addresses(), tasks)
-        return check_reachable(
-            self.host, self.head, self.check_port, self.id, timeout_s, tasks=tasks
-        )[1]
+            return answer_checks(self.check_port, self.id, self.addresses())
+        place = (self.host, self.head, self.check_port, self.id)
+        return check_reachable(*place, timeout_s)[1]
 
     def socket_interface(self) -> str | None:
         """The interface for the collectives: the one asked for, or the one towards the peers.
@@ -331,9 +329,7 @@ def _can_bind(port: int) -> bool:
 # --- the reachability check -----------------------------------------------------------------------
 
 
-def answer_checks(
-    port: int, rendezvous_id: str, addresses: Sequence[str] = ("",), tasks: int = 1
-) -> Peers:
+def answer_checks(port: int, rendezvous_id: str, addresses: Sequence[str] = ("",)) -> Peers:
     """Sends the rendezvous id to everyone who connects to `port`, in the background; returns the
     head's view of those who do.
 
@@ -341,7 +337,6 @@ def answer_checks(
         port: where to listen.
         rendezvous_id: what to answer.
         addresses: addresses of this host on which to listen; "" is all of them.
-        tasks: how many the job has.
 
     Raises:
         RendezvousError: the port was taken since the batch script found it free.
@@ -352,19 +347,11 @@ def answer_checks(
         raise RendezvousError(
             f"{socket.gethostname()} cannot listen on port {port}: {error.strerror or error}"
         ) from None
-    peers = Peers(tasks)
-    peers.listen(servers, rendezvous_id)
-    return peers
+    return Peers(servers, rendezvous_id)
 
 
 def check_reachable(
-    host: str,
-    head: str,
-    port: int,
-    rendezvous_id: str,
-    timeout_s: float,
-    attempts: bool = False,
-    tasks: int = 1,
+    host: str, head: str, port: int, rendezvous_id: str, timeout_s: float, attempts: bool = False
 ) -> tuple[str, Peers]:
     """Asks the head for its rendezvous id until the answer is the expected one; returns it, and the
     connection.
@@ -376,7 +363,6 @@ def check_reachable(
         rendezvous_id: the expected answer.
         timeout_s: how long to try.
         attempts: whether "ID.1", "ID.2" and so on are expected, too.
-        tasks: how many the job has.
 
     Raises:
         RendezvousError: `head` does not resolve, does not answer, or is part of another job.
@@ -388,10 +374,7 @@ def check_reachable(
             connection = socket.create_connection((head, port), timeout=min(left, 5.0))
             answer = _first_line(connection)
             if (answer.rpartition(".")[0] if attempts else answer) == rendezvous_id:
-                peers = Peers(tasks, is_head=False)
-                peers.add(connection)
-                peers.listen((), "")
-                return answer, peers
+                return answer, Peers(head=connection)
             connection.close()
             problem = f"it answers {answer!r}, not {rendezvous_id!r}: is it another host?"
         except socket.gaierror as error:

@@ -46,6 +46,8 @@ class Child:
     record_failure: Callable[[int, Path, int], int]
     """Records why the child failed, by its exit code, its log, and the byte at which its output
     begins there; returns the exit code of the task."""
+    tasks: int
+    """How many the job has."""
     records_stop: bool
     """Whether this task records in the run directory that the job is stopping: one of all does."""
     ends_with_others: bool = True
@@ -95,11 +97,11 @@ class Supervisor:
         self, running: subprocess.Popen[bytes], child: Child, watchdog: Watchdog
     ) -> int | None:
         """Waits for the child's exit code; None: the child is to be killed."""
-        look_at = time.monotonic() + self.pause_s()
+        look_at = time.monotonic() + look_pause_s(child.tasks, self.peers.is_head)
         while (code := _poll(running)) is None:
             if time.monotonic() >= look_at:
-                look_at = time.monotonic() + self.pause_s()
-                if self._is_over(child):
+                look_at = time.monotonic() + look_pause_s(child.tasks, self.peers.is_head)
+                if self._is_over():
                     return None
             if self.peers.heard(HANG):
                 watchdog.dump(self.run)
@@ -113,19 +115,14 @@ class Supervisor:
                 return None
         return code
 
-    def pause_s(self) -> float:
-        """Until this task looks again: a job of many nodes looks no more often than one of few."""
-        if self.peers.is_head:
-            return _HEAD_LOOKS_EVERY_S
-        return max(_HEAD_LOOKS_EVERY_S, random.uniform(0.5, 1.5) * self.peers.tasks / _LOOKS_PER_S)
-
-    def _is_over(self, child: Child) -> bool:
+    def _is_over(self) -> bool:
         """Looks into the run directory: has a later attempt begun? The head also looks for tasks
         that failed before they were connected, and tells the others."""
         if self.run.is_superseded(current_attempt()):
             print(f"{self.run.path}: a later attempt has begun", file=sys.stderr)
             return True
-        if self.peers.is_head and self.stop_signal and self._a_node_failed():
+        failed = self.run.all_failures("node-*") if self.peers.is_head and self.stop_signal else []
+        if any(f["attempt"] == current_attempt() for f in failed):
             self.peers.tell(FAILED)
         return False
 
@@ -133,9 +130,6 @@ class Supervisor:
         if not self._told_stop and self.run.get_state()["state"] == "running":
             self._told_stop = True
             self.run.set_state("stopping", f"the job received {signal_name(self.stop_signal)}")
-
-    def _a_node_failed(self) -> bool:
-        return any(f["attempt"] == current_attempt() for f in self.run.all_failures("node-*"))
 
     def _record_hang(self, watchdog: Watchdog) -> bool:
         """Records where the ranks of this node hang; False: they moved meanwhile."""
@@ -163,6 +157,12 @@ def _poll(running: subprocess.Popen[bytes]) -> int | None:
         return running.wait(_POLL_S)
     except subprocess.TimeoutExpired:
         return None
+
+
+def look_pause_s(tasks: int, is_head: bool) -> float:
+    """Until a task looks again: many tasks together look no more often than few."""
+    others_s = random.uniform(0.5, 1.5) * tasks / _LOOKS_PER_S
+    return _HEAD_LOOKS_EVERY_S if is_head else max(_HEAD_LOOKS_EVERY_S, others_s)
 
 
 def await_cause(peers: Peers) -> bool:

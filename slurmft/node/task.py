@@ -120,6 +120,7 @@ def torchrun(
         record_failure=lambda code, log, start: record_torchrun_failure(
             supervisor, code, log, start
         ),
+        tasks=len(rendezvous.hosts),
         records_stop=rendezvous.is_head,
         ends_with_others=ends_with_others,
     )

@@ -36,6 +36,7 @@ def run_node(supervisor: Supervisor) -> int:
     child = Child(
         command=[sys.executable, "-m", "tests.lab.roll_call", str(run.path)],
         record_failure=lambda *args: record_torchrun_failure(supervisor, *args),
+        tasks=len(rendezvous.hosts),
         records_stop=rendezvous.is_head,
     )
     return run_child(supervisor, child, config, rendezvous, profile, binding)
