@@ -148,6 +148,23 @@ def test_to_have_finished_needs_no_answer_of_slurm(
 
 
 @pytest.mark.parametrize(
+    ("own", "sacct", "state"),
+    [
+        ("finished", "FAILED|2:0", "COMPLETED"), ("finished", "COMPLETED|0:0", "COMPLETED"),
+        ("finished", "RUNNING|0:0", "RUNNING"), ("failed", "TIMEOUT|0:0", "TIMEOUT"),
+    ],
+)  # fmt: skip
+def test_finished_run_is_not_undone_by_a_job_that_came_too_late(
+    queue: FakeQueue, tmp_path: Path, own: str, sacct: str, state: str
+) -> None:
+    queue.sacct = f"7|{sacct}"
+    run = on_slurm(write_run(tmp_path / "run", state=own), "7")
+    found = launcher.get("slurm").job_state("7", run)
+    assert found is not None
+    assert (found.name, found.exit_code) == (state, 0)
+
+
+@pytest.mark.parametrize(
     ("own", "squeue", "sacct", "state", "note"),
     [
         ("submitted", "7|PENDING|2026-11-22T14:05:00|Priority", "", "pending",

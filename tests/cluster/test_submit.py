@@ -217,6 +217,39 @@ def test_run_of_somebody_else_is_not_touched(
     assert not (run.path / "resume.lock").exists()
 
 
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_what_a_resume_writes_is_for_those_who_may_read_the_run(queue: Queue, run: RunDir) -> None:
+    """Whatever the umask of the shell."""
+    resume(run)
+    assert (mode(run.path / "resume.lock"), mode(run.config)) == (0o600, 0o600)
+    resume(run, share_with_group=True)
+    assert mode(run.config) == 0o640
+
+
+# --- the first submission -------------------------------------------------------------------------
+
+
+def test_submission(queue: Queue, run: RunDir) -> None:
+    made = submit.submit(run.load_config(), "local", "mark")
+    assert made.path.parent == run.path.parent
+    assert "-mark-" in made.path.name
+    assert queue.submitted == [made.load_config()]
+    assert launcher.job_of(made) == ("local", "11")
+
+
+def test_refused_submission_leaves_nothing(queue: Queue, run: RunDir) -> None:
+    def refuse(run: RunDir) -> None:
+        raise SlurmftError("sbatch refused the job")
+
+    queue.on_submit = refuse
+    with pytest.raises(SlurmftError, match="sbatch refused the job"):
+        submit.submit(run.load_config(), "local")
+    assert list(run.path.parent.iterdir()) == [run.path]
+
+
 # --- two at once ----------------------------------------------------------------------------------
 
 HOLD = """
@@ -250,6 +283,8 @@ def test_second_resume_at_the_same_time_is_refused(queue: Queue, run: RunDir) ->
         assert caught.value.hint == f"wait for it; then: slurmft status {run.path}"
         assert (queue.submitted, files(run)) == ([], before)
         other.kill()  # whatever becomes of it, it does not keep the run for ever
+    with holder(run) as third, pytest.raises(UsageError, match=f"way: process {third.pid} on"):
+        resume(run)
     assert resume(run) == "11"
 
 

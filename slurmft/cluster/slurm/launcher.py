@@ -69,12 +69,13 @@ def job_state(job_id: str, run: RunDir) -> JobState | None:
 
     A job that only awaits the nodes' epilogs has ended if its record says so. But only Slurm knows
     why a job got SIGTERM: scancel, time limit, preemption. That a run has finished needs no answer
-    from Slurm: a machine that only sees the file system gets none.
+    from Slurm: a machine that only sees the file system gets none; and a job that comes too late,
+    as by `scontrol requeue`, fails.
     """
     state, recorded = commands.job_state(job_id), launcher.recorded_state(run)
     if state is None or recorded is None or recorded.name == "CANCELLED":
         return state or recorded
-    has_finished = state == commands.NO_ANSWER and recorded.name == "COMPLETED"
+    has_finished = recorded.name == "COMPLETED" and (state == commands.NO_ANSWER or state.ended)
     is_over = has_finished or state == commands.NO_ACCOUNTING or state.name == "COMPLETING"
     return recorded if is_over else state
 
