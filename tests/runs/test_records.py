@@ -251,5 +251,5 @@ def test_first_records_where_nfs_remembers_that_there_were_none(
     reader = RecordReader(path)
     assert list(reader.read()) == []
     with open(path, "x") as file:  # on another node
-        file.write('{"event": "start"}\n')
+        file.write('{"event": "start", "time": 1.0, "total_steps": 5}\n')
     assert [record["event"] for record in reader.read()] == ["start"]
