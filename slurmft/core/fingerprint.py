@@ -81,12 +81,12 @@ def _change(path: Path, before: dict[str, Any]) -> str:
         now = of(path)
     except OSError as error:
         return "gone" if isinstance(error, FileNotFoundError) else ""  # closed to who asks
-    if now["bytes"] != before.get("bytes"):
-        old, new = in_bytes(before.get("bytes", 0)), in_bytes(now["bytes"])
+    if now["bytes"] != before["bytes"]:
+        old, new = in_bytes(before["bytes"]), in_bytes(now["bytes"])
         return f"size {old} -> {new}" if old != new else f"size {now['bytes']:,} bytes, another"
-    if now["sha256"] != before.get("sha256"):
+    if now["sha256"] != before["sha256"]:
         return "same size, other content"
-    if now["bytes"] > _WHOLE_BYTES and now["mtime_ns"] != before.get("mtime_ns"):
+    if now["bytes"] > _WHOLE_BYTES and now["mtime_ns"] != before["mtime_ns"]:
         return "written again; size and samples are the same"
     return ""
 

@@ -9,6 +9,7 @@ from slurmft.core.files import fits
 
 _SHAPE = {
     "kind": str, "name": str, "module": str, "needs_hub": bool, "precision": str, "paths": [str],
+    "inputs": {...: {"bytes": int, "mtime_ns": int, "sha256": str, "what": str}},
     "settings": dict,
 }  # fmt: skip
 

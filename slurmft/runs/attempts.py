@@ -87,12 +87,13 @@ def _tell_changes(run: RunDir, number: int) -> dict[str, str]:
     """Tells, once, what has changed since the run was submitted; returns all that ever had."""
     known: dict[str, str] = (run.read_attempt() or {}).get("changed", {})
     later = f", from attempt {number} on" if number > 1 else ""
-    found = fingerprint.changes(run.load_config()).items()
-    new = {name: how + later for name, how in found if name not in known}
-    if new:
-        text = f"changed since submission: {fingerprint.words(new)}"
-        print(f"slurmft: {text}", file=sys.stderr, flush=True)
-        with contextlib.suppress(OSError):
+    new: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        found = fingerprint.changes(run.load_config()).items()
+        new = {name: how + later for name, how in found if name not in known}
+        if new:
+            text = f"changed since submission: {fingerprint.words(new)}"
+            print(f"slurmft: {text}", file=sys.stderr, flush=True)
             RecordWriter(run.records).write({"event": "warning", "text": text})
     return known | new
 

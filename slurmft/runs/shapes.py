@@ -12,7 +12,10 @@ SOME = range(1, 2**31)
 METRICS = {...: NUMBER}
 
 CONFIG: Shape = {
-    "program": {"name?": str, "settings?": {"task?": _TEXT, "model?": _TEXT, "epochs?": _COUNT}},
+    "program": {
+        "name?": str, "settings?": {"task?": _TEXT, "model?": _TEXT, "epochs?": _COUNT},
+        "inputs?": {...: {"sha256": str}},
+    },
     "job": {"nodes?": SOME, "cluster?": str, "requeue?": bool},
     "submission": {
         "time?": str, "host?": str, "user?": _TEXT, "command?": str, "slurmft?": str,

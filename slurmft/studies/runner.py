@@ -186,6 +186,10 @@ def _difference(run: MeasuredRun, config: RunConfig) -> str:
             old = old_values.get(name, value)  # an older version may not know it
             if name not in _MAY_DIFFER and old != value:
                 found.append(f"{name} was {old!r}, is {value!r}")
+    before = run.config["program"].get("inputs", {})
+    for path, facts in wanted["program"]["inputs"].items():
+        if before.get(path, facts)["sha256"] != facts["sha256"]:
+            found.append(f"{path} has changed")
     return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
 
 

@@ -108,8 +108,9 @@ def _read(
             break
         if seconds > told_s + _TELL_EVERY_S and sys.stderr.isatty():
             told_s = seconds
-            print(f"\rchecking {path.name!r}: {share:.0%} ", end="", file=sys.stderr, flush=True)
-    print("\r\033[K" if told_s else "", end="", file=sys.stderr, flush=True)
+            line = f"\033[Kchecking {path.name!r}: {share:.0%}\r"  # what follows overwrites it
+            print(line, end="", file=sys.stderr, flush=True)
+    print("\033[K" if told_s else "", end="", file=sys.stderr, flush=True)
     found.labels.check_empty()
     if len(found.without_text) >= found.rows:
         raise UsageError(f"{where!r}: no row has a text", "choose with --text-column")

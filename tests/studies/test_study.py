@@ -28,6 +28,7 @@ from slurmft.studies import spec
 from slurmft.studies.progress import study_status
 from slurmft.train.config import TrainConfig
 from tests.conftest import slurmft
+from tests.support.models import write_emotion
 
 FILE = """\
 name = "s"
@@ -259,6 +260,25 @@ def test_results_of_other_settings_are_never_mixed(
     assert run("--learning-rate", "0.1", "--yes") == 0
     assert "warning: 4 run(s)" in capsys.readouterr().err
     assert len(fake.submitted) == 4
+
+
+def test_results_of_other_data_are_never_mixed(fake: FakeSlurm, tiny_model: Path) -> None:
+    """Every cell is checked as a single submission is."""
+    data = write_emotion(Path("data"), 40, 10)
+    flags = ("--task", "emotion", "--data", str(data), "--model", str(tiny_model))
+    run(*flags)
+    os.utime(data / "train.jsonl", (1, 1))
+    assert run(*flags) == 0  # the same content
+    with open(data / "train.jsonl", "a") as file:
+        file.write('{"text": "joy", "label": 1}\n')
+    with pytest.raises(UsageError, match=r"4 run.*train.jsonl has changed"):
+        run(*flags)
+    with open(data / "train.jsonl", "a") as file:
+        file.write('{"text": "joy"}\n')
+    with pytest.raises(
+        UsageError, match=r"the cell 'nodes=1' .* 1 of 42 rows have no label: row 42"
+    ):
+        run(*flags)
 
 
 def test_failed_runs_of_other_settings_are_no_tries(fake: FakeSlurm) -> None:

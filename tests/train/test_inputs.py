@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from slurmft import api
+from slurmft.cli import fetch, render
 from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.train import inputs, tasks
 from slurmft.train.config import TrainConfig
@@ -236,6 +238,19 @@ def test_submit_refuses_before_anything_is_written(tmp_path: Path) -> None:
     done = slurmft("submit", *source, "--cluster", "local")
     assert_two_lines(done, "1 of 5 rows have no label: row 5")
     assert os.listdir(tmp_path) == ["data"]
+
+
+def test_every_door_has_the_check(tmp_path: Path) -> None:
+    data = folder_of(tmp_path / "data", TICKETS + "gone,\n")
+    (tmp_path / "hosts").write_text("n1\n")
+    fact = "1 of 5 rows have no label: row 5"
+    source = ["--task", "text-classification", "--data", str(data)]
+    with pytest.raises(UsageError, match=fact):
+        api.submit(task="text-classification", data=data, cluster="local", runs_dir=tmp_path)
+    with pytest.raises(UsageError, match=fact):
+        render.mpirun_lines([*source, "--hostfile", str(tmp_path / "hosts")])
+    with pytest.raises(UsageError, match=fact):
+        fetch.main(["some/model", str(data), *source[:2]])
 
 
 def test_dry_run_shows_the_data_and_imports_nothing_heavy(tmp_path: Path) -> None:
