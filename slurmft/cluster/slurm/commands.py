@@ -16,7 +16,7 @@ from pathlib import Path
 
 from slurmft.core.config import time_limit_min
 from slurmft.core.errors import Exit, SlurmftError
-from slurmft.runs.job_ids import array_of, tasks_of
+from slurmft.runs.job_ids import array_of, is_job_id, tasks_of
 
 _TIMEOUT_S = 30
 _SBATCH_TIMEOUT_S = 120
@@ -257,7 +257,7 @@ def job_states(job_ids: Iterable[str], only_queued: Iterable[str] = ()) -> dict[
     not answer, NO_ACCOUNTING of those that only accounting may know. Accounting is not queried for
     `only_queued`.
     """
-    wanted = set(job_ids)
+    wanted = set(filter(is_job_id, job_ids))  # one that is none would fail the whole call
     found = _states_by(_SQUEUE, parse_squeue_jobs, wanted)
     if found is None:
         return dict.fromkeys(wanted, NO_ANSWER)

@@ -1,0 +1,108 @@
+"""`list` and `status` where Slurm does not answer, or files have something else in them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmft.cli import list as list_command
+from slurmft.cli import status as status_command
+from slurmft.cluster import status
+from slurmft.cluster.slurm import commands
+from slurmft.core.errors import SlurmftError
+from slurmft.core.files import write_json
+from slurmft.runs.rundir import RunDir
+from tests.support.made_runs import write_run
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What squeue and sacct print; a text that is None is a failure of the command."""
+    answers: dict[str, Any] = {"squeue": "11|RUNNING|N/A|None\n12|RUNNING|N/A|None\n", "sacct": ""}
+
+    def call(*command: str) -> str:
+        given = answers.get(command[0])
+        jobs = next((a for a in command if a.startswith("--jobs=")), "--jobs=1")[7:]
+        assert all(job.isdigit() for job in jobs.split(","))
+        if given is None:
+            raise SlurmftError(f"{command[0]} failed (exit 1): Connection refused")
+        return str(given)
+
+    monkeypatch.setattr(commands, "call", call)
+    return answers
+
+
+def made_run(path: Path, state: str, job: str) -> RunDir:
+    run = write_run(path, state=state)
+    write_json(run.job, {"cluster": "slurm", "id": job})
+    write_json(run.attempt, {"number": 1, "job": job, "hosts": ["n1"], "time": 1000.0})
+    run.add_failure("rank 0 on n1", SlurmftError("boom", "look"), attempt=1)
+    next(run.failures.glob("*.json")).rename(run.failures / "one.json")
+    return run
+
+
+def listed(top: Path) -> dict[str, str]:
+    return {run["name"]: run["state"] for run in status.list_runs(top)["runs"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("state.json", '{"state": "running", "history": null, "time": "now", "reason": [1]}'),
+        ("state.json", '{"state": "running", "history": [null, 5, {"state": null}]}'),
+        ("job.json", '{"cluster": "slurm", "id": "12", "where": null}'),
+        ("attempt.json", "[]"),
+        ("attempt.json", '{"number": "x", "job": null}'),
+        ("environment.json", '{"ranks": {"host": 5}}'),
+        ("records.jsonl", '{"time": null, "event": "step", "total_steps": {}, "epoch": "x"}\n'),
+        ("failures/one.json", '{"attempt": null, "time": "x"}'),
+    ],
+)
+def test_a_value_of_another_kind_is_left_out(
+    tmp_path: Path, slurm: dict[str, Any], name: str, text: str
+) -> None:
+    run = made_run(tmp_path / "r", "running", "12")
+    (run.path / name).write_text(text)
+    assert listed(tmp_path) == {"r": "running"}
+    assert list_command.main(["--runs-dir", str(tmp_path)]) == 0
+    assert status_command.main([str(run.path)]) == 0
+
+
+@pytest.mark.parametrize("job", ["--help", "12; rm", "x", None, 12, ["12"], "12,13", ""])
+def test_an_id_that_is_none_does_not_reach_slurm(
+    tmp_path: Path, slurm: dict[str, Any], job: Any
+) -> None:
+    """One of them would make squeue fail for all runs: "Invalid job id: x"."""
+    made_run(tmp_path / "good", "running", "11")
+    bad = made_run(tmp_path / "bad", "running", "12")
+    bad.attempt.unlink()
+    write_json(bad.job, {"cluster": "slurm", "id": job})
+    found = listed(tmp_path)
+    assert found["good"] == "running"
+    assert found["bad"] in ("vanished", "pending")  # or never submitted
+
+
+@pytest.mark.parametrize(
+    ("squeue", "sacct", "state"),
+    [
+        (None, "", "unknown"),
+        ("", None, "unknown"),
+        ("", "", "vanished"),
+        ("", "12|TIMEOUT|0:0", "failed"),
+    ],
+)
+def test_no_answer_is_not_the_end(
+    tmp_path: Path, slurm: dict[str, Any], squeue: str | None, sacct: str | None, state: str
+) -> None:
+    run = made_run(tmp_path / "r", "running", "12")
+    slurm.update(squeue=squeue, sacct=sacct)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        list_command.main(["--runs-dir", str(tmp_path)])
+        status_command.main([str(run.path)])
+    assert state in out.getvalue().splitlines()[1].split()
+    assert ("does not answer" in out.getvalue()) == (state == "unknown")
