@@ -195,7 +195,7 @@ def never_starts(job_id: str) -> str | None:
 
 def job_state(job_id: str, run: RunDir) -> JobState | None:
     """From the run's own record, and from whether its process is alive."""
-    starting = not _pid_file(run).exists() and _start_time(int(job_id)) is not None
+    starting = not os.path.exists(_pid_file(run)) and _start_time(int(job_id)) is not None
     alive = starting or _alive(run)
     if recorded := launcher.recorded_state(run):
         return JobState(name="COMPLETING") if alive else recorded  # the last tasks are ending

@@ -257,7 +257,7 @@ class RunDir:
         """The last recorded state: state, time (Unix seconds), reason, exit_code, history."""
         if found := read_json(self.state, shapes.STATE):
             return found
-        reason = f"{self.state.name} is damaged" if self.state.exists() else ""
+        reason = f"{self.state.name} is damaged" if os.path.exists(self.state) else ""
         return {"state": "unknown", "time": 0.0, "reason": reason, "exit_code": None, "history": []}
 
     def read_job(self) -> dict[str, Any]:

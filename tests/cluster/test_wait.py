@@ -16,7 +16,9 @@ from slurmft.cluster.slurm.commands import JobState
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
+from slurmft.runs import shapes
 from slurmft.runs.rundir import RunDir
+from tests.support.lockfs import TwoNodes
 from tests.support.made_runs import write_run
 from tests.support.nfs import remember_absent_names
 
@@ -231,5 +233,18 @@ def test_a_result_that_nfs_remembers_as_absent(
     clock.set("COMPLETED")
     remember_absent_names(monkeypatch, run.path)
     assert not run.result.exists()
-    clock.at(2, lambda: write_json(run.result, {"metrics": {}}))
-    assert JobWatch(run).wait() == {"metrics": {}}
+    result = dict.fromkeys(shapes.RESULT, 0)
+    clock.at(2, lambda: write_json(run.result, result))
+    assert JobWatch(run).wait() == result
+
+
+@pytest.mark.usefixtures("two_nodes")  # it says what is missing
+def test_a_job_goes_on_while_its_file_system_fails(tmp_path: Path) -> None:
+    """A job on this machine, of which only files tell: as where a GlusterFS server restarts."""
+    with TwoNodes(tmp_path) as two:
+        run = write_run(two.nodes[0] / "run", state="running")
+        write_json(run.job, {"cluster": "local", "id": str(os.getpid())})
+        watch = JobWatch(run)
+        two.crash(0)
+        assert not watch.has_ended()
+        assert watch.state.name == "RUNNING"
