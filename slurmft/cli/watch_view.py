@@ -179,7 +179,9 @@ class RunView:
             lines.append([("evaluate", "bold"), (f" {part}", "")])
         if self.epoch:
             found = "  ".join(f"{k} {number(v)}" for k, v in self.epoch["metrics"].items())
-            lines.append([("metrics ", "bold"), (f"{found} after epoch {self.epoch['epoch']}", "")])
+            lines.append(
+                [("metrics ", "bold"), (f"{found} after epoch {self.epoch['epoch']:g}", "")]
+            )
         return [*lines, []]
 
     def _rank_table(self, width: int, room: int, glyphs: Glyphs) -> list[Line]:

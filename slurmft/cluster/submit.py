@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import getpass
 import os
@@ -236,21 +237,18 @@ def _alone(run: RunDir) -> Iterator[None]:
 
     By lockf on all file systems: a server and the clients of its NFS see each other's. Where there
     are no locks, the second job ends when it starts (`attempts.check_turn`).
-
-    Raises:
-        UsageError: another process is doing it.
     """
     with open(run.path / "resume.lock", "ab+", buffering=0) as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            file.seek(0)
-            raise UsageError(
-                f"another slurmft resume of {run.path.name} is under way: {file.read().decode()}",
-                f"wait for it; then: slurmft status {shlex.quote(str(run.path))}",
-            ) from None
-        except OSError:  # no locks here
-            pass
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):  # else: no locks here
+                file.seek(0)
+                who = file.read().decode()
+                raise UsageError(
+                    f"another slurmft resume of {run.path.name} is under way: {who}",
+                    f"wait for it; then: slurmft status {shlex.quote(str(run.path))}",
+                ) from None
         with contextlib.suppress(OSError):  # a full disk
             file.truncate(0)
             file.write(f"process {os.getpid()} on {os.uname().nodename}".encode())
@@ -261,17 +259,14 @@ def _alone(run: RunDir) -> Iterator[None]:
 def _restored(run: RunDir) -> Iterator[None]:
     """The files of a run that a submission changes; byte for byte as before, if it fails."""
     paths = (run.config, run.state, run.job)
-    before = {path: path.read_bytes() if path.exists() else None for path in paths}
+    before = {path: path.read_bytes() for path in paths if path.exists()}
     try:
         yield
     except BaseException as error:
-        if not isinstance(error, Exception) and run.job.read_bytes() != before[run.job]:
-            raise  # an interruption: its job waits already, and must not be lost
-        for path, content in before.items():
-            with contextlib.suppress(OSError):  # the error of the block is the one to read
-                if content is None:
-                    path.unlink(missing_ok=True)
-                elif path.read_bytes() != content:
+        # Not where an interruption came after the submission: its job waits, and is not lost.
+        if isinstance(error, Exception) or run.job.read_bytes() == before[run.job]:
+            for path, content in before.items():
+                with contextlib.suppress(OSError):  # the error of the block is the one to read
                     write_bytes(path, content)
         raise
 

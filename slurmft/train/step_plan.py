@@ -89,9 +89,8 @@ class Plan:
         return math.ceil(self.train_samples / self.global_batch_size)
 
     def epochs(self, steps: int) -> float:
-        """The epochs that so many optimizer steps are; whole ones as an int."""
-        whole, rest = divmod(steps, self.steps_per_epoch)
-        return round(steps / self.steps_per_epoch, 4) if rest else whole
+        """The epochs that so many optimizer steps are."""
+        return round(steps / self.steps_per_epoch, 4)
 
     @property
     def total_steps(self) -> int:

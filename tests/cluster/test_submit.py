@@ -118,15 +118,10 @@ def test_refused_resume_leaves_the_run_as_it_was(
     assert resume(run) == "11"  # and it can be tried again
 
 
-def test_run_without_state_stays_without(queue: Queue, run: RunDir) -> None:
-    def refuse(run: RunDir) -> None:
-        raise SlurmftError("no")
-
+def test_run_that_has_lost_its_state_is_resumed(queue: Queue, run: RunDir) -> None:
     run.state.unlink()
-    queue.on_submit = refuse
-    with pytest.raises(SlurmftError, match="no"):
-        resume(run)
-    assert not run.state.exists()
+    assert resume(run) == "11"
+    assert [s["state"] for s in run.history()] == ["submitted"]
 
 
 def test_shorter_time_does_not_shorten_the_lead(queue: Queue, run: RunDir) -> None:
