@@ -242,10 +242,9 @@ class RunConfig:
         raw: dict[str, Any] = json.loads(text)
         if not fits(raw, {"program": dict, "job": dict, "submission": dict}):
             raise TypeError("it is not the configuration of a run")
-        job = {k: tuple(v) if isinstance(v, list) else v for k, v in raw["job"].items()}
         return cls(
             program=Program.from_json(raw["program"]),
-            job=build(JobConfig, job),
+            job=build(JobConfig, raw["job"]),
             submission=raw["submission"],
         )
 
@@ -269,7 +268,11 @@ def build(config: type[Config], values: dict[str, Any]) -> Config:
     Raises:
         UsageError: a value cannot be right.
     """
-    known = {k: v for k, v in values.items() if k in options(config)}
+    known = {
+        k: tuple(v) if isinstance(v, list) else v  # JSON has no tuples
+        for k, v in values.items()
+        if k in options(config)
+    }
     for name, value in known.items():
         _check_type(options(config)[name], value)
     return config(**known)
