@@ -292,8 +292,13 @@ def _check_ended(run: RunDir, moves: bool) -> None:
             f"resume it there; or here, if that job has certainly ended: --cluster {cluster}",
         )
     state = cluster_launcher.get(cluster).job_state(job_id, run)
-    if state is not None and not state.ended:
+    if state is None or state.ended or state == commands.NO_ACCOUNTING:  # not in the queue any more
+        return
+    if state == commands.NO_ANSWER:
         raise UsageError(
-            f"the job {job_id} of this run is {state.name.lower()}",
-            f"slurmft cancel {shlex.quote(str(run.path))}",
+            f"whether the job {job_id} has ended is unknown: {state.reason}", "try later"
         )
+    raise UsageError(
+        f"the job {job_id} of this run is {state.name.lower()}",
+        f"slurmft cancel {shlex.quote(str(run.path))}",
+    )

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from slurmft.cluster import launcher, submit, wait
+from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.commands import JobState
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
@@ -168,7 +169,7 @@ def test_disk_that_takes_no_job_id_loses_no_job(
     assert run.get_state()["state"] == "submitted"
 
 
-@pytest.mark.parametrize("name", ["PENDING", "RUNNING", "COMPLETING", "UNKNOWN"])
+@pytest.mark.parametrize("name", ["PENDING", "RUNNING", "COMPLETING"])
 def test_job_that_has_not_ended_is_not_submitted_again(
     queue: Queue, run: RunDir, name: str
 ) -> None:
@@ -179,7 +180,17 @@ def test_job_that_has_not_ended_is_not_submitted_again(
     assert (queue.submitted, files(run)) == ([], before)
 
 
-@pytest.mark.parametrize("state", [None, JobState(name="FAILED"), JobState(name="TIMEOUT")])
+def test_without_an_answer_no_second_job_is_submitted(queue: Queue, run: RunDir) -> None:
+    before, queue.state = files(run), commands.NO_ANSWER
+    words = "whether the job 7 has ended is unknown: Slurm does not answer"
+    with pytest.raises(UsageError, match=words):
+        resume(run)
+    assert (queue.submitted, files(run)) == ([], before)
+
+
+@pytest.mark.parametrize(
+    "state", [None, JobState(name="FAILED"), JobState(name="TIMEOUT"), commands.NO_ACCOUNTING]
+)
 def test_job_that_has_ended_or_is_forgotten_is(
     queue: Queue, run: RunDir, state: JobState | None
 ) -> None:
