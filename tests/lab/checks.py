@@ -278,6 +278,8 @@ def check_visibility(bench: Bench, times: int = 20) -> Found:
     for what in ("new", "looked for", "listed", "changed", "appended"):
         found[what] = []
         try:
+            if what in ("changed", "appended"):
+                writer.call("create", path=str(folder / what))
             for number in range(times):
                 found[what].append(round(seen(what, number), 4))
                 if sum(found[what]) > 60:

@@ -152,6 +152,8 @@ LABS = {
     "glusterfs-replicated": "tests.lab.glusterfs:ReplicatedGlusterFS",
     "glusterfs-uncached": "tests.lab.glusterfs:UncachedGlusterFS",
     "moosefs": "tests.lab.moosefs:MooseFS",
+    "gfs2": "tests.lab.shared_disk:GFS2",
+    "ocfs2": "tests.lab.shared_disk:OCFS2",
     "nfs3": "tests.lab.nfs:NFS3",
     "nfs3-local-lock-all": "tests.lab.nfs:LocalLockAll",
     "nfs3-local-lock-flock": "tests.lab.nfs:LocalLockFlock",

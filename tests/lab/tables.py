@@ -129,6 +129,7 @@ _FILES: dict[str, Cell] = {
     "one node alone creates a name": _first,
     "a small file is written in": _visible("write"),
     "seen after: new file": _visible("new"),
+    "awaited as slurmft does": _visible("looked for"),
     "in a listing": _visible("listed"),
     "replaced": _visible("changed"),
     "appended": _visible("appended"),
