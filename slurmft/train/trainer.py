@@ -670,43 +670,36 @@ class Training:
 
         Checkpoints that the run no longer needs give way first. Raises what `_finish` does.
         """
-        deadline, missing = time.monotonic() + _ROOM_PATIENCE_S, False
+        deadline = time.monotonic() + _ROOM_PATIENCE_S
         problem: SlurmftError | None = None
+        saved = False
 
         def attempt() -> None:
-            nonlocal missing, problem
-            missing = False
+            nonlocal problem, saved
             for _ in range(2):
                 try:
-                    return save()
+                    save()
+                    saved = True
+                    return
                 except (OSError, SafetensorError) as error:
                     if not is_full(error):
                         raise
                 self.job.remove_checkpoints(keep=1)
-            missing = True
             if problem is None:
                 problem = no_room(self.run_dir, what, size)
                 self.job.warn(f"{problem.message}; it is tried again: {problem.hint}")
-
-        def give_up() -> None:
-            assert problem is not None
-            raise problem
-
-        def note_stop() -> None:
-            assert problem is not None
-            self.run_dir.add_failure(f"rank 0 on {platform.node()}", problem, retry=True)
+            if time.monotonic() > deadline:
+                raise problem
 
         self.job.begin_phase()
         while True:
             self.job.alive("save")
             self.world.on_main(attempt)
-            go_on, is_late = self.world.share_object((missing, time.monotonic() > deadline))
-            if not go_on:
+            if self.world.share_object(saved):
                 return
-            if is_late:
-                self.world.on_main(give_up)
             if self.job.should_stop():
-                self.world.on_main(note_stop)
+                if problem:
+                    self.run_dir.add_failure(f"rank 0 on {platform.node()}", problem, retry=True)
                 raise _Stopped
             time.sleep(_ROOM_RETRY_S)
 

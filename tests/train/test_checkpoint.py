@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import SlurmftError
 from slurmft.job import Job
 from slurmft.job.checkpoints import verify
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
-from slurmft.train import checkpoint
+from slurmft.train import checkpoint, trainer
 from slurmft.train.checkpoint import Buffers, Saver, Snapshot
 from slurmft.train.config import TrainConfig
 from slurmft.train.state import join_optimizer, rng_state, set_rng_state, split_optimizer
+from slurmft.train.trainer import Training
 from tests.support import CHECKOUT
 
 CPU = torch.device("cpu")
@@ -63,6 +69,65 @@ def test_full_disk(small_disk: Path) -> None:
     verify(run.checkpoints / "step-00000001")
     assert not list(run.checkpoints.glob(".*"))
     assert saver.save(snapshot(3), patience_s=0)
+
+
+class Saves:
+    """A training at its end, alone, whose saves fail so often."""
+
+    def __init__(self, run: RunDir, errors: list[Exception]) -> None:
+        self.errors, self.tries = errors, 0
+        self.warnings: list[str] = []
+        self.kept: list[int] = []
+        self.training = Training.__new__(Training)
+        made: Any = self.training
+        made.run_dir = run
+        made.world = SimpleNamespace(on_main=lambda f: f(), share_object=lambda x: x)
+        made.job = SimpleNamespace(
+            begin_phase=lambda: None, alive=lambda phase: None, should_stop=lambda: False,
+            warn=self.warnings.append, remove_checkpoints=lambda keep: self.kept.append(keep),
+        )  # fmt: skip
+
+    def run(self) -> None:
+        def save() -> None:
+            self.tries += 1
+            if self.tries <= len(self.errors):
+                raise self.errors[self.tries - 1]
+
+        self.training._save_patiently("the model", 2**20, save)
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+FULL_BY_LIBRARY = SafetensorError('IoError(Os { code: 28, message: "No space left on device" })')
+
+
+@pytest.mark.parametrize(
+    ("errors", "gave_way", "warnings"),
+    [([], 0, 0), ([FULL], 1, 0), ([FULL_BY_LIBRARY] * 2, 2, 1), ([FULL] * 5, 5, 1)],
+)
+def test_save_at_the_end_is_tried_until_there_is_room(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, errors: list[Exception], gave_way: int,
+    warnings: int,
+) -> None:  # fmt: skip
+    """Older checkpoints give way first, before anybody is warned."""
+    monkeypatch.setattr(trainer, "_ROOM_RETRY_S", 0)
+    saves = Saves(run, errors)
+    saves.run()
+    assert saves.tries == len(errors) + 1
+    assert saves.kept == [1] * gave_way
+    assert len(saves.warnings) == warnings
+
+
+def test_save_at_the_end_that_never_works_ends_in_words(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "_ROOM_PATIENCE_S", -1)
+    with pytest.raises(SlurmftError, match=r"no room for the model: it needs 1\.0 MiB") as error:
+        Saves(run, [FULL] * 9).run()
+    assert str(error.value.hint).startswith("make room: ")
+    broken = Saves(run, [OSError(errno.EACCES, "Permission denied")])
+    with pytest.raises(OSError, match="Permission denied"):  # no matter of room
+        broken.run()
+    assert (broken.tries, broken.kept) == (1, [])
 
 
 def test_vanished_file_system(run: RunDir) -> None:
