@@ -103,7 +103,8 @@ class Run:
     def records(self, event: str | None = None) -> Iterator[dict[str, Any]]:
         """Its records, oldest first: those of one event ("step", "epoch", "warning", ...), or all.
 
-        Steps that were done again after a fault are there twice.
+        Steps that were done again after a fault are there twice. After step 10,000 a record stands
+        for the number of steps that it has as `steps`, with their mean loss.
         """
         return RecordReader(self._files.records).read(event)
 

@@ -33,7 +33,7 @@ def main() -> None:
         found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
         for _ in range(ROUNDS):
             for way, arguments in ways.items():
-                found[way].append(measure(arguments))
+                found[way].append(measure(["report", *arguments]))
         page_mib = (Path(output) / "report.html").stat().st_size / 2**20
     values: dict[str, Any] = {"runs": count, "steps_per_run": STEPS, "rounds": ROUNDS}
     values |= {way: medians(measured) for way, measured in found.items()}
@@ -58,7 +58,7 @@ def make_runs(folder: Path) -> int:
 
 def measure(arguments: list[str]) -> dict[str, float]:
     """Wall and processor time (s) and peak memory (MiB) of one command."""
-    command = [sys.executable, "-m", "slurmft", "report", *arguments]
+    command = [sys.executable, "-m", "slurmft", *arguments]
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
