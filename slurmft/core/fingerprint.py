@@ -32,12 +32,12 @@ def of(path: Path) -> dict[str, Any]:
 
     files = [path]
     if path.is_dir():
-        files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+        files = sorted(p for p in path.glob("[!.]*") if p.is_file())
     digest, size, changed = hashlib.sha256(), 0, 0
     for file in files:
         stat = file.stat()
         size, changed = size + stat.st_size, max(changed, stat.st_mtime_ns)
-        digest.update(f"{file.name if path.is_dir() else ''}\0{stat.st_size}\0".encode())
+        digest.update(f"{file.relative_to(path)}\0{stat.st_size}\0".encode())
         for block in _blocks(file, stat.st_size):
             digest.update(block)
     return {"bytes": size, "mtime_ns": changed, "sha256": digest.hexdigest()}

@@ -52,15 +52,22 @@ def check(train: TrainConfig, processes: int = 1) -> dict[str, dict[str, Any]]:
     if train.data is not None and is_local(train.data):
         columns, splits = tuple(columns_of(train)), []
         for path in (find_split(Path(train.data), s) for s in TASKS[train.task].splits):
-            facts = inputs[str(path)] = fingerprint.of(path)
+            facts = inputs[str(path)] = _fingerprint(path)
             splits.append(_read(path, facts["sha256"], train.task, train.preset, columns))
             facts["what"] = splits[-1].words()
         names = _check_labels(train.task, splits)
         for text in _warnings(splits, train, processes, names):
             warnings.warn(text, SlurmftWarning, stacklevel=3)
     if train.model is not None and is_local(train.model):
-        inputs[train.model] = fingerprint.of(Path(train.model)) | {"what": "model"}
+        inputs[train.model] = _fingerprint(Path(train.model)) | {"what": "model"}
     return inputs
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    try:
+        return fingerprint.of(path)
+    except OSError as error:
+        raise UsageError(f"cannot read {error.filename!r}: {error.strerror}") from None
 
 
 @dataclass(slots=True)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slurmft import api
 from slurmft.cli import fetch, render
@@ -17,7 +21,7 @@ from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.train import inputs, tasks
 from slurmft.train.config import TrainConfig
 from slurmft.train.configure import configure
-from slurmft.train.rows import label_ids, label_numbers
+from slurmft.train.rows import Labels, label_ids, label_numbers, read_columns
 from slurmft.train.sources import localize
 from tests.conftest import assert_two_lines, slurmft
 from tests.support.models import write_splits
@@ -114,6 +118,26 @@ def test_damaged_gzip(content: bytes, tmp_path: Path) -> None:
     (data / "train.csv.gz").write_bytes(content)
     with pytest.raises(UsageError, match="cannot read"):
         check(data)
+
+
+def test_files_of_others() -> None:
+    """Read as a user who may not."""
+    with tempfile.TemporaryDirectory() as top:  # pytest's are closed to others
+        Path(top).chmod(0o755)
+        data = folder_of(Path(top) / "data")
+        (data / "train.csv").chmod(0)
+        read, write = os.pipe()
+        if not (pid := os.fork()):
+            if os.getuid() == 0:
+                os.setresuid(65534, 65534, 65534)
+            try:
+                check(data)
+            except BaseException as error:
+                os.write(write, f"{type(error).__name__}: {error}".encode())
+            os._exit(0)
+        os.waitpid(pid, 0)
+        expected = f"UsageError: cannot read {str(data / 'train.csv')!r}: Permission denied"
+        assert os.read(read, 10_000).decode() == expected
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -238,6 +262,17 @@ def test_submit_refuses_before_anything_is_written(tmp_path: Path) -> None:
     done = slurmft("submit", *source, "--cluster", "local")
     assert_two_lines(done, "1 of 5 rows have no label: row 5")
     assert os.listdir(tmp_path) == ["data"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(["csv", "jsonl", "csv.gz"]), st.binary(max_size=40), st.integers(0, 80))
+def test_any_bytes_are_read_or_refused(suffix: str, noise: bytes, place: int) -> None:
+    content = TICKETS.encode() if "csv" in suffix else json.dumps(ROW).encode() * 2
+    content = gzip.compress(content) if suffix.endswith("gz") else content
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(UsageError):
+        path = Path(folder) / f"train.{suffix}"
+        path.write_bytes(content[:place] + noise + content[place + len(noise) // 2 :])
+        Labels("f", read_columns(path, ["text", "label"])["label"]).names()
 
 
 def test_every_door_has_the_check(tmp_path: Path) -> None:
