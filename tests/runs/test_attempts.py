@@ -388,6 +388,16 @@ def test_attempt_says_whose_it_is(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_history_says_where_each_attempt_runs(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    attempts.begin(run, ["n1", "n2"], "7")
+    assert (read_json(run.attempt) or {})["restarts"] == 0  # where nobody counts them
+    save(run, 5)
+    begin(run)
+    told = [(s["reason"], s.get("checkpoint")) for s in run.history()]
+    assert told == [("", None), ("on n1, n2", None), ("attempt 2 on n1, n2", "step-00000005")]
+
+
 @pytest.mark.parametrize("state", ["finished", "cancelled"])
 def test_job_that_comes_too_late_ends(tmp_path: Path, state: str) -> None:
     """A second one, or the same by `scontrol requeue`: the end is final."""
