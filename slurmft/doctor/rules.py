@@ -12,7 +12,7 @@ from slurmft.core.text import aligned, in_bytes, some
 from slurmft.doctor.checks import Check, Level, failure, ok, warning
 from slurmft.doctor.login import check_room
 
-SLOW_LINK = 0.5
+_SLOW_LINK, _ONE_SLOW_LINK = 0.5, 0.25
 _SLOW_DEVICE, _LITTLE_MEMORY = 0.8, 0.9
 """Shares of the median below which a node is slow. Links of one switch differ more than devices."""
 _SKEW_S, _BAD_SKEW_S = 0.5, 30.0
@@ -268,8 +268,9 @@ def _unreached(about: str, kind: str, starts: str, goals: str, why: str) -> Chec
         hint = "check /etc/hosts or the name service; --host-suffix if the fabric has its own names"
         return failure("names", f"{starts} cannot resolve {goals}: {why}", hint)
     user = "torchrun's store needs" if kind == "rendezvous" else "collectives need"
+    port = f"{'an' if kind == 'ephemeral' else 'a'} {kind} port"
     hint = f"a firewall or a bad cable? {user} {kind} ports that are open between nodes"
-    return failure("ports", f"{starts} cannot reach {goals} on a {kind} port: {why}", hint)
+    return failure("ports", f"{starts} cannot reach {goals} on {port}: {why}", hint)
 
 
 def _ambiguous_names(seen: Answers, names: Mapping[str, str]) -> list[Check]:
@@ -345,9 +346,9 @@ def slow_links(
     if not rates:
         return {}, {}
     best = best_links(rates)
-    nodes, middle = slow_ones(best, SLOW_LINK), statistics.median_high(best.values())
+    nodes, middle = slow_ones(best, _SLOW_LINK), statistics.median_high(best.values())
     shares = {pair: rate / middle for pair, rate in rates.items() if not nodes.keys() & set(pair)}
-    return nodes, {pair: share for pair, share in shares.items() if share < SLOW_LINK}
+    return nodes, {pair: share for pair, share in shares.items() if share < _ONE_SLOW_LINK}
 
 
 def links(rates: Mapping[tuple[str, str], float]) -> list[Check]:

@@ -30,7 +30,7 @@ from slurmft.runs import log_times
 from slurmft.runs.rundir import RunDir, current_attempt, log_head
 
 _POLL_S = 0.5
-_HEAD_LOOKS_EVERY_S, _LOOKS_PER_S = 2.0, 2
+_HEAD_LOOKS_EVERY_S, _LOOKS_PER_S = 2.0, 1
 """How often the head looks into the run directory, and all other tasks together."""
 _CAUSE_WAIT_S = 5
 _OPEN_FILES = 65536

@@ -68,7 +68,7 @@ def test_bad_node_and_bad_link_are_told_apart(count: int) -> None:
     assert rules.healthy(names, rules.broken_pairs(seen, same)) == [n for n in names if n != "n3"]
     seen = reached(names, lambda a, b: {a, b} == {"n3", "n7"})
     found = wrong(rules.reach(seen, same))
-    end = "on a ephemeral port: timed out; both reach other nodes"
+    end = "on an ephemeral port: timed out; both reach other nodes"
     both = [f"failure: n3 cannot reach n7 {end}", f"failure: n7 cannot reach n3 {end}"]
     assert sorted(found) == (both if count == 8 else both[:1])
 
@@ -76,13 +76,13 @@ def test_bad_node_and_bad_link_are_told_apart(count: int) -> None:
 def test_two_nodes_have_no_other_one() -> None:
     seen = reached(["n1", "n2"], lambda a, b: a == "n1")
     (found,) = wrong(rules.reach(seen, {"n1": "n1", "n2": "n2"}))
-    assert found == "failure: n1 cannot reach n2 on a ephemeral port: timed out"
+    assert found == "failure: n1 cannot reach n2 on an ephemeral port: timed out"
 
 
 def test_all_pairs_are_broken() -> None:
     names = [f"n{i}" for i in range(1000)]
     (found,) = wrong(rules.reach(reached(names, lambda a, b: True), {name: name for name in names}))
-    assert "n7 and 992 more cannot reach each other on a ephemeral port: timed out" in found
+    assert "n7 and 992 more cannot reach each other on an ephemeral port: timed out" in found
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 7])
