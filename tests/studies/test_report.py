@@ -16,7 +16,6 @@ import pytest
 from slurmft.cli.report import main as report_main
 from slurmft.runs import scan
 from slurmft.studies.report import runset as report_runset
-from slurmft.studies.report.charts import MOST_POINTS, thinned
 from slurmft.studies.report.measures import Row, rows_of, state_of
 from slurmft.studies.scaling import model
 from tests.conftest import slurmft
@@ -400,13 +399,6 @@ def test_tables_need_no_matplotlib(tmp_path: Path) -> None:
         assert done.stdout.endswith("[]\n")
     assert "pip install matplotlib" in done.stderr
     assert "pip install matplotlib" in (tmp_path / "out" / "report.html").read_text()
-
-
-def test_curves_are_thinned() -> None:
-    x, y = thinned([(float(i), 2.0 * i) for i in range(1, 1001)])
-    assert len(x) <= MOST_POINTS
-    assert (x[0], y[0]) == (2.5, 5.0)
-    assert thinned([(1.0, 2.0)]) == ([1.0], [2.0])
 
 
 # --- mistakes -------------------------------------------------------------------------------------

@@ -347,10 +347,10 @@ def _losses(rows: Sequence[Row], fields: Sequence[str]) -> Chart | None:
     series = []
     for row in shown:
         run = (row.finished or row.runs)[0]
-        x, y = thinned(_loss_points(run))
-        if len(x) > 1:
+        points = _loss_points(run)
+        if len(points) > 1:
             name = label(row, fields) if fields else run.name
-            series.append(Series(name, x, y))
+            series.append(Series(name, [x for x, _ in points], [y for _, y in points]))
     if not series:
         return None
     chart = Chart("loss", "Training loss", "curves", "optimizer step", "loss", series, "cell")
@@ -361,18 +361,9 @@ def _losses(rows: Sequence[Row], fields: Sequence[str]) -> Chart | None:
 
 def _loss_points(run: MeasuredRun) -> list[tuple[float, float]]:
     """Step and loss; of a step that was repeated after a restart, the last."""
-    curve = Curve()
+    curve = Curve(MOST_POINTS)
     for record in run.records("step"):
         step, loss = record.get("step"), record.get("loss")
         if isinstance(step, int) and isinstance(loss, (int, float)):
             curve.add(step, float(loss))
     return curve.points()
-
-
-def thinned(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """At most MOST_POINTS points: means of neighbours, so that no outlier is picked by chance."""
-    size = -(-len(points) // MOST_POINTS) or 1
-    groups = [points[i : i + size] for i in range(0, len(points), size)]
-    x = [sum(p[0] for p in group) / len(group) for group in groups]
-    y = [sum(p[1] for p in group) / len(group) for group in groups]
-    return x, y
