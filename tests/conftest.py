@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 from tests.support import prepared
 from tests.support.cluster import Cluster
@@ -272,7 +273,5 @@ def assert_two_lines(done: Done, fact: str) -> None:
 
 
 def records(run: RunDir, event: str) -> list[dict[str, Any]]:
-    """The records of one kind."""
-    whole = run.records.read_text().split("\n")[:-1]  # the last may be only half written
-    lines = [json.loads(line) for line in whole]
-    return [record for record in lines if record["event"] == event]
+    """The records of one kind; a full disk may have cut some short."""
+    return list(RecordReader(run.records).read(event))

@@ -267,6 +267,7 @@ def test_due_by_the_clock(run: RunDir, clock: list[float]) -> None:
         assert not store.is_due()  # one is being written
         clock[0] += 7
     assert store.seconds == 7
+    assert store.best is None
     assert store.is_due()
 
 
