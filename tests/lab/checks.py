@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -314,6 +315,38 @@ def check_restart(bench: Bench, down_s: float = 5.0) -> Found:
     return found
 
 
+def check_run(bench: Bench, down_s: float = 5.0) -> Found:
+    """The server crashes while a run trains and somebody follows it."""
+    runs = bench.folder("runs")
+    flags = ["--nodes=1", "--nproc-per-node=1", "--cpus-per-task=1", f"--runs-dir={runs}"]
+    flags += ["--batch-size=2", "--max-steps=60", "--log-every=1", "--checkpoint-every-steps=5"]
+    command = python("-m", "slurmft", "submit", "--cluster=local", "--follow", *flags)
+    with subprocess.Popen(
+        bench.lab.clients[0].command(command), text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        try:
+            said: list[str] = []
+            while "step 13/" not in (said or [""])[-1]:
+                line = _line(process)
+                assert line or process.poll() is None, said
+                said.append(line)
+            bench.lab.stop_server()
+            time.sleep(down_s)
+            bench.lab.start_server()
+            said += process.communicate(timeout=500)[0].splitlines()
+        finally:
+            process.kill()
+    steps = [int(found[1]) for line in said if (found := re.search(r"step (\d+)/60", line))]
+    done = any(line.startswith("model and records: ") for line in said)
+    return {
+        "exit": process.returncode,
+        "finished": done,
+        "steps_lost": len(steps) - len(set(steps)),
+        "words": [line for line in said if line.startswith(("warning", "error", "hint"))],
+    }
+
+
 def _run_folder(bench: Bench) -> str:
     path = bench.folder("run")
     bench.remote(0).call("make_folder", path=str(path / "checkpoints"))
@@ -429,6 +462,7 @@ CHECKS: dict[str, Callable[[Bench], Found]] = {
     "exclusive": check_exclusive,
     "visibility": check_visibility,
     "restart": check_restart,
+    "run": check_run,
     "quota": check_quota,
     "cut": check_cut,
 }

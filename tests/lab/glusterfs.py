@@ -82,6 +82,6 @@ class UncachedGlusterFS(GlusterFS):
     """Clients remember no names and attributes."""
 
     name = "glusterfs-uncached"
-    options = "the same, stat-prefetch off, entry-timeout=0, attribute-timeout=0"
+    options = "uncached: stat-prefetch off, entry-timeout=0, attribute-timeout=0"
     volume_options: ClassVar[dict[str, str]] = {"performance.stat-prefetch": "off"}
     mount_options = "entry-timeout=0,attribute-timeout=0"

@@ -27,9 +27,13 @@ def load(path: Path) -> Found:
 
 def page(text: str, folder: Path = FOLDER) -> str:
     """The page with the tables of all labs."""
-    found = [load(path) for path in sorted(folder.glob("*.json"))]
+    found = [load(path) for path in sorted(folder.glob("*.json"), key=_stem)]
     tables = "\n".join(f"\n{_table(found, columns)}" for columns in (_LOCKS, _FILES, _FAULTS))
     return _PLACE.sub(lambda place: f"{place[1]}{tables}\n{place[2]}", text)
+
+
+def _stem(path: Path) -> str:
+    return path.stem
 
 
 def _table(found: Sequence[Found], columns: dict[str, Cell]) -> str:
@@ -174,7 +178,14 @@ def _again(one: Found) -> str:
     return "yes" if said == "written" else f"**no, {said.split(':')[0]}**"
 
 
+def _run(one: Found) -> str:
+    found = one["run"]
+    end = "finished" if found["finished"] else f"**exit code {found['exit']}**"
+    return f"{end}, {found['steps_lost']} steps lost"
+
+
 _FAULTS: dict[str, Cell] = {
+    "run, server down for 5 s": _run,
     "checkpoint, server down for 5 s": _checkpoint("restart", 2),
     "checkpoint, quota full": _checkpoint("quota", 2, "full"),
     "checkpoint, network cut": _checkpoint("cut", 1),

@@ -95,6 +95,12 @@ def test_checkpoint_while_the_server_is_down(clients: Bench) -> None:
     assert found["again"] == "written"
 
 
+def test_run_while_the_server_is_down(clients: Bench) -> None:
+    found = checks.check_run(clients)
+    assert found["finished"], found["words"]
+    assert found["steps_lost"] == 0
+
+
 def test_checkpoint_where_the_quota_is_full(lab: Lab, clients: Bench) -> None:
     found = checks.check_quota(clients)
     if "not shown" in found:
