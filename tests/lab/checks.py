@@ -317,7 +317,9 @@ def check_restart(bench: Bench, down_s: float = 5.0) -> Found:
 
 def check_run(bench: Bench, down_s: float = 5.0) -> Found:
     """The server crashes while a run trains and somebody follows it."""
-    runs = bench.folder("runs")
+    runs = bench.lab.folder / "runs"
+    for folder in (bench.lab.folder, runs):  # MooseFS's is open to all
+        bench.remote(0).call("make_folder", path=str(folder), mode=0o755)
     flags = ["--nodes=1", "--nproc-per-node=1", "--cpus-per-task=1", f"--runs-dir={runs}"]
     flags += ["--batch-size=2", "--max-steps=60", "--log-every=1", "--checkpoint-every-steps=5"]
     command = python("-m", "slurmft", "submit", "--cluster=local", "--follow", *flags)
