@@ -616,3 +616,36 @@ def test_name_of_the_cluster_in_its_configuration() -> None:
 def test_errors_without_their_prefixes() -> None:
     lines: Sequence[str] = ["sbatch: error: Batch job submission failed: x ", "error: y", "z"]
     assert commands.error_text(lines) == ["Batch job submission failed: x", "y", "z"]
+
+
+def test_the_cluster_is_named_where_its_files_agree(
+    tmp_path: Path, slurm: Callable[..., Slurm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a job's environment, by slurm.conf, else by the controller, once."""
+    made = slurm(scontrol="ClusterName             = Gamma\n")
+    one, other = tmp_path / "one.conf", tmp_path / "other.conf"
+    one.write_text("ClusterName=alpha\n")
+    other.write_text("ClusterName=beta\n")
+    monkeypatch.delenv("SLURM_CLUSTER_NAME", raising=False)
+    monkeypatch.setattr(commands, "_configurations", lambda: [one, tmp_path / "none", one])
+    assert commands.cluster_name() == "alpha"
+    monkeypatch.setattr(commands, "_configurations", lambda: [one, other])
+    commands._name_by_controller.cache_clear()
+    monkeypatch.setattr(commands, "available", lambda: False)
+    assert commands.cluster_name() == ""  # nobody is asked where there is no Slurm
+    assert made.calls == []
+    monkeypatch.setattr(commands, "available", lambda: True)
+    assert [commands.cluster_name(), commands.cluster_name()] == ["gamma", "gamma"]
+    assert len(made.calls) == 1
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "Delta")
+    assert commands.cluster_name() == "delta"
+    commands._name_by_controller.cache_clear()
+
+
+def test_words_that_are_left_with_a_job(slurm: Callable[..., Slurm]) -> None:
+    slurm(scontrol="JobId=5 JobName=x\n   Comment=slurmft: the disk is full \n   Power=\n")
+    assert commands.noted("5") == "the disk is full"
+    slurm(scontrol="JobId=5 JobName=x\n   Comment=of the user\n   Power=\n")
+    assert commands.noted("5") == ""
+    slurm(scontrol=failed(NO_CONTROLLER, "scontrol"))
+    assert commands.noted("5") == ""

@@ -186,3 +186,21 @@ def test_short_lead_is_told_once(tmp_path: Path) -> None:
             pass
     (warning,) = events(run, "warning")
     assert "give --stop-lead-s" in warning["text"]
+
+
+def test_records_of_many_steps_are_few(tmp_path: Path) -> None:
+    """After 10,000 steps a record stands for several; nothing is lost when the loop ends."""
+    run = make_run(tmp_path)
+    job = Job(run)
+    job.evaluated(accuracy=0.1)
+    for n in range(9_990, 10_351):
+        job.step(n, loss=float(n))
+    job.evaluated(accuracy=0.5)
+    steps = events(run, "step")
+    assert [s["step"] for s in steps if s["step"] <= 10_000] == list(range(9_990, 10_001))
+    assert sum(s.get("steps", 1) for s in steps) == 361
+    assert 14 <= len(steps) <= 20
+    assert steps[-1]["step"] == 10_350
+    total = sum(s["loss"] * s.get("steps", 1) for s in steps)
+    assert total == pytest.approx(sum(range(9_990, 10_351)))
+    assert [r["event"] for r in RecordReader(run.records).read()][-2:] == ["step", "epoch"]
