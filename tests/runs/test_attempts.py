@@ -388,6 +388,31 @@ def test_attempt_says_whose_it_is(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_run_awaits_its_job_until_an_attempt_begins(tmp_path: Path) -> None:
+    run, found = make(tmp_path), list[bool]()
+    found.append(run.awaits_begin())
+    begin(run)
+    found.append(run.awaits_begin())
+    run.set_state("requeued")
+    found.append(run.awaits_begin())
+    run.set_state("failed")
+    run.set_state("submitted", "resumed")
+    found.append(run.awaits_begin())
+    assert found == [True, False, False, True]
+    assert run.submissions() == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "state"), [(1, "failed"), (127, "failed"), (128, "requeued"), (255, "requeued")]
+)
+def test_only_tasks_that_were_killed_may_leave_no_word(
+    tmp_path: Path, code: int, state: str
+) -> None:
+    run = make(tmp_path)
+    begin(run)
+    assert attempts.end(run, code).state == state
+
+
 def test_history_says_where_each_attempt_runs(tmp_path: Path) -> None:
     run = make(tmp_path)
     attempts.begin(run, ["n1", "n2"], "7")
