@@ -160,7 +160,7 @@ class Run:
             UsageError: it has finished, or its job has not ended, or is on another cluster or host
                 and no `cluster` is given, or another process resumes it; or an option cannot be
                 right.
-            SlurmftError: the job was refused.
+            SlurmftError: the job was refused; or the run is another user's, or others can write it.
         """
         known = [name for name in options(JobConfig) if name != "runs_dir"]
         flags = _typed("resume()", where, known)

@@ -24,7 +24,8 @@ from tests.support.made_runs import write_run
 RESULT: dict[str, Any] = {
     "metrics": {"accuracy": 0.9215, "f1": None}, "loss": 0.1234567, "steps": 1500, "wall_s": 75.2,
     "nodes": 2, "world_size": 8, "train_samples_per_s": 812.25, "precision": "bf16",
-    "global_batch_size": 256, "backend": "gloo", "optimizer": "muon", "learning_rate": 8e-3,
+    "global_batch_size": 256, "backend": "gloo", "phases_s": {"train": 60.0},
+    "optimizer": "muon", "learning_rate": 8e-3,
 }  # fmt: skip
 TOKEN = "hf_" + "x1" * 17
 
