@@ -124,8 +124,11 @@ def primitive_for(path: str | Path) -> str:
 
 
 def default(found: FileSystem) -> str:
-    """lockf where other nodes may see the files; else flock, as processes without the shim use."""
-    return "lockf" if found.is_shared else "flock"
+    """lockf where other nodes may see the files; else flock, as processes without the shim use.
+
+    OCFS2 is the other way round: its own cluster stack keeps lockf local to each node (tests/lab).
+    """
+    return "lockf" if found.is_shared and found.type != "ocfs2" else "flock"
 
 
 def recorded(found: FileSystem) -> dict[str, Any] | None:

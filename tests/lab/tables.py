@@ -16,6 +16,8 @@ FOLDER = CHECKOUT / "results" / "measured" / "file_systems"
 PAGE = CHECKOUT / "docs" / "file-locks.md"
 _PLACE = re.compile(r"(<!-- labs -->\n).*?(<!-- end of labs -->\n)", re.DOTALL)
 
+_NOT_SHOWN = "not shown"
+
 Found = dict[str, Any]
 Cell = Callable[[Found], str]
 
@@ -40,7 +42,9 @@ def _table(found: Sequence[Found], columns: dict[str, Cell]) -> str:
     rows = [["file system", *columns], ["---"] * (1 + len(columns))]
     for one in found:
         name = f"{one['file_system_name']} {one['version']}, {one['options']}"
-        rows.append([name, *(_cell(column, one) for column in columns.values())])
+        cells = [_cell(column, one) for column in columns.values()]
+        if set(cells) != {_NOT_SHOWN}:
+            rows.append([name, *cells])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
@@ -48,7 +52,7 @@ def _cell(column: Cell, one: Found) -> str:
     try:
         return column(one)
     except KeyError:  # that check was not made
-        return "not shown"
+        return _NOT_SHOWN
 
 
 # --- locks ----------------------------------------------------------------------------------------
@@ -148,7 +152,7 @@ def _checkpoint(check: str, step: int, writer: str = "writer") -> Cell:
     def told(one: Found) -> str:
         found = one[check]
         if "not shown" in found:
-            return "not shown"
+            return _NOT_SHOWN
         there = found["seen"].get(f"step-{step:08d}", "absent")
         error, seconds = found[writer]["error"], found[writer]["seconds"]
         left = ", **parts left**" if found.get("leftovers") else ""

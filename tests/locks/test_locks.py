@@ -450,6 +450,7 @@ MOUNTS = r"""
 30 22 0:26 / /home rw shared:2 - nfs4 server:/export/home rw,vers=4.2
 31 30 0:27 / /home/a\040b rw shared:3 - gpfs fs1 rw
 32 22 0:28 / /tmp rw - tmpfs tmpfs rw
+33 22 8:16 / /san rw - ocfs2 /dev/sdb rw
 """.strip()
 
 
@@ -462,6 +463,7 @@ MOUNTS = r"""
         ("/home/a b/hf", "gpfs", "lockf"),
         ("/homeless", "ext4", "flock"),
         ("/tmp/x", "tmpfs", "flock"),
+        ("/san/hf", "ocfs2", "flock"),  # which is shared, and keeps lockf local
     ],
 )
 def test_default_by_file_system(path: str, kind: str, primitive: str) -> None:
