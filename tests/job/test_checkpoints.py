@@ -145,11 +145,12 @@ def test_leftovers_of_a_kill_are_removed(run: RunDir) -> None:
     for name in (".step-00000001.123.ab", "bad-step-00000001-5", "step-00000002"):
         (run.checkpoints / name).mkdir(parents=True)
         (run.checkpoints / name / "model").touch()
+    (run.checkpoints / ".nfs0000000004").touch()  # a file that a client of NFS holds open
     checkpoints.remove_leftovers(run)
-    names = ["bad-step-00000001-5", "step-00000002"]
+    names = [".nfs0000000004", "bad-step-00000001-5", "step-00000002"]
     assert sorted(path.name for path in run.checkpoints.iterdir()) == names  # somebody may look
     checkpoints.remove_leftovers(run, bad=True)
-    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000002"]
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == [names[0], names[2]]
 
 
 def test_manifest_names_every_file_with_size_and_sum(run: RunDir) -> None:
