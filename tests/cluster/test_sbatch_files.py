@@ -128,7 +128,7 @@ def sbatch(
 def run_of(folder: Path, job: str, timeout_s: float = 60) -> RunDir:
     """The one run directory of a job."""
     deadline = time.monotonic() + timeout_s
-    while not list((folder / "runs").glob(f"*-{job}/job.json")):
+    while not list((folder / "runs").glob(f"*-{job}-*/job.json")):
         assert time.monotonic() < deadline, (folder / f"slurm-{job}.out").read_text()
         time.sleep(0.2)
     (path,) = (folder / "runs").iterdir()
