@@ -373,9 +373,10 @@ class RunDir:
         Args:
             names: of the files: "*-on-n1-*" are those of one host's ranks.
         """
-        found = [
-            f for p in self.failures.glob(f"{names}.json") if (f := read_json(p, shapes.FAILURE))
-        ]
+        paths = list[Path]()
+        with contextlib.suppress(OSError):  # while a server restarts, none is known
+            paths = list(self.failures.glob(f"{names}.json"))
+        found = [f for p in paths if (f := read_json(p, shapes.FAILURE))]
         return sorted(found, key=lambda f: (f["attempt"], float(f["time"])))
 
     def failures_of(self, attempt: int, names: str = "*") -> list[dict[str, Any]]:

@@ -248,3 +248,4 @@ def test_a_job_goes_on_while_its_file_system_fails(tmp_path: Path) -> None:
         two.crash(0)
         assert not watch.has_ended()
         assert watch.state.name == "RUNNING"
+        assert run.all_failures() == []
