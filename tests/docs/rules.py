@@ -75,10 +75,16 @@ RULES = (
     ),
     Rule(begins=r"(\S+ -m )?pytest ", how=READ, why="that is these tests: .ci/run calls them so"),
     Rule(begins=r"bash \.ci/", how=READ, why="installs for minutes, then calls these tests"),
+    Rule(
+        begins="mkdir /gpfs/proj42/hf|chgrp |chmod ",
+        how=READ,
+        why="no such group here; test_shared_caches makes one",
+    ),
     Rule(begins="(mkdir|export|unset) ", how=LOGIN),
     Rule(begins="source ", how=READ, why="of the environment that these tests run in"),
     Rule(begins="(sinfo|squeue|sacct|scontrol show)( |$)", how=CLUSTER),
     Rule(begins="python docs/draw_", how=READ, why="writes a file; test_drawing_is_true checks it"),
+    Rule(begins=r"python -m tests\.lab ", how=READ, why="sets up file systems for minutes"),
     # The tests' cluster.
     Rule(
         begins=r"python -m tests\.support\.cluster ", how=READ, why="the tests have the cluster up"

@@ -35,6 +35,7 @@ OF_OTHERS = {
     "--dependency": "sbatch",
     "--nnodes": "torchrun",
     "--slurm": "the tests",
+    "--lab": "the tests",
 }
 """Flags in inline code that are not slurmft's, and whose they are."""
 

@@ -111,7 +111,11 @@ def test_json_lines_that_cannot_be_right(line: str, fact: str, suffix: str, tmp_
     assert f"{str(data / f'train{suffix}')!r}: {fact}" in str(error.value)
 
 
-@pytest.mark.parametrize("content", [gzip.compress(TICKETS.encode())[:-9], b"\x1f\x8b\x08garbage"])
+@pytest.mark.parametrize(
+    "content",
+    [gzip.compress(TICKETS.encode())[:-9], b"\x1f\x8b\x08garbage"],
+    ids=["cut", "garbage"],
+)
 def test_damaged_gzip(content: bytes, tmp_path: Path) -> None:
     data = folder_of(tmp_path / "data")
     (data / "train.csv").unlink()
