@@ -74,29 +74,33 @@ class GFS2(SharedDisk):
 
     def join(self, machine: Machine, number: int) -> None:
         nodes = "".join(
-            f"  node {{ nodeid: {n}\n name: {other.name}\n ring0_addr: {other.address} }}\n"
+            f"node {{\nnodeid: {n}\nname: {other.name}\nring0_addr: {other.address}\n}}\n"
             for n, other in enumerate(self.machines.values(), start=1)
         )
         machine.sh(
             f"""
             mkdir -p /etc/corosync /var/lib/corosync /run/cluster
             cat > /etc/corosync/corosync.conf <<'END'
-totem {{ version: 2
-  cluster_name: lab
-  transport: udpu
-  token: 10000 }}
+totem {{
+version: 2
+cluster_name: lab
+transport: udpu
+token: 10000
+}}
 nodelist {{
 {nodes}}}
-quorum {{ provider: corosync_votequorum
-  two_node: 1
-  wait_for_all: 0 }}
-logging {{ to_syslog: no
-  to_stderr: no }}
+quorum {{
+provider: corosync_votequorum
+two_node: 1
+wait_for_all: 0
+}}
 END
             corosync
             modprobe dlm
             modprobe gfs2
             mountpoint -q /sys/kernel/config || mount -t configfs configfs /sys/kernel/config
+            mkdir -p /dev/misc /var/log/dlm_controld
+            ln -s /dev/dlm* /dev/misc/
             dlm_controld --enable_fencing 0
             """
         )
