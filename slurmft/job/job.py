@@ -34,7 +34,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from slurmft import locks
-from slurmft.core.files import read_json, write_json
+from slurmft.core.files import write_json
 from slurmft.job import checkpoints, process
 from slurmft.job.agreement import Boundary
 from slurmft.job.checkpoints import Checkpoints
@@ -409,7 +409,7 @@ class Job:
         } | dict(facts or {})
         if self._run is not None and self.is_main:
             timing = {"wall_s": time.time() - self.began_at}
-            attempt = read_json(self._run.attempt) or {}
+            attempt = self._run.read_attempt() or {}
             timing |= {"attempts": attempt.get("number", 1)}
             if changed := attempt.get("changed"):
                 timing |= {"changed_since_submission": changed}

@@ -294,7 +294,7 @@ class RunDir:
 
     def awaits_begin(self) -> bool:
         """Whether no attempt has begun since the run was last submitted."""
-        last, submissions = read_json(self.attempt) or {"submission": 0}, self.submissions()
+        last, submissions = self.read_attempt() or {"submission": 0}, self.submissions()
         return int(last.get("submission", submissions)) < submissions
 
     def meetings(self, attempt: int) -> int:
