@@ -68,7 +68,7 @@ def take(cache: Path, key: str, into: Path) -> bool:
                 os.utime(entry)  # in use from now on: nobody takes it for one that may go
             try:
                 _fill(cache / key, entry, into)
-            except (OSError, ValueError, DamagedError) as error:
+            except (OSError, ValueError, RecursionError, DamagedError) as error:
                 _empty(into)
                 if not (cache / key).exists():
                     return False
@@ -87,6 +87,9 @@ def _fill(path: Path, entry: int, into: Path) -> None:
         sums = json.loads(file.read())
     if not isinstance(sums, dict) or not all(map(_NAME.fullmatch, sums)):
         raise DamagedError(f"{_SUMS} names what tokens have not")
+    files = {each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file()}
+    if files != {_SUMS, *sums}:
+        raise DamagedError(f"{_SUMS} names other files than there are")
     for name, expected in sums.items():
         target = into / name
         target.parent.mkdir(exist_ok=True)

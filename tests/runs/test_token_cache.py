@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
 
 from slurmft.core import permissions
 from slurmft.node import profiles
@@ -18,6 +20,7 @@ from slurmft.runs.token_cache import DamagedError
 from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
 from tests.conftest import slurmft
+from tests.support.damage import damaged, damages
 from tests.support.models import write_emotion, write_model
 
 
@@ -54,6 +57,29 @@ def test_next_run_gets_the_same(tmp_path: Path, tokens: Path, empty: Path) -> No
     # Arrays take their room once; the tokenizer, which goes into models, is nobody else's.
     assert (empty / "train" / "tokens.npy").stat().st_nlink == 3
     assert (empty / "tokenizer" / "vocab.txt").stat().st_nlink == 1
+
+
+def test_damaged_sums_never_make_other_tokens(tmp_path: Path, tokens: Path, empty: Path) -> None:
+    token_cache.keep(tmp_path / "kept", "key", tokens)
+    sums = (tmp_path / "kept" / "key" / "sums.json").read_bytes()
+
+    @damages
+    @given(text=damaged("sums.json", sums))
+    def check(text: bytes) -> None:
+        cache = tmp_path / "cache"
+        shutil.copytree(tmp_path / "kept", cache)
+        (cache / "key" / "sums.json").write_bytes(text)
+        try:
+            if token_cache.take(cache, "key", empty):
+                assert content(empty) == content(tokens)
+                shutil.rmtree(empty)
+                empty.mkdir()
+        except DamagedError:
+            assert not (cache / "key").exists()
+        assert content(tmp_path / "next") == {}
+        shutil.rmtree(cache)
+
+    check()
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "lost", "without sums"])

@@ -301,7 +301,7 @@ def _baseline(row: Row, rows: Iterable[Row], fields: Sequence[str]) -> Row | Non
 
     def distance(r: Row) -> tuple[int, float]:
         pairs = zip(batches_of(row), batches_of(r), strict=True)
-        return r.devices or 0, min(abs(math.log(a / b)) if a and b else 0 for a, b in pairs)
+        return r.devices or 0, min(abs(math.log(a / b)) if a > 0 and b > 0 else 0 for a, b in pairs)
 
     found = [r for r in rows if r.devices and r.median("train_s") and rest(r) == rest(row)]
     return min(found, key=distance, default=None)
