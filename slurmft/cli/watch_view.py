@@ -7,12 +7,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from slurmft.core.files import Shape, fits
 from slurmft.core.terminal import plain
 from slurmft.core.text import duration, number
+from slurmft.runs import shapes
 from slurmft.runs.progress import Record, describe
 from slurmft.runs.records import Curve
 
 _EVENTS_SHOWN = 4
+_SPEED: Shape = {
+    "total_steps": shapes.SOME, "loss": float, "samples_per_s": float, "left_s": float,
+    "time": float,
+}  # fmt: skip
+"""What a step's record has that ends a window of the speed."""
 _EVEN = 0.05
 """Ranks that differ by less in their own work are called even."""
 
@@ -99,7 +106,7 @@ class RunView:
     def _take_step(self, record: Record) -> None:
         if record.get("loss") is not None:
             self.losses.add(record["step"], record["loss"])
-        if "samples_per_s" in record:
+        if fits(record, _SPEED):
             self.step, self.evaluate = record, {}
 
     def _host(self, rank: int) -> str:
