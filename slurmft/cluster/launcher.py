@@ -56,7 +56,13 @@ def choose(cluster: str) -> str:
 
 
 def get(cluster: str) -> Launcher:
-    """The launcher of that name (imported here: submitit takes 90 ms)."""
+    """The launcher of that name (imported here: submitit takes 90 ms).
+
+    Raises:
+        SlurmftError: there is none: pods, or a damaged run directory.
+    """
+    if cluster not in _MODULES:
+        raise SlurmftError(f"no command here knows the jobs of {cluster!r}")
     launcher: Launcher = importlib.import_module(_MODULES[cluster])
     return launcher
 
