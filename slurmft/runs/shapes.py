@@ -8,7 +8,7 @@ from typing import Any
 from slurmft.core.files import Shape, fits
 
 _TEXT, NUMBER, _COUNT = (str, None), (float, None), (int, None)
-SOME = range(1, 2**31)
+SOME, _EXIT = range(1, 2**31), range(256)
 METRICS = {...: NUMBER}
 
 CONFIG: Shape = {
@@ -23,7 +23,7 @@ CONFIG: Shape = {
     },
 }  # fmt: skip
 
-_STATE: dict[Any, Shape] = {"state": str, "time": float, "reason": str, "exit_code": _COUNT}
+_STATE: dict[Any, Shape] = {"state": str, "time": float, "reason": str, "exit_code": (_EXIT, None)}
 STATE: Shape = _STATE | {"history": [_STATE]}
 
 JOB: Shape = {"cluster": str, "id": str, "where?": str}
@@ -36,7 +36,7 @@ ATTEMPT: Shape = {
 STARTED: Shape = {"attempt": int, "meetings": int}
 
 FAILURE: Shape = {
-    "where": str, "message": str, "hint": _TEXT, "code": int, "traceback": _TEXT, "time": float,
+    "where": str, "message": str, "hint": _TEXT, "code": _EXIT, "traceback": _TEXT, "time": float,
     "secondary": bool, "step": int, "retry": bool, "bad_host": _TEXT, "attempt": int,
     "meetings?": _COUNT,
 }  # fmt: skip
