@@ -163,6 +163,15 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
+def same_umask() -> Iterator[None]:
+    """Commands that run within this process settle it for what they write."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture(autouse=True)
 def no_site_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The user's own site file must not decide about tests."""
     monkeypatch.delenv("SLURMFT_SITE", raising=False)
@@ -193,6 +202,8 @@ def modes(folder: Path) -> dict[str, set[int]]:
     """The modes of folders and of files at any depth, a folder's own included."""
     found: dict[str, set[int]] = {"folders": set(), "files": set()}
     for path in (folder, *folder.rglob("*")):
+        if path.is_symlink():  # it has no mode
+            continue
         kind = "folders" if path.is_dir() else "files"
         found[kind].add(stat.S_IMODE(path.stat().st_mode))
     return found

@@ -290,7 +290,9 @@ WORDS: dict[type, str] = {
 def _check_type(option: dataclasses.Field[Any], value: Any) -> None:
     kind = value_type(option)
     each = value if is_repeatable(option) and isinstance(value, tuple) else (value,)
-    if not ((value is None and option.default is None) or all(fits(v, kind) for v in each)):
+    known = (int, float) if kind is float else (kind,)
+    may_be_none = value is None and option.default is None
+    if not may_be_none and not all(type(v) in known for v in each):
         raise UsageError(f"{flag(option.name)} {value!r} must be {WORDS[kind]}")
 
 
