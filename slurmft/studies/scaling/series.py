@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.core.errors import UsageError
-from slurmft.core.files import is_number
+from slurmft.core.files import fits, is_number, pick
 from slurmft.runs.scan import MeasuredRun
 from slurmft.studies.published import PublishedTable, load
 from slurmft.studies.scaling.model import TOTAL, Row, Workload
@@ -122,7 +122,7 @@ def _resolved(run: MeasuredRun, name: str) -> Any:
 def _series(
     name: str, runs: Sequence[MeasuredRun], rows: Sequence[Row], notes: tuple[str, ...]
 ) -> Series:
-    restarted = [run.name for run in runs if (run.result or {}).get("attempts", 1) > 1]
+    restarted = [r.name for r in runs if fits(r.result, {"attempts": range(2, 2**31)})]
     if restarted:
         notes += (f"restarted, so start-up and rest are not used: {', '.join(restarted)}",)
     if any(row.nodes > len(run.hosts) > 0 for row, run in zip(rows, runs, strict=True)):
@@ -138,9 +138,8 @@ def _series(
 
 def _metric(run: MeasuredRun) -> float | None:
     """The primary metric, where it is a number."""
-    result = run.result or {}
-    metrics = result["metrics"]
-    found = metrics.get(result.get("primary_metric")) if isinstance(metrics, dict) else None
+    known = pick(run.result or {}, {"metrics": dict, "primary_metric": str})
+    found = (known["metrics"] or {}).get(known["primary_metric"])
     return found if is_number(found) else None
 
 
