@@ -266,6 +266,14 @@ def test_a_cancelled_task_that_never_started(slurm: Callable[..., Slurm]) -> Non
     }  # fmt: skip
 
 
+def test_a_cancelled_array_that_accounting_has_just_heard_of(slurm: Callable[..., Slurm]) -> None:
+    slurm(squeue="", sacct="2|CANCELLED by 0|0:0\n", scontrol=failed(NO_SUCH_JOB))
+    cancelled = JobState(name="CANCELLED", reason="by 0")
+    assert commands.job_states(["2_0", "2_3"]) == {"2_0": cancelled, "2_3": cancelled}
+    assert commands.job_state("2_3") == cancelled
+    assert commands.job_states(["3_0"]) == {}
+
+
 def test_many_jobs_are_asked_for_by_two_calls(slurm: Callable[..., Slurm]) -> None:
     made = slurm(squeue="12_0|RUNNING|N/A|None\n", sacct="12_1|TIMEOUT|0:0\n")
     found = commands.job_states(["12_0", "12_1", "9_7"])

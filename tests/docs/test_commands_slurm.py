@@ -80,7 +80,7 @@ def test_command_on_a_job_that_waits(command: Command, cluster: Cluster, waiting
 def test_sbatch(cluster: Cluster, world: World) -> None:
     made = worlds.with_runs_dir(world, "sbatch")
     done = run(cluster, made, SBATCH.as_run)
-    job = f"*-{done.stdout.split()[-1]}/job.json"
+    job = f"*-{done.stdout.split()[-1]}-*/job.json"
     runs = made.folder / "sbatch-runs"
     wait_until("the job reads its flags", lambda: bool([*runs.glob(job)]), 60)
     cluster.run(["scancel", "--user=root"])

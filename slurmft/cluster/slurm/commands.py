@@ -237,7 +237,7 @@ def _state_in_queue(job_id: str) -> JobState | None:
 
 def _state_in_accounting(job_id: str) -> JobState | None:
     # A task that never started is not found by its own id, only in the line of its array.
-    return parse_sacct_jobs(call(*_SACCT, f"--jobs={array_of(job_id)}")).get(job_id)
+    return _of_task(parse_sacct_jobs(call(*_SACCT, f"--jobs={array_of(job_id)}")), job_id)
 
 
 def _state_of_controller(job_id: str) -> JobState | None:
@@ -263,8 +263,16 @@ def job_states(job_ids: Iterable[str], only_queued: Iterable[str] = ()) -> dict[
         return dict.fromkeys(wanted, NO_ANSWER)
     left = wanted - found.keys() - set(only_queued)
     ended = _states_by(_SACCT, parse_sacct_jobs, left)
-    found = (dict.fromkeys(left, NO_ACCOUNTING) if ended is None else ended) | found
-    return {job: found[job] for job in wanted & found.keys()}
+    if ended is None:
+        ended = dict.fromkeys(left, NO_ACCOUNTING)
+    both = ((job, found.get(job) or _of_task(ended, job)) for job in wanted)
+    return {job: state for job, state in both if state is not None}
+
+
+def _of_task(found: dict[str, JobState], job_id: str) -> JobState | None:
+    """The state of a job by its own line, or its array's: accounting has only that at first where
+    the array was cancelled before it started."""
+    return found.get(job_id) or found.get(array_of(job_id))
 
 
 def _states_by(
