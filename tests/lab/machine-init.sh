@@ -29,6 +29,7 @@ ip address add "$LAB_ADDRESS/24" dev eth0
 ip link set eth0 up
 ip address add 10.0.2.15/24 dev eth1
 ip link set eth1 up
+# shellcheck disable=SC2046  # its words are arguments
 /usr/bin/python3 -I -S $(echo "$LAB_REMOTE" | tr ':' ' ') < /dev/null > /dev/ttyS0 2>&1 &
 echo "lab: ready" > /dev/ttyS0
 while :; do sleep 1000 & wait; done
