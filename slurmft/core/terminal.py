@@ -60,6 +60,13 @@ def raw(stream: Any) -> Any:
     return getattr(stream, "raw_stream", stream)
 
 
+def overwritten(text: str) -> None:
+    """A line on stderr that what follows takes the place of; where that is a terminal."""
+    stream = raw(sys.stderr)
+    if stream.isatty():
+        print(f"\x1b[K{plain(text)}\r", end="", file=stream, flush=True)
+
+
 @contextlib.contextmanager
 def unprotected() -> Iterator[None]:
     """A library's progress bars in the block work."""

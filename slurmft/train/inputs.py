@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from slurmft.core import fingerprint
 from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.core.files import read_json
 from slurmft.core.hub import is_local
+from slurmft.core.terminal import overwritten
 from slurmft.train.config import TrainConfig
 from slurmft.train.recipes import TASKS
 from slurmft.train.rows import (
@@ -113,11 +113,11 @@ def _read(
         if share < 1 and seconds > CHECK_S:
             found.share = share
             break
-        if seconds > told_s + _TELL_EVERY_S and sys.stderr.isatty():
+        if seconds > told_s + _TELL_EVERY_S:
             told_s = seconds
-            line = f"\033[Kchecking {path.name!r}: {share:.0%}\r"  # what follows overwrites it
-            print(line, end="", file=sys.stderr, flush=True)
-    print("\033[K" if told_s else "", end="", file=sys.stderr, flush=True)
+            overwritten(f"checking {path.name!r}: {share:.0%}")
+    if told_s:
+        overwritten("")
     found.labels.check_empty()
     if len(found.without_text) >= found.rows:
         raise UsageError(f"{where!r}: no row has a text", "choose with --text-column")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import json
 import os
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 
 from slurmft import api
 from slurmft.cli import fetch, render
+from slurmft.core import terminal
 from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.train import inputs, tasks
 from slurmft.train.config import TrainConfig
@@ -109,6 +112,36 @@ def test_json_lines_that_cannot_be_right(line: str, fact: str, suffix: str, tmp_
     with pytest.raises(UsageError) as error:
         check(data)
     assert f"{str(data / f'train{suffix}')!r}: {fact}" in str(error.value)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def reconfigure(self, errors: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_progress_of_a_long_check(
+    stream: type[io.StringIO], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As commands print it, which print no others' escapes; and nothing in a pipe."""
+    data = folder_of(tmp_path / "data")
+    (data / "train.csv").write_text("text,label\n" + "late,delivery\ntwice,billing\n" * 2000)
+    made = stream()
+    monkeypatch.setattr(inputs, "_TELL_EVERY_S", -1.0)
+    monkeypatch.setattr(sys, "stderr", made)
+    if stream is Terminal:
+        monkeypatch.setattr(sys, "stdout", Terminal())
+        terminal.protect()
+    check(data)
+    found = made.getvalue()
+    if stream is Terminal:
+        assert "\x1b[Kchecking 'train.csv': " in found
+        assert found.endswith("\x1b[K\r")
+    else:
+        assert found == ""
 
 
 @pytest.mark.parametrize(
