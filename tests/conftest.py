@@ -6,6 +6,7 @@ import ast
 import functools
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -163,12 +164,15 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def same_umask() -> Iterator[None]:
-    """Commands that run within this process settle it for what they write."""
-    before = os.umask(0o022)
-    os.umask(before)
+def same_process() -> Iterator[None]:
+    """Commands that run within this process settle its umask, and block stop signals: both are
+    inherited by what later tests start."""
+    umask = os.umask(0o022)
+    os.umask(umask)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     yield
-    os.umask(before)
+    os.umask(umask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 @pytest.fixture(autouse=True)
