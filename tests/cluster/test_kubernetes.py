@@ -258,7 +258,7 @@ def test_pods_train(tmp_path: Path) -> None:
 def test_evicted_pod_and_those_that_start_again(tmp_path: Path) -> None:
     """The first life stops and saves; the second is another attempt, and goes on from there."""
     run = RunDir(tmp_path / "runs" / "mrpc")
-    config = configured(tmp_path, "pytorchjob", "--max-steps", "60", "--log-every", "1")
+    config = configured(tmp_path, "pytorchjob", "--max-steps", "300", "--log-every", "1")
     with pods("pytorchjob", config, run) as started:
         while not (run.records.exists() and '"step"' in run.records.read_text()):
             assert [pod.poll() for pod in started] == [None, None]
