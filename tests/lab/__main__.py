@@ -10,12 +10,15 @@ import argparse
 import json
 import sys
 import time
+from concurrent.futures import TimeoutError as NotYet
 from pathlib import Path
 
+from slurmft.core.agents import AgentError
 from slurmft.core.files import write_json
 from tests.lab import tables
 from tests.lab.bench import bench
 from tests.lab.checks import CHECKS
+from tests.lab.hosts import LabError
 from tests.lab.labs import LABS, make
 
 
@@ -42,8 +45,12 @@ def examine(name: str, checks: list[str], path: Path) -> None:
         found["date"] = time.strftime("%Y-%m-%d")
         for check in checks:
             began = time.monotonic()
-            with bench(lab) as made:
-                found[check] = CHECKS[check](made)
+            try:
+                with bench(lab) as made:
+                    found[check] = CHECKS[check](made)
+            except (AgentError, LabError, NotYet) as error:
+                print(f"{name} {check}: {error}", file=sys.stderr, flush=True)
+                continue
             said = f"{name} {check} ({time.monotonic() - began:.0f} s)"
             print(said, json.dumps(found[check], indent=1), file=sys.stderr, flush=True)
             write_json(path, found)

@@ -75,11 +75,13 @@ class NFS(MachineLab):
         while True:
             try:
                 client.sh(f"mount -t nfs -o {self.mount_options} {source}")
-                return
+                break
             except LabError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(1)
+        # A server that has just started gives no new lock for its grace period, 90 s.
+        client.sh(f"flock {self.folder}/ready true", timeout_s=200)
 
     def stop_server(self) -> None:
         self.machines["server"].kill()
