@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -130,10 +129,9 @@ def kubernetes_files(arguments: argparse.Namespace, argv: list[str]) -> dict[str
             f"--min-nodes {cluster.min_nodes} of --nodes {config.job.nodes}", "from 1 to --nodes"
         )
     lines = kubernetes.commands(arguments.kind, cluster, arguments.output)
-    objects = kubernetes.manifests(arguments.kind, config, cluster)
     comments = "".join(f"# {line}\n" for line in lines)
     return {
-        f"{cluster.name}.yaml": comments + to_yaml(objects),
+        f"{cluster.name}.yaml": comments + kubernetes.manifest(arguments.kind, config, cluster),
         "Dockerfile": kubernetes.dockerfile(),
     }
 
@@ -146,28 +144,6 @@ def configure_pods(flags: dict[str, Any], argv: list[str]) -> RunConfig:
     return RunConfig(
         program=train.program(), job=job, submission=provenance("render", ["kubernetes", *argv])
     )
-
-
-def to_yaml(objects: list[dict[str, Any]]) -> str:
-    import yaml  # 20 ms
-
-    class Dumper(yaml.SafeDumper):  # type: ignore[misc, unused-ignore]
-        """Texts of several lines stay readable; nothing is an anchor.
-
-        Kubernetes' own reader takes more plain words for numbers and for truth values than PyYAML:
-        08, 1e3, y. So only what cannot be one stands without quotes.
-        """
-
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-    def text(dumper: Any, value: str) -> Any:
-        plain = re.match(r"[A-Za-z/].", value)
-        style = "|" if "\n" in value else None if plain else "'"
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
-
-    Dumper.add_representer(str, text)
-    return str(yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, allow_unicode=True))
 
 
 def kubernetes_main(argv: list[str]) -> int:

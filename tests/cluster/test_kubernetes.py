@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import yaml
 
-from slurmft.cli.render import to_yaml
 from slurmft.cluster import kubernetes
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
@@ -160,14 +159,19 @@ def test_names_are_safe(text: str) -> None:
 
 
 def test_words_that_other_readers_take_for_numbers() -> None:
-    """Kubernetes' reader of YAML is not PyYAML."""
+    """Kubernetes' reader of YAML is not PyYAML: 08, 1e3 and y stand in quotes."""
+    more = ("--node-selector", "y=08", "--node-selector", "zone=1e3", "--memory", "1000")
+    done = slurmft("render", "kubernetes", *FLAGS, *more)
+    assert done.code == 0, done.err
+    for line in ('"y": "08"', '"zone": "1e3"', 'memory: "1000"', 'cpu: "8"'):
+        assert line in done.out
 
-    words = ["08", "1e3", "y", "n", "0o7", "no", "1_0", "16", "slurmft", "/runs", "a: b", "x\ny"]
-    text = to_yaml([{"words": words, "y": "08"}])
-    assert next(yaml.safe_load_all(text)) == {"words": words, "y": "08"}
-    plain = re.findall(r"^- ([^'\"|\n]+)$", text, re.MULTILINE)
-    assert plain == ["slurmft", "/runs"]
-    assert "'y': '08'" in text
+
+def test_a_configuration_that_is_no_ascii(tmp_path: Path) -> None:
+    """YAML ends lines at characters at which JSON does not."""
+    folder = tmp_path / "ä\u2028b"
+    config = render("trainjob", "--model", str(folder))["ConfigMap"]["data"]["config.json"]
+    assert RunConfig.from_json(config).program.settings["model"] == str(folder)
 
 
 def test_names_that_kubernetes_has(tmp_path: Path) -> None:
@@ -175,7 +179,7 @@ def test_names_that_kubernetes_has(tmp_path: Path) -> None:
     names = ("--claim", "1e3", "--secret", "hub.v2", "--namespace", "7b")
     done = slurmft("render", "kubernetes", *FLAGS, *names)
     assert done.code == 0, done.err
-    assert "claimName: '1e3'" in done.out
+    assert 'claimName: "1e3"' in done.out
 
 
 def test_image_and_pod_have_one_user() -> None:
