@@ -11,7 +11,7 @@ from slurmft.cli.parser import Parser
 from slurmft.core.config import duration_s
 from slurmft.core.errors import Exit
 from slurmft.core.files import to_json
-from slurmft.studies.scaling import model, planner
+from slurmft.studies.scaling import backtest, model, planner
 from slurmft.studies.scaling.model import Workload
 
 _DESCRIPTION = """\
@@ -45,10 +45,17 @@ def main(argv: list[str]) -> int:
     work = _changed(fit.rows[0].work, arguments)
     options = planner.predict(fit, counts, work, devices_per_node)
     chosen, why = planner.recommend(options, deadline_s, arguments.budget)
+    tests = backtest.backtest(series, network, arguments.seed) if arguments.backtest else None
     if arguments.json:
-        print(to_json(planner.as_json(series, options, chosen, why), indent=2))
-    else:
-        print("\n".join(planner.describe_plan(series, fit, options, chosen, why)))
+        found_json = planner.as_json(series, options, chosen, why)
+        if tests is not None:
+            found_json["backtest"] = backtest.as_json(tests)
+        print(to_json(found_json, indent=2))
+        return Exit.OK
+    lines = planner.describe_plan(series, fit, options, chosen, why)
+    if tests is not None:
+        lines += ["", *backtest.describe_backtest(tests)]
+    print("\n".join(lines))
     return Exit.OK
 
 
@@ -68,6 +75,8 @@ def parser() -> Parser:
     add("--nodes", metavar="1-64|1,2,4", help="counts to compare (default: 1, 2, 4, ...)")
     add("--deadline", metavar="TIME", help="find the fewest nodes that meet it: 90s, 30m, 2h")
     add("--budget", type=_amount, metavar="NODE-HOURS", help="find the fastest within it")
+    test = "also predict measured runs from those with fewer devices, and show the errors"
+    add("--backtest", action="store_true", help=test)
     add("--seed", type=int, default=0, help="of the ranges (default: 0)")
     add("--json", action="store_true", help="print the plan as JSON")
     add = made.add_argument_group("What would run (default: as measured)").add_argument

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from slurmft.cli.parser import Parser
 from slurmft.core.errors import Exit, unknown
-from slurmft.studies.forecast import Forecaster
 from slurmft.studies.report import plots
 from slurmft.studies.report.build import collect_sections, tables_text, write_report
 from slurmft.studies.report.formats import FORMATS
@@ -18,7 +17,6 @@ examples:
   slurmft report studies/scaling --output report           # and plots, and report/report.html
   slurmft report studies/scaling --published results/published/mn4_emotion.json
   slurmft report results/published/mn4_benchmark.json --format markdown
-  slurmft report studies/scaling --predict                 # backtest of the model of slurmft plan
   slurmft report runs --format csv > runs.csv              # every measure of every cell
 """
 
@@ -29,10 +27,7 @@ def main(argv: list[str]) -> int:
     form = arguments.format
     if form is not None and form not in FORMATS:
         raise unknown("--format", form, list(FORMATS))
-    forecaster = _forecaster() if arguments.predict else None
-    sections, problems = collect_sections(
-        arguments.paths, arguments.published, arguments.title, forecaster
-    )
+    sections, problems = collect_sections(arguments.paths, arguments.published, arguments.title)
     if arguments.output is not None:
         written = write_report(
             arguments.output, sections, problems, arguments.title, arguments.paths
@@ -43,12 +38,6 @@ def main(argv: list[str]) -> int:
     if form is not None or arguments.output is None:
         print(tables_text(sections, problems, form or "text"), end="")
     return Exit.OK
-
-
-def _forecaster() -> Forecaster:
-    from slurmft.studies.scaling import backtest  # numpy
-
-    return backtest
 
 
 def parser() -> Parser:
@@ -72,10 +61,5 @@ def parser() -> Parser:
     add("--format", default=None, metavar="|".join(FORMATS), help=printed)
     beside = "published tables to compare with; repeatable (default: what the study names)"
     add("--published", type=Path, action="append", default=[], metavar="FILE", help=beside)
-    predict = (
-        "predict every row from the rows with fewer devices, by the model of slurmft plan; about a "
-        "second for every number of devices"
-    )
-    add("--predict", action="store_true", help=predict)
     add("--title", default="", metavar="TEXT", help="of the page, and of runs of no study")
     return made

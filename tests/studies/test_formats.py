@@ -1,17 +1,15 @@
-"""Tables as text, Markdown, CSV and LaTeX."""
+"""Tables as text, Markdown and CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-import re
 
 from slurmft.studies.report.formats import (
     Column,
     Table,
     Value,
     as_csv,
-    as_latex,
     as_markdown,
     as_text,
 )
@@ -23,9 +21,6 @@ def test_hostile_text_is_escaped() -> None:
     table = Table(HOSTILE, [Column("name", numeric=False)], [[Value.of(HOSTILE)]], [HOSTILE])
     (row,) = list(csv.DictReader(io.StringIO(as_csv(table))))
     assert row == {"name": HOSTILE}
-    latex = as_latex(table)
-    assert r"\& 50\% \$(rm) a\_b \{c\} \textasciitilde{} \^{} \textbackslash{}d" in latex
-    assert not re.search(r"(?<!\\)[%#_&$]", latex.replace("& ", "").replace("\\_", ""))
     markdown = as_markdown(table)
     assert "<script>" not in markdown
     assert r"\| " in markdown

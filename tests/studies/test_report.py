@@ -13,22 +13,14 @@ from typing import Any
 
 import pytest
 
-from slurmft.cli.report import main as report_main
 from slurmft.runs import scan
 from slurmft.studies.report import runset as report_runset
 from slurmft.studies.report.measures import Row, rows_of, state_of
-from slurmft.studies.scaling import model
 from tests.conftest import slurmft
 from tests.support import CHECKOUT
 from tests.support.made_runs import write_run
 
 PUBLISHED = CHECKOUT / "results" / "published"
-
-
-@pytest.fixture
-def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fits that are fast, and less exact."""
-    monkeypatch.setattr(model, "DRAWS", 40)
 
 
 def write_study(
@@ -294,45 +286,6 @@ def test_published_beside_ours(tmp_path: Path) -> None:
     assert "not as published: epochs 2 (5); precision fp32 (fp16)" in text
 
 
-@pytest.mark.usefixtures("few_draws")
-def test_runs_are_predicted_from_fewer_devices(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    for nodes in (1, 2, 4, 8):
-        for seed in (1, 2):
-            step_s = (0.4 / nodes + 0.01) * (1 + seed / 100)
-            write_run(
-                tmp_path / "runs" / f"{nodes}-{seed}", nodes=nodes, nproc_per_node=1, seed=seed,
-                step_s=step_s, batch_size=32 // nodes, epochs=1,
-            )  # fmt: skip
-    broken = write_run(tmp_path / "runs" / "odd", nodes=16, nproc_per_node=1, epochs=1)
-    result = json.loads(broken.result.read_text())
-    del result["global_batch_size"]
-    broken.result.write_text(json.dumps(result))
-    output = tmp_path / "out"
-    assert report_main([str(tmp_path / "runs"), "--predict", "--output", str(output)]) == 0
-    rows = csv_of((output / "runs.csv").read_text())
-    found = {r["nodes"]: r for r in rows}
-    assert [found[n]["predicted_from_devices"] for n in ("1", "2", "4", "8", "16")] == [
-        "", "", "1 2", "1 2 4", "",
-    ]  # fmt: skip
-    eight = found["8"]
-    assert float(eight["predicted_train_s_low"]) < float(eight["predicted_train_s_high"])
-    error = float(eight["predicted_train_s"]) / float(eight["train_s"]) - 1
-    assert float(eight["predicted_error_percent"]) == pytest.approx(100 * error)
-    text = " ".join((output / "tables.txt").read_text().split())
-    assert "predicted: by the model of slurmft plan" in text
-    assert "(4 from 1, 2; 8 from 1, 2, 4 devices)" in text
-    assert "predicted (90 %)" in (output / "runs-train-s.svg").read_text()
-    assert "predicted train (s)" in (output / "report.html").read_text()
-
-
-def test_too_few_numbers_of_devices_are_said(tmp_path: Path) -> None:
-    for nodes in (1, 2):
-        write_run(tmp_path / str(nodes), nodes=nodes, nproc_per_node=1)
-    found = " ".join(report(tmp_path, "--predict").split())
-    assert "no predictions: no row has two smaller numbers of devices" in found
-
-
 def test_a_study_names_what_to_compare_with(tmp_path: Path) -> None:
     toml = 'published = "../x.json"\nrepeats = 1\n'
     cells = [{"nodes": n, "eval_batch_size": 128} for n in (1, 2)]
@@ -367,7 +320,7 @@ def test_all_files_are_written(tmp_path: Path) -> None:
     done = slurmft("report", str(tmp_path / "runs"), "--output", str(tmp_path / "out" / "here"))
     assert done.code == 0, done.err
     names = {path.name for path in (tmp_path / "out" / "here").iterdir()}
-    assert {"tables.txt", "tables.md", "tables.tex", "runs.csv", "report.html"} <= names
+    assert {"tables.txt", "tables.md", "runs.csv", "report.html"} <= names
     plots = {n.removesuffix(".svg") for n in names if n.endswith(".svg")}
     assert plots == {n.removesuffix(".png") for n in names if n.endswith(".png")}
     assert {"runs-speedup", "runs-phases", "runs-loss", "runs-train-s"} <= plots

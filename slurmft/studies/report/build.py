@@ -14,7 +14,6 @@ from slurmft.core.files import write_bytes
 from slurmft.core.filesystem import absolute
 from slurmft.runs import resolve, scan
 from slurmft.studies import published
-from slurmft.studies.forecast import Forecaster
 from slurmft.studies.report import plots
 from slurmft.studies.report import runset as report_runset
 from slurmft.studies.report.formats import FORMATS, as_csv, as_list
@@ -26,7 +25,6 @@ def collect_sections(
     paths: Sequence[Path],
     beside: Sequence[Path],
     title: str,
-    forecaster: Forecaster | None = None,
 ) -> tuple[list[Section], list[str]]:
     """The sections of a report, and what could not be read.
 
@@ -34,7 +32,6 @@ def collect_sections(
         paths: run directories, folders of them, files of published tables.
         beside: further files of published tables.
         title: of the runs of no study.
-        forecaster: makes predictions, if they are wanted.
 
     Raises:
         UsageError: a path holds nothing that can be shown.
@@ -53,11 +50,11 @@ def collect_sections(
             given_here = _study_tables(runset)
         else:
             given_here = [table for tables in given for table in tables]
-        sections.append(of_runs(runset, given_here, forecaster))
+        sections.append(of_runs(runset, given_here))
         if not given and given_here and given_here not in named_by_studies:
             named_by_studies.append(given_here)
-            sections.append(of_published(given_here, forecaster))
-    sections += [of_published(tables, forecaster) for tables in given]
+            sections.append(of_published(given_here))
+    sections += [of_published(tables) for tables in given]
     return _with_own_keys(sections), problems
 
 

@@ -10,14 +10,11 @@ from typing import Any
 from slurmft.core.files import is_number
 from slurmft.runs.records import Curve
 from slurmft.runs.scan import MeasuredRun
-from slurmft.studies.forecast import Forecast, Forecasts
 from slurmft.studies.published import PublishedTable, with_unit
 from slurmft.studies.report.formats import Column, Table, Value, decimals_of
-from slurmft.studies.report.layouts import predicted_column
 from slurmft.studies.report.matching import keys_of
 from slurmft.studies.report.measures import (
     DEVICE_FIELDS,
-    FORECAST,
     MEASURES,
     PHASES,
     Row,
@@ -45,8 +42,6 @@ class Series:
     high: list[float] | None = None
     """Smallest and largest of the repeats."""
     published: bool = False
-    predicts: str | None = None
-    """The label of the series whose points these predict."""
 
 
 @dataclass(slots=True)
@@ -128,10 +123,9 @@ def charts_of(
     return charts
 
 
-def charts_of_published(table: PublishedTable, forecasts: Forecasts) -> list[Chart]:
+def charts_of_published(table: PublishedTable) -> list[Chart]:
     """All plots of a published table that have data."""
-    made = (_published(table), _published_speedup(table), _forecast(table, forecasts))
-    return [chart for chart in made if chart]
+    return [chart for chart in (_published(table), _published_speedup(table)) if chart]
 
 
 def _published(table: PublishedTable) -> Chart | None:
@@ -176,57 +170,6 @@ def _published_series(
             points.x.append(row[x])
             points.y.append(row[y])
     return list(series.values())
-
-
-def _forecast(table: PublishedTable, forecasts: Forecasts) -> Chart | None:
-    """A plot of a published table with its predictions."""
-    if not any(forecasts):
-        return None
-    value, devices = predicted_column(table), "gpus" if "gpus" in table.columns else "nodes"
-    keys = [c for c in keys_of(table) if c != devices]
-    series = _published_series(table, devices, value, keys)
-    y_label = with_unit(value)
-    chart = Chart(
-        f"{table.part or value} predicted",
-        f"Published, and predicted from fewer devices: {y_label}",
-        "lines",
-        with_unit(devices),
-        y_label,
-        series,
-        legend=", ".join(map(with_unit, keys)),
-        logarithmic=True,
-    )
-    names = [", ".join(str(row[c]) for c in keys) for row in map(table.named, table.rows)]
-    return _with_forecasts(_limited(chart), names, forecasts)
-
-
-def _with_forecasts(
-    chart: Chart | None, names: Sequence[str], forecasts: Forecasts
-) -> Chart | None:
-    """A chart with the predicted points of its series; `names`: the series of each forecast."""
-    if chart is None:
-        return None
-    by_name: dict[str, list[Forecast]] = {}
-    for name, forecast in zip(names, forecasts, strict=True):
-        if forecast:
-            by_name.setdefault(name or "published", []).append(forecast)
-    predicted = [
-        Series(
-            f"{series.label}, predicted",
-            [f.devices for f in found],
-            [f.median for f in found],
-            [f.low for f in found],
-            [f.high for f in found],
-            predicts=series.label,
-        )
-        for series in chart.series
-        if (found := by_name.get(series.label))
-    ]
-    if predicted:
-        chart.series += predicted
-        note = "Open markers: predicted from fewer devices, with 90 % intervals."
-        chart.note = f"{chart.note} {note}".strip()
-    return chart
 
 
 _Groups = dict[str, list[Row]]
@@ -293,11 +236,7 @@ def _lines(key: str, title: str, y_label: str, groups: _Groups) -> Chart | None:
     series = _series(key, groups)
     if not _has_two_places(series):
         return None
-    chart = _limited(Chart(key, title, "lines", DEVICES, y_label, series, logarithmic=True))
-    if key != FORECAST:
-        return chart
-    found = [(name, row.forecast) for name, rows in groups.items() for row in rows]
-    return _with_forecasts(chart, [name for name, _ in found], [f for _, f in found])
+    return _limited(Chart(key, title, "lines", DEVICES, y_label, series, logarithmic=True))
 
 
 def _speedups(groups: _Groups, published: Iterable[PublishedTable]) -> Chart | None:

@@ -1,4 +1,4 @@
-"""Tables: columns, values as they are and as they are shown; as text, Markdown, CSV and LaTeX."""
+"""Tables: columns, values as they are and as they are shown; as text, Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -75,15 +75,6 @@ class Table:
         rows = [list(row) for row in zip(*(values for _, values in columns), strict=True)]
         return cls(title, [column for column, _ in columns], rows, notes)
 
-    def with_columns(self, more: Columns, at: int) -> Table:
-        """The same with further columns before the one at an index."""
-        heads = [*self.columns[:at], *(column for column, _ in more), *self.columns[at:]]
-        rows = [
-            [*row[:at], *(values[i] for _, values in more), *row[at:]]
-            for i, row in enumerate(self.rows)
-        ]
-        return replace(self, columns=heads, rows=rows)
-
     def without(self, key: str) -> Table:
         """The same without one column."""
         kept = [i for i, column in enumerate(self.columns) if column.key != key]
@@ -132,23 +123,6 @@ def as_markdown(table: Table) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def as_latex(table: Table) -> str:
-    """A `table` environment for LaTeX with the package booktabs; UTF-8."""
-    fitted = _fitted(table)
-    headers = [column.words for column in fitted.columns]
-    grid = _tabulate(fitted, headers, "latex_booktabs").replace("±", _PLUS_MINUS)
-    lines = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{latex(table.title)}}}",
-        r"\small",
-        *grid.splitlines(),
-        *(rf"\par\footnotesize {latex(note)}" for note in fitted.notes),
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
 def as_csv(table: Table) -> str:
     """All columns, values unrounded; without title and notes. An absent value is an empty field."""
     made = io.StringIO()
@@ -160,11 +134,9 @@ def as_csv(table: Table) -> str:
 
 
 def as_list(title: str, lines: Sequence[str], form: str) -> str:
-    """A list below the tables; in LaTeX as comments, which are not printed."""
+    """A list below the tables."""
     if not lines or form == "csv":
         return ""
-    if form == "latex":
-        return "".join(f"% {_line(line)}\n" for line in (f"{title}:", *lines))
     if form == "markdown":
         return "\n".join((f"{title}:", "", *(f"- {markdown(line)}" for line in lines))) + "\n"
     return "\n".join((f"{title}:", *_bullets(lines, WIDTH))) + "\n"
@@ -179,7 +151,6 @@ FORMATS: dict[str, tuple[Callable[[Table], str], str]] = {
     "text": (as_text, "txt"),
     "markdown": (as_markdown, "md"),
     "csv": (as_csv, "csv"),
-    "latex": (as_latex, "tex"),
 }
 """Format -> its function and the ending of its files."""
 
@@ -207,15 +178,6 @@ def _alignment(table: Table, index: int) -> str:
 def _line(text: str) -> str:
     """One line without control characters, which a terminal would obey."""
     return "".join(c if c.isprintable() else " " for c in text)
-
-
-def latex(text: str) -> str:
-    """Text with LaTeX's special characters escaped."""
-    escaped = "".join(tabulate.LATEX_ESCAPE_RULES.get(c, c) for c in _line(text))
-    return escaped.replace("±", _PLUS_MINUS)
-
-
-_PLUS_MINUS = r"$\pm$"
 
 
 _MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\|`*_[]<>"})

@@ -1,13 +1,11 @@
-"""Published tables in the layout in which they were published, with or without predictions."""
+"""Published tables in the layout in which they were published."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from slurmft.studies.forecast import Forecasts
 from slurmft.studies.published import PublishedTable, with_unit
-from slurmft.studies.report import predictions
 from slurmft.studies.report.formats import NOTHING, Column, Table, Value
 
 Line = tuple[tuple[Any, ...], str]
@@ -17,46 +15,10 @@ Lines = dict[Line, dict[Any, Value]]
 """The values of each line, by the heads of the columns."""
 
 
-def layout(table: PublishedTable, forecasts: Forecasts = ()) -> Table:
-    """A published table as it was published, value for value.
-
-    Predictions are columns beside the value, or, in a table with a column for every device count,
-    lines below the published ones.
-    """
-    if table.across is None:
-        plain = _plain(table)
-        if not any(forecasts):
-            return plain
-        value = predicted_column(table)
-        more = predictions.columns(f"predicted {with_unit(value)}", forecasts)
-        return plain.with_columns(more, table.columns.index(value) + 1)
-    lines = published_lines(table)
-    if not any(forecasts):
-        return wide(table, lines).without("whose")
-    texts = predictions.with_intervals(forecasts)
-    for row, forecast, text in zip(map(table.named, table.rows), forecasts, texts, strict=True):
-        if forecast:
-            labels, head = tuple(row[c] for c in table.labels), row[table.across]
-            lines.setdefault((labels, "predicted"), {})[head] = text
-            lines.setdefault((labels, "error (%)"), {})[head] = predictions.error_of(forecast)
-    return wide(table, lines)
-
-
-def data(table: PublishedTable, forecasts: Forecasts = ()) -> Table:
-    """The same for CSV; with predictions, a row for every published value."""
-    if not any(forecasts):
-        return layout(table)
-    return _plain(table).with_columns(
-        predictions.data_columns("predicted", forecasts), len(table.columns)
-    )
-
-
-def predicted_column(table: PublishedTable) -> str:
-    """The column of a published table that is predicted."""
-    return "time_s" if table.across is None else table.columns[-1]
-
-
-def _plain(table: PublishedTable) -> Table:
+def layout(table: PublishedTable) -> Table:
+    """A published table as it was published, value for value."""
+    if table.across is not None:
+        return wide(table, published_lines(table)).without("whose")
     rows = [[Value.of(v) for v in row] for row in table.rows]
     return Table(table.name, [column_of(table, c) for c in table.columns], rows)
 

@@ -12,7 +12,6 @@ from typing import Any
 from slurmft.core.files import is_number
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun, varied
-from slurmft.studies.forecast import Forecast
 from slurmft.studies.report.runset import RunSet, planned
 from slurmft.studies.spec import Cell
 
@@ -141,8 +140,6 @@ class Row:
     scaled: dict[str, float] = field(default_factory=dict)
     """speedup and efficiency, where there is a row to compare with."""
     baseline: Row | None = None
-    forecast: Forecast | None = None
-    """Its training time, predicted from rows with fewer devices, if wanted and possible."""
 
     def median(self, key: str) -> float | None:
         found = self.measures.get(key)
@@ -169,9 +166,6 @@ class Row:
 
 SCALED = ("speedup", "efficiency")
 """What follows from a row and its baseline."""
-
-FORECAST = "train_s"
-"""The measure that `Row.forecast` is of."""
 
 
 def rows_of(runset: RunSet) -> list[Row]:

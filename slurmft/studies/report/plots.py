@@ -38,7 +38,6 @@ _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "slurmft",
 }
-_PREDICTED = "predicted (90 %)"
 _WIDTH_IN = 5.5
 """The text width of most papers."""
 
@@ -88,7 +87,7 @@ def _plain(text: str) -> str:
 
 def _add_legend(figure: Any, axes: Any, chart: Chart) -> None:
     found = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    order = [_name(series) for series in chart.series] + [_PREDICTED, "ideal"]
+    order = [_name(series) for series in chart.series] + ["ideal"]
     labels = sorted(found, key=order.index)
     handles = [found[label] for label in labels]
     if not labels or (len(labels) < 2 and labels[0] in ("measured", "published")):
@@ -145,8 +144,7 @@ def _bars(axes: Any, chart: Chart) -> None:
 def _lines(axes: Any, chart: Chart) -> None:
     """Lines over devices, on a logarithmic axis."""
     places = sorted({x for s in chart.series for x in s.x})
-    ours = [s for s in chart.series if not s.published and s.predicts is None]
-    for i, series in enumerate(ours):
+    for i, series in enumerate(s for s in chart.series if not s.published):
         axes.errorbar(
             series.x,
             series.y,
@@ -160,7 +158,6 @@ def _lines(axes: Any, chart: Chart) -> None:
     for i, series in enumerate(s for s in chart.series if s.published):
         axes.plot(series.x, series.y, label=_name(series), color="#555555", marker=_MARKERS[i % 8],
                   markerfacecolor="white", linestyle=_DASHES[1 + i % 3], linewidth=1)  # fmt: skip
-    _predictions(axes, chart, [s.label for s in ours])
     if chart.ideal:
         ends = [chart.ideal, places[-1]]
         ideal = [1, ends[1] / ends[0]]
@@ -172,18 +169,6 @@ def _lines(axes: Any, chart: Chart) -> None:
     axes.set_xticks(places, [f"{x:g}" for x in places])
     axes.minorticks_off()
     _label(axes, chart)
-
-
-def _predictions(axes: Any, chart: Chart, labels: list[str]) -> None:
-    """Open markers with intervals, in the colours of what they predict."""
-    found = [(labels.index(s.predicts), s) for s in chart.series if s.predicts is not None]
-    for i, series in found:
-        axes.errorbar(series.x, series.y, yerr=_errors(series), color=_COLORS[i], linestyle="",
-                      marker=_MARKERS[i], markerfacecolor="none", markersize=7, zorder=3,
-                      elinewidth=0.8)  # fmt: skip
-    if found:  # one legend entry for all
-        axes.plot([], [], label=_PREDICTED, color="#555555", linestyle="", marker="o",
-                  markerfacecolor="none", markersize=7)  # fmt: skip
 
 
 def _logarithmic_y(axes: Any, chart: Chart) -> None:

@@ -7,14 +7,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from slurmft.core.errors import UsageError
-from slurmft.studies.forecast import Forecaster, Forecasts
 from slurmft.studies.published import PublishedTable
-from slurmft.studies.report import layouts, predictions
+from slurmft.studies.report import layouts
 from slurmft.studies.report.charts import Chart, charts_of, charts_of_published
 from slurmft.studies.report.formats import Table
 from slurmft.studies.report.matching import beside, keys_of, matches, measured_of
-from slurmft.studies.report.measures import FORECAST, Row, rows_of
+from slurmft.studies.report.measures import rows_of
 from slurmft.studies.report.provenance import changes, origins
 from slurmft.studies.report.runset import RunSet
 from slurmft.studies.report.tables import data_table, phase_table, speed_table
@@ -49,15 +47,12 @@ def slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower() or "report"
 
 
-def of_runs(
-    runset: RunSet, published: Sequence[PublishedTable], forecaster: Forecaster | None = None
-) -> Section:
-    """The section of a run set: its tables, predictions if wanted, and published tables beside."""
+def of_runs(runset: RunSet, published: Sequence[PublishedTable]) -> Section:
+    """The section of a run set: its tables, and published tables beside."""
     rows = rows_of(runset)
-    predicted = _predict(rows, runset, forecaster) if forecaster else []
     speed = speed_table(rows, runset)
     changed = changes(rows, runset.fields)
-    speed = replace(speed, notes=[*speed.notes, *predicted, *changed])
+    speed = replace(speed, notes=[*speed.notes, *changed])
     key = slug(runset.name)
     tables = [speed, phase_table(rows, runset)]
     data = [(key, data_table(rows, runset))]
@@ -83,46 +78,15 @@ def of_runs(
     )
 
 
-def _predict(rows: Sequence[Row], runset: RunSet, forecaster: Forecaster) -> list[str]:
-    """Sets the forecasts of rows; returns the notes on them."""
-    groups = [(row.finished, row.median(FORECAST)) for row in rows]
-    forecasts = forecaster.of_runs(groups, runset.title)
-    for row, forecast in zip(rows, forecasts, strict=True):
-        row.forecast = forecast
-    return predictions.notes(forecasts)
-
-
-def of_published(tables: Sequence[PublishedTable], forecaster: Forecaster | None = None) -> Section:
-    """The section of a file of published tables, as published; predictions if wanted."""
-    problems: list[str] = []
-    forecasts = [_forecasts(table, forecaster, problems) for table in tables]
-    both = list(zip(tables, forecasts, strict=True))
-    shown = [layouts.layout(table, found) for table, found in both]
-    for i, (table, found) in enumerate(both):
-        if forecaster and any(found):
-            notes = predictions.notes(found, forecaster.network_gbit_s(table))
-            shown[i] = replace(shown[i], notes=notes)
-    if forecaster and not any(any(found) for found in forecasts):
-        shown[-1] = replace(shown[-1], notes=predictions.notes([]))
-    shown[-1] = replace(shown[-1], notes=[*shown[-1].notes, *tables[-1].footnotes])
-    first = tables[0]
+def of_published(tables: Sequence[PublishedTable]) -> Section:
+    """The section of a file of published tables, as published."""
+    first, shown = tables[0], [layouts.layout(table) for table in tables]
+    data = [(f"published-{slug(t.key)}", table) for t, table in zip(tables, shown, strict=True)]
+    shown[-1] = replace(shown[-1], notes=first.footnotes)
     return Section(
         key=f"published-{slug(first.file)}",
         title=f"Published: {first.work}",
         tables=shown,
-        data=[(f"published-{slug(t.key)}", layouts.data(t, found)) for t, found in both],
-        make_charts=lambda: [c for t, found in both for c in charts_of_published(t, found)],
-        problems=problems,
+        data=data,
+        make_charts=lambda: [chart for table in tables for chart in charts_of_published(table)],
     )
-
-
-def _forecasts(
-    table: PublishedTable, forecaster: Forecaster | None, problems: list[str]
-) -> Forecasts:
-    """A forecast for every row of a published table, where one is wanted and possible."""
-    try:
-        if forecaster:
-            return forecaster.of_table(table)
-    except UsageError as error:
-        problems.append(f"no predictions for {table.name}: {error.message}")
-    return [None] * len(table.rows)

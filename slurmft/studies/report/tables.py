@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from slurmft.studies.report import predictions
 from slurmft.studies.report.formats import NOTHING, Column, Columns, Table, Value, decimals_of
 from slurmft.studies.report.measures import (
-    FORECAST,
     MEASURES,
     METRIC,
     NEAR,
@@ -33,10 +31,7 @@ def speed_table(rows: Sequence[Row], runset: RunSet) -> Table:
     """Times, throughput, speedup, metric."""
     *before, last = (m for m in SPEED if m.key != "train_samples_per_s")
     columns = _leading(rows, runset.fields)
-    for measure in before:
-        columns.append(_medians(measure, rows))
-        if measure.key == FORECAST:
-            columns += predictions.columns("predicted train (s)", [r.forecast for r in rows])
+    columns += [_medians(measure, rows) for measure in before]
     columns += _scaled(rows)
     _, values = _medians(METRIC, rows)
     columns += [(Column("metric", metric_name(rows), rank=METRIC.rank), values)]
@@ -67,7 +62,6 @@ def data_table(rows: Sequence[Row], runset: RunSet) -> Table:
         spreads = [row.measures.get(key) for row in rows]
         for suffix, part in (("", "median"), ("_min", "low"), ("_max", "high")):
             add(key + suffix, (spread and getattr(spread, part) for spread in spreads))
-    columns += predictions.data_columns(f"predicted_{FORECAST}", [r.forecast for r in rows])
     for key in SCALED:
         add(key, (row.scaled.get(key) for row in rows))
     add("baseline", (r.baseline and label(r.baseline, runset.fields) for r in rows))

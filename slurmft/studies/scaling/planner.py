@@ -230,10 +230,10 @@ def _in_time(options: Sequence[Option], deadline_s: float, fastest: Option) -> t
             if (chance := option.meets(deadline_s)) >= least:
                 text = f"the fewest of these that end within {limit}"
                 return option, f"{text} (probability {_percent(chance)}{doubt})"
-    unit, scale = _unit(fastest.time_s.median)
+    unit, scale = unit_of(fastest.time_s.median)
     raise UsageError(
         f"--deadline {limit} is not met by any of these: the fastest, {fastest.nodes} node(s), "
-        f"takes {_range(fastest.time_s, scale)} {unit}",
+        f"takes {ranged(fastest.time_s, scale)} {unit}",
         "allow more time, or give other --nodes or fewer --epochs",
     )
 
@@ -241,7 +241,7 @@ def _in_time(options: Sequence[Option], deadline_s: float, fastest: Option) -> t
 # --- output ---------------------------------------------------------------------------------------
 
 
-def _unit(seconds: float) -> tuple[str, float]:
+def unit_of(seconds: float) -> tuple[str, float]:
     """The unit that a time is shown in, and its seconds."""
     units = (("h", 3600.0), ("min", 60.0))
     return next((u for u in units if seconds >= 2 * u[1]), ("s", 1.0))
@@ -249,11 +249,11 @@ def _unit(seconds: float) -> tuple[str, float]:
 
 def _time(seconds: float) -> str:
     """Three digits and a unit: 0.52 s, 16.7 s, 12.3 min, 4.31 h."""
-    unit, scale = _unit(seconds)
-    return f"{_digits(seconds / scale)} {unit}"
+    unit, scale = unit_of(seconds)
+    return f"{digits(seconds / scale)} {unit}"
 
 
-def _digits(value: float) -> str:
+def digits(value: float) -> str:
     """Three significant digits, without an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
@@ -263,9 +263,9 @@ def _percent(chance: float) -> str:
     return ">99%" if chance > 0.99 else f"{chance:.0%}"
 
 
-def _range(of: Interval, scale: float = 1) -> str:
-    low, high = _digits(of.low / scale), _digits(of.high / scale)
-    median = _digits(of.median / scale)
+def ranged(of: Interval, scale: float = 1) -> str:
+    low, high = digits(of.low / scale), digits(of.high / scale)
+    median = digits(of.median / scale)
     return median if low == high else f"{median} ({low} to {high})"
 
 
@@ -309,7 +309,7 @@ def _planned(work: Workload) -> str:
 
 def _time_table(options: Sequence[Option]) -> list[str]:
     """Time and cost by number of nodes: medians with 90 % intervals."""
-    unit, scale = _unit(min(option.time_s.median for option in options))
+    unit, scale = unit_of(min(option.time_s.median for option in options))
     # With one device a node, device-hours are node-hours.
     several = options[0].prediction.devices > options[0].nodes
     titles = ["nodes", "devices", f"time, {unit}", "speedup", "efficiency", "node-hours"]
@@ -319,11 +319,11 @@ def _time_table(options: Sequence[Option]) -> list[str]:
             [
                 str(option.nodes),
                 str(option.prediction.devices),
-                _range(option.time_s, scale),
-                _range(option.speedup),
-                _range(option.efficiency),
-                _range(option.node_hours),
-                *([_range(option.device_hours)] if several else []),
+                ranged(option.time_s, scale),
+                ranged(option.speedup),
+                ranged(option.efficiency),
+                ranged(option.node_hours),
+                *([ranged(option.device_hours)] if several else []),
                 "extrapolated" if option.is_extrapolated else "",
             ]
         )

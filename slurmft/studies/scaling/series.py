@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -196,21 +196,6 @@ def _row(run: MeasuredRun) -> Row:
 # --- published tables -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A measured value, as the model takes it."""
-
-    series: str
-    row: Row
-    phase: str
-    """What its seconds are of; or TOTAL."""
-    value: float
-    """As published or measured."""
-    in_unit: Callable[[float], float] = float
-    """Seconds of the phase in the unit of the value."""
-    metric: float | None = None
-
-
 def published_series(path: Path) -> dict[str, Series]:
     """Name -> series of a file of published tables: results/published/*.json.
 
@@ -219,24 +204,27 @@ def published_series(path: Path) -> dict[str, Series]:
     """
     found: dict[str, Series] = {}
     for table in load(path):
-        groups: dict[str, list[Point]] = {}
-        for point in points(table):
-            groups.setdefault(point.series, []).append(point)
+        groups: dict[str, list[tuple[Row, Any]]] = {}
+        has_metric = "accuracy" in table.columns
+        metrics = table.column("accuracy") if has_metric else [None] * len(table.rows)
+        for (name, row), metric in zip(_rows(table), metrics, strict=False):
+            groups.setdefault(name, []).append((row, metric))
         for name, group in groups.items():
             found[name] = Series(
                 name,
-                tuple(point.row for point in group),
+                tuple(row for row, _ in group),
                 table.setup.get("gpus_per_node", 1),
-                network_gbit_s(table),
-                metrics={p.row.label: p.metric for p in group if p.metric is not None},
+                _network_gbit_s(table),
+                metrics={row.label: metric for row, metric in group if metric is not None},
             )
     if not found:
         raise _foreign(str(path))
     return found
 
 
-def points(table: PublishedTable) -> list[Point]:
-    """A point for every row of a published table, in their order; none if it has no times.
+def _rows(table: PublishedTable) -> list[tuple[str, Row]]:
+    """The series and the row of the model of every row of a published table, in their order; none
+    if it has no times.
 
     Raises:
         UsageError: its columns or setup are not as in results/published.
@@ -246,7 +234,7 @@ def points(table: PublishedTable) -> list[Point]:
     make = _of_chart if table.part else _of_time
     try:
         found = [make(table, row) for row in map(table.named, table.rows)]
-        for row in (point.row for point in found):
+        for _, row in found:
             if row.devices < 1 or row.nodes < 1 or row.work.train_samples < 1:
                 raise ValueError("no device, or no samples")
             if not all(0 < s < math.inf for s in row.seconds.values()):
@@ -263,7 +251,7 @@ def _foreign(name: str) -> UsageError:
     )
 
 
-def network_gbit_s(table: PublishedTable) -> float | None:
+def _network_gbit_s(table: PublishedTable) -> float | None:
     """The line rate between nodes, where the publication names it."""
     if "EDR" in str(table.setup.get("interconnect", "")):
         return _EDR_GBIT_S
@@ -271,17 +259,12 @@ def network_gbit_s(table: PublishedTable) -> float | None:
     return float(named[1]) if named else None
 
 
-def _of_time(table: PublishedTable, row: Mapping[str, Any]) -> Point:
+def _of_time(table: PublishedTable, row: Mapping[str, Any]) -> tuple[str, Row]:
     """A row of a table of runs with their times, on GPUs, or on nodes, which count as devices."""
     setup = table.setup
     name = row.get("task") or row.get("system") or setup["dataset"]
     data = f"{name} {setup.get('dataset', '')} {table.work}".lower()
     samples = _SAMPLES[next((known for known in _SAMPLES if known in data), "")]
-    row_of_model, accuracy = _timed(row, setup, samples), row.get("accuracy")
-    return Point(name, row_of_model, TOTAL, row["time_s"], metric=accuracy)
-
-
-def _timed(row: Mapping[str, Any], setup: Mapping[str, Any], samples: tuple[int, int]) -> Row:
     if "gpus" in row:
         devices, batch = row["gpus"], row["batch_size_per_gpu"]
         nodes = -(-devices // setup["gpus_per_node"])
@@ -296,10 +279,11 @@ def _timed(row: Mapping[str, Any], setup: Mapping[str, Any], samples: tuple[int,
         epochs=setup["epochs"],
         evaluate_samples=samples[1],
     )
-    return Row(label=label, work=work, devices=devices, nodes=nodes, seconds={TOTAL: row["time_s"]})
+    seconds = {TOTAL: row["time_s"]}
+    return name, Row(label=label, work=work, devices=devices, nodes=nodes, seconds=seconds)
 
 
-def _of_chart(table: PublishedTable, row: Mapping[str, Any]) -> Point:
+def _of_chart(table: PublishedTable, row: Mapping[str, Any]) -> tuple[str, Row]:
     """A bar of a chart: there is a series for each setting, over the numbers of GPUs."""
     phase, step = _CHARTS[table.part]
     setup, devices, value = table.setup, row["gpus"], row[table.part]
@@ -310,8 +294,8 @@ def _of_chart(table: PublishedTable, row: Mapping[str, Any]) -> Point:
         batch_size=batch,
         evaluate_samples=setup["eval_samples"],
     )
-    seconds, in_unit = _units(phase, value, work, devices)
-    made = Row(
+    seconds = _seconds(phase, value, work, devices)
+    return f"{phase}{label}", Row(
         label=f"{devices} GPU(s)",
         work=work,
         devices=devices,
@@ -319,16 +303,11 @@ def _of_chart(table: PublishedTable, row: Mapping[str, Any]) -> Point:
         seconds={phase: seconds},
         resolution_s={phase: seconds * step / value / 12**0.5},  # uniform
     )
-    return Point(f"{phase}{label}", made, phase, value, in_unit)
 
 
-def _units(
-    phase: str, value: float, work: Workload, devices: int
-) -> tuple[float, Callable[[float], float]]:
-    """A value of a chart in seconds, and what converts seconds to the unit of the chart."""
-    if phase in ("train", "evaluate"):  # samples/s of a device: the conversion is its own inverse
+def _seconds(phase: str, value: float, work: Workload, devices: int) -> float:
+    """A value of a chart in seconds."""
+    if phase in ("train", "evaluate"):  # samples/s of a device
         samples = work.train_samples if phase == "train" else work.evaluate_samples
-        return samples / (devices * value), lambda seconds: samples / (devices * seconds)
-    if phase == "broadcast":
-        return value / 1000, lambda seconds: 1000 * seconds
-    return value, float
+        return samples / (devices * value)
+    return value / 1000 if phase == "broadcast" else value
