@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from slurmft.cli.parser import Parser, add_runs_dir
+from slurmft.cli.parser import Parser, add_runs_dir, confirmed
 from slurmft.cluster.cleanup import KINDS, Plan, plan, remove_all
 from slurmft.core.config import duration_s
-from slurmft.core.errors import Exit, UsageError
+from slurmft.core.errors import Exit
 from slurmft.core.files import to_json
 from slurmft.core.text import aligned, in_bytes
 from slurmft.runs import resolve
@@ -67,22 +67,6 @@ def table(found: Plan) -> str:
     return "\n".join([*aligned(rows), f"{len(found.items)} in all, {in_bytes(found.bytes)}"])
 
 
-def confirmed(found: Plan, yes: bool) -> bool:
-    """Whether the user agrees.
-
-    Raises:
-        UsageError: there is no terminal to ask.
-    """
-    if yes:
-        return True
-    if not sys.stdin.isatty():
-        raise UsageError(
-            "nothing was removed: there is no terminal to ask",
-            "add --yes or --dry-run",
-        )
-    return input(f"remove {in_bytes(found.bytes)}? [y/N] ").strip().lower() in ("y", "yes")
-
-
 def as_json(top: Path, found: Plan, removed: bool) -> dict[str, Any]:
     """What `slurmft clean --json` prints: runs_dir, items (path, kind, why, bytes), bytes (their
     sum), removed (whether they are gone), left_out (a line each)."""
@@ -109,7 +93,8 @@ def main(argv: list[str]) -> int:
             print(f"left out: {line}", file=sys.stderr)
         unfinished = f"unfinished runs are kept for {arguments.older_than}"
         print(table(found) if found.items else f"nothing to remove in {top}; {unfinished}")
-    removes = bool(found.items) and not arguments.dry_run and confirmed(found, arguments.yes)
+    removes = bool(found.items) and not arguments.dry_run
+    removes = removes and (arguments.yes or confirmed(f"remove {in_bytes(found.bytes)}?"))
     if removes:
         gone = remove_all(found, plan(top, kinds, older_s))
         found = Plan(gone, found.left_out)

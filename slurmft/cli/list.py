@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from slurmft.cli.parser import Parser, add_runs_dir
+from slurmft.cli.parser import Parser, add_runs_dir, count
 from slurmft.cluster import status
 from slurmft.cluster.status import list_runs, metrics_words, note
 from slurmft.core.errors import Exit, unknown
@@ -63,15 +62,9 @@ def parser() -> Parser:
         metavar="STATE",
         help=f"only runs in this state, repeatable: {', '.join(status.STATES)}",
     )
-    command.add_argument("--newest", type=_count, metavar="N", help="at most the N newest of them")
+    command.add_argument("--newest", type=count, metavar="N", help="at most the N newest of them")
     command.add_argument("--json", action="store_true", help="runs_dir, runs, problems, as JSON")
     return command
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
-    return int(text)
 
 
 def main(argv: list[str]) -> int:

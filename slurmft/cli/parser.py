@@ -1,9 +1,10 @@
-"""The bridge from configuration dataclasses to command lines, for every command."""
+"""Command lines, for every command: flags of configuration dataclasses, shared arguments."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
@@ -155,3 +156,26 @@ def add_push_to_hub(parser: Parser) -> None:
         help="when the run has finished, upload its model from this machine to this private "
         "repository of the hub, as `slurmft push` does",
     )
+
+
+def count(text: str) -> int:
+    """The type of an argument that counts something."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def confirmed(question: str) -> bool:
+    """Whether the user agrees.
+
+    Raises:
+        UsageError: there is no terminal to ask.
+    """
+    if not sys.stdin.isatty():
+        raise UsageError(
+            f"nothing was done: there is no terminal to ask: {question}", "add --yes or --dry-run"
+        )
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        return False

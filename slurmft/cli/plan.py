@@ -7,7 +7,7 @@ import dataclasses
 import re
 import sys
 
-from slurmft.cli.parser import Parser
+from slurmft.cli.parser import Parser, count
 from slurmft.core.config import duration_s
 from slurmft.core.errors import Exit
 from slurmft.core.files import to_json
@@ -80,23 +80,17 @@ def parser() -> Parser:
     add("--seed", type=int, default=0, help="of the ranges (default: 0)")
     add("--json", action="store_true", help="print the plan as JSON")
     add = made.add_argument_group("What would run (default: as measured)").add_argument
-    add("--epochs", type=_count, metavar="N")
-    add("--batch-size", type=_count, metavar="N", help="of a device and micro-step")
-    add("--global-batch", type=_count, metavar="N", dest="kept_global_batch",
+    add("--epochs", type=count, metavar="N")
+    add("--batch-size", type=count, metavar="N", help="of a device and micro-step")
+    add("--global-batch", type=count, metavar="N", dest="kept_global_batch",
         help="the same for every number of nodes")  # fmt: skip
-    add("--gradient-accumulation-steps", type=_count, metavar="N", dest="micro_steps")
-    add("--train-samples", type=_count, metavar="N", help="of one epoch")
-    add("--devices-per-node", type=_count, metavar="N", help="processes of a node")
+    add("--gradient-accumulation-steps", type=count, metavar="N", dest="micro_steps")
+    add("--train-samples", type=count, metavar="N", help="of one epoch")
+    add("--devices-per-node", type=count, metavar="N", help="processes of a node")
     add("--gradient-bytes", type=int, choices=(2, 4), help="of a parameter; 2: compressed")
     network = "line rate between nodes, which runs on one node do not show"
     add("--network-gbit-s", type=_amount, metavar="X", help=network)
     return made
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-    return int(text)
 
 
 def _amount(text: str) -> float:

@@ -10,18 +10,16 @@ import argparse
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from slurmft.cli import study_view
-from slurmft.cli.parser import Parser, Part, add_options, given, run_part
+from slurmft.cli.parser import Parser, Part, add_options, confirmed, given, run_part
 from slurmft.cluster import status as cluster_status
 from slurmft.cluster.status import RunStatus
 from slurmft.core.config import JobConfig, options
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.files import to_json
-from slurmft.core.terminal import plain, raw
 from slurmft.core.text import duration
 from slurmft.runs.rundir import RunDir
 from slurmft.studies import folder as study_folder
@@ -112,7 +110,8 @@ def run_main(argv: list[str]) -> int:
         study_folder.discard_cut_off(folder)
         todo = Submission(study, folder, configs, study_status(study, folder), argv)
         _warn(runner.check_settings(todo, arguments.yes))
-        if not _is_confirmed(len(todo.due()), arguments.yes):
+        due = len(todo.due())
+        if due > ASK_ABOVE and not arguments.yes and not confirmed(f"submit {due:,} runs?"):
             print("nothing was submitted")
             return Exit.OK
         study_folder.keep_copies(study, folder)
@@ -122,25 +121,6 @@ def run_main(argv: list[str]) -> int:
 def _warn(lines: Sequence[str]) -> None:
     for line in lines:
         print(line, file=sys.stderr)
-
-
-def _is_confirmed(count: int, yes: bool) -> bool:
-    """Whether to submit so many runs: asks if they are very many.
-
-    Raises:
-        UsageError: there is no terminal to ask.
-    """
-    if count <= ASK_ABOVE or yes:
-        return True
-    if not sys.stdin.isatty():
-        raise UsageError(
-            f"the study would submit {count:,} runs, and there is no terminal to ask",
-            "add --yes, if you mean it; --dry-run shows them",
-        )
-    try:
-        return input(f"submit {count:,} runs? [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:  # Ctrl-D
-        return False
 
 
 def _submit(todo: Submission) -> int:
@@ -164,47 +144,24 @@ def _submit(todo: Submission) -> int:
 
 def _run_here(todo: Submission, due: Sequence[Repeat]) -> int:
     """Runs one repeat after another; returns the exit code. Ctrl-C leaves no partial run."""
-    code, bar = int(Exit.OK), _bar(len(due))
-
-    def say(text: str) -> None:
-        if bar:
-            bar.write(plain(text), file=raw(sys.stdout))
-        else:
-            print(text, flush=True)
-
-    try:
-        for each in todo.status.alive():
-            say(f"waiting for the end of {each.run.path}, which was started before")
-            runner.wait_for_end(RunDir(each.run.path))
-        for number, repeat in enumerate(due, start=1):
-            what = f"{spec.label(repeat.cell)}, repeat {repeat.number}"
-            if bar:
-                bar.set_description(plain(what))
-            state = _run_one(todo, repeat, f"{number}/{len(due)} {what}", say)
-            if state == "cancelled":
-                say("cancelled by another command: no further runs")
-                return Exit.CANCELLED
-            code = code if state == "finished" else Exit.FAILED
-            if bar:
-                bar.update()
-    finally:
-        if bar:
-            bar.close()
+    code = int(Exit.OK)
+    for each in todo.status.alive():
+        print(f"waiting for the end of {each.run.path}, which was started before", flush=True)
+        runner.wait_for_end(RunDir(each.run.path))
+    for number, repeat in enumerate(due, start=1):
+        what = f"{number}/{len(due)} {spec.label(repeat.cell)}, repeat {repeat.number}"
+        state = _run_one(todo, repeat, what)
+        if state == "cancelled":
+            print("cancelled by another command: no further runs")
+            return Exit.CANCELLED
+        code = code if state == "finished" else Exit.FAILED
     return code
 
 
-def _bar(total: int) -> Any:
-    """A progress bar over runs, on a terminal; else None."""
-    if not sys.stdout.isatty():
-        return None
-    from tqdm import tqdm
-
-    return tqdm(total=total, unit="run", file=raw(sys.stdout))
-
-
-def _run_one(todo: Submission, repeat: Repeat, what: str, say: Callable[[str], None]) -> str:
+def _run_one(todo: Submission, repeat: Repeat, what: str) -> str:
     """Runs one repeat; returns its state."""
     start = time.monotonic()
+    print(f"{what}: begins", flush=True)
     try:
         run = runner.run_one(todo, repeat)
     except KeyboardInterrupt:
@@ -215,9 +172,9 @@ def _run_one(todo: Submission, repeat: Repeat, what: str, say: Callable[[str], N
         raise
     state = run.get_state()
     if state["state"] == "finished":
-        say(f"{what}: finished in {duration(time.monotonic() - start)}")
+        print(f"{what}: finished in {duration(time.monotonic() - start)}")
     else:
-        say(f"{what}: {state['state']}: {state['reason']}\n  look into {run.path}")
+        print(f"{what}: {state['state']}: {state['reason']}\n  look into {run.path}")
     return str(state["state"])
 
 

@@ -15,20 +15,17 @@ import tty
 from collections.abc import Iterator
 from typing import Any
 
-from slurmft.cli.follow import show_outcome
+from slurmft.cli.follow import Follower, show_outcome
 from slurmft.cli.parser import Parser, add_run
 from slurmft.cli.watch_view import ASCII, UNICODE, Line, RunView
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit
 from slurmft.core.terminal import raw
 from slurmft.runs import resolve
-from slurmft.runs.progress import describe
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 
 _REDRAW_S = 1.0
-_LINE_EVERY_S = 15.0
-"""Where there is no terminal."""
 
 _SHOWN = ("start", "epoch", "resume", "warning", "ranks")
 _SAMPLES = 64
@@ -41,7 +38,8 @@ _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 DESCRIPTION = """\
 Shows a run while it runs: progress, speed, loss, time left, the memory of the ranks, and the
 slowest of them. q or Ctrl-C quits; the job keeps running. Otherwise ends with the job, with its
-exit code. Without a terminal it prints a line every 15 s. NO_COLOR=1 switches colours off."""
+exit code. Without a terminal it prints what `slurmft follow` prints. NO_COLOR=1 switches colours
+off."""
 
 EXAMPLES = """\
 examples:
@@ -60,9 +58,12 @@ def parser() -> Parser:
 def main(argv: list[str]) -> int:
     """`slurmft watch RUN`."""
     arguments = parser().parse(argv)
-    watcher = Watcher(resolve.find(arguments.run, arguments.runs_dir))
+    run = resolve.find(arguments.run, arguments.runs_dir)
+    if not has_screen():
+        return Follower(run).follow()
+    watcher = Watcher(run)
     try:
-        ended = watcher.draw() if has_screen() else watcher.print_lines()
+        ended = watcher.draw()
     except KeyboardInterrupt:
         return 130
     if not ended:
@@ -86,7 +87,7 @@ class Watcher:
         self._recent = self._records.read_recent(*_SHOWN, samples=_SAMPLES)
         encoding = (sys.stdout.encoding or "").lower().replace("-", "")
         self._glyphs = UNICODE if encoding == "utf8" else ASCII
-        self._colours = has_screen() and not os.environ.get("NO_COLOR")
+        self._colours = not os.environ.get("NO_COLOR")
 
     def draw(self) -> bool:
         """Draws screens; returns whether the job has ended."""
@@ -100,23 +101,7 @@ class Watcher:
             print(self._paint(line), file=raw(sys.stdout))
         return ended
 
-    def print_lines(self) -> bool:
-        """Prints a line for each event, and one every 15 s; returns True: the job has ended."""
-        said, state, say_at = "", "", 0.0
-        while True:
-            ended = self._update(say=True)
-            if self.view.state != state:
-                state = self.view.state
-                _say(state)
-            text = self.view.summary()
-            if text != said and (ended or time.monotonic() >= say_at):
-                _say(text)
-                said, say_at = text, time.monotonic() + _LINE_EVERY_S
-            if ended:
-                return True
-            time.sleep(_REDRAW_S)
-
-    def _update(self, say: bool = False) -> bool:
+    def _update(self) -> bool:
         """Reads what is new; returns whether the job has ended."""
         ended = self.job.has_ended()
         if ended:
@@ -127,8 +112,6 @@ class Watcher:
                 ranks = self._run.read_environment()["ranks"]
                 self.view.hosts = [str(rank.get("host", "?")) for rank in ranks]
             self.view.take(record)
-            if say and (text := describe(record)):
-                _say(text)
         self.view.state = self._state()
         return ended
 
@@ -154,10 +137,6 @@ class Watcher:
         return "".join(
             f"\x1b[{_COLOURS[style]}m{text}\x1b[0m" if style else text for text, style in line
         )
-
-
-def _say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
 
 
 class Keys:

@@ -1,4 +1,4 @@
-"""A run at a glance, drawn from its records: as one screen of text, or as one line."""
+"""A run at a glance, drawn from its records: as one screen of text."""
 
 from __future__ import annotations
 
@@ -123,22 +123,6 @@ class RunView:
             return None
         rank = max(self.ranks, key=lambda r: r.own_ms)
         return rank, rank.own_ms / median - 1
-
-    def summary(self) -> str:
-        """The run in one line."""
-        parts = []
-        if at := self.step:
-            parts += [
-                f"step {at['step']}/{at['total_steps']}",
-                f"loss {number(at['loss'])}",
-                f"{at['samples_per_s']:,.0f} samples/s",
-                f"{duration(at['left_s'])} left",
-            ]
-        if self.evaluate:
-            parts.append(f"evaluating {self.evaluate['done']}/{self.evaluate['total']}")
-        if (found := self.slowest) and found[1] > _EVEN:
-            parts.append(f"slowest: rank {found[0].rank} on {found[0].host} (+{found[1]:.0%})")
-        return "  ".join(parts)
 
     def screen(self, width: int, height: int, glyphs: Glyphs, footer: str) -> list[Line]:
         """The lines of a screen: as many as its height at most, none wider than it."""

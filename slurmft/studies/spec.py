@@ -41,6 +41,7 @@ from slurmft.core.config import WORDS, is_repeatable
 from slurmft.core.errors import UsageError, unknown
 from slurmft.core.filesystem import absolute
 from slurmft.core.site import in_file, typed_values
+from slurmft.studies import published
 from slurmft.train.configure import OPTIONS
 
 FILE, PUBLISHED = "study.toml", "published.json"
@@ -117,8 +118,11 @@ def read_study(given: str | Path, with_published: bool = True) -> Study:
             f"cannot read the study file {str(given)!r}: {error}", "check that it is a text file"
         ) from None
     study = parse_study(text, path)
-    if with_published:
-        _check_published(study)
+    if with_published and study.published:
+        try:
+            published.load(study.published)
+        except UsageError as error:
+            raise in_file(path, error) from None
     return study
 
 
@@ -186,18 +190,6 @@ def _published(path: Path, given: str | None) -> Path | None:
         return None
     copy = path.with_name(PUBLISHED)
     return copy if path.name == FILE and copy.exists() else path.parent / given
-
-
-def _check_published(study: Study) -> None:
-    if study.published is None:
-        return
-    try:
-        json.loads(study.published.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{study.path}: published = {study.published_as!r} cannot be read as JSON: {error}",
-            "give a path relative to this file, or leave it out",
-        ) from None
 
 
 def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:

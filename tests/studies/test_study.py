@@ -457,7 +457,7 @@ def test_very_many_runs_are_asked_for(fake: FakeSlurm, tmp_path: Path) -> None:
     sizes = list(range(1, 1002))
     text = FILE.replace("repeats = 2", "repeats = 1").replace("batch_size = 8\n", "")
     (tmp_path / "s.toml").write_text(text.replace("nodes = [1, 2]", f"batch_size = {sizes}"))
-    with pytest.raises(UsageError, match="would submit 1,001 runs, and there is no terminal"):
+    with pytest.raises(UsageError, match=r"no terminal to ask: submit 1,001 runs\?"):
         run()
     assert fake.submitted == []
 

@@ -97,7 +97,7 @@ def _of_study(name: str, folder: Path | None, runs: list[MeasuredRun]) -> RunSet
         cells=list(cells.values()),
         repeats=study.repeats if study else 1,
         scaling=study.scaling if study else None,
-        published=_published(study, runs, problems) if study else None,
+        published=study.published if study else None,
         published_name=Path(study.published_as).stem if study else "",
         study=study,
         problems=problems,
@@ -154,20 +154,3 @@ def _newest_of_repeats(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
         if key not in found or run.is_finished or not found[key].is_finished:
             found[key] = run
     return list(found.values())
-
-
-def _published(study: Study, runs: Sequence[MeasuredRun], problems: list[str]) -> Path | None:
-    """The file of published tables that a study names: the copy in its folder, or a path relative
-    to that folder or to where it was submitted."""
-    if study.published is None:
-        return None
-    from_folders = dict.fromkeys(r.config.get("submission", {}).get("folder", "") for r in runs)
-    starts = [*(Path(str(start)) for start in from_folders), Path()]
-    candidates = [study.published, *(start / study.published_as for start in starts)]
-    found = next((path for path in candidates if path.is_file()), None)
-    if found is None:
-        problems.append(
-            f"the study names published = {study.published_as!r}, which is not a file: give "
-            "--published FILE"
-        )
-    return found
