@@ -10,7 +10,8 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,11 @@ from slurmft.runs import resolve, token_cache
 from slurmft.runs.disk_space import size_of
 from slurmft.runs.rundir import RunDir
 
-"""Names under which files and folders are written or removed, as rundir.write_bytes has them."""
+KINDS = ("runs", "checkpoints", "tokens", "leftovers", "token-cache")
+"""runs: whole ones, which have not finished. checkpoints: the best one, which finished runs keep
+beside the model. tokens: those of finished runs. leftovers: what a kill during a write or a removal
+left behind, and damaged checkpoints. token-cache: what runs have left there for others."""
+
 _LEFT = "half written or half removed"
 
 
@@ -52,81 +57,41 @@ class Plan:
         return sum(item.bytes for item in self.items)
 
 
-Finding = Iterator[tuple[Path, str]]
-"""Path, and why it may be removed."""
-
 Found = tuple[str, Path, str]
-"""The same, with its kind."""
+"""Kind, path, and why it may be removed."""
 
 
-def checkpoints(found: RunStatus, idle_s: float, older_s: float) -> Finding:
-    """The best checkpoint, which finished runs keep; their model is in the folder `model`."""
-    files = RunDir(found.run.path)
-    if found.state == "finished" and files.model.is_dir() and files.checkpoints.is_dir():
-        yield files.checkpoints, "the run has finished; its model is kept"
-
-
-def tokens(found: RunStatus, idle_s: float, older_s: float) -> Finding:
-    """The tokens that the ranks of a run read."""
-    files = RunDir(found.run.path)
-    if found.state == "finished" and files.tokens.is_dir():
-        yield files.tokens, "the run has finished"
-
-
-def leftovers(found: RunStatus, idle_s: float, older_s: float) -> Finding:
-    """What a kill during a write left behind, and damaged checkpoints."""
-    files = RunDir(found.run.path)
-    for folder in (files.path, files.failures, files.submitit):
-        yield from asides(folder)
-    for path in (*files.checkpoints.glob(".*"), *files.checkpoints.glob("bad-*")):
-        yield path, "a damaged checkpoint" if path.name.startswith("bad-") else "half written"
-
-
-def dead_runs(found: RunStatus, idle_s: float, older_s: float) -> Finding:
-    """Whole runs that have not finished, after a time without activity."""
-    if found.state != "finished" and idle_s > older_s:
+def _in_run(found: RunStatus, idle_s: float, older_s: float) -> Iterator[Found]:
+    """What may be removed of a run; what is in a folder comes after the folder."""
+    files, has_finished = RunDir(found.run.path), found.state == "finished"
+    if not has_finished and idle_s > older_s:
         word = found.state if found.job else "never submitted"
-        yield found.run.path, f"{word}; no activity for {idle_s / 86400:.0f} days"
+        yield "runs", files.path, f"{word}; no activity for {idle_s / 86400:.0f} days"
+    if has_finished and files.model.is_dir() and files.checkpoints.is_dir():
+        yield "checkpoints", files.checkpoints, "the run has finished; its model is kept"
+    if has_finished and files.tokens.is_dir():
+        yield "tokens", files.tokens, "the run has finished"
+    for folder in (files.path, files.failures, files.submitit):
+        yield from _asides(folder)
+    for path in (*files.checkpoints.glob(".*"), *files.checkpoints.glob("bad-*")):
+        is_bad = path.name.startswith("bad-")
+        yield "leftovers", path, "a damaged checkpoint" if is_bad else "half written"
 
 
-def asides(folder: Path) -> Finding:
-    """What a kill during a write or a removal left in a folder."""
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:
-        return
-    for name in names:
-        if ASIDE.fullmatch(name):
-            yield folder / name, _LEFT
-
-
-def folder_leftovers(top: Path, older_s: float) -> Finding:
-    """The same, in the folder of runs."""
-    yield from asides(top)
-
-
-def kept_tokens(top: Path, older_s: float) -> Finding:
-    """What runs have left in the token cache for others, and none has used for some time."""
+def _outside_of_runs(top: Path, older_s: float) -> Iterator[Found]:
+    """What may be removed in the folder of runs, and in the token cache."""
+    yield from _asides(top)
     for path, idle_s in token_cache.unused(token_cache.folder(), older_s):
-        left = _LEFT if path.name.startswith(".") else ""
-        yield path, left or f"no run has used it for {idle_s / 86400:.0f} days"
+        unused = f"no run has used it for {idle_s / 86400:.0f} days"
+        yield "token-cache", path, _LEFT if path.name.startswith(".") else unused
 
 
-_OF_RUNS: dict[str, Callable[[RunStatus, float, float], Finding]] = {
-    "runs": dead_runs,
-    "checkpoints": checkpoints,
-    "tokens": tokens,
-    "leftovers": leftovers,
-}
-"""Kind -> finds it in a run. What is in a folder that is removed is not listed again."""
-
-_OF_FOLDERS: dict[str, Callable[[Path, float], Finding]] = {
-    "leftovers": folder_leftovers,
-    "token-cache": kept_tokens,
-}
-"""Kind -> finds it outside of runs: in the folder of runs, or shared by runs."""
-
-KINDS = tuple(dict.fromkeys([*_OF_RUNS, *_OF_FOLDERS]))
+def _asides(folder: Path) -> Iterator[Found]:
+    """What a kill during a write or a removal left in a folder."""
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(folder)):
+            if ASIDE.fullmatch(name):
+                yield "leftovers", folder / name, _LEFT
 
 
 def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
@@ -143,30 +108,21 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
     """
     made, problems = resolve.read_all(resolve.look(top))
     left_out = [resolve.problem_line(problems)] if problems else []
-    theirs = unsure = elsewhere = 0
     found: list[Found] = []
+    left = Counter[str]()
     for each in status.run_statuses(made):
         if each.is_alive and each.job:
             continue
         if not _is_own(each.run.path, top):
-            theirs += 1
+            left["run(s) of other users"] += 1
         elif each.elsewhere and not each.is_sure:
-            elsewhere += 1
+            left["run(s) of other clusters or hosts: clean them there"] += 1
         elif not each.is_sure:
-            unsure += 1
+            left["run(s) whose cluster does not report the state of their jobs"] += 1
         else:
             found += _of_run(each, kinds, older_s)
-    for kind, finder in _OF_FOLDERS.items():
-        if kind in kinds:
-            found += [
-                (kind, path, why) for path, why in finder(top, older_s) if _is_own(path, path)
-            ]
-    if theirs:
-        left_out.append(f"{theirs} run(s) of other users")
-    if elsewhere:
-        left_out.append(f"{elsewhere} run(s) of other clusters or hosts: clean them there")
-    if unsure:
-        left_out.append(f"{unsure} run(s) whose cluster does not report the state of their jobs")
+    found += [f for f in _outside_of_runs(top, older_s) if f[0] in kinds and _is_own(f[1], f[1])]
+    left_out += [f"{count} {words}" for words, count in left.items()]
     items = [Item(path, kind, why, size_of(path), _inode(path)) for kind, path, why in found]
     return Plan(items, left_out)
 
@@ -176,11 +132,10 @@ def _of_run(each: RunStatus, kinds: Sequence[str], older_s: float) -> Iterator[F
     if each.is_alive and idle_s <= older_s:  # it may be about to be submitted
         return
     whole: list[Path] = []
-    for kind, finder in _OF_RUNS.items():
-        for path, why in finder(each, idle_s, older_s) if kind in kinds else ():
-            if not any(folder in path.parents for folder in whole):
-                whole.append(path)
-                yield kind, path, why
+    for kind, path, why in _in_run(each, idle_s, older_s):
+        if kind in kinds and not any(folder in path.parents for folder in whole):
+            whole.append(path)
+            yield kind, path, why
 
 
 def last_activity(found: RunStatus) -> float:
