@@ -6,6 +6,7 @@ Python, torch and the libraries are the image's; slurmft's code is that of the s
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import slurmft
@@ -33,19 +34,17 @@ def check(job: JobConfig, cluster: str) -> None:
         )
 
 
-def wrap(config: RunConfig, run: RunDir, program: list[str]) -> list[str]:
+def node_task(config: RunConfig, run: RunDir) -> list[str]:
     """The command of a node's task; with --container, the one that runs it in the container."""
-    image = config.job.container
+    image, task = config.job.container, ["-u", "-m", "slurmft.node.task", str(run.path)]
     if image is None:
-        return program
+        return [sys.executable, *task]
     command = ["apptainer", "exec", "--mount", bind(package(), f"{_CODE}/slurmft", "ro")]
     for folder in folders(config, run):
         command += ["--mount", bind(folder, folder)]
     if asks_for_gpus(config.job):
         command.append("--nv")
-    # Not by submitit's pickle: the image may have another Python.
-    task = ["python3", "-u", "-m", "slurmft.node.task", str(run.path)]
-    return [*command, "--env", f"PYTHONPATH={_CODE}", image, *task]
+    return [*command, "--env", f"PYTHONPATH={_CODE}", image, "python3", *task]
 
 
 def asks_for_gpus(job: JobConfig) -> bool:

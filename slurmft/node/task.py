@@ -36,21 +36,6 @@ _STOP_TIMEOUT_S = 5
 """Between torchrun's SIGTERM and SIGKILL to the ranks of a failed node."""
 
 
-class NodeTask:
-    """What submitit pickles and calls on every node."""
-
-    def __init__(self, run_dir: str) -> None:
-        self.run_dir = run_dir
-
-    def __call__(self) -> None:
-        """Becomes `python -m slurmft.node.task`: submitit's handlers, and threads that libraries
-        have started with no signal blocked, end with its program; the mask stays."""
-        signals.block()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.execv(sys.executable, [sys.executable, "-u", "-m", "slurmft.node.task", self.run_dir])
-
-
 def run_node(supervisor: Supervisor) -> int:
     """Runs this node's share of the job; returns its exit code."""
     run = supervisor.run

@@ -70,7 +70,7 @@ def test_command(
     job = JobConfig(runs_dir=str(tmp_path / "ru,ns"), container=str(image), gpus_per_node=1)
     config = RunConfig(program=TrainConfig.resolve().program(), job=job)
     run = RunDir.create(config)
-    command = container.wrap(config, run, ["not", "this"])
+    command = container.node_task(config, run)
     env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")} | apptainer
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert "this is not a Slurm job" in done.stderr  # the node's task has run, and says so
@@ -106,7 +106,7 @@ def test_image_that_is_not_there(tmp_path: Path) -> None:
 def test_gpus_by_any_option_of_sbatch(option: str, asks: bool, tmp_path: Path) -> None:
     job = JobConfig(runs_dir=str(tmp_path), container="image.sif", sbatch=(option,))
     config = RunConfig(program=TrainConfig.resolve().program(), job=job)
-    assert ("--nv" in container.wrap(config, RunDir.create(config), [])) == asks
+    assert ("--nv" in container.node_task(config, RunDir.create(config))) == asks
 
 
 def test_resume_in_another_image(tmp_path: Path) -> None:

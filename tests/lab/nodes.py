@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmft.cluster.slurm.batch_script import job_lines
+from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.files import read_json
 from slurmft.core.program import Program
@@ -53,9 +53,9 @@ def start(cluster: Cluster, nodes: int, runs_dir: Path, **settings: Any) -> RunD
         runs_dir=str(runs_dir),
     )  # fmt: skip
     run = RunDir.create(RunConfig(program=program, job=job))
-    task = [sys.executable, "-m", "tests.lab.roll_call", "--task", str(run.path)]
+    text = inside_text(run.load_config(), run)
     script = run.submitit / "job.sh"
-    script.write_text("\n".join(["#!/bin/bash", *job_lines(run.load_config(), run, task), ""]))
+    script.write_text(text.replace("slurmft.node.task", "tests.lab.roll_call --task"))
     options = [f"--nodes={nodes}", "--ntasks-per-node=1", "--cpus-per-task=1", "--time=15"]
     options += [f"--output={run.submitit}/script.log"]
     environment = {"PYTHONPATH": str(CHECKOUT)}

@@ -59,22 +59,20 @@ slurmft() {{  # again while it cannot be imported, as in the middle of an upgrad
 def sbatch_text(config: RunConfig, run: RunDir) -> str:
     """The batch script of a run that submitit submits."""
     options = all_options(config, run)
-    program = [sys.executable, "-u", "-m", "slurmft.node.submitit_worker", str(run.submitit)]
     lines = ["#!/bin/bash", "", *directives(options), ""]
-    return "\n".join([*lines, *job_lines(config, run, program)]) + "\n"
+    return "\n".join([*lines, *job_lines(config, run)]) + "\n"
 
 
 def inside_text(config: RunConfig, run: RunDir, job: str = "%j") -> str:
-    """The script of a job that is submitted without submitit: nothing is pickled.
+    """The script of a job that another script runs, and that has its options.
 
     The names of its logs begin with `job`, a pattern of Slurm's.
     """
-    program = [sys.executable, "-u", "-m", "slurmft.node.task", str(run.path)]
-    return "\n".join(["#!/bin/bash", *job_lines(config, run, program, job)]) + "\n"
+    return "\n".join(["#!/bin/bash", *job_lines(config, run, job)]) + "\n"
 
 
-def job_lines(config: RunConfig, run: RunDir, program: list[str], job: str = "%j") -> list[str]:
-    """The shell lines of a job, which Slurm runs on its first node; `program` is a node's task."""
+def job_lines(config: RunConfig, run: RunDir, job: str = "%j") -> list[str]:
+    """The shell lines of a job, which Slurm runs on its first node."""
     python, path = shlex.quote(sys.executable), shlex.quote(str(run.path))
     function = _FUNCTION.format(
         python=python, path=path, run=shlex.quote(_RUN), note=commands.NOTE, broken=_BROKEN
@@ -101,10 +99,10 @@ def job_lines(config: RunConfig, run: RunDir, program: list[str], job: str = "%j
         f"found=$(slurmft begin {path}); code=$?",
         f"[ $code = {AVOID} ] && {{ slurmft avoid {path}; exit; }}",
         "[ $code = 0 ] || exit $code",
-        "export $found SUBMITIT_EXECUTOR=slurm",
+        "export $found",
         "trap : USR2 TERM  # bash waits for srun: the last lines decide",
     ]
-    task = shlex.join([*srun, *container.wrap(config, run, program)])
+    task = shlex.join([*srun, *container.node_task(config, run)])
     end = [f'slurmft end {path} "$ended"', "code=$?"]
     if config.job.requeue:  # what is saved is not lost to a broken upgrade
         saved = f'[ "$code$ended" = {_BROKEN}{int(Exit.STOPPED)} ]'
