@@ -8,12 +8,12 @@ import subprocess
 import sys
 
 from slurmft.cli.parser import Parser, Part, add_options, given, run_part
-from slurmft.cluster.slurm import allocation, commands
+from slurmft.cluster.slurm import allocation, commands, sbatch_options
 from slurmft.core.config import JobConfig, build
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.files import write_text
 from slurmft.core.filesystem import absolute
-from slurmft.core.site import sbatch_flags, site_defaults
+from slurmft.core.site import site_defaults
 from slurmft.doctor import locks, node
 from slurmft.doctor.checkup import examine_cluster
 from slurmft.doctor.nodes import open_site
@@ -151,8 +151,8 @@ def node_main(argv: list[str]) -> int:
         print("\n".join(lines), flush=True)
         return Exit.OK
     nodes = arguments.nodes or allocation.allocated_nodes() or 1
-    job = _job(arguments, _WHERE)
-    options = sbatch_flags({name: getattr(job, name) for name in _WHERE})
+    wanted = sbatch_options.of_fields(_job(arguments, _WHERE), _WHERE)
+    options = sbatch_options.arguments(wanted.items())
     again = [sys.executable, "-m", "slurmft", "doctor", "node", "--here", *argv]
     command = allocation.srun_command(nodes, options, again, whole=True)
     return subprocess.run(command, check=False).returncode

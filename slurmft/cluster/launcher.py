@@ -28,8 +28,8 @@ class Launcher(Protocol):
     def submit(self, config: RunConfig, run: RunDir) -> str:
         """Starts the job of a run; returns its id."""
 
-    def never_starts(self, job_id: str) -> str | None:
-        """Why a submitted job would wait forever; None: no such reason is known."""
+    def check_starts(self, job_id: str) -> None:
+        """Cancels a submitted job that would wait forever, and raises SlurmftError."""
 
     def job_state(self, job_id: str, run: RunDir) -> JobState | None:
         """The state of the job; None where nothing knows it any more."""

@@ -26,7 +26,7 @@ from slurmft.node import mpi
 from slurmft.runs import attempts
 from slurmft.runs.rundir import ATTEMPT, RunDir
 
-never_starts = local.never_starts
+check_starts = local.check_starts
 job_state = local.job_state
 cancel = local.cancel
 

@@ -24,7 +24,7 @@ from slurmft.cluster.slurm import commands, stage_env
 from slurmft.core import fingerprint, permissions
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.credentials import redact
-from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import write_bytes, write_text
 from slurmft.core.site import site_file
 from slurmft.core.text import in_bytes
@@ -186,11 +186,7 @@ def _submit_job(config: RunConfig, run: RunDir, cluster: str) -> str:
     job_id = launcher.submit(config, run)
     with contextlib.suppress(OSError):  # the job itself records its id, too
         cluster_launcher.note_job(run, cluster, job_id, where)
-    if reason := launcher.never_starts(job_id):
-        launcher.cancel(job_id, run)
-        raise SlurmftError(
-            f"Slurm would never start the job: {reason}", commands.offers(), Exit.SUBMIT
-        )
+    launcher.check_starts(job_id)
     return job_id
 
 

@@ -97,16 +97,3 @@ def _typed(where: str | Path, option: dataclasses.Field[Any], value: Any) -> Any
 def in_file(where: str | Path, error: UsageError) -> UsageError:
     """An error that says in which file it is."""
     return UsageError(f"{where}: {error.message}", error.hint)
-
-
-def sbatch_flags(values: Mapping[str, Any]) -> list[str]:
-    """Options by their fields' names, as sbatch, salloc and srun take them."""
-    known = options(JobConfig)
-    found = []
-    for name, value in values.items():
-        flag = f"--{known[name].metadata['sbatch']}"
-        if value is True:
-            found.append(flag)
-        elif value not in (None, False):
-            found.append(f"{flag}={value}")
-    return found

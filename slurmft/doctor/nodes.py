@@ -10,16 +10,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from slurmft.cluster.slurm import allocation
+from slurmft.cluster.slurm import allocation, sbatch_options
 from slurmft.core.config import JobConfig
-from slurmft.core.site import sbatch_flags
 from slurmft.node import rendezvous
 
 _SALLOC = (
     "nodes", "partition", "account", "qos", "reservation", "constraint", "gpus_per_node",
-    "cpus_per_task", "mem",
+    "cpus_per_task", "mem", "time",
 )  # fmt: skip
-"""Options of the job that salloc takes, besides the time limit."""
+"""Options of the job that salloc takes."""
 _TIME_MIN = "5"
 
 
@@ -61,12 +60,12 @@ def open_site(
         inside = {k: v for k, v in os.environ.items() if k.startswith("SLURM_")}
         yield allocated(inside, job.host_suffix)
         return
-    wanted = {name: getattr(job, name) for name in _SALLOC} | {"time": job.time or _TIME_MIN}
+    wanted = {"time": _TIME_MIN} | sbatch_options.of_fields(job, _SALLOC)
     # Speeds are those of whole nodes.
-    share = "--exclusive" if job.cpus_per_task is None else "--ntasks-per-node=1"
+    wanted |= {"exclusive": None} if job.cpus_per_task is None else {"ntasks-per-node": "1"}
     say(f"waiting for {job.nodes} node(s) ...")
     began = time.monotonic()
-    with allocation.allocation([*sbatch_flags(wanted), share], wait_s) as variables:
+    with allocation.allocation(sbatch_options.arguments(wanted.items()), wait_s) as variables:
         site = allocated(variables, job.host_suffix)
         yield dataclasses.replace(site, queued_s=time.monotonic() - began)
 

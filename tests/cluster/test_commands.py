@@ -150,13 +150,14 @@ def test_states_of_many_jobs() -> None:
     assert ended["12_0"] == JobState(name="FAILED", exit_code=4)
 
 
-def test_max_array_size() -> None:
-    assert (
-        commands.parse_max_array_size("MaxArraySize            = 4001\nMaxJobCount = 7\n") == 4001
-    )
-    assert commands.parse_max_array_size("") == 1001
+def test_max_array_size(slurm: Callable[..., Slurm]) -> None:
+    slurm(scontrol="MaxArraySize            = 4001\nMaxJobCount = 7\n")
+    assert commands.max_array_size() == 4001
+    slurm(scontrol="")
+    assert commands.max_array_size() == 1001
     # a line of another setting that has the name in it
-    assert commands.parse_max_array_size("OldMaxArraySize = 7\nMaxArraySize = 0\n") == 1
+    slurm(scontrol="OldMaxArraySize = 7\nMaxArraySize = 0\n")
+    assert commands.max_array_size() == 1
 
 
 # --- the state of one job -------------------------------------------------------------------------
@@ -545,8 +546,11 @@ def test_unwell_hosts(slurm: Callable[..., Slurm]) -> None:
 
 
 def test_down_hosts(slurm: Callable[..., Slurm]) -> None:
-    made = slurm(sinfo="n2|down*\nn2|down*\nn1|down\nn3|idle\nn4|drained\nn5|mixed*\n")
-    assert commands.down_hosts(["n1", "n2", "n3"]) == ["n1", "n2", "n5"]
+    made = slurm(
+        sinfo="n2|down*|none\nn2|down*|none\nn1|down|bad disk\nn3|idle|none\nn4|drained|none\n"
+        "n5|mixed*|none\nn6|mixed|none\nn7|down*|Not responding\n"
+    )
+    assert commands.down_hosts(["n1", "n2", "n3"]) == ["n1", "n2", "n5", "n7"]
     assert "--nodes=n1,n2,n3" in made.calls[0]
     slurm(sinfo=failed(NO_CONTROLLER))
     assert commands.down_hosts(["n1"]) == []
@@ -613,6 +617,15 @@ def test_a_job_that_never_starts(slurm: Callable[..., Slurm]) -> None:
     assert commands.never_starts("5") is None
     slurm(squeue="PENDING|Priority|other|9|1:00:00\n", sinfo=sinfo)
     assert commands.never_starts("5") is None
+
+
+def test_a_job_that_never_starts_is_cancelled(slurm: Callable[..., Slurm]) -> None:
+    made = slurm(squeue="PENDING|PartitionConfig|batch|3|10:00\n", sinfo="batch|up|1:00:00|2|4\n")
+    with pytest.raises(SlurmftError, match="never start the job: it requests 3 nodes") as caught:
+        commands.check_starts("5")
+    assert caught.value.code == Exit.SUBMIT
+    assert "partitions here: batch" in str(caught.value.hint)
+    assert ("scancel", "5") in made.calls
 
 
 def test_name_of_the_cluster_in_its_configuration() -> None:

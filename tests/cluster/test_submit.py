@@ -34,7 +34,7 @@ class Queue:
         self.state: JobState | None = JobState(name="CANCELLED")
         """Of every job."""
         self.on_submit: Callable[[RunDir], None] = lambda run: None
-        self.endless: str | None = None
+        self.endless = False
         self.submitted: list[RunConfig] = []
         self.cancelled: list[str] = []
 
@@ -43,8 +43,9 @@ class Queue:
         self.submitted.append(config)
         return str(10 + len(self.submitted))
 
-    def never_starts(self, job_id: str) -> str | None:
-        return self.endless
+    def check_starts(self, job_id: str) -> None:
+        if self.endless:
+            raise SlurmftError("Slurm would never start the job: it requests 9 nodes")
 
     def job_state(self, job_id: str, run: RunDir) -> JobState | None:
         return self.state
@@ -135,11 +136,10 @@ def test_shorter_time_does_not_shorten_the_lead(queue: Queue, run: RunDir) -> No
     assert run.load_config().job.lead_s == 600
 
 
-def test_job_that_would_never_start_is_cancelled(queue: Queue, run: RunDir) -> None:
-    before, queue.endless = files(run), "it requests 9 nodes"
+def test_job_that_would_never_start(queue: Queue, run: RunDir) -> None:
+    before, queue.endless = files(run), True
     with pytest.raises(SlurmftError, match="Slurm would never start the job: it requests 9 nodes"):
         resume(run, nodes=9)
-    assert queue.cancelled == ["11"]
     assert files(run) == before
 
 
@@ -149,7 +149,7 @@ def test_interruption_after_the_submission_keeps_the_job(
     def interrupt(job_id: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(queue, "never_starts", interrupt)
+    monkeypatch.setattr(queue, "check_starts", interrupt)
     with pytest.raises(KeyboardInterrupt):
         resume(run, nodes=3)
     assert launcher.job_of(run) == ("local", "11")

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from slurmft.cluster.slurm import commands
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json
@@ -601,12 +600,6 @@ def test_waiting_for_a_cause_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     slept.clear()
     attempts.await_failure(run, 1)
     assert slept == []
-
-
-def test_down_hosts() -> None:
-    assert commands.parse_down_hosts("n1|idle\nn2|down*\nn3|mixed*\nn4|down\nn4|down\n") == [
-        "n2", "n3", "n4",
-    ]  # fmt: skip
 
 
 def test_a_thousand_hosts_are_no_flood(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_refused_in_the_middle(fake: FakeSlurm) -> None:
 
 def test_array_that_would_never_start(fake: FakeSlurm) -> None:
     fake.never = "it asks for 9 nodes"
-    with pytest.raises(SlurmftError, match="never start the array: it asks for 9 nodes"):
+    with pytest.raises(SlurmftError, match="never start the job: it asks for 9 nodes"):
         run()
     assert fake.cancelled == ["10"]
     assert runs_of() == {}

@@ -167,13 +167,14 @@ def _name_by_controller() -> str:
     return settings().get("ClusterName", "")
 
 
-def unwell_hosts() -> dict[str, str]:
-    """Nodes that accept no jobs now -> state and reason.
+def unwell_hosts(*options: str) -> dict[str, str]:
+    """Nodes that accept no jobs now -> state and reason; of all, or of those in sinfo's options.
 
     Raises:
         SlurmftError: the controller does not answer.
     """
-    return parse_unwell_hosts(call("sinfo", "--noheader", "--Node", "--format=%N|%T|%E"))
+    format = "--format=%N|%T|%E"
+    return parse_unwell_hosts(call("sinfo", "--noheader", "--Node", format, *options))
 
 
 def parse_unwell_hosts(text: str) -> dict[str, str]:
@@ -184,6 +185,17 @@ def parse_unwell_hosts(text: str) -> dict[str, str]:
         if state.endswith("*") or state.startswith(("down", "drain", "fail", "unknown")):
             found[name] = state if reason == "none" else f"{state}: {reason}"
     return found
+
+
+def down_hosts(hosts: Sequence[str]) -> list[str]:
+    """Those of the hosts that Slurm reports as down or not responding ("mixed*"); empty without an
+    answer."""
+    try:
+        found = unwell_hosts(f"--nodes={','.join(hosts)}")
+    except SlurmftError:
+        return []
+    states = {name: words.partition(":")[0] for name, words in found.items()}
+    return sorted(n for n, state in states.items() if state == "down" or state.endswith("*"))
 
 
 def associations(user: str) -> list[dict[str, str]]:
@@ -388,16 +400,9 @@ def sbatch(arguments: Sequence[str], script: str) -> str:
 def max_array_size() -> int:
     """How many tasks a job array may have here (MaxArraySize); where that is unknown, Slurm's
     default: sbatch checks it."""
-    try:
-        return parse_max_array_size(call("scontrol", "show", "config"))
-    except SlurmftError:
-        return _MAX_ARRAY_SIZE
-
-
-def parse_max_array_size(text: str) -> int:
-    """From `scontrol show config`."""
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
-    return max(1, int(found[1])) if found else _MAX_ARRAY_SIZE
+    with contextlib.suppress(SlurmftError, ValueError):
+        return max(1, int(settings().get("MaxArraySize", _MAX_ARRAY_SIZE)))
+    return _MAX_ARRAY_SIZE
 
 
 def job_request(job: str) -> dict[str, str]:
@@ -469,21 +474,6 @@ def parse_note(text: str) -> str:
     return found[1] if found else ""
 
 
-def down_hosts(hosts: Sequence[str]) -> list[str]:
-    """Those of the hosts that Slurm reports as down or not responding; empty without an answer."""
-    try:
-        text = call("sinfo", "--noheader", "--Node", f"--nodes={','.join(hosts)}", "--format=%N|%T")
-    except SlurmftError:
-        return []
-    return parse_down_hosts(text)
-
-
-def parse_down_hosts(text: str) -> list[str]:
-    """From lines of `sinfo --Node --format=%N|%T`; "down*" is a node that does not respond."""
-    pairs = (line.strip().split("|") for line in text.splitlines() if "|" in line)
-    return sorted({name for name, state in pairs if state == "down" or state.endswith("*")})
-
-
 def call(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
     import subprocess  # 3 ms: `status` of a run that has ended asks nobody
 
@@ -507,6 +497,17 @@ def call(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
             f"{command[0]} failed (exit {done.returncode}): {done.stderr.strip()}", code=Exit.SUBMIT
         )
     return done.stdout
+
+
+def check_starts(job_id: str) -> None:
+    """Cancels a pending job that requests more than its partition has.
+
+    Raises:
+        SlurmftError: it did.
+    """
+    if reason := never_starts(job_id):
+        cancel(job_id)
+        raise SlurmftError(f"Slurm would never start the job: {reason}", offers(), Exit.SUBMIT)
 
 
 def never_starts(job_id: str) -> str | None:

@@ -16,7 +16,7 @@ from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.cluster.slurm.sbatch_options import arguments, directives, request
 from slurmft.core.config import JobConfig
-from slurmft.core.errors import Exit, SlurmftError
+from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_text
 from slurmft.runs.job_ids import array_task_id
 from slurmft.runs.rundir import RunDir
@@ -95,12 +95,11 @@ def submit(runs: Sequence[RunDir], at_most: int, after: Sequence[str], script: P
         raise
     for index, run in enumerate(runs):
         launcher.note_job(run, "slurm", array_task_id(array, index), where)
-    if reason := commands.never_starts(array):
-        commands.cancel(array)
+    try:
+        commands.check_starts(array)
+    except SlurmftError:
         _discard(runs, script)
-        raise SlurmftError(
-            f"Slurm would never start the array: {reason}", commands.offers(), Exit.SUBMIT
-        )
+        raise
     return array
 
 

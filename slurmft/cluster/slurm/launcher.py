@@ -58,9 +58,7 @@ def submit(config: RunConfig, run: RunDir) -> str:
         raise SlurmftError(f"submitit could not submit: {error}", code=Exit.SUBMIT) from None
 
 
-def never_starts(job_id: str) -> str | None:
-    """Why a job that sbatch accepted would wait forever; None: no such reason is known."""
-    return commands.never_starts(job_id)
+check_starts = commands.check_starts
 
 
 def job_state(job_id: str, run: RunDir) -> JobState | None:

@@ -17,8 +17,10 @@ def all_options(config: RunConfig, run: RunDir) -> list[tuple[str, str | None]]:
 
 def request(job: JobConfig) -> dict[str, str | None]:
     """The sbatch options that do not depend on the run: the user's, and those slurmft needs."""
+    more = (pair.lstrip("-").partition("=") for pair in job.sbatch)
     return {
-        **_of_config(job),
+        **of_fields(job, (n for n, o in options(JobConfig).items() if "sbatch" in o.metadata)),
+        **{key: value if equals else None for key, equals, value in more},
         # Slurm itself does it when a node dies.
         "requeue" if job.requeue else "no-requeue": None,
         # To the processes of the step, not to the batch script.
@@ -28,17 +30,12 @@ def request(job: JobConfig) -> dict[str, str | None]:
     }
 
 
-def _of_config(job: JobConfig) -> dict[str, str | None]:
-    """sbatch option -> value, None for options that take none."""
-    found: dict[str, str | None] = {}
-    for name, option in options(JobConfig).items():
-        value = getattr(job, name)
-        if "sbatch" in option.metadata and value not in (None, False):
-            found[option.metadata["sbatch"]] = None if value is True else str(value)
-    for pair in job.sbatch:
-        key, equals, value = pair.lstrip("-").partition("=")
-        found[key] = value if equals else None
-    return found
+def of_fields(job: JobConfig, names: Iterable[str]) -> dict[str, str | None]:
+    """Fields of a job as options of sbatch, salloc and srun: option -> value, None for options that
+    take none."""
+    known = options(JobConfig)
+    given = {known[name].metadata["sbatch"]: getattr(job, name) for name in names}
+    return {k: None if v is True else str(v) for k, v in given.items() if v not in (None, False)}
 
 
 def directives(options: Iterable[tuple[str, str | None]]) -> list[str]:
