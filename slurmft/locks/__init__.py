@@ -362,10 +362,24 @@ def _guard_acquire(acquire: Callable[[Any], None]) -> Callable[[Any], None]:
             try:
                 acquire(self)
             finally:  # also where Ctrl-C ends it
-                if not self.is_locked:
+                if self.is_locked:
+                    _look_again(Path(self.lock_file).parent)
+                else:
                     _shim.drop_new(before)
 
     return guarded
+
+
+def _look_again(folder: Path) -> None:
+    """Lets a process see what the holder before it made, where that is beside the lock or, as the
+    hub's files, in a folder of the cache: NFS remembers up to a minute that a name was not there,
+    and asks again when the folder is opened."""
+    folders = [folder]
+    if folder.parent.name == ".locks":
+        folders.append(folder.parent.with_name(folder.name) / "blobs")
+    for each in folders:
+        with contextlib.suppress(OSError):
+            os.close(os.open(each, os.O_RDONLY))
 
 
 def _guard_release(release: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -65,8 +65,9 @@ def test_shared_caches_are_filled_once_and_metrics_are_right(clients: Bench) -> 
         assert good("measured")
     # Without a measurement the shim uses lockf, as all others do who have not measured.
     assert good("unmeasured") == bool(holds["lockf"].get("between_nodes"))
-    # Whether the libraries' own locks do is the trap that the shim is there for.
-    assert good("flock") == bool(holds["flock"].get("between_nodes"))
+    # The trap that the shim is there for. (By flock alone, NFS also fetches twice where it holds.)
+    if not holds["flock"].get("between_nodes"):
+        assert not good("flock")
 
 
 def test_a_file_that_is_replaced_is_never_half_nor_absent(clients: Bench) -> None:

@@ -97,6 +97,29 @@ def test_lock_ends_with_its_process(primitive: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unshimmed")
+def test_who_gets_a_lock_looks_again_for_what_its_holder_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS asks its server again for absent names when their folder is opened."""
+    locks.install("lockf")
+    path, blobs = tmp_path / ".locks/models--x/y.lock", tmp_path / "models--x/blobs"
+    for folder in (path.parent, blobs):
+        folder.mkdir(parents=True)
+    opened: set[Path] = set()
+
+    def seen(name: str, *flags: int) -> int:
+        opened.add(Path(name))
+        return _open(name, *flags)
+
+    monkeypatch.setattr(os, "open", seen)
+    with filelock.FileLock(path):
+        assert {path.parent, blobs} <= opened
+
+
+_open = os.open
+
+
+@pytest.mark.usefixtures("unshimmed")
 def test_lock_that_vanishes_while_it_is_taken_is_not_held_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
