@@ -28,7 +28,6 @@ def parser() -> Parser:
         made.add_argument(
             name.lower(), metavar=f"RUN_{name}", help="run (path or name), or folder of repeats"
         )
-    made.add_argument("--seed", type=int, default=0, help="of the resampling (default: 0)")
     made.add_argument("--json", action="store_true", help="print the comparison as JSON")
     return made
 
@@ -36,7 +35,7 @@ def parser() -> Parser:
 def main(argv: list[str]) -> int:
     """`slurmft compare RUN_A RUN_B`."""
     arguments = parser().parse(argv)
-    found = compare(arguments.a, arguments.b, arguments.seed)
+    found = compare(arguments.a, arguments.b)
     if arguments.json:
         print(to_json(as_json(found), indent=2))
     else:

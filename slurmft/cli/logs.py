@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from argparse import Namespace
 from collections.abc import Iterable
 
@@ -14,8 +13,6 @@ from slurmft.runs import resolve
 from slurmft.runs.log_text import Writer, check_choice, last_lines, until_now
 from slurmft.runs.logfiles import Choice, Logs
 from slurmft.runs.rundir import FINAL_STATES, RunDir
-
-_READ_EVERY_S = 0.5
 
 DESCRIPTION = """\
 Prints the logs of all ranks of a run, of its torchruns and of Slurm, merged in the order of their
@@ -89,7 +86,7 @@ def _follow(job: JobWatch, logs: Logs, writer: Writer) -> int:
     """Prints what comes until the job ends; returns its exit code."""
     while not job.has_ended():
         _print(writer.lines(logs.lines(whole=False)))
-        time.sleep(_READ_EVERY_S)
+        job.pause()
     job.await_result()
     _print(writer.lines(logs.lines()))
     return Exit.OK if job.succeeded else show_outcome(job)

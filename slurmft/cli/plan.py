@@ -41,11 +41,11 @@ def main(argv: list[str]) -> int:
     devices_per_node = arguments.devices_per_node or series.devices_per_node
     counts = planner.node_counts(arguments.nodes, series, devices_per_node)
     network = arguments.network_gbit_s or series.network_gbit_s
-    fit = model.fit(series.rows, network, arguments.seed)
+    fit = model.fit(series.rows, network)
     work = _changed(fit.rows[0].work, arguments)
     options = planner.predict(fit, counts, work, devices_per_node)
     chosen, why = planner.recommend(options, deadline_s, arguments.budget)
-    tests = backtest.backtest(series, network, arguments.seed) if arguments.backtest else None
+    tests = backtest.backtest(series, network) if arguments.backtest else None
     if arguments.json:
         found_json = planner.as_json(series, options, chosen, why)
         if tests is not None:
@@ -77,7 +77,6 @@ def parser() -> Parser:
     add("--budget", type=_amount, metavar="NODE-HOURS", help="find the fastest within it")
     test = "also predict measured runs from those with fewer devices, and show the errors"
     add("--backtest", action="store_true", help=test)
-    add("--seed", type=int, default=0, help="of the ranges (default: 0)")
     add("--json", action="store_true", help="print the plan as JSON")
     add = made.add_argument_group("What would run (default: as measured)").add_argument
     add("--epochs", type=count, metavar="N")

@@ -76,7 +76,7 @@ class Comparison:
     notes: list[str]
 
 
-def compare(path_a: str, path_b: str, seed: int = 0) -> Comparison:
+def compare(path_a: str, path_b: str) -> Comparison:
     """Compares two runs, or folders with repeats.
 
     Raises:
@@ -88,7 +88,7 @@ def compare(path_a: str, path_b: str, seed: int = 0) -> Comparison:
             f"{str(min(shared))!r} is in A and in B", "give two runs, or folders that share none"
         )
     notes = [*a.notes, *b.notes, *_notes(a, b)]
-    return Comparison(a, b, _differences(a, b), _findings(a, b, seed), notes)
+    return Comparison(a, b, _differences(a, b), _findings(a, b), notes)
 
 
 def _read_side(name: str, path: str) -> Side:
@@ -245,9 +245,9 @@ def _order(a: Side, b: Side) -> str:
 # --- whether it is noise --------------------------------------------------------------------------
 
 
-def _findings(a: Side, b: Side, seed: int) -> list[Finding]:
+def _findings(a: Side, b: Side) -> list[Finding]:
     """Speed of the phases, then metrics."""
-    found = [_training(a, b, np.random.default_rng(seed))]
+    found = [_training(a, b)]
     found.append(_per_evaluation("evaluation", ("evaluate",), a, b))
     found.append(_per_evaluation("metric", ("metric", "broadcast"), a, b))
     metrics = [side.results("metrics")[0] for side in (a, b)]
@@ -261,7 +261,7 @@ def _has_repeats(a: Side, b: Side) -> bool:
     return min(len(a.runs), len(b.runs)) >= _LEAST_REPEATS
 
 
-def _training(a: Side, b: Side, generator: np.random.Generator) -> Finding:
+def _training(a: Side, b: Side) -> Finding:
     if _has_repeats(a, b):
         times = [1 / np.array(side.results("train_samples_per_s")) for side in (a, b)]
         found = ratio_of_repeats(times[0], times[1])
@@ -271,7 +271,7 @@ def _training(a: Side, b: Side, generator: np.random.Generator) -> Finding:
     sides = [[windows(run) for run in side.runs] for side in (a, b)]
     rates = [_mean_rate(side) for side in sides]
     shown = (_rate(a, rates[0]), _rate(b, rates[1]))
-    interval = ratio_of_windows(sides[0], sides[1], generator)
+    interval = ratio_of_windows(sides[0], sides[1], np.random.default_rng(0))
     if interval is None:
         counts = [sum(len(w.steps) for w in side) for side in sides]
         return Finding(

@@ -11,16 +11,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import secrets
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from slurmft.cluster import launcher
+from slurmft.cluster import launcher, wait
 from slurmft.cluster.slurm import commands, job_array
 from slurmft.cluster.status import RunStatus
 from slurmft.cluster.submit import check, provenance, submit
@@ -36,7 +36,6 @@ from slurmft.studies.spec import GLOBAL_BATCH_SIZE, Study
 from slurmft.train import recipes
 from slurmft.train.configure import OPTIONS, configure
 
-_POLL_S = 0.3
 _CANCEL_S = 60
 
 _MAY_DIFFER = frozenset({
@@ -273,26 +272,18 @@ def run_one(todo: Submission, repeat: Repeat) -> RunDir:
         wait_for_end(run)
     except KeyboardInterrupt:
         with _uninterrupted():
-            cluster, job = launcher.job_of(run)
-            launcher.get(cluster).cancel(job, run)
+            wait.cancel(run)
             wait_for_end(run, _CANCEL_S)
         run.discard()
         raise
-    if run.get_state()["state"] not in ("finished", "cancelled", "failed"):
-        failure = run.root_failure()
-        reason = failure["message"] if failure else "its job ended without a message"
-        run.set_state("failed", reason, Exit.FAILED)
     return run
 
 
-def wait_for_end(run: RunDir, limit_s: float = float("inf")) -> None:
-    cluster, job = launcher.job_of(run)
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        state = launcher.get(cluster).job_state(job, run)
-        if state is None or state.ended:
-            return
-        time.sleep(_POLL_S)
+def wait_for_end(run: RunDir, limit_s: float = math.inf) -> None:
+    """Waits for the end of a run's job; the run's state then says how it ended."""
+    job = wait.JobWatch(run)
+    with contextlib.suppress(SlurmftError, TimeoutError):
+        job.wait(limit_s)
 
 
 # --- cancelling -----------------------------------------------------------------------------------

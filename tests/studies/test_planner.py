@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,11 +127,11 @@ def test_predictions_answer_what_if() -> None:
     costs = {name: cost.default for name, cost in model.COSTS.items()}
     fit = model.fit([simulated(n, costs) for n in (1, 2, 4)])
     base = fit.predict(8, 8).total_s.median
-    assert fit.predict(8, 8, epochs=4).total_s.median > 1.5 * base
-    assert fit.predict(8, 8, batch_size=4).total_s.median > base  # more steps
-    assert fit.predict(8, 8, kept_global_batch=32).work.steps(8) == 4000
-    half = fit.predict(8, 8, batch_size=4, gradient_bytes=2).total_s.median
-    assert half < fit.predict(8, 8, batch_size=4).total_s.median
+    assert fit.predict(8, 8, replace(WORK, epochs=4)).total_s.median > 1.5 * base
+    assert fit.predict(8, 8, replace(WORK, batch_size=4)).total_s.median > base  # more steps
+    assert fit.predict(8, 8, replace(WORK, kept_global_batch=32)).work.steps(8) == 4000
+    half = fit.predict(8, 8, replace(WORK, batch_size=4, gradient_bytes=2)).total_s.median
+    assert half < fit.predict(8, 8, replace(WORK, batch_size=4)).total_s.median
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])

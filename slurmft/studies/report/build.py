@@ -46,10 +46,7 @@ def collect_sections(
     named_by_studies: list[list[published.PublishedTable]] = []
     names = ", ".join(folder.resolve().name or str(folder) for folder in folders)
     for runset in report_runset.group_by_study(found, title or f"Runs in {names}"):
-        if not given and runset.published:
-            given_here = _study_tables(runset)
-        else:
-            given_here = [table for tables in given for table in tables]
+        given_here = [table for tables in given or [_study_tables(runset)] for table in tables]
         sections.append(of_runs(runset, given_here))
         if not given and given_here and given_here not in named_by_studies:
             named_by_studies.append(given_here)
@@ -59,10 +56,12 @@ def collect_sections(
 
 
 def _study_tables(runset: report_runset.RunSet) -> list[published.PublishedTable]:
-    """The published tables that a study names; an unreadable file is a problem of the study."""
-    assert runset.published
+    """The published tables that its study names; an unreadable file is a problem of the study."""
+    study = runset.study
+    if study is None or study.published is None:
+        return []
     try:
-        return published.load(runset.published, runset.published_name)
+        return published.load(study.published, Path(study.published_as).stem)
     except UsageError as error:
         runset.problems.append(error.message)
         return []

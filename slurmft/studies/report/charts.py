@@ -65,20 +65,6 @@ class Chart:
     logarithmic: bool = False
     note: str = ""
 
-    @property
-    def description(self) -> str:
-        """The plot in words, as its alternative text."""
-        parts = []
-        for s in self.series:
-            ends = (
-                f"from {s.y[0]:.4g} at {self._at(s.x[0])} to {s.y[-1]:.4g} at {self._at(s.x[-1])}"
-            )
-            parts.append(f"{s.label}: {ends}" if len(s.x) > 1 else f"{s.label}: {s.y[0]:.4g}")
-        kind = {"bars": "Grouped bars", "stack": "Stacked bars"}.get(self.kind, "Lines")
-        return (
-            f"{kind} of {self.y_label} by {self.x_label}. {'; '.join(parts)}. {self.note}".strip()
-        )
-
     def _at(self, x: float) -> str:
         return self.names[int(x)] if self.names else f"{x:g}"
 

@@ -37,10 +37,6 @@ class RunSet:
     """Runs that a cell should have, at least."""
     scaling: str | None = None
     """strong: the same work in all cells; weak: the same work per device; None: unknown."""
-    published: Path | None = None
-    """Published tables to compare with."""
-    published_name: str = ""
-    """The name of their file, of which `published` may be a copy."""
     study: Study | None = None
     """Its study file, if it can be read."""
     problems: list[str] = field(default_factory=list)
@@ -97,8 +93,6 @@ def _of_study(name: str, folder: Path | None, runs: list[MeasuredRun]) -> RunSet
         cells=list(cells.values()),
         repeats=study.repeats if study else 1,
         scaling=study.scaling if study else None,
-        published=study.published if study else None,
-        published_name=Path(study.published_as).stem if study else "",
         study=study,
         problems=problems,
     )

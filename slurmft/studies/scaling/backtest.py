@@ -34,12 +34,12 @@ class Backtest:
         return self.predicted_s.median / self.measured_s - 1
 
 
-def backtest(series: Series, network_gbit_s: float | None, seed: int = 0) -> list[Backtest]:
+def backtest(series: Series, network_gbit_s: float | None) -> list[Backtest]:
     """Predicts every run that has two smaller numbers of devices in its series. A fit takes about
     a second; runs on the same number of devices share it."""
     counts, found = series.device_counts, []
     for i, devices in enumerate(counts[2:], start=2):
-        fit = model.fit([r for r in series.rows if r.devices < devices], network_gbit_s, seed)
+        fit = model.fit([r for r in series.rows if r.devices < devices], network_gbit_s)
         for row in (r for r in series.rows if r.devices == devices):
             phase = next(p for p in (TOTAL, "train", *row.seconds) if p in row.seconds)
             predicted = fit.predict(devices, row.nodes, row.work).phase_s(phase)

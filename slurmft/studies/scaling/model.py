@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -192,18 +192,15 @@ class Fit:
     """Draws of the noise's factor, shape (draws,), the same for every prediction: ratios of two
     counts are not made uncertain by it twice."""
 
-    def predict(
-        self, devices: int, nodes: int, work: Workload | None = None, **changes: Any
-    ) -> Prediction:
+    def predict(self, devices: int, nodes: int, work: Workload | None = None) -> Prediction:
         """The time of a run.
 
         Args:
             devices: all of them.
             nodes: that they are on.
             work: what it does; what the first row did, if not given.
-            changes: fields of the work that differ: epochs=3, batch_size=64.
         """
-        work = replace(work or self.rows[0].work, **changes)
+        work = work or self.rows[0].work
         found = phase_seconds(self.costs, quantities([(work, devices, nodes)]))
         parts = TRAIN_PARTS if "train" in self.covered else ()
         return Prediction(
