@@ -39,8 +39,7 @@ NODES = {"n-a": "10.78.0.1", "n-b": "10.78.0.2"}
 DEVICE = "veth0"
 
 CASES = (
-    "one", "one, whole table", "both", "ddp", "fp32", "bf16", "powersgd", "local:16", "local:32",
-    "local:64",
+    "one", "one, whole table", "both", "ddp", "fp32", "bf16", "local:16", "local:32", "local:64",
 )  # fmt: skip
 """Besides values of --grad-comm: one node, computing alone; both at once, without communication;
 plain DDP, which trains the whole embedding table, and is compared with one node that does so."""
@@ -52,7 +51,7 @@ LINKS = {
 }
 """Link -> what is compared, the efficiency of plain DDP for which the link is slowed, and rounds:
 in one of four local:64 averages."""
-MODES = ("fp32", "local:32", "local:16", "local:64", "bf16", "powersgd")
+MODES = ("fp32", "local:32", "local:16", "local:64", "bf16")
 FIRST_SEED = 42
 
 

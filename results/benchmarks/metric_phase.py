@@ -119,9 +119,9 @@ class Phase:
         self.mine = slice(first, first + self.sizes[world.rank])
 
     def compute(self, predictions: Any, labels: Any) -> dict[str, float]:
-        from slurmft.train.metrics import accuracy
+        from slurmft.train.metrics import SCORES
 
-        return {"accuracy": accuracy(predictions, labels)}
+        return {"accuracy": SCORES["accuracy"](predictions, labels)}
 
     def begin_together(self) -> None:
         """All ranks go on at one time of the clock. After a barrier they would come out of it one
@@ -131,10 +131,8 @@ class Phase:
 
     def share(self, work: Callable[[], dict[str, float]]) -> float:
         """Seconds until the metric is known everywhere."""
-        from slurmft.train.evaluation import share_metrics
-
         began = time.perf_counter()
-        found = share_metrics(self.world, ["accuracy"], work, lambda phase: None)
+        found = self.world.on_main(work)
         took = time.perf_counter() - began
         assert abs(found["accuracy"] - self.expected) < 1e-12
         return took
@@ -176,13 +174,13 @@ class Phase:
         return time.perf_counter() - began + self.share(lambda: found)
 
     def memory(self) -> float:
-        from slurmft.train import evaluation
+        import numpy as np
 
         self.begin_together()
         began = time.perf_counter()
-        whole = evaluation.gather(self.world, self.predictions[self.mine], self.sizes)
+        parts = self.world.gather_objects(self.predictions[self.mine])
         gather_s = time.perf_counter() - began
-        return gather_s + self.share(lambda: self.compute(whole, self.labels))
+        return gather_s + self.share(lambda: self.compute(np.concatenate(parts), self.labels))
 
 
 # --- what metrics cost an evaluation --------------------------------------------------------------

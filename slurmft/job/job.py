@@ -314,19 +314,15 @@ class Job:
         Raises:
             SlurmftError: the file system cannot be read.
         """
-        path: Path | None = None
+        run = self._run
+        if run is None:
+            return None
 
-        def find() -> None:
-            nonlocal path
-            if self._run is not None:
-                checkpoints.remove_leftovers(self._run)
-                path = checkpoints.newest(self._run, self.warn)
+        def find() -> Path | None:
+            checkpoints.remove_leftovers(run)
+            return checkpoints.newest(run, self.warn)
 
-        if self._run is None or self.world_size == 1:
-            find()
-        else:
-            self.join().on_main(find)
-            path = self.join().share_object(path)
+        path: Path | None = find() if self.world_size == 1 else self.join().on_main(find)
         if path is not None:
             self._step = self._agreed_step = int(path.name.split("-")[1])
         return path

@@ -46,9 +46,26 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def on_main(self, work: Callable[[], Any]) -> None:
-        """Runs `work` on the main rank while the others wait; see `on_some`."""
-        self.on_some(self.is_main, work)
+    def on_main(self, work: Callable[[], Any]) -> Any:
+        """What `work` returns, which the main rank does while the others wait; on every rank.
+
+        Raises:
+            Exception: on the main rank, whatever `work` raises.
+            PeerFailedError: on the others, if it raised there; with its message. Nobody hangs.
+        """
+        value: Any = None
+        error: Exception | None = None
+        if self.is_main:
+            try:
+                value = work()
+            except Exception as caught:
+                error = caught
+        value, message = self.share_object((value, error and _in_words(error)))
+        if error is not None:
+            raise error
+        if message:
+            raise PeerFailedError(f"rank 0 failed: {message}")
+        return value
 
     def on_some(self, chosen: bool, work: Callable[[], Any]) -> None:
         """Runs `work` on the ranks that are chosen, while the others wait.
@@ -63,20 +80,12 @@ class World:
                 work()
             except Exception as caught:
                 error = caught
-        messages = self.all_objects(None if error is None else f"{type(error).__name__}: {error}")
+        messages = self.all_objects(error and _in_words(error))
         if error is not None:
             raise error
         for rank, message in enumerate(messages):
             if message:
                 raise PeerFailedError(f"rank {rank} failed: {message}")
-
-    def broadcast(self, values: Sequence[float] | None, count: int) -> list[float]:
-        """The main rank's `count` floats, on every rank, as doubles. Others pass anything."""
-        tensor = torch.zeros(count, dtype=torch.float64, device=self.device)
-        if self.is_main:
-            tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.broadcast(tensor, src=0)
-        return [float(v) for v in tensor.tolist()]
 
     def sum(self, values: Sequence[float] | torch.Tensor) -> list[float]:
         """Sums over all ranks, element by element, as doubles."""
@@ -117,6 +126,10 @@ class World:
                 dist.broadcast(flat.view(torch.uint8), src=0, group=self.control)
             shared[name] = flat.reshape(shape)
         return shared
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def leave() -> None:

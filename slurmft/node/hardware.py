@@ -137,7 +137,7 @@ def detect(environment: Mapping[str, str], root: Path = Path("/")) -> Hardware:
     granted = environment.get("SLURM_CPUS_PER_TASK") or environment.get("SLURM_CPUS_ON_NODE")
     return Hardware(
         host=host_name(environment),
-        model=info.get("model name", os.uname().machine),
+        model=cpu_model(root),
         vendor=info.get("vendor_id", "unknown"),
         flags=_flags(info),
         cpus=tuple(_cpu(root, number) for number in sorted(mask)),
@@ -166,6 +166,10 @@ def _cpuinfo(root: Path) -> dict[str, str]:
         if colon:
             found.setdefault(key.strip(), value.strip())
     return found
+
+
+def cpu_model(root: Path = Path("/")) -> str:
+    return _cpuinfo(root).get("model name", os.uname().machine)
 
 
 def _flags(info: Mapping[str, str]) -> tuple[str, ...]:

@@ -6,11 +6,9 @@ in MPI's variables.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -32,6 +30,7 @@ from slurmft.node.rendezvous import (
     answer_checks,
     check_reachable,
     free_ports,
+    own_addresses,
 )
 from slurmft.node.supervisor import Child, Supervisor, run_task, signal_name
 from slurmft.node.task import run_child, use_of_node
@@ -244,17 +243,7 @@ def await_rendezvous(
 def own_name(hosts: list[str], expected: int) -> str:
     """This host's name in the list: mpirun may start with another one than the first."""
     candidates = [*hosts[expected : expected + 1], *hosts]
-    return next((host for host in candidates if is_here(host)), candidates[0])
-
-
-def is_here(host: str) -> bool:
-    """Whether a name is one of this host's addresses."""
-    with contextlib.suppress(OSError):
-        for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
-            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.bind(address)
-                return True
-    return False
+    return next((host for host in candidates if own_addresses(host)), candidates[0])
 
 
 def stop_marker(run: RunDir) -> Path:

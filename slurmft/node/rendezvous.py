@@ -171,7 +171,7 @@ class Rendezvous:
             return None
         if len(self.hosts) == 1:
             return _LOOPBACK
-        own = own_addresses(self.host)
+        own = own_addresses(self.host, socket.AF_INET)
         outside = own if self.host in own else [a for a in own if not a.startswith("127.")]
         if outside:
             return outside[0] if len(outside) == 1 else None
@@ -182,7 +182,9 @@ class Rendezvous:
     def addresses(self) -> list[str]:
         """The addresses on which to answer the other nodes and this one; [""]: all."""
         address = self.listen_address()
-        return list(dict.fromkeys([address, *own_addresses(self.host)])) if address else [""]
+        if address is None:
+            return [""]
+        return list(dict.fromkeys([address, *own_addresses(self.host, socket.AF_INET)]))
 
 
 def simulated_host(node: int) -> str:
@@ -396,15 +398,15 @@ def _first_line(connection: socket.socket) -> str:
     return line.decode(errors="replace").strip()
 
 
-def own_addresses(host: str) -> list[str]:
-    """The addresses of this host that a name resolves to (IPv4)."""
+def own_addresses(host: str, family: int = socket.AF_UNSPEC) -> list[str]:
+    """The addresses of this host that a name resolves to."""
     try:
-        found = socket.getaddrinfo(host, 0, socket.AF_INET, socket.SOCK_DGRAM)
+        found = socket.getaddrinfo(host, 0, family, socket.SOCK_DGRAM)
     except OSError:
         return []
     own = []
-    for *_, address in found:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+    for version, _, _, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(version, socket.SOCK_DGRAM) as one:
             one.bind(address)
             own.append(str(address[0]))
     return list(dict.fromkeys(own))

@@ -22,7 +22,7 @@ from slurmft.train.recipes import RECIPES, TASKS, fill, named, presets
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 BATCHINGS = ("packed", "grouped", "dynamic", "padded")
-GRAD_COMMS = ("auto", "fp32", "bf16", "powersgd")
+GRAD_COMMS = ("auto", "fp32", "bf16")
 """Besides local:K."""
 OPTIMIZERS = ("adamw", "muon", "auto")
 LR_RULES = ("none", "sqrt", "linear")
@@ -113,10 +113,9 @@ class TrainConfig:
     )
     grad_comm: str = option(
         "auto",
-        "what ranks send each other: gradients as fp32, rounded to bf16, compressed (powersgd), or "
-        "their averaged weights every K steps (local:K); auto: fp32, or bf16 where a bf16 run "
-        "gains by it",
-        metavar="auto|fp32|bf16|powersgd|local:K",
+        "what ranks send each other: gradients as fp32, rounded to bf16, or their averaged weights "
+        "every K steps (local:K); auto: fp32, or bf16 where a bf16 run gains by it",
+        metavar="auto|fp32|bf16|local:K",
     )
     activation_checkpointing: bool = option(
         False, "compute layers again in the backward pass rather than keep what they computed"

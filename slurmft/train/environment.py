@@ -54,7 +54,7 @@ def describe_rank(world: Any) -> dict[str, Any]:
         "rank": world.rank,
         "node": os.environ.get("GROUP_RANK", "0"),
         "host": platform.node(),
-        "device": gpu or cpu_model(),
+        "device": gpu or hardware.cpu_model(),
         "threads": torch.get_num_threads(),
         "ipex": cpu.ipex_in_use(),
         "cores": hardware.as_list(os.sched_getaffinity(0)),
@@ -78,14 +78,6 @@ def describe_node() -> dict[str, Any]:
     folder = os.environ.get(heartbeat.FOLDER)
     facts = read_json(heartbeat.hardware_file(Path(folder))) if folder else None
     return {"hardware": facts or hardware.detect(os.environ).facts()}
-
-
-def cpu_model() -> str:
-    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def versions() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Metrics: the main rank computes, everybody knows.
 
-Predictions reach the main rank once, in memory (`gather`). evaluate's own way, where every
+Predictions reach the main rank once, in memory. evaluate's own way, where every
 rank writes its predictions into a file of a shared folder, is here for comparison, and for those
 who need it.
 """
@@ -8,7 +8,6 @@ who need it.
 from __future__ import annotations
 
 import importlib
-import math
 import secrets
 import shutil
 from collections.abc import Callable, Sequence
@@ -16,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import torch.distributed as dist
 
 from slurmft.core.errors import SlurmftError
-from slurmft.job.process_group import PeerFailedError, World
-from slurmft.train.metrics import NEEDS
+from slurmft.job.process_group import World
+from slurmft.train.metrics import SCORES
 
 Compute = Callable[[np.ndarray, np.ndarray], dict[str, float]]
 """Predictions (samples, ...) and references (samples,), in any order, to the metrics by name."""
@@ -29,7 +26,6 @@ Compute = Callable[[np.ndarray, np.ndarray], dict[str, float]]
 NAN = -1
 """The class predicted where the logits are not numbers."""
 
-_GATHER_BYTES = 64 * 2**20
 _FILES_TIMEOUT_S = 60
 """How long evaluate waits for the files of other ranks, which begin at the same time."""
 
@@ -52,74 +48,8 @@ def check_numbers(predictions: np.ndarray) -> None:
 def preload(names: Sequence[str]) -> None:
     """Imports what computing these metrics needs (up to 1.5 s), outside of any clock."""
     for name in names:
-        if module := NEEDS.get(name):
-            importlib.import_module(module)
-
-
-def gather(world: World, array: np.ndarray, sizes: Sequence[int]) -> np.ndarray | None:
-    """All ranks' arrays one after another, on the main rank; None elsewhere.
-
-    One collective for each `_GATHER_BYTES` that the main rank receives: it holds no more than
-    that besides the result.
-
-    Args:
-        array: this rank's part, of shape (sizes[rank], ...), int64 or float64.
-        sizes: the length of every rank's part.
-    """
-    shape = array.shape[1:]
-    if shape:  # rows, one value after another
-        row = math.prod(shape)
-        flat = gather(world, array.reshape(-1), [size * row for size in sizes])
-        return None if flat is None else flat.reshape(-1, *shape)
-    whole = np.empty(sum(sizes) if world.is_main else 0, dtype=array.dtype)
-    starts = np.concatenate(([0], np.cumsum(sizes)))
-    chunk = max(1, _GATHER_BYTES // (world.size * array.dtype.itemsize))
-    for first in range(0, max(sizes), chunk):
-        width = min(chunk, max(sizes) - first)
-        own = torch.zeros(width, dtype=torch.from_numpy(array[:0]).dtype, device=world.device)
-        piece = torch.from_numpy(array[first : first + width])
-        own[: len(piece)] = piece
-        gathered = [torch.empty_like(own) for _ in sizes] if world.is_main else None
-        dist.gather(own, gathered, dst=0)
-        for rank, received in enumerate(gathered or []):
-            part = whole[starts[rank] + first : starts[rank + 1]][:width]
-            part[:] = received[: len(part)].cpu().numpy()
-    return whole if world.is_main else None
-
-
-def share_metrics(
-    world: World,
-    names: Sequence[str],
-    compute: Callable[[], dict[str, float]],
-    lap: Callable[[str], None],
-) -> dict[str, float]:
-    """Computes metrics on the main rank and broadcasts them as one tensor to every rank.
-
-    Args:
-        names: the metrics' names, the same on every rank.
-        compute: called on the main rank alone.
-        lap: called with "metric" and "broadcast" as each phase ends.
-
-    Raises:
-        Exception: on the main rank, whatever `compute` raises.
-        PeerFailedError: on the others, if it raised there, with its message. Nobody hangs.
-    """
-    values, error = [0.0] * len(names), None
-    if world.is_main:
-        try:
-            metrics = compute()
-            values = [metrics[name] for name in names]
-        except Exception as caught:
-            error = caught
-    lap("metric")
-    failed, *values = world.broadcast([float(error is not None), *values], 1 + len(names))
-    lap("broadcast")
-    if failed:
-        message = world.share_object(f"{type(error).__name__}: {error}")
-        if error is not None:
-            raise error
-        raise PeerFailedError(f"the metric failed on the main rank: {message}")
-    return dict(zip(names, values, strict=True))
+        if name in SCORES:
+            importlib.import_module(SCORES[name].module)
 
 
 def compute_by_files(

@@ -2,8 +2,8 @@
 
 DDP sums gradients during the backward pass. Here less is sent. Of an embedding table few rows have
 a gradient, and only these are summed: the result is exact. The other gradients are sent as they are
-(fp32), rounded (bf16), or as matrices of low rank (powersgd). With local SGD (local:K) no gradients
-are sent: the ranks average their models every K steps.
+(fp32), or rounded (bf16). With local SGD (local:K) no gradients are sent: the ranks average their
+models every K steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from slurmft.core.errors import SlurmftError
@@ -38,8 +38,6 @@ _GAIN = 0.03
 """Of a step's time: what bf16 must save to be chosen."""
 _POOR = 0.5
 """Of a step's time: where an all-reduce takes more, it cannot hide behind the backward pass."""
-_RANK, _EXACT_STEPS = 4, 10
-"""PowerSGD: the rank of its matrices, and steps without compression at a run's start."""
 
 
 class GradientCommunication:
@@ -48,19 +46,19 @@ class GradientCommunication:
     def __init__(self, asked: str, world: World, precision: str) -> None:
         """
         Args:
-            asked: auto, fp32, bf16, powersgd or local:K.
+            asked: auto, fp32, bf16 or local:K.
             precision: fp32, bf16 or fp16.
 
         Raises:
-            SlurmftError: gradients that overflow, as fp16's may, would spoil what it keeps; or the
-                backend cannot send bf16.
+            SlurmftError: in fp16, ranks that train apart would skip different steps, those that
+                overflow; or the backend cannot send bf16.
         """
         self.world, self.precision = world, precision
         alone = world.size == 1
         self.period = 1 if alone else local_steps(asked) or 1
         """Optimizer steps after which all ranks have the same weights: K of local SGD, else 1."""
         self.used = "none" if alone else "fp32" if asked == "auto" else asked
-        if precision == "fp16" and (self.period > 1 or self.used == "powersgd"):
+        if precision == "fp16" and self.period > 1:
             raise SlurmftError(
                 f"--grad-comm {asked} cannot be used with fp16",
                 "use --precision bf16 or fp32, or --grad-comm auto",
@@ -73,7 +71,6 @@ class GradientCommunication:
             )
         self.tables: Tables | None = None
         self._trial = Trial() if asked == "auto" and rounds and not alone else None
-        self._power: powerSGD_hook.PowerSGDState | None = None
         self._averaging: PeriodicAveraging | None = None
         self._has_local_steps = False
         self._model: Any = None
@@ -113,9 +110,6 @@ class GradientCommunication:
 
     def _ddp_options(self) -> DistributedDataParallelKwargs:
         mib = min(_BUCKET_MIB, -(-self._numbers * 4 // (_BUCKETS * 2**20)))
-        if self.used == "powersgd":
-            # One bucket: each sends three messages in turn, and gloo would mix up those of several.
-            mib = 2**20
         return DistributedDataParallelKwargs(bucket_cap_mb=mib, gradient_as_bucket_view=True)
 
     @property
@@ -127,12 +121,7 @@ class GradientCommunication:
 
     def _hook(self, model: DistributedDataParallel) -> None:
         """Tells DDP how to sum a bucket."""
-        if self.used == "powersgd":
-            self._power = powerSGD_hook.PowerSGDState(
-                None, matrix_approximation_rank=_RANK, start_powerSGD_iter=_EXACT_STEPS
-            )
-            model.register_comm_hook(self._power, powerSGD_hook.powerSGD_hook)
-        elif self.used == "bf16" or (self._trial and self.precision == "bf16"):
+        if self.used == "bf16" or (self._trial and self.precision == "bf16"):
             # DDP wants no annotations, or classes; ours are texts.
             model.register_comm_hook(self, lambda state, bucket: _sum_bucket(state, bucket))
 
@@ -208,21 +197,10 @@ class GradientCommunication:
 
     def state(self) -> dict[str, Any]:
         """What a resume needs, as JSON can hold it; the same on every rank."""
-        chosen = self.used if self._trial is None else None
-        return {"used": chosen, "steps": self._power.iter if self._power else 0}
+        return {"used": self.used if self._trial is None else None}
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The same, as tensors of this rank alone: what PowerSGD has not sent yet."""
-        if self._power is None:
-            return {}
-        return {
-            f"{kind}.{bucket}": tensor.cpu()
-            for kind, held in self._power_memory().items()
-            for bucket, tensor in held.items()
-        }
-
-    def restore(self, state: dict[str, Any], tensors: dict[str, Tensor], same_ranks: bool) -> None:
-        """Continues from `state` and `tensors`; with another number of ranks auto chooses anew.
+    def restore(self, state: dict[str, Any], same_ranks: bool) -> None:
+        """Continues from `state`; with another number of ranks auto chooses anew.
 
         The model has the checkpoint's weights already.
         """
@@ -230,16 +208,6 @@ class GradientCommunication:
             self._averaging.begin()
         if self._trial and same_ranks and state.get("used"):
             self.used, self._trial = state["used"], None
-        if self._power:
-            self._power.iter = max(self._power.iter, state.get("steps", 0))
-            for key, tensor in tensors.items():
-                kind, _, bucket = key.partition(".")
-                self._power_memory()[kind][int(bucket)] = tensor.to(self.world.device)
-
-    def _power_memory(self) -> dict[str, dict[int, Tensor]]:
-        assert self._power is not None
-        power = self._power
-        return {"error": power.error_dict, "p": power.p_memory_dict, "q": power.q_memory_dict}
 
     def facts(self) -> dict[str, Any]:
         """For the result: what was used at the end."""
@@ -297,10 +265,10 @@ class Measured:
             f"gradients alone {self.fp32:.3g} s in fp32, {self.bf16:.3g} s in bf16"
         )
         if taken > _POOR * step:
-            more = "" if precision == "bf16" else "bf16, "
+            more = "" if precision == "bf16" else "bf16 or "
             text += (
-                f"; the network is poor for this model: --grad-comm {more}powersgd or local:64 "
-                "would send less, but train in another way"
+                f"; the network is poor for this model: --grad-comm {more}local:64 would send "
+                "less, but train in another way"
             )
         return text
 

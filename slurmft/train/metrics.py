@@ -6,222 +6,142 @@ the predictions, such as -1, is a class like any other here.
 
 from __future__ import annotations
 
+import importlib
 import re
 import string
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
 from slurmft.core.errors import SlurmftError
 
-Score = Callable[[np.ndarray, np.ndarray], float]
-"""Predictions and labels, both (samples,), to the value."""
-
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
-# --- classes --------------------------------------------------------------------------------------
+# --- classes and numbers --------------------------------------------------------------------------
 
 
-def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Fraction of predictions that equal their labels, 0..1, as scikit-learn's accuracy_score.
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A score of predictions and labels, both (samples,)."""
 
-    Args:
-        predictions: int64, (samples,).
-        labels: int64, (samples,).
+    module: str
+    """Imported when it is first computed: scikit-learn takes longer than a step."""
+    compute: Callable[[Any, np.ndarray, np.ndarray], Any]
+    """The module, predictions and labels to the value."""
+    check: Callable[[np.ndarray, np.ndarray], None] = lambda predictions, labels: None
+    """Refuses values that the score is not defined for."""
 
-    Raises:
-        SlurmftError: no samples, or not one prediction per label.
-    """
-    _check_arrays(predictions, labels)
-    return float(np.mean(predictions == labels))  # importing scikit-learn takes longer than a step
+    def __call__(self, predictions: np.ndarray, labels: np.ndarray) -> float:
+        """The value.
 
-
-def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """F1 of class 1 against class 0, 0..1: scikit-learn's binary f1_score.
-
-    0.0 where no sample is of class 1, predicted or true.
-
-    Args:
-        predictions: int64, (samples,), each 0 or 1.
-        labels: int64, (samples,), each 0 or 1.
-
-    Raises:
-        SlurmftError: another class, no samples, or not one prediction per label.
-    """
-    from sklearn.metrics import f1_score
-
-    _check_arrays(predictions, labels)
-    _check_binary(predictions, labels)
-    return float(f1_score(labels, predictions, zero_division=0.0))
+        Raises:
+            SlurmftError: no samples, not one prediction per label, or values that it has no
+                definition for.
+        """
+        _check_arrays(predictions, labels)
+        self.check(predictions, labels)
+        with warnings.catch_warnings():  # the table says what an undefined score is
+            warnings.simplefilter("ignore")
+            return float(self.compute(importlib.import_module(self.module), predictions, labels))
 
 
-def f1_macro(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Mean of the classes' F1, each of equal weight, 0..1: scikit-learn's macro f1_score.
-
-    The classes are those found among predictions or labels: one that is found in neither does not
-    count, and one that is predicted but never true counts as 0.0.
-
-    Args:
-        predictions: int64, (samples,).
-        labels: int64, (samples,).
-
-    Raises:
-        SlurmftError: no samples, or not one prediction per label.
-    """
-    from sklearn.metrics import f1_score
-
-    _check_arrays(predictions, labels)
-    return float(f1_score(labels, predictions, average="macro", zero_division=0.0))
+def _check_binary(predictions: np.ndarray, labels: np.ndarray) -> None:
+    found = np.union1d(predictions, labels).tolist()
+    if set(found) <= {0, 1}:
+        return
+    shown = ", ".join(map(str, found[:10])) + (", ..." if len(found) > 10 else "")
+    raise SlurmftError(
+        f"f1 needs the labels 0 and 1, found {shown}", "f1_macro takes any number of classes"
+    )
 
 
-def matthews_correlation(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Matthews correlation of any number of classes, -1..1: scikit-learn's matthews_corrcoef.
-
-    0.0 where all predictions or all labels are of one class, even if all are right.
-
-    Args:
-        predictions: int64, (samples,).
-        labels: int64, (samples,).
-
-    Raises:
-        SlurmftError: no samples, or not one prediction per label.
-    """
-    from sklearn.metrics import matthews_corrcoef
-
-    _check_arrays(predictions, labels)
-    with _quiet():
-        return float(matthews_corrcoef(labels, predictions))
+def _check_numbers(predictions: np.ndarray, labels: np.ndarray) -> None:
+    for what, values, hint in (
+        ("predictions", predictions, "the model has diverged: try a lower learning rate"),
+        ("labels", labels, "remove the samples that have no label"),
+    ):
+        if missing := int(np.isnan(values).sum()):
+            raise SlurmftError(f"NaN among the {what}: {missing} of {len(values)}", hint)
 
 
-# --- numbers --------------------------------------------------------------------------------------
+def _pearson(stats: Any, predictions: np.ndarray, labels: np.ndarray) -> Any:
+    # Of a single sample, pearsonr raises an error, where spearmanr gives NaN.
+    return stats.pearsonr(predictions, labels).statistic if len(labels) > 1 else np.nan
 
 
-def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Linear correlation, -1..1: the statistic of scipy's pearsonr.
-
-    NaN where it is undefined: predictions or labels all equal, a single sample, an infinite value,
-    or values so large that their sums overflow.
-
-    Args:
-        predictions: float64, (samples,).
-        labels: float64, (samples,).
-
-    Raises:
-        SlurmftError: a NaN, no samples, or not one prediction per label.
-    """
-    from scipy.stats import pearsonr
-
-    _check_arrays(predictions, labels)
-    _check_numbers(predictions, labels)
-    if len(labels) == 1:  # an error in pearsonr, NaN in spearmanr
-        return float("nan")
-    with _quiet():
-        return float(pearsonr(predictions, labels).statistic)
-
-
-def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Correlation of the ranks, -1..1: the statistic of scipy's spearmanr.
-
-    Equal values share the mean of their ranks; infinite values rank first or last. NaN where it is
-    undefined: predictions or labels all equal, or a single sample.
-
-    Args:
-        predictions: float64, (samples,).
-        labels: float64, (samples,).
-
-    Raises:
-        SlurmftError: a NaN, no samples, or not one prediction per label.
-    """
-    from scipy.stats import spearmanr
-
-    _check_arrays(predictions, labels)
-    _check_numbers(predictions, labels)
-    with _quiet():
-        return float(spearmanr(predictions, labels).statistic)
-
-
-SCORES: dict[str, Score] = {
-    "accuracy": accuracy,
-    "f1": f1,
-    "f1_macro": f1_macro,
-    "matthews_correlation": matthews_correlation,
-    "pearson": pearson,
-    "spearman": spearman,
+SCORES = {
+    # Classes, int64. The fraction of predictions that equal their labels, 0..1.
+    "accuracy": Score("numpy", lambda np, p, t: np.mean(p == t)),
+    # F1 of class 1 against class 0, 0..1; 0.0 where no sample is of class 1, predicted or true.
+    "f1": Score(
+        "sklearn.metrics", lambda sk, p, t: sk.f1_score(t, p, zero_division=0.0), _check_binary
+    ),
+    # Mean of the classes' F1, each of equal weight, 0..1. A class that is found neither among
+    # predictions nor labels does not count; one that is predicted but never true counts as 0.0.
+    "f1_macro": Score(
+        "sklearn.metrics",
+        lambda sk, p, t: sk.f1_score(t, p, average="macro", zero_division=0.0),
+    ),
+    # Of any number of classes, -1..1; 0.0 where all predictions or all labels are of one class.
+    "matthews_correlation": Score("sklearn.metrics", lambda sk, p, t: sk.matthews_corrcoef(t, p)),
+    # Numbers, float64. Linear correlation, -1..1. NaN where it is undefined: predictions or labels
+    # all equal, a single sample, an infinite value, or values so large that their sums overflow.
+    "pearson": Score("scipy.stats", _pearson, _check_numbers),
+    # Correlation of the ranks, -1..1; infinite values rank first or last. NaN where it is
+    # undefined: predictions or labels all equal, or a single sample.
+    "spearman": Score(
+        "scipy.stats", lambda stats, p, t: stats.spearmanr(p, t).statistic, _check_numbers
+    ),
 }
-NEEDS = {
-    "f1": "sklearn.metrics",
-    "f1_macro": "sklearn.metrics",
-    "matthews_correlation": "sklearn.metrics",
-    "pearson": "scipy.stats",
-    "spearman": "scipy.stats",
-}
-"""The module that a score imports when it is computed; those without compute by themselves."""
 
 
 # --- texts ----------------------------------------------------------------------------------------
 
 
-def squad(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Exact match and F1 of extracted answers, 0..100, as SQuAD v1.1's official script has them.
+def squad(
+    predictions: Sequence[str], answers: Sequence[Sequence[str]], may_have_none: bool = False
+) -> dict[str, float]:
+    """F1 and exact match of extracted answers, 0..100, as SQuAD's official scripts have them.
 
     Texts are compared as words, without case, punctuation and articles. Each prediction counts
-    with the gold answer that is best for it, in each score on its own. As in that script, texts
+    with the gold answer that is best for it, in each score on its own. As in v1.1's script, texts
     of which no word is left match exactly, but have an F1 of 0.
 
     Args:
         predictions: one text per question.
-        answers: the gold answers of each question, at least one.
+        answers: the gold answers of each question.
+        may_have_none: as v2.0's script: a question may have no answer, and the empty text says so.
+            In both scores that is right where there is none, and wrong elsewhere. Gold answers of
+            which no word is left do not count.
 
     Returns:
-        Means over the questions: squad_exact_match and squad_f1.
+        Means over the questions: squad_f1 and squad_exact_match.
 
     Raises:
-        SlurmftError: no questions, one without answers, or not one prediction per question.
+        SlurmftError: no questions, not one prediction per question, or, unless `may_have_none`, a
+            question without answers.
     """
     _check_counts(len(predictions), len(answers))
     exact, shared = [], []
     for i, (text, golds) in enumerate(zip(predictions, answers, strict=True)):
-        if not len(golds):
+        words, choices = _words(text), [_words(gold) for gold in golds]
+        if may_have_none:
+            choices = [choice for choice in choices if choice] or [[]]
+        elif not choices:
             raise SlurmftError(
                 f"question {i} has no gold answer", "SQuAD v1.1's scores need at least one each"
             )
-        words, choices = _words(text), [_words(gold) for gold in golds]
         exact.append(float(words in choices))
-        shared.append(max(_word_f1(words, choice) for choice in choices))
-    return {"squad_exact_match": 100 * fmean(exact), "squad_f1": 100 * fmean(shared)}
-
-
-def squad_v2(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Exact match and F1 as SQuAD v2.0's official script has them, 0..100.
-
-    Beside v1.1's rules (see `squad`): a question may have no answer, and the empty text says so. In
-    both scores that is right where there is none, and wrong elsewhere. Gold answers of which no
-    word is left do not count.
-
-    Args:
-        predictions: one text per question.
-        answers: the gold answers of each question; none where it has no answer.
-
-    Returns:
-        Means over the questions: squad_exact_match and squad_f1.
-
-    Raises:
-        SlurmftError: no questions, or not one prediction per question.
-    """
-    _check_counts(len(predictions), len(answers))
-    exact, shared = [], []
-    for text, golds in zip(predictions, answers, strict=True):
-        words, choices = _words(text), [found for gold in golds if (found := _words(gold))] or [[]]
-        exact.append(float(words in choices))
-        both = [(words, choice) for choice in choices]
-        shared.append(max(_word_f1(w, c) if w and c else float(w == c) for w, c in both))
-    return {"squad_exact_match": 100 * fmean(exact), "squad_f1": 100 * fmean(shared)}
+        says_none = may_have_none and not words
+        shared.append(exact[-1] if says_none else max(_word_f1(words, c) for c in choices))
+    return {"squad_f1": 100 * fmean(shared), "squad_exact_match": 100 * fmean(exact)}
 
 
 def _words(text: str) -> list[str]:
@@ -256,30 +176,3 @@ def _check_arrays(predictions: np.ndarray, labels: np.ndarray) -> None:
             "a score needs one value per sample in each",
         )
     _check_counts(len(predictions), len(labels))
-
-
-def _check_binary(predictions: np.ndarray, labels: np.ndarray) -> None:
-    found = np.union1d(predictions, labels).tolist()
-    if set(found) <= {0, 1}:
-        return
-    shown = ", ".join(map(str, found[:10])) + (", ..." if len(found) > 10 else "")
-    raise SlurmftError(
-        f"f1 needs the labels 0 and 1, found {shown}", "f1_macro takes any number of classes"
-    )
-
-
-def _check_numbers(predictions: np.ndarray, labels: np.ndarray) -> None:
-    for what, values, hint in (
-        ("predictions", predictions, "the model has diverged: try a lower learning rate"),
-        ("labels", labels, "remove the samples that have no label"),
-    ):
-        if missing := int(np.isnan(values).sum()):
-            raise SlurmftError(f"NaN among the {what}: {missing} of {len(values)}", hint)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No warnings on the screen: each docstring says what an undefined score is."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

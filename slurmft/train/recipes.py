@@ -16,14 +16,17 @@ from slurmft.core.errors import UsageError, unknown
 class TaskFacts:
     """What the login node knows of a task."""
 
-    implementation: str
-    """Where its compute half is: module and class, in `slurmft.train.tasks`."""
+    module: str
+    """Where its compute half is, in `slurmft.train.tasks`: the class `Task`."""
     splits: tuple[str, ...] = ("train", "validation")
     """Its files; none: its data is generated."""
     columns: tuple[str, ...] = ()
     """Those that the files need besides the ones that flags name."""
     labels: tuple[str, ...] | None = None
     """Names of the classes; none: labels are numbers; None: those that the training data has."""
+    metrics: tuple[str, ...] = ("accuracy",)
+    """Where it has labels: names in `slurmft.train.metrics`, the one that decides which checkpoint
+    is the best first."""
 
 
 EMOTIONS = ("sadness", "joy", "love", "anger", "fear", "surprise")
@@ -50,23 +53,29 @@ GLUE_LABELS: dict[str, tuple[str, ...]] = {
     "rte": ("entailment", "not_entailment"),
     "wnli": ("not_entailment", "entailment"),
 }
+_GLUE_METRICS: dict[str, tuple[str, ...]] = {
+    "cola": ("matthews_correlation",),
+    "mrpc": ("f1", "accuracy"),
+    "qqp": ("f1", "accuracy"),
+    "stsb": ("pearson", "spearman"),
+}
+"""Of all others: accuracy."""
 _SPLITS = {"mnli": ("train", "validation_matched", "validation_mismatched")}
 
 TASKS: dict[str, TaskFacts] = {
-    "synthetic": TaskFacts(implementation="synthetic:Task", splits=()),
-    "emotion": TaskFacts(implementation="sequence:Emotion", labels=EMOTIONS),
+    "synthetic": TaskFacts(module="synthetic", splits=()),
+    "emotion": TaskFacts(module="sequence", labels=EMOTIONS),
     **{
         task: TaskFacts(
-            implementation="glue:Task",
+            module="sequence",
             labels=labels,
+            metrics=_GLUE_METRICS.get(task, ("accuracy",)),
             splits=_SPLITS.get(task, ("train", "validation")),
         )
         for task, labels in GLUE_LABELS.items()
     },
-    "text-classification": TaskFacts(implementation="sequence:TextClassification"),
-    "squad": TaskFacts(
-        implementation="squad:Task", columns=("id", "question", "context", "answers")
-    ),
+    "text-classification": TaskFacts(module="sequence", metrics=("accuracy", "f1_macro")),
+    "squad": TaskFacts(module="squad", columns=("id", "question", "context", "answers")),
 }
 
 _CLASSIFICATION = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,14 +97,3 @@ def join_optimizer(
     for key, values in rest["others"].items():
         state.setdefault(int(key), {}).update(values)
     optimizer.load_state_dict({"state": state, "param_groups": rest["groups"]})
-
-
-def per_rank(tensors: Sequence[Tensors]) -> Tensors:
-    """Every rank's tensors, by "rank.name"."""
-    return {f"{rank}.{n}": t for rank, own in enumerate(tensors) for n, t in own.items()}
-
-
-def of_rank(tensors: Tensors, rank: int) -> Tensors:
-    """One rank's tensors, of those that `per_rank` put together."""
-    keys = ((key.partition("."), tensor) for key, tensor in tensors.items())
-    return {name: tensor for (number, _, name), tensor in keys if number == str(rank)}

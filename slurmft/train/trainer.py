@@ -61,8 +61,6 @@ from slurmft.train.reporter import Reporter
 from slurmft.train.state import (
     Predicted,
     join_optimizer,
-    of_rank,
-    per_rank,
     rng_state,
     set_rng_state,
     split_optimizer,
@@ -379,27 +377,27 @@ class Training:
         left = np.setdiff1d(np.arange(len(self.data.validation)), before.samples)
         sizes = share_sizes(len(left), self.world.size)
         predictions = self._predictions(left, sizes)
-        gather = self._by_files if self.config.metric_gather == "files" else self._by_memory
-        at.metrics = gather(before, left, sizes, predictions)
+        if self.config.metric_gather == "files":
+            at.metrics = self._by_files(before, left, sizes, predictions)
+        else:
+            at.metrics = self._by_memory(before, left, predictions)
         self.predicted = []
         self.reporter.epoch(self.plan.epochs(at.step), at.metrics)
         is_best = self._note_best(at.metrics[self.task.metric_names[0]])
         if is_best:
             self._checkpoint(is_best=True)
 
-    def _by_memory(
-        self, before: Predicted, left: Any, sizes: list[int], predictions: Any
-    ) -> dict[str, float]:
+    def _by_memory(self, before: Predicted, left: Any, predictions: Any) -> dict[str, float]:
         """The metrics, from one gather of all predictions on the main rank."""
-        gathered = evaluation.gather(self.world, predictions, sizes)
+        gathered = self.world.gather_objects(predictions)
         self.clock.lap("evaluate")
 
         def compute() -> dict[str, float]:
-            assert gathered is not None  # on the main rank, which alone computes
-            whole = Predicted.union([before, Predicted(left, gathered)])  # sorted by sample
+            own = Predicted(left, np.concatenate(gathered))
+            whole = Predicted.union([before, own])  # sorted by sample
             return self.task.compute(whole.values, self.data)
 
-        return evaluation.share_metrics(self.world, self.task.metric_names, compute, self.clock.lap)
+        return self._on_all(compute)
 
     def _by_files(
         self, before: Predicted, left: Any, sizes: list[int], predictions: Any
@@ -417,9 +415,19 @@ class Training:
         folder = self.run_dir.path / "metrics"
         # In place of labels: by their numbers the samples come back into their order.
         metrics = evaluation.compute_by_files(self.world, folder, own.values, own.samples, compute)
-        return evaluation.share_metrics(
-            self.world, self.task.metric_names, lambda: metrics, self.clock.lap
-        )
+        return self._on_all(lambda: metrics)
+
+    def _on_all(self, compute: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """The metrics that the main rank computes, or its failure, on every rank."""
+
+        def work() -> dict[str, float]:
+            metrics = compute()
+            self.clock.lap("metric")
+            return metrics
+
+        metrics: dict[str, float] = self.world.on_main(work)
+        self.clock.lap("broadcast")
+        return metrics
 
     def _note_best(self, value: float) -> bool:
         """Whether an evaluation was the best so far; decides what follows it.
@@ -496,7 +504,6 @@ class Training:
             "rng": rng_state(self.world.device),
             "counts": self.reporter.counts(),
             "predicted": Predicted.union(self.predicted),
-            "communication": self.communication.tensors(),
         }
         ranks = self.world.gather_objects(own)
         if not self.world.is_main:
@@ -515,7 +522,6 @@ class Training:
             "model": self.bare_model.state_dict(),
             "optimizer": optimizer_tensors,
             "predicted": predicted.tensors(),
-            "communication": per_rank([rank["communication"] for rank in ranks]),
         }
         scaler = self.accelerator.scaler
         counts = self.reporter.counts()
@@ -578,7 +584,8 @@ class Training:
         join_optimizer(self.bare_optimizer, checkpoint.tensors["optimizer"], state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self._dry_run_backward()
-        self._restore_communication(checkpoint)
+        same_ranks = state["world_size"] == self.world.size
+        self.communication.restore(state["communication"], same_ranks)
         if self.accelerator.scaler and state["scaler"]:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         if self.world.rank < len(state["rng"]):
@@ -595,12 +602,6 @@ class Training:
             step=self.position.step,
             changes=self._changes(state),
         )
-
-    def _restore_communication(self, checkpoint: Snapshot) -> None:
-        same_ranks = checkpoint.state["world_size"] == self.world.size
-        tensors = checkpoint.tensors.get("communication", {}) if same_ranks else {}
-        own = of_rank(tensors, self.world.rank)
-        self.communication.restore(checkpoint.state.get("communication", {}), own, same_ranks)
 
     def _changes(self, state: dict[str, Any]) -> list[str]:
         """What has changed since the checkpoint was taken, as texts."""
@@ -672,15 +673,13 @@ class Training:
         """
         deadline = time.monotonic() + _ROOM_PATIENCE_S
         problem: SlurmftError | None = None
-        saved = False
 
-        def attempt() -> None:
-            nonlocal problem, saved
+        def attempt() -> bool:
+            nonlocal problem
             for _ in range(2):
                 try:
                     save()
-                    saved = True
-                    return
+                    return True
                 except (OSError, SafetensorError) as error:
                     if not is_full(error):
                         raise
@@ -690,12 +689,12 @@ class Training:
                 self.job.warn(f"{problem.message}; it is tried again: {problem.hint}")
             if time.monotonic() > deadline:
                 raise problem
+            return False
 
         self.job.begin_phase()
         while True:
             self.job.alive("save")
-            self.world.on_main(attempt)
-            if self.world.share_object(saved):
+            if self.world.on_main(attempt):
                 return
             if self.job.should_stop():
                 if problem:
@@ -705,10 +704,8 @@ class Training:
 
     def _return_to_best(self) -> None:
         """Weights (of the main rank, which saves them) and metrics of the best evaluation."""
-        best: Snapshot | None = None
 
-        def read() -> None:
-            nonlocal best
+        def read() -> dict[str, float]:
             self.saver.wait()
             path = self.job.best_checkpoint
             try:
@@ -718,12 +715,12 @@ class Training:
                 best = read_checkpoint(path)
             except (OSError, BadCheckpointError) as error:
                 self.job.warn(f"the model is the last one, not the best: {error}")
-            else:
-                self.bare_model.load_state_dict(best.tensors["model"])
+                return self.position.metrics
+            self.bare_model.load_state_dict(best.tensors["model"])
+            metrics: dict[str, float] = best.state["position"]["metrics"]
+            return metrics
 
-        self.world.on_main(read)
-        metrics = best.state["position"]["metrics"] if best else self.position.metrics
-        self.position.metrics = self.world.share_object(metrics)
+        self.position.metrics = self.world.on_main(read)
 
     def _save_model(self) -> None:
         weights = self.vocabulary.state_dict(self.bare_model) if self.vocabulary else None

@@ -250,7 +250,7 @@ def test_addresses_to_listen_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert point("pod-0", elastic=True).listen_address() is None
     assert point("127.0.0.1", "127.0.0.2", rank=1).listen_address() == "127.0.0.2"
     own = {"n1": ["127.0.1.1"], "n2": ["10.0.0.2"], "n3": ["10.0.0.2", "10.1.0.2"]}
-    monkeypatch.setattr(rendezvous, "own_addresses", lambda host: own[host])
+    monkeypatch.setattr(rendezvous, "own_addresses", lambda host, family: own[host])
     monkeypatch.setattr(rendezvous, "address_towards", lambda peer: f"towards {peer}")
     assert point("n1", "n2").listen_address() == "towards n2"
     assert point("n1", "n2", rank=1).listen_address() == "10.0.0.2"

@@ -13,49 +13,14 @@ import torch
 from slurmft import locks
 from slurmft.job import process_group
 from slurmft.job.process_group import PeerFailedError, World
-from slurmft.train import evaluation, hub_cache
-from slurmft.train.evaluation import compute_by_files, gather, share_metrics
+from slurmft.train import hub_cache
+from slurmft.train.evaluation import compute_by_files
 from slurmft.train.optim import MuonAdamW
 
 
 def check_collectives(world: World) -> None:
     assert world.sum([world.rank, 1.0]) == [3.0, 3.0]
     assert world.all_values(world.rank * 2.0) == [0.0, 2.0, 4.0]
-    assert world.broadcast([0.1, 1e-300] if world.is_main else None, 2) == [0.1, 1e-300]
-
-
-def check_gather(world: World) -> None:
-    for sizes in ([4, 0, 3], [1, 1, 1], [0, 0, 5]):
-        mine = np.arange(sizes[world.rank]) + 10 * world.rank
-        whole = gather(world, mine, sizes)
-        if world.is_main:
-            expected = [10 * rank + i for rank, size in enumerate(sizes) for i in range(size)]
-            assert whole is not None
-            assert whole.tolist() == expected
-        else:
-            assert whole is None
-
-
-def check_gather_in_chunks(world: World) -> None:
-    """The main rank never receives more than it may at once."""
-    sizes, before = [1000, 0, 257], evaluation._GATHER_BYTES
-    evaluation._GATHER_BYTES = 3 * 8 * 100
-    for dtype in (np.int64, np.float64):
-        parts = [(np.arange(n) + 10 * rank).astype(dtype) for rank, n in enumerate(sizes)]
-        whole = gather(world, parts[world.rank], sizes)
-        if whole is not None:
-            assert whole.dtype == dtype
-            assert whole.tolist() == np.concatenate(parts).tolist()
-    evaluation._GATHER_BYTES = before
-
-
-def check_gather_of_rows(world: World) -> None:
-    """Predictions may be rows of numbers; a rank may have none."""
-    sizes = [2, 0, 1]
-    mine = np.full((sizes[world.rank], 3), world.rank + 0.5)
-    whole = gather(world, mine, sizes)
-    if whole is not None:
-        assert whole.tolist() == [[0.5] * 3, [0.5] * 3, [2.5] * 3]
 
 
 def check_work_of_some(world: World) -> None:
@@ -69,20 +34,16 @@ def check_work_of_some(world: World) -> None:
         assert "rank 1 failed: KeyError: 1" in str(raised.value)
 
 
-def check_failures(world: World) -> None:
-    """A failure on the main rank is everybody's, at once; the next collective still works."""
+def check_work_of_main(world: World) -> None:
+    """All have its result, or its failure, at once; the next collective still works."""
 
-    def fail() -> dict[str, float]:
+    def fail() -> None:
         raise ValueError("no such metric")
 
-    for call in (
-        lambda: world.on_main(fail),
-        lambda: share_metrics(world, ["accuracy"], fail, lambda phase: None),
-    ):
-        with pytest.raises(
-            ValueError if world.is_main else PeerFailedError, match="no such metric"
-        ):
-            call()
+    found = world.on_main(lambda: {"a": 1 / 3, "rank": world.rank})
+    assert found == {"a": 1 / 3, "rank": 0}
+    with pytest.raises(ValueError if world.is_main else PeerFailedError, match="no such metric"):
+        world.on_main(fail)
     assert world.sum([1.0]) == [3.0]
 
 
@@ -132,14 +93,6 @@ def check_leaders(world: World, folder: Path) -> None:
     assert not list(folder.glob("*/.*"))
 
 
-def check_metrics(world: World) -> None:
-    laps: list[str] = []
-    found = share_metrics(world, ["a", "b"], lambda: {"a": 1 / 3, "b": float("nan")}, laps.append)
-    assert found["a"] == 1 / 3
-    assert np.isnan(found["b"])
-    assert laps == ["metric", "broadcast"]
-
-
 def check_muon(world: World) -> None:
     """Each rank works on a part of the matrices; all end with the weights, and the momentum, of one
     rank that does it all."""
@@ -172,12 +125,8 @@ def _drawn(seed: int) -> torch.Generator:
 if __name__ == "__main__":
     world = process_group.init("gloo")
     check_collectives(world)
-    check_gather(world)
-    check_gather_in_chunks(world)
-    check_gather_of_rows(world)
     check_work_of_some(world)
-    check_failures(world)
-    check_metrics(world)
+    check_work_of_main(world)
     check_muon(world)
     check_leaders(world, Path(sys.argv[1]) / "caches")
     check_files(world, Path(sys.argv[1]) / "it's metrics")

@@ -42,8 +42,8 @@ def test_two_ranks(tmp_path: Path) -> None:
         ((1.0, 0.4, 0.2), "fp16", "fp32", ""),
         ((1.0, 0.02, 0.01), "bf16", "fp32", ""),  # nothing to gain
         ((1.0, 0.4, 0.5), "bf16", "fp32", ""),  # rounding costs more than it saves
-        ((9.0, 8.0, 4.0), "bf16", "bf16", "--grad-comm powersgd or local:64"),
-        ((9.0, 8.0, 4.0), "fp32", "fp32", "--grad-comm bf16, powersgd or local:64"),
+        ((9.0, 8.0, 4.0), "bf16", "bf16", "--grad-comm local:64"),
+        ((9.0, 8.0, 4.0), "fp32", "fp32", "--grad-comm bf16 or local:64"),
     ],
 )
 def test_auto_chooses(
@@ -73,7 +73,7 @@ def test_requests_that_cannot_be_right(text: str, message: str) -> None:
 
 
 def test_local_steps() -> None:
-    assert [local_steps(t) for t in ("auto", "powersgd", "local:2", "local:64")] == [
+    assert [local_steps(t) for t in ("auto", "bf16", "local:2", "local:64")] == [
         None, None, 2, 64,
     ]  # fmt: skip
 
@@ -105,7 +105,7 @@ def check_unused_rows(before: Path, after: Path) -> None:
     assert not np.allclose(now[:-UNUSED], was[:-UNUSED], rtol=0.01)
 
 
-@pytest.mark.parametrize(("mode", "micro_steps"), [("powersgd", 1), ("local:3", 2)])
+@pytest.mark.parametrize(("mode", "micro_steps"), [("fp32", 1), ("local:3", 2)])
 def test_resume_is_exact(
     mode: str, micro_steps: int, tmp_path: Path, large_data: Path, large_model: Path
 ) -> None:
@@ -120,7 +120,7 @@ def test_resume_is_exact(
     assert whole.code == 0, whole.err
     used = whole.result["gradients"]
     assert used["used"] == mode
-    assert bool(used["rows"]) == (mode == "powersgd")
+    assert bool(used["rows"]) == (mode == "fp32")
     rows = whole.result["vocabulary"]
     assert rows["all"] - rows["used"] >= UNUSED
     assert f"{rows['used']:,} of {rows['all']:,} tokens in use" in whole.out
@@ -133,5 +133,5 @@ def test_resume_is_exact(
     assert steps_twice(job.run) == 0
     (stop,) = records(job.run, "stopping")
     meetings = [*range(3, 53, 3), 26, 52]  # and the ends of the epochs
-    assert mode == "powersgd" or stop["step"] in meetings
+    assert mode == "fp32" or stop["step"] in meetings
     assert_same(job.run, whole.run)

@@ -18,8 +18,8 @@ from slurmft.train.data import TokenData
 from slurmft.train.metrics import SCORES
 from slurmft.train.recipes import GLUE_COLUMNS, GLUE_LABELS, TASKS
 from slurmft.train.sources import localize
+from slurmft.train.tasks import sequence
 from slurmft.train.tasks.hub import Pretrained
-from slurmft.train.tasks.sequence import Texts
 from tests.conftest import Done, assert_two_lines, records
 from tests.support.models import write_model, write_pairs, write_splits
 from tests.train.test_trainer import EXACT, train
@@ -375,7 +375,7 @@ def test_hub_names_of_subsets_and_classes(monkeypatch: pytest.MonkeyPatch) -> No
         task.rows("train")
     assert asked == [("nyu-mll/glue", "rte", "train"), ("my/rte", None, "train")]
     own = tasks.get(TrainConfig.resolve(task="text-classification", data="my/texts"))
-    assert isinstance(own, Texts)
+    assert isinstance(own, sequence.Task)
     rows = own.rows("train")
     assert own.label_names(rows) == ["z", "a"]
     assert own.labels(rows, ["z", "a"]) == [0, 1]

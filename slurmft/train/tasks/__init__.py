@@ -11,6 +11,6 @@ from slurmft.train.tasks.base import Task
 
 def get(config: TrainConfig) -> Task:
     """The task that a configuration names."""
-    module, _, name = TASKS[config.task].implementation.partition(":")
-    task: Task = getattr(importlib.import_module(f"slurmft.train.tasks.{module}"), name)(config)
+    module = importlib.import_module(f"slurmft.train.tasks.{TASKS[config.task].module}")
+    task: Task = module.Task(config)
     return task

@@ -1,4 +1,4 @@
-"""Texts, or pairs of texts, put into classes or on a scale: emotion, and the user's own data."""
+"""Texts, or pairs of texts, put into classes or on a scale: emotion, GLUE, the user's own data."""
 
 from __future__ import annotations
 
@@ -10,18 +10,34 @@ import numpy as np
 
 from slurmft.core.errors import SlurmftWarning
 from slurmft.core.hub import is_local
+from slurmft.train.config import TrainConfig
 from slurmft.train.data import TokenData, TokenTable
+from slurmft.train.evaluation import check_numbers
+from slurmft.train.metrics import SCORES
 from slurmft.train.recipes import TASKS
 from slurmft.train.rows import Labels, check_texts, label_ids, label_numbers
 from slurmft.train.tasks.base import Classification, label_maps
 from slurmft.train.tasks.hub import Pretrained, Rows
 
+GLUE_IDS = ("glue", "nyu-mll/glue")
 ROWS_AT_ONCE = 10_000
 """Rows that the tokenizer gets: its lists of a whole split would take gigabytes."""
 
 
-class Texts(Pretrained, Classification):
-    """Sequence classification of texts from a hub data set or a local folder."""
+class Task(Pretrained, Classification):
+    """Sequence classification of texts from a hub data set or a local folder; GLUE's tasks
+    (nyu-mll/glue) with GLUE's own metrics."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        facts = TASKS[config.task]
+        self.hub_subset = config.task if config.data in GLUE_IDS else None
+        self.has_classes = facts.labels != ()
+        if not self.has_classes:
+            self.prediction_dtype = np.dtype(np.float64)
+        # "", or of MNLI's two validations: "_matched", "_mismatched".
+        self.suffixes = [split.removeprefix("validation") for split in facts.splits[1:]]
+        self.metric_names = tuple(m + s for s in self.suffixes for m in facts.metrics)
 
     def label_names(self, train: Rows) -> list[str]:
         """Names of the classes, by class: those of the task, else those that the data set has for
@@ -89,6 +105,23 @@ class Texts(Pretrained, Classification):
             settings = {"num_labels": 1, "problem_type": "regression"}
         return self.pretrained(AutoModelForSequenceClassification, **settings)
 
+    def predict(self, output: Any, samples: np.ndarray, data: TokenData) -> Any:
+        """Classes as int64, or numbers as float64: (batch,)."""
+        if self.has_classes:
+            return super().predict(output, samples, data)
+        return output.logits.squeeze(-1).double()
+
+    def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
+        """The metrics of every validation split."""
+        check_numbers(predictions)
+        ends = np.cumsum(data.sizes)[:-1]
+        parts = (np.split(values, ends) for values in (predictions, data.validation.labels))
+        return {
+            metric + suffix: SCORES[metric](predicted, labels)
+            for suffix, predicted, labels in zip(self.suffixes, *parts, strict=True)
+            for metric in TASKS[self.config.task].metrics
+        }
+
 
 def _encode(tokenizer: Any, texts: list[list[str]], longest: int) -> Iterator[tuple[Any, Any]]:
     """Token ids and types of every row's text, or pair of texts."""
@@ -99,13 +132,3 @@ def _encode(tokenizer: Any, texts: list[list[str]], longest: int) -> Iterator[tu
         all_types = encoded.get("token_type_ids") or [[0] * len(ids) for ids in all_ids]
         for ids, types in zip(all_ids, all_types, strict=True):
             yield np.asarray(ids, dtype=np.int32), np.asarray(types, dtype=np.int8)
-
-
-class Emotion(Texts):
-    """One of six classes for a text."""
-
-
-class TextClassification(Texts):
-    """One of the classes that the training split has."""
-
-    metric_names = ("accuracy", "f1_macro")

@@ -147,8 +147,7 @@ class Task(Pretrained):
         check_numbers(predictions)
         texts = data.read_texts()
         given = answers(predictions, data.validation, texts, self.may_have_none)
-        score = metrics.squad_v2 if self.may_have_none else metrics.squad
-        return score(given, texts["answers"])
+        return metrics.squad(given, texts["answers"], self.may_have_none)
 
 
 @dataclass(frozen=True, slots=True)
