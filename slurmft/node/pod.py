@@ -33,7 +33,7 @@ from slurmft.node.rendezvous import (
     check_reachable,
 )
 from slurmft.node.supervisor import Supervisor, record_error, run_task
-from slurmft.node.task import run_child, torchrun, use_of_node
+from slurmft.node.task import run_torchrun
 from slurmft.runs import attempts
 from slurmft.runs.rundir import ATTEMPT, RunDir, current_attempt
 
@@ -62,11 +62,9 @@ def run_ranks(supervisor: Supervisor) -> int:
     config = run.load_config()
     run.settle_permissions()
     rendezvous, supervisor.peers = join(config)
-    profile, binding = use_of_node(config, os.environ)
     nodes = os.environ.get("PET_NNODES", "1")
     # A stop is meant for this pod alone: no other's failure has sent it.
-    child = torchrun(supervisor, config, rendezvous, profile.nproc, nodes, ends_with_others=False)
-    return run_child(supervisor, child, config, rendezvous, profile, binding)
+    return run_torchrun(supervisor, config, rendezvous, nodes, ends_with_others=False)
 
 
 def join(config: RunConfig) -> tuple[Rendezvous, Peers]:

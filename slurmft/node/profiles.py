@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import SlurmftError, UsageError
@@ -24,8 +25,7 @@ _TCMALLOC = ("libtcmalloc.so", "libtcmalloc.so.4", "libtcmalloc_minimal.so.4")
 _IOMP = ("libiomp5.so",)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """One environment variable of the training processes."""
 
     name: str
@@ -56,23 +56,21 @@ class Profile:
         threads = max(1, min(len(cores) for cores in self.cores))
         found = [
             Setting(
-                name="OMP_NUM_THREADS",
-                value=str(threads),
-                reason=f"compute cores of each of {self.nproc} process(es)",
+                "OMP_NUM_THREADS",
+                str(threads),
+                f"compute cores of each of {self.nproc} process(es)",
             ),
-            Setting(
-                name="TOKENIZERS_PARALLELISM", value="true", reason="one process tokenizes for all"
-            ),
+            Setting("TOKENIZERS_PARALLELISM", "true", "one process tokenizes for all"),
         ]
         if self.pinned:
             lists = ";".join(as_list(cores) for cores in self._all_cores())
-            found.append(Setting(name=CORES, value=lists, reason=self.pinning))
+            found.append(Setting(CORES, lists, self.pinning))
         if self.name == "gpu":
             found.append(
                 Setting(
-                    name="CUDA_DEVICE_MAX_CONNECTIONS",
-                    value="1",
-                    reason="kernels and collectives start in the order of their calls",
+                    "CUDA_DEVICE_MAX_CONNECTIONS",
+                    "1",
+                    "kernels and collectives start in the order of their calls",
                 )
             )
             return found
@@ -98,23 +96,19 @@ class Profile:
             return []
         settings = [
             Setting(
-                name="LD_PRELOAD",
-                value=":".join(path for path, _ in found),
-                reason="; ".join(why for _, why in found),
+                "LD_PRELOAD",
+                ":".join(path for path, _ in found),
+                "; ".join(why for _, why in found),
             )
         ]
         if any(path.endswith(_IOMP) for path, _ in found):
-            settings.append(
-                Setting(name="KMP_BLOCKTIME", value="1", reason="idle threads sleep after 1 ms")
-            )
+            settings.append(Setting("KMP_BLOCKTIME", "1", "idle threads sleep after 1 ms"))
             if self.pinned:  # else the processes of a node would bind to the same cores
                 settings += [
                     Setting(
-                        name="KMP_AFFINITY",
-                        value="granularity=fine,compact,1,0",
-                        reason="a thread stays on its core",
+                        "KMP_AFFINITY", "granularity=fine,compact,1,0", "a thread stays on its core"
                     ),
-                    Setting(name="KMP_HW_SUBSET", value="1T", reason="one thread a physical core"),
+                    Setting("KMP_HW_SUBSET", "1T", "one thread a physical core"),
                 ]
         return settings
 
@@ -124,40 +118,30 @@ class Profile:
         if not workers:
             return []
         affinity = ",".join(str(cpu) for cores in self.comm_cores for cpu in cores)
-        bound = Setting(
-            name="CCL_WORKER_AFFINITY", value=affinity, reason="the cores reserved for them"
-        )
+        bound = Setting("CCL_WORKER_AFFINITY", affinity, "the cores reserved for them")
         return [
-            Setting(
-                name="CCL_WORKER_COUNT",
-                value=str(workers),
-                reason="communication threads of each process",
-            ),
+            Setting("CCL_WORKER_COUNT", str(workers), "communication threads of each process"),
             *([bound] if self.pinned else []),  # else these cores may be another job's
-            Setting(name="CCL_ATL_TRANSPORT", value="ofi", reason="MPI's needs mpirun"),
-            Setting(name="CCL_PROCESS_LAUNCHER", value="none", reason="torchrun starts the ranks"),
+            Setting("CCL_ATL_TRANSPORT", "ofi", "MPI's needs mpirun"),
+            Setting("CCL_PROCESS_LAUNCHER", "none", "torchrun starts the ranks"),
         ]
 
 
 _GLIBC = [
     Setting(
-        name="MALLOC_MMAP_MAX_",
-        value="0",
-        reason="large tensors reuse memory: no page faults in every step (no tcmalloc found)",
+        "MALLOC_MMAP_MAX_",
+        "0",
+        "large tensors reuse memory: no page faults in every step (no tcmalloc found)",
     ),
-    Setting(
-        name="MALLOC_TRIM_THRESHOLD_",
-        value=str(2**40),
-        reason="freed memory is kept for the next step",
-    ),
+    Setting("MALLOC_TRIM_THRESHOLD_", str(2**40), "freed memory is kept for the next step"),
 ]
 """glibc returns a large tensor's memory to the kernel, and later gets it again, page by page."""
 
 
 _PRIMITIVES = Setting(
-    name="ONEDNN_PRIMITIVE_CACHE_CAPACITY",
-    value="128",
-    reason="each packed batch has another size, and oneDNN keeps the code for past ones in memory",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY",
+    "128",
+    "each packed batch has another size, and oneDNN keeps the code for past ones in memory",
 )
 
 

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from slurmft import locks
@@ -43,9 +44,7 @@ def run_node(supervisor: Supervisor) -> int:
     run.settle_permissions()
     rendezvous = rendezvous_of(config.job, os.environ)
     supervisor.peers = rendezvous.check(config.job.rdzv_timeout_s)
-    profile, binding = use_of_node(config, os.environ)
-    child = torchrun(supervisor, config, rendezvous, profile.nproc)
-    return run_child(supervisor, child, config, rendezvous, profile, binding)
+    return run_torchrun(supervisor, config, rendezvous)
 
 
 def rendezvous_of(job: JobConfig, environment: Mapping[str, str]) -> Rendezvous:
@@ -88,27 +87,26 @@ def use_of_node(
     return profiles.choose(here, config.job, uses_ccl=binding is not None, part=part), binding
 
 
-def torchrun(
+def run_torchrun(
     supervisor: Supervisor,
     config: RunConfig,
     rendezvous: Rendezvous,
-    nproc: int,
     nodes: str | None = None,
     ends_with_others: bool = True,
-) -> Child:
-    """torchrun as the child of this task; `nodes` is for `torchrun_command`."""
-    run = supervisor.run
-    return Child(
-        command=torchrun_command(
-            config.program.module, run.path, rendezvous, str(nproc), config.job.max_restarts, nodes
-        ),
-        record_failure=lambda code, log, start: record_torchrun_failure(
-            supervisor, code, log, start
-        ),
+) -> int:
+    """Runs torchrun as the child of this task; returns the task's exit code. `nodes` is for
+    `torchrun_command`."""
+    run, program = supervisor.run, config.program
+    profile, binding = use_of_node(config, os.environ)
+    nproc, restarts = str(profile.nproc), config.job.max_restarts
+    child = Child(
+        command=torchrun_command(program.module, run.path, rendezvous, nproc, restarts, nodes),
+        record_failure=partial(record_torchrun_failure, supervisor),
         tasks=len(rendezvous.hosts),
         records_stop=rendezvous.is_head,
         ends_with_others=ends_with_others,
     )
+    return run_child(supervisor, child, config, rendezvous, profile, binding)
 
 
 def torchrun_command(

@@ -27,6 +27,10 @@ GRAD_COMMS = ("auto", "fp32", "bf16")
 OPTIMIZERS = ("adamw", "muon", "auto")
 LR_RULES = ("none", "sqrt", "linear")
 LR_SCHEDULES = ("linear", "cosine", "constant")
+_AT_LEAST_1 = (
+    "epochs", "max_steps", "batch_size", "eval_batch_size", "max_length", "reference_batch_size",
+    "max_global_batch_size", "gradient_accumulation_steps", "log_every", "early_stopping",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,20 +148,14 @@ class TrainConfig:
             raise unknown("--recipe", self.recipe, list(RECIPES))
         if self.preset is not None and self.preset not in presets(self.task):
             raise unknown(f"preset of task {self.task}", self.preset, presets(self.task))
-        for name in ("epochs", "max_steps", "batch_size", "eval_batch_size", "max_length"):
-            check_value(self, name, lambda v: v >= 1, "at least 1")
-        for name in ("reference_batch_size", "max_global_batch_size"):
+        for name in _AT_LEAST_1:
             check_value(self, name, lambda v: v >= 1, "at least 1")
         _check_optimizer(self)
-        for name in ("gradient_accumulation_steps", "log_every"):
-            check_value(self, name, lambda v: v >= 1, "at least 1")
-        check_value(self, "doc_stride", lambda v: v >= 0, "0 or more")
         check_value(
             self, "doc_stride", lambda v: v < (self.max_length or v + 1), "below --max-length"
         )
-        check_value(self, "early_stopping", lambda v: v >= 1, "at least 1")
         local_steps(self.grad_comm)
-        for name in ("warmup_steps", "weight_decay", "max_grad_norm", "seed"):
+        for name in ("doc_stride", "warmup_steps", "weight_decay", "max_grad_norm", "seed"):
             check_value(self, name, lambda v: v >= 0, "0 or more")
         check_value(self, "seed", lambda v: v < 2**32, "below 2^32")
         for name in ("learning_rate", "muon_learning_rate"):

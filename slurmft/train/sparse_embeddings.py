@@ -39,13 +39,10 @@ class Tables:
 
         A weight that two modules share (a head's, tied to its embedding) is not one of them.
         """
-        shared: dict[int, int] = {}
-        for _, parameter in model.named_parameters(remove_duplicate=False):
-            shared[id(parameter)] = shared.get(id(parameter), 0) + 1
         tables = {
             f"{name}.weight": module
             for name, module in model.named_modules()
-            if is_table(module) and shared[id(module.weight)] == 1
+            if is_plain_table(model, module) and module.weight.nbytes >= _TABLE_BYTES
         }
         if not tables:
             return None
@@ -98,14 +95,16 @@ class Tables:
             weight.grad.index_copy_(0, rows, sent)
 
 
-def is_table(module: Any) -> bool:
-    """Whether a module only looks up rows of a weight that is trained, and large."""
+def is_plain_table(model: Any, module: Any) -> bool:
+    """Whether a table is trained, looked up as torch does it, and no other layer's weight."""
     return (
         isinstance(module, torch.nn.Embedding)
         and type(module).forward is torch.nn.Embedding.forward  # others compute their rows
         and module.weight.requires_grad
+        and module.max_norm is None
+        and not module.scale_grad_by_freq
         and not module.sparse
-        and module.weight.numel() * module.weight.element_size() >= _TABLE_BYTES
+        and sum(p is module.weight for _, p in model.named_parameters(remove_duplicate=False)) == 1
     )
 
 

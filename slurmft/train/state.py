@@ -12,6 +12,9 @@ import torch
 
 from slurmft.train.checkpoint import Tensors
 
+Groups = list[dict[str, Any]]
+"""Settings of an optimizer, by the groups of its weights."""
+
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
@@ -72,28 +75,17 @@ def _decode(text: str, dtype: Any) -> np.ndarray:
     return np.frombuffer(base64.b64decode(text), dtype=dtype).copy()
 
 
-def split_optimizer(optimizer: torch.optim.Optimizer) -> tuple[Tensors, dict[str, Any]]:
-    """An optimizer's state: its tensors by "parameter.name", and the rest."""
+def split_optimizer(optimizer: torch.optim.Optimizer) -> tuple[Tensors, Groups]:
+    """An optimizer's state, which is of tensors alone, by "parameter.name"; and its settings."""
     whole = optimizer.state_dict()
-    tensors: Tensors = {}
-    others: dict[str, dict[str, Any]] = {}
-    for index, values in whole["state"].items():
-        for name, value in values.items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"{index}.{name}"] = value
-            else:
-                others.setdefault(str(index), {})[name] = value
-    return tensors, {"groups": whole["param_groups"], "others": others}
+    state = ((i, name, t) for i, own in whole["state"].items() for name, t in own.items())
+    return {f"{i}.{name}": t for i, name, t in state}, whole["param_groups"]
 
 
-def join_optimizer(
-    optimizer: torch.optim.Optimizer, tensors: Tensors, rest: dict[str, Any]
-) -> None:
+def join_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors, groups: Groups) -> None:
     """Puts a state that `split_optimizer` took apart back into an optimizer."""
-    state: dict[int, dict[str, Any]] = {}
+    state: dict[int, Tensors] = {}
     for key, tensor in tensors.items():
         index, _, name = key.partition(".")
         state.setdefault(int(index), {})[name] = tensor
-    for key, values in rest["others"].items():
-        state.setdefault(int(key), {}).update(values)
-    optimizer.load_state_dict({"state": state, "param_groups": rest["groups"]})
+    optimizer.load_state_dict({"state": state, "param_groups": groups})

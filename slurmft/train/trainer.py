@@ -510,7 +510,7 @@ class Training:
             return None
         self.saver.wait()  # its buffers are ours to fill again
         predicted = Predicted.union([rank["predicted"] for rank in ranks])
-        optimizer_tensors, optimizer_rest = split_optimizer(self.bare_optimizer)
+        optimizer_tensors, optimizer_groups = split_optimizer(self.bare_optimizer)
         done = self.position.phase == "done"  # after the evaluation of its last step
         suffix = checkpoint_suffix(len(predicted.samples), is_best or done)
         best = self.job.best_checkpoint
@@ -538,7 +538,7 @@ class Training:
             "tokens_sha256": self.tokens_sha256,
             "scheduler": self.scheduler.state_dict(),
             "scaler": scaler.state_dict() if scaler else None,
-            "optimizer": optimizer_rest,
+            "optimizer": optimizer_groups,
             "rng": [rank["rng"] for rank in ranks],
             "communication": self.communication.state(),
             "counts": counts,

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from slurmft.core.errors import UsageError
 from slurmft.train.data import TARGETS, TokenData
+from slurmft.train.sparse_embeddings import is_plain_table
 
 _SAVED_BYTES = 2**20
 """Of a table: trimming it by less is not worth it."""
@@ -64,7 +65,7 @@ class TrimmedVocabulary:
             module = model.get_input_embeddings()
         except NotImplementedError:  # transformers' own, for models that do not say
             return None
-        if not _is_plain(model, module):
+        if not is_plain_table(model, module):
             return None
         used = _tokens(data, module)
         saved = (module.num_embeddings - len(used) - 1) * module.weight[0].nbytes
@@ -125,19 +126,6 @@ def _look_up(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
 def _set(module: torch.nn.Embedding, weight: Tensor) -> None:
     module.weight = torch.nn.Parameter(weight)
     module.num_embeddings = len(weight)
-
-
-def _is_plain(model: Any, module: Any) -> bool:
-    """Whether a table is trained, looked up as torch does it, and no other layer's weight."""
-    return (
-        isinstance(module, torch.nn.Embedding)
-        and type(module).forward is torch.nn.Embedding.forward
-        and module.weight.requires_grad
-        and module.max_norm is None
-        and not module.scale_grad_by_freq
-        and not module.sparse
-        and sum(p is module.weight for _, p in model.named_parameters(remove_duplicate=False)) == 1
-    )
 
 
 def _tokens(data: TokenData, module: torch.nn.Embedding) -> Tensor:
