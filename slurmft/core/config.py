@@ -20,7 +20,7 @@ from slurmft.core.files import fits
 from slurmft.core.filesystem import LOCK_PRIMITIVES, absolute
 from slurmft.core.program import Program
 
-BACKENDS = ("auto", "gloo", "nccl", "ccl", "mpi")
+BACKENDS = ("auto", "gloo", "nccl", "ccl")
 PROFILES = ("auto", "gpu", "xeon", "cpu")
 CLUSTERS = ("auto", "slurm", "local", "mpirun")
 TRACKERS = ("tensorboard", "wandb", "mlflow")

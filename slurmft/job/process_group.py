@@ -166,11 +166,6 @@ def init(backend: str) -> World:
     )
 
 
-def rounded_type() -> torch.dtype:
-    """The type that numbers of 16 bits are sent in: torch's MPI knows no bfloat16."""
-    return torch.float32 if dist.get_backend() == "mpi" else torch.bfloat16
-
-
 def choose_backend(asked: str, has_gpu: bool) -> str:
     """The backend asked for, or the fastest that is here.
 
@@ -180,11 +175,6 @@ def choose_backend(asked: str, has_gpu: bool) -> str:
     if asked == "nccl" and not has_gpu:
         raise UsageError(
             f"--backend nccl needs GPUs, and {os.uname().nodename} shows none", "use --backend gloo"
-        )
-    if asked == "mpi" and not dist.is_mpi_available():
-        raise UsageError(
-            f"--backend mpi needs a torch that was built with MPI; {torch.__version__} was not",
-            "use --backend gloo, or ccl where it is installed",
         )
     binding = ccl.choose(asked, has_gpu)
     if binding is not None:

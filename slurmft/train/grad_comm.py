@@ -23,7 +23,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from slurmft.core.errors import SlurmftError
-from slurmft.job.process_group import World, rounded_type
+from slurmft.job.process_group import World
 from slurmft.train.config import local_steps
 from slurmft.train.local_sgd import PeriodicAveraging
 from slurmft.train.sparse_embeddings import Tables, broadcast_weights
@@ -51,7 +51,7 @@ class GradientCommunication:
 
         Raises:
             SlurmftError: in fp16, ranks that train apart would skip different steps, those that
-                overflow; or the backend cannot send bf16.
+                overflow.
         """
         self.world, self.precision = world, precision
         alone = world.size == 1
@@ -63,14 +63,8 @@ class GradientCommunication:
                 f"--grad-comm {asked} cannot be used with fp16",
                 "use --precision bf16 or fp32, or --grad-comm auto",
             )
-        rounds = world.backend != "mpi"  # torch's MPI knows no bf16
-        if self.used == "bf16" and not rounds:
-            raise SlurmftError(
-                "--grad-comm bf16 cannot be used with --backend mpi",
-                "use --backend gloo, or --grad-comm fp32",
-            )
         self.tables: Tables | None = None
-        self._trial = Trial() if asked == "auto" and rounds and not alone else None
+        self._trial = Trial() if asked == "auto" and not alone else None
         self._averaging: PeriodicAveraging | None = None
         self._has_local_steps = False
         self._model: Any = None
@@ -94,7 +88,7 @@ class GradientCommunication:
             broadcast_weights(model.state_dict().values())
         prepared = accelerator.prepare_model(model, evaluation_mode=True)  # on its device
         if self.used != "none":
-            self._averaging = PeriodicAveraging(model, optimizer, rounded_type())
+            self._averaging = PeriodicAveraging(model, optimizer)
         return prepared, accelerator.prepare(optimizer)
 
     def _ignored(self, model: Any) -> list[str]:

@@ -15,18 +15,17 @@ _BYTES_AT_ONCE = 2**24
 class PeriodicAveraging:
     """Averages weights and the optimizer's moments over all ranks.
 
-    They are sent rounded to `dtype`. Of the weights the changes since the last average are sent:
+    They are sent rounded to bf16. Of the weights the changes since the last average are sent:
     rounding loses a part of these changes, and nothing of the weights.
     """
 
-    def __init__(self, model: Any, optimizer: Any, dtype: torch.dtype) -> None:
+    def __init__(self, model: Any, optimizer: Any) -> None:
         """
         Args:
             model: where it is trained, with the same weights on all ranks.
             optimizer: torch's own, with a state for each weight.
-            dtype: float32 or bfloat16.
         """
-        self._model, self._optimizer, self._dtype = model, optimizer, dtype
+        self._model, self._optimizer = model, optimizer
         self._averaged: dict[str, Tensor] = {}
         self.begin()
 
@@ -42,7 +41,7 @@ class PeriodicAveraging:
         for part in _parts(b for b in self._model.buffers() if b.is_floating_point()):
             _average(part, part[0].dtype)
         for part in _parts(self._weights_and_moments()):
-            _average(part, self._dtype)
+            _average(part, torch.bfloat16)
         for name, weight in self._weights():
             weight.add_(self._averaged[name])
         self.begin()

@@ -1,7 +1,8 @@
 """What each metric is: a number from predictions and labels, as scikit-learn and scipy define it.
 
-Every score takes whole arrays, of at least one sample, and returns a plain float. A sentinel among
-the predictions, such as -1, is a class like any other here.
+Every score takes whole arrays, of at least one sample, and returns a plain float. Labels were
+checked when they were read (`slurmft.train.rows`), predictions when they were gathered
+(`check_numbers` in `slurmft.train.evaluation`).
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from slurmft.core.errors import SlurmftError
-
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 
@@ -35,40 +34,12 @@ class Score:
     """Imported when it is first computed: scikit-learn takes longer than a step."""
     compute: Callable[[Any, np.ndarray, np.ndarray], Any]
     """The module, predictions and labels to the value."""
-    check: Callable[[np.ndarray, np.ndarray], None] = lambda predictions, labels: None
-    """Refuses values that the score is not defined for."""
 
     def __call__(self, predictions: np.ndarray, labels: np.ndarray) -> float:
-        """The value.
-
-        Raises:
-            SlurmftError: no samples, not one prediction per label, or values that it has no
-                definition for.
-        """
-        _check_arrays(predictions, labels)
-        self.check(predictions, labels)
+        assert predictions.shape == labels.shape == (labels.size,) != (0,)
         with warnings.catch_warnings():  # the table says what an undefined score is
             warnings.simplefilter("ignore")
             return float(self.compute(importlib.import_module(self.module), predictions, labels))
-
-
-def _check_binary(predictions: np.ndarray, labels: np.ndarray) -> None:
-    found = np.union1d(predictions, labels).tolist()
-    if set(found) <= {0, 1}:
-        return
-    shown = ", ".join(map(str, found[:10])) + (", ..." if len(found) > 10 else "")
-    raise SlurmftError(
-        f"f1 needs the labels 0 and 1, found {shown}", "f1_macro takes any number of classes"
-    )
-
-
-def _check_numbers(predictions: np.ndarray, labels: np.ndarray) -> None:
-    for what, values, hint in (
-        ("predictions", predictions, "the model has diverged: try a lower learning rate"),
-        ("labels", labels, "remove the samples that have no label"),
-    ):
-        if missing := int(np.isnan(values).sum()):
-            raise SlurmftError(f"NaN among the {what}: {missing} of {len(values)}", hint)
 
 
 def _pearson(stats: Any, predictions: np.ndarray, labels: np.ndarray) -> Any:
@@ -80,9 +51,7 @@ SCORES = {
     # Classes, int64. The fraction of predictions that equal their labels, 0..1.
     "accuracy": Score("numpy", lambda np, p, t: np.mean(p == t)),
     # F1 of class 1 against class 0, 0..1; 0.0 where no sample is of class 1, predicted or true.
-    "f1": Score(
-        "sklearn.metrics", lambda sk, p, t: sk.f1_score(t, p, zero_division=0.0), _check_binary
-    ),
+    "f1": Score("sklearn.metrics", lambda sk, p, t: sk.f1_score(t, p, zero_division=0.0)),
     # Mean of the classes' F1, each of equal weight, 0..1. A class that is found neither among
     # predictions nor labels does not count; one that is predicted but never true counts as 0.0.
     "f1_macro": Score(
@@ -93,12 +62,10 @@ SCORES = {
     "matthews_correlation": Score("sklearn.metrics", lambda sk, p, t: sk.matthews_corrcoef(t, p)),
     # Numbers, float64. Linear correlation, -1..1. NaN where it is undefined: predictions or labels
     # all equal, a single sample, an infinite value, or values so large that their sums overflow.
-    "pearson": Score("scipy.stats", _pearson, _check_numbers),
+    "pearson": Score("scipy.stats", _pearson),
     # Correlation of the ranks, -1..1; infinite values rank first or last. NaN where it is
     # undefined: predictions or labels all equal, or a single sample.
-    "spearman": Score(
-        "scipy.stats", lambda stats, p, t: stats.spearmanr(p, t).statistic, _check_numbers
-    ),
+    "spearman": Score("scipy.stats", lambda stats, p, t: stats.spearmanr(p, t).statistic),
 }
 
 
@@ -116,28 +83,19 @@ def squad(
 
     Args:
         predictions: one text per question.
-        answers: the gold answers of each question.
+        answers: the gold answers of each question; at least one, unless `may_have_none`.
         may_have_none: as v2.0's script: a question may have no answer, and the empty text says so.
             In both scores that is right where there is none, and wrong elsewhere. Gold answers of
             which no word is left do not count.
 
     Returns:
         Means over the questions: squad_f1 and squad_exact_match.
-
-    Raises:
-        SlurmftError: no questions, not one prediction per question, or, unless `may_have_none`, a
-            question without answers.
     """
-    _check_counts(len(predictions), len(answers))
     exact, shared = [], []
-    for i, (text, golds) in enumerate(zip(predictions, answers, strict=True)):
+    for text, golds in zip(predictions, answers, strict=True):
         words, choices = _words(text), [_words(gold) for gold in golds]
         if may_have_none:
             choices = [choice for choice in choices if choice] or [[]]
-        elif not choices:
-            raise SlurmftError(
-                f"question {i} has no gold answer", "SQuAD v1.1's scores need at least one each"
-            )
         exact.append(float(words in choices))
         says_none = may_have_none and not words
         shared.append(exact[-1] if says_none else max(_word_f1(words, c) for c in choices))
@@ -154,25 +112,3 @@ def _word_f1(words: list[str], gold: list[str]) -> float:
     """F1 of two bags of words, 0..1."""
     shared = (Counter(words) & Counter(gold)).total()
     return 2 * shared / (len(words) + len(gold)) if shared else 0.0
-
-
-# --- checks ---------------------------------------------------------------------------------------
-
-
-def _check_counts(predictions: int, labels: int) -> None:
-    if predictions != labels:
-        raise SlurmftError(
-            f"{predictions} predictions for {labels} labels",
-            "a score needs one prediction per label, in the same order",
-        )
-    if not labels:
-        raise SlurmftError("no samples to score", "give a validation split that is not empty")
-
-
-def _check_arrays(predictions: np.ndarray, labels: np.ndarray) -> None:
-    if predictions.ndim != 1 or labels.ndim != 1:  # scikit-learn takes 2-d ones as multi-label
-        raise SlurmftError(
-            f"predictions of shape {predictions.shape}, labels of shape {labels.shape}",
-            "a score needs one value per sample in each",
-        )
-    _check_counts(len(predictions), len(labels))

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from slurmft.core.errors import UsageError
-from slurmft.job.process_group import rounded_type
 from slurmft.train.step_plan import Plan
 
 Groups = list[dict[str, Any]]
@@ -169,7 +168,7 @@ def share(parts: list[list[Tensor]], own: list[Tensor]) -> Iterator[tuple[Tensor
         Each matrix, and what its rank had for it.
     """
     flat = [
-        torch.empty(sum(p.numel() for p in part), dtype=rounded_type(), device=part[0].device)
+        torch.empty(sum(p.numel() for p in part), dtype=torch.bfloat16, device=part[0].device)
         for part in parts
         if part
     ]
