@@ -43,21 +43,10 @@ def usage() -> str:
     )
 
 
-_NEXT = {
-    "follow": "progress, and the result at the end",
-    "watch": "live: speed, loss, ranks",
-    "logs": "of all ranks, after the first failure",
-    "status": "state, progress, speed, metrics",
-    "cancel": "end the job",
-    "resume": "submit it again, after a stop or a failure",
-    "report": "tables of what it measured",
-}
-
-
 def next_commands(
     run_dir: PathLike[str], which: Sequence[str] = ("follow", "watch", "logs", "cancel", "resume")
 ) -> str:
     """The commands that a user types next, with this run's path in them."""
     path = shlex.quote(str(run_dir))
-    lines = [f"  python -m slurmft {name} {path}   # {_NEXT[name]}" for name in which]
+    lines = [f"  python -m slurmft {name} {path}   # {COMMANDS[name]}" for name in which]
     return "\n".join(["Next:", *lines])

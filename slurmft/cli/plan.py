@@ -45,16 +45,13 @@ def main(argv: list[str]) -> int:
     work = _changed(fit.rows[0].work, arguments)
     options = planner.predict(fit, counts, work, devices_per_node)
     chosen, why = planner.recommend(options, deadline_s, arguments.budget)
-    tests = backtest.backtest(series, network) if arguments.backtest else None
+    tests = backtest.backtest(series, network) if arguments.backtest else []
     if arguments.json:
-        found_json = planner.as_json(series, options, chosen, why)
-        if tests is not None:
-            found_json["backtest"] = backtest.as_json(tests)
-        print(to_json(found_json, indent=2))
+        plan = planner.as_json(series, options, chosen, why)
+        print(to_json(plan | {"backtest": backtest.as_json(tests)}, indent=2))
         return Exit.OK
     lines = planner.describe_plan(series, fit, options, chosen, why)
-    if tests is not None:
-        lines += ["", *backtest.describe_backtest(tests)]
+    lines += ["", *backtest.describe_backtest(tests)] if arguments.backtest else []
     print("\n".join(lines))
     return Exit.OK
 

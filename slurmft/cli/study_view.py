@@ -71,7 +71,7 @@ def warnings(status: StudyStatus) -> list[str]:
     """What is in the folder and does not count."""
     lines = [f"warning: {problem}; left out" for problem in status.problems]
     groups: dict[str, list[MeasuredRun]] = {}
-    for run in status.others:
+    for run in (other.run for other in status.others):
         found = run.study or {}
         cell = found.get("cell")
         words = spec.label(cell) if isinstance(cell, dict) else "no cell"

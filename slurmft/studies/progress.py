@@ -53,12 +53,11 @@ class StudyStatus:
     """The status of a study's runs, and what else is in its folder."""
 
     repeats: list[Repeat]
-    others: list[MeasuredRun]
-    """Runs of cells that the study file does not have, or of another study."""
+    others: list[RunStatus]
+    """Runs of cells that the study file does not have, or of another study. Those that wait or run
+    disturb measurements as well."""
     problems: list[str]
     """A line for every directory that could not be read."""
-    others_alive: list[RunStatus]
-    """Those of the others that wait or run: they disturb measurements as well."""
 
     def by_cell(self) -> list[tuple[Cell, list[Repeat]]]:
         """Every cell with its repeats, in the order of the study file."""
@@ -73,7 +72,7 @@ class StudyStatus:
     def alive(self) -> list[RunStatus]:
         """All whose jobs wait or run on this cluster, of this study file or not. Those elsewhere
         disturb nothing here, and no job here can wait for their end."""
-        every = (*self.tries(), *self.others_alive)
+        every = (*self.tries(), *self.others)
         return [t for t in every if t.is_alive and t.job and not t.elsewhere]
 
     def count(self, state: str) -> int:
@@ -89,12 +88,7 @@ def study_status(study: Study, folder: Path) -> StudyStatus:
     for status in statuses:
         repeat = repeats.get(_key(status.run, study.name))
         (repeat.tries if repeat else others).append(status)
-    return StudyStatus(
-        list(repeats.values()),
-        [status.run for status in others],
-        problems,
-        [status for status in others if status.is_alive],
-    )
+    return StudyStatus(list(repeats.values()), others, problems)
 
 
 def find_runs(folder: Path) -> tuple[list[MeasuredRun], list[str]]:
@@ -126,7 +120,7 @@ def status_json(study: Study, folder: Path, status: StudyStatus) -> dict[str, An
         "folder": str(folder),
         "totals": {state: status.count(state) for state in STATES},
         "repeats": [_repeat_json(repeat) for repeat in status.repeats],
-        "other_runs": [str(run.path) for run in status.others],
+        "other_runs": [str(other.run.path) for other in status.others],
         "problems": status.problems,
     }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import importlib.resources
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +19,6 @@ from slurmft.studies import published
 from slurmft.studies.report import plots
 from slurmft.studies.report import runset as report_runset
 from slurmft.studies.report.formats import FORMATS, as_csv, as_list
-from slurmft.studies.report.page import page
 from slurmft.studies.report.sections import Section, of_published, of_runs
 
 
@@ -142,8 +143,34 @@ def write_report(
     origin = f"made by slurmft {slurmft.__version__}, {now}, from {', '.join(map(str, paths))}"
     more = f" and {len(sections) - 1} more" if len(sections) > 1 else ""
     heading = title or sections[0].title + more
-    put("report.html", page(heading, sections, drawn, origin, problems))
+    put("report.html", _page(heading, sections, drawn, origin, problems))
     return names
+
+
+def _page(
+    title: str,
+    sections: Sequence[Section],
+    drawn: Mapping[str, str],
+    origin: str,
+    problems: Sequence[str],
+) -> str:
+    """The report as one HTML file that needs no server, network or other file; `drawn`: the plots,
+    `Section.file_of` -> SVG."""
+    import jinja2  # 60 ms
+
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    template = importlib.resources.files(__package__).joinpath("report.html")
+    return environment.from_string(template.read_text(encoding="utf-8")).render(
+        title=title,
+        sections=sections,
+        images={
+            name: base64.b64encode(svg.encode("utf-8", "replace")).decode()
+            for name, svg in drawn.items()
+        },
+        origin=origin,
+        hint=plots.HINT if any(s.charts for s in sections) and not drawn else "",
+        problems=problems,
+    )
 
 
 def _draw(sections: Sequence[Section], put: Callable[[str, str | bytes], None]) -> dict[str, str]:

@@ -96,14 +96,14 @@ def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
         raise UsageError(f"none of {len(finished)} finished run(s) can be used: {notes[0][10:]}")
     if left := len(runs) - len(finished):
         notes.append(f"{left} run(s) that have not finished are left out")
-    groups = by_series([run for run in finished if run.path in rows])
+    groups = _by_series([run for run in finished if run.path in rows])
     return {
         name: _series(name, group, [rows[run.path] for run in group], tuple(notes))
         for name, group in groups.items()
     }
 
 
-def by_series(finished: Sequence[MeasuredRun]) -> dict[str, list[MeasuredRun]]:
+def _by_series(finished: Sequence[MeasuredRun]) -> dict[str, list[MeasuredRun]]:
     """Name of a series -> its runs."""
     identities = [{name: _resolved(run, name) for name in _IDENTITY} for run in finished]
     differing = [n for n in _IDENTITY if len({repr(i[n]) for i in identities}) > 1]
