@@ -19,6 +19,7 @@ from typing import NoReturn
 from slurmft.cluster import container, launcher
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.sbatch_options import all_options, directives
+from slurmft.cluster.templates import fill
 from slurmft.core import permissions
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
@@ -43,24 +44,12 @@ except Exception as error:
     sys.exit({_BROKEN})
 batch_script.run()"""
 
-_FUNCTION = """\
-slurmft() {{  # again while it cannot be imported, as in the middle of an upgrade
-  for pause in 10 30 80 0; do
-    {python} -c {run} "$@"; code=$?
-    case $code in {broken} | 126 | 127) sleep $pause ;; *) return $code ;; esac
-  done
-  echo "error: slurmft cannot be imported any more" >&2
-  echo "hint: mend the environment of" {python}"; then: slurmft resume" {path} >&2
-  scontrol update "JobId=$job" "Comment={note}failed: slurmft cannot be imported any more" >&2
-  return {broken}
-}}"""
+_TEMPLATE = Path(__file__).with_name("job.sh")
 
 
 def sbatch_text(config: RunConfig, run: RunDir) -> str:
     """The batch script of a run that submitit submits."""
-    options = all_options(config, run)
-    lines = ["#!/bin/bash", "", *directives(options), ""]
-    return "\n".join([*lines, *job_lines(config, run)]) + "\n"
+    return _script(config, run, "%j", directives(all_options(config, run)))
 
 
 def inside_text(config: RunConfig, run: RunDir, job: str = "%j") -> str:
@@ -68,61 +57,29 @@ def inside_text(config: RunConfig, run: RunDir, job: str = "%j") -> str:
 
     The names of its logs begin with `job`, a pattern of Slurm's.
     """
-    return "\n".join(["#!/bin/bash", *job_lines(config, run, job)]) + "\n"
+    return _script(config, run, job, [])
 
 
-def job_lines(config: RunConfig, run: RunDir, job: str = "%j") -> list[str]:
-    """The shell lines of a job, which Slurm runs on its first node."""
-    python, path = shlex.quote(sys.executable), shlex.quote(str(run.path))
-    function = _FUNCTION.format(
-        python=python, path=path, run=shlex.quote(_RUN), note=commands.NOTE, broken=_BROKEN
-    )
+def _script(config: RunConfig, run: RunDir, job: str, options: list[str]) -> str:
     log = f"{run.submitit}/{job}_%t_log"
-    # sbatch may have kept the environment of the submission from this script (--export=NONE).
     srun = ["srun", "--export=ALL", "--unbuffered", "--kill-on-bad-exit=1", "--wait=60"]
-    srun += ["--open-mode=append"]
-    srun += ["--output", f"{log}.out", "--error", f"{log}.err"]
-    lines = [f"umask {permissions.text(config.job.share_with_group)}"]
-    lines += ["trap '' HUP  # a hangup ends no job"]
-    if config.job.setup:
-        lines += ["set -e", *config.job.setup, "set +e"]
-    if config.job.cpus_per_task:
-        lines += ["# srun takes no --cpus-per-task from sbatch since Slurm 22.05"]
-        lines += ['export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"']
-    if config.job.container and (caches := container.caches()):
-        lines += [shlex.join(["mkdir", "-p", *caches])]
-    lines += [
-        'job="${SLURM_ARRAY_TASK_ID+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"',
-        'job="${job:-$SLURM_JOB_ID}"',
-        *function.split("\n"),
-        "# this script runs on the first node, the rendezvous of the others",
-        f"found=$(slurmft begin {path}); code=$?",
-        f"[ $code = {AVOID} ] && {{ slurmft avoid {path}; exit; }}",
-        "[ $code = 0 ] || exit $code",
-        "export $found",
-        "trap : USR2 TERM  # bash waits for srun: the last lines decide",
-    ]
-    task = shlex.join([*srun, *container.node_task(config, run)])
-    end = [f'slurmft end {path} "$ended"', "code=$?"]
-    if config.job.requeue:  # what is saved is not lost to a broken upgrade
-        saved = f'[ "$code$ended" = {_BROKEN}{int(Exit.STOPPED)} ]'
-        end += [f'{saved} && scontrol requeue "$job"']
-    end += ["exit $code"]
-    if not config.job.stage_env:
-        return [*lines, task, "ended=$?", *end]
-    return [
-        *lines,
-        "# the Python environment on the nodes' own disks; without it they use the shared one",
-        f"if archive=$({python} -m slurmft.cluster.slurm.stage_env send {path}); then",
-        f'  export {staged_env.ARCHIVE}="$archive"',
-        "fi",
-        task,
-        "ended=$?",
-        f'if [ -n "${{archive-}}" ] && [ $ended != 0 ] && [ $ended != {int(Exit.STOPPED)} ]; then',
-        f'  {python} -m slurmft.cluster.slurm.stage_env clean "$archive"  # what killed tasks left',
-        "fi",
-        *end,
-    ]
+    srun += ["--open-mode=append", "--output", f"{log}.out", "--error", f"{log}.err"]
+    lines = fill(
+        _TEMPLATE,
+        job=config.job,
+        umask=permissions.text(config.job.share_with_group),
+        caches=container.caches() if config.job.container else [],
+        python=shlex.quote(sys.executable),
+        path=shlex.quote(str(run.path)),
+        start=_RUN,
+        task=[*srun, *container.node_task(config, run)],
+        archive=staged_env.ARCHIVE,
+        note=commands.NOTE,
+        avoid=AVOID,
+        broken=_BROKEN,
+        stopped=int(Exit.STOPPED),
+    )
+    return "\n".join(["#!/bin/bash", *options, "", lines])
 
 
 # --- its commands ---------------------------------------------------------------------------------
