@@ -18,7 +18,7 @@ KINDS = ("pytorchjob", "trainjob")
 RUNS = "/runs"
 """Where the volume claim is mounted."""
 
-_TEMPLATE = Path(__file__).with_suffix(".yaml")
+_TEMPLATE = Path(__file__).with_suffix(".yaml.jinja")
 _USER = 1000
 """Of the image, and of its group."""
 _NAME_MAX = 40

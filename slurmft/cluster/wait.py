@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import pwd
 import re
 import shlex
 import time
@@ -208,12 +207,8 @@ def _resume(run: RunDir) -> str:
 
 def _by(reason: str) -> str:
     """ " by jane", from accounting's "by 1000"."""
-    if not (match := re.fullmatch(r"by (\d+)", reason)):
-        return ""
-    try:
-        return f" by {pwd.getpwuid(int(match[1])).pw_name}"
-    except KeyError:
-        return f" by user {match[1]}"
+    match = re.fullmatch(r"by (\d+)", reason)
+    return f" by {permissions.user_name(int(match[1]))}" if match else ""
 
 
 def _last_lines(run: RunDir, job_id: str) -> list[str]:
@@ -251,15 +246,9 @@ def cancel(run: RunDir) -> JobState | None:
     try:
         launcher.cancel(job_id, run)
     except PermissionError:
+        owner = permissions.user_name(run.path.stat().st_uid)
         raise SlurmftError(
-            f"the job {job_id} of {str(run.path)!r} belongs to {_owner(run)}",
+            f"the job {job_id} of {str(run.path)!r} belongs to {owner}",
             "ask them to cancel it",
         ) from None
     return None
-
-
-def _owner(run: RunDir) -> str:
-    try:
-        return run.path.owner()
-    except (KeyError, OSError):
-        return "somebody else"

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -138,11 +138,7 @@ def _has_keys(value: dict[str, Any], shape: dict[Any, Shape]) -> bool:
 
 def is_number(value: Any, above: float = -math.inf) -> bool:
     """Whether a value of a file can be calculated with: files may be foreign, or hold NaN."""
-    is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_one and max(above, -_TOO_MUCH) < value < _TOO_MUCH
-
-
-_TOO_MUCH = 1e30
+    return fits(value, float) and value > above
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
@@ -152,12 +148,6 @@ def fingerprint(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": path.stat().st_size, "sha256": digest}
-
-
-def write_folder(path: Path, fill: Callable[[Path], Any], replace: bool = True) -> None:
-    """Makes or replaces a folder, which `fill` writes into; see `new_folder`."""
-    with new_folder(path, replace) as folder:
-        fill(folder)
 
 
 @contextlib.contextmanager

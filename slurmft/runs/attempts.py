@@ -137,16 +137,15 @@ def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
 
 def _reason(run: RunDir, code: int, failure: dict[str, Any] | None) -> str:
     """Why an attempt ended. That ranks have lost others tells less than how a task was killed."""
+    words = f"{failure['where']}: {failure['message']}" if failure else ""
     if failure and not failure["secondary"]:
-        return f"{failure['where']}: {failure['message']}"
+        return words
     if code == Exit.STOPPED:
         return f"stopped; {saved(run)}"
     if killed_by := _KILLS.get(code - 128):
         oom = " (out of memory?)" if killed_by == "SIGKILL" else ""
         return f"the task of a node was killed by {killed_by}{oom}"
-    if failure:
-        return f"{failure['where']}: {failure['message']}"
-    return f"the tasks ended with code {code}"
+    return words or f"the tasks ended with code {code}"
 
 
 _KILLS = {number.value: number.name for number in signal.Signals}

@@ -6,6 +6,7 @@ import errno
 import heapq
 import os
 import shlex
+import shutil
 from pathlib import Path
 
 from slurmft.core import filesystem
@@ -25,8 +26,7 @@ def is_full(error: Exception) -> bool:
 
 def no_room(run: RunDir, what: str, needed_bytes: int) -> SlurmftError:
     """The error where the disk takes no more: what is missing, and what to free."""
-    disk = os.statvfs(run.path)
-    free = in_bytes(disk.f_bavail * disk.f_frsize)
+    free = in_bytes(shutil.disk_usage(run.path).free)
     found = [f"{path} ({in_bytes(size)})" for size, path in largest(run)]
     runs_dir = shlex.quote(str(run.path.parent))
     return SlurmftError(

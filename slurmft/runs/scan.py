@@ -177,14 +177,39 @@ def find(
     return sorted(runs.values(), key=_submitted), problems
 
 
-def folders(top: Path, problems: list[str]) -> Iterator[tuple[str, Path]]:
-    """Real path and path of the run directories in a folder, at any depth; links are followed.
+def folders(
+    top: Path, problems: list[str], seen: set[str] | None = None
+) -> Iterator[tuple[str, Path]]:
+    """Real path and path of the run directories in a folder, at any depth; links are followed, and
+    what is below a run is not searched.
 
     Args:
         top: where to search.
         problems: takes a line for every folder that cannot be read.
+        seen: real paths of what was searched: links may lead back to it.
     """
-    return _run_folders(top, set(), problems)
+    place, seen = os.path.realpath(top), set() if seen is None else seen
+    if place in seen:
+        return
+    seen.add(place)
+    try:
+        if RunDir(top).config.exists():
+            yield place, top
+            return
+        with os.scandir(top) as entries:
+            below = [e for e in entries if not e.name.startswith(".") and _is_folder(e)]
+    except OSError as error:
+        problems.append(f"{str(top)!r} cannot be read: {error.strerror}")
+        return
+    for entry in sorted(below, key=lambda e: (e.is_symlink(), e.path)):  # a run by its own name
+        yield from folders(Path(entry.path), problems, seen)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def varied(runs: Iterable[MeasuredRun]) -> list[str]:
@@ -202,38 +227,6 @@ def cells(runs: Iterable[MeasuredRun]) -> list[list[MeasuredRun]]:
     for run in runs:
         groups.setdefault(repr(sorted(run.fields.items())), []).append(run)
     return list(groups.values())
-
-
-def _run_folders(top: Path, seen: set[str], problems: list[str]) -> Iterator[tuple[str, Path]]:
-    """Real path and path of folders with a config.json; what is below one is not searched.
-
-    Args:
-        top: where to search.
-        seen: real paths of what was searched: links may lead back to it.
-        problems: takes a line for every folder that cannot be read.
-    """
-    place = os.path.realpath(top)
-    if place in seen:
-        return
-    seen.add(place)
-    try:
-        if RunDir(top).config.exists():
-            yield place, top
-            return
-        with os.scandir(top) as entries:
-            below = [e for e in entries if not e.name.startswith(".") and _is_folder(e)]
-    except OSError as error:
-        problems.append(f"{str(top)!r} cannot be read: {error.strerror}")
-        return
-    for entry in sorted(below, key=lambda e: (e.is_symlink(), e.path)):  # a run by its own name
-        yield from _run_folders(Path(entry.path), seen, problems)
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
 
 
 def _submitted(run: MeasuredRun) -> tuple[str, str]:

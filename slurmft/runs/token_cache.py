@@ -25,7 +25,7 @@ from typing import Any
 
 from slurmft.core import permissions
 from slurmft.core.errors import SlurmftError
-from slurmft.core.files import fingerprint, write_folder, write_json
+from slurmft.core.files import fingerprint, new_folder, write_json
 
 _SUMS = "sums.json"
 _NAME = re.compile(r"(meta|texts)\.json|(train|validation)/\w+\.npy|tokenizer/\w[\w.-]*")
@@ -144,9 +144,11 @@ def keep(cache: Path, key: str, tokens: Path) -> None:
         for path, _ in unused(cache, _KEPT_S):
             _remove(top, path.name)
 
-        def fill(entry: Path) -> None:
-            files = [path.relative_to(tokens) for path in tokens.rglob("*") if path.is_file()]
-            names = sorted(map(Path.as_posix, files))
+        if (cache / key).exists():
+            return
+        files = [path.relative_to(tokens) for path in tokens.rglob("*") if path.is_file()]
+        names = sorted(map(Path.as_posix, files))
+        with new_folder(cache / key, replace=False) as entry:  # others may be reading it
             for name in names:
                 if not _NAME.fullmatch(name):
                     raise SlurmftError(f"tokens have no file {name!r}")
@@ -154,9 +156,6 @@ def keep(cache: Path, key: str, tokens: Path) -> None:
                 with _opened((tokens / name).parent) as above:
                     _link(tokens / name, above, entry / name)
             write_json(entry / _SUMS, {name: fingerprint(entry / name) for name in names})
-
-        if not (cache / key).exists():
-            write_folder(cache / key, fill, replace=False)  # others may be reading it
 
 
 def unused(cache: Path, for_s: float) -> Iterator[tuple[Path, float]]:

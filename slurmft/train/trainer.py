@@ -30,7 +30,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from slurmft.core import fingerprint
 from slurmft.core.errors import Exit, SlurmftError, UsageError, one_line
-from slurmft.core.files import write_folder
+from slurmft.core.files import new_folder
 from slurmft.core.hub import hub_cache
 from slurmft.job import Job
 from slurmft.job.checkpoints import BadCheckpointError, checkpoint_name, verify
@@ -170,8 +170,9 @@ class Training:
 
     def _prepare_tokens(self) -> None:
         if not self.run_dir.tokens.exists():
-            with profiles.all_cores(os.environ):  # the other ranks wait
-                write_folder(self.run_dir.tokens, self._fill_tokens)
+            # All cores: the other ranks wait.
+            with profiles.all_cores(os.environ), new_folder(self.run_dir.tokens) as folder:
+                self._fill_tokens(folder)
 
     def _fill_tokens(self, folder: Path) -> None:
         """The tokens that an earlier run made of the same; else they are made, and kept."""
@@ -725,12 +726,10 @@ class Training:
     def _save_model(self) -> None:
         weights = self.vocabulary.state_dict(self.bare_model) if self.vocabulary else None
 
-        def fill(folder: Path) -> None:
+        with new_folder(self.run_dir.model) as folder:
             self.bare_model.save_pretrained(folder, state_dict=weights)
             # Saved before training: at its end the tokenizer's source may be gone.
             shutil.copytree(self.run_dir.tokens / "tokenizer", folder, dirs_exist_ok=True)
-
-        write_folder(self.run_dir.model, fill)
 
 
 def checkpoint_suffix(predicted: int, evaluated: bool) -> str:

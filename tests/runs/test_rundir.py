@@ -12,7 +12,7 @@ import pytest
 
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
-from slurmft.core.files import write_folder, write_json, write_text
+from slurmft.core.files import new_folder, write_json, write_text
 from slurmft.runs import rundir
 from slurmft.runs.records import RecordReader, RecordWriter
 from slurmft.runs.rundir import RunDir
@@ -106,12 +106,13 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_failed_folder_leaves_nothing(tmp_path: Path) -> None:
-    def fill(folder: Path) -> None:
-        (folder / "weights").write_text("half")
-        raise OSError("disk full")
+    def fill() -> None:
+        with new_folder(tmp_path / "model") as folder:
+            (folder / "weights").write_text("half")
+            raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        write_folder(tmp_path / "model", fill)
+        fill()
     assert os.listdir(tmp_path) == []
 
 

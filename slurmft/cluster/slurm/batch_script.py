@@ -44,7 +44,7 @@ except Exception as error:
     sys.exit({_BROKEN})
 batch_script.run()"""
 
-_TEMPLATE = Path(__file__).with_name("job.sh")
+_TEMPLATE = Path(__file__).with_name("job.sh.jinja")
 
 
 def sbatch_text(config: RunConfig, run: RunDir) -> str:

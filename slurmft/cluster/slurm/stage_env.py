@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -132,20 +133,15 @@ def look(folder: str, size: int) -> dict[str, Any]:
     """
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
         return {"host": os.uname().nodename, "free_bytes": None}
-    if _free_bytes(folder) < _ROOM * size and (left := leftovers(Path(folder))):
+    if shutil.disk_usage(folder).free < _ROOM * size and (left := leftovers(Path(folder))):
         removal(left).wait()
     here = filesystem.of(folder)
     return {
         "host": os.uname().nodename,
-        "free_bytes": _free_bytes(folder),
+        "free_bytes": shutil.disk_usage(folder).free,
         "is_shared": here.is_shared,
         "type": here.type,
     }
-
-
-def _free_bytes(folder: str) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
 
 
 def pack(prefix: str, archives: Path) -> Path:
