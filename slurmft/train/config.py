@@ -18,7 +18,7 @@ from slurmft.core.config import (
 from slurmft.core.errors import UsageError, unknown
 from slurmft.core.hub import is_local
 from slurmft.core.program import Program
-from slurmft.train.recipes import RECIPES, TASKS, fill, named, presets
+from slurmft.train.recipes import TASKS, fill, named
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 BATCHINGS = ("packed", "grouped", "dynamic", "padded")
@@ -144,10 +144,6 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         check_credentials(self)
-        if self.recipe is not None and self.recipe not in RECIPES:
-            raise unknown("--recipe", self.recipe, list(RECIPES))
-        if self.preset is not None and self.preset not in presets(self.task):
-            raise unknown(f"preset of task {self.task}", self.preset, presets(self.task))
         for name in _AT_LEAST_1:
             check_value(self, name, lambda v: v >= 1, "at least 1")
         _check_optimizer(self)

@@ -8,6 +8,7 @@ models every K steps.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -64,7 +65,8 @@ class GradientCommunication:
                 "use --precision bf16 or fp32, or --grad-comm auto",
             )
         self.tables: Tables | None = None
-        self._trial = Trial() if asked == "auto" and not alone else None
+        self._step_ends: list[float] | None = [] if asked == "auto" and not alone else None
+        """Of the first steps, as long as auto has not chosen."""
         self._averaging: PeriodicAveraging | None = None
         self._has_local_steps = False
         self._model: Any = None
@@ -115,7 +117,7 @@ class GradientCommunication:
 
     def _hook(self, model: DistributedDataParallel) -> None:
         """Tells DDP how to sum a bucket."""
-        if self.used == "bf16" or (self._trial and self.precision == "bf16"):
+        if self.used == "bf16" or (self._step_ends is not None and self.precision == "bf16"):
             # DDP wants no annotations, or classes; ours are texts.
             model.register_comm_hook(self, lambda state, bucket: _sum_bucket(state, bucket))
 
@@ -144,11 +146,15 @@ class GradientCommunication:
         self._has_local_steps = self.period > 1
         if self.is_synchronized_after(step):
             self.average()
-        if self._trial and self.world.device.type == "cuda":
+        if self._step_ends is None:
+            return
+        if self.world.device.type == "cuda":
             torch.cuda.synchronize()  # in these few steps alone
-        if self._trial and self._trial.lap():
-            self._choose(self._trial.step_s, record)
-            self._trial = None
+        self._step_ends.append(time.perf_counter())
+        if len(self._step_ends) == _TRIAL_STEPS:
+            steps_s = (end - begin for begin, end in itertools.pairwise(self._step_ends))
+            self._choose(statistics.median(steps_s), record)
+            self._step_ends = None
 
     # --- auto -------------------------------------------------------------------------------------
 
@@ -191,7 +197,7 @@ class GradientCommunication:
 
     def state(self) -> dict[str, Any]:
         """What a resume needs, as JSON can hold it; the same on every rank."""
-        return {"used": self.used if self._trial is None else None}
+        return {"used": self.used if self._step_ends is None else None}
 
     def restore(self, state: dict[str, Any], same_ranks: bool) -> None:
         """Continues from `state`; with another number of ranks auto chooses anew.
@@ -200,8 +206,8 @@ class GradientCommunication:
         """
         if self._averaging:
             self._averaging.begin()
-        if self._trial and same_ranks and state.get("used"):
-            self.used, self._trial = state["used"], None
+        if self._step_ends is not None and same_ranks and state["used"]:
+            self.used, self._step_ends = state["used"], None
 
     def facts(self) -> dict[str, Any]:
         """For the result: what was used at the end."""
@@ -217,23 +223,6 @@ def _sum_bucket(
     if communication.used == "bf16":
         return default_hooks.bf16_compress_hook(group, bucket)
     return default_hooks.allreduce_hook(group, bucket)
-
-
-class Trial:
-    """The first steps, on the clock."""
-
-    def __init__(self) -> None:
-        self._ends: list[float] = []
-
-    def lap(self) -> bool:
-        """A step has ended; whether that was the last one to measure."""
-        self._ends.append(time.perf_counter())
-        return len(self._ends) == _TRIAL_STEPS
-
-    @property
-    def step_s(self) -> float:
-        pairs = zip(self._ends[1:], self._ends, strict=False)
-        return statistics.median(after - before for after, before in pairs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,7 +204,7 @@ def check_auto(world: World) -> None:
         again.communication.restore(rank.communication.state(), same_ranks=True)
         again.step()
         assert again.communication.used == expected
-        assert again.communication._trial is None
+        assert again.communication._step_ends is None
     rank = Rank(world, "auto", precision="bf16")
     assert rank.communication._probe_s(torch.bfloat16) > 0
 
