@@ -229,17 +229,10 @@ def expand_nodelist(text: str) -> list[str]:
 
 def _split_list(text: str) -> list[str]:
     """Splits at the commas outside brackets."""
-    parts, depth, start = [], 0, 0
-    for i, c in enumerate(text):
-        depth += (c == "[") - (c == "]")
-        if depth not in (0, 1):
-            raise RendezvousError(f"unbalanced brackets in the node list {text!r}")
-        if depth == 0 and c == ",":
-            parts.append(text[start:i])
-            start = i + 1
-    if depth:
+    if re.search(r"[\[\]]", re.sub(r"\[[^\[\]]*\]", "", text)):
         raise RendezvousError(f"unbalanced brackets in the node list {text!r}")
-    return [part.strip() for part in [*parts, text[start:]] if part.strip()]
+    parts = re.findall(r"(?:[^\[\],]|\[[^\[\]]*\])+", text)
+    return [part.strip() for part in parts if part.strip()]
 
 
 def _expand_part(part: str, text: str) -> list[str]:
