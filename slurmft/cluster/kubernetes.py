@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ KINDS = ("pytorchjob", "trainjob")
 RUNS = "/runs"
 """Where the volume claim is mounted."""
 
-_TEMPLATE = Path(__file__).with_suffix(".yaml.jinja")
+_FOLDER = Path(__file__).parent
 _USER = 1000
 """Of the image, and of its group."""
 _NAME_MAX = 40
@@ -104,7 +103,7 @@ def dns_name(text: str, limit: int = _NAME_MAX) -> str:
 def manifest(kind: str, config: RunConfig, cluster: Cluster) -> str:
     """The objects of a job as YAML, in the order in which they are to be made."""
     return fill(
-        _TEMPLATE,
+        _FOLDER / "kubernetes.yaml.jinja",
         kind=kind,
         cluster=cluster,
         job=config.job,
@@ -124,41 +123,19 @@ def source_folder() -> Path | None:
 
 def dockerfile() -> str:
     """An image with slurmft, built in its source folder."""
-    return f"""\
-FROM python:3.11-slim
-# tcmalloc: fewer page faults in training on CPUs
-RUN apt-get update \\
- && apt-get install -y --no-install-recommends libtcmalloc-minimal4 \\
- && rm -rf /var/lib/apt/lists/*
-WORKDIR /opt/slurmft
-COPY . .
-RUN pip install --no-cache-dir -c constraints.txt .
-USER {_USER}:{_USER}
-"""
+    return fill(_FOLDER / "Dockerfile.jinja", user=_USER)
 
 
 def commands(kind: str, cluster: Cluster, folder: Path | None) -> list[str]:
     """Shell lines that build, deploy, watch and delete a job."""
-    resource = f"{kind}/{cluster.name}"
-    source = shlex.quote(str(source_folder() or "."))
-    kubectl = f"kubectl --namespace {cluster.namespace}"
     place = "." if folder is None else str(folder)
-    manifest = shlex.quote(f"{place}/{cluster.name}.yaml")
-    first = f"{cluster.name}-worker-0"
-    logs = f"pod/{first}" if kind == "pytorchjob" else f"job/{cluster.name}-node-0"
-    # By a pipe: all users of the host see arguments.
-    secret = f"{kubectl} create secret generic {cluster.secret} --from-file HF_TOKEN=/dev/stdin"
-    secret = f'printf %s "$HF_TOKEN" | {secret}'
-    return [
-        "# the image",
-        f"docker build --tag {cluster.image} --file {shlex.quote(f'{place}/Dockerfile')} {source}",
-        f"docker push {cluster.image}",
-        *(["# once: the secret", secret] if cluster.secret else []),
-        "# deploy",
-        f"{kubectl} apply --filename {manifest}",
-        "# watch",
-        f"{kubectl} get {resource} --watch",
-        f"{kubectl} logs --follow {logs}",
-        "# delete; run directory and checkpoints stay on the volume",
-        f"{kubectl} delete --filename {manifest}",
-    ]
+    text = fill(
+        _FOLDER / "kubernetes.sh.jinja",
+        kind=kind,
+        cluster=cluster,
+        folder=place,
+        manifest=f"{place}/{cluster.name}.yaml",
+        source=str(source_folder() or "."),
+        kubectl=f"kubectl --namespace {cluster.namespace}",
+    )
+    return text.rstrip("\n").split("\n")

@@ -84,7 +84,11 @@ class RunStatus:
 
 def run_statuses(runs: Iterable[MeasuredRun]) -> list[RunStatus]:
     """The status of each run; Slurm is queried once for all of them."""
-    statuses = _with_locations([_by_files(run) for run in runs])
+    statuses = [_by_files(run) for run in runs]
+    clusters = {s.cluster for s in statuses if s.where and s.state != "finished"}
+    here = {cluster: launcher.location(cluster) for cluster in clusters}
+    apart = [launcher.other_location(s.cluster, s.where, here.get(s.cluster, "")) for s in statuses]
+    statuses = [dataclasses.replace(s, elsewhere=w) for s, w in zip(statuses, apart, strict=True)]
     queried = {
         s.job: s.run
         for s in statuses
@@ -103,18 +107,6 @@ def _by_files(run: MeasuredRun) -> RunStatus:
         return base
     started = RunDir(run.path).attempt.exists()
     return dataclasses.replace(base, state="pending", has_started=started)
-
-
-def _with_locations(statuses: list[RunStatus]) -> list[RunStatus]:
-    """Notes which jobs are elsewhere; determines the own location only if that matters."""
-    clusters = {s.cluster for s in statuses if s.where and s.state != "finished"}
-    here = {cluster: launcher.location(cluster) for cluster in clusters}
-    return [
-        dataclasses.replace(
-            s, elsewhere=launcher.other_location(s.cluster, s.where, here.get(s.cluster, ""))
-        )
-        for s in statuses
-    ]
 
 
 def job_of(run: MeasuredRun) -> tuple[str, str, str]:

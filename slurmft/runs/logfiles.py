@@ -117,26 +117,26 @@ class _LogFile:
         if last is not None:
             self._offset = self._start_of(last)
         while piece := self._piece():
-            data, year, changed_at = piece
+            data, changed_at = piece
             self._offset += len(data)
             data = left + data
             end = data.rfind(b"\n") + 1
             whole_lines, left = data[:end].decode("utf-8", "replace").split("\n"), data[end:]
             whole_lines.pop()
-            self._begin(whole_lines, year, changed_at, caught_up)
+            self._begin(whole_lines, changed_at, caught_up)
             for text in whole_lines:
-                yield self._line(text, year, changed_at)
+                yield self._line(text, changed_at)
             caught_up = False
         if left and whole:
             text = left.decode("utf-8", "replace")
             now = time.time()
-            self._begin([text], time.localtime(now).tm_year, now, caught_up)
-            yield self._line(text, time.localtime(now).tm_year, now)
+            self._begin([text], now, caught_up)
+            yield self._line(text, now)
         elif left:
             self._offset -= len(left)
 
-    def _piece(self) -> tuple[bytes, int, float] | None:
-        """What comes next, and year and Unix time of the last change; None: nothing."""
+    def _piece(self) -> tuple[bytes, float] | None:
+        """What comes next, and the Unix time of the last change; None: nothing."""
         try:
             with open(self.place.path, "rb", buffering=0) as file:
                 about = os.fstat(file.fileno())
@@ -148,8 +148,7 @@ class _LogFile:
                 data = file.read(_PIECE_BYTES)
         except OSError:
             return None
-        changed_at = about.st_mtime
-        return (data, time.localtime(changed_at).tm_year, changed_at) if data else None
+        return (data, about.st_mtime) if data else None
 
     def _start_of(self, last: int) -> int:
         """The offset at which the last so many lines of the file begin."""
@@ -166,32 +165,32 @@ class _LogFile:
         lines = tail.splitlines(keepends=True)
         return size - sum(map(len, lines[max(0, len(lines) - last) :]))
 
-    def _begin(self, lines: list[str], year: int, changed_at: float, caught_up: bool) -> None:
+    def _begin(self, lines: list[str], changed_at: float, caught_up: bool) -> None:
         """The time of lines that come before the first one that has any."""
         if not lines:
             return
         if self._last.time == -math.inf:
-            times = (self._time_in(line, year, changed_at) for line in lines)
+            times = (self._time_in(line, changed_at) for line in lines)
             self._at(next((t for t in times if t is not None), changed_at))
-        elif caught_up and self._time_in(lines[0], year, changed_at) is None and not self._trace:
+        elif caught_up and self._time_in(lines[0], changed_at) is None and not self._trace:
             self._at(min(changed_at, time.time()))  # written since the last look
 
     def _at(self, when: float) -> None:
         self._last = self._last._replace(time=max(when, self._last.time))
 
-    def _time_in(self, text: str, year: int, changed_at: float) -> float | None:
+    def _time_in(self, text: str, changed_at: float) -> float | None:
         """The time that a line says; none of a text that only has a date in it."""
         when, _ = log_times.split(text)
         if when is None and not text[:1].isspace():
-            when = log_times.foreign(text, year)
+            when = log_times.foreign(text, time.localtime(changed_at).tm_year)
             if when is not None and not self._last.time - _CLOCK_S <= when <= changed_at + _CLOCK_S:
                 return None
         return when
 
-    def _line(self, raw: str, year: int, changed_at: float) -> Line:
+    def _line(self, raw: str, changed_at: float) -> Line:
         stamped, text = log_times.split(raw)
         text = text.rstrip("\r").rpartition("\r")[2]  # of a progress bar, what is last seen
-        when = stamped if stamped is not None else self._time_in(raw, year, changed_at)
+        when = stamped if stamped is not None else self._time_in(raw, changed_at)
         if when is not None and not self._belongs(text):
             self._at(when)
         if stamped is not None and (head := read_log_head(text)):

@@ -136,23 +136,15 @@ def describe_resume(r: Record) -> str:
     return f"resumes after step {r['step']} (from {r['checkpoint']}){changes}"
 
 
-def describe_stopping(r: Record) -> str:
-    return f"stopping after step {r['step']}: {r['reason']}"
-
-
-def describe_early_stop(r: Record) -> str:
-    return (
-        f"early stopping after step {r['step']}: {r['evaluations']} evaluation(s) without a better "
-        f"{r['metric']}"
-    )
-
-
 _DESCRIBED: dict[str, Callable[[Record], str]] = {
     "communication": lambda r: f"gradients: {r['words']}",
     "epoch": describe_epoch,
-    "early_stop": describe_early_stop,
+    "early_stop": lambda r: (
+        f"early stopping after step {r['step']}: {r['evaluations']} evaluation(s) without a better "
+        f"{r['metric']}"
+    ),
     "resume": describe_resume,
-    "stopping": describe_stopping,
+    "stopping": lambda r: f"stopping after step {r['step']}: {r['reason']}",
     "warning": lambda r: f"warning: {r['text']}",
 }
 

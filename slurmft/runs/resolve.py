@@ -133,7 +133,7 @@ def newest_own(found: Found) -> Path:
     Raises:
         UsageError: none of the runs is theirs.
     """
-    own = [path for path in found.paths if _owner(path) == os.getuid()]
+    own = [p for p in found.paths if (about := _stat(p)) and about.st_uid == os.getuid()]
     if not own:
         words = f"none of the {len(found.paths)} run(s)" if found.paths else "no run"
         raise UsageError(
@@ -144,21 +144,15 @@ def newest_own(found: Found) -> Path:
 
 def submitted(path: Path) -> tuple[str, float]:
     """What sorts runs by when they were submitted, which their folders' names tell."""
-    made = _mtime(RunDir(path).config)
+    about = _stat(RunDir(path).config)
+    made = about.st_mtime if about else 0.0
     stamp = _STAMP.search(path.name)
     return stamp[1] if stamp else time.strftime("%Y%m%d-%H%M%S", time.localtime(made)), made
 
 
-def _mtime(path: Path) -> float:
+def _stat(path: Path) -> os.stat_result | None:
     try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _owner(path: Path) -> int | None:
-    try:
-        return path.stat().st_uid
+        return path.stat()
     except OSError:
         return None
 

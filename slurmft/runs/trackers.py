@@ -30,8 +30,6 @@ _WAITING = 1000
 CLOSE_S = 20
 """How long the rank waits for its trackers to finish."""
 
-_ids = threading.Lock()
-"""Held by who changes the file of the trackers' ids."""
 _CLASSES = {
     "tensorboard": "TensorBoardTracker",
     "wandb": "WandBTracker",
@@ -172,17 +170,15 @@ class _Tracker:
         """
         job = self._run.load_config().job
         self._run.tracking.mkdir(exist_ok=True)
-        path = self._run.tracking / "ids.json"
-        ids = read_json(path) or {}
+        path = self._run.tracking / f"{self.name}.json"
+        old = (read_json(path, {"id": str}) or {}).get("id")
         kind = getattr(importlib.import_module("accelerate.tracking"), _CLASSES[self.name])
-        project, more = _settings(self.name, job, self._run, ids.get(self.name), self._after_step)
+        project, more = _settings(self.name, job, self._run, old, self._after_step)
         tracker = kind(project, **more)
         tracker.start()
-        if self.name not in ids:
+        if old is None:
             tracker.store_init_configuration(hyperparameters(self._run, self._facts))
-        with _ids:
-            ids = read_json(path) or {}
-            write_json(path, ids | {self.name: _id_of(self.name, tracker)})
+        write_json(path, {"id": _id_of(self.name, tracker)})
         return tracker
 
 

@@ -10,13 +10,17 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurmft.core.config import time_limit_min
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.runs.job_ids import array_of, is_job_id, tasks_of
+
+if TYPE_CHECKING:
+    from subprocess import CompletedProcess
 
 _TIMEOUT_S = 30
 _SBATCH_TIMEOUT_S = 120
@@ -377,21 +381,9 @@ def sbatch(arguments: Sequence[str], script: str) -> str:
     Raises:
         SlurmftError: sbatch refused it; the message has what sbatch printed.
     """
-    import subprocess
-
     command = ["sbatch", "--parsable", *arguments, script]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SBATCH_TIMEOUT_S, check=False
-        )
-    except FileNotFoundError:
-        raise SlurmftError("sbatch is not on the PATH", code=Exit.SUBMIT) from None
-    except subprocess.TimeoutExpired:
-        raise SlurmftError(
-            f"sbatch did not answer within {_SBATCH_TIMEOUT_S} s",
-            "it may have submitted the job nevertheless: look at squeue --me",
-            Exit.SUBMIT,
-        ) from None
+    hint = "it may have submitted the job nevertheless: look at squeue --me"
+    done = _run(command, _SBATCH_TIMEOUT_S, hint, os.environ)
     if done.returncode:
         raise refusal(done.stderr, done.returncode)
     return done.stdout.strip().partition(";")[0]  # "12", or "12;cluster"
@@ -475,28 +467,36 @@ def parse_note(text: str) -> str:
 
 
 def call(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
+    """What a command of Slurm's prints.
+
+    Raises:
+        SlurmftError: it fails, or does not answer in time.
+    """
+    whole = os.environ | {"SLURM_BITSTR_LEN": "0"}  # lists of array tasks are not cut short
+    done = _run(command, timeout_s, "is the Slurm controller up?", whole)
+    if done.returncode:
+        raise SlurmftError(
+            f"{command[0]} failed (exit {done.returncode}): {done.stderr.strip()}", code=Exit.SUBMIT
+        )
+    return done.stdout
+
+
+def _run(
+    command: Sequence[str], timeout_s: float, hint: str, environment: Mapping[str, str]
+) -> CompletedProcess[str]:
     import subprocess  # 3 ms: `status` of a run that has ended asks nobody
 
-    whole = os.environ | {"SLURM_BITSTR_LEN": "0"}  # lists of array tasks are not cut short
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, check=False, env=whole
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False
         )
     except FileNotFoundError:
         raise SlurmftError(f"{command[0]} is not on the PATH", code=Exit.SUBMIT) from None
     except OSError as error:
         raise SlurmftError(f"{command[0]}: {error.strerror}", code=Exit.SUBMIT) from None
     except subprocess.TimeoutExpired:
-        raise SlurmftError(
-            f"{command[0]} did not answer within {timeout_s:.0f} s",
-            "is the Slurm controller up?",
-            Exit.SUBMIT,
-        ) from None
-    if done.returncode:
-        raise SlurmftError(
-            f"{command[0]} failed (exit {done.returncode}): {done.stderr.strip()}", code=Exit.SUBMIT
-        )
-    return done.stdout
+        words = f"{command[0]} did not answer within {timeout_s:.0f} s"
+        raise SlurmftError(words, hint, Exit.SUBMIT) from None
 
 
 def check_starts(job_id: str) -> None:
