@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from slurmft.cluster import launcher
@@ -30,14 +31,14 @@ _KILL_AFTER_S = 20
 """Between SIGTERM and SIGKILL to the other nodes when one has failed."""
 _TIME_LIMIT = signal.SIGUSR2
 """What submitit's local controller sends shortly before the time limit."""
-_GPUS = "SLURMFT_LOCAL_GPUS"
 
 
 class LocalNodes:
     """What srun is on a cluster; submitit pickles it and calls it in the job's one process."""
 
-    def __init__(self, run_dir: str) -> None:
-        self.run_dir = run_dir
+    def __init__(self, run_dir: str, gpus: Sequence[str] = ()) -> None:
+        """`gpus`: those of all nodes, which they share out."""
+        self.run_dir, self.gpus = run_dir, gpus
         self.tasks: list[subprocess.Popen[bytes]] = []
         self.stopped_by = 0
         """The signal that ends the job: SIGTERM by `slurmft cancel`, or the time limit's."""
@@ -59,20 +60,19 @@ class LocalNodes:
             raise SystemExit(error.code) from None
         me = {"host": os.uname().nodename, "pid": os.getpid(), "started": _start_time(os.getpid())}
         write_json(_pid_file(run), me)
-        gpus = [g for g in os.environ.pop(_GPUS, "").split(",") if g]
         while True:
-            code = self._attempt(run, gpus)
+            code = self._attempt(run)
             outcome = self._end(run, code)
             if outcome.state != "requeued":
                 raise SystemExit(outcome.code)
 
-    def _attempt(self, run: RunDir, gpus: list[str]) -> int:
+    def _attempt(self, run: RunDir) -> int:
         nodes = run.load_config().job.nodes
         hosts = [rendezvous.simulated_host(node) for node in range(nodes)]
         number = attempts.begin(run, hosts, str(os.getpid()))
         ports = ",".join(map(str, rendezvous.free_ports(str(os.getpid()))))
         self.tasks = [
-            self._start(run, node, number, ports, gpus[node::nodes]) for node in range(nodes)
+            self._start(run, node, number, ports, self.gpus[node::nodes]) for node in range(nodes)
         ]
         return self._wait()
 
@@ -90,7 +90,7 @@ class LocalNodes:
         return outcome
 
     def _start(
-        self, run: RunDir, node: int, number: int, ports: str, gpus: list[str]
+        self, run: RunDir, node: int, number: int, ports: str, gpus: Sequence[str]
     ) -> subprocess.Popen[bytes]:
         environment = os.environ | {
             ATTEMPT: str(number),
@@ -154,8 +154,7 @@ def submit(config: RunConfig, run: RunDir) -> str:
             f"--nodes {config.job.nodes} simulated nodes, but this machine has {len(gpus)} GPU(s)",
             f"use --nodes {len(gpus)}, or hide the GPUs: CUDA_VISIBLE_DEVICES= slurmft submit ...",
         )
-    os.environ[_GPUS] = ",".join(gpus)
-    return start(config, run, LocalNodes(str(run.path)))
+    return start(config, run, LocalNodes(str(run.path), gpus))
 
 
 def start(config: RunConfig, run: RunDir, job: LocalNodes) -> str:

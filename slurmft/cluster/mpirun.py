@@ -52,7 +52,7 @@ _OPENMPI_BINDING = (
 class MpiRun(LocalNodes):
     """Runs mpirun to its end, again after a stop or a fault."""
 
-    def _attempt(self, run: RunDir, gpus: list[str]) -> int:
+    def _attempt(self, run: RunDir) -> int:
         config = run.load_config()
         hosts = hosts_of(config.job)
         number = attempts.begin(run, hosts, str(os.getpid()))

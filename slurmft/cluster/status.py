@@ -16,6 +16,7 @@ from slurmft.core import fingerprint
 from slurmft.core.files import pick
 from slurmft.core.text import number
 from slurmft.runs import records, resolve, shapes
+from slurmft.runs.disk_space import size_of
 from slurmft.runs.records import Latest
 from slurmft.runs.resolve import read_all
 from slurmft.runs.rundir import RunDir
@@ -34,9 +35,6 @@ _OUTCOMES = {
     "finished": "finished", "failed": "failed", "cancelled": "failed", "vanished": "failed",
     "unknown": "running",
 }  # fmt: skip
-
-_REQUEUED = ("PREEMPTED", "NODE_FAIL", "REQUEUED")
-"""What the controller calls a job for a moment before it queues it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +163,11 @@ def _is_alive_in_queue(run: MeasuredRun, state: JobState) -> bool:
         return False
     if run.has_ended:
         return state.name == "PENDING"
-    return not state.ended or (state.name in _REQUEUED and bool(run.value("requeue")))
+    return not state.ended or (state.may_be_requeued and bool(run.value("requeue")))
 
 
 def _alive(base: RunStatus, state: JobState) -> RunStatus:
-    if state.name not in ("PENDING", *_REQUEUED):
+    if state.name != "PENDING" and not state.may_be_requeued:
         reason = "" if state.name == "RUNNING" else state.name.lower()
         return dataclasses.replace(base, state=_active_state(base.run, "running"), reason=reason)
     # The job of a resumed run waits for the first time, whatever jobs came before.
@@ -347,8 +345,7 @@ def checkpoints(run: RunDir) -> list[dict[str, Any]]:
     for name in run.checkpoint_names():
         with contextlib.suppress(OSError):  # one that is just being removed
             path = run.checkpoints / name
-            size = sum(file.stat().st_size for file in path.rglob("*"))
-            found.append({"name": name, "bytes": size, "time": path.stat().st_mtime})
+            found.append({"name": name, "bytes": size_of(path), "time": path.stat().st_mtime})
     return found
 
 

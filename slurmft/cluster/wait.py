@@ -31,7 +31,6 @@ _HINTS = {
     "PREEMPTED": "a job of higher priority took the nodes",
 }
 
-_REQUEUED = ("PREEMPTED", "NODE_FAIL", "REQUEUED")
 _REQUEUE_S = 20
 """How long Slurm may report a job as ended before it requeues it."""
 
@@ -152,7 +151,7 @@ class JobWatch:
 
     def _may_requeue(self) -> bool:
         """Whether a job that a preemption or a dead node ended may yet be requeued."""
-        if self.state.name not in _REQUEUED or not self.run.load_config().job.requeue:
+        if not self.state.may_be_requeued or not self.run.load_config().job.requeue:
             return False
         self._may_requeue_until = min(self._may_requeue_until, time.monotonic() + _REQUEUE_S)
         return time.monotonic() < self._may_requeue_until

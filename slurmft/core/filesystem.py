@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,11 +28,6 @@ class FileSystem:
     """What is mounted: server:/export, a device, ..."""
     mount: str
     """Where it is mounted here."""
-
-    @classmethod
-    def of_fields(cls, fields: Sequence[str]) -> FileSystem:
-        """From [type, source, mount]."""
-        return cls(type=fields[0], source=fields[1], mount=fields[2])
 
     @property
     def is_shared(self) -> bool:

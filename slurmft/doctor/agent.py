@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import platform
 import socket
@@ -153,10 +154,10 @@ class Agent:
             arrived = int(connection.makefile("rb").readline())
             return arrived / (time.perf_counter() - began)
 
-    def place(self, folder: str) -> list[str]:
+    def place(self, folder: str) -> dict[str, Any]:
         """This host, and the file system of a folder."""
         here = filesystem.of(folder)
-        return [platform.node(), here.type, here.source, here.mount]
+        return {"host": platform.node(), "file_system": dataclasses.asdict(here)}
 
     def socket_interface(
         self, hosts: Sequence[str], rank: int, interface: str | None
@@ -238,14 +239,8 @@ def _rendezvous(
 
 
 def _folder_facts(folder: Path) -> dict[str, Any]:
-    here, found = filesystem.of(folder), filesystem.room(folder)
-    return {
-        "file_system": [here.type, here.source, here.mount],
-        "free_bytes": found.free_bytes,
-        "free_inodes": found.free_inodes,
-        "problem": found.problem,
-        "path": str(folder),
-    }
+    here, found = dataclasses.asdict(filesystem.of(folder)), filesystem.room(folder)
+    return {"path": str(folder), "file_system": here} | dataclasses.asdict(found)
 
 
 def _answer(result: Any) -> Any:

@@ -207,7 +207,7 @@ class Examination:
     def _locks(self, what: str, place: Path) -> list[Check]:
         names = list(self.facts)
         fields = self.facts[names[0]]["rooms"][what].get("file_system")
-        here = FileSystem.of_fields(fields) if fields else None
+        here = FileSystem(**fields) if fields else None
         if here is None or self.site.simulated or not here.is_shared:
             kind = "one machine" if self.site.simulated else f"{here}, not shared by its type"
             return [ok(f"{what} locks", f"not measured: {kind}")]

@@ -78,10 +78,10 @@ def measure(site: Site, nodes: int, folder: Path) -> Measurement:
         for name, place in places.items():
             if isinstance(place, AgentError):
                 raise AgentError(f"{name}: {place.message}")
-        here = FileSystem.of_fields(places[names[0]][1:])
+        here = FileSystem(**places[names[0]]["file_system"])
         ask = probe.ask_agents(agents, names, folder, _ANSWER_S)
         return Measurement(
-            hosts=[places[name][0] for name in names],
+            hosts=[places[name]["host"] for name in names],
             file_system=here,
             findings=probe.probe(ask, nodes, here),
         )

@@ -397,9 +397,9 @@ def rooms(what: str, rooms: Mapping[str, Any]) -> list[Check]:
 def _check_room(what: str, room: Mapping[str, Any]) -> Check:
     if "free_bytes" not in room:
         return failure(what, f"no answer: {room['problem']}", "is the file system up?")
-    text = f"{room['path']} on {FileSystem.of_fields(room['file_system'])}"
-    return check_room(what, text, Room(free_bytes=room["free_bytes"], problem=room["problem"],
-                                       free_inodes=room["free_inodes"]))  # fmt: skip
+    text = f"{room['path']} on {FileSystem(**room['file_system'])}"
+    figures = {name: room[name] for name in ("free_bytes", "free_inodes", "problem")}
+    return check_room(what, text, Room(**figures))
 
 
 # --- devices and collectives ----------------------------------------------------------------------

@@ -57,6 +57,11 @@ class JobState:
     def ended(self) -> bool:
         return self.name in _ENDED
 
+    @property
+    def may_be_requeued(self) -> bool:
+        """Whether the controller calls jobs so for a moment before it queues them again."""
+        return self.name in ("PREEMPTED", "NODE_FAIL", "REQUEUED")
+
 
 NO_ANSWER = JobState(name="UNKNOWN", reason="Slurm does not answer")
 NO_ACCOUNTING = JobState(name="UNKNOWN", reason="it left the queue; accounting does not answer")
