@@ -83,6 +83,7 @@ class RunDir:
 
         Raises:
             UsageError: the folder cannot be made or written to.
+            NotOwnError: everybody can rename what lies in a folder above it.
         """
         start = "-".join(
             [config.program.name, time.strftime("%Y%m%d-%H%M%S"), *filter(None, [mark])]
@@ -92,8 +93,12 @@ class RunDir:
             while not made:
                 run = cls(Path(config.job.runs_dir) / f"{start}-{_random_part()}")
                 made = run.make(config)
-            write_text(run.config, config.to_json())
+            with permissions.own_folder(run.path):  # the job would refuse others' writing
+                write_text(run.config, config.to_json())
             run.set_state("submitted")
+        except permissions.NotOwnError:
+            run.discard()
+            raise
         except OSError as error:
             if made:
                 run.discard()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from slurmft.core.errors import UsageError
 from slurmft.core.filesystem import absolute
 from slurmft.core.hub import is_local
+from slurmft.core.permissions import user_name
 from slurmft.train.config import TrainConfig
 from slurmft.train.recipes import TASKS
 
@@ -72,10 +74,16 @@ def find_split(folder: Path, split: str) -> Path:
     """The file of one split of a local data set.
 
     Raises:
-        UsageError: the folder has none of the names that it could have.
+        UsageError: the folder is closed, or has none of the names that it could have.
     """
     names = [split + suffix for suffix in SUFFIXES]
-    found = [folder / name for name in names if (folder / name).is_file()]
+    try:
+        found = [folder / name for name in names if (folder / name).is_file()]
+    except PermissionError:
+        raise UsageError(
+            f"the data folder {str(folder)!r} is closed to {user_name(os.geteuid())}",
+            "ask its owner to open it, or copy the data",
+        ) from None
     if not found:
         raise UsageError(
             f"the data folder {str(folder)!r} has no {split} file", f"looked for {', '.join(names)}"

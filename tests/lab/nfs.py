@@ -81,7 +81,9 @@ class NFS(MachineLab):
                     raise
                 time.sleep(1)
         # A server that has just started gives no new lock for its grace period, 90 s.
-        client.sh(f"flock {self.folder}/ready true", timeout_s=200)
+        file = f"open('{self.folder}/ready', 'w')"
+        lock = f"import fcntl; fcntl.lockf({file}, fcntl.LOCK_EX)"
+        client.sh(f'python3 -IS -c "{lock}"', timeout_s=200)
 
     def stop_server(self) -> None:
         self.machines["server"].kill()

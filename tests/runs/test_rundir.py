@@ -13,6 +13,7 @@ import pytest
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import new_folder, write_json, write_text
+from slurmft.core.permissions import NotOwnError
 from slurmft.runs import rundir
 from slurmft.runs.records import RecordReader, RecordWriter
 from slurmft.runs.rundir import RunDir
@@ -72,6 +73,18 @@ def test_runs_dir_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(UsageError, match="cannot write the run directory"):
         make(tmp_path)
+
+
+def test_runs_dir_below_a_folder_that_everybody_can_write(tmp_path: Path) -> None:
+    """Its jobs would be refused on their nodes, after the queue."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(NotOwnError, match=r"others can write '.*shared' \(mode 0777\)"):
+        make(shared / "me")
+    assert not list((shared / "me/runs").iterdir())
+    shared.chmod(0o1777)
+    assert make(shared / "me").config.exists()
 
 
 def test_reader_never_sees_half_a_file(tmp_path: Path) -> None:

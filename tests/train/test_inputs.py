@@ -157,12 +157,13 @@ def test_damaged_gzip(content: bytes, tmp_path: Path) -> None:
         check(data)
 
 
-def test_files_of_others() -> None:
+@pytest.mark.parametrize("closed", ["train.csv", "."])
+def test_files_of_others(closed: str) -> None:
     """Read as a user who may not."""
     with tempfile.TemporaryDirectory() as top:  # pytest's are closed to others
         Path(top).chmod(0o755)
         data = folder_of(Path(top) / "data")
-        (data / "train.csv").chmod(0)
+        (data / closed).chmod(0)
         read, write = os.pipe()
         if not (pid := os.fork()):
             if os.getuid() == 0:
@@ -173,8 +174,12 @@ def test_files_of_others() -> None:
                 os.write(write, f"{type(error).__name__}: {error}".encode())
             os._exit(0)
         os.waitpid(pid, 0)
-        expected = f"UsageError: cannot read {str(data / 'train.csv')!r}: Permission denied"
-        assert os.read(read, 10_000).decode() == expected
+        (data / closed).chmod(0o755)
+        expected = {
+            "train.csv": f"cannot read {str(data / 'train.csv')!r}: Permission denied",
+            ".": f"the data folder {str(data)!r} is closed to nobody\nhint: ask its owner",
+        }
+        assert os.read(read, 10_000).decode().startswith(f"UsageError: {expected[closed]}")
 
 
 def test_parquet(tmp_path: Path) -> None:
