@@ -151,29 +151,23 @@ def find(
     """
     runs: dict[str, MeasuredRun] = {}
     problems: list[str] = []
-    known: set[str] = set()
+    places: dict[str, Path] = {}
+    hint = "give a run directory, or a folder of some"
     for given in paths:
         top = absolute(given)
         if not top.is_dir():
-            raise UsageError(
-                f"{str(given)!r} is not a folder",
-                "give a run directory, or a folder of some",
-            )
+            raise UsageError(f"{str(given)!r} is not a folder", hint)
         unreadable: list[str] = []
         found = dict(folders(top, unreadable))
         problems += unreadable
         if not found and not unreadable and not may_be_none:
-            raise UsageError(
-                f"{str(given)!r} holds no run", "give a run directory, or a folder of some"
-            )
-        for place, folder in found.items():
-            if place in known:
-                continue
-            known.add(place)
-            try:
-                runs[place] = MeasuredRun.read(folder)
-            except UsageError as error:
-                problems.append(error.message)
+            raise UsageError(f"{str(given)!r} holds no run", hint)
+        places |= found | places  # what is there twice, as it was found first
+    for place, folder in places.items():
+        try:
+            runs[place] = MeasuredRun.read(folder)
+        except UsageError as error:
+            problems.append(error.message)
     return sorted(runs.values(), key=_submitted), problems
 
 

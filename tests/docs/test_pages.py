@@ -99,11 +99,12 @@ def is_there(name: str) -> bool:
 
 @functools.cache
 def literals() -> str:
-    """All texts in slurmft's code; of f-strings what stands between the values."""
+    """All texts in slurmft's code and templates; of f-strings what stands between the values."""
     trees = [ast.parse(file.read_text()) for file in (CHECKOUT / "slurmft").rglob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     found = (node.value for node in nodes if isinstance(node, ast.Constant))
-    return "\n".join(text for text in found if isinstance(text, str))
+    templates = [file.read_text() for file in (CHECKOUT / "slurmft").rglob("*.jinja")]
+    return "\n".join([*(text for text in found if isinstance(text, str)), *templates])
 
 
 def quoted() -> list[str]:
