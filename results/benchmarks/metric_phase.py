@@ -174,13 +174,13 @@ class Phase:
         return time.perf_counter() - began + self.share(lambda: found)
 
     def memory(self) -> float:
-        import numpy as np
+        from slurmft.train import evaluation
 
         self.begin_together()
         began = time.perf_counter()
-        parts = self.world.gather_objects(self.predictions[self.mine])
+        whole = evaluation.gather(self.world, self.predictions[self.mine], self.sizes)
         gather_s = time.perf_counter() - began
-        return gather_s + self.share(lambda: self.compute(np.concatenate(parts), self.labels))
+        return gather_s + self.share(lambda: self.compute(whole, self.labels))
 
 
 # --- what metrics cost an evaluation --------------------------------------------------------------

@@ -378,24 +378,24 @@ class Training:
         left = np.setdiff1d(np.arange(len(self.data.validation)), before.samples)
         sizes = share_sizes(len(left), self.world.size)
         predictions = self._predictions(left, sizes)
-        if self.config.metric_gather == "files":
-            at.metrics = self._by_files(before, left, sizes, predictions)
-        else:
-            at.metrics = self._by_memory(before, left, predictions)
+        metrics = self._by_files if self.config.metric_gather == "files" else self._by_memory
+        at.metrics = metrics(before, left, sizes, predictions)
         self.predicted = []
         self.reporter.epoch(self.plan.epochs(at.step), at.metrics)
         is_best = self._note_best(at.metrics[self.task.metric_names[0]])
         if is_best:
             self._checkpoint(is_best=True)
 
-    def _by_memory(self, before: Predicted, left: Any, predictions: Any) -> dict[str, float]:
+    def _by_memory(
+        self, before: Predicted, left: Any, sizes: list[int], predictions: Any
+    ) -> dict[str, float]:
         """The metrics, from one gather of all predictions on the main rank."""
-        gathered = self.world.gather_objects(predictions)
+        gathered = evaluation.gather(self.world, predictions, sizes)
         self.clock.lap("evaluate")
 
         def compute() -> dict[str, float]:
-            own = Predicted(left, np.concatenate(gathered))
-            whole = Predicted.union([before, own])  # sorted by sample
+            assert gathered is not None  # on the main rank, which alone computes
+            whole = Predicted.union([before, Predicted(left, gathered)])  # sorted by sample
             return self.task.compute(whole.values, self.data)
 
         return self._on_all(compute)

@@ -14,13 +14,25 @@ from slurmft import locks
 from slurmft.job import process_group
 from slurmft.job.process_group import PeerFailedError, World
 from slurmft.train import hub_cache
-from slurmft.train.evaluation import compute_by_files
+from slurmft.train.evaluation import compute_by_files, gather
 from slurmft.train.optim import MuonAdamW
 
 
 def check_collectives(world: World) -> None:
     assert world.sum([world.rank, 1.0]) == [3.0, 3.0]
     assert world.all_values(world.rank * 2.0) == [0.0, 2.0, 4.0]
+
+
+def check_gather(world: World) -> None:
+    """Of numbers and of rows of them; a rank, or each, may have none."""
+    for sizes in ([4, 0, 3], [1, 1, 1], [0, 0, 5], [0, 0, 0]):
+        for dtype, shape in ((np.int64, ()), (np.float64, (3,))):
+            parts = [np.full((n, *shape), rank + 1, dtype) for rank, n in enumerate(sizes)]
+            whole = gather(world, parts[world.rank], sizes)
+            assert (whole is None) != world.is_main
+            if whole is not None:
+                assert whole.dtype == dtype
+                assert whole.tolist() == np.concatenate(parts).tolist()
 
 
 def check_work_of_some(world: World) -> None:
@@ -125,6 +137,7 @@ def _drawn(seed: int) -> torch.Generator:
 if __name__ == "__main__":
     world = process_group.init("gloo")
     check_collectives(world)
+    check_gather(world)
     check_work_of_some(world)
     check_work_of_main(world)
     check_muon(world)
