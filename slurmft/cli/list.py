@@ -8,11 +8,12 @@ from typing import Any
 
 from slurmft.cli.parser import Parser, add_runs_dir, count
 from slurmft.cluster import status
-from slurmft.cluster.status import list_runs, metrics_words, note
+from slurmft.cluster.status import list_runs, note
 from slurmft.core.errors import Exit, unknown
 from slurmft.core.files import to_json
 from slurmft.core.text import aligned, duration, shown
 from slurmft.runs import resolve
+from slurmft.runs.progress import metrics_words
 from slurmft.runs.resolve import problem_line
 
 EXAMPLES = """\

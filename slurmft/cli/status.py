@@ -8,13 +8,13 @@ from typing import Any
 
 from slurmft.cli import next_commands
 from slurmft.cli.parser import Parser, add_run
-from slurmft.cluster.status import metrics_words, note, run_facts
+from slurmft.cluster.status import note, run_facts
 from slurmft.core import fingerprint
 from slurmft.core.errors import Exit
 from slurmft.core.files import to_json
 from slurmft.core.text import ago, clock, duration, in_bytes, number, shown, some
 from slurmft.runs import resolve
-from slurmft.runs.progress import result_table
+from slurmft.runs.progress import metrics_words, result_table
 
 EXAMPLES = """\
 examples:

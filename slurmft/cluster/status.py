@@ -14,7 +14,6 @@ from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.commands import JobState
 from slurmft.core import fingerprint
 from slurmft.core.files import pick
-from slurmft.core.text import number
 from slurmft.runs import records, resolve, shapes
 from slurmft.runs.disk_space import size_of
 from slurmft.runs.records import Latest
@@ -359,8 +358,3 @@ def note(facts: dict[str, Any]) -> str:
     if count := facts["requeues"]:
         words.append("requeued once" if count == 1 else f"requeued {count} times")
     return "; ".join(filter(None, words))
-
-
-def metrics_words(metrics: dict[str, Any] | None) -> str:
-    """ "accuracy 0.9123  f1 0.8870" """
-    return "  ".join(f"{name} {number(value)}" for name, value in (metrics or {}).items())

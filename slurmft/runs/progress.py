@@ -124,8 +124,13 @@ def describe_step(r: Record) -> str:
     return "  ".join(filter(None, parts))
 
 
+def metrics_words(metrics: dict[str, Any] | None) -> str:
+    """ "accuracy 0.9123  f1 0.8870" """
+    return "  ".join(f"{name} {number(value)}" for name, value in (metrics or {}).items())
+
+
 def describe_epoch(r: Record) -> str:
-    metrics = "  ".join(f"{k} {number(v)}" for k, v in r["metrics"].items())
+    metrics = metrics_words(r["metrics"])
     if "epoch" not in r:
         return f"after step {r['step']}: {metrics}"
     return f"epoch {r['epoch']:g} done: loss {number(r['loss'])}  {metrics}"

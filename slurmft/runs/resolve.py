@@ -12,6 +12,7 @@ from pathlib import Path
 from slurmft.core import site
 from slurmft.core.errors import UsageError, nearest
 from slurmft.core.filesystem import absolute
+from slurmft.core.text import some
 from slurmft.runs import scan
 from slurmft.runs.job_ids import is_job_id
 from slurmft.runs.rundir import RunDir
@@ -20,7 +21,6 @@ from slurmft.runs.scan import MeasuredRun
 LAST = "last"
 """The name of the newest of one's own runs."""
 
-_SHOWN = 8
 _STAMP = re.compile(r"-(\d{8}-\d{6})-")
 
 
@@ -178,6 +178,4 @@ def _none(name: str, found: Found) -> UsageError:
 
 
 def _names(paths: Iterable[Path], whole: bool = False) -> str:
-    every = [str(path) if whole else path.name for path in paths]
-    rest = [f"and {len(every) - _SHOWN} more"] if len(every) > _SHOWN else []
-    return ", ".join(every[:_SHOWN] + rest)
+    return some([str(path) if whole else path.name for path in paths])

@@ -117,7 +117,7 @@ def test_refused(cluster: Cluster, tmp_path: Path) -> None:
     """What Slurm would never start leaves no run behind."""
     done = study(cluster, tmp_path, "run", "--task", "synthetic", "--time", "600")
     assert done.code == 3
-    assert "never start the array" in done.err
+    assert "never start the job" in done.err
     done = study(cluster, tmp_path, "run", "--task", "synthetic", "--partition", "gpu")
     assert done.code == 3
     assert "invalid partition" in done.err

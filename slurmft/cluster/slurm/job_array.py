@@ -6,9 +6,9 @@ is followed, cancelled, requeued and resumed as any run.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slurmft.cluster import launcher
@@ -84,27 +84,25 @@ def submit(runs: Sequence[RunDir], at_most: int, after: Sequence[str], script: P
         SlurmftError: sbatch refused it, or it would wait forever. The run directories are removed.
     """
     where = launcher.location("slurm")
-    try:
+    with _discarded_on_error(runs, script):
         for run in runs:
             write_text(run.script, inside_text(run.load_config(), run, JOB))
         options = array_options(runs[0].load_config().job, len(runs), at_most, after, script.parent)
         write_text(script, script_text(options, runs))
         array = commands.sbatch(arguments(options), str(script))
-    except (SlurmftError, OSError):
-        _discard(runs, script)
-        raise
     for index, run in enumerate(runs):
         launcher.note_job(run, "slurm", array_task_id(array, index), where)
-    try:
+    with _discarded_on_error(runs, script):
         commands.check_starts(array)
-    except SlurmftError:
-        _discard(runs, script)
-        raise
     return array
 
 
-def _discard(runs: Sequence[RunDir], script: Path) -> None:
-    for run in runs:
-        run.discard()
-    if script.exists():
-        os.unlink(script)
+@contextlib.contextmanager
+def _discarded_on_error(runs: Sequence[RunDir], script: Path) -> Iterator[None]:
+    try:
+        yield
+    except (SlurmftError, OSError):
+        for run in runs:
+            run.discard()
+        script.unlink(missing_ok=True)
+        raise
