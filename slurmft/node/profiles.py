@@ -176,19 +176,14 @@ def choose(
     shares = _near_gpus(hardware, nproc) if name == "gpu" else None
     shares = shares or [_slice(cores, i, nproc) or cores[:1] for i in range(nproc)]
     comm = [_comm(share, job.comm_cores, uses_ccl) for share in shares]
+    shared = [(tuple(cpu.number for cpu in s), n) for s, n in zip(shares, comm, strict=True)]
     pinned, pinning = _pinning(hardware, nproc, cores, part)
     return Profile(
         name=name,
         hardware=hardware,
         nproc=nproc,
-        cores=tuple(
-            tuple(cpu.number for cpu in share[: len(share) - n])
-            for share, n in zip(shares, comm, strict=True)
-        ),
-        comm_cores=tuple(
-            tuple(cpu.number for cpu in share[len(share) - n :])
-            for share, n in zip(shares, comm, strict=True)
-        ),
+        cores=tuple(own[: len(own) - n] for own, n in shared),
+        comm_cores=tuple(own[len(own) - n :] for own, n in shared),
         pinned=pinned,
         pinning=pinning,
     )

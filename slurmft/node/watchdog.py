@@ -83,9 +83,8 @@ class Watchdog:
         self._dumped = True
         for rank in self.ranks():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(
-                    self._pid(rank), signal.SIGUSR1
-                )  # faulthandler writes them, without the GIL
+                # faulthandler writes them, without the GIL.
+                os.kill(self._pid(rank), signal.SIGUSR1)
         time.sleep(_DUMP_S)
         for rank in self.ranks():
             pid = self._pid(rank)
@@ -110,9 +109,8 @@ class Watchdog:
 
     def _is_late(self, rank: int, beat: heartbeat.Beat) -> bool:
         limit_s = self._timeout_s * beat.patience
-        if (
-            process_state(self._pid(rank)) not in _STOPPED
-        ):  # a stopped rank does not wait for others
+        # A stopped rank does not wait for others.
+        if process_state(self._pid(rank)) not in _STOPPED:
             limit_s = max(limit_s, _SLOW_STEPS * beat.slowest_s * beat.patience)
         return time.monotonic() - max(beat.time, self._awake_since) > limit_s
 

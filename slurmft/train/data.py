@@ -129,8 +129,7 @@ class TokenTable:
             width: at least the length of the longest.
             fill: what stands behind a sample's last token.
         """
-        starts = self.offsets[indices]
-        lengths = self.offsets[indices + 1] - starts
+        starts, lengths = self.offsets[indices], self.lengths(indices)
         rows = np.full((len(indices), width), fill, dtype=np.int64)
         within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         rows[np.arange(width) < lengths[:, None]] = values[np.repeat(starts, lengths) + within]

@@ -135,8 +135,7 @@ class Task(Pretrained):
         device = output.start_logits.device
         in_context = torch.from_numpy(first >= 0).to(device)
         # Padding, of which a larger batch may have more, must not be among the best tokens.
-        lengths = table.offsets[samples + 1] - table.offsets[samples]
-        padding = torch.from_numpy(np.arange(width) >= lengths[:, None]).to(device)
+        padding = torch.from_numpy(np.arange(width) >= table.lengths(samples)[:, None]).to(device)
         starts, ends = (
             logits.masked_fill(padding, -torch.inf)
             for logits in (output.start_logits, output.end_logits)
