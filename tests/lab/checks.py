@@ -35,6 +35,8 @@ RELEASE_S = 20.0
 """How long the lock of a dead process may stay before it counts as staying."""
 LOCK_LOSS_S = 400.0
 """How long the lock of a client without network is waited for."""
+EVALUATE_S = 60.0
+"""How long processes of evaluate wait for each other: machines that are translated are slow."""
 MIB = 48
 """Size of a checkpoint."""
 
@@ -172,7 +174,7 @@ def check_traps(bench: Bench) -> Found:
 def _evaluate(clients: Sequence[Client], cache: Path, kinds: Sequence[str]) -> list[Any]:
     """What process 0 gets, for each kind of lock."""
     cases = [("four processes", kind) for kind in kinds]
-    plan = {"caches": [str(cache)] * 2, "cases": cases}
+    plan = {"caches": [str(cache)] * 2, "cases": cases, "timeout_s": EVALUATE_S}
     commands = [
         python("-m", "tests.support.evaluate_on_nodes", json.dumps(plan | {"node": node}))
         for node in (0, 1)

@@ -153,7 +153,8 @@ def _checkpoint(check: str, step: int, writer: str = "writer") -> Cell:
         found = one[check]
         if "not shown" in found:
             return _NOT_SHOWN
-        there = found["seen"].get(f"step-{step:08d}", "absent")
+        seen = found["seen"]
+        there = "not seen" if _is_gone(seen) else seen.get(f"step-{step:08d}", "absent")
         error, seconds = found[writer]["error"], found[writer]["seconds"]
         left = ", **parts left**" if found.get("leftovers") else ""
         return (
@@ -163,8 +164,15 @@ def _checkpoint(check: str, step: int, writer: str = "writer") -> Cell:
     return told
 
 
+def _is_gone(seen: Any) -> bool:
+    """Whether the other node did not answer any more: a cluster of OCFS2 resets nodes."""
+    return isinstance(seen, str)
+
+
 def _lost_lock(one: Found) -> str:
     found = one["cut"]
+    if _is_gone(found["seen"]):
+        return "**the other node is reset**"
     freed = found["other"] == "got"
     return f"after {found['freed_after_s']} s" if freed else "**not within 400 s**"
 

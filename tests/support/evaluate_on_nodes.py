@@ -3,6 +3,8 @@
 The plan is JSON: the two folders that are one cache, and cases. evaluate is imported once, and each
 case forked from that: importing takes 8 s. Prints a JSON line for each case: process 0's answer.
 
+Processes wait for each other for its "timeout_s", or 3 s.
+
 With "node" in the plan it is one of two real nodes, 0 or 1, and has two of the four processes. It
 says "ready", and waits for a line on stdin before each case, so that both begin at once.
 """
@@ -58,11 +60,12 @@ def use_locks(kind: str) -> None:
         locks.install(kind)
 
 
-def process(number: int, cache: str, case: str) -> Any:
+def process(number: int, cache: str, case: str, timeout_s: float) -> Any:
     """One of the four: its share of the predictions, of which a quarter are wrong."""
     metric = accuracy(
-        num_process=PROCESSES, process_id=number, cache_dir=cache, experiment_id=case, timeout=3
-    )
+        num_process=PROCESSES, process_id=number, cache_dir=cache, experiment_id=case,
+        timeout=timeout_s,
+    )  # fmt: skip
     labels = list(range(SAMPLES))
     predictions = [x if x % 4 else -1 for x in labels]
     metric.add_batch(
@@ -129,7 +132,7 @@ def answer_of(child: tuple[int, int]) -> Any:
 def main(plan: dict[str, Any]) -> None:
     import evaluate  # noqa: F401
 
-    caches, node = plan["caches"], plan.get("node")
+    caches, node, timeout_s = plan["caches"], plan.get("node"), plan.get("timeout_s", 3)
     numbers = [n for n in range(PROCESSES) if node in (None, n % 2)]
     for number, (what, kind) in enumerate(plan["cases"]):
         if node is not None:
@@ -137,7 +140,9 @@ def main(plan: dict[str, Any]) -> None:
             sys.stdin.readline()
         if what == "four processes":
             children = [
-                in_child(kind, lambda n=n, c=number: process(n, caches[n % 2], f"case{c}"))
+                in_child(
+                    kind, lambda n=n, c=f"case{number}": process(n, caches[n % 2], c, timeout_s)
+                )
                 for n in numbers
             ]
         else:
