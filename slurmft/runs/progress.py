@@ -130,10 +130,10 @@ def metrics_words(metrics: dict[str, Any] | None) -> str:
 
 
 def describe_epoch(r: Record) -> str:
-    metrics = metrics_words(r["metrics"])
-    if "epoch" not in r:
-        return f"after step {r['step']}: {metrics}"
-    return f"epoch {r['epoch']:g} done: loss {number(r['loss'])}  {metrics}"
+    after = f"after step {r['step']}" if "step" in r else "evaluation"
+    when = f"epoch {r['epoch']:g} done" if "epoch" in r else after
+    loss = f"loss {number(r['loss'])}" if "loss" in r else ""
+    return f"{when}: " + "  ".join(filter(None, [loss, metrics_words(r["metrics"])]))
 
 
 def describe_resume(r: Record) -> str:
