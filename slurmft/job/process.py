@@ -3,6 +3,7 @@ record."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import faulthandler
 import os
@@ -120,6 +121,22 @@ def is_secondary(error: Exception) -> bool:
 
 def end(code: int) -> NoReturn:
     """Ends this process now: threads of the process group may wait for ranks that are gone."""
+    if code == 0:
+        _finalize_mpi()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _finalize_mpi() -> None:
+    """Leaves MPI, if a library has joined it (oneCCL): mpirun kills the other ranks otherwise."""
+    for name in ("libmpi.so.12", "libmpi.so.40"):  # Intel MPI and MPICH; Open MPI
+        try:
+            mpi = ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+        except OSError:
+            continue  # it is not loaded
+        joined, left = ctypes.c_int(), ctypes.c_int()
+        mpi.MPI_Initialized(ctypes.byref(joined))
+        mpi.MPI_Finalized(ctypes.byref(left))
+        if joined and not left:
+            mpi.MPI_Finalize()

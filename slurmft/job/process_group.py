@@ -177,13 +177,29 @@ def choose_backend(asked: str, has_gpu: bool) -> str:
             f"--backend nccl needs GPUs, and {os.uname().nodename} shows none", "use --backend gloo"
         )
     binding = ccl.choose(asked, has_gpu)
-    if binding is not None:
-        os.environ.update(ccl.rank_variables(os.environ))
-        importlib.import_module(binding.module)  # registers the backend
+    if binding is not None and _registers(binding, required=asked == "ccl"):
         return "ccl"
     if note := ccl.fall_back_note(asked, has_gpu):
         print(note, flush=True)
     return ("nccl" if has_gpu else "gloo") if asked == "auto" else asked
+
+
+def _registers(binding: ccl.Binding, required: bool) -> bool:
+    """Imports the binding, which registers the backend; whether it could be.
+
+    Raises:
+        UsageError: it could not, and is required.
+    """
+    os.environ.update(ccl.rank_variables(os.environ))
+    try:
+        importlib.import_module(binding.module)
+    except (ImportError, OSError, RuntimeError) as error:
+        problem = f"{binding.module} cannot be imported: {error}"
+        if required:
+            raise UsageError(f"--backend ccl: {problem}", ccl.hint()) from None
+        print(f"{problem}: collectives use gloo", flush=True)
+        return False
+    return True
 
 
 def is_secondary(error: BaseException) -> bool:

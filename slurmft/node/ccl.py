@@ -16,6 +16,8 @@ from slurmft.core.errors import UsageError
 _MODULES = ("oneccl_bindings_for_pytorch", "torch_ccl")
 """Its names since 1.12, and before."""
 _PACKAGES = ("oneccl_bind_pt", "oneccl-bind-pt", "torch-ccl", "torch_ccl")
+_LAST_TORCH = "2.8"
+"""That of the last release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,10 @@ class Binding:
         script = Path(origin).parent / "env" / "setvars.sh"
         if not script.is_file():
             return {}
-        command = ["bash", "-c", 'source "$0" >/dev/null 2>&1; env -0', str(script)]
+        # As $0, its own name would make it refuse: it takes that for being run, not sourced. What
+        # it is sourced with, if not shifted away, would be its arguments.
+        sourced = 'script=$1; shift; source "$script" >/dev/null 2>&1; env -0'
+        command = ["bash", "-c", sourced, "bash", str(script)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         pairs = (entry.partition("=") for entry in done.stdout.split("\0") if "=" in entry)
         found = {name: value for name, _, value in pairs}
@@ -108,16 +113,25 @@ def choose(backend: str, has_gpu: bool) -> Binding | None:
     found = find()
     if backend == "auto":
         return found if found is not None and found.mismatch is None else None
-    fitting = ".".join(_minor(_version(("torch",)) or "2.8"))
-    hint = (
-        f"install oneccl_bind_pt=={fitting}.* from Intel's index of wheels "
-        "(https://pytorch-extension.intel.com); the last is for torch 2.8; or use --backend gloo"
-    )
     if found is None:
-        raise UsageError(f"--backend ccl needs {_MODULES[0]}, which is not installed", hint)
+        raise UsageError(f"--backend ccl needs {_MODULES[0]}, which is not installed", hint())
     if found.mismatch:
-        raise UsageError(f"--backend ccl: {found.mismatch}", hint)
+        raise UsageError(f"--backend ccl: {found.mismatch}", hint())
     return found
+
+
+def hint() -> str:
+    """What to do where oneCCL cannot be used."""
+    torch = _minor(_version(("torch",)) or _LAST_TORCH)
+    if [int(n) for n in torch] > [int(n) for n in _LAST_TORCH.split(".")]:
+        return (
+            f"use --backend gloo: the last release of oneccl_bind_pt is for torch {_LAST_TORCH}, "
+            f"and this is torch {'.'.join(torch)}"
+        )
+    return (
+        f"install oneccl_bind_pt=={'.'.join(torch)}.* from Intel's index of wheels "
+        "(https://pytorch-extension.intel.com), or use --backend gloo"
+    )
 
 
 def fall_back_note(backend: str, has_gpu: bool) -> str | None:

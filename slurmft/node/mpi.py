@@ -138,7 +138,8 @@ def use_of_cores(config: RunConfig) -> tuple[Profile, ccl.Binding | None]:
     """Where MPI has bound this rank to cores, it has these; else the ranks divide the node's."""
     if not os.sched_getaffinity(0) < os.sched_getaffinity(os.getppid()):
         return use_of_node(config, os.environ)
-    alone = dataclasses.replace(config.job, nproc_per_node=1)
+    ranks = config.job.nodes * (config.job.nproc_per_node or 1)
+    alone = dataclasses.replace(config.job, nproc_per_node=1, nodes=ranks)
     profile, binding = use_of_node(dataclasses.replace(config, job=alone), os.environ)
     return dataclasses.replace(profile, pinned=False, pinning="bound by MPI"), binding
 

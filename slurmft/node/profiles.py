@@ -50,6 +50,8 @@ class Profile:
     """Whether processes are bound to their cores."""
     pinning: str
     """Why, or why not."""
+    uses_ccl: bool = False
+    """Whether the collectives are oneCCL's."""
 
     def settings(self) -> list[Setting]:
         """The variables that the profile sets."""
@@ -114,16 +116,21 @@ class Profile:
 
     def _ccl(self) -> list[Setting]:
         """oneCCL under torchrun, which sets nothing for it."""
+        if not self.uses_ccl:
+            return []
+        found = [
+            Setting("CCL_ATL_TRANSPORT", "ofi", "MPI's needs mpirun"),
+            Setting("CCL_PROCESS_LAUNCHER", "none", "torchrun starts the ranks"),
+        ]
         workers = len(self.comm_cores[0])
         if not workers:
-            return []
+            return [*found, _NO_WORKER]
         affinity = ",".join(str(cpu) for cores in self.comm_cores for cpu in cores)
         bound = Setting("CCL_WORKER_AFFINITY", affinity, "the cores reserved for them")
         return [
+            *found,
             Setting("CCL_WORKER_COUNT", str(workers), "communication threads of each process"),
             *([bound] if self.pinned else []),  # else these cores may be another job's
-            Setting("CCL_ATL_TRANSPORT", "ofi", "MPI's needs mpirun"),
-            Setting("CCL_PROCESS_LAUNCHER", "none", "torchrun starts the ranks"),
         ]
 
 
@@ -137,6 +144,10 @@ _GLIBC = [
 ]
 """glibc returns a large tensor's memory to the kernel, and later gets it again, page by page."""
 
+
+_NO_WORKER = Setting(
+    "CCL_WORKER_OFFLOAD", "0", "no core is free for a thread that waits for messages by polling"
+)
 
 _PRIMITIVES = Setting(
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY",
@@ -175,9 +186,11 @@ def choose(
         cores = _slice(cores, index, count) or cores[:1]
     shares = _near_gpus(hardware, nproc) if name == "gpu" else None
     shares = shares or [_slice(cores, i, nproc) or cores[:1] for i in range(nproc)]
-    comm = [_comm(share, job.comm_cores, uses_ccl) for share in shares]
-    shared = [(tuple(cpu.number for cpu in s), n) for s, n in zip(shares, comm, strict=True)]
     pinned, pinning = _pinning(hardware, nproc, cores, part)
+    # Of cores that are not certainly this job's, none can be set aside.
+    gives = uses_ccl and (job.nodes > 1 or nproc > 1) and (pinned or job.comm_cores is not None)
+    comm = [_comm(share, job.comm_cores) if gives else 0 for share in shares]
+    shared = [(tuple(cpu.number for cpu in s), n) for s, n in zip(shares, comm, strict=True)]
     return Profile(
         name=name,
         hardware=hardware,
@@ -186,6 +199,7 @@ def choose(
         comm_cores=tuple(own[len(own) - n :] for own, n in shared),
         pinned=pinned,
         pinning=pinning,
+        uses_ccl=uses_ccl,
     )
 
 
@@ -245,10 +259,8 @@ def _near_gpus(hardware: Hardware, nproc: int) -> list[list[Cpu]] | None:
     return shares if all(shares) else None
 
 
-def _comm(share: list[Cpu], asked: int | None, uses_ccl: bool) -> int:
+def _comm(share: list[Cpu], asked: int | None) -> int:
     """How many cores of a process are reserved for communication."""
-    if not uses_ccl:
-        return 0
     count = asked if asked is not None else max(1, min(4, len(share) // 8))
     if count >= len(share):
         if asked is None:

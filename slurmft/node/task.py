@@ -192,6 +192,8 @@ def training_environment(
         return found | dict(environment)
     # NCCL takes a bare name for a prefix.
     sockets = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    if profile.uses_ccl:  # whose libfabric may take the loopback interface, and wait for ever
+        sockets |= {"FI_TCP_IFACE": interface, "CCL_KVS_IFACE": interface}
     if rendezvous.interface is not None:  # from --interface
         return found | dict(environment) | sockets
     return found | sockets | dict(environment)

@@ -24,6 +24,7 @@ from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE, Done, Following, slurmft
+from tests.support.ccl import stand_in, torch_version
 from tests.support.cluster import Cluster
 from tests.train.test_resume import assert_same, rank_pids, states, steps_twice
 from tests.train.test_trainer import assert_gone, emotion
@@ -140,6 +141,37 @@ def test_cancel_saves_and_resume_goes_on(
     assert done.code == 0, done.err
     assert steps_twice(job.run) == 0
     assert_same(job.run, undisturbed.run)
+
+
+JOINS_MPI = """
+import ctypes, os, sys, time
+from slurmft.job import process
+ctypes.CDLL(f"{sys.prefix}/lib/libmpi.so.12").MPI_Init(None, None)
+time.sleep(3 * (os.environ["PMI_RANK"] == "0"))
+print("done", flush=True)
+process.end(0)
+"""
+
+
+@pytest.mark.parametrize("mpi", ["intel"], indirect=True)
+def test_rank_that_joined_mpi_may_end_first(mpi: Mpi) -> None:
+    """mpirun kills the others if one goes without a word, as oneCCL's would have."""
+    command = ["mpiexec.hydra", "-n", "2", sys.executable, "-c", JOINS_MPI]
+    env = os.environ | mpi[1] | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(command, env=env, timeout=60, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "done\ndone\n"), ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("mpi", ["intel"], indirect=True)
+def test_oneccl_over_mpi(mpi: Mpi, hostfile: Path, tmp_path: Path) -> None:
+    env = mpi[1] | stand_in(tmp_path / "lib", torch_version())
+    env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], *sys.path])
+    flags = ("--backend", "ccl", "--max-steps", "4")
+    job = start((mpi[0], env), hostfile, tmp_path / "runs", *flags)
+    code, text = job.end(110)
+    assert code == 0, text
+    assert "made by the stand-in" in job.run.rank_log(1).read_text()
+    assert states(job.run)[-1] == "finished"
 
 
 @pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)

@@ -17,7 +17,10 @@ from slurmft.core.files import write_json
 from slurmft.node import ccl, hardware, heartbeat, profiles
 from slurmft.node.hardware import Hardware, as_list, numbers
 from slurmft.node.profiles import Profile, bind_rank, choose
-from tests.conftest import slurmft
+from slurmft.node.rendezvous import Rendezvous
+from slurmft.node.task import training_environment
+from tests.conftest import Done, slurmft
+from tests.support.ccl import SETVARS, stand_in, torch_version
 from tests.support.cluster import Cluster
 
 SAPPHIRE_RAPIDS = "fpu avx2 avx512f avx512_vnni avx512_bf16 amx_bf16 amx_tile amx_int8"
@@ -96,6 +99,41 @@ def test_cores_set_aside_for_oneccl(tmp_path: Path) -> None:
     assert settings(two)["OMP_NUM_THREADS"] == "30"
     with pytest.raises(UsageError, match="--comm-cores 32 leaves"):
         choose(node(tmp_path), JobConfig(comm_cores=32), uses_ccl=True)
+
+
+def test_no_core_for_oneccl(tmp_path: Path) -> None:
+    """Its thread would poll on the core that computes."""
+    one_core = choose(node(tmp_path, cores=1), JobConfig(nodes=2), uses_ccl=True)
+    assert one_core.comm_cores == ((), ())
+    assert settings(one_core)["CCL_WORKER_OFFLOAD"] == "0"
+    assert settings(one_core)["CCL_ATL_TRANSPORT"] == "ofi"  # else PMI's variables decide
+    assert settings(one_core)["CCL_PROCESS_LAUNCHER"] == "none"
+    some = node(tmp_path / "some", SLURM_CPUS_PER_TASK="16")
+    shared = choose(some, JobConfig(nodes=2), uses_ccl=True)
+    assert (shared.pinned, shared.comm_cores) == (False, ((),))  # which core, nobody knows
+    asked = choose(some, JobConfig(nodes=2, comm_cores=1), uses_ccl=True)
+    assert settings(asked)["CCL_WORKER_COUNT"] == "1"
+    assert not any("CCL" in name for name in settings(choose(some, JobConfig())))
+
+
+def test_one_process_sends_nothing(tmp_path: Path) -> None:
+    profile = choose(node(tmp_path, sockets=1), JobConfig(), uses_ccl=True)
+    assert settings(profile)["OMP_NUM_THREADS"] == "32"
+
+
+def test_interface_of_oneccl(tmp_path: Path) -> None:
+    """Its libfabric would take any; a user's own choice stays."""
+    rendezvous = Rendezvous(
+        hosts=("a", "b"), node_rank=0, port=1, check_port=2, id="1", interface="lo"
+    )
+    names = ("GLOO_SOCKET_IFNAME", "FI_TCP_IFACE", "CCL_KVS_IFACE")
+    profile = choose(node(tmp_path), JobConfig(nodes=2), uses_ccl=True)
+    found = training_environment(profile, rendezvous, {})
+    assert [found[name] for name in names] == ["lo"] * 3
+    one_host = Rendezvous(hosts=("a",), node_rank=0, port=1, check_port=2, id="1")
+    assert training_environment(profile, one_host, {"FI_TCP_IFACE": "ib0"})["FI_TCP_IFACE"] == "ib0"
+    gloo = choose(node(tmp_path), JobConfig(nodes=2))
+    assert "FI_TCP_IFACE" not in training_environment(gloo, rendezvous, {})
 
 
 def test_what_slurm_and_cgroups_really_grant(tmp_path: Path) -> None:
@@ -260,45 +298,34 @@ def test_rank_that_may_not_use_its_cores() -> None:
 
 # --- oneCCL ---------------------------------------------------------------------------------------
 
-STAND_IN = """
-import os
-import torch.distributed as dist
 
-def make(store, rank, size, timeout):
-    assert os.environ["CCL_LOCAL_RANK"] == os.environ["LOCAL_RANK"]
-    assert os.environ["FROM_SETVARS"] == "yes"
-    print("made by the stand-in", flush=True)
-    return dist.ProcessGroupGloo(store, rank, size, timeout)
-
-dist.Backend.register_backend("ccl", make, devices=["cpu"])
-"""
-
-
-def stand_in(folder: Path, version: str) -> dict[str, str]:
-    """A binding of oneCCL that is gloo: what its wiring can be tested with."""
-    package = folder / "oneccl_bindings_for_pytorch"
-    (package / "env").mkdir(parents=True)
-    (package / "__init__.py").write_text(STAND_IN)
-    (package / "env" / "setvars.sh").write_text("export FROM_SETVARS=yes\n")
-    info = folder / f"oneccl_bind_pt-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Name: oneccl_bind_pt\nVersion: {version}\n")
-    return {"PYTHONPATH": str(folder)}
-
-
-def torch_version() -> str:
-    from importlib.metadata import version
-
-    return version("torch")
+def train_on_ccl(folder: Path, *more: str, nodes: int = 2, **variables: str) -> Done:
+    """A training with the stand-in; torch's own kernels, for one core."""
+    env = stand_in(folder / "lib", torch_version()) | variables
+    flags = ("--cluster", "local", "--nodes", str(nodes), "--runs-dir", str(folder), *more)
+    return slurmft("submit", "--follow", *flags, "--batch-size", "8", env=env, imported=True)
 
 
 def test_ccl_is_wired(tmp_path: Path) -> None:
-    env = stand_in(tmp_path / "lib", torch_version())
-    flags = ("--cluster", "local", "--nodes", "2", "--max-steps", "2", "--runs-dir", str(tmp_path))
-    done = slurmft("submit", "--follow", *flags, "--batch-size", "8", env=env, imported=True)
+    """Also beside variables that oneCCL would take for those of an mpirun."""
+    done = train_on_ccl(tmp_path, "--max-steps", "2", PMI_RANK="0", PMI_SIZE="1")
     assert done.code == 0, done.err
     assert done.result["backend"] == "ccl"  # auto takes it
     assert "made by the stand-in" in done.run.rank_log(1).read_text()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--nproc-per-node", "2", "--precision", "bf16", "--grad-comm", "bf16"),
+        ("--grad-comm", "local:2", "--optimizer", "muon"),
+    ],
+)
+def test_ccl_can_do_what_is_asked_of_it(flags: tuple[str, ...], tmp_path: Path) -> None:
+    done = train_on_ccl(tmp_path, "--max-steps", "4", "--backend", "ccl", *flags)
+    assert done.code == 0, done.err
+    for rank in range(done.result["world_size"]):
+        assert "CCL_ERROR" not in done.run.rank_log(rank).read_text()
 
 
 def test_what_the_binding_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +333,7 @@ def test_what_the_binding_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyP
     env = stand_in(tmp_path, torch_version())
     script = tmp_path / "oneccl_bindings_for_pytorch" / "env" / "setvars.sh"
     script.write_text(
-        "export I_MPI_ROOT=/its/own CCL_ROOT=/its/ccl\n"
+        f"{SETVARS}export I_MPI_ROOT=/its/own CCL_ROOT=/its/ccl\n"
         'export LD_LIBRARY_PATH="/its/lib:$LD_LIBRARY_PATH"\n'
     )
     monkeypatch.syspath_prepend(env["PYTHONPATH"])
@@ -316,6 +343,7 @@ def test_what_the_binding_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert binding is not None
     assert binding.environment() == {
         "CCL_ROOT": "/its/ccl",
+        "FROM_SETVARS": "yes",
         "LD_LIBRARY_PATH": "/its/lib:/my/lib",
     }
 
@@ -331,7 +359,25 @@ def test_ccl_for_another_torch(tmp_path: Path) -> None:
     done = slurmft("submit", "--follow", "--backend", "ccl", *flags, env=env, imported=True)
     assert done.code == 2
     assert "1.13.0 was built for another torch" in done.err
-    assert "install oneccl_bind_pt==" in done.err
+    hint = ccl.hint()
+    assert hint in done.err
+    assert ("install oneccl_bind_pt==2.8.*" in hint) == torch_version().startswith("2.8.")
+    assert "--backend gloo" in hint
+
+
+def test_ccl_that_cannot_be_imported(tmp_path: Path) -> None:
+    """auto does without it; whoever asks for it is told why."""
+    broken = "raise ImportError('libccl.so.1: cannot open shared object file')"
+    env = stand_in(tmp_path / "lib", torch_version(), broken)
+    flags = ("--cluster", "local", "--max-steps", "1", "--runs-dir", str(tmp_path))
+    done = slurmft("submit", "--follow", *flags, "--batch-size", "8", env=env, imported=True)
+    assert done.code == 0, done.err
+    assert done.result["backend"] == "gloo"
+    words = "oneccl_bindings_for_pytorch cannot be imported: libccl.so.1: cannot open"
+    assert f"{words} shared object file: collectives use gloo" in done.run.rank_log(0).read_text()
+    done = slurmft("submit", "--follow", "--backend", "ccl", *flags, env=env, imported=True)
+    assert done.code == 2
+    assert f"--backend ccl: {words}" in done.err
 
 
 IPEX_STAND_IN = """
