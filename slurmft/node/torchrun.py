@@ -15,7 +15,7 @@ import socket
 import sys
 from typing import Any
 
-from slurmft.node import signals
+from slurmft.node import prefork, signals
 from slurmft.node.rendezvous import LISTEN
 from slurmft.runs import log_times
 
@@ -78,12 +78,14 @@ def children() -> list[int]:
 def main(argv: list[str]) -> None:
     signals.block()
     log_times.stamp_output("stdout", "stderr")  # before torch's logging uses them
-    signals.listen(relay)
     gc.disable()  # while torch is imported, which leaves no garbage
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
     from torch.distributed.run import main as torchrun
 
+    prefork.fork_ranks(argv, SubprocessHandler)
     gc.freeze()
     gc.enable()
+    signals.listen(relay)  # a thread: not before ranks are forked
     bind_stores()
     torchrun(argv)
 

@@ -9,18 +9,28 @@ from slurmft.core import process
 from slurmft.job import attach
 from slurmft.job.process import end
 
+_imports_s: float | None = None
+
+
+def prepare() -> None:
+    """Imports what a training needs; torchrun's process may do so for all its ranks."""
+    global _imports_s
+    if _imports_s is None:
+        gc.disable()  # collections of garbage would find none, and take a third of the time
+        import slurmft.train.trainer  # noqa: F401
+
+        gc.freeze()
+        gc.enable()
+        _imports_s = process.age_s()
+
 
 def main(run_dir: str) -> None:
     """Trains as one rank, to the end or to an agreed stop."""
     with attach(run_dir) as job:
-        # Heavy imports: what fails in them is recorded, too. Collections of garbage would find
-        # none, and take a third of the time.
-        gc.disable()
+        prepare()  # here, what fails in it is recorded, too
         from slurmft.train.trainer import Training
 
-        gc.freeze()
-        gc.enable()
-        Training(job, imports_s=process.age_s()).run()
+        Training(job, _imports_s).run()
     end(0)
 
 

@@ -47,7 +47,8 @@ class Reporter:
     ) -> None:
         """
         Args:
-            imports_s: seconds that this rank took from its start until its imports were done.
+            imports_s: seconds from the start of this rank, or of the process that it was forked
+                from, until its imports were done.
         """
         assert job.run_dir is not None
         self.job, self.run_dir = job, RunDir(job.run_dir)

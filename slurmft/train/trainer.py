@@ -108,7 +108,7 @@ class Training:
     def __init__(self, job: Job, imports_s: float | None = None) -> None:
         """
         Args:
-            imports_s: seconds from this process's start until its imports were done.
+            imports_s: see `Reporter`.
         """
         assert job.run_dir is not None
         self.job, self.run_dir = job, RunDir(job.run_dir)

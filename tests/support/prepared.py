@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from slurmft.core import process
+from slurmft.train import rank
 from tests.support import prepared_command
 
 READ_AT_IMPORT = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "ACCELERATE_", "XDG_CACHE_HOME")
@@ -126,9 +127,20 @@ def prepare() -> None:
     starts: Any = subprocess.Popen
     starts._execute_child = _fork_or_execute(starts._execute_child)
     vars(sys.modules["slurmft.cluster.local"])["start"] = _start_job
+    vars(sys.modules["slurmft.train.rank"])["main"] = _forked_by_torchrun(rank.main)
     vars(inspect)["stack"] = _stack
     gc.collect()
     gc.freeze()  # or every child would write to, and so copy, all these pages
+
+
+def _forked_by_torchrun(main: Any) -> Any:
+    """A rank's main where torchrun has forked it (`slurmft.node.prefork`), not Popen."""
+
+    def start(*arguments: str) -> None:
+        _start_threads(int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))))
+        main(*arguments)
+
+    return start
 
 
 def _stack(context: int = 1) -> list[inspect.FrameInfo]:

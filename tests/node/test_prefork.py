@@ -1,0 +1,146 @@
+"""Ranks that are forked from torchrun's process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slurmft.core import process
+from slurmft.node import prefork
+from slurmft.runs.log_times import split
+
+RANK = """
+import os, sys, time
+from pathlib import Path
+from slurmft.node.prefork import Rank
+
+def work():
+    line = Path("/proc/self/cmdline").read_bytes().rstrip(b"\\0").replace(b"\\0", b" ").decode()
+    print(os.environ.get("A"), os.environ.get("HOME"), os.getsid(0) == os.getpid(), line)
+    sys.stdout.flush()
+    {do}
+
+rank = Rank(work, "python -m a b")
+{then}
+"""
+
+
+def run(do: str, then: str, timeout_s: float = 20) -> str:
+    """What a process prints that forks a rank."""
+    code = RANK.format(do=do, then=then)
+    command = [sys.executable, "-c", code, "long enough for a title"]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_s, check=True
+    ).stdout
+
+
+BEGIN = "rank.begin({'A': 'x\\ny'})\n"
+
+
+def test_a_rank_has_its_environment_a_session_and_a_title() -> None:
+    found = run("os._exit(0)", BEGIN + "print(rank.wait(10), rank.poll())")
+    assert found == "x\ny None True python -m a b\n0 0\n"
+
+
+@pytest.mark.parametrize(
+    ("do", "code"),
+    [("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", -9), ("raise ValueError", 1), ("pass", 1)],
+)
+def test_exit_codes_are_those_of_popen(do: str, code: int) -> None:
+    assert run(do, BEGIN + "print(rank.wait(10))").splitlines()[-1] == str(code)
+
+
+def test_waiting_has_a_limit() -> None:
+    then = (
+        "import subprocess\ntry:\n    rank.wait(0.1)\n"
+        "except subprocess.TimeoutExpired:\n    print(rank.poll())"
+    )
+    assert run("", then) == "None\n"
+
+
+@pytest.mark.parametrize("then", ["", BEGIN])
+def test_a_rank_ends_with_torchrun(then: str) -> None:
+    """Also one that has not begun."""
+    then += "time.sleep(0.3)\nprint(rank.pid, flush=True)\nos.kill(os.getpid(), 9)"
+    command = [sys.executable, "-c", RANK.format(do="time.sleep(60)", then=then)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == -signal.SIGKILL
+    pid = int(done.stdout.splitlines()[-1])
+    deadline = time.monotonic() + 10
+    while (found := process.stat(pid)) and found[0] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_process_that_has_a_gpu_open_does_not_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not prefork.uses_device()
+    monkeypatch.setattr(prefork, "_DEVICES", (str(tmp_path),))
+    with open(tmp_path / "nvidia0", "w"):
+        assert prefork.uses_device()
+
+
+PROGRAM = """
+import os, sys
+print("imported by", os.environ.get("RANK"), flush=True)
+def prepare():
+    print("prepared by", os.environ.get("RANK"), flush=True)
+    {prepare}
+def main(argument):
+    import torch
+    words = "main", os.environ["RANK"], argument, torch.get_num_threads()
+    print(*words, flush=True)
+    os._exit({code} if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0)
+if __name__ == "__main__":
+    main(sys.argv[1])
+"""
+
+
+def torchrun(folder: Path, prepare: str = "", code: int = 0, **variables: str) -> list[str]:
+    """What two ranks of a program print, whose module is in `slurmft.`, in some order."""
+    package = folder / "slurmft"
+    package.mkdir()
+    source = Path(prefork.__file__).parents[1]
+    for path in source.iterdir():
+        (package / path.name).symlink_to(path)
+    (package / "a_program.py").write_text(PROGRAM.format(prepare=prepare, code=code))
+    command = [sys.executable, "-m", "slurmft.node.torchrun", "--standalone"]
+    command += ["--nproc-per-node", "2", "--max-restarts", "1", "--module"]
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": ""} | variables
+    done = subprocess.run(
+        [*command, "slurmft.a_program", "hello"], cwd=folder, text=True, check=True, timeout=120,
+        stdout=subprocess.PIPE, env=os.environ | variables,
+    )  # fmt: skip
+    return sorted(split(line)[1] for line in done.stdout.splitlines())
+
+
+def test_torchrun_imports_once_for_its_ranks(tmp_path: Path) -> None:
+    assert torchrun(tmp_path) == [
+        "imported by None", "main 0 hello 1", "main 1 hello 1", "prepared by None",
+    ]  # fmt: skip
+
+
+NEW = ["imported by 0", "imported by 1", "main 0 hello 1", "main 1 hello 1"]
+
+
+def test_restarted_ranks_are_new(tmp_path: Path) -> None:
+    found = torchrun(tmp_path, code=3)
+    assert set(found) == {"imported by None", "prepared by None", *NEW}
+
+
+@pytest.mark.parametrize(
+    ("prepare", "variables"),
+    [("raise ImportError('x')", {}), ("", {"OMP_PROC_BIND": "true"})],
+)
+def test_ranks_are_new_where_forked_ones_could_not_be_like_them(
+    prepare: str, variables: dict[str, str], tmp_path: Path
+) -> None:
+    found = torchrun(tmp_path, prepare, 0, **variables)
+    assert [line for line in found if not line.endswith("None")] == NEW
