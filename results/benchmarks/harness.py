@@ -165,12 +165,14 @@ ONE_RANK = {
 
 
 def make_run(runs_dir: Path, **train: Any) -> Path:
-    """A run directory as `slurmft submit` makes it, without periodic checkpoints."""
+    """A run directory as `slurmft submit` makes it, without periodic checkpoints; `backend` is the
+    job's."""
     from slurmft.core.config import JobConfig, RunConfig
     from slurmft.runs.rundir import RunDir
     from slurmft.train.config import TrainConfig
 
-    job = JobConfig(runs_dir=str(runs_dir), checkpoint_every="0")
+    backend = train.pop("backend", "auto")
+    job = JobConfig(runs_dir=str(runs_dir), checkpoint_every="0", backend=backend)
     return RunDir.create(RunConfig(program=TrainConfig.resolve(**train).program(), job=job)).path
 
 

@@ -24,7 +24,7 @@ from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
 from slurmft.node import mpi
 from slurmft.runs import attempts
-from slurmft.runs.rundir import ATTEMPT, RunDir
+from slurmft.runs.rundir import ATTEMPT, RunDir, current_attempt
 
 check_starts = local.check_starts
 job_state = local.job_state
@@ -67,6 +67,8 @@ class MpiRun(LocalNodes):
             return Exit.STOPPED
         if code and (read_json(run.rendezvous) or {}).get("attempt") != number:
             add_start_failure(run, hosts, code, start)
+        elif code:
+            add_abort(run)
         return code
 
     def _signal(self, sig: signal.Signals) -> None:
@@ -91,6 +93,27 @@ def add_start_failure(run: RunDir, hosts: list[str], code: int, start: int) -> N
         "without a password: try `ssh HOST true`",
     )
     run.add_failure("mpirun", error)
+
+
+def add_abort(run: RunDir) -> None:
+    """Records why MPI itself ended the ranks, which had no time to: the words are in a rank's log,
+    which earlier attempts wrote, too."""
+    if run.root_failure(current_attempt()) is not None:
+        return
+    for path in sorted(run.logs.glob("rank-*.log")):
+        text = path.read_text(errors="replace").rpartition(f", attempt {current_attempt()}, ")[2]
+        if found := _ABORT.search(text):
+            inner = found[2].rpartition("\n")[2].partition(": ")[2]
+            words = f"{found[1]}: {inner}" if inner else found[1]
+            error = SlurmftError(f"MPI ended it: {words}", f"log: {path}")
+            run.add_failure(f"rank {int(path.stem.partition('-')[2])}", error, retry=True)
+            return
+
+
+_ABORT = re.compile(
+    r"^Abort\(\d+\) on node [^:]*: (.*?)(?:, error stack:)?((?:\n\w+\(\d+\)[. ]*:.*)*)$", re.M
+)
+"""Hydra's MPIs: what failed, and the functions it failed in, the inner ones last."""
 
 
 def read_hostfile(path: str) -> list[str]:

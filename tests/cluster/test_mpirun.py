@@ -174,6 +174,18 @@ def test_oneccl_over_mpi(mpi: Mpi, hostfile: Path, tmp_path: Path) -> None:
     assert states(job.run)[-1] == "finished"
 
 
+@pytest.mark.parametrize("mpi", ["intel"], indirect=True)
+def test_mpi_says_why_it_ends_the_ranks(mpi: Mpi, hostfile: Path, tmp_path: Path) -> None:
+    env = mpi[1] | stand_in(tmp_path / "lib", torch_version()) | {"FI_PROVIDER": "none-such"}
+    env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], *sys.path])
+    flags = ("--backend", "ccl", "--max-steps", "4", "--max-requeues", "0")
+    job = start((mpi[0], env), hostfile, tmp_path / "runs", *flags)
+    code, text = job.end(110)
+    assert code != 0
+    said = r"rank [01]: MPI ended it: Fatal error in [^\n]*: OFI fi_getinfo\(\) failed"
+    assert re.search(said, text), text
+
+
 @pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
 def test_rank_that_hangs(
     mpi: Mpi,
