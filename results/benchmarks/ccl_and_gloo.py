@@ -2,8 +2,9 @@
 
     python results/benchmarks/ccl_and_gloo.py          # ten minutes; the binding is installed
 
-The 22M-parameter encoder in fp32, 8 texts of a dozen tokens a process; 1, 2 and 4 processes on this
-machine, gloo and ccl in turn. Medians of the steps of each run, and of all-reduces alone.
+The 22M-parameter encoder in fp32, 8 texts of a dozen tokens a process; 1, 2 and 4 processes of a
+thread each on this machine, gloo and ccl in turn. Medians of the steps of each run, and of
+all-reduces alone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from harness import Steps, encoder, make_emotion, make_run, parser, save, torchrun
 
 PROCESSES, BACKENDS, ROUNDS = (1, 2, 4), ("gloo", "ccl"), 3
-STEPS, WARM_UP, BATCH = 24, 6, 8
+STEPS, WARM_UP, BATCH = 10, 3, 8
 BYTES = (8, 2**20, 2**26)
 
 
@@ -36,6 +37,11 @@ def main() -> None:
                     for name, seconds in run(place, processes, backend).items():
                         times.setdefault(name, []).append(seconds)
                         print(f"{place.name} {name}: {1000 * seconds:.2f} ms", flush=True)
+            report(found)
+
+
+def report(found: dict[str, dict[str, list[float]]]) -> None:
+    """Writes the rounds so far."""
     medians = {
         case: {name: statistics.median(times) for name, times in each.items()}
         for case, each in found.items()
@@ -73,6 +79,7 @@ def run(folder: Path, processes: int, backend: str) -> dict[str, float]:
     profile = profiles.choose(here, job, uses_ccl=binding is not None)
     environment = {setting.name: setting.value for setting in profile.settings()}
     environment.pop(profiles.CORES, None)  # more processes than cores have none of their own
+    environment["OMP_NUM_THREADS"] = "1"
     if binding is not None:
         environment |= binding.environment() | {"FI_TCP_IFACE": "lo", "CCL_KVS_IFACE": "lo"}
     torchrun(processes, __file__, "rank", str(path), env=environment)
