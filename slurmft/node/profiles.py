@@ -151,8 +151,8 @@ _NO_WORKER = Setting(
 
 _PRIMITIVES = Setting(
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY",
-    "128",
-    "each packed batch has another size, and oneDNN keeps the code for past ones in memory",
+    "512",
+    "packed batches have many sizes, and oneDNN keeps the code for past ones in memory",
 )
 
 

@@ -1,26 +1,30 @@
-"""Batches without padding: the encoder's layers see real tokens alone, attention each sequence.
+"""Batches without padding: embeddings and layers see real tokens alone, attention each sequence.
 
-A batch of B sequences, padded to length L, holds T real tokens. Between its embeddings and its
-head, a packed model works on hidden states of shape (1, T, hidden): linear layers, norms and
-dropouts have no padding to compute. Only inside attention are sequences set apart again, in groups
-of near length that are padded each to its own longest. Where a head looks at the first token alone,
-as that of a classifier does, the last layer computes no other beyond its keys and values. Outputs
-and gradients are those of the padded batch, up to rounding.
+A batch of B sequences, padded to length L, holds T real tokens. Up to its head, a packed model
+works on hidden states of shape (1, T, hidden): embeddings, linear layers, norms and dropouts have
+no padding to compute. Only inside attention are sequences set apart again, in groups of near length
+that are padded each to its own longest. Where a head looks at the first token alone, as that of a
+classifier does, the last layer computes no other beyond its keys and values. Outputs and gradients
+are those of the padded batch, up to rounding. On CPUs whole layers are fused, see `fused_layers`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
+from slurmft.train import fused_layers
 from slurmft.train.cpu import dropout as drop
+from slurmft.train.fused_layers import Layer, Rows, layer_of
 
 NAME = "slurmft_packed"
 """Under which transformers knows the attention function."""
@@ -59,7 +63,7 @@ class Group:
     """Which of its tokens is the first of each sequence: int64, (sequences,)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """Where the tokens of a padded batch are among the packed ones."""
 
@@ -67,9 +71,15 @@ class Layout:
     """Place in (B x L) of each packed token: int64, (T,)."""
     shape: tuple[int, int]
     """(B, L)."""
-    groups: list[Group]
+    lengths: list[list[int]]
+    """Of the sequences, sorted, in groups of near length."""
     firsts: Tensor
     """Which packed token is the first of each sequence: int64, (B,)."""
+    device: torch.device
+
+    @functools.cached_property
+    def groups(self) -> list[Group]:
+        return _groups(self.lengths, self.device)
 
     @classmethod
     def of(cls, mask: Tensor, device: torch.device) -> Layout:
@@ -86,8 +96,8 @@ class Layout:
         column = torch.arange(width)
         places = (order[:, None] * width + column)[column < lengths[:, None]]
         firsts = lengths.cumsum(0) - lengths
-        groups = _groups(lengths.tolist(), device)
-        return cls(_sent(places, device), (batch, width), groups, _sent(firsts, device))
+        parts, where = _split(lengths.tolist()), (batch, width)
+        return cls(_sent(places, device), where, parts, _sent(firsts, device), device)
 
 
 def _sent(tensor: Tensor, device: torch.device) -> Tensor:
@@ -95,10 +105,10 @@ def _sent(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-def _groups(lengths: list[int], device: torch.device) -> list[Group]:
+def _groups(lengths: list[list[int]], device: torch.device) -> list[Group]:
     """The groups of sequences that are sorted by length."""
     groups, start = [], 0
-    for part in _split(lengths):
+    for part in lengths:
         longest, sizes = part[-1], torch.tensor(part)
         tokens = sum(part)
         places = mask = None
@@ -242,6 +252,8 @@ class Packing:
     def __init__(self, model: Any, encoder: Any) -> None:
         self.model, self.encoder = model, encoder
         self.is_first_token_only = False
+        self.layers: list[Layer] = []
+        """What computes batches of short sequences; none: the encoder does by itself."""
         self._expected: Layout | None = None
         self._current: Layout | None = None
         self._of_model = model.config._attn_implementation, encoder.forward
@@ -279,13 +291,65 @@ class Packing:
         forward = narrows.forward
         self.is_first_token_only = True
 
-        @wraps(forward)
+        @functools.wraps(forward)
         def narrowed(*rows: Tensor) -> Any:
             assert self._current is not None  # set for backward too, which may compute it again
             firsts = self._current.firsts
             return forward(*(take(each.squeeze(0), firsts).unsqueeze(0) for each in rows))
 
         narrows.forward = narrowed
+
+    def pack_embeddings(self) -> bool:
+        """Lets the embeddings, too, see real tokens alone in batches that are announced, where this
+        gives the same; returns whether so."""
+        embeddings: Any = getattr(self.model.base_model, "embeddings", None)
+        table = getattr(embeddings, "position_embeddings", None)
+        if not isinstance(table, torch.nn.Embedding):
+            return False
+        before = _sample_states(self.model)
+        first = 0 if table.padding_idx is None else table.padding_idx + 1
+        embeddings.forward = self._packed_embeddings(embeddings.forward, first)
+        self.expect(_sample(self.model)["attention_mask"], self.model.device)
+        with contextlib.suppress(Exception):  # whatever a model does with what it does not expect
+            if _is_same(before, _sample_states(self.model)):
+                return True
+        self._expected = None
+        del embeddings.forward
+        return False
+
+    def _packed_embeddings(self, forward: Callable[..., Tensor], first: int) -> Any:
+        """
+        Args:
+            forward: of the embeddings.
+            first: position of a sequence's first token in their table.
+        """
+        signature = inspect.signature(forward)
+
+        @functools.wraps(forward)
+        def packed(*arguments: Any, **named: Any) -> Tensor:
+            layout, given = self._expected, signature.bind(*arguments, **named)
+            ids = given.arguments.get("input_ids")
+            if layout is None or ids is None or given.arguments.get("position_ids") is not None:
+                return forward(*arguments, **named)
+            types = given.arguments.get("token_type_ids")
+            for name, value in (("input_ids", ids), ("token_type_ids", types)):
+                if name in signature.parameters:  # a model's own default may be too short for all
+                    value = torch.zeros_like(ids) if value is None else value
+                    given.arguments[name] = value.flatten()[layout.places][None]
+            positions = layout.places % layout.shape[1] + first
+            given.arguments["position_ids"] = positions[None]
+            return forward(*given.args, **given.kwargs)
+
+        return packed
+
+    def fuse(self) -> bool:
+        """Lets fused layers compute, where they are known and give the same; returns whether so."""
+        layers = [layer_of(module) for module in getattr(self.encoder, "layer", ())]
+        before = _sample_states(self.model)
+        self.layers = [layer for layer in layers if layer]
+        if len(self.layers) < len(layers) or not _is_same(before, _sample_states(self.model)):
+            self.layers = []
+        return bool(self.layers)
 
     def undo(self) -> None:
         """Makes the model what it was; not after `compute_first_only`."""
@@ -296,19 +360,40 @@ class Packing:
         """The encoder's forward: drops the padding on entry, and puts zeros there at its end."""
         layout = self._expected or Layout.of(attention_mask, attention_mask.device)
         self._expected, self._current = None, layout
-        rows = take(hidden_states.flatten(0, 1), layout.places)
-        output = self._of_model[1](rows.unsqueeze(0), attention_mask=layout, **kwargs)
+        packed = hidden_states.flatten(0, 1)
+        if hidden_states.shape[:2] == layout.shape:  # the embeddings had padding
+            packed = take(packed, layout.places)
+        if self.layers and layout.lengths[-1][-1] <= _SHORT:
+            output = BaseModelOutputWithPastAndCrossAttentions()
+            states = self._by_fused_layers(packed, layout)
+        else:
+            output = self._of_model[1](packed.unsqueeze(0), attention_mask=layout, **kwargs)
+            states = output.last_hidden_state.squeeze(0)
         batch, width = layout.shape
         places = layout.places[layout.firsts] if self.is_first_token_only else layout.places
-        whole = spread(output.last_hidden_state.squeeze(0), places, batch * width)
-        output.last_hidden_state = whole.reshape(batch, width, -1)
+        output.last_hidden_state = spread(states, places, batch * width).view(batch, width, -1)
         return output
 
+    def _by_fused_layers(self, packed: Tensor, layout: Layout) -> Tensor:
+        """(T, hidden) -> (T, hidden), or (B, hidden) of first tokens."""
+        on = packed.device.type
+        autocast = torch.is_autocast_enabled(on)
+        dtype = torch.get_autocast_dtype(on) if autocast else packed.dtype
+        rows = Rows.of(layout.lengths, self.layers[0].heads, dtype)
+        padded = torch.nn.functional.pad(packed.to(dtype), (0, 0, 0, rows.count - len(packed)))
+        self.layers[-1].first_only = self.is_first_token_only
+        again = getattr(self.encoder.layer[0], "gradient_checkpointing", False)
+        states = fused_layers.run(self.layers, padded, rows, self.model.training, again)
+        return states if self.is_first_token_only else states[: rows.tokens]
 
-def pack(model: Any) -> Packing | str:
+
+def pack(model: Any, fuse: bool = True) -> Packing | str:
     """Makes a model of transformers compute without padding, where it can be.
 
     A model that is not known is tried out: its outputs must be what they were.
+
+    Args:
+        fuse: let fused layers compute, where they can; for CPUs.
 
     Returns:
         A text where it cannot: why.
@@ -330,6 +415,9 @@ def pack(model: Any) -> Packing | str:
     else:
         if _is_same(before, after):
             packing.compute_first_only()
+            packing.pack_embeddings()
+            if fuse:
+                packing.fuse()
             return packing
         cause = f"outputs differ by {float((after - before).abs().max()):.2g}"
     packing.undo()

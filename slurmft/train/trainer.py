@@ -249,7 +249,8 @@ class Training:
         """Makes the model compute without padding, if asked to; a warning, where it cannot."""
         if self.config.batching not in ("packed", "grouped"):
             return None
-        packed = packing.pack(model)
+        on_cpu = self.world.device.type == "cpu"
+        packed = packing.pack(model, fuse=on_cpu and not self.config.ipex)
         if isinstance(packed, packing.Packing):
             return packed
         self.job.warn(f"{packed}; batches are padded to their longest sample")

@@ -33,9 +33,10 @@ def make(name: str, head: str = "ForSequenceClassification", **more: Any) -> Any
     return getattr(transformers, f"{name}{head}")(config)
 
 
-def pack(model: Any) -> packing.Packing:
-    found = packing.pack(model)
+def pack(model: Any, fuse: bool = False) -> packing.Packing:
+    found = packing.pack(model, fuse)
     assert isinstance(found, packing.Packing), found
+    assert bool(found.layers) == fuse
     return found
 
 
@@ -47,16 +48,24 @@ def batch(model: Any, lengths: list[int], width: int | None = None) -> dict[str,
     return {"input_ids": tokens, "attention_mask": mask.long()}
 
 
+@pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize(
     "name", ["Bert", "DistilBert", "Roberta", "XLMRoberta", "Camembert", "Electra"]
 )
-def test_logits_and_gradients_are_those_of_the_padded_batch(name: str) -> None:
+def test_logits_and_gradients_are_those_of_the_padded_batch(name: str, fuse: bool) -> None:
     padded = make(name)
     bare = copy.deepcopy(padded)
-    assert pack(bare).is_first_token_only
+    packed = pack(bare, fuse)
+    assert packed.is_first_token_only
     inputs = batch(padded, LENGTHS, width=20)
+    seen: list[torch.Size] = []
+    bare.base_model.embeddings.LayerNorm.register_forward_hook(
+        lambda *parts: seen.append(parts[2].shape[:2])
+    )
+    packed.expect(inputs["attention_mask"], torch.device("cpu"))
     labels = torch.arange(len(LENGTHS)) % 3
     outputs = [model(**inputs, labels=labels) for model in (padded, bare)]
+    assert seen == [torch.Size([1, sum(LENGTHS)])]
     torch.testing.assert_close(outputs[1].logits, outputs[0].logits, rtol=1e-5, atol=1e-6)
     for output in outputs:
         output.loss.backward()
@@ -66,10 +75,11 @@ def test_logits_and_gradients_are_those_of_the_padded_batch(name: str) -> None:
             torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-6, msg=parameter)
 
 
-def test_every_token_has_its_place_again() -> None:
+@pytest.mark.parametrize("fuse", [False, True])
+def test_every_token_has_its_place_again(fuse: bool) -> None:
     padded = make("Bert", "ForQuestionAnswering", num_labels=2)
     bare = copy.deepcopy(padded)
-    assert not pack(bare).is_first_token_only
+    assert not pack(bare, fuse).is_first_token_only
     inputs = batch(padded, LENGTHS)
     there = inputs["attention_mask"].bool()
     for name in ("start_logits", "end_logits"):
@@ -132,12 +142,14 @@ def test_a_batch_that_was_announced_is_laid_out_once(monkeypatch: pytest.MonkeyP
     assert torch.equal(model(**inputs).logits, found)
 
 
-def test_layers_that_are_computed_again_for_backward() -> None:
+@pytest.mark.parametrize("fuse", [False, True])
+def test_layers_that_are_computed_again_for_backward(fuse: bool) -> None:
     model = make("Bert")
     again = copy.deepcopy(model)
     again.gradient_checkpointing_enable()
     for each in (model, again):
-        pack(each)
+        pack(each, fuse)
+        torch.manual_seed(2)
         labels = torch.arange(len(LENGTHS)) % 3
         each.train()(**batch(each, LENGTHS), labels=labels).loss.backward()
     for p, q in zip(model.parameters(), again.parameters(), strict=True):
