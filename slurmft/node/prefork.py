@@ -23,7 +23,9 @@ from typing import Any
 
 from slurmft.core import process
 
-_BIND_AT_LOAD = ("KMP_", "GOMP_CPU_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
+_BIND_AT_LOAD = {
+    "KMP_AFFINITY", "KMP_HW_SUBSET", "GOMP_CPU_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND",
+}  # fmt: skip
 """Variables by which an OpenMP library decides, when it is loaded, where threads run: before the
 rank is bound to its cores."""
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
@@ -89,8 +91,11 @@ def fork_ranks(argv: Sequence[str], handler: Any) -> None:
         handler: torchrun's class that starts a process and keeps it.
     """
     module, *arguments = argv[argv.index("--module") + 1 :] if "--module" in argv else [""]
-    binds = any(name.startswith(_BIND_AT_LOAD) for name in os.environ)
-    if binds or not module.startswith("slurmft.") or not hasattr(handler, "_popen"):
+    if (
+        _BIND_AT_LOAD & os.environ.keys()
+        or not module.startswith("slurmft.")
+        or not hasattr(handler, "_popen")
+    ):
         return
     try:
         program = importlib.import_module(module)

@@ -324,6 +324,7 @@ class Packing:
             first: position of a sequence's first token in their table.
         """
         signature = inspect.signature(forward)
+        longest = self.model.base_model.embeddings.position_embeddings.num_embeddings - first
 
         @functools.wraps(forward)
         def packed(*arguments: Any, **named: Any) -> Tensor:
@@ -336,6 +337,11 @@ class Packing:
                 if name in signature.parameters:  # a model's own default may be too short for all
                     value = torch.zeros_like(ids) if value is None else value
                     given.arguments[name] = value.flatten()[layout.places][None]
+            if layout.shape[1] > longest:  # on a GPU the lookup would say nothing of it
+                raise ValueError(
+                    f"a text of {layout.shape[1]} tokens is longer than the {longest} positions of "
+                    f"the model: train with --max-length {longest}"
+                )
             positions = layout.places % layout.shape[1] + first
             given.arguments["position_ids"] = positions[None]
             return forward(*given.args, **given.kwargs)

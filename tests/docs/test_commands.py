@@ -34,6 +34,7 @@ OF_OTHERS = {
     "--signal": "sbatch",
     "--dependency": "sbatch",
     "--nnodes": "torchrun",
+    "--mpi": "srun",
     "--slurm": "the tests",
     "--lab": "the tests",
 }

@@ -89,14 +89,16 @@ def test_a_process_that_has_a_gpu_open_does_not_fork(
 
 PROGRAM = """
 import os, sys
-print("imported by", os.environ.get("RANK"), flush=True)
+def say(*words):
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")  # at once: others print, too
+    sys.stdout.flush()
+say("imported by", os.environ.get("RANK"))
 def prepare():
-    print("prepared by", os.environ.get("RANK"), flush=True)
+    say("prepared by", os.environ.get("RANK"))
     {prepare}
 def main(argument):
     import torch
-    words = "main", os.environ["RANK"], argument, torch.get_num_threads()
-    print(*words, flush=True)
+    say("main", os.environ["RANK"], argument, torch.get_num_threads())
     os._exit({code} if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0)
 if __name__ == "__main__":
     main(sys.argv[1])

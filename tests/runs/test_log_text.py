@@ -264,7 +264,9 @@ def test_first_failing_rank_of_a_real_run(failed: tuple[RunDir, int, str]) -> No
     host = os.uname().nodename
     assert out[0].startswith(f"failed first: rank 1 on {host}, attempt 1, after step ")
     assert out[1] == "Traceback (most recent call last):"
-    error = next(n for n, line in enumerate(out) if line.startswith("RuntimeError: The expanded"))
+    error = next(
+        n for n, line in enumerate(out) if line.startswith("ValueError: a text of 42 tokens")
+    )
     assert any("modeling_bert" in line for line in out[:error])
     assert out[error + 2].startswith(f"then: rank 0 on {host}")
     lines = list(Logs(run, Choice()).lines())
@@ -275,4 +277,4 @@ def test_first_failing_rank_of_a_real_run(failed: tuple[RunDir, int, str]) -> No
     assert heads.count((host, 1)) == 4
     assert code == 1
     assert "rank 1 on" in followed.splitlines()[-2]
-    assert followed.count("rank 1 | RuntimeError: The expanded size") == 1
+    assert followed.count("rank 1 | ValueError: a text of 42 tokens is") == 1
