@@ -6,6 +6,7 @@ The last upstream release is for torch 2.8; sites that pin that have wheels or b
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ _SHELL = ("_", "SHLVL", "PWD", "OLDPWD", "PYTHONPATH", "COLUMNS", "LINES")
 
 
 def _minor(text: str) -> list[str]:
-    return text.split("+")[0].split(".")[:2]
+    return re.findall(r"\d+", text)[:2]  # "2.9.0a0+git" has 2 and 9
 
 
 def find() -> Binding | None:

@@ -24,13 +24,20 @@ _STEPS = 2**16
 """A probability is a multiple of 1 / this."""
 
 
+def draw_factors(count: int, p: float, dtype: torch.dtype) -> Tensor:
+    """Factors of dropout: 0 with probability p, to the nearest 1/65536, else 1 / (1 - p)."""
+    dropped = round(p * _STEPS)
+    draws = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
+    numbers = draws.view(torch.int16)[:count]
+    factors = torch.empty(count, dtype=dtype)  # torch compares into it fast, and converts slowly
+    torch.ge(numbers, dropped - _STEPS // 2, out=factors)
+    return factors.mul_(_STEPS / (_STEPS - dropped))
+
+
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dropped: int) -> Tensor:
-        draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-        numbers = draws.view(torch.int16)[: x.numel()].view(x.shape)
-        factors = torch.empty_like(x)  # torch compares into it fast, and converts slowly
-        torch.ge(numbers, dropped - _STEPS // 2, out=factors).mul_(_STEPS / (_STEPS - dropped))
+        factors = draw_factors(x.numel(), dropped / _STEPS, x.dtype).view(x.shape)
         ctx.save_for_backward(factors)
         return x * factors
 

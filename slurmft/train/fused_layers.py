@@ -1,9 +1,8 @@
 """Encoder layers on CPUs as one autograd function each, with a backward pass written by hand.
 
-A layer of transformers is a hundred small operations. On a CPU with matrix units the products among
-them take an eighth of a step; the others make it up: casts, random numbers, sums of gradients,
-copies in and out of padding. A fused layer has about twenty, of which most write over what is no
-longer needed. It computes what the layers of BERT, RoBERTa, ELECTRA and DistilBERT compute:
+Where a CPU has matrix units, most of a step is not matrix products, but what stands between them:
+casts, random numbers, sums of gradients, copies in and out of padding. A fused layer does less of
+it. It computes what the layers of BERT, RoBERTa, ELECTRA and DistilBERT compute:
 
     a = norm(x + dropout(attention(x) W + b));  y = norm(a + dropout(gelu(a W + b) W + b))
 
@@ -23,6 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 from torch.utils.checkpoint import checkpoint
+
+from slurmft.train.cpu import draw_factors
 
 _ROWS = 64
 """Numbers of rows are multiples of it: few sizes, for which oneDNN keeps its code."""
@@ -139,15 +140,9 @@ class Bank:
     def __init__(self, p: float, size: int, dtype: torch.dtype) -> None:
         """
         Args:
-            p: to the nearest 1/65536.
             size: of the largest piece.
         """
-        size = _BANK * size + _APART
-        draws = torch.empty(-(-size // 4), dtype=torch.int64).random_(-(2**63), None)
-        dropped = round(p * 2**16)
-        self._factors = torch.empty(4 * len(draws), dtype=dtype)
-        torch.ge(draws.view(torch.int16), dropped - 2**15, out=self._factors)
-        self._factors.mul_(2**16 / (2**16 - dropped))
+        self._factors = draw_factors(_BANK * size + _APART, p, dtype)
 
     def take(self, *shape: int) -> Tensor:
         """Factors of this shape; a view."""

@@ -349,10 +349,13 @@ class Packing:
         return packed
 
     def fuse(self) -> bool:
-        """Lets fused layers compute, where they are known and give the same; returns whether so."""
+        """Lets fused layers compute, where they are known and give the same; returns whether so.
+        After `compute_first_only`."""
         layers = [layer_of(module) for module in getattr(self.encoder, "layer", ())]
         before = _sample_states(self.model)
         self.layers = [layer for layer in layers if layer]
+        if self.layers:
+            self.layers[-1].first_only = self.is_first_token_only
         if len(self.layers) < len(layers) or not _is_same(before, _sample_states(self.model)):
             self.layers = []
         return bool(self.layers)
@@ -387,7 +390,6 @@ class Packing:
         dtype = torch.get_autocast_dtype(on) if autocast else packed.dtype
         rows = Rows.of(layout.lengths, self.layers[0].heads, dtype)
         padded = torch.nn.functional.pad(packed.to(dtype), (0, 0, 0, rows.count - len(packed)))
-        self.layers[-1].first_only = self.is_first_token_only
         again = getattr(self.encoder.layer[0], "gradient_checkpointing", False)
         states = fused_layers.run(self.layers, padded, rows, self.model.training, again)
         return states if self.is_first_token_only else states[: rows.tokens]
