@@ -5,6 +5,7 @@ Used by the tests, and by results/benchmarks/faults.py, which measures what each
 
 from __future__ import annotations
 
+import collections
 import itertools
 import os
 import signal
@@ -271,6 +272,12 @@ def steps_lost(run: RunDir) -> int:
     """Steps that were done again."""
     steps = [r["step"] for r in records(run, "step")]
     return len(steps) - len(set(steps))
+
+
+def furthest_again(run: RunDir) -> int:
+    """The furthest step that was done twice, or 0."""
+    times = collections.Counter(r["step"] for r in records(run, "step"))
+    return max((step for step, n in times.items() if n > 1), default=0)
 
 
 def recovery_s(run: RunDir, since: float) -> float:
