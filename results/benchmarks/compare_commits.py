@@ -3,6 +3,8 @@ this machine; the later state also with the tokens that its run before has cache
 
     git worktree add /tmp/before COMMIT
     python results/benchmarks/compare_commits.py /tmp/before emotion EMOTION_DIR --steps 100
+    python results/benchmarks/compare_commits.py /tmp/before mrpc MRPC_DIR --steps 40 \
+        --nproc-per-node 1 --batch-size 32 --max-length 128
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from pathlib import Path
 from harness import REPOSITORY, encoder, parser, result, save, submit
 
 
-def main(before: Path, task: str, data: str, rounds: int, steps: int) -> None:
+def main(before: Path, task: str, data: str, rounds: int, **train: int) -> None:
     after = REPOSITORY
     states = {"before": before, "after": after, "after, cached tokens": after}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in states}
@@ -26,7 +28,7 @@ def main(before: Path, task: str, data: str, rounds: int, steps: int) -> None:
             shutil.rmtree(folder / "after", ignore_errors=True)  # its cache
             for state, code in states.items():
                 cache = folder / state.partition(",")[0]
-                took = one_run(folder / "runs", code, cache, task, data, steps)
+                took = one_run(folder / "runs", code, cache, task, data, **train)
                 print(f"round {number} {state:21} {took}", flush=True)
                 if number:  # the first round fills the disk cache, and compiles modules
                     found[state].append(took)
@@ -37,21 +39,32 @@ def main(before: Path, task: str, data: str, rounds: int, steps: int) -> None:
     }
     for state, values in medians.items():
         print(f"{state:21} {values}")
-    setup = {"rounds": rounds, "steps": steps}
-    save(f"compare_commits_{task}", setup | {"runs": found, "medians": medians})
+    save(
+        f"compare_commits_{task}", {"rounds": rounds} | train | {"runs": found, "medians": medians}
+    )
 
 
 def one_run(
-    runs: Path, code: Path, cache: Path, task: str, data: str, steps: int
+    runs: Path,
+    code: Path,
+    cache: Path,
+    task: str,
+    data: str,
+    *,
+    steps: int,
+    nproc_per_node: int,
+    batch_size: int,
+    max_length: int,
 ) -> dict[str, float]:
     """Seconds to the first step, and those that no phase counts; training throughput."""
     # As installed, with compiled modules: some environments switch those off.
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     run = submit(
         runs,
-        *("--cluster", "local", "--nodes", "1", "--nproc-per-node", "2", "--no-requeue"),
-        *("--task", task, "--data", data, "--model", str(encoder()), "--max-length", "32"),
-        *("--batch-size", "8", "--max-steps", str(steps)),
+        *("--cluster", "local", "--nodes", "1", "--no-requeue"),
+        *("--nproc-per-node", str(nproc_per_node), "--batch-size", str(batch_size)),
+        *("--task", task, "--data", data, "--model", str(encoder())),
+        *("--max-length", str(max_length), "--max-steps", str(steps)),
         env=env | {"PYTHONPATH": str(code), "HF_HOME": str(cache)},
         cwd=code,
     )
@@ -73,6 +86,9 @@ if __name__ == "__main__":
     arguments.add_argument("data", metavar="DATA_DIR")
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--steps", type=int, default=1)
+    arguments.add_argument("--nproc-per-node", type=int, default=2)
+    arguments.add_argument("--batch-size", type=int, default=8, help="of one process")
+    arguments.add_argument("--max-length", type=int, default=32)
     asked = vars(arguments.parse_args())
     asked["before"], asked["data"] = asked["before"].absolute(), str(Path(asked["data"]).absolute())
     main(**asked)
