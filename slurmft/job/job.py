@@ -161,6 +161,8 @@ class Job:
             assert self._run is not None
             self._world = process_group.init(self.config.job.backend)
             self._meet()
+            if self._world.warning:
+                self.warn(self._world.warning)
         return self._world
 
     def _meet(self) -> None:

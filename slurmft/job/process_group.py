@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,14 +10,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
-from slurmft.core.errors import SlurmftError, UsageError
-from slurmft.node import ccl, torchrun
+from slurmft.core.errors import SlurmftError
+from slurmft.job.backend import agree
+from slurmft.node import torchrun
 
 _TIMEOUT = timedelta(minutes=30)
 _CONTROL_TIMEOUT = timedelta(days=2)
 """Ranks may wait long for the main one, which reads data; real hangs are the watchdog's to find."""
-
 
 _EVALUATE_WAITED = ("Expected to find locked file", "Cannot acquire lock on cached file")
 """evaluate's messages about a rank that has not written its file, for whatever reason."""
@@ -39,6 +39,8 @@ class World:
     backend: str
     control: Any
     """A gloo group of all ranks, for requests and objects."""
+    warning: str | None = None
+    """What the user should know of the backend."""
     owned: bool = True
     """The process group was set up here, not by the program."""
 
@@ -143,63 +145,31 @@ def init(backend: str) -> World:
     Accelerate uses a process group that is there: so it works with ccl, too.
 
     Raises:
-        UsageError: the backend needs what this node does not have.
+        UsageError: as `backend.choose`.
     """
     owned = not dist.is_initialized()
-    name = choose_backend(backend, torch.cuda.is_available()) if owned else dist.get_backend()
+    name, warning = dist.get_backend() if not owned else "", None
+    if owned:
+        torchrun.bind_stores()
+        store, rank, size = next(rendezvous("env://", timeout=_TIMEOUT))
+        name, warning = agree(backend, store, rank, size)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cpu")
     if torch.cuda.is_available() and name == "nccl":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     if owned:
-        torchrun.bind_stores()
-        dist.init_process_group(name, timeout=_TIMEOUT)
+        dist.init_process_group(name, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
     return World(
         rank=dist.get_rank(),
         size=dist.get_world_size(),
         local_rank=local_rank,
         device=device,
         backend=name,
+        warning=warning,
         control=dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT),
         owned=owned,
     )
-
-
-def choose_backend(asked: str, has_gpu: bool) -> str:
-    """The backend asked for, or the fastest that is here.
-
-    Raises:
-        UsageError: the backend needs what this node, or this torch, does not have.
-    """
-    if asked == "nccl" and not has_gpu:
-        raise UsageError(
-            f"--backend nccl needs GPUs, and {os.uname().nodename} shows none", "use --backend gloo"
-        )
-    binding = ccl.choose(asked, has_gpu)
-    if binding is not None and _registers(binding, required=asked == "ccl"):
-        return "ccl"
-    if note := ccl.fall_back_note(asked, has_gpu):
-        print(note, flush=True)
-    return ("nccl" if has_gpu else "gloo") if asked == "auto" else asked
-
-
-def _registers(binding: ccl.Binding, required: bool) -> bool:
-    """Imports the binding, which registers the backend; whether it could be.
-
-    Raises:
-        UsageError: it could not, and is required.
-    """
-    os.environ.update(ccl.rank_variables(os.environ))
-    try:
-        importlib.import_module(binding.module)
-    except (ImportError, OSError, RuntimeError) as error:
-        problem = f"{binding.module} cannot be imported: {error}"
-        if required:
-            raise UsageError(f"--backend ccl: {problem}", ccl.hint()) from None
-        print(f"{problem}: collectives use gloo", flush=True)
-        return False
-    return True
 
 
 def is_secondary(error: BaseException) -> bool:

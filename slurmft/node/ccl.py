@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmft.core.errors import UsageError
+from slurmft.node.hardware import host_name
 
 _MODULES = ("oneccl_bindings_for_pytorch", "torch_ccl")
 """Its names since 1.12, and before."""
@@ -100,7 +101,8 @@ def _version(packages: tuple[str, ...]) -> str | None:
 
 
 def choose(backend: str, has_gpu: bool) -> Binding | None:
-    """The binding, if the collectives of a run use oneCCL.
+    """The binding, if this node is prepared for oneCCL. Which collectives a run uses, its ranks
+    agree on (`slurmft.job.backend`): another node may lack it.
 
     Args:
         backend: the option.
@@ -112,13 +114,15 @@ def choose(backend: str, has_gpu: bool) -> Binding | None:
     if backend not in ("auto", "ccl") or (backend == "auto" and has_gpu):
         return None
     found = find()
-    if backend == "auto":
-        return found if found is not None and found.mismatch is None else None
-    if found is None:
-        raise UsageError(f"--backend ccl needs {_MODULES[0]}, which is not installed", hint())
-    if found.mismatch:
-        raise UsageError(f"--backend ccl: {found.mismatch}", hint())
-    return found
+    problem = problem_of(found)
+    if problem and backend == "ccl":
+        raise UsageError(f"--backend ccl on {host_name()}: {problem}", hint())
+    return None if problem else found
+
+
+def problem_of(found: Binding | None) -> str | None:
+    """Why the binding cannot be used, as far as its files tell; None: it can."""
+    return f"{_MODULES[0]} is not installed" if found is None else found.mismatch
 
 
 def hint() -> str:
@@ -133,14 +137,6 @@ def hint() -> str:
         f"install oneccl_bind_pt=={'.'.join(torch)}.* from Intel's index of wheels "
         "(https://pytorch-extension.intel.com), or use --backend gloo"
     )
-
-
-def fall_back_note(backend: str, has_gpu: bool) -> str | None:
-    """Why auto does not use a binding that is installed, in one line; None: it does."""
-    found = find() if backend == "auto" and not has_gpu else None
-    if found is None or found.mismatch is None:
-        return None
-    return f"{found.mismatch}: collectives use gloo"
 
 
 def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -149,14 +149,14 @@ class Rendezvous:
         """
         if self.interface:
             return check_interface(self.interface, self.host)
-        if len(self.hosts) == 1:
-            return None if self.elastic else "lo"
+        if len(self.hosts) == 1 and not self.elastic:
+            return "lo"
         return interface_of(address_towards(self.peer))
 
     @property
     def peer(self) -> str:
-        """Another host of the job: the head; for the head itself, the next one."""
-        return self.hosts[1] if self.is_head else self.head
+        """Another host of the job: the head; for the head itself, the next one if it is known."""
+        return self.hosts[1] if self.is_head and len(self.hosts) > 1 else self.head
 
     def listen_address(self) -> str | None:
         """The address on which this node listens for the others (IPv4).

@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.conftest import records, slurmft
 from tests.support import prepared
+from tests.support.ccl import stand_in, torch_version
 
 FLAGS = ("--image", "registry.example.com:5000/team/slurmft:1", "--claim", "runs", "--nodes", "3")
 MORE = (
@@ -215,7 +217,9 @@ def test_where_pods_meet(tmp_path: Path) -> None:
     )
     assert found.host == "127.0.0.1"
     fixed = {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": "29500", "PET_NODE_RANK": "0"}
-    assert rendezvous_of(config, fixed).is_head
+    first = rendezvous_of(config, fixed)
+    assert first.is_head
+    assert first.socket_interface() == found.socket_interface() == "lo"
     assert pod_index({"HOSTNAME": "single"}) == 0
     with pytest.raises(RendezvousError, match="no operator started this pod"):
         rendezvous_of(config, {})
@@ -249,12 +253,16 @@ def configured(folder: Path, kind: str, *more: str) -> Path:
     return path
 
 
-def test_pods_train(tmp_path: Path) -> None:
+def test_pods_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On oneCCL, which needs the name of the interface in every pod."""
+    binding = stand_in(tmp_path / "lib", torch_version())["PYTHONPATH"]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([binding, *sys.path]))
     run = RunDir(tmp_path / "runs" / "mrpc")
     config = configured(tmp_path, "trainjob", "--max-steps", "2")
     with pods("trainjob", config, run) as started:
         assert [pod.wait(110) for pod in started] == [0, 0]
-    assert json.loads(run.result.read_text())["world_size"] == 2
+    result = json.loads(run.result.read_text())
+    assert (result["world_size"], result["backend"]) == (2, "ccl")
     assert run.get_state()["state"] == "finished"
 
 

@@ -5,10 +5,6 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import pytest
-
-from slurmft.core.errors import UsageError
-from slurmft.job import process_group
 from tests.support import prepared
 
 
@@ -30,10 +26,3 @@ def test_ranks_agree(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} done" for rank in range(3)]
-
-
-def test_backends() -> None:
-    assert process_group.choose_backend("auto", has_gpu=True) == "nccl"
-    assert process_group.choose_backend("gloo", has_gpu=True) == "gloo"
-    with pytest.raises(UsageError, match="needs GPUs"):
-        process_group.choose_backend("nccl", has_gpu=False)

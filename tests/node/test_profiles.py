@@ -19,8 +19,8 @@ from slurmft.node.hardware import Hardware, as_list, numbers
 from slurmft.node.profiles import Profile, bind_rank, choose
 from slurmft.node.rendezvous import Rendezvous
 from slurmft.node.task import training_environment
-from tests.conftest import Done, slurmft
-from tests.support.ccl import SETVARS, stand_in, torch_version
+from tests.conftest import Done, records, slurmft
+from tests.support.ccl import BINDING, SETVARS, stand_in, torch_version
 from tests.support.cluster import Cluster
 
 SAPPHIRE_RAPIDS = "fpu avx2 avx512f avx512_vnni avx512_bf16 amx_bf16 amx_tile amx_int8"
@@ -354,8 +354,9 @@ def test_ccl_for_another_torch(tmp_path: Path) -> None:
     done = slurmft("submit", "--follow", *flags, "--batch-size", "8", env=env, imported=True)
     assert done.code == 0, done.err
     assert done.result["backend"] == "gloo"
-    log = done.run.rank_log(0).read_text()
-    assert "oneccl_bindings_for_pytorch 1.13.0 was built for another torch than" in log
+    (warning,) = records(done.run, "warning")
+    words = "oneccl_bindings_for_pytorch 1.13.0 was built for another torch than"
+    assert f"collectives use gloo; on {os.uname().nodename}: {words}" in warning["text"]
     done = slurmft("submit", "--follow", "--backend", "ccl", *flags, env=env, imported=True)
     assert done.code == 2
     assert "1.13.0 was built for another torch" in done.err
@@ -365,19 +366,27 @@ def test_ccl_for_another_torch(tmp_path: Path) -> None:
     assert "--backend gloo" in hint
 
 
-def test_ccl_that_cannot_be_imported(tmp_path: Path) -> None:
-    """auto does without it; whoever asks for it is told why."""
-    broken = "raise ImportError('libccl.so.1: cannot open shared object file')"
-    env = stand_in(tmp_path / "lib", torch_version(), broken)
-    flags = ("--cluster", "local", "--max-steps", "1", "--runs-dir", str(tmp_path))
+def test_ccl_that_one_node_cannot_import(tmp_path: Path) -> None:
+    """auto does without it, on all nodes; whoever asks for it is told why, and where."""
+    breaks = "raise ImportError('libccl.so.1: cannot open shared object file')"
+    module = f"import os\nif os.environ['SLURMFT_LOCAL_NODE'] == '1':\n    {breaks}\n{BINDING}"
+    env = stand_in(tmp_path / "lib", torch_version(), module)
+    flags = ("--cluster", "local", "--nodes", "2", "--max-steps", "1", "--runs-dir", str(tmp_path))
     done = slurmft("submit", "--follow", *flags, "--batch-size", "8", env=env, imported=True)
     assert done.code == 0, done.err
     assert done.result["backend"] == "gloo"
-    words = "oneccl_bindings_for_pytorch cannot be imported: libccl.so.1: cannot open"
-    assert f"{words} shared object file: collectives use gloo" in done.run.rank_log(0).read_text()
+    words = (
+        f"on {os.uname().nodename}: oneccl_bindings_for_pytorch cannot be imported: libccl.so.1: "
+        "cannot open shared object file"
+    )
+    (warning,) = records(done.run, "warning")
+    assert warning["text"] == f"collectives use gloo; {words}"
+    assert done.out.count(warning["text"]) == 1
     done = slurmft("submit", "--follow", "--backend", "ccl", *flags, env=env, imported=True)
     assert done.code == 2
-    assert f"--backend ccl: {words}" in done.err
+    assert f"--backend ccl {words}" in done.err
+    for rank in range(2):
+        assert f"--backend ccl {words}" in done.run.rank_log(rank).read_text()
 
 
 IPEX_STAND_IN = """
@@ -433,7 +442,7 @@ def test_ipex_that_is_not_here(tmp_path: Path) -> None:
 
 
 def test_backends_that_are_not_here() -> None:
-    with pytest.raises(UsageError, match="which is not installed") as error:
+    with pytest.raises(UsageError, match="is not installed") as error:
         ccl.choose("ccl", has_gpu=False)
     assert "--backend gloo" in str(error.value.hint)
     assert ccl.choose("auto", has_gpu=True) is None
