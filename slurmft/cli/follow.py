@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 
 from slurmft.cli import next_commands, push
 from slurmft.cli.parser import Parser, add_push_to_hub, add_run
 from slurmft.cluster.slurm.commands import JobState
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit, SlurmftError
-from slurmft.runs import resolve, trackers
+from slurmft.core.own_program import OwnProgram
+from slurmft.runs import log_times, resolve, trackers
 from slurmft.runs.progress import Progress, result_table
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
@@ -35,6 +38,7 @@ class Follower:
         self._recent = self._records.read_recent("start")
         if only_new:
             self._recent = []
+        self._output = Output(run) if OwnProgram.of(run.load_config().program) else None
         self._said = ""
 
     def follow(self) -> int:
@@ -61,6 +65,10 @@ class Follower:
         self._show_records()
 
     def _show_records(self) -> None:
+        if self._output is not None:
+            for line in self._output.new_lines():
+                self.progress.say(line)
+            return
         for record in self._records.read():
             self.progress.show(record)
 
@@ -75,6 +83,22 @@ class Follower:
         if worth_it and text != self._said:
             self._said = text
             self.progress.say(text)
+
+
+class Output:
+    """What rank 0 of a program of the user's own prints: its log has its records, too."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._log, self._offset = run.rank_log(0), 0
+
+    def new_lines(self) -> Iterator[str]:
+        """Whole lines that are new, without their stamps."""
+        with contextlib.suppress(OSError), open(self._log, "rb") as file:
+            file.seek(self._offset)
+            whole, newline, _ = file.read().rpartition(b"\n")
+            self._offset += len(whole + newline)
+            for line in whole.decode(errors="replace").split("\n") if newline else ():
+                yield log_times.split(line)[1]
 
 
 def show_outcome(job: JobWatch) -> int:

@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     run = resolve.find(arguments.run, arguments.runs_dir)
     flags = given(arguments, _WHERE)
     job_id = resume(run, flags, provenance("resume", argv))
-    newest = next(reversed(run.checkpoint_names()), None)
+    newest = run.newest_checkpoint()
     if arguments.json and not arguments.follow:
         print(to_json({"run": str(run.path), "job": job_id, "checkpoint": newest}, indent=2))
         return Exit.OK

@@ -26,11 +26,11 @@ from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.credentials import redact
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import write_bytes, write_text
+from slurmft.core.own_program import OwnProgram
 from slurmft.core.site import site_file
 from slurmft.core.text import in_bytes
-from slurmft.node import ccl, hardware, profiles
+from slurmft.node import ccl, hardware, profiles, task
 from slurmft.node.rendezvous import Rendezvous
-from slurmft.node.task import torchrun_command
 from slurmft.runs import trackers
 from slurmft.runs.rundir import RunDir
 
@@ -124,19 +124,14 @@ def input_lines(config: RunConfig) -> list[str]:
 def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
     """The torchrun command of the first node, with its title."""
     nproc = str(config.job.nproc_per_node or "$NPROC")
-    command = shlex.join(
-        torchrun_command(
-            config.program.module,
-            run.path,
-            placeholder(config, cluster),
-            nproc,
-            config.job.max_restarts,
-        )
-    )
-    return [
+    command = shlex.join(task.node_command(config, run.path, placeholder(config, cluster), nproc))
+    lines = [
         "# the task of each node then runs (here: of the first; NPROC: its GPUs or CPU sockets)",
         re.sub(r"'([\w.:]*\$[\w.:$]+)'", r'"\1"', command),  # our variables, and no path
     ]
+    if own := OwnProgram.of(config.program):
+        lines += [f"# each process of it, in {own.folder}", shlex.join(own.argv)]
+    return lines
 
 
 def node_variables(config: RunConfig) -> list[str]:

@@ -193,7 +193,7 @@ def _ended_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
     if state.name == "COMPLETED":
         message += ", but left no result"
     hint = _HINTS.get(state.name, f"logs: {run.logs} and {run.submitit}")
-    if run.checkpoint_names():
+    if run.newest_checkpoint():
         hint += f"; {_resume(run)}"
     if state.exit_code == _NO_FOLDER:
         hint = f"can every node see and write {run.submitit}?"

@@ -365,7 +365,7 @@ def check_value(config: Any, name: str, good: Callable[[Any], bool], what: str) 
 
 def check_choices(config: Any) -> None:
     for name, option in options(type(config)).items():
-        choices = option.metadata["choices"]
+        choices = option.metadata.get("choices")
         if choices and getattr(config, name) not in choices:
             raise unknown(flag(name), getattr(config, name), list(choices))
 

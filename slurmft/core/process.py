@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -20,15 +20,23 @@ def die_with_parent(sig: int = signal.SIGKILL) -> None:
 
 
 def start(
-    command: Sequence[str], death: int = signal.SIGKILL, **kwargs: Any
+    command: Sequence[str],
+    death: int = signal.SIGKILL,
+    unblocked: Iterable[int] = (),
+    **kwargs: Any,
 ) -> subprocess.Popen[bytes]:
-    """Starts a child that gets the signal `death` when this process ends, by SIGKILL too."""
+    """Starts a child that gets the signal `death` when this process ends, by SIGKILL too.
+
+    Args:
+        unblocked: signals that are blocked here, and not to be there.
+    """
     parent = os.getpid()
 
     def before_exec() -> None:
         die_with_parent(death)
         if os.getppid() != parent:  # the parent ended before the request
             os._exit(1)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, unblocked)
 
     return subprocess.Popen(command, preexec_fn=before_exec, **kwargs)
 

@@ -404,8 +404,10 @@ class Job:
             "primary_metric": next(iter(metrics), None),
             "world_size": self.world_size,
             "steps": self._step,
+            "phases_s": {},
         } | dict(facts or {})
         if self._run is not None and self.is_main:
+            result = {"nodes": self.config.job.nodes} | result
             timing = {"wall_s": time.time() - self.began_at}
             attempt = self._run.read_attempt() or {}
             timing |= {"attempts": attempt.get("number", 1)}

@@ -24,6 +24,9 @@ from slurmft.node.signals import StopRequest
 from slurmft.runs import log_times, rundir
 from slurmft.runs.rundir import RunDir
 
+LOST_PEER = ("connection closed by peer", "connection reset", "broken pipe", "gloo/transport")
+"""Signs of errors that only say that another rank is gone, in lower case."""
+
 
 def receive_signals() -> StopRequest:
     """Takes up the stop signals, and ends with the process that started this one."""
@@ -82,7 +85,7 @@ def record_failure(error: Exception, run: RunDir, rank: int, step: int, meetings
     print(redact(trace or f"error: {shown}"), file=sys.stderr, flush=True)
     where, secondary = f"rank {rank} on {host_name()}", is_secondary(error)
     lasting = not secondary and (
-        trace is None or _failed_so_before(run, shown, where, step, meetings)
+        trace is None or failed_so_before(run, shown, where, step, meetings)
     )
     run.add_failure(where, shown, trace, secondary=secondary, step=step, meetings=meetings)
     if lasting and node_folder() is not None:
@@ -90,10 +93,12 @@ def record_failure(error: Exception, run: RunDir, rank: int, step: int, meetings
     return int(shown.code)
 
 
-def _failed_so_before(
+def failed_so_before(
     run: RunDir, error: SlurmftError, where: str, step: int, meetings: int
 ) -> bool:
-    """Looks at this host's failures alone: a thousand ranks may fail at once."""
+    """Whether the same failure is on record from an earlier life of the ranks.
+
+    Looks at this host's failures alone: a thousand ranks may fail at once."""
     now = (rundir.current_attempt(), meetings)
     return any(
         (f["message"], f["step"]) == (error.message, step)

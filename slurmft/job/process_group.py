@@ -14,6 +14,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from slurmft.core.errors import SlurmftError
 from slurmft.job.backend import agree
+from slurmft.job.process import LOST_PEER
 from slurmft.node import torchrun
 
 _TIMEOUT = timedelta(minutes=30)
@@ -178,5 +179,4 @@ def is_secondary(error: BaseException) -> bool:
         return True
     if isinstance(error, ValueError) and any(w in str(error) for w in _EVALUATE_WAITED):
         return True
-    signs = ("connection closed by peer", "connection reset", "broken pipe", "gloo/transport")
-    return isinstance(error, RuntimeError) and any(s in str(error).lower() for s in signs)
+    return isinstance(error, RuntimeError) and any(s in str(error).lower() for s in LOST_PEER)

@@ -15,14 +15,21 @@ FOLDER = "SLURMFT_NODE_FOLDER"
 """Variable with the folder of a node's heartbeats."""
 
 
+STACKS = "SLURMFT_STACKS"
+"""Variable with the file into which a Python writes its stacks on SIGUSR1 (slurmft/locks/shim)."""
+
+
 def hardware_file(folder: Path) -> Path:
     """The file by which a node's task passes the detected hardware to its ranks: nvidia-smi takes a
     second, and a rank that is bound to its cores sees no others."""
     return folder / "hardware.json"
 
 
+OUTPUT = "output"
+"""The phase of beats that are lines of output: those of a program that tells no steps."""
+
 _LAYOUT = struct.Struct("<ddq16s")
-_PATIENCE = {"start": 6.0, "save": 6.0}
+_PATIENCE = {"start": 6.0, "save": 6.0, OUTPUT: 1.0}
 """How many times longer than a step these phases may take: imports, tokenizing and compilation;
 the last save."""
 
@@ -47,15 +54,15 @@ class Beat:
 class Heart:
     """Writes the beats of a rank; without a path, nothing."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, phase: str = "start") -> None:
         self._map: mmap.mmap | None = None
         self._last, self.slowest_s = time.monotonic(), 0.0
-        self._phase = "start"
+        self._phase = phase
         if path is not None:
             with open(path, "w+b") as file:
                 file.truncate(_LAYOUT.size)
                 self._map = mmap.mmap(file.fileno(), _LAYOUT.size)
-        self.beat(0, "start")
+        self.beat(0, phase)
 
     def beat(self, step: int, phase: str) -> None:
         """Writes the step and the phase that begins: start, train, evaluate, save."""

@@ -166,7 +166,7 @@ def record_rank_failure(run: RunDir, rank: int, code: int) -> int:
         return 128 - code
     if run.root_failure(current_attempt(), f"rank-{rank}-*") is None:
         unknown = SlurmftError(f"it ended with exit code {code}", hint)
-        run.add_failure(where, unknown, retry=bool(run.checkpoint_names()))
+        run.add_failure(where, unknown, retry=bool(run.newest_checkpoint()))
     return code
 
 

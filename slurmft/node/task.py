@@ -17,6 +17,7 @@ from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import write_json
 from slurmft.core.hub import hub_in_reach
+from slurmft.core.own_program import OwnProgram
 from slurmft.node import ccl, hardware, heartbeat, profiles, signals, staged_env
 from slurmft.node.hardware import host_name
 from slurmft.node.profiles import Profile
@@ -96,17 +97,31 @@ def run_torchrun(
 ) -> int:
     """Runs torchrun as the child of this task; returns the task's exit code. `nodes` is for
     `torchrun_command`."""
-    run, program = supervisor.run, config.program
     profile, binding = use_of_node(config, os.environ)
-    nproc, restarts = str(profile.nproc), config.job.max_restarts
     child = Child(
-        command=torchrun_command(program.module, run.path, rendezvous, nproc, restarts, nodes),
+        command=node_command(config, supervisor.run.path, rendezvous, str(profile.nproc), nodes),
         record_failure=partial(record_torchrun_failure, supervisor),
         tasks=len(rendezvous.hosts),
         records_stop=rendezvous.is_head,
         ends_with_others=ends_with_others,
     )
     return run_child(supervisor, child, config, rendezvous, profile, binding)
+
+
+def node_command(
+    config: RunConfig, run_dir: Path, rendezvous: Rendezvous, nproc: str, nodes: str | None = None
+) -> list[str]:
+    """What a node runs: torchrun, or the processes of a program that does without."""
+    module, own = config.program.module, OwnProgram.of(config.program)
+    if own and own.per != "torchrun":
+        count = "1" if own.per == "node" else nproc
+        return [
+            sys.executable, "-m", "slurmft.node.processes", module, str(run_dir), own.per, count,
+            str(rendezvous.node_rank), str(len(rendezvous.hosts)),
+            rendezvous.head, str(rendezvous.port),
+        ]  # fmt: skip
+    restarts = config.job.max_restarts
+    return torchrun_command(module, run_dir, rendezvous, nproc, restarts, nodes)
 
 
 def torchrun_command(
@@ -220,7 +235,7 @@ def record_torchrun_failure(supervisor: Supervisor, code: int, log: Path, start:
         elsewhere = await_cause(supervisor.peers)
         if failure is None and not elsewhere:
             unknown = SlurmftError(f"torchrun ended with exit code {code}", hint)
-            failure = run.add_failure(where, unknown, retry=bool(run.checkpoint_names()))
+            failure = run.add_failure(where, unknown, retry=bool(run.newest_checkpoint()))
     return int(failure["code"] if failure else Exit.FAILED)
 
 

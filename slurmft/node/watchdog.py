@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
@@ -83,14 +84,17 @@ class Watchdog:
         self._dumped = True
         for rank in self.ranks():
             with contextlib.suppress(ProcessLookupError):
-                # faulthandler writes them, without the GIL.
-                os.kill(self._pid(rank), signal.SIGUSR1)
+                if self._stacks(rank).exists():  # faulthandler writes them, without the GIL
+                    os.kill(self._pid(rank), signal.SIGUSR1)
         time.sleep(_DUMP_S)
         for rank in self.ranks():
             pid = self._pid(rank)
             head = f"rank {rank} on {os.uname().nodename}, pid {pid}, state {process_state(pid)}"
-            stacks = (self.folder / f"stacks-{rank}").read_text(errors="replace")
-            text = f"--- {time.ctime()}: {head}\n{stacks or kernel_view(pid)}\n"
+            stacks, text = self._stacks(rank), f"--- {time.ctime()}: {head}\n"
+            with contextlib.suppress(FileNotFoundError):  # no Python, or one without our shim
+                text += stacks.read_text(errors="replace")
+            if not stacks.exists() or not stacks.stat().st_size:
+                text += f"{py_spy(pid) or kernel_view(pid)}\n"
             with contextlib.suppress(OSError), open(run.stacks(rank), "a") as file:
                 file.write(text)
 
@@ -100,6 +104,9 @@ class Watchdog:
     def ranks(self) -> list[int]:
         """The ranks of this node that have started, by number."""
         return sorted(int(p.name.removeprefix("pid-")) for p in self.folder.glob("pid-*"))
+
+    def _stacks(self, rank: int) -> Path:
+        return self.folder / f"stacks-{rank}"
 
     def _pid(self, rank: int) -> int:
         return int((self.folder / f"pid-{rank}").read_text() or 0)
@@ -132,6 +139,16 @@ def process_state(pid: int) -> str:
     """The kernel's letter for a process: R, S, D, T, Z; "gone" for none."""
     fields = process.stat(pid)
     return "gone" if fields is None else fields[0]
+
+
+def py_spy(pid: int) -> str:
+    """The stacks of a Python process as py-spy sees them; "" where it is not installed."""
+    try:
+        command = ["py-spy", "dump", "--pid", str(pid)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
 
 
 def kernel_view(pid: int) -> str:

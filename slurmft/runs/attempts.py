@@ -14,6 +14,8 @@ from typing import Any
 
 from slurmft.core import fingerprint
 from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.files import is_number, read_json
+from slurmft.core.own_program import OwnProgram
 from slurmft.core.text import some
 from slurmft.runs.records import RecordWriter
 from slurmft.runs.rundir import RunDir, current_attempt
@@ -79,7 +81,7 @@ def begin(run: RunDir, hosts: list[str], job: str, restarts: int = 0) -> int:
     where = f"on {some(hosts)}"
     run.tell(run.attempt, now, f"attempt {number} of job {job} {where}")
     restart = f"attempt {number} {where}" if number > 1 else where
-    run.set_state("running", restart, attempt=number, checkpoint=newest_checkpoint(run))
+    run.set_state("running", restart, attempt=number, checkpoint=run.newest_checkpoint())
     return number
 
 
@@ -101,8 +103,31 @@ def _tell_changes(run: RunDir, number: int) -> dict[str, str]:
 def end(run: RunDir, code: int) -> Outcome:
     """Decides what becomes of a run whose tasks have ended, and records it."""
     outcome = decide(run, code)
+    if outcome.state == "finished":
+        note_result(run)
     run.set_state(outcome.state, outcome.reason, outcome.code)
     return outcome
+
+
+def note_result(run: RunDir) -> None:
+    """Writes the result of a program of the user's own that has not told one: the numbers in its
+    --result-file, and how long it took."""
+    own = OwnProgram.of(run.load_config().program)
+    if own is None or run.result.exists():
+        return
+    metrics = {}
+    if own.result_file is not None:
+        found = read_json(path, dict) if (path := own.result()) else None
+        metrics = {k: v for k, v in (found or {}).items() if is_number(v)}
+        if not metrics:
+            text = f"--result-file {own.result_file!r}: no numbers were written there"
+            RecordWriter(run.records).write({"event": "warning", "text": text})
+    began = next(s["time"] for s in run.history() if s["state"] == "running")
+    result: dict[str, Any] = {"metrics": metrics, "primary_metric": next(iter(metrics), None)}
+    result |= {"world_size": len(list(run.logs.glob("rank-*.log"))), "steps": None, "phases_s": {}}
+    result |= {"nodes": run.load_config().job.nodes, "attempts": run.attempt_number()}
+    result |= {"wall_s": time.time() - began}
+    run.tell(run.result, result, f"result: {result}")
 
 
 def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
@@ -121,7 +146,7 @@ def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
     if code != Exit.STOPPED and failure and own:
         return Outcome("failed", f"{failure['where']}: {failure['message']}", failure["code"])
     by_itself = failure is None and code not in (Exit.STOPPED, *range(128, 256))
-    if by_itself and newest_checkpoint(run) is None:  # its tasks never came so far as to say why
+    if by_itself and run.newest_checkpoint() is None:  # its tasks never came so far as to say why
         return Outcome("failed", f"the tasks ended with code {code}", code)
     reason = _reason(run, code, failure)
     settings = run.load_config().job
@@ -153,7 +178,7 @@ _KILLS = {number.value: number.name for number in signal.Signals}
 
 def attempts_without_progress(run: RunDir) -> int:
     """How many attempts in a row, the last one included, have left no new checkpoint."""
-    newest, count = newest_checkpoint(run), 0
+    newest, count = run.newest_checkpoint(), 0
     for state in reversed(run.history()):
         if state["state"] == "submitted":
             break
@@ -172,11 +197,7 @@ def _recorded_starts(run: RunDir) -> int:
 
 def saved(run: RunDir) -> str:
     """What a stopped run can resume from, in words."""
-    return f"the newest checkpoint is {newest_checkpoint(run) or 'none: it will start again'}"
-
-
-def newest_checkpoint(run: RunDir) -> str | None:
-    return next(reversed(run.checkpoint_names()), None)
+    return f"the newest checkpoint is {run.newest_checkpoint() or 'none: it will start again'}"
 
 
 def _no_progress(stalled: int, reason: str, code: int = Exit.FAILED) -> Outcome:

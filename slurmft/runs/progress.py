@@ -165,6 +165,7 @@ def result_table(result: Record) -> str:
     metrics = pick(result, {"metrics": shapes.METRICS})["metrics"] or {}
     rows = [(name, number(value)) for name, value in metrics.items()]
     rows += [(name, words(result)) for name, shape, words in _ROWS if fits(result, shape)]
+    rows = [row for row in rows if row[1]]
     width = max((len(name) for name, _ in rows), default=0)
     lines = [f"  {name:<{width}}  {value}" for name, value in rows]
     bar = "-" * max(map(len, lines), default=0)
@@ -192,7 +193,8 @@ def _memory(result: Record) -> str:
 
 def _time(result: Record) -> str:
     again = f"; job started {result['attempts']} times" if result["attempts"] > 1 else ""
-    return f"{duration(result['wall_s'])}, including {result['startup_s']:.1f} s start-up{again}"
+    start = f", including {result['startup_s']:.1f} s start-up" if "startup_s" in result else ""
+    return f"{duration(result['wall_s'])}{start}{again}"
 
 
 _RATE: dict[str, Shape] = {"world_size": shapes.SOME}
@@ -219,6 +221,6 @@ _ROWS: tuple[tuple[str, Shape, Callable[[Record], str]], ...] = (
     ("evaluate", _RATE | {"evaluate_samples_per_s": float}, lambda r: _rates(r, "evaluate")),
     ("tokens", {"train_tokens_per_s": float, "train_padded_tokens_per_s": float}, _tokens),
     ("peak memory", {"peak_memory_bytes": [int]}, _memory),
-    ("time", {"wall_s": float, "startup_s": float, "attempts": int}, _time),
+    ("time", {"wall_s": float, "startup_s?": float, "attempts": int}, _time),
 )
 """Rows, what a result must have for them, and their words."""

@@ -26,6 +26,7 @@ from slurmft.core.credentials import redact
 from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.core.files import read_json, write_json, write_text
 from slurmft.core.filesystem import absolute
+from slurmft.core.own_program import OwnProgram, in_words
 from slurmft.runs import shapes
 
 FINAL_STATES = ("finished", "failed", "cancelled")
@@ -325,6 +326,15 @@ class RunDir:
         except (FileNotFoundError, PermissionError):
             return []
         return sorted(name for name in names if name.startswith("step-"))
+
+    def newest_checkpoint(self) -> str | None:
+        """What a resume starts from, by name: of the run's own checkpoints, or of those that a
+        program writes into its --checkpoint-dir; None: nothing."""
+        own = OwnProgram.of(self.load_config().program)
+        with contextlib.suppress(OSError):
+            if own and (found := own.newest_checkpoint()):
+                return in_words(found)
+        return next(reversed(self.checkpoint_names()), None)
 
     # --- failures ---------------------------------------------------------------------------------
 

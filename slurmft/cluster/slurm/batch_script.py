@@ -25,7 +25,7 @@ from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
 from slurmft.node import rendezvous, signals, staged_env
 from slurmft.runs import log_times
-from slurmft.runs.attempts import await_failure, begin, check_turn, decide
+from slurmft.runs.attempts import await_failure, begin, check_turn, decide, note_result
 from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import ATTEMPT, RunDir, current_attempt
 
@@ -172,6 +172,8 @@ def end_attempt(run: RunDir, code: int) -> int:
     outcome = decide(run, code, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
     if outcome.state == "requeued":
         return requeue(run, outcome.reason, excludable_hosts(run))
+    if outcome.state == "finished":
+        note_result(run)
     run.set_state(outcome.state, outcome.reason, outcome.code)
     if run.get_state()["state"] != outcome.state:
         commands.note(own_job_id(os.environ), f"{outcome.state}: {outcome.reason}")

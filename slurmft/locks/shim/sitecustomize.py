@@ -21,6 +21,17 @@ def _arm() -> None:
     locks.arm(os.environ.get(locks.VARIABLE, "auto"))
 
 
+def _show_stacks() -> None:
+    """On SIGUSR1 this Python writes where its threads are, if its node's watchdog may ask."""
+    path = os.environ.get("SLURMFT_STACKS")
+    if path:
+        import faulthandler
+        import signal
+
+        file = open(path, "a")  # noqa: SIM115 - open as long as this Python
+        faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+
+
 def _next() -> None:
     others = [p for p in sys.path if os.path.abspath(p or ".") != _here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
@@ -30,5 +41,6 @@ def _next() -> None:
 
 try:
     _arm()
+    _show_stacks()
 finally:
     _next()

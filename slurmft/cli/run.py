@@ -1,0 +1,75 @@
+"""`slurmft run`: any program as a job."""
+
+from __future__ import annotations
+
+from slurmft.cli import next_commands
+from slurmft.cli.parser import Parser, add_follow, add_options, given
+from slurmft.cli.submit import WHERE
+from slurmft.core.config import JobConfig
+from slurmft.core.errors import Exit, UsageError
+from slurmft.core.own_program import FLAGS, OwnProgram
+
+EXAMPLES = """\
+PROGRAM is a Python file, -m MODULE, or any executable. All that follows it is the program's.
+
+examples:
+  slurmft run --nodes 4 -- train.py --epochs 3
+  slurmft run --nodes 4 --gpus-per-node 4 --time 60 --checkpoint-dir out \\
+      --resume-args '--resume_from_checkpoint {latest}' -- train.py --output_dir out
+  slurmft run --nodes 2 --follow -- -m mypackage.train
+  slurmft run --nodes 2 --per node -- ./simulate.sh input.dat
+  slurmft run --nodes 4 --dry-run -- train.py      show what would be submitted
+
+How its stop, end and checkpoints are read: docs/your-own-program.md
+"""
+_EXAMPLE = "slurmft run --nodes 4 -- train.py --epochs 3"
+
+
+def parser() -> Parser:
+    """The command line of `slurmft run`, up to `--`."""
+    command = Parser(
+        prog="slurmft run",
+        description="Run a program of your own on the nodes of a Slurm cluster, or on this "
+        "machine: met, watched, stopped, requeued and logged like a training of slurmft's.",
+        epilog=EXAMPLES,
+    )
+    command.add_argument(
+        "--dry-run", action="store_true", help="show what would run; submit nothing"
+    )
+    add_follow(command)
+    add_options(command, OwnProgram, "the program", FLAGS)
+    add_options(command, JobConfig, "where to run it")
+    command.usage = "%(prog)s [FLAG ...] -- PROGRAM [ARGUMENT ...]"
+    return command
+
+
+def main(argv: list[str]) -> int:
+    """The command: parse, describe the program, submit, and follow if asked to."""
+    at = argv.index("--") if "--" in argv else len(argv)
+    arguments = parser().parse(argv[:at])
+    words = argv[at + 1 :]
+    if not words:
+        problem = "no program after --" if at < len(argv) else "no -- before the program"
+        raise UsageError(problem, _EXAMPLE)
+    # Not above: --help need not wait for what submits.
+    from slurmft.cli.follow import Follower
+    from slurmft.cluster import launcher as cluster_launcher
+    from slurmft.cluster import own_program
+    from slurmft.cluster.submit import check, dry_run, provenance, submit_with
+    from slurmft.train.configure import OPTIONS
+
+    known = OPTIONS | FLAGS
+    config = own_program.configure(words, given(arguments, known), known)
+    cluster = check(config.job)
+    if arguments.dry_run:
+        print(dry_run(config, cluster))
+        return Exit.OK
+    run = submit_with(config, cluster, provenance("run", argv))
+    print(
+        f"job {cluster_launcher.job_of(run)[1]} submitted {WHERE[cluster].format(config.job.nodes)}"
+    )
+    print(f"run directory: {run.path}", flush=True)
+    if arguments.follow:
+        return Follower(run).follow()
+    print(next_commands(run.path))
+    return Exit.OK

@@ -1,0 +1,101 @@
+"""From the command line of `slurmft run` to what the nodes need to know."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slurmft.core import fingerprint
+from slurmft.core.config import JobConfig, RunConfig, build, with_absolute_paths
+from slurmft.core.errors import UsageError
+from slurmft.core.own_program import FLAGS, OwnProgram
+from slurmft.core.site import merge, site_defaults
+
+
+def configure(
+    words: list[str], flags: dict[str, Any], site_options: Mapping[str, Any]
+) -> RunConfig:
+    """The resolved configuration: flags over the site file, and the program.
+
+    Args:
+        words: the program and its arguments, as they were typed.
+        site_options: name -> field of every option that the site file may have.
+
+    Raises:
+        UsageError: no such program, or a value that cannot be right.
+    """
+    values = merge(site_defaults(site_options), flags)
+    values.setdefault("hang_timeout_s", 0)  # its output may rest for as long as it likes
+    job = with_absolute_paths(build(JobConfig, values))
+    argv, name = command(words)
+    given = {k: v for k, v in values.items() if k in FLAGS}
+    own = build(OwnProgram, {"argv": argv, "folder": os.getcwd()} | given)
+    if own.per == "auto":
+        own = dataclasses.replace(own, per="torchrun" if own.is_python else "node")
+    if own.per == "torchrun" and not own.is_python:
+        raise UsageError(
+            f"--per torchrun starts Python programs, and {words[0]!r} is none",
+            "use --per node, or --per process",
+        )
+    inputs = _inputs(words)
+    program = own.marked().program(name, paths=(own.folder, *inputs), inputs=inputs)
+    return RunConfig(program=program, job=job)
+
+
+def command(words: list[str]) -> tuple[list[str], str]:
+    """The command that starts a program from anywhere, and the program's name.
+
+    Raises:
+        UsageError: there is no such program, or it cannot be executed.
+    """
+    first, *rest = words
+    if first == "-m":
+        if not rest:
+            raise UsageError("no module after -m", "slurmft run -- -m package.module")
+        return [sys.executable, *words], _name(rest[0])
+    if first.endswith(".py") or Path(first).name.startswith("python"):
+        if first.endswith(".py"):
+            words = [sys.executable, first, *rest]
+        return [_executable(words[0]), *_absolute_script(words[1:])], _name(first)
+    return [_executable(first), *rest], _name(first)
+
+
+def _absolute_script(words: list[str]) -> list[str]:
+    """A Python's arguments, the script with its whole path."""
+    if not words or words[0].startswith("-"):
+        return words
+    if not os.path.isfile(words[0]):
+        raise UsageError(f"no such program: {words[0]!r} in {os.getcwd()!r}")
+    return [os.path.abspath(words[0]), *words[1:]]
+
+
+def _executable(name: str) -> str:
+    if found := shutil.which(name):
+        return os.path.abspath(found)
+    if os.path.isfile(name):
+        if "/" not in name:
+            raise UsageError(f"{name!r} is not on the PATH, but in this folder", f"write ./{name}")
+        raise UsageError(f"{name!r} is not executable", f"chmod +x {name}")
+    raise UsageError(f"no such program: {name!r}", "give a .py file, -m MODULE, or an executable")
+
+
+def _name(program: str) -> str:
+    """What names of runs begin with."""
+    stem = Path(program).name.removesuffix(".py")
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.")[:40] or "program"
+
+
+def _inputs(words: list[str]) -> dict[str, dict[str, Any]]:
+    """Fingerprints of the files that the arguments name: a change before a start is told."""
+    found = {}
+    for word in words[1:]:
+        path = Path(word.partition("=")[2] if word.startswith("-") else word)
+        if path.is_file() and not word.endswith(".py"):
+            found[os.path.abspath(path)] = fingerprint.of(path) | {"what": "file"}
+    return found
