@@ -122,7 +122,7 @@ class LocalNodes:
 
     def _failure(self) -> int:
         """The exit code of the first task that failed, as srun has it: 128 + a signal; 0: none."""
-        code = next((t.returncode for t in self.tasks if t.returncode), 0)
+        code = next((t.returncode for t in self.tasks if t.poll()), 0)
         return 128 - code if code < 0 else code
 
     def _signal(self, sig: signal.Signals) -> None:

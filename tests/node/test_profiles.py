@@ -389,6 +389,22 @@ def test_ccl_that_one_node_cannot_import(tmp_path: Path) -> None:
         assert f"--backend ccl {words}" in done.run.rank_log(rank).read_text()
 
 
+def test_ccl_that_one_node_lacks(tmp_path: Path) -> None:
+    """Its task fails at once, and the other node's ends with it."""
+    lib, hides = stand_in(tmp_path / "lib", torch_version())["PYTHONPATH"], tmp_path / "hides"
+    hides.mkdir()
+    (hides / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        f"if os.environ.get('SLURMFT_LOCAL_NODE') == '1': sys.path.remove({lib!r})\n"
+    )
+    env = {"PYTHONPATH": os.pathsep.join([str(hides), lib, *sys.path])}
+    flags = ("--cluster", "local", "--nodes", "2", "--backend", "ccl", "--runs-dir", str(tmp_path))
+    done = slurmft("submit", "--follow", *flags, env=env)
+    assert done.code == 2
+    words = f"--backend ccl on {os.uname().nodename}: oneccl_bindings_for_pytorch is not installed"
+    assert words in done.err
+
+
 IPEX_STAND_IN = """
 import torch
 

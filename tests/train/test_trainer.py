@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,9 @@ def test_result(four_ranks: Done) -> None:
     assert (result["train_samples"], result["evaluate_samples"]) == (2 * 203, 2 * 67)
     assert set(result["phases_s"]) == {"train", "evaluate", "metric", "broadcast"}
     assert all(seconds > 0 for seconds in result["phases_s"].values())
-    assert result["train_padded_tokens_per_s"] == result["train_tokens_per_s"] > 0
+    padded, real = result["train_padded_tokens_per_s"], result["train_tokens_per_s"]
+    packs = int(version("transformers").partition(".")[0]) >= 5  # what 4 computes is padded
+    assert 0 < real == padded if packs else 0 < real < padded
     assert len(result["peak_memory_bytes"]) == 4
     assert 0 < result["startup_s"] < result["wall_s"] - sum(result["phases_s"].values())
     assert four_ranks.out.count("accuracy") >= 3  # after each epoch, and in the table
