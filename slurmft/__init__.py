@@ -1,25 +1,26 @@
 """slurmft: fine-tune Hugging Face transformers on Slurm clusters, from one command.
 
-In scripts and notebooks: `from slurmft import Run, SlurmftError, submit`. In the program of a job:
-`slurmft.attach()`. Between the two is the run directory, and nothing else.
+In scripts and notebooks: `from slurmft import Run, SlurmftError, run, submit`. In the program of a
+job: `slurmft.attach()`. Between the two is the run directory, and nothing else.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slurmft.api import Run, submit
+    from slurmft.api import Run, run, submit
     from slurmft.core.errors import SlurmftError
     from slurmft.job import Job, attach
 
 __version__ = "0.1.0"
 
-__all__ = ["Job", "Run", "SlurmftError", "attach", "submit"]
+__all__ = ["Job", "Run", "SlurmftError", "attach", "run", "submit"]
 
 _HOMES = {
     "Job": "job",
     "Run": "api",
     "SlurmftError": "core.errors",
     "attach": "job",
+    "run": "api",
     "submit": "api",
 }
 """Public name -> its module, which is imported when the name is first used: commands and ranks

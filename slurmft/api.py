@@ -1,4 +1,4 @@
-"""slurmft for scripts and notebooks: `from slurmft import Run, submit`.
+"""slurmft for scripts and notebooks: `from slurmft import Run, run, submit`.
 
 Both call the functions that the commands call, and import no torch.
 """
@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from slurmft.cluster import launcher
+from slurmft.cluster import launcher, own_program
 from slurmft.cluster import status as cluster_status
 from slurmft.cluster import submit as cluster_submit
 from slurmft.cluster import wait as cluster_wait
 from slurmft.core import site
 from slurmft.core.config import JobConfig, RunConfig, options
 from slurmft.core.errors import unknown
+from slurmft.core.own_program import FLAGS
 from slurmft.runs import log_text, resolve
 from slurmft.runs import records as runs_records
 from slurmft.runs.logfiles import Choice
@@ -192,13 +193,33 @@ def submit(**given: Any) -> Run:
     )
 
 
+def run(*words: str | os.PathLike[str], **given: Any) -> Run:
+    """Submits a program of one's own, as `slurmft run` does; returns at once.
+
+        slurmft.run("train.py", "--epochs", "3", nodes=4, checkpoint_dir="out")
+
+    Args:
+        words: the program and its arguments.
+        given: options by the names of the command's flags; `slurmft run --help` lists them.
+
+    Raises:
+        UsageError: no such program or option, or a value that cannot be right.
+        SlurmftError: the job was refused.
+    """
+    command, known = [os.fspath(word) for word in words], OPTIONS | FLAGS
+    config = own_program.configure(command, _typed("run()", given, list(known)), known)
+    call = _call("run", given).replace("(", f"({', '.join(map(repr, command))}, ", 1)
+    cluster = cluster_submit.check(config.job)
+    return Run(cluster_submit.submit_with(config, cluster, cluster_submit.provenance_of(call)).path)
+
+
 def _typed(where: str, given: dict[str, Any], known: list[str]) -> dict[str, Any]:
     """Options as their fields have them; tuples and paths may stand for lists and texts."""
     for name in given:
         if name not in known:
             raise unknown(f"option of {where}", name, known)
     plain = {name: _plain(value) for name, value in given.items() if value is not None}
-    return site.typed_values(where, plain, OPTIONS)
+    return site.typed_values(where, plain, OPTIONS | FLAGS)
 
 
 def _plain(value: Any) -> Any:

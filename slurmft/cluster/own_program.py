@@ -71,7 +71,7 @@ def _absolute_script(words: list[str]) -> list[str]:
     if not words or words[0].startswith("-"):
         return words
     if not os.path.isfile(words[0]):
-        raise UsageError(f"no such program: {words[0]!r} in {os.getcwd()!r}")
+        raise UsageError(f"no such program: {words[0]!r} in {os.getcwd()!r}", "give its path")
     return [os.path.abspath(words[0]), *words[1:]]
 
 

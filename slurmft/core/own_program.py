@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from slurmft.core.config import build, check_choices, check_value, option, options
+from slurmft.core.config import build, check_choices, option, options
 from slurmft.core.errors import UsageError
 from slurmft.core.program import Program
 
@@ -67,7 +67,10 @@ class OwnProgram:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check_value(self, "stop_signal", is_signal, "the name of a signal, such as TERM or USR1")
+        if f"SIG{self.stop_signal.removeprefix('SIG')}" not in signal.Signals.__members__:
+            raise UsageError(
+                f"--stop-signal {self.stop_signal} is the name of no signal", "TERM, USR1, INT, ..."
+            )
         if self.resume_args is None:
             return
         if LATEST not in self.resume_args:
@@ -155,10 +158,6 @@ class OwnProgram:
 
 FLAGS = {name: each for name, each in options(OwnProgram).items() if each.metadata}
 """Name -> field of what is a flag of `slurmft run`."""
-
-
-def is_signal(name: str) -> bool:
-    return name.removeprefix("SIG") in {s.name.removeprefix("SIG") for s in signal.Signals}
 
 
 def signal_of(name: str) -> signal.Signals:

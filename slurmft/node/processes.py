@@ -59,11 +59,11 @@ def run(command: list[str], each: list[dict[str, str]]) -> int:
     for variables in each:
         started.append(process.start(command, env=os.environ | variables))
     signals.listen(relay)
-    while any(child.poll() is None for child in started):
-        if any(child.returncode for child in started):
+    while True:
+        codes = [child.poll() for child in started]
+        if any(codes) or None not in codes:
             return _end(started)
         time.sleep(_POLL_S)
-    return _end(started)
 
 
 def _end(started: list[subprocess.Popen[bytes]]) -> int:

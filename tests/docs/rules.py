@@ -32,7 +32,7 @@ class Rule:
     begins: str
     how: How
     add: str = ""
-    """Is added at the end, unless the command has it."""
+    """Is added at the end, or before the user's program, unless the command has it."""
     leave_out: str = ""
     """A pattern; what it fits is left out."""
     waits: bool = False
@@ -50,7 +50,10 @@ class Rule:
     def applied(self, command: str) -> str:
         """The command as it is run."""
         shorter = re.sub(self.leave_out, "", command) if self.leave_out else command
-        return shorter if self.add in shorter else f"{shorter} {self.add}"
+        if self.add in shorter:
+            return shorter
+        ours, dashes, program = shorter.partition(" -- ")
+        return f"{ours} {self.add}{dashes}{program}"
 
 
 LOGIN, CLUSTER, READ = How
@@ -59,7 +62,7 @@ _SUBMIT = r"(slurmft submit|\S+ -m slurmft\.submit)"
 
 MERE_NAME = Rule(
     begins="slurmft (cancel|compare|completion|fetch|follow|logs|plan|push|render|report|resume"
-    "|submit|watch|doctor node|study( run| status| cancel)?)$",
+    "|run|submit|watch|doctor node|study( run| status| cancel)?)$",
     how=READ,
     why="inline code that only names a command, of which more must be said",
 )
@@ -106,6 +109,7 @@ RULES = (
     Rule(begins=f"{_SUBMIT} .*--cluster local ", how=LOGIN),
     Rule(begins=f"{_SUBMIT} --nodes 2 --time 10 --follow$", how=CLUSTER),
     Rule(begins=_SUBMIT, how=LOGIN, add="--dry-run", why="much like the one before, which is run"),
+    Rule(begins="slurmft run ", how=LOGIN, add="--dry-run", why="test_own_program runs such"),
     Rule(
         begins="sbatch ",
         how=CLUSTER,
