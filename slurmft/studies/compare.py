@@ -271,14 +271,14 @@ def _training(a: Side, b: Side) -> Finding:
     sides = [[windows(run) for run in side.runs] for side in (a, b)]
     rates = [_mean_rate(side) for side in sides]
     shown = (_rate(a, rates[0]), _rate(b, rates[1]))
-    interval = ratio_of_windows(sides[0], sides[1], np.random.default_rng(0))
+    interval = ratio_of_windows(sides[0], sides[1])
     if interval is None:
         counts = [sum(len(w.steps) for w in side) for side in sides]
         return Finding(
             "training", *shown, f"cannot tell: too few steps ({counts[0]} and {counts[1]} windows "
             f"of them; {LEAST_WINDOWS} are needed: lower --log-every, or more steps)",
         )  # fmt: skip
-    return _speed("training", *shown, interval, "moving-block bootstrap over steps")
+    return _speed("training", *shown, interval, "t-interval over steps, as many as are independent")
 
 
 def _mean_rate(side: Sequence[Windows]) -> float:

@@ -12,9 +12,8 @@ from scipy.special import stdtrit
 
 Array = NDArray[np.float64]
 
-_DRAWS = 2000
 LEAST_WINDOWS = 10
-_LEAST_BLOCKS = 4
+_LEAST_INDEPENDENT = 2.0
 ALIKE = 1e-9
 """Differences below it are rounding."""
 
@@ -73,49 +72,34 @@ def _t_quantile(variances: Sequence[float], counts: Sequence[float]) -> float:
 # --- windows of steps -----------------------------------------------------------------------------
 
 
-def ratio_of_windows(
-    a: Sequence[Windows], b: Sequence[Windows], generator: np.random.Generator
-) -> Interval | None:
+def ratio_of_windows(a: Sequence[Windows], b: Sequence[Windows]) -> Interval | None:
     """Speed of B over that of A, from the steps of one or two runs of each; None: too few.
 
-    The moving-block bootstrap (Künsch 1989): it draws blocks, as neighbouring windows are slow
-    together.
+    Neighbouring windows are slow together, so n of them count as fewer independent ones: as
+    n (1 - rho) / (1 + rho), with their autocorrelation rho (Thiebaux and Zwiers 1984).
 
     Args:
         a: the windows of each run of A.
         b: those of B.
-        generator: of the resampling.
     """
-    draws, means, blocks = [], [], []
+    means, variances, counts = [], [], []
     for side in (a, b):
         steps = np.concatenate([w.steps for w in side])
         seconds = np.concatenate([w.steps * w.sample_s for w in side])
         if len(steps) < LEAST_WINDOWS:
             return None
         rho = autocorrelation(seconds / steps)
-        length = block_length(rho, len(steps))
-        if len(steps) < _LEAST_BLOCKS * length:
+        independent = len(steps) * (1 - rho) / (1 + rho)
+        if independent < _LEAST_INDEPENDENT:
             return None
-        blocks.append(len(steps) / length)
-        mean = float(np.log(seconds.sum() / steps.sum()))
-        drawn = np.log(_block_means(seconds, steps, length, generator))
-        draws.append(mean + (drawn - mean) * _missed(rho, length))
-        means.append(mean)
+        mean = float(seconds.sum() / steps.sum())
+        relative = (seconds - mean * steps) / (mean * steps.mean())
+        means.append(math.log(mean))
+        variances.append(float(relative.var(ddof=1)) / independent)
+        counts.append(independent)
+    half = _t_quantile(variances, counts) * math.sqrt(sum(variances))
     estimate = means[0] - means[1]
-    t_quantile = _t_quantile([float(d.var()) for d in draws], blocks)
-    low, high = _widened(draws[0] - draws[1], estimate, t_quantile)
-    return math.exp(estimate), math.exp(low), math.exp(high)
-
-
-def _widened(draws: Array, estimate: float, t_quantile: float) -> tuple[float, float]:
-    """The 95 % interval of bootstrap draws around an estimate, widened as Student's t is wider than
-    the normal distribution: draws from few blocks do not show how uncertain their spread is."""
-    normal = float(stdtrit(np.inf, 0.975))
-    factor = t_quantile / normal
-    # Draws from few blocks have short tails: their quantiles may be too near.
-    near = normal * float(draws.std())
-    low, high = (float(q) - estimate for q in np.quantile(draws, (0.025, 0.975)))
-    return estimate + factor * min(low, -near), estimate + factor * max(high, near)
+    return math.exp(estimate), math.exp(estimate - half), math.exp(estimate + half)
 
 
 def autocorrelation(values: Array) -> float:
@@ -133,47 +117,6 @@ def autocorrelation(values: Array) -> float:
     rho = float((centred[1:] * centred[:-1]).sum()) / variance
     rho += (1 + 3 * rho) / count + 0.5 * math.sqrt((1 - rho**2) / count)
     return min(max(rho, 0.0), 0.9)
-
-
-def block_length(rho: float, count: int) -> int:
-    """The length of blocks: that of Andrews (1991) for a first-order autoregression and Bartlett's
-    kernel, to which the moving-block bootstrap is equivalent; at least the cube root of the count.
-
-    Args:
-        rho: the autocorrelation.
-        count: the windows that there are.
-    """
-    length = 1.1447 * float((4 * rho**2 / (1 - rho**2) ** 2 * count) ** (1 / 3))
-    return math.ceil(max(length, float(count ** (1 / 3))))
-
-
-def _missed(rho: float, length: int) -> float:
-    """Factor by which means of an autoregression vary more than finite blocks show."""
-    lags = np.arange(1, length)
-    shown = 1 + 2 * float(((1 - lags / length) * rho**lags).sum())
-    return math.sqrt((1 + rho) / (1 - rho) / shown)
-
-
-def _block_means(
-    seconds: Array, steps: Array, length: int, generator: np.random.Generator
-) -> Array:
-    """Seconds a step over drawn blocks, shape (_DRAWS,).
-
-    Args:
-        seconds: of each window, shape (windows,).
-        steps: of each window, shape (windows,).
-        length: windows of a block.
-        generator: of the drawing.
-    """
-    count = len(steps)
-    # One block fewer than there are: means of all n vary too little, by n / (n - 1)
-    # (Hesterberg 2015).
-    drawn = max(1, round(count / length) - 1)
-    starts = generator.integers(count - length + 1, size=(_DRAWS, drawn))
-    sums = [np.concatenate(([0.0], np.cumsum(values))) for values in (seconds, steps)]
-    totals = [(s[starts + length] - s[starts]).sum(axis=1) for s in sums]
-    means: Array = totals[0] / totals[1]
-    return means
 
 
 # --- shares of right answers ----------------------------------------------------------------------
