@@ -9,7 +9,7 @@ every rank knows, medians of the rounds, as the main rank sees them:
 
 - published: every rank stores all gathered predictions into its own evaluate file; the main rank
   computes over all files. Storing is not counted, as it was not in the published figures.
-- files: every rank stores its own predictions (`--metric-gather files`); storing counts.
+- files: every rank stores its own predictions into its evaluate file; storing counts.
 - memory: one gather, scikit-learn, one broadcast (the default); the gather counts.
 """
 
@@ -137,19 +137,38 @@ class Phase:
         assert abs(found["accuracy"] - self.expected) < 1e-12
         return took
 
-    def published(self) -> float:
-        from slurmft.train.evaluation import _evaluate_metric
+    def evaluate_metric(self, name: str) -> Any:
+        """An `evaluate.Metric` of our own, whose files every rank sees: those of the hub are out of
+        a compute node's reach."""
+        import datasets
+        import evaluate
 
-        self.number += 1
-        metric = _evaluate_metric(
-            self.predictions,
-            self.labels,
-            self.compute,
+        compute = self.compute
+        columns = {n: datasets.Value("int64") for n in ("predictions", "references")}
+
+        class Metric(evaluate.Metric):  # type: ignore[misc]
+            def _info(self) -> Any:
+                return evaluate.MetricInfo(
+                    description="accuracy",
+                    citation="",
+                    inputs_description="",
+                    features=datasets.Features(columns),
+                    format="numpy",
+                )
+
+            def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
+                return compute(predictions, references)
+
+        return Metric(
             num_process=self.world.size,
             process_id=self.world.rank,
-            experiment_id=f"published-{self.number}",
+            experiment_id=name,
             cache_dir=str(self.folder),
         )
+
+    def published(self) -> float:
+        self.number += 1
+        metric = self.evaluate_metric(f"published-{self.number}")
         step = STORED_AT_ONCE * self.world.size  # a batch of every rank, gathered
         for start in range(0, SAMPLES, step):
             batch = slice(start, start + step)
@@ -160,17 +179,12 @@ class Phase:
         return self.share(metric.compute)
 
     def files(self) -> float:
-        from slurmft.train.evaluation import compute_by_files
-
         self.begin_together()
         began = time.perf_counter()
-        found = compute_by_files(
-            self.world,
-            self.folder / "files",
-            self.predictions[self.mine],
-            self.labels[self.mine],
-            self.compute,
-        )
+        self.number += 1
+        metric = self.evaluate_metric(f"files-{self.number}")
+        metric.add_batch(predictions=self.predictions[self.mine], references=self.labels[self.mine])
+        found = metric.compute()  # on the main rank
         return time.perf_counter() - began + self.share(lambda: found)
 
     def memory(self) -> float:

@@ -124,7 +124,6 @@ class TrainConfig:
     activation_checkpointing: bool = option(
         False, "compute layers again in the backward pass rather than keep what they computed"
     )
-    ipex: bool = option(False, "use intel-extension-for-pytorch, on CPUs")
     dropout: float | None = option(
         None, "dropout everywhere in the model (default: the model's own)"
     )
@@ -133,11 +132,6 @@ class TrainConfig:
         None,
         "end after this many evaluations in a row without a new best",
         metavar="EVALUATIONS",
-    )
-    metric_gather: str = option(
-        "memory",
-        "how predictions reach the main process: memory, or evaluate's files in the run directory",
-        choices=("memory", "files"),
     )
     log_every: int = option(10, "optimizer steps between progress records", metavar="STEPS")
 
@@ -211,8 +205,3 @@ def _check_optimizer(train: TrainConfig) -> None:
                 f"{flag(name)} {value} needs the global batch that --learning-rate is right for",
                 "add --reference-batch-size",
             )
-    if train.ipex and train.optimizer != "adamw":
-        raise UsageError(
-            f"--ipex knows no Muon, which --optimizer {train.optimizer} needs",
-            "add --optimizer adamw, or leave --ipex out",
-        )

@@ -8,17 +8,12 @@ draw of 64 bits decides for four elements.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
-import sys
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from slurmft.core.errors import UsageError
 
 _STEPS = 2**16
 """A probability is a multiple of 1 / this."""
@@ -123,48 +118,3 @@ def resident_bytes() -> int:
     """Memory of this process that is in RAM."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-_IPEX, _IPEX_PACKAGE = "intel_extension_for_pytorch", "intel-extension-for-pytorch"
-
-
-def optimize_by_ipex(model: Any, optimizer: Any) -> tuple[Any, Any]:
-    """Model and optimizer with the extension's kernels; weights stay in fp32, as checkpoints and
-    Accelerate's autocast want them.
-
-    Raises:
-        UsageError: it is not installed, or for another torch.
-    """
-    import torch
-
-    torch_minor = ".".join(torch.__version__.split(".")[:2])
-    hint = "pip install '.[xeon]' in slurmft's sources, for an environment of its own, or no --ipex"
-    if importlib.util.find_spec(_IPEX) is None:
-        raise UsageError(f"--ipex needs {_IPEX_PACKAGE}, which is not installed", hint)
-    if not version(_IPEX_PACKAGE).startswith(
-        f"{torch_minor}."
-    ):  # importing it would end the process
-        raise UsageError(
-            f"--ipex: {_IPEX_PACKAGE} {version(_IPEX_PACKAGE)} is for another torch than "
-            f"{torch.__version__}",
-            hint,
-        )
-    extension = importlib.import_module(_IPEX)
-    model.train()
-    optimized: tuple[Any, Any] = extension.optimize(
-        model, optimizer=optimizer, dtype=torch.float32, inplace=True, weights_prepack=False
-    )
-    return optimized
-
-
-def ipex_in_use() -> str | None:
-    """The extension's version where torch calls its kernels in this process, else None.
-
-    Neither that it is installed nor that it was asked for says so: the dispatcher does. PyTorch has
-    no kernel of its own for a layer norm on CPUs, only a formula of other operators.
-    """
-    import torch
-
-    extension = sys.modules.get(_IPEX)
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("aten::layer_norm", "CPU")
-    return str(extension.__version__) if extension and has_kernel else None

@@ -18,7 +18,6 @@ import torch
 import slurmft
 from slurmft.core.files import read_json
 from slurmft.node import hardware, heartbeat, profiles, staged_env
-from slurmft.train import cpu
 
 _PACKAGES = (
     "torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers", "numpy",
@@ -56,7 +55,6 @@ def describe_rank(world: Any) -> dict[str, Any]:
         "host": platform.node(),
         "device": gpu or hardware.cpu_model(),
         "threads": torch.get_num_threads(),
-        "ipex": cpu.ipex_in_use(),
         "cores": hardware.as_list(os.sched_getaffinity(0)),
         "cores_asked": cores_asked(os.environ),
         "kernel": platform.release(),

@@ -93,7 +93,6 @@ class Reporter:
             "nodes": len({r["node"] for r in ranks}),
             "precision": self.plan.precision,
             "backend": self.world.backend,
-            "ipex": ranks[0]["ipex"] if all(r["ipex"] for r in ranks) else None,
             "global_batch_size": self.plan.global_batch_size,
             "limited_from": self.plan.asked_batch_size if self.plan.is_limited else None,
             "total_steps": self.plan.total_steps,

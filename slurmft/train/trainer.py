@@ -237,8 +237,6 @@ class Training:
             recompute_activations(model)
         if self.world.device.type == "cpu":
             cpu.replace_dropout(model)
-        if self.config.ipex:
-            model, optimizer = cpu.optimize_by_ipex(model, optimizer)
         self.bare_optimizer = optimizer
         self.model, self.optimizer = self.communication.prepare(self.accelerator, model, optimizer)
         self.bare_model = self.accelerator.unwrap_model(self.model)
@@ -249,8 +247,7 @@ class Training:
         """Makes the model compute without padding, if asked to; a warning, where it cannot."""
         if self.config.batching not in ("packed", "grouped"):
             return None
-        on_cpu = self.world.device.type == "cpu"
-        packed = packing.pack(model, fuse=on_cpu and not self.config.ipex)
+        packed = packing.pack(model, fuse=self.world.device.type == "cpu")
         if isinstance(packed, packing.Packing):
             return packed
         self.job.warn(f"{packed}; batches are padded to their longest sample")
@@ -378,58 +375,23 @@ class Training:
         before = Predicted.union(self.predicted)
         left = np.setdiff1d(np.arange(len(self.data.validation)), before.samples)
         sizes = share_sizes(len(left), self.world.size)
-        predictions = self._predictions(left, sizes)
-        metrics = self._by_files if self.config.metric_gather == "files" else self._by_memory
-        at.metrics = metrics(before, left, sizes, predictions)
-        self.predicted = []
-        self.reporter.epoch(self.plan.epochs(at.step), at.metrics)
-        is_best = self._note_best(at.metrics[self.task.metric_names[0]])
-        if is_best:
-            self._checkpoint(is_best=True)
-
-    def _by_memory(
-        self, before: Predicted, left: Any, sizes: list[int], predictions: Any
-    ) -> dict[str, float]:
-        """The metrics, from one gather of all predictions on the main rank."""
-        gathered = evaluation.gather(self.world, predictions, sizes)
+        gathered = evaluation.gather(self.world, self._predictions(left, sizes), sizes)
         self.clock.lap("evaluate")
 
         def compute() -> dict[str, float]:
             assert gathered is not None  # on the main rank, which alone computes
             whole = Predicted.union([before, Predicted(left, gathered)])  # sorted by sample
-            return self.task.compute(whole.values, self.data)
-
-        return self._on_all(compute)
-
-    def _by_files(
-        self, before: Predicted, left: Any, sizes: list[int], predictions: Any
-    ) -> dict[str, float]:
-        """The metrics, by the files of evaluate."""
-        self.clock.lap("evaluate")
-        first = sum(sizes[: self.world.rank])
-        own = Predicted(left[first : first + len(predictions)], predictions)
-        if self.world.is_main:
-            own = Predicted.union([before, own])
-
-        def compute(predictions: Any, samples: Any) -> dict[str, float]:
-            return self.task.compute(predictions[np.argsort(samples)], self.data)
-
-        folder = self.run_dir.path / "metrics"
-        # In place of labels: by their numbers the samples come back into their order.
-        metrics = evaluation.compute_by_files(self.world, folder, own.values, own.samples, compute)
-        return self._on_all(lambda: metrics)
-
-    def _on_all(self, compute: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """The metrics that the main rank computes, or its failure, on every rank."""
-
-        def work() -> dict[str, float]:
-            metrics = compute()
+            metrics = self.task.compute(whole.values, self.data)
             self.clock.lap("metric")
             return metrics
 
-        metrics: dict[str, float] = self.world.on_main(work)
+        at.metrics = self.world.on_main(compute)
         self.clock.lap("broadcast")
-        return metrics
+        self.predicted = []
+        self.reporter.epoch(self.plan.epochs(at.step), at.metrics)
+        is_best = self._note_best(at.metrics[self.task.metric_names[0]])
+        if is_best:
+            self._checkpoint(is_best=True)
 
     def _note_best(self, value: float) -> bool:
         """Whether an evaluation was the best so far; decides what follows it.

@@ -19,8 +19,8 @@ TRAIN_FLAGS = """task recipe as_published preset model data text_column text_pai
 label_column max_length doc_stride epochs max_steps batch_size eval_batch_size
 gradient_accumulation_steps optimizer learning_rate muon_learning_rate lr_rule
 reference_batch_size max_global_batch_size lr_schedule warmup_steps warmup_ratio weight_decay
-max_grad_norm precision batching grad_comm activation_checkpointing ipex dropout seed
-early_stopping metric_gather log_every"""
+max_grad_norm precision batching grad_comm activation_checkpointing dropout seed
+early_stopping log_every"""
 JOB_FLAGS = """nodes nproc_per_node profile comm_cores cluster hostfile dialect backend runs_dir
 share_with_group job_name
 partition account qos time gpus_per_node cpus_per_task mem constraint exclusive reservation

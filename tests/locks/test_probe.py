@@ -15,11 +15,8 @@ from slurmft.core.agents import AgentError, Agents
 from slurmft.core.filesystem import FileSystem
 from slurmft.locks import probe
 from slurmft.locks.probe import Ask, Finding, ProbeError
-from tests.conftest import HOSTILE, records, slurmft
-from tests.support.cluster import Cluster
-from tests.support.faults import BASE
+from tests.conftest import HOSTILE
 from tests.support.lockfs import TwoNodes
-from tests.train.test_trainer import emotion
 
 GOOD = Finding(
     on_node=True, between_nodes=True, on_unlock=True, on_exit=True, on_kill=True, cost_us=9.0
@@ -163,19 +160,3 @@ def test_error_of_an_agent_that_does_not_answer(tmp_path: Path) -> None:
         with pytest.raises(AgentError, match=r"n1: no answer in 0 s \(hold lockf\)") as error:
             ask(0, "hold", "lockf", "x")
     assert "lock service" in str(error.value.hint)
-
-
-@pytest.mark.slurm
-def test_metrics_by_files_where_flock_is_local(
-    idle_cluster: Cluster, shared_folder: Path, tiny_data: Path, tiny_model: Path
-) -> None:
-    """The run directory itself is there; with plain flock evaluate sees no locks of other nodes."""
-    source = emotion(tiny_data, tiny_model)
-    flags = (*BASE, "--epochs", "1", "--metric-gather", "files", "--runs-dir", str(shared_folder))
-    done = slurmft("submit", "--follow", *flags, *source, env=idle_cluster.env)
-    assert done.code == 0, done.err + done.out
-    by_memory = slurmft("submit", "--follow", *BASE, "--epochs", "1", "--runs-dir",
-                        str(tiny_data.parent), *source, env=idle_cluster.env)  # fmt: skip
-    assert done.result["metrics"] == by_memory.result["metrics"]
-    assert records(done.run, "epoch")
-    assert not (done.run.path / "metrics").exists()

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -403,58 +402,6 @@ def test_ccl_that_one_node_lacks(tmp_path: Path) -> None:
     assert done.code == 2
     words = f"--backend ccl on {os.uname().nodename}: oneccl_bindings_for_pytorch is not installed"
     assert words in done.err
-
-
-IPEX_STAND_IN = """
-import torch
-
-__version__ = "stand-in"
-kernels = torch.library.Library("aten", "IMPL")
-
-
-def layer_norm(x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
-    return torch.native_layer_norm(x, shape, weight, bias, eps)[0]
-
-
-def optimize(model, optimizer, **_):
-    kernels.impl("layer_norm", layer_norm, "CPU")
-    return model, optimizer
-"""
-
-
-def ipex_stand_in(folder: Path) -> dict[str, str]:
-    """An extension with one kernel: what `--ipex` and its record can be tested with."""
-    folder.mkdir()
-    (folder / "intel_extension_for_pytorch.py").write_text(IPEX_STAND_IN)
-    info = folder / f"intel_extension_for_pytorch-{torch_version()}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        f"Name: intel-extension-for-pytorch\nVersion: {torch_version()}\n"
-    )
-    more = os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": os.pathsep.join([str(folder), more] if more else [str(folder)])}
-
-
-@pytest.mark.parametrize(("flags", "used"), [(("--ipex",), "stand-in"), ((), None)])
-def test_ipex_is_recorded(tmp_path: Path, flags: tuple[str, ...], used: str | None) -> None:
-    """By what the ranks run, not by what is installed: it is, in both cases."""
-    env = ipex_stand_in(tmp_path / "lib")
-    flags += ("--cluster", "local", "--nodes", "2", "--max-steps", "2", "--batch-size", "8")
-    done = slurmft(
-        "submit", "--follow", *flags, "--runs-dir", str(tmp_path), env=env, imported=True
-    )
-    assert done.code == 0, done.err
-    environment = json.loads(done.run.environment.read_text())
-    assert [rank["ipex"] for rank in environment["ranks"]] == [used, used]
-    assert done.result["ipex"] == used
-
-
-@pytest.mark.skipif(find_spec("intel_extension_for_pytorch") is not None, reason="it is here")
-def test_ipex_that_is_not_here(tmp_path: Path) -> None:
-    flags = ("--cluster", "local", "--max-steps", "1", "--runs-dir", str(tmp_path))
-    done = slurmft("submit", "--follow", "--ipex", *flags, imported=True)
-    assert done.code == 2
-    assert "--ipex needs intel-extension-for-pytorch, which is not installed" in done.err
 
 
 def test_backends_that_are_not_here() -> None:

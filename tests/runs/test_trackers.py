@@ -18,7 +18,7 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE, records, slurmft
 
-START = {"event": "start", "parameters": 5, "ipex": None, "precision": "fp32"}
+START = {"event": "start", "parameters": 5, "vocabulary": None, "precision": "fp32"}
 
 
 def step(number: int, loss: float = 0.5) -> dict[str, Any]:

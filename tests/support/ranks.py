@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from slurmft import locks
 from slurmft.job import process_group
 from slurmft.job.process_group import PeerFailedError, World
 from slurmft.train import hub_cache
-from slurmft.train.evaluation import compute_by_files, gather
+from slurmft.train.evaluation import gather
 from slurmft.train.optim import MuonAdamW
 
 
@@ -57,39 +56,6 @@ def check_work_of_main(world: World) -> None:
     with pytest.raises(ValueError if world.is_main else PeerFailedError, match="no such metric"):
         world.on_main(fail)
     assert world.sum([1.0]) == [3.0]
-
-
-def check_files(world: World, folder: Path) -> None:
-    """evaluate's files: uneven and empty shares, several evaluations right after each other, an
-    error in the middle, and nothing left behind."""
-    locks.install("lockf")
-
-    def compute(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        return {"right": float((predictions == labels).mean()), "samples": float(len(labels))}
-
-    def fail(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        raise ValueError("no such score")
-
-    def total(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        return {"total": float((predictions.sum(axis=1) * labels).sum())}
-
-    rows = np.full((2, 3), 0.1)
-    found = compute_by_files(world, folder, rows, np.arange(2) + world.rank, total)
-    assert found == ({"total": pytest.approx(2.7)} if world.is_main else {})
-
-    for sizes in ([5, 0, 2], [0, 0, 3], [1, 1, 1]):
-        labels = np.arange(sizes[world.rank])
-        predictions = np.where(labels == 1, 7, labels)
-        for _ in range(3):
-            found = compute_by_files(world, folder, predictions, labels, compute)
-            if world.is_main:
-                wrong = sum(size > 1 for size in sizes)
-                count = sum(sizes)
-                assert found == {"right": (count - wrong) / count, "samples": count}
-        with pytest.raises(ValueError if world.is_main else PeerFailedError, match="no such score"):
-            compute_by_files(world, folder, predictions, labels, fail)
-    world.on_some(False, lambda: None)
-    assert not folder.exists()
 
 
 def check_leaders(world: World, folder: Path) -> None:
@@ -142,7 +108,6 @@ if __name__ == "__main__":
     check_work_of_main(world)
     check_muon(world)
     check_leaders(world, Path(sys.argv[1]) / "caches")
-    check_files(world, Path(sys.argv[1]) / "it's metrics")
     process_group.leave()
     print(f"rank {world.rank} done\n", end="")  # in one write: torchrun starts python -u
     os._exit(0)  # as ranks do: threads of the process group may not end in order

@@ -223,8 +223,6 @@ def test_limit_of_the_global_batch(
         ({"optimizer": "auto"}, "--optimizer auto needs", "--reference-batch-size"),
         ({"lr_rule": "linear"}, "--lr-rule linear needs", "--reference-batch-size"),
         ({"reference_batch_size": 0}, "--reference-batch-size 0 must be at least 1", ""),
-        ({"optimizer": "muon", "ipex": True}, "--ipex knows no Muon", "--optimizer adamw"),
-        ({"recipe": "mn4-emotion", "ipex": True}, "--optimizer auto", "--optimizer adamw"),
     ],
 )
 def test_combinations_that_cannot_be_right(values: dict[str, Any], fact: str, cure: str) -> None:

@@ -159,16 +159,16 @@ def test_metrics_do_not_depend_on_the_number_of_ranks(
 
 def test_numbers(tmp_path: Path, tiny_model: Path) -> None:
     """One output, learnt by its squared error; correlations of what the saved model says, on one
-    rank and on two, by memory and by files."""
+    rank and on two."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     data = glue(tmp_path / "data", "stsb")
-    files = run(tmp_path, 1, "stsb", data, tiny_model, "--metric-gather", "files")
+    one = run(tmp_path, 1, "stsb", data, tiny_model)
     done = run(tmp_path, 2, "stsb", data, tiny_model)
     # Correlations of numbers that hardly differ make much of their last bits.
-    assert files.result["metrics"] == pytest.approx(done.result["metrics"], abs=1e-3)
-    for step, other in zip(records(done.run, "step"), records(files.run, "step"), strict=True):
+    assert one.result["metrics"] == pytest.approx(done.result["metrics"], abs=1e-3)
+    for step, other in zip(records(done.run, "step"), records(one.run, "step"), strict=True):
         assert step["loss"] == pytest.approx(other["loss"], abs=1e-5)
     model = AutoModelForSequenceClassification.from_pretrained(done.run.model).eval()
     assert model.config.num_labels == 1

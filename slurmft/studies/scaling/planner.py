@@ -90,7 +90,7 @@ _HELPS = {
     "--gradient-accumulation-steps, or a faster network",
     "evaluation": "evaluation: a larger --eval-batch-size, a smaller validation split, or fewer "
     "epochs",
-    "metric": "metrics: --metric-gather memory, whose cost does not grow with the ranks",
+    "metric": "metrics, which one process computes: a smaller validation split, or fewer epochs",
     "startup": "start-up, which no number of nodes shortens: longer runs, or local copies of model "
     "and data",
     "rest": "saving and the time between phases, which no number of nodes shortens",

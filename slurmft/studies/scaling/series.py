@@ -16,8 +16,8 @@ from slurmft.studies.published import PublishedTable, load
 from slurmft.studies.scaling.model import TOTAL, Row, Workload
 
 _IDENTITY = (
-    "task", "preset", "model", "data", "max_length", "precision", "backend", "grad_comm", "ipex",
-    "profile", "partition",
+    "task", "preset", "model", "data", "max_length", "precision", "backend", "grad_comm", "profile",
+    "partition",
 )  # fmt: skip
 """Fields that are the same in all runs of a series, as costs may depend on them."""
 
