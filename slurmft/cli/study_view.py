@@ -15,6 +15,8 @@ from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 from slurmft.studies import runner, spec
 from slurmft.studies.progress import STATES, Repeat, StudyStatus, last_step
+from slurmft.studies.report.measures import measures_of, rows_of
+from slurmft.studies.report.runset import group_by_study
 from slurmft.studies.runner import Submission
 from slurmft.studies.spec import Study
 
@@ -23,12 +25,27 @@ from slurmft.studies.spec import Study
 
 def status_table(study: Study, status: StudyStatus) -> str:
     """A line for every cell: its repeats by state, and a note."""
-    rows = [[*study.varied, *STATES, ""]]
+    results = _results(status) if study.program else {}
+    names = list(dict.fromkeys(name for found in results.values() for name in found))
+    rows = [[*study.varied, *STATES, *names, ""]]
     for cell, repeats in status.by_cell():
         counts = Counter(r.state for r in repeats)
         numbers = [str(counts[state] or "-") for state in STATES]
+        numbers += [results.get(repeats[0].key[0], {}).get(name, "-") for name in names]
         rows.append([*map(str, cell.values()), *numbers, _note(repeats)])
     return "\n".join(aligned(rows))
+
+
+def _results(status: StudyStatus) -> dict[str, dict[str, str]]:
+    """Key of a cell -> the medians of what its finished repeats measured, by name."""
+    finished = [r.best.run for r in status.repeats if r.best and r.state == "finished"]
+    found = {}
+    for runset in group_by_study(finished):
+        labels = {measure.key: measure.label for measure in measures_of(runset)}
+        for row in rows_of(runset):
+            medians = {labels[key]: f"{s.median:.5g}" for key, s in row.measures.items()}
+            found[spec.key_of(row.cell)] = medians
+    return found
 
 
 def _note(repeats: list[Repeat]) -> str:

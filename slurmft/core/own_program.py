@@ -22,6 +22,8 @@ MODULE = "slurmft.job.own_process"
 """What every rank runs: it starts the program, and stays beside it."""
 
 LATEST = "{latest}"
+OWN_FILES = ("checkpoint_dir", "result_file", "finished_file")
+"""What every run must have for itself."""
 PERS = ("auto", "torchrun", "node", "process", "gpu")
 _PER = "a torchrun on each node, the program once a node, a process, or a GPU; auto: torchrun for "
 

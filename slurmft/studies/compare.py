@@ -135,6 +135,9 @@ def _lacks(run: MeasuredRun) -> str:
         "phases_s": isinstance(phases, dict) and all(map(is_number, phases.values())),
         "metrics": isinstance(result["metrics"], dict),
     }
+    if run.is_own:
+        usable = {k: usable[k] for k in ("attempts", "metrics")}
+        usable["wall_s"] = is_number(result["wall_s"], above=0)
     return ", ".join(name for name, is_usable in usable.items() if not is_usable)
 
 
@@ -212,6 +215,7 @@ def _notes(a: Side, b: Side) -> list[str]:
         lines.append(
             f"{counts}: how much repeats differ is unknown; {_LEAST_REPEATS} of each would show it"
         )
+    if not _has_repeats(a, b) and not _is_own(a, b):
         dropped = [sum(w.left_out for w in map(windows, side.runs)) for side in (a, b)]
         lines.append(
             f"the first {_WARM_UP:.0%} of the steps' windows are left out as warm-up: "
@@ -246,15 +250,30 @@ def _order(a: Side, b: Side) -> str:
 
 
 def _findings(a: Side, b: Side) -> list[Finding]:
-    """Speed of the phases, then metrics."""
-    found = [_training(a, b)]
-    found.append(_per_evaluation("evaluation", ("evaluate",), a, b))
-    found.append(_per_evaluation("metric", ("metric", "broadcast"), a, b))
+    """Speed of the phases, or of the whole, then metrics."""
+    if _is_own(a, b):
+        found = [_whole(a, b)]
+    else:
+        found = [_training(a, b), _per_evaluation("evaluation", ("evaluate",), a, b)]
+        found.append(_per_evaluation("metric", ("metric", "broadcast"), a, b))
     metrics = [side.results("metrics")[0] for side in (a, b)]
     return found + [_metric(name, a, b) for name in metrics[0] if name in metrics[1]]
 
 
 _BY_REPEATS = "Welch's t-interval over repeats"
+
+
+def _is_own(a: Side, b: Side) -> bool:
+    """Whether a side is a program of the user's own, of which no phases are known."""
+    return any(run.is_own for run in (*a.runs, *b.runs))
+
+
+def _whole(a: Side, b: Side) -> Finding:
+    times = [np.array(side.results("wall_s")) for side in (a, b)]
+    shown = (f"{a.mean('wall_s'):,.4g} s", f"{b.mean('wall_s'):,.4g} s")
+    if not _has_repeats(a, b):
+        return Finding("time", *shown, f"cannot tell: {_LEAST_REPEATS} repeats of each are needed")
+    return _speed("time", *shown, ratio_of_repeats(times[0], times[1]), _BY_REPEATS)
 
 
 def _has_repeats(a: Side, b: Side) -> bool:
@@ -343,8 +362,10 @@ def _metric(name: str, a: Side, b: Side) -> Finding:
     if _has_repeats(a, b):
         found = difference_of_repeats(values[0], values[1])
         return Finding(name, *shown, verdict_of_metric(*found), _BY_REPEATS, *found)
-    samples = [round(side.mean("evaluate_samples") / _evaluations(side)) for side in (a, b)]
-    if "accuracy" not in name or min(samples) < 1:
+    samples = [0, 0]
+    if "accuracy" in name and not _is_own(a, b):
+        samples = [round(side.mean("evaluate_samples") / _evaluations(side)) for side in (a, b)]
+    if min(samples) < 1:
         return Finding(name, *shown, f"cannot tell: {_LEAST_REPEATS} repeats of each are needed")
     low, high = difference_of_shares(means[0], samples[0], means[1], samples[1])
     found = (means[1] - means[0], low, high)

@@ -134,6 +134,7 @@ def _repeat_json(repeat: Repeat) -> dict[str, Any]:
         "reason": best.reason if best else "",
         "run": str(best.run.path) if best else None,
         "job": best.job if best else None,
+        "metrics": best.run.result["metrics"] if best and best.run.result else None,
         "steps": steps and {"done": steps[0], "total": steps[1]},
         "tries": [str(t.run.path) for t in repeat.tries],
     }

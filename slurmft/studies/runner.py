@@ -20,17 +20,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from slurmft.cluster import launcher, wait
+from slurmft.cluster import launcher, own_program, wait
 from slurmft.cluster.slurm import commands, job_array
 from slurmft.cluster.status import RunStatus
 from slurmft.cluster.submit import check, provenance, submit
 from slurmft.core.config import RunConfig, flag
 from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.own_program import FLAGS
 from slurmft.core.site import merge, site_defaults
 from slurmft.runs.job_ids import array_of, array_task_id
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
-from slurmft.studies import spec
+from slurmft.studies import programs, spec
 from slurmft.studies.progress import Repeat, StudyStatus
 from slurmft.studies.spec import GLOBAL_BATCH_SIZE, Study
 from slurmft.train import recipes
@@ -41,7 +42,7 @@ _CANCEL_S = 60
 _MAY_DIFFER = frozenset({
     "runs_dir", "share_with_group", "job_name", "account", "qos", "time", "mem", "reservation",
     "comment", "hostfile", "rdzv_timeout_s", "stop_lead_s", "requeue", "max_requeues",
-    "max_restarts", "hang_timeout_s", "log_with",
+    "max_restarts", "hang_timeout_s", "log_with", "before", "code",
 })  # fmt: skip
 """Settings that change whether a run finishes, not what it measures."""
 
@@ -58,6 +59,8 @@ def with_flags(study: Study, flags: dict[str, Any]) -> Study:
                 f"{flag(name)}: the study {study.name} varies {name}",
                 "leave the flag out, or change the study file",
             )
+    if study.program:
+        programs.typed(f"{study.path.name}, flags", flags)
     named = {*study.fixed, *study.varied}
     if "batch_size" in flags and GLOBAL_BATCH_SIZE in named:
         raise UsageError(
@@ -76,19 +79,24 @@ def configurations(study: Study, folder: Path) -> dict[tuple[str, int], RunConfi
         UsageError: a value is invalid; the message names the cell.
     """
     found: dict[tuple[str, int], RunConfig] = {}
-    by_cell = {}
-    for cell in study.cells:
+    by_cell: dict[str, RunConfig] = {}
+    for repeat, cell in spec.rounds(study):
+        key = spec.key_of(cell)
         try:
-            by_cell[spec.key_of(cell)] = _configure(study, cell, folder)
+            if study.program:
+                found[key, repeat] = _configure_own(study, cell, repeat, folder)
+            elif key not in by_cell:
+                by_cell[key] = _configure(study, cell, folder)
         except UsageError as error:
             where = f"the cell {spec.label(cell)!r} of {study.path.name}"
             raise UsageError(f"{where}: {error.message}", error.hint) from None
-    for repeat, cell in spec.rounds(study):
-        key = spec.key_of(cell)
-        program = by_cell[key].program
-        settings = program.settings | {"seed": program.settings["seed"] + repeat - 1}
-        program = dataclasses.replace(program, settings=settings)
-        found[key, repeat] = dataclasses.replace(by_cell[key], program=program)
+        if not study.program:
+            program = by_cell[key].program
+            settings = program.settings | {"seed": program.settings["seed"] + repeat - 1}
+            program = dataclasses.replace(program, settings=settings)
+            found[key, repeat] = dataclasses.replace(by_cell[key], program=program)
+    if study.program:
+        programs.check_apart([c.program.settings for c in found.values()], study.varied)
     return found
 
 
@@ -98,7 +106,21 @@ def _configure(study: Study, cell: spec.Cell, folder: Path) -> RunConfig:
         values = {"job_name": study.name} | values
     plain = {k: v for k, v in values.items() if k != spec.GLOBAL_BATCH_SIZE}
     divided = spec.divide_batch(values, recipes.fill(merge(site, plain)))
-    config = configure(divided | {"runs_dir": str(folder / "runs")})
+    return _placed(configure(divided | {"runs_dir": str(folder / "runs")}))
+
+
+def _configure_own(study: Study, cell: spec.Cell, repeat: int, folder: Path) -> RunConfig:
+    """The same, of a program of the user's own."""
+    known = OPTIONS | FLAGS
+    named = {} if "job_name" in site_defaults(known) else {"job_name": study.name}
+    more = programs.fill(study.program, study.fixed | cell, repeat)
+    of_cell = spec.typed({k: v for k, v in cell.items() if k in programs.RUN_OPTIONS})
+    values = named | study.fixed | of_cell | more | {"runs_dir": str(folder / "runs")}
+    return _placed(own_program.configure(values.pop("command"), values, known))
+
+
+def _placed(config: RunConfig) -> RunConfig:
+    """The configuration with the cluster that it will run on."""
     cluster = check(config.job)
     return dataclasses.replace(config, job=dataclasses.replace(config.job, cluster=cluster))
 

@@ -22,6 +22,12 @@ A cell is one combination. Repeat r of it has the seed (42, or the one given) + 
 
 `global_batch_size` replaces `batch_size`: the samples of an optimizer step, divided among the
 processes.
+
+A program of one's own in place of a training (`slurmft.studies.programs`): [fixed] has options of
+the job alone; in [grid] and [[cells]] all other names are those of placeholders.
+
+    [program]                             # and the options of `slurmft run`, such as result_file
+    command = ["train.py", "--lr", "{lr}", "--seed", "{seed}"]    # or one text, as in a shell
 """
 
 from __future__ import annotations
@@ -41,7 +47,7 @@ from slurmft.core.config import WORDS, is_repeatable
 from slurmft.core.errors import UsageError, unknown
 from slurmft.core.filesystem import absolute
 from slurmft.core.site import in_file, typed_values
-from slurmft.studies import published
+from slurmft.studies import programs, published
 from slurmft.train.configure import OPTIONS
 
 FILE, PUBLISHED = "study.toml", "published.json"
@@ -52,7 +58,7 @@ GLOBAL_BATCH_SIZE = "global_batch_size"
 
 _TYPES: dict[str, type] = {
     "name": str, "title": str, "scaling": str, "repeats": int, "at_most": int, "retries": int,
-    "published": str, "fixed": dict, "grid": dict, "cells": list,
+    "published": str, "program": dict, "fixed": dict, "grid": dict, "cells": list,
 }  # fmt: skip
 _WORDS = WORDS | {dict: "a table", list: "a list of tables"}
 _NEVER_HERE = {"runs_dir": "the study has its own: --studies-dir"}
@@ -60,6 +66,7 @@ _NOT_VARIED = {
     "cluster": "a study runs on one cluster: give it in [fixed], or as a flag",
     "seed": "the repeats have seeds of their own; the first one goes into [fixed]",
     "job_name": "give it in [fixed]",
+    "repeat": "its values are 1 to repeats",
 }
 _PROCESSES = ("nodes", "nproc_per_node")
 _MAX_CELLS = _MAX_RUNS = 100_000
@@ -87,6 +94,8 @@ class Study:
     """The same, as the study file names it; empty: none."""
     fixed: dict[str, Any]
     """Settings of all cells, which may include `global_batch_size`."""
+    program: dict[str, Any]
+    """Its table [program]; empty: the study trains."""
     cells: tuple[Cell, ...]
 
     @property
@@ -137,7 +146,9 @@ def parse_study(text: str, path: Path) -> Study:
     except (ValueError, RecursionError) as error:  # the latter: thousands of brackets
         raise UsageError(f"{path} is not TOML: {error}", "see slurmft study --help") from None
     _check_top(path, raw)
-    fixed = _settings(f"{path}: [fixed]", raw.get("fixed", {}))
+    program = programs.read(path, raw["program"]) if "program" in raw else {}
+    settings = programs.typed if program else _settings
+    fixed = settings(f"{path}: [fixed]", raw.get("fixed", {}))
     study = Study(
         path=path,
         text=text,
@@ -150,8 +161,11 @@ def parse_study(text: str, path: Path) -> Study:
         published=_published(path, raw.get("published")),
         published_as=raw.get("published", ""),
         fixed=fixed,
-        cells=_cells(path, raw, fixed),
+        program=program,
+        cells=_cells(path, raw, fixed | program),
     )
+    if program:
+        programs.check_placeholders(path, program, study.varied, fixed)
     if len(study.cells) * study.repeats > _MAX_RUNS:
         count = len(study.cells) * study.repeats
         raise UsageError(f"{path}: {count:,} runs", f"the limit is {_MAX_RUNS:,}: lower repeats")
@@ -224,7 +238,11 @@ def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:
 
 def _cells(path: Path, raw: dict[str, Any], fixed: dict[str, Any]) -> tuple[Cell, ...]:
     """The product of [grid] and [[cells]], in the file's order; what comes first varies slowest."""
-    axes = {"grid": _grid(path, raw.get("grid", {})), "cells": _explicit(path, raw.get("cells"))}
+    own = "program" in raw
+    axes = {
+        "grid": _grid(path, raw.get("grid", {}), own),
+        "cells": _explicit(path, raw.get("cells"), own),
+    }
     order = [key for key in raw if key in axes]
     if not any(cell for key in order for cell in axes[key]):
         raise UsageError(f"{path} varies nothing", "give [grid], such as nodes = [1, 2, 4]")
@@ -241,7 +259,7 @@ def _cells(path: Path, raw: dict[str, Any], fixed: dict[str, Any]) -> tuple[Cell
         )
     combinations = itertools.product(*(axes[key] for key in order))
     cells = [{k: v for part in parts for k, v in part.items()} for parts in combinations]
-    if {"batch_size", GLOBAL_BATCH_SIZE} <= cells[0].keys():
+    if {"batch_size", GLOBAL_BATCH_SIZE} <= cells[0].keys() and not own:
         raise UsageError(
             f"{path}: {GLOBAL_BATCH_SIZE} and batch_size are both varied", "leave one of them out"
         )
@@ -253,7 +271,7 @@ def _cells(path: Path, raw: dict[str, Any], fixed: dict[str, Any]) -> tuple[Cell
     return tuple(cells)
 
 
-def _grid(path: Path, grid: dict[str, Any]) -> list[Cell]:
+def _grid(path: Path, grid: dict[str, Any], own: bool) -> list[Cell]:
     """All combinations of the grid's lists."""
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
@@ -265,10 +283,10 @@ def _grid(path: Path, grid: dict[str, Any]) -> list[Cell]:
     if count > _MAX_CELLS:
         raise UsageError(f"{path}: {count:,} cells", f"the limit is {_MAX_CELLS:,}")
     cells = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    return [_typed_cell(f"{path}: [grid]", cell) for cell in cells]
+    return [_typed_cell(f"{path}: [grid]", cell, own) for cell in cells]
 
 
-def _explicit(path: Path, tables: list[Any] | None) -> list[Cell]:
+def _explicit(path: Path, tables: list[Any] | None, own: bool) -> list[Cell]:
     """The tables of [[cells]], which must name the same fields."""
     if tables is None:
         return [{}]
@@ -284,12 +302,13 @@ def _explicit(path: Path, tables: list[Any] | None) -> list[Cell]:
                 f"{odd}",
                 "give every [[cells]] the same fields",
             )
-    return [_typed_cell(f"{path}: [[cells]]", {key: t[key] for key in tables[0]}) for t in tables]
+    cells = [{key: table[key] for key in tables[0]} for table in tables]
+    return [_typed_cell(f"{path}: [[cells]]", cell, own) for cell in cells]
 
 
-def _typed_cell(where: str, cell: Cell) -> Cell:
+def _typed_cell(where: str, cell: Cell, own: bool) -> Cell:
     """A cell as in JSON: lists, no tuples."""
-    typed = _settings(where, cell)
+    typed = programs.typed(where, cell, varied=True) if own else _settings(where, cell)
     return {k: list(v) if isinstance(v, tuple) else v for k, v in typed.items()}
 
 
@@ -368,7 +387,7 @@ def divide_batch(values: dict[str, Any], filled: dict[str, Any]) -> dict[str, An
 def check_work(study: Study) -> None:
     """Raises UsageError if the kind of scaling contradicts what the file fixes."""
     named = {*study.fixed, *study.varied}
-    if not set(_PROCESSES) & set(study.varied):
+    if study.program or not set(_PROCESSES) & set(study.varied):
         return
     if study.scaling == "weak" and GLOBAL_BATCH_SIZE in named:
         raise UsageError(

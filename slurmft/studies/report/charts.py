@@ -19,6 +19,7 @@ from slurmft.studies.report.measures import (
     PHASES,
     Row,
     label,
+    measures_of,
     others,
 )
 from slurmft.studies.report.runset import RunSet
@@ -89,6 +90,9 @@ def charts_of(
     rows: Sequence[Row], runset: RunSet, published: Iterable[PublishedTable]
 ) -> list[Chart]:
     """All plots of a set of runs that have data."""
+    if runset.is_own:
+        made = [*_over_field(rows, runset), _losses(rows, runset.fields)]
+        return [chart for chart in made if chart]
     groups = _groups(rows, runset.fields)
     names = [f for f in runset.fields if f not in DEVICE_FIELDS]
     legend = ", ".join(name.replace("_", " ") for name in names)
@@ -107,6 +111,21 @@ def charts_of(
     for chart in charts:
         chart.legend = chart.legend or legend
     return charts
+
+
+def _over_field(rows: Sequence[Row], runset: RunSet) -> list[Chart | None]:
+    """What was measured over the only field that varies, and has numbers."""
+    name, *more = runset.fields or [""]
+    found = [row for row in rows if row.finished]
+    if more or not all(is_number(row.cell.get(name)) for row in found):
+        return []
+    found.sort(key=lambda row: float(row.cell[name]))
+    made = [(m, _series(m.key, {"measured": found}, name)) for m in measures_of(runset)]
+    return [
+        Chart(measure.key, f"{measure.label} over {name}", "lines", name, measure.label, series)
+        for measure, series in made
+        if _has_two_places(series)
+    ]
 
 
 def charts_of_published(table: PublishedTable) -> list[Chart]:
@@ -182,11 +201,12 @@ def _groups(rows: Sequence[Row], fields: Sequence[str]) -> _Groups:
     return groups
 
 
-def _series(key: str, groups: _Groups) -> list[Series]:
-    """The medians of a measure with smallest and largest."""
+def _series(key: str, groups: _Groups, field: str = "") -> list[Series]:
+    """The medians of a measure with smallest and largest, over devices or another field."""
     made = []
     for name, rows in groups.items():
-        points = [(r.devices, s) for r in rows if (s := r.measures.get(key)) and r.devices]
+        at = [(r.cell[field] if field else r.devices, r.measures.get(key)) for r in rows]
+        points = [(x, s) for x, s in at if s and x is not None]
         spreads = [s for _, s in points]
         low, high = [s.low for s in spreads], [s.high for s in spreads]
         made.append(Series(name, [x for x, _ in points], [s.median for s in spreads], low, high))

@@ -191,9 +191,9 @@ def markdown(text: str) -> str:
 # --- numbers --------------------------------------------------------------------------------------
 
 
-def decimals_of(values: Iterable[float | None], figures: int = 3) -> int:
-    """Decimals, 0 to 4, that give the smallest of the values that many significant figures."""
+def decimals_of(values: Iterable[float | None], figures: int = 3, most: int = 4) -> int:
+    """Decimals, 0 to `most`, that give the smallest of the values that many significant figures."""
     sizes = [abs(v) for v in values if v is not None and math.isfinite(v) and v != 0]
     if not sizes:
         return 0
-    return min(4, max(0, figures - 1 - math.floor(math.log10(min(sizes)))))
+    return min(most, max(0, figures - 1 - math.floor(math.log10(min(sizes)))))

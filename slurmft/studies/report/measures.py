@@ -123,6 +123,19 @@ TIMES = (
 MEASURES = {m.key: m for m in (*SPEED, METRIC, *TIMES)}
 
 
+def measures_of(runset: RunSet) -> list[Measure]:
+    """What its runs measure: of a program of the user's own, the time and its metrics."""
+    if not runset.is_own:
+        return list(MEASURES.values())
+    results = (result_of(run)["metrics"] for run in runset.runs if run.is_finished)
+    names = dict.fromkeys(n for found in results if isinstance(found, dict) for n in found)
+    return [SPEED[0], *(_metric(name) for name in names)]
+
+
+def _metric(name: str) -> Measure:
+    return Measure(f"metric_{name}", name, lambda r: r["metrics"][name], rank=2, ranged=True)
+
+
 @dataclass(slots=True)
 class Row:
     """A cell of a run set: its fields, its runs and what they measured."""
@@ -170,13 +183,13 @@ SCALED = ("speedup", "efficiency")
 
 def rows_of(runset: RunSet) -> list[Row]:
     """A row for every cell, sorted by the other fields, then by devices."""
-    common = _common(runset.runs)
+    common, measures = _common(runset.runs), measures_of(runset)
     rows = []
     for cell, runs in runset.cells:
         known = common if runs or not runset.study else planned(runset.study, cell, common)
-        rows.append(_row(cell, runs, runset.repeats, known))
+        rows.append(_row(cell, runs, runset.repeats, known, measures))
     rows.sort(key=lambda row: (_sortable(others(row, runset.fields)), row.devices or 0))
-    if runset.scaling != "none":
+    if runset.scaling in ("strong", "weak") or (runset.scaling is None and not runset.is_own):
         for row in rows:
             _scale(row, rows, runset)
     return rows
@@ -206,9 +219,11 @@ def _common(runs: Sequence[MeasuredRun]) -> Cell:
     return same
 
 
-def _row(cell: Cell, runs: Sequence[MeasuredRun], repeats: int, common: Cell) -> Row:
+def _row(
+    cell: Cell, runs: Sequence[MeasuredRun], repeats: int, common: Cell, measures: list[Measure]
+) -> Row:
     row = Row(cell, runs, _devices(runs, common | cell), state_of(runs, repeats), common)
-    for measure in MEASURES.values():
+    for measure in measures:
         found = Spread.of([v for run in row.finished if (v := _read(measure, run)) is not None])
         if found:
             row.measures[measure.key] = found
@@ -268,14 +283,16 @@ def _state(run: MeasuredRun) -> tuple[str, str]:
 
 
 def _scale(row: Row, rows: Sequence[Row], runset: RunSet) -> None:
-    base = _baseline(row, rows, runset.fields)
+    time = "wall_s" if runset.is_own else "train_s"
+    base = _baseline(row, rows, runset.fields, time)
     if base is None or not row.devices or not base.devices:
         return
     row.baseline = base
     ratio = row.devices / base.devices
-    if runset.scaling == "strong":
-        base_s, row_s = base.median("train_s"), row.median("train_s")
-        speedup = base_s / row_s if base_s and row_s else None
+    if runset.scaling == "strong" or runset.is_own:
+        base_s, row_s = base.median(time), row.median(time)
+        work = 1 if runset.scaling == "strong" else ratio
+        speedup = work * base_s / row_s if base_s and row_s else None
     else:  # the same as the ratio of times where the work is the same
         rate, base_rate = (r.median("train_samples_per_s_per_device") for r in (row, base))
         speedup = ratio * rate / base_rate if rate and base_rate else None
@@ -283,7 +300,7 @@ def _scale(row: Row, rows: Sequence[Row], runset: RunSet) -> None:
         row.scaled |= {"speedup": speedup, "efficiency": speedup / ratio}
 
 
-def _baseline(row: Row, rows: Iterable[Row], fields: Sequence[str]) -> Row | None:
+def _baseline(row: Row, rows: Iterable[Row], fields: Sequence[str], time: str) -> Row | None:
     """The row with the fewest devices among rows equal in all else.
 
     Of rows with as few devices, the one with the nearest batch size, per process or global: fewer
@@ -297,7 +314,7 @@ def _baseline(row: Row, rows: Iterable[Row], fields: Sequence[str]) -> Row | Non
         pairs = zip(batches_of(row), batches_of(r), strict=True)
         return r.devices or 0, min(abs(math.log(a / b)) if a > 0 and b > 0 else 0 for a, b in pairs)
 
-    found = [r for r in rows if r.devices and r.median("train_s") and rest(r) == rest(row)]
+    found = [r for r in rows if r.devices and r.median(time) and rest(r) == rest(row)]
     return min(found, key=distance, default=None)
 
 

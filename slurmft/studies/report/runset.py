@@ -45,24 +45,33 @@ class RunSet:
     def runs(self) -> list[MeasuredRun]:
         return [run for _, found in self.cells for run in found]
 
+    @property
+    def is_own(self) -> bool:
+        """Whether its runs are of a program of the user's own."""
+        return any(run.is_own for run in self.runs)
+
 
 def group_by_study(runs: Sequence[MeasuredRun], title: str = "") -> list[RunSet]:
     """The runs by study, oldest study first; then those of no study.
 
     Args:
         runs: the runs, oldest first.
-        title: of the runs of no study.
+        title: of the runs of no study, which are a set for each program.
     """
     studies: dict[tuple[str, Path | None], list[MeasuredRun]] = {}
-    others: list[MeasuredRun] = []
+    others: dict[str, list[MeasuredRun]] = {}
     for run in runs:
         name = (run.study or {}).get("name")
         if isinstance(name, str) and isinstance((run.study or {}).get("cell"), dict):
             studies.setdefault((name, _study_folder(run.path)), []).append(run)
         else:
-            others.append(run)
+            kind = str(run.config["program"].get("name")) if run.is_own else ""
+            others.setdefault(kind, []).append(run)
     made = [_of_study(name, folder, found) for (name, folder), found in studies.items()]
-    return made + ([_of_runs(others, title)] if others else [])
+    for kind, found in others.items():
+        words = f"{title or 'Runs'}: {kind}" if len(others) > 1 and kind else title
+        made.append(_of_runs(found, words))
+    return made
 
 
 def _study_folder(run: Path) -> Path | None:
@@ -72,7 +81,7 @@ def _study_folder(run: Path) -> Path | None:
 
 def _of_runs(runs: list[MeasuredRun], title: str) -> RunSet:
     fields = scan.varied(runs)
-    cells = [({f: c[0].value(f) for f in fields}, c) for c in scan.cells(runs)]
+    cells = [({f: c[0].fields.get(f) for f in fields}, c) for c in scan.cells(runs)]
     return RunSet("runs", title or "Runs", fields, cells)
 
 
@@ -120,6 +129,8 @@ def planned(study: Study, cell: Cell, common: Mapping[str, Any]) -> Cell:
         cell: one of its cells.
         common: fields that are the same in all existing runs: the study file lacks flags.
     """
+    if study.program:
+        return study.fixed | dict(common) | cell
     values = study.fixed | spec.typed(cell)
     rest = {k: v for k, v in values.items() if k != GLOBAL_BATCH_SIZE}
     known = {k: v for k, v in common.items() if v is not None}

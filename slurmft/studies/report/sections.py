@@ -54,7 +54,7 @@ def of_runs(runset: RunSet, published: Sequence[PublishedTable]) -> Section:
     changed = changes(rows, runset.fields)
     speed = replace(speed, notes=[*speed.notes, *changed])
     key = slug(runset.name)
-    tables = [speed, phase_table(rows, runset)]
+    tables = [speed, *([] if runset.is_own else [phase_table(rows, runset)])]
     data = [(key, data_table(rows, runset))]
     problems = [*runset.problems]
     for i, theirs in enumerate(published):

@@ -20,6 +20,7 @@ from slurmft.studies.report.measures import (
     batches_of,
     in_order,
     label,
+    measures_of,
     metric_name,
     number_of,
     result_of,
@@ -29,8 +30,11 @@ from slurmft.studies.report.runset import RunSet
 
 def speed_table(rows: Sequence[Row], runset: RunSet) -> Table:
     """Times, throughput, speedup, metric."""
-    *before, last = (m for m in SPEED if m.key != "train_samples_per_s")
     columns = _leading(rows, runset.fields)
+    if runset.is_own:
+        columns += [*(_medians(m, rows) for m in measures_of(runset)), *_scaled(rows)]
+        return Table.of_columns(runset.title, columns, _notes(rows, runset))
+    *before, last = (m for m in SPEED if m.key != "train_samples_per_s")
     columns += [_medians(measure, rows) for measure in before]
     columns += _scaled(rows)
     _, values = _medians(METRIC, rows)
@@ -58,7 +62,7 @@ def data_table(rows: Sequence[Row], runset: RunSet) -> Table:
     columns += _leading(rows, runset.fields)
     if not _state_column(rows):
         add("state", ["finished"] * len(rows))
-    for key in MEASURES:
+    for key in (measure.key for measure in measures_of(runset)):
         spreads = [row.measures.get(key) for row in rows]
         for suffix, part in (("", "median"), ("_min", "low"), ("_max", "high")):
             add(key + suffix, (spread and getattr(spread, part) for spread in spreads))
@@ -89,7 +93,8 @@ def _medians(
     found = [row.measures.get(measure.key) for row in rows]
     decimals = measure.decimals
     if decimals is None:
-        decimals = decimals_of(s.median for s in found if s)
+        figures = 4 if measure.rank == METRIC.rank else 3  # of a metric, of whatever size
+        decimals = decimals_of((s.median for s in found if s), figures, 10 if figures == 4 else 4)
     values = [_median(s, decimals, measure.ranged and not plain) for s in found]
     return Column(measure.key, measure.label, rank=measure.rank), values
 
@@ -131,9 +136,11 @@ def _notes(rows: Sequence[Row], runset: RunSet) -> list[str]:
     notes = ["a row is a cell, with medians of its n finished runs"]
     if any(s.n > 1 for row in rows for s in row.measures.values()):
         notes[0] += "; ±: the repeat farthest from the median (CSV: smallest and largest)"
-    notes[0] += ". time: from the job's start to its end; train: optimizer steps only"
+    notes[0] += ". time: from the job's start to its end"
+    notes[0] += "" if runset.is_own else "; train: optimizer steps only"
     if any(row.baseline not in (None, row) for row in rows):
         way = "training time" if runset.scaling == "strong" else "training throughput"
+        way = "time" if runset.is_own else way
         notes.append(
             f"speedup: by {way}, relative to the row with the fewest devices that is equal in all "
             "else; efficiency: speedup / ratio of devices"
