@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     from slurmft.train.configure import OPTIONS
 
     known = OPTIONS | FLAGS
-    config = own_program.configure(words, given(arguments, known), known)
+    config = own_program.configure(words, given(arguments, known), known, not arguments.dry_run)
     cluster = check(config.job)
     if arguments.dry_run:
         print(dry_run(config, cluster))

@@ -11,21 +11,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slurmft.cluster import own_environment
 from slurmft.core import fingerprint
 from slurmft.core.config import JobConfig, RunConfig, build, with_absolute_paths
 from slurmft.core.errors import UsageError
+from slurmft.core.filesystem import absolute
 from slurmft.core.own_program import FLAGS, OwnProgram
 from slurmft.core.site import merge, site_defaults
 
 
 def configure(
-    words: list[str], flags: dict[str, Any], site_options: Mapping[str, Any]
+    words: list[str], flags: dict[str, Any], site_options: Mapping[str, Any], make: bool = True
 ) -> RunConfig:
     """The resolved configuration: flags over the site file, and the program.
 
     Args:
         words: the program and its arguments, as they were typed.
         site_options: name -> field of every option that the site file may have.
+        make: whether to make the environment of --env uv.
 
     Raises:
         UsageError: no such program, or a value that cannot be right.
@@ -33,8 +36,13 @@ def configure(
     values = merge(site_defaults(site_options), flags)
     values.setdefault("hang_timeout_s", 0)  # its output may rest for as long as it likes
     job = with_absolute_paths(build(JobConfig, values))
-    argv, name = command(words)
     given = {k: v for k, v in values.items() if k in FLAGS}
+    if env := given.get("env"):
+        near = Path(words[0]).absolute().parent if words[0].endswith(".py") else Path.cwd()
+        given["env"] = env = own_environment.folder(env, near, job, make)
+    if file := given.get("accelerate_config"):
+        given["accelerate_config"] = file = str(absolute(file))
+    argv, name = command(words, env)
     own = build(OwnProgram, {"argv": argv, "folder": os.getcwd()} | given)
     if own.per == "auto":
         own = dataclasses.replace(own, per="torchrun" if own.is_python else "node")
@@ -43,27 +51,32 @@ def configure(
             f"--per torchrun starts Python programs, and {words[0]!r} is none",
             "use --per node, or --per process",
         )
-    inputs = _inputs(words)
-    program = own.marked().program(name, paths=(own.folder, *inputs), inputs=inputs)
+    if file:
+        own_environment.check_accelerate(own)
+    inputs = _inputs([*words, *filter(None, [file])])
+    paths = (own.folder, *filter(None, [env]), *inputs)
+    program = own.marked().program(name, paths=paths, inputs=inputs)
     return RunConfig(program=program, job=job)
 
 
-def command(words: list[str]) -> tuple[list[str], str]:
-    """The command that starts a program from anywhere, and the program's name.
+def command(words: list[str], env: str | None = None) -> tuple[list[str], str]:
+    """The command that starts a program from anywhere, in the environment `env`; and its name.
 
     Raises:
         UsageError: there is no such program, or it cannot be executed.
     """
     first, *rest = words
+    python = f"{env}/bin/python" if env else sys.executable
     if first == "-m":
         if not rest:
             raise UsageError("no module after -m", "slurmft run -- -m package.module")
-        return [sys.executable, *words], _name(rest[0])
-    if first.endswith(".py") or Path(first).name.startswith("python"):
-        if first.endswith(".py"):
-            words = [sys.executable, first, *rest]
-        return [_executable(words[0]), *_absolute_script(words[1:])], _name(first)
-    return [_executable(first), *rest], _name(first)
+        return [python, *words], _name(rest[0])
+    if first.endswith(".py"):
+        return [python, *_absolute_script(words)], _name(first)
+    found = _executable(first, env)
+    if Path(first).name.startswith("python"):
+        return [found, *_absolute_script(rest)], _name(first)
+    return [found, *rest], _name(first)
 
 
 def _absolute_script(words: list[str]) -> list[str]:
@@ -75,8 +88,8 @@ def _absolute_script(words: list[str]) -> list[str]:
     return [os.path.abspath(words[0]), *words[1:]]
 
 
-def _executable(name: str) -> str:
-    if found := shutil.which(name):
+def _executable(name: str, env: str | None) -> str:
+    if found := (env and shutil.which(name, path=f"{env}/bin")) or shutil.which(name):
         return os.path.abspath(found)
     if os.path.isfile(name):
         if "/" not in name:

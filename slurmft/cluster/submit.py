@@ -131,6 +131,9 @@ def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
     ]
     if own := OwnProgram.of(config.program):
         lines += [f"# each process of it, in {own.folder}", shlex.join(own.argv)]
+        lines += [f"# its environment: {own.env or 'as this one'}; its Python: {own.python}"]
+        if file := own.accelerate_config:
+            lines += [f"# Accelerate's variables: decided on the nodes, from {file}"]
     return lines
 
 

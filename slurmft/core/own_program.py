@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import signal
+import sys
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -41,6 +42,16 @@ class OwnProgram:
     before: tuple[str, ...] = ()
     """Marks of what its checkpoint folder and files had at submission: that is of another run."""
 
+    env: str | None = option(
+        None,
+        "the program's own environment: a folder (venv, conda); uv: made from the uv.lock of its "
+        "project (default: slurmft's)",
+    )
+    accelerate_config: str | None = option(
+        None,
+        "what `accelerate launch --config_file FILE` would set, but for nodes and processes",
+        metavar="FILE",
+    )
     per: str = option("auto", f"{_PER}Python, else node", choices=PERS)
     stop_signal: str = option(
         "TERM",
@@ -98,6 +109,11 @@ class OwnProgram:
     @property
     def is_python(self) -> bool:
         return Path(self.argv[0]).name.startswith("python")
+
+    @property
+    def python(self) -> str:
+        """The Python that it runs with, or that its environment has."""
+        return self.argv[0] if self.is_python else f"{self.env or sys.prefix}/bin/python"
 
     def program(self, name: str, **more: Any) -> Program:
         """As the toolkit knows it."""

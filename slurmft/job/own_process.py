@@ -32,7 +32,7 @@ from slurmft.job.process import (
     record_failure,
     redirect_output,
 )  # fmt: skip
-from slurmft.node import heartbeat, signals
+from slurmft.node import heartbeat, own_environment, signals
 from slurmft.node.hardware import host_name
 from slurmft.node.heartbeat import OUTPUT, Heart
 from slurmft.node.profiles import bind_rank
@@ -76,7 +76,8 @@ class OwnProcess:
         return self._ended(code)
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
-        environment = dict(os.environ) | {"PYTHONUNBUFFERED": "1"}
+        command, environment = own_environment.command_in(self._program, command, os.environ)
+        environment["PYTHONUNBUFFERED"] = "1"
         if self._program.code:
             paths = [self._program.code, environment.get("PYTHONPATH", "")]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

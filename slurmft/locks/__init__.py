@@ -18,6 +18,7 @@ import errno
 import fcntl
 import functools
 import importlib.machinery
+import importlib.util
 import json
 import os
 import struct
@@ -262,6 +263,8 @@ def install(primitive: str = "auto") -> None:
         LockShimError: the installed filelock does not lock through the shim.
     """
     arm(primitive)
+    if importlib.util.find_spec("filelock") is None:
+        return  # a program's environment without it: nothing there locks so
     import tempfile
 
     import filelock

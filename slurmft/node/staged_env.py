@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from slurmft.core import process
 ARCHIVE = "SLURMFT_STAGE"
 """Variable with the archive's path on the nodes, for their tasks; unset: there is none."""
 STAGED = "SLURMFT_STAGED"
-"""Variable of the ranks: the folder of the environment that they run from."""
+"""Variable of the ranks where they run from such: JSON, shared folder -> its copy on this node."""
 
 NAME = "slurmft-env"
 _LOCK = ".slurmft-lock"
@@ -64,7 +65,7 @@ def environment(
                 # In the background: the work must not wait for it.
                 stack.callback(process.end, removal(leftovers(folder.parent)))
                 path = f"{folder}/bin:{variables.get('PATH', os.defpath)}"
-                found = {STAGED: str(folder), "PATH": path}
+                found = {STAGED: json.dumps({sys.prefix: str(folder)}), "PATH": path}
                 found[_variable(variables)] = str(folder)
                 yield f"{folder}/bin/python", found
                 return

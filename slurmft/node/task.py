@@ -18,7 +18,7 @@ from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import write_json
 from slurmft.core.hub import hub_in_reach
 from slurmft.core.own_program import OwnProgram
-from slurmft.node import ccl, hardware, heartbeat, profiles, signals, staged_env
+from slurmft.node import ccl, hardware, heartbeat, own_environment, profiles, signals, staged_env
 from slurmft.node.hardware import host_name
 from slurmft.node.profiles import Profile
 from slurmft.node.rendezvous import LISTEN, Rendezvous, RendezvousError
@@ -178,6 +178,8 @@ def run_child(
     ):
         python, variables = staged
         environment |= variables
+        if (own := OwnProgram.of(config.program)) and own.accelerate_config:
+            environment |= own_environment.accelerate_variables(own, environment)
         environment |= locks.environment(config.job.file_locks, environment)
         environment[heartbeat.FOLDER] = str(watchdog.folder)
         environment[RUN_DIR] = str(supervisor.run.path)

@@ -72,7 +72,7 @@ def test_node_runs_from_its_own_disk(tmp_path: Path, small_venv: Path) -> None:
     archive = sent(tmp_path, small_venv)
     given = {staged_env.ARCHIVE: str(archive), "PATH": "/bin"}
     with staged_env.environment(given, lambda: False) as (python, variables):
-        folder = Path(variables[staged_env.STAGED])
+        folder = Path(json.loads(variables[staged_env.STAGED])[sys.prefix])
         assert folder.parent == tmp_path
         assert prefix_of(python) == str(folder) == variables["VIRTUAL_ENV"]
         assert variables["PATH"] == f"{folder}/bin:/bin"

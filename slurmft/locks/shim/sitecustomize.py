@@ -12,7 +12,7 @@ _here = os.path.dirname(os.path.abspath(__file__))
 def _arm() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 - any Python may find this file
         return  # that of some tool, which does not touch our caches
-    package = os.path.dirname(os.path.dirname(_here))
+    package = os.path.dirname(os.path.dirname(os.path.dirname(_here)))
     sys.path.append(package)
     try:
         from slurmft import locks

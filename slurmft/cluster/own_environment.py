@@ -1,0 +1,123 @@
+"""The environment of a user's own program, on the login node: `--env`, and what can be seen of
+`--accelerate-config` without importing torch."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from slurmft.core import permissions
+from slurmft.core.config import JobConfig
+from slurmft.core.errors import UsageError, one_line
+from slurmft.core.filesystem import absolute
+from slurmft.core.own_program import OwnProgram
+
+_FIND = """\
+from importlib.util import find_spec as find
+print(*(spec.origin if (spec := find(name)) else "" for name in ("accelerate", "deepspeed")), "",
+      sep="\\n")"""
+_JOBS_OWN = re.compile(
+    r"num_(machines|processes)|machine_rank|main_|rdzv|gpu_ids|mpirun|.*affinity"
+)
+"""Keys of Accelerate's file that say what the job decides."""
+
+
+def folder(env: str, near: Path, job: JobConfig, make: bool) -> str:
+    """The folder of --env.
+
+    Args:
+        near: where the program is: the project of `--env uv` is there, or above.
+        make: whether to make what `--env uv` has not made yet.
+
+    Raises:
+        UsageError: there is none, or it cannot be made.
+        NotOwnError: others can write where it is made.
+    """
+    if env == "uv":
+        return str(_of_lock(near, job, make))
+    if not os.access(python := absolute(env) / "bin" / "python", os.X_OK):
+        raise UsageError(
+            f"--env {env!r} is not an environment: there is no {str(python)!r}",
+            "give the folder of a virtual or conda environment; or uv, for a project with uv.lock",
+        )
+    return str(absolute(env))
+
+
+def _of_lock(near: Path, job: JobConfig, make: bool) -> Path:
+    """The environment of a uv.lock: one for equal contents, and of this user alone."""
+    project = next((p for p in (near, *near.parents) if (p / "pyproject.toml").is_file()), near)
+    if not (project / "uv.lock").is_file():
+        raise UsageError(f"--env uv: no uv.lock in {str(project)!r}", "make it there: uv lock")
+    uv = shutil.which("uv") or shutil.which("uv", path=os.path.dirname(sys.executable))
+    if uv is None:
+        raise UsageError("--env uv: there is no uv on the PATH", "pip install uv")
+
+    def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        more = {k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV"} | variables
+        return subprocess.run([uv, *words], cwd=project, env=more, capture_output=True, text=True)
+
+    python = run("python", "find", "--system").stdout.strip()
+    lock, settings = ((project / name).read_bytes() for name in ("uv.lock", "pyproject.toml"))
+    parts = [lock, settings, python.encode()]
+    if re.search(rb"source = \{ (editable|directory|path) =", lock):  # it refers to this folder
+        parts.append(os.fsencode(project))
+    key = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+    made = Path(job.runs_dir, f".envs-{os.getuid()}", key[:24])
+    whole = Path(f"{made}.whole")
+    if not make:
+        return made
+    permissions.make_folder(made.parent, job.share_with_group, exist_ok=True)
+    with permissions.own_folder(made.parent), open(f"{made}.lock", "w") as file:
+        with contextlib.suppress(OSError):  # no locks here; uv itself locks on this host
+            fcntl.lockf(file, fcntl.LOCK_EX)
+        if not whole.exists():
+            print(f"slurmft: uv sync of {project} to {made}", file=sys.stderr, flush=True)
+            wanted = ["--python", python] if python else []
+            done = run("sync", "--frozen", *wanted, UV_PROJECT_ENVIRONMENT=str(made))
+            if done.returncode:
+                last = " ".join(done.stderr.split())[-300:]
+                raise UsageError(f"--env uv: uv sync failed: {last}", "try: uv sync --frozen")
+            whole.touch()
+    return made
+
+
+def check_accelerate(own: OwnProgram) -> None:
+    """Checks --accelerate-config, and says what of it does not count.
+
+    Raises:
+        UsageError: no such file, or Accelerate would refuse it.
+    """
+    import yaml  # for this flag alone
+
+    what, make = f"--accelerate-config {own.accelerate_config!r}", "make one: accelerate config"
+    try:
+        values = yaml.safe_load(Path(own.accelerate_config or "").read_text(encoding="utf-8"))
+        kind = str(values["distributed_type"]).upper()
+    except OSError as error:
+        raise UsageError(f"{what}: {error.strerror}", make) from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise UsageError(f"{what} is no YAML: {one_line(error)}", make) from None
+    except (KeyError, TypeError):
+        raise UsageError(f"{what}: there is no distributed_type in it", make) from None
+    found = subprocess.run([own.python, "-c", _FIND], capture_output=True, text=True).stdout
+    accelerate, deepspeed, *_ = [*found.split("\n"), "", ""]
+    if found and not (accelerate and (deepspeed or kind != "DEEPSPEED")):
+        name = "deepspeed" if accelerate else "accelerate"
+        pip = f"{own.python} -m pip install {name}"
+        raise UsageError(f"{what} needs {name}, which {own.python!r} lacks", pip)
+    source = Path(accelerate).parent / "commands" / "config" / "config_args.py"
+    text = source.read_text(encoding="utf-8") if source.is_file() else ""
+    known = set(re.findall(r"^    (\w+): ", text.partition("class SageMaker")[0], re.MULTILINE))
+    unknown = values.keys() - known - {"fp16", "dynamo_backend"}  # of old files
+    if unknown and "fsdp_config" in known:
+        names = ", ".join(sorted(unknown))
+        raise UsageError(f"{what}: accelerate does not know its {names}", "remove it, or update")
+    if ignored := ", ".join(k for k, v in values.items() if v and _JOBS_OWN.match(k)):
+        print(f"slurmft: {what}: the job decides, not that file: {ignored}", file=sys.stderr)

@@ -1,0 +1,48 @@
+"""What `accelerate launch --config_file FILE` would set, as JSON: `PYTHON accelerate_variables.py
+FILE`. The program's own Python runs it, which may not have slurmft: nothing of it is imported."""
+
+import json
+import os
+import sys
+import types
+from typing import Any
+
+_JOBS_OWN = {
+    "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "KMP_AFFINITY", "KMP_BLOCKTIME", "PYTHONPATH",
+    "ACCELERATE_CPU_AFFINITY",
+}  # fmt: skip
+
+
+class _Launched(BaseException):
+    """Accelerate would start the program now, with these variables."""
+
+
+def _launch(*_: Any, env: Any = None, **__: Any) -> None:
+    raise _Launched(dict(env or os.environ))
+
+
+def variables(path: str) -> dict[str, str]:
+    """Runs Accelerate's launcher up to the start of the program, of one process."""
+    import torch.distributed.run
+    from accelerate.commands import launch
+
+    before = dict(os.environ)
+    launch.subprocess, torch.distributed.run.run = types.SimpleNamespace(Popen=_launch), _launch
+    words = (
+        "--num_processes 1 --num_machines 1 --machine_rank 0 --main_process_port 0 --gpu_ids all"
+    )
+    arguments = ["--config_file", path, *words.split(), "program"]
+    try:
+        launch.launch_command(launch.launch_command_parser().parse_args(arguments))
+    except _Launched as launched:
+        found = launched.args[0].items()
+        return {k: v for k, v in found if before.get(k) != v and k not in _JOBS_OWN}
+    raise ValueError("Accelerate would not start a program with it")
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # its folder has modules of common names
+    try:
+        print("\n" + json.dumps({"variables": variables(sys.argv[1])}))
+    except Exception as error:
+        print("\n" + json.dumps({"error": " ".join(str(error).split())}))
