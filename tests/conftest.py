@@ -216,11 +216,13 @@ def modes(folder: Path) -> dict[str, set[int]]:
 class Following:
     """A `slurmft submit --follow` in the background; of an `imported` one see `slurmft`."""
 
+    command = "submit"
+
     def __init__(
         self, *arguments: str, env: dict[str, str] | None = None, imported: bool = False
     ) -> None:
         self.process = subprocess.Popen(
-            [*_command(imported), "submit", "--follow", *arguments],
+            [*_command(imported), self.command, "--follow", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
