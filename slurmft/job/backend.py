@@ -33,8 +33,10 @@ def agree(asked: str, store: Any, rank: int, world_size: int) -> tuple[str, str 
     """As `choose`, by what all ranks offer; all of them call it."""
     keys = [f"backend/{each}" for each in range(world_size)]
     store.set(keys[rank], json.dumps(offer(asked)))
-    store.wait(keys)
-    offers = [Offer(*json.loads(text)) for text in store.multi_get(keys)]
+    if rank == 0:  # not all ranks, or the answers grow with their square
+        store.wait(keys)
+        store.set("backend", b"\n".join(dict.fromkeys(store.multi_get(keys))))
+    offers = [Offer(*json.loads(line)) for line in store.get("backend").splitlines()]
     store.set(f"{keys[rank]}/read", "")
     if rank == 0:  # the store may end with it
         store.wait([f"{key}/read" for key in keys])
