@@ -7,14 +7,24 @@ keeps the size, shows in the time of modification alone.
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import slurmft
 from slurmft.core.config import RunConfig
-from slurmft.core.text import in_bytes
+from slurmft.core.text import in_bytes, some
 
+_PACKAGES = """\
+import json, os, sys
+found = {}
+for folder in reversed([path for path in sys.path if os.path.isdir(path)]):
+    for name in os.listdir(folder):
+        if name.endswith("-info") and name.count("-") > 1:
+            found.update([name.rpartition(".")[0].split("-")[:2]])
+print(json.dumps(found))"""
 _WHOLE_BYTES = 2**24
 _BLOCK_BYTES = 2**16
 
@@ -65,6 +75,17 @@ def of_code() -> str:
     return digest.hexdigest()
 
 
+def packages(python: str) -> dict[str, str]:
+    """The packages that a Python finds, name -> version; none where it cannot be started. By the
+    names of their folders: importlib.metadata would read a file of each."""
+    try:
+        done = subprocess.run([python, "-c", _PACKAGES], capture_output=True, text=True, timeout=60)
+        found: dict[str, str] = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return {}
+    return found
+
+
 def changes(config: RunConfig) -> dict[str, str]:
     """What has changed since a run was submitted, its data, model and slurmft itself: path, or
     "slurmft" -> how, in words."""
@@ -93,4 +114,4 @@ def _change(path: Path, before: dict[str, Any]) -> str:
 
 def words(changed: dict[str, str]) -> str:
     """ "train.csv (size 10.0 MiB -> 12.0 MiB), slurmft (other modules)" """
-    return ", ".join(f"{Path(name).name} ({how})" for name, how in changed.items())
+    return some([f"{Path(name).name} ({how})" for name, how in changed.items()])

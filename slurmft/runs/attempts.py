@@ -91,13 +91,29 @@ def _tell_changes(run: RunDir, number: int) -> dict[str, str]:
     later = f", from attempt {number} on" if number > 1 else ""
     new: dict[str, str] = {}
     with contextlib.suppress(OSError):
-        found = fingerprint.changes(run.load_config()).items()
-        new = {name: how + later for name, how in found if name not in known}
+        found = _note_packages(run, number) | fingerprint.changes(run.load_config())
+        new = {name: how + later for name, how in found.items() if name not in known}
         if new:
             text = f"changed since submission: {fingerprint.words(new)}"
             print(f"slurmft: {text}", file=sys.stderr, flush=True)
             RecordWriter(run.records).write({"event": "warning", "text": text})
     return known | new
+
+
+def _note_packages(run: RunDir, number: int) -> dict[str, str]:
+    """Records the packages of the program's Python, where they are others than before; returns
+    which of them the first attempt did not have so: name -> how they differ, in words."""
+    config = run.load_config()
+    own = OwnProgram.of(config.program)
+    now = fingerprint.packages(own.python if own else sys.executable)
+    if config.job.container is not None or not now:  # those of an image are its own
+        return {}
+    record = read_json(run.packages) or {}
+    if now not in list(record.values())[-1:]:
+        run.tell(run.packages, record | {str(number): now}, f"{len(now)} packages")
+    first = next(iter(record.values()), now)
+    differ = sorted(dict(first.items() ^ now.items()))
+    return {name: f"{first.get(name, 'none')} -> {now.get(name, 'none')}" for name in differ}
 
 
 def end(run: RunDir, code: int) -> Outcome:

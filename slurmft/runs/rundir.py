@@ -66,6 +66,7 @@ class RunDir:
     checkpoints = _Below("checkpoints")
     attempt = _Below("attempt.json")
     claims = _Below("submissions")
+    packages = _Below("packages.json")
     started = _Below("started.json")
     rendezvous = _Below("meeting.json")
     submitit = _Below("submitit")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import os
 import subprocess
 import sys
@@ -13,10 +15,14 @@ import pytest
 
 import slurmft as package
 from slurmft import locks
-from slurmft.cluster import own_environment
+from slurmft.cluster import own_environment, own_program
+from slurmft.core import fingerprint
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError
+from slurmft.core.own_program import FLAGS
 from slurmft.core.permissions import NotOwnError
+from slurmft.runs import attempts
+from slurmft.runs.rundir import RunDir
 from tests.cluster.test_own_program import here, lines_of, run
 from tests.conftest import assert_two_lines
 from tests.support.own_programs import write
@@ -175,6 +181,37 @@ def test_dry_run_shows_it(here: Path) -> None:
     assert "Accelerate's variables: decided on the nodes, from " in done.out
     done = run("--dry-run", "--env", "env", "--", "x.py", follow=False)
     assert f"its environment: {env}; its Python: {env}/bin/python" in done.out
+
+
+def test_packages_that_change_between_attempts(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = make_venv(here / "env")
+    write(here, "x.py", "")
+    config = own_program.configure(["x.py"], {"env": "env"}, FLAGS)
+    run_dir = RunDir.create(config)
+    attempts.begin(run_dir, ["n1"], "7")
+    assert "changed" not in (run_dir.read_attempt() or {})
+    (site(env) / "theirs-1.0.dist-info").rename(site(env) / "theirs-1.1.dist-info")
+    (site(env) / "more-2.dist-info").mkdir()
+    capsys.readouterr()
+    attempts.begin(run_dir, ["n1"], "7", restarts=1)
+    told = "changed since submission: more (none -> 2, from attempt 2 on), theirs (1.0 -> 1.1, from"
+    assert told in capsys.readouterr().err
+    attempts.begin(run_dir, ["n1"], "7", restarts=2)
+    assert "changed" not in capsys.readouterr().err  # once
+    recorded = json.loads(run_dir.packages.read_text())
+    assert recorded == {"1": {"theirs": "1.0"}, "2": {"theirs": "1.1", "more": "2"}}
+    known = json.loads(run_dir.attempt.read_text())["changed"]
+    assert known["theirs"] == "1.0 -> 1.1, from attempt 2 on"
+
+
+def test_packages_of_a_training() -> None:
+    """As importlib.metadata has them, which is slower."""
+    found = fingerprint.packages(sys.executable)
+    assert found["torch"] == importlib.metadata.version("torch")
+    assert found.keys() >= {"accelerate", "numpy", "pytest"}
+    assert fingerprint.packages("/nowhere/python") == {}
 
 
 # --- uv -------------------------------------------------------------------------------------------
