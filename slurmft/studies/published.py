@@ -39,9 +39,6 @@ class PublishedTable:
     """What was the same in all rows: model, precision, epochs, ..."""
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
-    across: str | None = None
-    """The column whose values head the columns of the published layout; None: it is laid out as it
-    is here, a row each."""
 
     @property
     def key(self) -> str:
@@ -55,11 +52,6 @@ class PublishedTable:
     def column(self, name: str) -> list[Any]:
         """The values of a column."""
         return [row[self.columns.index(name)] for row in self.rows]
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The columns that name a row of the published layout."""
-        return tuple(c for c in self.columns[:-1] if c != self.across)
 
     @property
     def footnotes(self) -> tuple[str, ...]:
@@ -120,12 +112,10 @@ def _tables(stem: str, raw: dict[str, Any]) -> list[PublishedTable]:
     for key, values in raw.items():
         chart = _chart(key, values, devices) if key not in ("gpus", "setup") else None
         if chart:
-            own: dict[str, Any] = {
-                "part": key,
-                "name": f"{name}: {with_unit(key)}",
-                "across": "gpus",
-            }
-            found.append(PublishedTable(columns=chart[0], rows=chart[1], **own, **common))
+            title = f"{name}: {with_unit(key)}"
+            found.append(
+                PublishedTable(part=key, name=title, columns=chart[0], rows=chart[1], **common)
+            )
     return found
 
 

@@ -134,17 +134,17 @@ def charts_of_published(table: PublishedTable) -> list[Chart]:
 
 
 def _published(table: PublishedTable) -> Chart | None:
-    """A plot of a published table that has a column for every device count."""
-    if table.across is None:
+    """A plot of a table that was read from a chart."""
+    if not table.part:
         return None
-    value = table.columns[-1]
-    series = _published_series(table, table.across, value, table.labels)
+    *labels, value = (c for c in table.columns if c != "gpus")
+    series = _published_series(table, "gpus", value, labels)
     if not _has_two_places(series):
         return None
     kind = "bars" if "samples_per_s" in value else "lines"
     y_label = with_unit(value)
     chart = Chart(table.part, f"Published: {y_label}", kind, "GPUs", y_label, series)
-    chart.legend = ", ".join(c.replace("_", " ") for c in table.labels)
+    chart.legend = ", ".join(c.replace("_", " ") for c in labels)
     chart.logarithmic = kind == "lines"
     return _limited(chart)
 

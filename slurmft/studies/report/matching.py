@@ -1,4 +1,4 @@
-"""Published tables with our rows beside them, matched by what was measured."""
+"""Published tables, alone and with our rows beside them, matched by what was measured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slurmft.studies.published import CONFIGURATION, PublishedTable, with_unit
-from slurmft.studies.report import layouts
 from slurmft.studies.report.formats import Column, Columns, Table, Value, decimals_of
 from slurmft.studies.report.measures import SCALED, Row, metric_name
 from slurmft.studies.report.tables import state_value
@@ -40,6 +39,17 @@ _MEASURES = {
     "train_speedup_published_text": "speedup",
 }
 """Published column -> key of our measure."""
+
+
+def as_published(table: PublishedTable) -> Table:
+    """A published table, value for value."""
+    rows = [[Value.of(v) for v in row] for row in table.rows]
+    return Table(table.name, [_column(table, c) for c in table.columns], rows)
+
+
+def _column(table: PublishedTable, name: str) -> Column:
+    numeric = all(isinstance(v, (int, float, type(None))) for v in table.column(name))
+    return Column(name, with_unit(name), numeric)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +108,7 @@ def _equal(theirs: Any, ours: Any) -> bool:
 
 
 def beside(published: PublishedTable, rows: Sequence[Row], fields: Sequence[str]) -> Table:
-    """A published table in its layout, with ours.
-
-    Tables of rows get a column of ours after each of theirs; those with a column for every device
-    count get lines of ours below theirs.
+    """A published table, with a column of ours after each of theirs that we measure.
 
     Args:
         published: what was published.
@@ -111,9 +118,8 @@ def beside(published: PublishedTable, rows: Sequence[Row], fields: Sequence[str]
     found = matches(published, rows)
     ours = [f for f in fields if f not in _used_fields(published)]
     ours = [f for f in ours if len({repr(m.ours.cell.get(f)) for m in found if m.ours}) > 1]
-    make = _in_columns if published.across is None else _in_lines
-    title = f"{published.name}: published / ours"
-    return replace(make(published, found, ours), title=title, notes=_notes(published, rows, found))
+    title, notes = f"{published.name}: published / ours", _notes(published, rows, found)
+    return Table.of_columns(title, _columns(published, found, ours), notes)
 
 
 def _used_fields(published: PublishedTable) -> set[str]:
@@ -127,13 +133,13 @@ def _used_fields(published: PublishedTable) -> set[str]:
     return used
 
 
-def _in_columns(published: PublishedTable, found: Sequence[Match], fields: list[str]) -> Table:
+def _columns(published: PublishedTable, found: Sequence[Match], fields: list[str]) -> Columns:
     keys = keys_of(published)
     columns: Columns = []
     for name in published.columns:
         measure = _MEASURES.get(name)
         title = f"{with_unit(name)} published" if measure else with_unit(name)
-        column = replace(layouts.column_of(published, name), label=title)
+        column = replace(_column(published, name), label=title)
         columns.append((column, [Value.of(_theirs(m, name, keys)) for m in found]))
         if measure:
             column = Column(f"{name}_ours", f"{with_unit(name)} ours")
@@ -146,7 +152,7 @@ def _in_columns(published: PublishedTable, found: Sequence[Match], fields: list[
         column = Column("state_ours", "state of ours", numeric=False)
         states = [state_value(m.ours) if m.ours else Value.of(None) for m in found]
         columns.append((column, states))
-    return Table.of_columns(published.name, columns)
+    return columns
 
 
 def _theirs(match: Match, name: str, keys: Sequence[str]) -> Any:
@@ -167,27 +173,6 @@ def _value_of(row: Row | None, measure: str) -> float | None:
     if row is None:
         return None
     return row.scaled.get(measure) if measure in SCALED else row.median(measure)
-
-
-def _in_lines(published: PublishedTable, found: Sequence[Match], fields: list[str]) -> Table:
-    assert published.across
-    name, keys = published.columns[-1], keys_of(published)
-    lines = layouts.published_lines(published)
-    states: dict[layouts.Line, list[str]] = {}
-    values = _ours([m.ours for m in found], _MEASURES[name])
-    for match, value in zip(found, values, strict=True):
-        if match.ours is None:
-            continue
-        labels = tuple(_theirs(match, c, keys) for c in published.labels)
-        head = _theirs(match, published.across, keys)
-        more = ", ".join(f"{f} {match.ours.cell.get(f)}" for f in fields)
-        line = (labels, f"ours: {more}" if more else "ours")
-        lines.setdefault((labels, "published"), {})
-        lines.setdefault(line, {})[head] = value
-        if match.ours.state:
-            states.setdefault(line, []).append(f"{head}: {state_value(match.ours).text}")
-    counts = {_theirs(m, published.across, keys) for m in found} - {None}
-    return layouts.wide(published, lines, sorted(counts), states)
 
 
 def _notes(published: PublishedTable, rows: Sequence[Row], found: Sequence[Match]) -> list[str]:

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from slurmft.studies.published import PublishedTable
-from slurmft.studies.report import layouts
 from slurmft.studies.report.charts import Chart, charts_of, charts_of_published
 from slurmft.studies.report.formats import Table
-from slurmft.studies.report.matching import beside, keys_of, matches, measured_of
+from slurmft.studies.report.matching import as_published, beside, keys_of, matches, measured_of
 from slurmft.studies.report.measures import rows_of
 from slurmft.studies.report.provenance import changes, origins
 from slurmft.studies.report.runset import RunSet
@@ -80,7 +79,7 @@ def of_runs(runset: RunSet, published: Sequence[PublishedTable]) -> Section:
 
 def of_published(tables: Sequence[PublishedTable]) -> Section:
     """The section of a file of published tables, as published."""
-    first, shown = tables[0], [layouts.layout(table) for table in tables]
+    first, shown = tables[0], [as_published(table) for table in tables]
     data = [(f"published-{slug(t.key)}", table) for t, table in zip(tables, shown, strict=True)]
     shown[-1] = replace(shown[-1], notes=first.footnotes)
     return Section(

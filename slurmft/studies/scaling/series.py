@@ -287,7 +287,7 @@ def _of_chart(table: PublishedTable, row: Mapping[str, Any]) -> tuple[str, Row]:
     """A bar of a chart: there is a series for each setting, over the numbers of GPUs."""
     phase, step = _CHARTS[table.part]
     setup, devices, value = table.setup, row["gpus"], row[table.part]
-    label = "".join(f"-{row[name]}" for name in table.labels)
+    label = "".join(f"-{row[name]}" for name in table.columns[:-1] if name != "gpus")
     batch = int(label.rpartition("-")[2]) if phase == "train" else _CHART_BATCH_SIZE
     work = Workload(
         train_samples=setup["train_samples"],
