@@ -32,9 +32,9 @@ def parser() -> Parser:
         prog="slurmft clean",
         description="Shows what can be removed, with sizes, and removes it after a question: "
         "checkpoints and tokens of finished runs, leftovers of killed jobs, runs that failed, were "
-        "cancelled or vanished long ago, and entries of the token cache that no run has used for "
-        "as long. Never touches a run whose job is pending or running, runs of other users, or "
-        "unfinished runs of another cluster.",
+        "cancelled or vanished long ago, entries of the token cache that no run has used for as "
+        "long, and code that no run has. Never touches a run whose job is pending or running, runs "
+        "of other users, or unfinished runs of another cluster.",
         epilog=EXAMPLES,
     )
     add_runs_dir(command)

@@ -71,6 +71,8 @@ class RunDir:
     rendezvous = _Below("meeting.json")
     submitit = _Below("submitit")
     script = _Below("submitit/job.sh")
+    code = _Below("code")
+    code_diff = _Below("code.diff")
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from slurmft.cluster.slurm import job_array
 from slurmft.core.files import fingerprint, write_json
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Done
+from tests.runs.test_snapshot import taken_by
 from tests.support.made_runs import write_run
 from tests.support.users import REPOSITORY, User, two_users
 
@@ -394,6 +396,31 @@ def cache_that_is_a_link(ada: User, eve: User) -> None:
         assert ada.python(code) == "refused\n[]\n", name
         assert not (cache / "key").exists()
     assert precious.exists()
+
+
+@attack(
+    GROUP,
+    "puts a link, or a folder of theirs, in the place of your programs' kept code (`.code-UID`), "
+    "or opens yours",
+    "not used: the run has files of its own",
+)
+def kept_code(ada: User, eve: User) -> None:
+    program = ada.write(ada.home / "own" / "x.py", "mine")
+    content = hashlib.sha256(b"mine").hexdigest()
+    for place in ("theirs", "open", "link"):
+        owner = ada if place == "open" else eve
+        runs = ada.home / f"code-{place}"
+        kept = eve.home / "store" if place == "link" else runs / f".code-{ada.uid}"
+        eve.write(kept / f"{ada.uid}-400-{content}", "evil")
+        ada.own(runs) if runs.exists() else ada.own(ada.write(runs / "x", "").parent)
+        owner.own(kept).chmod(0o777)
+        if place == "link":
+            (runs / f".code-{ada.uid}").symlink_to(kept)
+        assert taken_by(ada, program, runs) == "mine 1\n", place
+        assert len(list(kept.iterdir())) == 1, place
+    assert taken_by(ada, program, ada.own(ada.write(ada.home / "code" / "x", "").parent)) == (
+        "mine 2\n"
+    )
 
 
 @pytest.mark.parametrize("each", ATTACKS, ids=lambda each: each.carry_out.__name__)
