@@ -590,8 +590,8 @@ def test_nobody_waits_for_failures_of_a_good_end(
 def test_waiting_for_a_cause_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, slept = make(tmp_path), list[float]()
     monkeypatch.setattr(attempts, "_FILE_LAG_S", 0.01)
-    monkeypatch.setattr(time, "sleep", lambda seconds: slept.append(seconds))
     begin(run)
+    monkeypatch.setattr(time, "sleep", lambda seconds: slept.append(seconds))
     fail(run, secondary=True)
     attempts.await_failure(run, 1)
     assert len(list(run.failures.iterdir())) == 1
