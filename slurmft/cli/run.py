@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from slurmft.cli import next_commands
 from slurmft.cli.parser import Parser, add_follow, add_options, given
-from slurmft.cli.submit import WHERE
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.own_program import FLAGS, OwnProgram
@@ -52,8 +50,7 @@ def main(argv: list[str]) -> int:
         problem = "no program after --" if at < len(argv) else "no -- before the program"
         raise UsageError(problem, _EXAMPLE)
     # Not above: --help need not wait for what submits.
-    from slurmft.cli.follow import Follower
-    from slurmft.cluster import launcher as cluster_launcher
+    from slurmft.cli.submit import tell
     from slurmft.cluster import own_program
     from slurmft.cluster.submit import check, dry_run, provenance, submit_with
     from slurmft.train.configure import OPTIONS
@@ -64,12 +61,4 @@ def main(argv: list[str]) -> int:
     if arguments.dry_run:
         print(dry_run(config, cluster))
         return Exit.OK
-    run = submit_with(config, cluster, provenance("run", argv))
-    print(
-        f"job {cluster_launcher.job_of(run)[1]} submitted {WHERE[cluster].format(config.job.nodes)}"
-    )
-    print(f"run directory: {run.path}", flush=True)
-    if arguments.follow:
-        return Follower(run).follow()
-    print(next_commands(run.path))
-    return Exit.OK
+    return tell(submit_with(config, cluster, provenance("run", argv)), arguments.follow)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from slurmft.cli import next_commands
 from slurmft.cli.parser import Parser, add_follow, add_options, add_push_to_hub, given
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit
 from slurmft.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from slurmft.runs.rundir import RunDir
 
 WHERE = {
     "slurm": "to Slurm: {} node(s)",
@@ -59,8 +63,6 @@ def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
     # Not above: --help need not wait for what submits.
     from slurmft.cli import push
-    from slurmft.cli.follow import Follower
-    from slurmft.cluster import launcher as cluster_launcher
     from slurmft.cluster.submit import check, dry_run, provenance, submit_with
     from slurmft.runs.rundir import RunDir
     from slurmft.train.configure import OPTIONS, configure
@@ -77,11 +79,20 @@ def main(argv: list[str]) -> int:
         print(RunDir.create(dataclasses.replace(config, submission=submission)).path)
         return Exit.OK
     run = submit_with(config, cluster, submission)
-    print(
-        f"job {cluster_launcher.job_of(run)[1]} submitted {WHERE[cluster].format(config.job.nodes)}"
-    )
+    return push.after(tell(run, arguments.follow), run, arguments.push_to_hub)
+
+
+def tell(run: RunDir, follow: bool) -> int:
+    """Says where a job and its run are, and follows it if asked to; returns the exit code."""
+    from slurmft.cluster import launcher
+
+    cluster, job_id = launcher.job_of(run)
+    nodes = run.load_config().job.nodes
+    print(f"job {job_id} submitted {WHERE[cluster].format(nodes)}")
     print(f"run directory: {run.path}", flush=True)
-    if arguments.follow:
-        return push.after(Follower(run).follow(), run, arguments.push_to_hub)
-    print(next_commands(run.path))
-    return Exit.OK
+    if not follow:
+        print(next_commands(run.path))
+        return Exit.OK
+    from slurmft.cli.follow import Follower
+
+    return Follower(run).follow()
