@@ -246,13 +246,14 @@ def take(found: Source, run: RunDir) -> Snapshot:
     facts: dict[str, Any] = {"mode": found.mode, "root": root, "files": len(found.files)}
     if found.mode == "git":
         facts |= {"commit": found.commit, "dirty": found.changed > 0, "changed": found.changed}
+    if found.mode == "none":
+        return Snapshot(found.root, run.code, facts)
     aside = aside_of(run.code)
     try:
-        if found.mode != "none":
-            facts |= {"bytes": found.bytes, "sha256": _fill(aside, found, run)}
-            os.rename(aside, run.code)
+        facts |= {"bytes": found.bytes, "sha256": _fill(aside, found, run)}
         if found.diff:
             write_bytes(run.code_diff, os.fsencode(found.diff))
+        os.rename(aside, run.code)
     except OSError as error:
         full = is_full(error)
         raise no_room(run, "the code", found.bytes) if full else _unreadable(error) from None
@@ -284,7 +285,7 @@ def _fill(into: Path, found: Source, run: RunDir) -> str:
         if os.path.relpath(goal, found.root) in copied:
             goal = os.path.relpath(goal, os.path.dirname(path))
         os.symlink(goal, target)
-        return f"link {goal}\0{name}"
+        return f"link {goal!r} {name}"
 
     # A file takes a millisecond on shared file systems. On local ones threads only cost time.
     count = 8 if filesystem.of(run.path).is_shared else 1

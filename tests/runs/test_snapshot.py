@@ -424,6 +424,7 @@ def test_clean_removes_what_no_run_has(tree: Path, runs: Path) -> None:
 def test_full_disk(tree: Path, small_disk: Path) -> None:
     for number in range(20):
         (tree / str(number)).write_bytes(os.urandom(2**16))
+    write(tree / "train.py", "print(2)\n")
     run = new_run(small_disk)
     with pytest.raises(SlurmftError, match=r"no room for the code: it needs 1\.3 MiB"):
         snapshot.take(snapshot.source(tree / "train.py"), run)
@@ -483,6 +484,9 @@ def test_work_tree_of_another_user(users: tuple[User, User]) -> None:
         assert f"git ls-files in '{program.parent}': detected dubious ownership" in told
         assert f"git config --global --add safe.directory {program.parent}" in told
     assert taken_by(ada, program, ada.home / "r", "folder") == "theirs 2\n"
+    code = "from pathlib import Path; from slurmft.runs import snapshot\n"
+    code += f"print(snapshot.source(Path({str(program)!r})).mode)"
+    assert ada.python(code) == "none\n"  # from her home: a tool that somebody else keeps
 
 
 def test_file_closed_to_this_user(users: tuple[User, User]) -> None:
