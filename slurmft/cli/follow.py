@@ -6,8 +6,8 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-from slurmft.cli import next_commands, push
-from slurmft.cli.parser import Parser, add_push_to_hub, add_run
+from slurmft.cli import next_commands
+from slurmft.cli.parser import Parser, add_run
 from slurmft.cluster.slurm.commands import JobState
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit, SlurmftError
@@ -124,14 +124,12 @@ def parser() -> Parser:
         epilog=EXAMPLES,
     )
     add_run(command)
-    add_push_to_hub(command)
     return command
 
 
 def main(argv: list[str]) -> int:
     """`slurmft follow RUN`"""
     arguments = parser().parse(argv)
-    push.check(arguments.push_to_hub, follows=True)
     run = resolve.find(arguments.run, arguments.runs_dir)
     run.settle_permissions()
-    return push.after(Follower(run).follow(), run, arguments.push_to_hub)
+    return Follower(run).follow()

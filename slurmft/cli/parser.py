@@ -148,16 +148,6 @@ def add_follow(parser: Parser) -> None:
     parser.add_argument("--follow", action="store_true", help="stream progress until the job ends")
 
 
-def add_push_to_hub(parser: Parser) -> None:
-    """Adds --push-to-hub, for commands that may wait for a run's end."""
-    parser.add_argument(
-        "--push-to-hub",
-        metavar="REPO",
-        help="when the run has finished, upload its model from this machine to this private "
-        "repository of the hub, as `slurmft push` does",
-    )
-
-
 def count(text: str) -> int:
     """The type of an argument that counts something."""
     if not text.isdecimal() or int(text) < 1:

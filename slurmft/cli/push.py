@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 from slurmft.cli.parser import Parser, add_run
@@ -15,7 +14,7 @@ EXAMPLES = """\
 examples:
   slurmft push last me/emotion-distilbert
   slurmft push emotion-20261120-093012 me/emotion-distilbert --public
-  slurmft submit --task emotion --nodes 4 --follow --push-to-hub me/emotion-distilbert
+  slurmft submit --task emotion --nodes 4 --follow && slurmft push last me/emotion-distilbert
 
 The token is that of `hf auth login`, or $HF_TOKEN.
 """
@@ -36,44 +35,6 @@ def parser() -> Parser:
     command.add_argument("repo", help="repository on the hub: NAME, or USER/NAME; made if absent")
     command.add_argument("--public", action="store_true", help="everybody may see it")
     return command
-
-
-def check(repo: str | None, follows: bool) -> None:
-    """Finds out before hours of training that --push-to-hub could not work.
-
-    Raises:
-        UsageError: nobody would be there to push, or there is no token.
-    """
-    if repo is None:
-        return
-    if not follows:
-        raise UsageError(
-            "--push-to-hub uploads from here, after the run: it needs --follow",
-            f"or, when the run has finished: slurmft push last {shlex.quote(repo)}",
-        )
-    from huggingface_hub import get_token
-
-    if not get_token():
-        raise UsageError(f"--push-to-hub {repo!r} needs a token of the hub", "hf auth login")
-
-
-def after(code: int, run: RunDir, repo: str | None) -> int:
-    """Pushes a run that has ended, if it ended well and that was asked for.
-
-    Args:
-        code: the exit code of the job.
-        run: the run.
-        repo: where to push; None: nowhere.
-
-    Returns:
-        The command's exit code.
-
-    Raises:
-        SlurmftError: the hub refuses, or cannot be reached.
-    """
-    if code == Exit.OK and repo is not None:
-        print(f"private: {push(run, repo, public=False)}")
-    return code
 
 
 def check_finished(run: RunDir) -> dict[str, Any]:

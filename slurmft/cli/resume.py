@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from slurmft.cli import next_commands, push
+from slurmft.cli import next_commands
 from slurmft.cli.follow import Follower
-from slurmft.cli.parser import Parser, add_follow, add_options, add_push_to_hub, add_run, given
+from slurmft.cli.parser import Parser, add_follow, add_options, add_run, given
 from slurmft.cluster.submit import provenance, resume
 from slurmft.core.config import JobConfig, options
 from slurmft.core.errors import Exit
@@ -30,7 +30,6 @@ def parser() -> Parser:
     )
     add_run(command)
     add_follow(command)
-    add_push_to_hub(command)
     command.add_argument("--json", action="store_true", help="print run, job, checkpoint")
     add_options(command, JobConfig, "where to run it (default: as before)", _WHERE)
     return command
@@ -39,7 +38,6 @@ def parser() -> Parser:
 def main(argv: list[str]) -> int:
     """`slurmft resume RUN`"""
     arguments = parser().parse(argv)
-    push.check(arguments.push_to_hub, arguments.follow)
     run = resolve.find(arguments.run, arguments.runs_dir)
     flags = given(arguments, _WHERE)
     job_id = resume(run, flags, provenance("resume", argv))
@@ -51,6 +49,6 @@ def main(argv: list[str]) -> int:
     print(f"job {job_id} submitted; the run resumes from {place}", flush=True)
     print(f"run directory: {run.path}", flush=True)
     if arguments.follow:
-        return push.after(Follower(run, only_new=True).follow(), run, arguments.push_to_hub)
+        return Follower(run, only_new=True).follow()
     print(next_commands(run.path))
     return Exit.OK

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from slurmft.cli import next_commands
-from slurmft.cli.parser import Parser, add_follow, add_options, add_push_to_hub, given
+from slurmft.cli.parser import Parser, add_follow, add_options, given
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit
 from slurmft.train.config import TrainConfig
@@ -52,7 +52,6 @@ def parser() -> Parser:
         "--create", action="store_true", help="only write the run directory, and print its path"
     )
     add_follow(command)
-    add_push_to_hub(command)
     add_options(command, TrainConfig, "what to train")
     add_options(command, JobConfig, "where to run it")
     return command
@@ -62,12 +61,10 @@ def main(argv: list[str]) -> int:
     """The command: parse, configure, submit, and follow if asked to."""
     arguments = parser().parse(argv)
     # Not above: --help need not wait for what submits.
-    from slurmft.cli import push
     from slurmft.cluster.submit import check, dry_run, provenance, submit_with
     from slurmft.runs.rundir import RunDir
     from slurmft.train.configure import OPTIONS, configure
 
-    push.check(arguments.push_to_hub, arguments.follow)
     flags = given(arguments, OPTIONS)
     config = configure(flags)
     cluster = check(config.job)
@@ -79,7 +76,7 @@ def main(argv: list[str]) -> int:
         print(RunDir.create(dataclasses.replace(config, submission=submission)).path)
         return Exit.OK
     run = submit_with(config, cluster, submission)
-    return push.after(tell(run, arguments.follow), run, arguments.push_to_hub)
+    return tell(run, arguments.follow)
 
 
 def tell(run: RunDir, follow: bool) -> int:

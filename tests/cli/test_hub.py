@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from slurmft.train import model_card
 from slurmft.train.config import TrainConfig
 from tests.conftest import Done, assert_two_lines, slurmft
 from tests.support.hub import NAME, Hub
-from tests.support.made_runs import write_run
 
 RESULT: dict[str, Any] = {
     "metrics": {"accuracy": 0.9215, "f1": None}, "loss": 0.1234567, "steps": 1500, "wall_s": 75.2,
@@ -121,35 +119,6 @@ def test_push_refused(hub: Hub, run: RunDir) -> None:
     assert done.code == 1
     assert "the hub did not take 'me/emotions'" in done.err
     assert "hf auth login" in done.err
-
-
-@pytest.mark.parametrize("state", ["finished", "failed"])
-def test_push_at_the_end_of_a_run(state: str, hub: Hub, tiny_model: Path, tmp_path: Path) -> None:
-    """Also for who attaches when it has ended."""
-    run = write_run(tmp_path / "a run", state=state, task="emotion", model=str(tiny_model))
-    shutil.copytree(tiny_model, run.model)
-    write_json(run.job, {"cluster": "local", "id": "99999999"})  # no process
-    env = {"HF_ENDPOINT": hub.url(), "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    done = slurmft("follow", str(run.path), "--push-to-hub", "me/emotions", env=env)
-    assert done.code == (0 if state == "finished" else 1), done.err
-    assert ("model.safetensors" in hub.uploaded) == (state == "finished")
-
-
-@pytest.mark.parametrize(
-    ("flags", "token", "words"),
-    [
-        ((), TOKEN, "it needs --follow"),
-        (("--follow",), "", "--push-to-hub 'me/x' needs a token of the hub"),
-    ],
-)
-def test_push_that_could_not_work(
-    flags: tuple[str, ...], token: str, words: str, tmp_path: Path
-) -> None:
-    """Said before anything is submitted."""
-    more = ("--push-to-hub", "me/x", "--cluster", "local", "--runs-dir", str(tmp_path / "runs"))
-    done = slurmft("submit", *more, *flags, env={"HF_TOKEN": token, "HF_HOME": str(tmp_path)})
-    assert_two_lines(done, words)
-    assert not list(tmp_path.glob("runs/*"))
 
 
 @pytest.mark.parametrize("state", ["running", "failed"])
