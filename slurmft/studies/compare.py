@@ -14,6 +14,7 @@ from slurmft.core.errors import UsageError
 from slurmft.core.files import is_number
 from slurmft.runs import resolve, scan
 from slurmft.runs.scan import MeasuredRun
+from slurmft.studies.report.provenance import of_ranks, readers
 from slurmft.studies.stats import (
     ALIKE,
     LEAST_WINDOWS,
@@ -149,18 +150,9 @@ def _differences(a: Side, b: Side) -> list[tuple[str, str, str]]:
     first, second = a.runs[0].fields, b.runs[0].fields
     names = list(dict.fromkeys((*first, *second)))
     found = [(n, _text(first.get(n)), _text(second.get(n))) for n in names]
-    runs = (*a.runs, *b.runs)
-    packages = sorted({p for run in runs for p in run.environment.get("versions", {})})
-    facts = _FACTS | {package: _version_of(package) for package in packages}
+    facts = _FACTS | readers([*a.runs, *b.runs])
     found += [(n, _each(a, of), _each(b, of)) for n, of in facts.items()]
     return [(name, of_a, of_b) for name, of_a, of_b in found if of_a != of_b]
-
-
-def _ranks(key: str) -> Callable[[MeasuredRun], Any]:
-    """Distinct values of the ranks of a run."""
-    return lambda run: ", ".join(
-        dict.fromkeys(str(rank.get(key)) for rank in run.environment.get("ranks", []))
-    )
 
 
 def _resolved(key: str) -> Callable[[MeasuredRun], Any]:
@@ -174,17 +166,10 @@ _FACTS: dict[str, Callable[[MeasuredRun], Any]] = {
     "processes": _resolved("world_size"),
     "parameters": _resolved("parameters"),
     "hosts": lambda run: ", ".join(run.hosts),
-    "device": _ranks("device"),
-    "threads": _ranks("threads"),
-    "kernel": _ranks("kernel"),
-    "Python": lambda run: run.environment.get("python"),
-    "code": lambda run: run.code,
+    "threads": of_ranks("threads"),
+    "kernel": of_ranks("kernel"),
 }
 """Name -> what a run recorded."""
-
-
-def _version_of(package: str) -> Callable[[MeasuredRun], Any]:
-    return lambda run: run.environment.get("versions", {}).get(package)
 
 
 def _each(side: Side, of: Callable[[MeasuredRun], Any]) -> str:

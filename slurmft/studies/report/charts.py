@@ -128,52 +128,19 @@ def _over_field(rows: Sequence[Row], runset: RunSet) -> list[Chart | None]:
     ]
 
 
-def charts_of_published(table: PublishedTable) -> list[Chart]:
-    """All plots of a published table that have data."""
-    return [chart for chart in (_published(table), _published_speedup(table)) if chart]
-
-
-def _published(table: PublishedTable) -> Chart | None:
-    """A plot of a table that was read from a chart."""
-    if not table.part:
-        return None
-    *labels, value = (c for c in table.columns if c != "gpus")
-    series = _published_series(table, "gpus", value, labels)
-    if not _has_two_places(series):
-        return None
-    kind = "bars" if "samples_per_s" in value else "lines"
-    y_label = with_unit(value)
-    chart = Chart(table.part, f"Published: {y_label}", kind, "GPUs", y_label, series)
-    chart.legend = ", ".join(c.replace("_", " ") for c in labels)
-    chart.logarithmic = kind == "lines"
-    return _limited(chart)
-
-
-def _published_speedup(table: PublishedTable) -> Chart | None:
-    series = _published_speedups(table)
-    chart = Chart("speedup", "Published: speedup", "lines", "GPUs", "speedup", series, ideal=1)
-    return _limited(chart)
-
-
 def _published_speedups(table: PublishedTable) -> list[Series]:
+    """The published speedups that are numbers, by the other columns that name a row."""
     if not {"speedup", "gpus"} <= set(table.columns):
         return []
     columns = [c for c in keys_of(table) if c != "gpus"]
-    return _published_series(table, "gpus", "speedup", columns, with_names=True)
-
-
-def _published_series(
-    table: PublishedTable, x: str, y: str, columns: Sequence[str], with_names: bool = False
-) -> list[Series]:
-    """The points of a published table where both are numbers, by the values of some columns."""
     series: dict[str, Series] = {}
     for row in map(table.named, table.rows):
-        if is_number(row[x]) and is_number(row[y]):
-            words = (f"{with_unit(c)} {row[c]}" if with_names else str(row[c]) for c in columns)
-            name = ", ".join(words) or "published"
-            points = series.setdefault(name, Series(name, [], []))
-            points.x.append(row[x])
-            points.y.append(row[y])
+        if is_number(row["gpus"]) and is_number(row["speedup"]):
+            words = ", ".join(f"{with_unit(c)} {row[c]}" for c in columns)
+            name = f"published: {words or 'speedup'}"
+            points = series.setdefault(name, Series(name, [], [], published=True))
+            points.x.append(row["gpus"])
+            points.y.append(row["speedup"])
     return list(series.values())
 
 
@@ -257,9 +224,8 @@ def _speedups(groups: _Groups, published: Iterable[PublishedTable]) -> Chart | N
     bases = [r.baseline.devices for rows in groups.values() for r in rows if r.baseline]
     chart.ideal = min(filter(None, bases), default=1)
     chart = _limited(chart) or chart
-    for theirs in (series for table in published for series in _published_speedups(table)):
-        name = f"published: {theirs.label}"
-        chart.series.append(Series(name, theirs.x, theirs.y, published=True))
+    for table in published:
+        chart.series += _published_speedups(table)
     return chart
 
 

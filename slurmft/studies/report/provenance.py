@@ -14,6 +14,9 @@ _MOST = 3
 """Values of a kind that are listed; the others are counted."""
 _LONGEST = 160
 
+Reader = Callable[[MeasuredRun], str]
+"""Reads one fact of a run; "": it has none."""
+
 _VERSIONS = ("slurmft", "torch", "transformers", "accelerate", "datasets")
 
 
@@ -35,15 +38,8 @@ def origins(rows: Sequence[Row]) -> list[str]:
 
 def changes(rows: Sequence[Row], fields: Sequence[str]) -> list[str]:
     """What changed between runs, and in which rows: those are not comparable with the others."""
-    readers: dict[str, Callable[[MeasuredRun], str]] = {
-        "code": lambda run: run.code,
-        "devices": _device,
-    }
-    packages = {p for row in rows for run in row.runs for p in run.environment.get("versions", {})}
-    for name in ("python", *sorted(packages)):
-        readers[name] = _version_of(name)
     lines = []
-    for what, reader in readers.items():
+    for what, reader in readers([run for row in rows for run in row.runs]).items():
         found: dict[str, list[str]] = {}
         for row in rows:
             for value in _values(row.runs, reader):
@@ -55,13 +51,33 @@ def changes(rows: Sequence[Row], fields: Sequence[str]) -> list[str]:
     return lines
 
 
-def _version_of(package: str) -> Callable[[MeasuredRun], str]:
+def readers(runs: Sequence[MeasuredRun]) -> dict[str, Reader]:
+    """What these runs recorded of where they ran: name -> what reads it from a run."""
+    packages = sorted({p for run in runs for p in run.environment.get("versions", {})})
+    return {
+        "code": lambda run: run.code,
+        "devices": _device,
+        **{name: _version_of(name) for name in ("python", *packages)},
+    }
+
+
+def of_ranks(key: str) -> Reader:
+    """The distinct values of a run's ranks."""
+    return lambda run: ", ".join(
+        dict.fromkeys(str(rank.get(key, "unknown")) for rank in run.environment.get("ranks", []))
+    )
+
+
+_device = of_ranks("device")
+
+
+def _version_of(package: str) -> Reader:
     if package == "python":
         return lambda run: str(run.environment.get("python", ""))
     return lambda run: str(run.environment.get("versions", {}).get(package, ""))
 
 
-def _values(runs: Sequence[MeasuredRun], reader: Callable[[MeasuredRun], str]) -> list[str]:
+def _values(runs: Sequence[MeasuredRun], reader: Reader) -> list[str]:
     """The distinct values of the runs, without empty ones."""
     return [value for value in dict.fromkeys(map(reader, runs)) if value]
 
@@ -80,11 +96,6 @@ def _commands(runs: Sequence[MeasuredRun]) -> list[str]:
 def _versions(runs: Sequence[MeasuredRun]) -> str:
     found = {name: _values(runs, _version_of(name)) for name in ("python", *_VERSIONS)}
     return ", ".join(f"{name} {' and '.join(values)}" for name, values in found.items() if values)
-
-
-def _device(run: MeasuredRun) -> str:
-    devices = (str(r.get("device", "unknown")) for r in run.environment.get("ranks", []))
-    return ", ".join(dict.fromkeys(devices))
 
 
 def _dates(runs: Sequence[MeasuredRun]) -> str:

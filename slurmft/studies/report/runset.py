@@ -17,10 +17,6 @@ from slurmft.runs import scan
 from slurmft.runs.scan import MeasuredRun
 from slurmft.studies import spec
 from slurmft.studies.spec import GLOBAL_BATCH_SIZE, Cell, Study
-from slurmft.train import recipes
-
-_SETS_OTHERS = ("recipe", "task", "preset")
-"""Fields that set the values of other fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,22 +125,10 @@ def planned(study: Study, cell: Cell, common: Mapping[str, Any]) -> Cell:
         cell: one of its cells.
         common: fields that are the same in all existing runs: the study file lacks flags.
     """
-    if study.program:
-        return study.fixed | dict(common) | cell
     values = study.fixed | spec.typed(cell)
-    rest = {k: v for k, v in values.items() if k != GLOBAL_BATCH_SIZE}
-    known = {k: v for k, v in common.items() if v is not None}
+    found = {k: v for k, v in {**common, **values}.items() if v is not None}
     if GLOBAL_BATCH_SIZE in values:
-        known.pop("batch_size", None)  # it is for other numbers of processes
-    try:
-        filled = recipes.fill(rest)
-    except UsageError:
-        return known | cell
-    if GLOBAL_BATCH_SIZE in values:
-        filled.pop("batch_size", None)
-    sets_others = any(name in cell for name in _SETS_OTHERS)
-    found = (known | filled if sets_others else filled | known) | spec.typed(cell)
-    if GLOBAL_BATCH_SIZE in values:
+        found.pop("batch_size", None)  # it is for other numbers of processes
         with contextlib.suppress(UsageError):  # the number of processes is not known
             found["batch_size"] = spec.divide_batch(values, found)["batch_size"]
     return found

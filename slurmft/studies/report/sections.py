@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from slurmft.studies.published import PublishedTable
-from slurmft.studies.report.charts import Chart, charts_of, charts_of_published
+from slurmft.studies.report.charts import Chart, charts_of
 from slurmft.studies.report.formats import Table
 from slurmft.studies.report.matching import as_published, beside, keys_of, matches, measured_of
 from slurmft.studies.report.measures import rows_of
@@ -87,5 +87,5 @@ def of_published(tables: Sequence[PublishedTable]) -> Section:
         title=f"Published: {first.work}",
         tables=shown,
         data=data,
-        make_charts=lambda: [chart for table in tables for chart in charts_of_published(table)],
+        make_charts=list,
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurmft.core.errors import UsageError
-from slurmft.core.files import fits, is_number, pick
+from slurmft.core.files import fits
 from slurmft.runs.scan import MeasuredRun
 from slurmft.studies.published import PublishedTable, load
 from slurmft.studies.scaling.model import TOTAL, Row, Workload
@@ -63,8 +63,6 @@ class Series:
     network_gbit_s: float | None = None
     notes: tuple[str, ...] = ()
     """What a reader should know of the rows."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Label of a row -> the primary metric, where it is known."""
 
     @property
     def device_counts(self) -> list[int]:
@@ -132,15 +130,7 @@ def _series(
         tuple(rows),
         devices_per_node=max(row.devices // row.nodes for row in rows),
         notes=notes,
-        metrics={run.name: metric for run in runs if (metric := _metric(run)) is not None},
     )
-
-
-def _metric(run: MeasuredRun) -> float | None:
-    """The primary metric, where it is a number."""
-    known = pick(run.result or {}, {"metrics": dict, "primary_metric": str})
-    found = (known["metrics"] or {}).get(known["primary_metric"])
-    return found if is_number(found) else None
 
 
 def row_of(run: MeasuredRun) -> Row:
@@ -204,18 +194,15 @@ def published_series(path: Path) -> dict[str, Series]:
     """
     found: dict[str, Series] = {}
     for table in load(path):
-        groups: dict[str, list[tuple[Row, Any]]] = {}
-        has_metric = "accuracy" in table.columns
-        metrics = table.column("accuracy") if has_metric else [None] * len(table.rows)
-        for (name, row), metric in zip(_rows(table), metrics, strict=False):
-            groups.setdefault(name, []).append((row, metric))
+        groups: dict[str, list[Row]] = {}
+        for name, row in _rows(table):
+            groups.setdefault(name, []).append(row)
         for name, group in groups.items():
             found[name] = Series(
                 name,
-                tuple(row for row, _ in group),
+                tuple(group),
                 table.setup.get("gpus_per_node", 1),
                 _network_gbit_s(table),
-                metrics={row.label: metric for row, metric in group if metric is not None},
             )
     if not found:
         raise _foreign(str(path))
