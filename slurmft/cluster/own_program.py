@@ -15,9 +15,12 @@ from slurmft.cluster import own_environment
 from slurmft.core import fingerprint
 from slurmft.core.config import JobConfig, RunConfig, build, with_absolute_paths
 from slurmft.core.errors import UsageError
+from slurmft.core.files import write_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.own_program import FLAGS, OwnProgram
 from slurmft.core.site import merge, site_defaults
+from slurmft.runs import snapshot
+from slurmft.runs.rundir import RunDir
 
 
 def configure(
@@ -42,8 +45,9 @@ def configure(
         given["env"] = env = own_environment.folder(env, near, job, make)
     if file := given.get("accelerate_config"):
         given["accelerate_config"] = file = str(absolute(file))
-    argv, name = command(words, env)
-    own = build(OwnProgram, {"argv": argv, "folder": os.getcwd()} | given)
+    argv, executed, name = command(words, env)
+    own = build(OwnProgram, {"argv": argv, "file": executed, "folder": os.getcwd()} | given)
+    source(own, job)  # raises its errors here
     if own.per == "auto":
         own = dataclasses.replace(own, per="torchrun" if own.is_python else "node")
     if own.per == "torchrun" and not own.is_python:
@@ -59,8 +63,42 @@ def configure(
     return RunConfig(program=program, job=job)
 
 
-def command(words: list[str], env: str | None = None) -> tuple[list[str], str]:
-    """The command that starts a program from anywhere, in the environment `env`; and its name.
+def source(own: OwnProgram, job: JobConfig) -> snapshot.Source:
+    """The code that is frozen."""
+    runs_dir, limit_mb = Path(job.runs_dir), own.snapshot_limit_mb
+    return snapshot.source(Path(own.file), own.snapshot, runs_dir=runs_dir, limit_mb=limit_mb)
+
+
+def freeze(config: RunConfig, run: RunDir) -> RunConfig:
+    """Copies the code of a program into its run; returns the configuration that uses the copy.
+
+    Raises:
+        SlurmftError: it cannot be copied.
+    """
+    own = OwnProgram.of(config.program)
+    if own is None or (found := source(own, config.job)).mode == "none":
+        return config
+    frozen = snapshot.take(found, run)
+    argv = [str(frozen.of(Path(own.file))) if word == own.file else word for word in own.argv]
+    paths = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path[1:]]
+    if own.file == own.folder:  # a module: -P keeps the folder itself off its path
+        argv.insert(1, "-P")
+        paths.insert(0, own.folder)
+    copies = [(path, str(frozen.of(Path(path)))) for path in filter(None, paths)]
+    code = os.pathsep.join(dict.fromkeys(copy for path, copy in copies if copy != path))
+    settings = config.program.settings | {"argv": argv, "code": code}
+    config = dataclasses.replace(
+        config,
+        program=dataclasses.replace(config.program, settings=settings),
+        submission=config.submission | {"snapshot": frozen.facts},
+    )
+    write_text(run.config, config.to_json())
+    return config
+
+
+def command(words: list[str], env: str | None = None) -> tuple[list[str], str, str]:
+    """The command that starts a program from anywhere, in the environment `env`; what it executes
+    (see `OwnProgram.file`), and its name.
 
     Raises:
         UsageError: there is no such program, or it cannot be executed.
@@ -70,13 +108,15 @@ def command(words: list[str], env: str | None = None) -> tuple[list[str], str]:
     if first == "-m":
         if not rest:
             raise UsageError("no module after -m", "slurmft run -- -m package.module")
-        return [python, *words], _name(rest[0])
+        return [python, *words], os.getcwd(), _name(rest[0])
     if first.endswith(".py"):
-        return [python, *_absolute_script(words)], _name(first)
-    found = _executable(first, env)
-    if Path(first).name.startswith("python"):
-        return [found, *_absolute_script(rest)], _name(first)
-    return [found, *rest], _name(first)
+        found = [python, *_absolute_script(words)]
+        return found, found[1], _name(first)
+    executable = _executable(first, env)
+    if Path(first).name.startswith("python") and (script := _absolute_script(rest)):
+        name = _name(script[0])
+        return [executable, *script], os.getcwd() if script[0] == "-m" else script[0], name
+    return [executable, *rest], executable, _name(first)
 
 
 def _absolute_script(words: list[str]) -> list[str]:

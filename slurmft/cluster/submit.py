@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import slurmft
-from slurmft.cluster import container
+from slurmft.cluster import container, own_program
 from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.slurm import commands, stage_env
 from slurmft.core import fingerprint, permissions
@@ -131,6 +131,7 @@ def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
     ]
     if own := OwnProgram.of(config.program):
         lines += [f"# each process of it, in {own.folder}", shlex.join(own.argv)]
+        lines += [f"# its code: {own_program.source(own, config.job).describe()}"]
         lines += [f"# its environment: {own.env or 'as this one'}; its Python: {own.python}"]
         if file := own.accelerate_config:
             lines += [f"# Accelerate's variables: decided on the nodes, from {file}"]
@@ -165,9 +166,24 @@ def submit(config: RunConfig, cluster: str, mark: str = "") -> RunDir:
     Raises:
         SlurmftError: the job was refused, or would wait forever. The run directory is removed.
     """
+    run = create(config, mark)
+    try:
+        _submit_job(run.load_config(), run, cluster)
+    except SlurmftError:
+        run.discard()
+        raise
+    return run
+
+
+def create(config: RunConfig, mark: str = "") -> RunDir:
+    """The run directory of a job, with the program's code in it; its name has `mark`.
+
+    Raises:
+        SlurmftError: it cannot be written. Nothing is left.
+    """
     run = RunDir.create(config, mark)
     try:
-        _submit_job(config, run, cluster)
+        own_program.freeze(config, run)
     except SlurmftError:
         run.discard()
         raise

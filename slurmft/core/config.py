@@ -157,6 +157,9 @@ class JobConfig:
         choices=("auto", *LOCK_PRIMITIVES),
     )
     requeue: bool = option(True, "queue the job again after a stop or a node failure, to resume")
+    strict: bool = option(
+        False, "do not start if code, data, model or packages have changed since the submission"
+    )
     max_requeues: int = option(
         3, "give up after this many requeues without a new checkpoint in between"
     )

@@ -37,6 +37,8 @@ class OwnProgram:
     """The program and its arguments, as they are started; a Python program has its interpreter."""
     folder: str
     """Where it runs."""
+    file: str
+    """What is executed: the script or executable; of a module, the folder that it comes from."""
     code: str = ""
     """What goes to the front of PYTHONPATH: folders of its frozen code, with colons between."""
     before: tuple[str, ...] = ()
@@ -77,6 +79,13 @@ class OwnProgram:
     result_file: str | None = option(
         None, "JSON of numbers that the program writes: its result, for reports", metavar="FILE"
     )
+    snapshot: str = option(
+        "auto",
+        "the code that runs is that of the submission: of the git work tree, or the program's "
+        "folder; auto: either; none: as it is then",
+        choices=("auto", "git", "folder", "none"),
+    )
+    snapshot_limit_mb: int = option(100, "the most that a snapshot may have", metavar="MIB")
 
     def __post_init__(self) -> None:
         check_choices(self)

@@ -78,6 +78,10 @@ def begin(run: RunDir, hosts: list[str], job: str, restarts: int = 0) -> int:
     now |= {"hosts": hosts, "time": time.time()}
     if changed := _tell_changes(run, number):
         now["changed"] = changed
+        if settings.strict:
+            reason = f"changed since submission: {fingerprint.words(changed)} (--strict)"
+            run.set_state("failed", reason, Exit.FAILED)
+            raise SlurmftError(reason, "submit it anew, or: slurmft resume RUN --no-strict")
     where = f"on {some(hosts)}"
     run.tell(run.attempt, now, f"attempt {number} of job {job} {where}")
     restart = f"attempt {number} {where}" if number > 1 else where

@@ -23,7 +23,7 @@ from typing import Any
 from slurmft.cluster import launcher, own_program, wait
 from slurmft.cluster.slurm import commands, job_array
 from slurmft.cluster.status import RunStatus
-from slurmft.cluster.submit import check, provenance, submit
+from slurmft.cluster.submit import check, create, provenance, submit
 from slurmft.core.config import RunConfig, flag
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.own_program import FLAGS
@@ -264,7 +264,7 @@ def _create_all(
     runs: list[RunDir] = []
     try:
         for repeat in group:
-            runs.append(RunDir.create(*todo.new_run(repeat, provenance)))
+            runs.append(create(*todo.new_run(repeat, provenance)))
     except SlurmftError:
         for run in runs:
             run.discard()

@@ -220,6 +220,40 @@ def test_dry_run(here: Path) -> None:
     assert not (here / "runs").exists()
 
 
+def test_code_is_that_of_the_submission(here: Path) -> None:
+    """Of a script and of a module, with what they import; files that they open are those of the
+    folder, and a change of one that an argument names is told."""
+    (here / "package").mkdir()
+    write(here / "package", "__init__.py", "")
+    for name in ("helper.py", "package/helper.py"):
+        write(here, name, "WORD = 'old'\n")
+    text = "import sys\nfrom {} import WORD\nprint('word', WORD, open(sys.argv[1]).read())\n"
+    write(here, "train.py", text.format("helper"))
+    write(here, "package/train.py", text.format("package.helper"))
+    write(here, "data.txt", "before")
+    waits = ("--setup", "while [ ! -e go ]; do sleep 0.1; done")
+    runs = [
+        run(*waits, "--", *words, "data.txt", follow=False).run
+        for words in (["train.py"], ["-m", "package.train"])
+    ]
+    strict = run(*waits, "--strict", "--", "train.py", "data.txt", follow=False).run
+    for path in here.rglob("helper.py"):
+        if runs[0].path.parent not in path.parents:
+            path.write_text("raise SystemExit('new')")
+    write(here, "data.txt", "after, and longer")
+    write(here, "go", "")
+    for each in runs:
+        done = slurmft("follow", str(each.path))
+        assert done.code == 0, done.err
+        assert "word old after, and longer" in done.out
+        shown = slurmft("status", str(each.path)).out
+        assert "changed since submission: data.txt" in shown
+    refused = slurmft("follow", str(strict.path))
+    assert refused.code != 0
+    assert "--strict" in refused.err
+    assert "data.txt" in refused.err
+
+
 def test_from_python(here: Path) -> None:
     write(
         here, "train.py", "import json, sys; json.dump({'x': float(sys.argv[1])}, open('r', 'w'))"
@@ -266,7 +300,7 @@ def test_half_written_checkpoints_are_passed_over(here: Path) -> None:
         return own(**more).newest_checkpoint()
 
     def own(**more: Any) -> OwnProgram:
-        return OwnProgram(argv=("x",), folder=str(here), checkpoint_dir="out", **more)
+        return OwnProgram(argv=("x",), file="x", folder=str(here), checkpoint_dir="out", **more)
 
     assert newest() is None
     old = made("checkpoint-900", "model", "rng_0", "rng_1")
