@@ -136,11 +136,17 @@ def _choose(program: Path, mode: str) -> tuple[str, Path]:
         is_here = not any(part.startswith(".") for part in parts)
         mode = "folder" if is_here else "none"
         is_home = top == filesystem.absolute("~").resolve()  # which is kept in git, too
-        if top and not is_home and (is_here or top.stat().st_uid == os.geteuid()):
+        if top and not is_home and (is_here or _tracks(top, program)):
             mode = "git"
         if folder.name == "bin" and _is_environment(folder.parent):
             mode = "none"
     return mode, top if top and mode == "git" else folder
+
+
+def _tracks(top: Path, program: Path) -> bool:
+    with contextlib.suppress(UsageError):  # it is another user's
+        return bool(_git(top, "--literal-pathspecs", "ls-files", "--", str(program)))
+    return False
 
 
 def _in_git(found: Source, below: str, left_out: Callable[[Path], bool]) -> Iterator[str]:
@@ -185,7 +191,7 @@ def _git(folder: Path, *arguments: str) -> str:
     env |= {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, check=False)
     if done.returncode:
-        why = os.fsdecode(done.stderr).partition("\n")[0].removeprefix("fatal: ")
+        why = os.fsdecode(done.stderr).rpartition("fatal: ")[2].partition("\n")[0]
         trust = f"git config --global --add safe.directory {shlex.quote(str(folder))}"
         hint = f"if you trust it: {trust}" if "ownership" in why else "or: --snapshot folder"
         raise UsageError(f"git {arguments[0]} in {str(folder)!r}: {why}", hint)
