@@ -28,6 +28,7 @@ examples:
       --partition gpu --gpus-per-node 4 --time 30 --setup "module load cuda"
   slurmft submit --nodes 4 --recipe spr-squad --follow  a published setting
   slurmft submit --nodes 4 --container /gpfs/images/torch.sif --follow
+  slurmft submit --container nvcr.io#nvidia/pytorch:25.01-py3 --container-runtime pyxis
   slurmft submit --cluster mpirun --hostfile hosts --nodes 4 --nproc-per-node 2 --follow
   slurmft submit --nodes 4 --dry-run                    show what would be submitted
 

@@ -1,21 +1,57 @@
-"""`--container`: the task of a node in an Apptainer image.
+"""`--container`: the task of a node in a container, see containers.toml.
 
-Python, torch and the libraries are the image's; slurmft's code is that of the submitting side.
+Python, torch and the libraries are the image's; slurmft's code is that of the submitting side. On
+a node, `python -m slurmft.cluster.container RUN_DIR COMMAND...` becomes the runtime's program.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import slurmft
-from slurmft.core.config import JobConfig, RunConfig
-from slurmft.core.errors import UsageError
+from slurmft.cluster.slurm import commands
+from slurmft.core import process
+from slurmft.core.config import JobConfig, RunConfig, image_kind
+from slurmft.core.errors import SlurmftError, UsageError, run_main
+from slurmft.node import signals
+from slurmft.node.hardware import host_name
 from slurmft.runs.rundir import RunDir
 
 _CODE = "/opt/slurmft"
 _CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE")
+
+with open(Path(__file__).with_name("containers.toml"), "rb") as _file:
+    RUNTIMES: dict[str, dict[str, Any]] = tomllib.load(_file)
+
+
+def runtime_of(job: JobConfig) -> str:
+    """The name of a job's container runtime; `auto` is the first that this machine has.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if job.container_runtime != "auto":
+        return job.container_runtime
+    for name, runtime in RUNTIMES.items():
+        if any(map(shutil.which, runtime["programs"])):
+            return name
+        with contextlib.suppress(SlurmftError):
+            if not runtime["programs"] and "container-image" in commands.call("srun", "--help"):
+                return name
+    raise UsageError(
+        f"--container {job.container!r}: no apptainer, singularity, ch-run or podman on the PATH, "
+        "and srun has no --container-image (Pyxis)",
+        "load its module, or name the one that the nodes have: --container-runtime podman",
+    )
 
 
 def check(job: JobConfig, cluster: str) -> None:
@@ -27,24 +63,49 @@ def check(job: JobConfig, cluster: str) -> None:
             f"--container {job.container!r} works under Slurm, not with --cluster {cluster}",
             "leave it out, or run this same command by: apptainer exec IMAGE ...",
         )
-    if not Path(job.container).exists():  # an unpacked image is a folder
-        raise UsageError(
-            f"--container {job.container!r}: no such image",
-            "make it once, on a file system of all nodes: apptainer pull image.sif docker://...",
-        )
+    runtime, kind = RUNTIMES[runtime_of(job)], image_kind(job.container)
+    hint = f"make it once, on a file system of all nodes: {runtime['make']}"
+    if kind != "registry" and not Path(job.container).exists():
+        raise UsageError(f"--container {job.container!r}: no such image", hint)
+    if kind not in runtime["images"]:
+        what = f"{runtime_of(job)} cannot run an image of the kind {kind!r}"
+        raise UsageError(f"--container {job.container!r}: {what}", hint)
 
 
 def node_task(config: RunConfig, run: RunDir) -> list[str]:
-    """The command of a node's task; with --container, the one that runs it in the container."""
-    image, task = config.job.container, ["-u", "-m", "slurmft.node.task", str(run.path)]
-    if image is None:
+    """The command of a node's task; with --container, in the container, if srun has
+    `srun_options`."""
+    task = ["-u", "-m", "slurmft.node.task", str(run.path)]
+    if config.job.container is None:
         return [sys.executable, *task]
-    command = ["apptainer", "exec", "--mount", bind(package(), f"{_CODE}/slurmft", "ro")]
-    for folder in folders(config, run):
-        command += ["--mount", bind(folder, folder)]
-    if asks_for_gpus(config.job):
-        command.append("--nv")
-    return [*command, "--env", f"PYTHONPATH={_CODE}", image, "python3", *task]
+    task = ["env", f"PYTHONPATH={_CODE}", f"HOME={Path.home()}", "python3", *task]
+    programs = RUNTIMES[runtime_of(config.job)]["programs"]
+    if not programs:
+        return task
+    program = next(filter(shutil.which, programs), programs[0])
+    enter = [sys.executable, "-m", "slurmft.cluster.container", str(run.path), program]
+    return [*enter, *_options(config, run), *task]
+
+
+def srun_options(config: RunConfig, run: RunDir) -> list[str]:
+    """The options of the srun that starts `node_task`, where it runs the container itself."""
+    if config.job.container is None or RUNTIMES[runtime_of(config.job)]["programs"]:
+        return []
+    return _options(config, run)
+
+
+def _options(config: RunConfig, run: RunDir) -> list[str]:
+    """What a runtime is told, up to the program."""
+    job, image = config.job, config.job.container or ""
+    runtime, shown = RUNTIMES[runtime_of(job)], mounts(config, run)
+    words = runtime["options"] + (runtime["gpus"] if asks_for_gpus(job) else [])
+    words += runtime["user"] if os.getuid() else []
+    values = {"here": os.getcwd(), "image": image, "mounts": ",".join(map(":".join, shown))}
+    told = [word.format(**values) for word in words]
+    for source, place, *option in shown:
+        each = {"source": source, "place": place, "csv": as_csv(source, place, *option)}
+        told += [word.format(**each) for word in runtime["mount"]]
+    return told + [word.format(**values) for word in runtime[image_kind(image)]]
 
 
 def asks_for_gpus(job: JobConfig) -> bool:
@@ -54,17 +115,34 @@ def asks_for_gpus(job: JobConfig) -> bool:
     return bool(job.gpus_per_node) or job.profile == "gpu" or others
 
 
-def package() -> str:
-    """The folder of slurmft's code."""
-    return str(Path(slurmft.__file__).parent)
+def mounts(config: RunConfig, run: RunDir) -> list[tuple[str, ...]]:
+    """Source, place and option of each mount: slurmft's code, and what the task reads and writes,
+    unless the runtime shows that by itself. None is within another.
+
+    Raises:
+        UsageError: the runtime cannot be told such a path.
+    """
+    name, image = runtime_of(config.job), config.job.container or ""
+    here = [os.getcwd(), str(Path.home())] if name != "apptainer" else []
+    named = [p if os.path.isdir(p) else os.path.dirname(p) for p in (*config.program.paths, *here)]
+    outer = {p for p in (*named, str(run.path.parent), *caches()) if os.path.isabs(p) and p != "/"}
+    every = outer | set(RUNTIMES[name]["shows"])
+    shown = [p for p in outer if not any(Path(p).is_relative_to(o) for o in every - {p})]
+    code = str(Path(slurmft.__file__).parent)
+    for path in (code, *shown, *([] if image_kind(image) == "registry" else [image])):
+        if wrong := set(RUNTIMES[name]["separators"]) & set(path):
+            what = f"{name} takes no path with {min(wrong)!r}: {path!r}"
+            raise UsageError(what, "rename it, or choose another --container-runtime")
+    return [(code, f"{_CODE}/slurmft", "ro"), *((path, path) for path in sorted(shown))]
 
 
-def folders(config: RunConfig, run: RunDir) -> list[str]:
-    """What the task reads and writes: the run directory, data and model, caches. Apptainer itself
-    mounts the home directory, /tmp and the current folder."""
-    sources = [str(run.path), *config.program.paths]
-    absolute = [path for path in sources if os.path.isabs(path)]
-    return list(dict.fromkeys([*absolute, *caches()]))
+def folders_to_make(config: RunConfig, run: RunDir) -> list[str]:
+    """Folders that must be there before the tasks start: caches, and in an image that is a folder
+    those that Charliecloud mounts over."""
+    if (image := config.job.container) is None:
+        return []
+    places = mounts(config, run) if runtime_of(config.job) == "charliecloud" else []
+    return caches() + [image + place for _, place, *_ in places if image_kind(image) == "folder"]
 
 
 def caches() -> list[str]:
@@ -73,8 +151,41 @@ def caches() -> list[str]:
     return list(dict.fromkeys(path for path in named if os.path.isabs(path)))
 
 
-def bind(source: str, destination: str, option: str = "") -> str:
-    """The value of Apptainer's --mount: CSV, which unlike --bind takes any path."""
-    fields = ["type=bind", f"source={source}", f"destination={destination}", option]
+def as_csv(source: str, place: str, option: str = "") -> str:
+    """The value of --mount, for Apptainer and Podman."""
+    fields = ["type=bind", f"source={source}", f"destination={place}", option]
     quoted = [f'"{f.replace(chr(34), 2 * chr(34))}"' if set(f) & set(',"') else f for f in fields]
     return ",".join(field for field in quoted if field)
+
+
+def main(argv: list[str]) -> int:
+    """Runs the runtime's program. Stop signals are for the task alone: they are blocked."""
+    run, program = RunDir.open(argv[0]), argv[1]
+    if shutil.which(program) is None:
+        missing = SlurmftError(
+            f"--container: there is no {program} on this node",
+            "load its module by --setup, or choose another --container-runtime",
+        )
+        run.add_failure(f"node {host_name()}", missing)
+        raise missing
+    signals.block()
+    if program == "podman":
+        return _run_detached(argv[1:])
+    os.execvp(program, argv[1:])
+
+
+def _run_detached(command: list[str]) -> int:
+    """Runs a container of Podman; returns its exit code. Podman itself, if not detached, would end
+    at SIGTERM, with code 0. Its monitor, conmon, ends with the container, and with its code."""
+    process.adopt_orphans()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "pid")
+        code = subprocess.run([*command[:2], f"--conmon-pidfile={file}", *command[2:]]).returncode
+        if code or not file.exists():  # a stop signal came before the container
+            return code or 128 + signal.SIGTERM
+        code = os.waitstatus_to_exitcode(os.waitpid(int(file.read_text()), 0)[1])
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(lambda: main(sys.argv[1:])))

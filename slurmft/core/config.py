@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
 from slurmft.core import credentials
@@ -24,6 +25,7 @@ BACKENDS = ("auto", "gloo", "nccl", "ccl")
 PROFILES = ("auto", "gpu", "xeon", "cpu")
 CLUSTERS = ("auto", "slurm", "local", "mpirun")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
+RUNTIMES = ("auto", "apptainer", "pyxis", "charliecloud", "podman")
 DIALECTS = ("auto", "intel", "openmpi")
 
 
@@ -118,7 +120,12 @@ class JobConfig:
         metavar="LINE",
     )
     container: str | None = option(
-        None, "Apptainer image in which each node's task runs; under Slurm", metavar="FILE"
+        None,
+        "image to run each node's task in: a path or docker://...; under Slurm",
+        metavar="IMAGE",
+    )
+    container_runtime: str = option(
+        "auto", "what runs the image; auto: the first of these that is here", choices=RUNTIMES
     )
     stage_env: bool = option(
         False, "copy the Python environment to the nodes' own disks first; under Slurm"
@@ -306,7 +313,20 @@ _PATHS = ("runs_dir", "hostfile", "container")
 def with_absolute_paths(job: JobConfig) -> JobConfig:
     given = {name: getattr(job, name) for name in _PATHS}
     paths: dict[str, Any] = {k: str(absolute(v)) for k, v in given.items() if v is not None}
+    if image_kind(job.container or "") == "registry":
+        del paths["container"]
     return dataclasses.replace(job, **paths)
+
+
+_IN_REGISTRY = re.compile(r"[\w+.-]+:/.+|([\w@-]+([.:][\w-]+)+|localhost)[/#].+")
+
+
+def image_kind(image: str) -> str:
+    """What an image is, by its name: registry (docker://ubuntu, nvcr.io#nvidia/torch:1), folder or
+    file."""
+    if _IN_REGISTRY.fullmatch(image) and not Path(image).exists():
+        return "registry"
+    return "folder" if Path(image).is_dir() else "file"
 
 
 def value_type(option: dataclasses.Field[Any]) -> type:

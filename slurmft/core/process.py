@@ -11,12 +11,18 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(sig: int = signal.SIGKILL) -> None:
     """Asks the kernel to send this process `sig` when its parent ends, however that ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, sig)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of those below it whose own parent has ended."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def start(

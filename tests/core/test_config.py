@@ -24,7 +24,7 @@ early_stopping log_every"""
 JOB_FLAGS = """nodes nproc_per_node profile comm_cores cluster hostfile dialect backend runs_dir
 share_with_group job_name
 partition account qos time gpus_per_node cpus_per_task mem constraint exclusive reservation
-comment sbatch setup container stage_env stage_dir log_with host_suffix
+comment sbatch setup container container_runtime stage_env stage_dir log_with host_suffix
 interface rdzv_timeout_s stop_lead_s
 file_locks
 requeue max_requeues max_restarts hang_timeout_s

@@ -98,7 +98,7 @@ RULES = (
         begins=f"{_SUBMIT} .*(--partition gpu|--nodes 64|--container|--interface|--host-suffix)",
         how=LOGIN,
         add="--dry-run",
-        why="no GPUs, 64 nodes, second network or Apptainer here",
+        why="no GPUs, 64 nodes, second network, Apptainer or Pyxis here",
     ),
     Rule(
         begins=f"{_SUBMIT} .*--cluster mpirun ",

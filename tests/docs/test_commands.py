@@ -35,6 +35,9 @@ OF_OTHERS = {
     "--dependency": "sbatch",
     "--nnodes": "torchrun",
     "--mpi": "srun",
+    "--container-image": "srun",
+    "--write-fake": "ch-run",
+    "--nvidia": "ch-fromhost",
     "--slurm": "the tests",
     "--lab": "the tests",
 }

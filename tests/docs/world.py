@@ -50,6 +50,7 @@ _PROGRAMS = {
     "module": "exit 0",
     # What dry runs look for, and never start.
     "mpirun": 'echo "mpirun (Open MPI) 4.1.4"; [ "$*" = --version ]',
+    "dry/apptainer": 'echo "a dry run calls $0 $*" >&2; exit 9',
     "dry/sbatch": 'echo "a dry run calls $0 $*" >&2; exit 9',
 }
 _SYSTEM = ("bash", "sh", "env", "cat", "mkdir", "git", "uname", "hostname")
