@@ -1,7 +1,7 @@
 """`--container`: the task of a node in a container, see containers.toml.
 
 Python, torch and the libraries are the image's; slurmft's code is that of the submitting side. On
-a node, `python -m slurmft.cluster.container RUN_DIR COMMAND...` becomes the runtime's program.
+a node, `python -m slurmft.cluster.container RUN_DIR COMMAND...` runs the runtime's command.
 """
 
 from __future__ import annotations
@@ -159,7 +159,8 @@ def as_csv(source: str, place: str, option: str = "") -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Runs the runtime's program. Stop signals are for the task alone: they are blocked."""
+    """Runs the runtime's command. Stop signals are for the task: blocked, they kill no helper
+    process (conmon, squashfuse)."""
     run, program = RunDir.open(argv[0]), argv[1]
     if shutil.which(program) is None:
         missing = SlurmftError(

@@ -16,6 +16,7 @@ import pytest
 
 import slurmft as package
 from slurmft.cluster import container
+from slurmft.core import config as core_config
 from slurmft.core.config import JobConfig, RunConfig, image_kind, with_absolute_paths
 from slurmft.core.errors import UsageError, run_main
 from slurmft.runs.rundir import RunDir
@@ -202,6 +203,7 @@ def test_gpus_by_any_option_of_sbatch(
 
 def test_the_runtime_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of the documentation; Singularity where Apptainer is not."""
+    assert ("auto", *container.RUNTIMES) == core_config.RUNTIMES
     monkeypatch.setenv("PATH", str(tmp_path))
     job = JobConfig(container="docker://torch")
     with pytest.raises(UsageError, match="no apptainer, singularity, ch-run or podman") as none:
