@@ -48,7 +48,12 @@ class StopRequest:
         """Called before torchrun's end of this rank."""
 
     def listen(self) -> None:
+        """From now on. Threads that were there before `block` would take signals, and the process
+        would die of them: so it has handlers, too."""
         listen(self._on_signal)
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP:
+                signal.signal(number, lambda signum, _: self._on_signal(signum, 0))
 
     def _on_signal(self, signum: int, sender: int) -> None:
         # torchrun relays a stop as SIGUSR2. Its own SIGTERM means: another rank here has failed.

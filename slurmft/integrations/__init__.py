@@ -1,0 +1,1 @@
+"""Scripts that attach through their training library: callbacks for Trainer and Lightning."""

@@ -1,0 +1,76 @@
+"""Runs a script with an integration: `python -m slurmft.integrations NAME (SCRIPT|-m MODULE) ...`.
+
+The script stays as it is, and runs as Python itself would run it. Its library gets the callback
+when the script imports it; a script that does not is left alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+LIBRARIES = {
+    "transformers": "transformers.trainer",
+    "lightning": "lightning.pytorch.trainer.trainer",
+}
+"""Name of an integration -> the module of its library that has the Trainer."""
+
+
+class AfterImport:
+    """Enables an integration right after its library's module was imported."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def find_spec(
+        self, module: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """What the import system asks for each module; None for all others."""
+        if module != LIBRARIES[self._name]:
+            return None
+        spec = PathFinder.find_spec(module, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(made: ModuleType) -> None:
+                execute(made)
+                importlib.import_module(f"slurmft.integrations.{self._name}").enable()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign, assignment]
+        return spec
+
+
+def main(name: str, script: str, *arguments: str) -> None:
+    sys.meta_path.insert(0, AfterImport(name))
+    try:
+        if script == "-m":
+            sys.argv = [*arguments]
+            runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        else:
+            _run_script(script, arguments)
+    except Exception as error:
+        trace, ours = error.__traceback__, (globals(), vars(runpy))
+        while trace and any(trace.tb_frame.f_globals is each for each in ours):
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        sys.exit(1)
+
+
+def _run_script(script: str, arguments: Sequence[str]) -> None:
+    sys.argv = [script, *arguments]
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+    sys.modules["__main__"] = made = ModuleType("__main__")
+    made.__file__ = os.path.abspath(script)
+    with open(script, "rb") as file:
+        code = compile(file.read(), made.__file__, "exec", dont_inherit=True)
+    exec(code, vars(made))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

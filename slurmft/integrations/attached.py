@@ -1,0 +1,64 @@
+"""The job of a script that attaches through its training library, which knows no `with` block."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from slurmft.core.errors import Exit
+from slurmft.job import attach
+
+
+class Attached:
+    """This process's job, to the process's end; what its trainers share. See `attached`."""
+
+    def __init__(self) -> None:
+        self.job = attach()
+        self.in_job = self.job.run_dir is not None
+        self.trainings = self.steps_before = 0
+        """How many have begun, and the steps of those that have ended: the job's go on from there.
+        A script may train several models."""
+        self.saved: dict[str, list[dict[str, Any]]] = {}
+        """Number of a training -> its checkpoints, oldest first; on the main rank."""
+        self.metrics: dict[str, float] | None = None
+        """The result, if the process comes to its end: of a training that has."""
+        atexit.register(self._end)
+        self._excepthook, sys.excepthook = sys.excepthook, self._fail
+
+    def stop(self) -> None:
+        """Ends the process as stopped."""
+        self.metrics = None
+        raise SystemExit(Exit.OK)
+
+    def _end(self) -> None:
+        if self.metrics is not None:
+            self.job.result(**self.metrics)
+        self.job.__exit__(None, None, None)
+
+    def _fail(self, kind: Any, error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            self.job.__exit__(kind, error, trace)  # in a job, it ends the process
+        self._excepthook(kind, error, trace)
+
+
+@functools.cache
+def attached() -> Attached:
+    """Attaches this process to its job at the first call."""
+    return Attached()
+
+
+def add_to_all(trainer: Any, callback: Any, callbacks_of: Callable[[Any], list[Any]]) -> None:
+    """Every trainer that is made from now on gets the callback, if it has none."""
+    init = trainer.__init__
+
+    @functools.wraps(init)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        if not any(isinstance(each, callback) for each in callbacks_of(self)):
+            callbacks_of(self).append(callback())
+
+    trainer.__init__ = made
