@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
+from rich.text import Text
 
 from slurmft.core.files import Shape, fits
 from slurmft.core.terminal import plain
 from slurmft.core.text import duration, number
 from slurmft.runs import shapes
-from slurmft.runs.progress import Record, describe
+from slurmft.runs.progress import Record, describe, metrics_words
 from slurmft.runs.records import Curve
 
 _EVENTS_SHOWN = 4
@@ -22,32 +28,21 @@ _SPEED: Shape = {
 """What a step's record has that ends a window of the speed."""
 _EVEN = 0.05
 """Ranks that differ by less in their own work are called even."""
-
-Line = list[tuple[str, str]]
-"""Texts with their styles: "", bold, dim, good, bad, notice."""
-
-
-@dataclass(frozen=True, slots=True)
-class Glyphs:
-    """What bars and curves are drawn with."""
-
-    full: str
-    empty: str
-    levels: str
+_COLOURS = {
+    "running": "green", "completed": "green", "finished": "green", "failed": "red",
+    "cancelled": "red", "timeout": "red", "pending": "yellow", "requeued": "yellow",
+    "stopping": "yellow",
+}  # fmt: skip
+LEVELS, ASCII_LEVELS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 
 
-UNICODE = Glyphs("█", "░", "▁▂▃▄▅▆▇█")
-ASCII = Glyphs("#", ".", "_.-=+*%#")
-
-
-@dataclass(frozen=True, slots=True)
-class Rank:
+class Rank(NamedTuple):
     """What is known of one rank."""
 
-    rank: int
-    host: str
     own_ms: float
     """Its forward passes in one step, in which it waits for nobody."""
+    rank: int
+    host: str
     memory_mib: int
 
 
@@ -75,6 +70,7 @@ class RunView:
     """By rank."""
     state: str = ""
     """Of the job, in words."""
+    footer: str = ""
     start: Record = field(default_factory=dict)
     step: Record = field(default_factory=dict)
     """The last record of a step that has speed and time left."""
@@ -82,6 +78,7 @@ class RunView:
     evaluate: Record = field(default_factory=dict)
     """Progress of the evaluation under way."""
     ranks: list[Rank] = field(default_factory=list)
+    """The slowest first."""
     events: list[str] = field(default_factory=list)
     losses: Curve = field(default_factory=Curve)
 
@@ -93,8 +90,10 @@ class RunView:
         elif event == "step":
             self._take_step(record)
         elif event == "ranks":
-            rows = zip(record["own_ms"], record["memory_mib"], strict=False)
-            self.ranks = [Rank(i, self._host(i), own, mib) for i, (own, mib) in enumerate(rows)]
+            rows = enumerate(zip(record["own_ms"], record["memory_mib"], strict=False))
+            hosts = dict(enumerate(self.hosts))
+            ranks = (Rank(own, rank, hosts.get(rank, "?"), mib) for rank, (own, mib) in rows)
+            self.ranks = sorted(ranks, key=lambda r: -r.own_ms)
         elif event == "evaluate":
             self.evaluate = record
         elif event == "epoch":
@@ -109,128 +108,83 @@ class RunView:
         if fits(record, _SPEED):
             self.step, self.evaluate = record, {}
 
-    def _host(self, rank: int) -> str:
-        return self.hosts[rank] if rank < len(self.hosts) else "?"
-
     # --- what is made of it -----------------------------------------------------------------------
 
-    @property
-    def slowest(self) -> tuple[Rank, float] | None:
-        """The rank that computes longest, and by what part longer than the median; None: there
-        is nothing to compare."""
-        median = statistics.median([r.own_ms for r in self.ranks] or [0.0])
-        if len(self.ranks) < 2 or median <= 0:
-            return None
-        rank = max(self.ranks, key=lambda r: r.own_ms)
-        return rank, rank.own_ms / median - 1
-
-    def screen(self, width: int, height: int, glyphs: Glyphs, footer: str) -> list[Line]:
-        """The lines of a screen: as many as its height at most, none wider than it."""
-        lines = [*self._head(width), *self._training(width, glyphs)]
-        tail: list[Line] = [[(text, "dim")] for text in self.events]
-        tail += [[(footer, "dim")]] if footer else []
-        room = height - len(lines) - len(tail) - 1
-        lines += self._rank_table(width, room, glyphs)
-        return [cut(line, width) for line in [*lines, *tail][:height]]
-
-    def _head(self, width: int) -> list[Line]:
-        lines: list[Line] = [[(self.name, "bold")], [(self.state, _style(self.state))]]
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        words = (word.strip(":;,()") for word in self.state.split())
+        colour = next((_COLOURS[word] for word in words if word in _COLOURS), "")
+        head = [_line(self.name, "bold"), _line(self.state, colour)]
         if r := self.start:
             ranks = f"{r['world_size']} rank(s) on {r['nodes']} node(s)"
             size = f"batch {r['global_batch_size']}, {r['parameters'] / 1e6:.1f}M weights"
-            text = f"{r['task']}: {ranks}, {r['precision']}, {r['backend']}, {size}"
-            lines.append([(text, "")])
-        return [*lines, []]
+            head.append(_line(f"{r['task']}: {ranks}, {r['precision']}, {r['backend']}, {size}"))
+        training = self._training(options)
+        tail = [_line(text, "dim") for text in (*self.events, self.footer) if text]
+        room = (options.height or options.max_height) - len([*head, *tail]) - training.row_count - 2
+        yield from (*head, Text(), training, Text(), *self._rank_lines(room), *tail)
 
-    def _training(self, width: int, glyphs: Glyphs) -> list[Line]:
-        at = self.step
+    def _training(self, options: ConsoleOptions) -> Table:
+        """Progress, speed, loss and metrics."""
+        table, at = Table.grid("", "", padding=(0, 1)), self.step
+        table.columns[0].style = "bold"
         if not at:
-            return [[("no step done yet", "dim")], []]
-        share = at["step"] / at["total_steps"]
+            table.add_row(_line("no step done yet", "dim"))
+            return table
+        done, total = at["step"], at["total_steps"]
+        words = _line(f"{done / total:4.0%}  step {done}/{total}, epoch {at['epoch']:.2f}")
+        bar = Table.grid(Column(width=max(8, min(30, options.max_width - 48))), "", padding=(0, 1))
+        bar.add_row(_bar(done, total), words)
         ends = time.strftime("%H:%M", time.localtime(at["time"] + at["left_s"]))
         speed = f"{at['samples_per_s']:,.0f} samples/s"
         if world_size := self.start.get("world_size"):
             speed += f", {at['samples_per_s'] / world_size:,.0f} per rank"
-        text = f"{share:4.0%}  step {at['step']}/{at['total_steps']}, epoch {at['epoch']:.2f}"
-        room = max(8, min(40, width - 10 - len(text)))
-        loss = f"{number(at['loss'])}  "
-        curve = draw(self.losses.points(), max(1, min(60, width - 8 - len(loss))), glyphs.levels)
-        lines: list[Line] = [
-            [("train   ", "bold"), (bar(share, room, glyphs), "good"), (f" {text}", "")],
-            [("left    ", "bold"), (f"{duration(at['left_s'])} of training, until {ends}", "")],
-            [("speed   ", "bold"), (speed, "")],
-            [
-                ("loss    ", "bold"),
-                (loss, ""),
-                (curve, "good"),
-            ],
-        ]
+        loss, levels = f"{number(at['loss'])}  ", ASCII_LEVELS if options.ascii_only else LEVELS
+        width = max(1, min(60, options.max_width - len("metrics  ") - len(loss)))
+        curve = draw(self.losses.points(), width, levels)
+        table.add_row("train", bar)
+        table.add_row("left", _line(f"{duration(at['left_s'])} of training, until {ends}"))
+        table.add_row("speed", _line(speed))
+        table.add_row("loss", _line(loss).append(curve, "green"))
         if self.evaluate:
             part = f"{self.evaluate['done']}/{self.evaluate['total']} samples of the first rank"
-            lines.append([("evaluate", "bold"), (f" {part}", "")])
+            table.add_row("evaluate", _line(part))
         if self.epoch:
-            found = "  ".join(f"{k} {number(v)}" for k, v in self.epoch["metrics"].items())
-            lines.append(
-                [("metrics ", "bold"), (f"{found} after epoch {self.epoch['epoch']:g}", "")]
-            )
-        return [*lines, []]
+            found = f"{metrics_words(self.epoch['metrics'])} after epoch {self.epoch['epoch']:g}"
+            table.add_row("metrics", _line(found))
+        return table
 
-    def _rank_table(self, width: int, room: int, glyphs: Glyphs) -> list[Line]:
-        """Every rank, or where there is no room for all the slowest ones."""
-        if not self.ranks or room < 4:
-            return []
-        shown, rest = self.ranks, ""
-        if len(shown) > room - 3:
-            by_time = sorted(self.ranks, key=lambda r: -r.own_ms)
-            shown, others = by_time[: room - 4], by_time[room - 4 :]
-            rest = f"and {len(others)} more, from {others[-1].own_ms:.1f} to {others[0].own_ms:.1f}"
-        longest = max(r.own_ms for r in self.ranks) or 1.0
-        hosts = min(24, max(4, *(len(r.host) for r in shown)))
-        bars = max(4, min(40, width - 30 - hosts))
-        head = f"rank  {'host':<{hosts}}  {'forward, ms a step':<{bars + 9}} peak MiB"
-        lines: list[Line] = [[(head, "bold")]]
-        slowest = self.slowest
+    def _rank_lines(self, room: int) -> Iterator[RenderableType]:
+        """The ranks that compute longest, as far as there is room, and whether one of them is slow:
+        its time is compared with the median."""
+        shown = self.ranks[: room - 4]
+        if not shown or room < 5:
+            return
+        median = statistics.median(r.own_ms for r in self.ranks)
+        slow = len(self.ranks) > 1 and 0 < median * (1 + _EVEN) < shown[0].own_ms
+        host = Column("host", max_width=24, no_wrap=True)
+        bar = Column("forward, ms a step", max_width=40)
+        right = [Column(name, justify="right") for name in ("rank", "", "peak MiB")]
+        table = Table(right[0], host, bar, *right[1:], box=None, pad_edge=False)
         for r in shown:
-            is_slow = slowest is not None and slowest[1] > _EVEN and r.rank == slowest[0].rank
-            filled = bar(r.own_ms / longest, bars, glyphs)
-            text = f"{r.rank:>4}  {r.host[:hosts]:<{hosts}}  "
-            numbers = f"{r.own_ms:>9.1f} {r.memory_mib:>8,}"
-            lines.append([(text, ""), (filled, "notice" if is_slow else "good"), (numbers, "")])
-        if rest:
-            lines.append([(f"      {rest} ms", "dim")])
-        return [*lines, *self._verdict(), []]
-
-    def _verdict(self) -> list[Line]:
-        if not (found := self.slowest):
-            return []
-        rank, more = found
-        if more <= _EVEN:
-            return [[("all ranks are even", "dim")]]
-        text = f"slowest: rank {rank.rank} on {rank.host}, {more:.0%} longer than the median"
-        return [[(text, "notice")]]
+            colour = "yellow" if slow and r is shown[0] else "green"
+            cells = _bar(r.own_ms, shown[0].own_ms or 1, colour), f"{r.own_ms:.1f}"
+            table.add_row(str(r.rank), _line(r.host), *cells, f"{r.memory_mib:,}")
+        yield table
+        if len(shown) < len(self.ranks):
+            yield _line(f"and {len(self.ranks) - len(shown):,} more, which take less time", "dim")
+        if slow:
+            first, more = shown[0], shown[0].own_ms / median - 1
+            words = f"slowest: rank {first.rank} on {first.host}, {more:.0%} longer than the median"
+            yield _line(words, "yellow")
+        elif len(self.ranks) > 1:
+            yield _line("all ranks are even", "dim")
+        yield Text()
 
 
-def bar(share: float, width: int, glyphs: Glyphs) -> str:
-    filled = round(max(0.0, min(1.0, share)) * width)
-    return glyphs.full * filled + glyphs.empty * (width - filled)
+def _bar(done: float, total: float, colour: str = "green") -> ProgressBar:
+    return ProgressBar(total, done, complete_style=colour, finished_style=colour)
 
 
-def cut(line: Line, width: int) -> Line:
+def _line(text: str, style: str = "") -> Text:
     """A line that is no wider than the screen, and has no commands to it."""
-    found: Line = []
-    for text, style in ((" ".join(plain(text).splitlines()), style) for text, style in line):
-        found.append((text[:width], style))
-        width -= len(text[:width])
-    return found
-
-
-def _style(state: str) -> str:
-    """The style of the first word that has one."""
-    words = (word.strip(":;,()") for word in state.split())
-    return next((_STYLES[word] for word in words if word in _STYLES), "")
-
-
-_STYLES = {
-    "running": "good", "completed": "good", "finished": "good", "failed": "bad", "cancelled": "bad",
-    "pending": "notice", "requeued": "notice", "stopping": "notice", "timeout": "bad",
-}  # fmt: skip
+    return Text(" ".join(plain(text).splitlines()), style, no_wrap=True, overflow="crop")
