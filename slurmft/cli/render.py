@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.cli.parser import Parser, Part, add_options, given, run_part
-from slurmft.cluster import kubernetes, mpirun
+from slurmft.cluster import kubernetes, mpirun, own_program
 from slurmft.cluster.submit import provenance
 from slurmft.core.config import JobConfig, RunConfig, build, options
 from slurmft.core.errors import Exit, UsageError
+from slurmft.core.own_program import FLAGS, OwnProgram
 from slurmft.train import recipes
 from slurmft.train.config import TrainConfig
 from slurmft.train.configure import OPTIONS, configure
@@ -27,11 +28,16 @@ _ON_PODS = (
 )
 """Options of a job that mean something on Kubernetes."""
 
+_OF_PROGRAMS = FLAGS.keys() - {"env", "accelerate_config", "snapshot", "snapshot_limit_mb"}
+"""Options of a program of the user's own there: its code and environment are the image's."""
+
 KUBERNETES_EXAMPLES = """\
 examples:
   slurmft render kubernetes --image registry.example.com/slurmft:1 --claim runs --nodes 4 \\
       --cpu 32 --memory 128Gi --task emotion --secret hub --output deploy
   slurmft render kubernetes --kind trainjob --image registry.example.com/slurmft:1 --claim runs
+  slurmft render kubernetes --image registry.example.com/mine:1 --claim runs --nodes 4 \\
+      -- /app/train.py --epochs 3
 """
 
 EXAMPLES = """\
@@ -103,12 +109,18 @@ def kubernetes_parser() -> Parser:
     add("--secret", metavar="NAME", help="Secret whose keys become variables, such as HF_TOKEN")
     add("--output", type=Path, metavar="DIR", help="write files instead of printing")
     add_options(command, TrainConfig, "what to train")
+    add_options(command, OwnProgram, "or a program of your own, after --", _OF_PROGRAMS)
     add_options(command, JobConfig, "how to run it", _ON_PODS)
     return command
 
 
-def kubernetes_files(arguments: argparse.Namespace, argv: list[str]) -> dict[str, str]:
+def kubernetes_files(
+    arguments: argparse.Namespace, program: list[str], argv: list[str]
+) -> dict[str, str]:
     """The manifest and the Dockerfile: file name -> text.
+
+    Args:
+        program: a program of the user's own, and its arguments; empty: a training.
 
     Raises:
         UsageError: a value that cannot be right.
@@ -118,7 +130,8 @@ def kubernetes_files(arguments: argparse.Namespace, argv: list[str]) -> dict[str
             f"--output {str(arguments.output)!r} holds a line break",
             "the manifest has it in a comment; give another folder",
         )
-    config = configure_pods(given(arguments, [*options(TrainConfig), *_ON_PODS]), argv)
+    flags = given(arguments, [*options(TrainConfig), *FLAGS, *_ON_PODS])
+    config = configure_pods(flags, program, ["kubernetes", *argv])
     fields = {f.name for f in dataclasses.fields(kubernetes.Cluster)}
     values = {k: v for k, v in vars(arguments).items() if k in fields}
     values["name"] = arguments.name or kubernetes.dns_name(f"slurmft-{config.program.name}")
@@ -136,20 +149,25 @@ def kubernetes_files(arguments: argparse.Namespace, argv: list[str]) -> dict[str
     }
 
 
-def configure_pods(flags: dict[str, Any], argv: list[str]) -> RunConfig:
+def configure_pods(flags: dict[str, Any], words: list[str], argv: list[str]) -> RunConfig:
     """The configuration of pods: paths are theirs, and a site's Slurm defaults are not."""
-    values = recipes.fill(flags) | {"runs_dir": kubernetes.RUNS}
-    train, job = build(TrainConfig, values), build(JobConfig, values)
-    check_given(train)
-    return RunConfig(
-        program=train.program(), job=job, submission=provenance("render", ["kubernetes", *argv])
-    )
+    if words:
+        values = {"hang_timeout_s": 0} | flags
+        program = own_program.in_image(words, flags)
+    else:
+        values = recipes.fill(flags)
+        train = build(TrainConfig, values)
+        check_given(train)
+        program = train.program()
+    job = build(JobConfig, values | {"runs_dir": kubernetes.RUNS})
+    return RunConfig(program=program, job=job, submission=provenance("render", argv))
 
 
 def kubernetes_main(argv: list[str]) -> int:
     """`slurmft render kubernetes`: prints the files, or writes them."""
-    arguments = kubernetes_parser().parse(argv)
-    files, output = kubernetes_files(arguments, argv), arguments.output
+    at = argv.index("--") if "--" in argv else len(argv)
+    arguments = kubernetes_parser().parse(argv[:at])
+    files, output = kubernetes_files(arguments, argv[at + 1 :], argv), arguments.output
     manifest = next(iter(files.values()))
     if output is None:
         image = ["--output DIR writes this and its Dockerfile, which is:"]

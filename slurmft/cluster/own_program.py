@@ -18,6 +18,7 @@ from slurmft.core.errors import UsageError
 from slurmft.core.files import write_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.own_program import FLAGS, OwnProgram
+from slurmft.core.program import Program
 from slurmft.core.site import merge, site_defaults
 from slurmft.runs import snapshot
 from slurmft.runs.rundir import RunDir
@@ -49,7 +50,13 @@ def configure(
     own = build(OwnProgram, {"argv": argv, "file": executed, "folder": os.getcwd()} | given)
     source(own, job)  # raises its errors here
     if own.per == "auto":
-        own = dataclasses.replace(own, per="torchrun" if own.is_python else "node")
+        alone = "process" if job.cluster == "mpirun" else "node"
+        own = dataclasses.replace(own, per="torchrun" if own.is_python else alone)
+    if job.cluster == "mpirun" and own.per in ("node", "gpu"):
+        raise UsageError(
+            f"--per {own.per}: mpirun starts --nproc-per-node processes on a host",
+            "use --per process",
+        )
     if own.per == "torchrun" and not own.is_python:
         raise UsageError(
             f"--per torchrun starts Python programs, and {words[0]!r} is none",
@@ -61,6 +68,15 @@ def configure(
     paths = (own.folder, *filter(None, [env]), *inputs)
     program = own.marked().program(name, paths=paths, inputs=inputs)
     return RunConfig(program=program, job=job)
+
+
+def in_image(words: list[str], flags: dict[str, Any]) -> Program:
+    """A program whose code and Python are those of a container's image."""
+    is_python = words[0].endswith(".py") or words[0] == "-m"
+    argv = ["python3", *words] if is_python else words
+    given = {"per": "torchrun" if is_python else "node"} | flags
+    own = build(OwnProgram, {"argv": argv, "file": "", "folder": ".", "snapshot": "none"} | given)
+    return own.program(_name(words[0] if words[0] != "-m" else words[-1]))
 
 
 def source(own: OwnProgram, job: JobConfig) -> snapshot.Source:

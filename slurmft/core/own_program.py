@@ -127,7 +127,7 @@ class OwnProgram:
     def program(self, name: str, **more: Any) -> Program:
         """As the toolkit knows it."""
         return Program(
-            kind=KIND, name=name, module=MODULE, needs_hub=True, precision="any",
+            kind=KIND, name=name, module=MODULE, precision="any",
             settings=dataclasses.asdict(self), **more,
         )  # fmt: skip
 

@@ -28,6 +28,7 @@ from slurmft.train.config import TrainConfig
 from tests.conftest import records, slurmft
 from tests.support import prepared
 from tests.support.ccl import stand_in, torch_version
+from tests.support.own_programs import PLACES
 
 FLAGS = ("--image", "registry.example.com:5000/team/slurmft:1", "--claim", "runs", "--nodes", "3")
 MORE = (
@@ -245,9 +246,10 @@ def pods(kind: str, config: Path, run: RunDir) -> Iterator[list[subprocess.Popen
             pod.wait()
 
 
-def configured(folder: Path, kind: str, *more: str) -> Path:
+def configured(folder: Path, kind: str, *more: str, program: tuple[str, ...] = ()) -> Path:
     """The configuration as the manifest has it."""
-    flags = ("--nproc-per-node", "1", "--batch-size", "8", "--precision", "fp32", *more)
+    train = () if program else ("--batch-size", "8", "--precision", "fp32")
+    flags = ("--nproc-per-node", "1", *train, *more, *program)
     path = folder / "config.json"
     path.write_text(render(kind, *flags)["ConfigMap"]["data"]["config.json"])
     return path
@@ -263,6 +265,16 @@ def test_pods_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert [pod.wait(110) for pod in started] == [0, 0]
     result = json.loads(run.result.read_text())
     assert (result["world_size"], result["backend"]) == (2, "ccl")
+    assert run.get_state()["state"] == "finished"
+
+
+def test_pods_run_a_program_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "place.py").write_text(PLACES)
+    run = RunDir(tmp_path / "runs" / "place")
+    config = configured(tmp_path, "trainjob", program=("--", str(tmp_path / "place.py")))
+    with pods("trainjob", config, run) as started:
+        assert [pod.wait(110) for pod in started] == [0, 0]
+    assert [run.rank_log(n).read_text().split()[-6] for n in range(2)] == ["0", "1"]
     assert run.get_state()["state"] == "finished"
 
 

@@ -23,9 +23,10 @@ from slurmft.node.mpi import Place, own_name
 from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
-from tests.conftest import HOSTILE, Done, Following, slurmft
+from tests.conftest import HOSTILE, Done, Following, assert_two_lines, slurmft
 from tests.support.ccl import stand_in, torch_version
 from tests.support.cluster import Cluster
+from tests.support.own_programs import PLACES, write
 from tests.train.test_resume import assert_same, rank_pids, states, steps_twice
 from tests.train.test_trainer import assert_gone, emotion
 
@@ -120,6 +121,25 @@ def test_same_as_by_torchrun(
     assert states(job.run).count("requeued") == 2
     assert_same(job.run, undisturbed.run)
     assert_gone(job.run)
+
+
+def test_own_program(
+    mpi: Mpi, hostfile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes are mpirun's, not torchrun's."""
+    (folder := tmp_path / HOSTILE).mkdir()
+    monkeypatch.chdir(folder)
+    write(folder, "places.py", PLACES)
+    dialect, env = mpi
+    where = ("--cluster", "mpirun", "--hostfile", str(hostfile), "--dialect", dialect)
+    flags = (*where, "--nodes", "2", "--nproc-per-node", "2")
+    done = slurmft("run", "--follow", *flags, "--", "places.py", env=env)
+    assert done.code == 0, done.err
+    found = [done.run.rank_log(rank).read_text().split()[-6:] for rank in range(4)]
+    assert [place[:4] for place in found] == [[str(n), str(n % 2), "4", "2"] for n in range(4)]
+    assert len({(address, port) for *_, address, port in found}) == 1
+    refused = slurmft("run", *flags, "--per", "node", "--", "places.py", env=env)
+    assert_two_lines(refused, "--per node")
 
 
 @pytest.mark.parametrize("mpi", ["intel"], indirect=True)
