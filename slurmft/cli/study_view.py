@@ -144,7 +144,7 @@ def _dry_arrays(todo: Submission, due: Sequence[Repeat]) -> list[str]:
         RunDir(Path(config.job.runs_dir) / f"{config.program.name}-<time>-c{n}-r1-<random>")
         for n in range(1, len(groups[0]) + 1)
     ]
-    options = job_array.array_options(config.job, len(runs), at_most, first_after, folder)
+    options = job_array.array_options(config, len(runs), at_most, first_after, folder)
     lines += ["", "# sbatch script of array 1", job_array.script_text(options, runs)]
     return [*lines, "# script of its first run", inside_text(config, runs[0], job_array.JOB)]
 

@@ -62,6 +62,7 @@ def main(argv: list[str]) -> int:
     """The command: parse, configure, submit, and follow if asked to."""
     arguments = parser().parse(argv)
     # Not above: --help need not wait for what submits.
+    from slurmft.cluster import dependency
     from slurmft.cluster.submit import check, dry_run, provenance, submit_with
     from slurmft.runs.rundir import RunDir
     from slurmft.train.configure import OPTIONS, configure
@@ -74,6 +75,7 @@ def main(argv: list[str]) -> int:
         return Exit.OK
     submission = provenance("submit", argv)
     if arguments.create:
+        config = dependency.settled(config, "", config.job.runs_dir)
         print(RunDir.create(dataclasses.replace(config, submission=submission)).path)
         return Exit.OK
     run = submit_with(config, cluster, submission)

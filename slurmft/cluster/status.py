@@ -171,12 +171,18 @@ def _alive(base: RunStatus, state: JobState) -> RunStatus:
         return dataclasses.replace(base, state=_active_state(base.run, "running"), reason=reason)
     # The job of a resumed run waits for the first time, whatever jobs came before.
     again = base.has_started and base.run.state["state"] != "submitted"
+    waits = state.reason == "Dependency" and _others(base.run, "after", "after_any")
     return dataclasses.replace(
         base,
         state="requeued" if again else "pending",
-        reason=state.reason,
+        reason=f"waits for {waits}" if waits else state.reason,
         expected_start=state.expected_start,
     )
+
+
+def _others(run: MeasuredRun, *options: str) -> str:
+    """The names of the runs that it starts after."""
+    return ", ".join(Path(str(p)).name for name in options for p in run.value(name) or ())
 
 
 def _active_state(run: MeasuredRun, otherwise: str) -> str:
@@ -202,7 +208,9 @@ def _ended(base: RunStatus, state: JobState | None) -> RunStatus:
             base, state="cancelled", reason=reason or "cancelled", has_started=started
         )
     if state is not None and state.name == "CANCELLED" and not run.has_ended:
-        return dataclasses.replace(base, state="cancelled", reason=_job_words(state))
+        unmet = state.reason in ("", "DependencyNeverSatisfied") and _others(run, "after")
+        words = f"Slurm found that it can never start after {unmet}" if unmet else ""
+        return dataclasses.replace(base, state="cancelled", reason=words or _job_words(state))
     # A setup line may fail before anything of slurmft starts: that counts as a start, too.
     base = dataclasses.replace(base, has_started=True)
     if run.has_ended:

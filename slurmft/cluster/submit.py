@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import slurmft
-from slurmft.cluster import container, own_program
+from slurmft.cluster import container, dependency, own_program
 from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.slurm import commands, stage_env
 from slurmft.core import fingerprint, permissions
@@ -96,6 +96,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 def dry_run(config: RunConfig, cluster: str) -> str:
     """What would be submitted: configuration, job, and the command of the first node."""
+    config = dependency.settled(config, cluster, config.job.runs_dir)
     run = RunDir(Path(config.job.runs_dir) / f"{config.program.name}-<time>-<random>")
     return "\n".join(
         (
@@ -166,6 +167,7 @@ def submit(config: RunConfig, cluster: str, mark: str = "") -> RunDir:
     Raises:
         SlurmftError: the job was refused, or would wait forever. The run directory is removed.
     """
+    config = dependency.settled(config, cluster, config.job.runs_dir)
     run = create(config, mark)
     try:
         _submit_job(run.load_config(), run, cluster)
@@ -230,11 +232,14 @@ def resume(run: RunDir, flags: dict[str, Any], submission: dict[str, Any]) -> st
     with _alone(run):
         old = run.load_own_config()
         _check_ended(run, moves="cluster" in flags)
+        if run.attempt.exists():  # what it waited for is over
+            flags = dict.fromkeys(dependency.KINDS, ()) | flags
         job = with_absolute_paths(dataclasses.replace(old.job, **flags))
         permissions.settle(job.share_with_group)
         again = [*old.submission.get("resumed", []), submission]
         cluster = check(job)
         config = dataclasses.replace(old, job=job, submission=old.submission | {"resumed": again})
+        config = dependency.settled(config, cluster, job.runs_dir)
         with _restored(run):
             write_text(run.config, config.to_json())
             run.set_state("submitted", "resumed")  # before the job can say that it runs

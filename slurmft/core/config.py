@@ -163,6 +163,12 @@ class JobConfig:
         "file locks of the Hugging Face caches; auto: the kind that holds between nodes there",
         choices=("auto", *LOCK_PRIMITIVES),
     )
+    after: tuple[str, ...] = option(
+        (), "start when this run has finished; under Slurm; repeatable", metavar="RUN"
+    )
+    after_any: tuple[str, ...] = option(
+        (), "the same, however that run ends; repeatable", metavar="RUN"
+    )
     requeue: bool = option(True, "queue the job again after a stop or a node failure, to resume")
     strict: bool = option(
         False, "do not start if code, data, model or packages have changed since the submission"

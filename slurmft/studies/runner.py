@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from slurmft.cluster import launcher, own_program, wait
+from slurmft.cluster import dependency, launcher, own_program, wait
 from slurmft.cluster.slurm import commands, job_array
 from slurmft.cluster.status import RunStatus
 from slurmft.cluster.submit import check, create, provenance, submit
@@ -43,6 +43,7 @@ _MAY_DIFFER = frozenset({
     "runs_dir", "share_with_group", "job_name", "account", "qos", "time", "mem", "reservation",
     "comment", "hostfile", "rdzv_timeout_s", "stop_lead_s", "requeue", "max_requeues",
     "max_restarts", "hang_timeout_s", "log_with", "before", "code",
+    "after", "after_any",
 })  # fmt: skip
 """Settings that change whether a run finishes, not what it measures."""
 
@@ -60,7 +61,8 @@ def with_flags(study: Study, flags: dict[str, Any]) -> Study:
                 "leave the flag out, or change the study file",
             )
     if study.program:
-        programs.typed(f"{study.path.name}, flags", flags)
+        values = {k: list(v) if isinstance(v, tuple) else v for k, v in flags.items()}
+        programs.typed(f"{study.path.name}, flags", values)
     named = {*study.fixed, *study.varied}
     if "batch_size" in flags and GLOBAL_BATCH_SIZE in named:
         raise UsageError(
@@ -97,7 +99,15 @@ def configurations(study: Study, folder: Path) -> dict[tuple[str, int], RunConfi
             found[key, repeat] = dataclasses.replace(by_cell[key], program=program)
     if study.program:
         programs.check_apart([c.program.settings for c in found.values()], study.varied)
-    return found
+    first = next(iter(found.values()))
+    waits = dependency.settled(first, first.job.cluster, None)
+    paths = {name: getattr(waits.job, name) for name in dependency.KINDS}
+    return {
+        key: dataclasses.replace(
+            c, job=dataclasses.replace(c.job, **paths), submission=waits.submission
+        )
+        for key, c in found.items()
+    }
 
 
 def _configure(study: Study, cell: spec.Cell, folder: Path) -> RunConfig:
@@ -159,8 +169,9 @@ class Submission:
         of its directory."""
         number = self.study.cells.index(repeat.cell) + 1
         study = {"name": self.study.name, "cell": repeat.cell, "repeat": repeat.number}
-        submission = provenance | {"study": study}
-        config = dataclasses.replace(self.configs[repeat.key], submission=submission)
+        config = self.configs[repeat.key]
+        submission = config.submission | provenance | {"study": study}
+        config = dataclasses.replace(config, submission=submission)
         return config, f"c{number}-r{repeat.number}-{secrets.token_hex(2)}"
 
 
@@ -246,8 +257,8 @@ def by_request(todo: Submission, due: Sequence[Repeat]) -> list[list[Repeat]]:
     largest, found = commands.max_array_size(), []
     for number in range(1, todo.study.repeats + 1):
         members = [r for r in due if r.number == number]
-        jobs = [todo.configs[r.key].job for r in members]
-        found += [[members[i] for i in group] for group in job_array.groups(jobs, largest)]
+        configs = [todo.configs[r.key] for r in members]
+        found += [[members[i] for i in group] for group in job_array.groups(configs, largest)]
     return found
 
 

@@ -66,6 +66,8 @@ _NOT_VARIED = {
     "cluster": "a study runs on one cluster: give it in [fixed], or as a flag",
     "seed": "the repeats have seeds of their own; the first one goes into [fixed]",
     "job_name": "give it in [fixed]",
+    "after": "the whole study waits: give it in [fixed]",
+    "after_any": "the whole study waits: give it in [fixed]",
     "repeat": "its values are 1 to repeats",
 }
 _PROCESSES = ("nodes", "nproc_per_node")

@@ -121,7 +121,7 @@ def test_job_script(shell: Shell, runs_dir: str, name: str) -> None:
     assert srun[srun.index("--output") + 1] == f"{path}/submitit/%j_%t_log.out"
     assert srun[-5:] == ["python", "-u", "-m", "slurmft.node.task", path]
     assert [end[:3], end[3:]] == [begin[:3], ["end", path, "0"]]
-    options = job_array.array_options(config.job, 2, 1, [], Path(path))
+    options = job_array.array_options(config, 2, 1, [], Path(path))
     others = [RunDir(shell.folder.parent / str(number)) for number in range(2)]
     script = job_array.script_text(options, [*others, run])
     script = script.replace("exec 3<", "bash ").replace("|| exit", "; exit")  # what it would open

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from slurmft.cluster.slurm.commands import JobState
 from slurmft.core.errors import UsageError
+from slurmft.core.files import write_json
 from slurmft.studies import runner, spec
 from tests.conftest import slurmft
 from tests.studies.test_study import FakeSlurm, fake, run, runs_of
+from tests.support.made_runs import write_run
 
 __all__ = ["fake"]
 
@@ -154,6 +157,21 @@ def test_a_round_is_an_array(folder: Path, fake: FakeSlurm) -> None:
     assert config.submission["study"] == {"name": "fits", "cell": {"lr": 0.01}, "repeat": 2}
     assert config.program.settings["argv"][3:6] == ["0.01", "--seed", "43"]
     assert run("--partition", "batch", file="fits.toml") == 0
+    assert len(fake.submitted) == 2
+
+
+def test_a_study_after_a_run(folder: Path, fake: FakeSlurm) -> None:
+    """All its arrays wait for it; again, when that has ended: the same settings."""
+    before = write_run(Path("runs/prepare"), state="running")
+    write_json(before.job, {"cluster": "slurm", "id": "5"})
+    assert run("--after", "last", file="fits.toml") == 0
+    assert fake.option("dependency") == ["afterok:5", "afterok:5,afterany:10"]
+    assert fake.option("kill-on-invalid-dep") == ["yes"] * 2
+    before.set_state("failed", "boom", 1)
+    fake.states["5"] = JobState(name="FAILED", exit_code=1)
+    with pytest.raises(UsageError, match="--after prepare: that run is failed: boom"):
+        run("--after", "last", file="fits.toml")
+    assert run(file="fits.toml") == 0
     assert len(fake.submitted) == 2
 
 

@@ -15,7 +15,7 @@ from slurmft.cluster import launcher
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.cluster.slurm.sbatch_options import arguments, directives, request
-from slurmft.core.config import JobConfig
+from slurmft.core.config import RunConfig
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_text
 from slurmft.runs.job_ids import array_task_id
@@ -27,21 +27,21 @@ JOB = "%A_%a"
 Options = list[tuple[str, str | None]]
 
 
-def groups(jobs: Sequence[JobConfig], largest: int) -> list[list[int]]:
+def groups(configs: Sequence[RunConfig], largest: int) -> list[list[int]]:
     """Indexes of jobs that can be one array: with the same request, at most `largest` of them."""
     found: dict[str, list[int]] = {}
-    for index, job in enumerate(jobs):
-        found.setdefault(repr(sorted(request(job).items())), []).append(index)
+    for index, config in enumerate(configs):
+        found.setdefault(repr(sorted(request(config).items())), []).append(index)
     return [
         group[i : i + largest] for group in found.values() for i in range(0, len(group), largest)
     ]
 
 
 def array_options(
-    job: JobConfig, tasks: int, at_most: int, after: Sequence[str], logs: Path
+    config: RunConfig, tasks: int, at_most: int, after: Sequence[str], logs: Path
 ) -> Options:
     """The sbatch options of an array that waits until other jobs have ended, however they end."""
-    options = request(job)
+    options = request(config)
     conditions = [
         options.pop("dependency", None),
         ":".join(["afterany", *after]) if after else None,
@@ -87,7 +87,7 @@ def submit(runs: Sequence[RunDir], at_most: int, after: Sequence[str], script: P
     with _discarded_on_error(runs, script):
         for run in runs:
             write_text(run.script, inside_text(run.load_config(), run, JOB))
-        options = array_options(runs[0].load_config().job, len(runs), at_most, after, script.parent)
+        options = array_options(runs[0].load_config(), len(runs), at_most, after, script.parent)
         write_text(script, script_text(options, runs))
         array = commands.sbatch(arguments(options), str(script))
     for index, run in enumerate(runs):

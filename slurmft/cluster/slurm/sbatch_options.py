@@ -12,15 +12,19 @@ from slurmft.runs.rundir import RunDir
 def all_options(config: RunConfig, run: RunDir) -> list[tuple[str, str | None]]:
     """All sbatch options of a run: what it requests, and where its output goes."""
     log = f"{run.submitit}/%j_0_log"
-    return [*request(config.job).items(), ("output", f"{log}.out"), ("error", f"{log}.err")]
+    return [*request(config).items(), ("output", f"{log}.out"), ("error", f"{log}.err")]
 
 
-def request(job: JobConfig) -> dict[str, str | None]:
+def request(config: RunConfig) -> dict[str, str | None]:
     """The sbatch options that do not depend on the run: the user's, and those slurmft needs."""
-    more = (pair.lstrip("-").partition("=") for pair in job.sbatch)
+    job, pairs = config.job, (pair.lstrip("-").partition("=") for pair in config.job.sbatch)
+    more = {key: value if equals else None for key, equals, value in pairs}
+    if after := config.submission.get("dependency"):
+        more["dependency"] = ",".join(filter(None, (more.get("dependency"), after)))
+        more["kill-on-invalid-dep"] = "yes"  # many sites let such a job wait for ever
     return {
         **of_fields(job, (n for n, o in options(JobConfig).items() if "sbatch" in o.metadata)),
-        **{key: value if equals else None for key, equals, value in more},
+        **more,
         # Slurm itself does it when a node dies.
         "requeue" if job.requeue else "no-requeue": None,
         # To the processes of the step, not to the batch script.
