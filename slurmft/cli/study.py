@@ -98,7 +98,7 @@ def run_main(argv: list[str]) -> int:
     study, folder = _read_study(arguments)
     flags = given(arguments, [*options(TrainConfig), *options(JobConfig)])
     study = runner.with_flags(study, flags)
-    configs = runner.configurations(study, folder)
+    configs = runner.configurations(study, folder, make=not arguments.dry_run)
     if arguments.dry_run:
         todo = Submission(study, folder, configs, study_status(study, folder), argv)
         runner.check_settings(todo, arguments.yes)

@@ -74,8 +74,10 @@ def with_flags(study: Study, flags: dict[str, Any]) -> Study:
     return changed
 
 
-def configurations(study: Study, folder: Path) -> dict[tuple[str, int], RunConfig]:
-    """Cell and repeat -> configuration of its run.
+def configurations(
+    study: Study, folder: Path, make: bool = True
+) -> dict[tuple[str, int], RunConfig]:
+    """Cell and repeat -> configuration of its run. `make`: see `own_program.configure`.
 
     Raises:
         UsageError: a value is invalid; the message names the cell.
@@ -86,7 +88,7 @@ def configurations(study: Study, folder: Path) -> dict[tuple[str, int], RunConfi
         key = spec.key_of(cell)
         try:
             if study.program:
-                found[key, repeat] = _configure_own(study, cell, repeat, folder)
+                found[key, repeat] = _configure_own(study, cell, repeat, folder, make)
             elif key not in by_cell:
                 by_cell[key] = _configure(study, cell, folder)
         except UsageError as error:
@@ -119,14 +121,16 @@ def _configure(study: Study, cell: spec.Cell, folder: Path) -> RunConfig:
     return _placed(configure(divided | {"runs_dir": str(folder / "runs")}))
 
 
-def _configure_own(study: Study, cell: spec.Cell, repeat: int, folder: Path) -> RunConfig:
+def _configure_own(
+    study: Study, cell: spec.Cell, repeat: int, folder: Path, make: bool
+) -> RunConfig:
     """The same, of a program of the user's own."""
     known = OPTIONS | FLAGS
     named = {} if "job_name" in site_defaults(known) else {"job_name": study.name}
     more = programs.fill(study.program, study.fixed | cell, repeat)
     of_cell = spec.typed({k: v for k, v in cell.items() if k in programs.RUN_OPTIONS})
     values = named | study.fixed | of_cell | more | {"runs_dir": str(folder / "runs")}
-    return _placed(own_program.configure(values.pop("command"), values, known))
+    return _placed(own_program.configure(values.pop("command"), values, known, make))
 
 
 def _placed(config: RunConfig) -> RunConfig:
