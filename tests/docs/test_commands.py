@@ -120,6 +120,7 @@ def test_flags_are_known(command: Command) -> None:
     text = re.sub(r' > .*|\)"$', "", command.as_run)
     _, ours, arguments = OURS.split(text, maxsplit=1)
     words = shlex.split(filled(arguments, {"RUN": "last"}))
+    words = words[: words.index("--")] if "--" in words else words  # the rest is the program's
     if command.rule is MERE_NAME:
         module = importlib.import_module(f"slurmft.cli.{words[0]}")
         assert all(part in module.PARTS for part in words[1:])
