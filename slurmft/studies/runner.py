@@ -213,9 +213,13 @@ def check_settings(todo: Submission, yes: bool) -> list[str]:
 def _difference(run: MeasuredRun, config: RunConfig) -> str:
     """The settings in which a run differs from a configuration, in words; "" if none matters."""
     wanted: dict[str, Any] = json.loads(config.to_json())
+    settings, code = run.settings, str(RunDir(run.path).code)
+    if run.is_own:  # what it was started with before its code was copied
+        words = [settings["file"] if w.startswith(code) else w for w in settings["argv"]]
+        settings = settings | {"argv": [w for n, w in enumerate(words) if (n, w) != (1, "-P")]}
     found = []
     for old_values, values in (
-        (run.settings, wanted["program"]["settings"]),
+        (settings, wanted["program"]["settings"]),
         (run.config["job"], wanted["job"]),
     ):
         for name, value in values.items():

@@ -46,10 +46,12 @@ lr = [0.1, 0.01]
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The one of the program, where the study is run from."""
-    (tmp_path / "fit.py").write_text(FIT)
-    (tmp_path / "fits.toml").write_text(FILE)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    folder = tmp_path / "work"  # a home is not copied
+    folder.mkdir()
+    (folder / "fit.py").write_text(FIT)
+    (folder / "fits.toml").write_text(FILE)
+    monkeypatch.chdir(folder)
+    return folder
 
 
 def read(folder: Path, text: str) -> spec.Study:
@@ -129,7 +131,7 @@ def test_options_of_the_job_stay_options(folder: Path) -> None:
     ],
 )  # fmt: skip
 def test_mistakes_submit_nothing(
-    old: str, new: str, words: list[str], folder: Path, fake: FakeSlurm
+    old: str, new: str, words: list[str], fake: FakeSlurm, folder: Path
 ) -> None:
     assert old in FILE
     (folder / "s.toml").write_text(FILE.replace(old, new))
@@ -141,12 +143,12 @@ def test_mistakes_submit_nothing(
     assert not (folder / "studies").exists()
 
 
-def test_flags_of_trainings_are_refused(folder: Path, fake: FakeSlurm) -> None:
+def test_flags_of_trainings_are_refused(fake: FakeSlurm, folder: Path) -> None:
     with pytest.raises(UsageError, match=r"epochs = 3, but \[program\] is no training"):
         run("--epochs", "3", file="fits.toml")
 
 
-def test_a_round_is_an_array(folder: Path, fake: FakeSlurm) -> None:
+def test_a_round_is_an_array(fake: FakeSlurm, folder: Path) -> None:
     assert run("--partition", "batch", file="fits.toml") == 0
     assert fake.option("array") == ["0-1%1", "0-1%1"]
     assert fake.option("dependency") == [None, "afterany:10"]
@@ -160,7 +162,7 @@ def test_a_round_is_an_array(folder: Path, fake: FakeSlurm) -> None:
     assert len(fake.submitted) == 2
 
 
-def test_a_study_after_a_run(folder: Path, fake: FakeSlurm) -> None:
+def test_a_study_after_a_run(fake: FakeSlurm, folder: Path) -> None:
     """All its arrays wait for it; again, when that has ended: the same settings."""
     before = write_run(Path("runs/prepare"), state="running")
     write_json(before.job, {"cluster": "slurm", "id": "5"})
@@ -201,7 +203,7 @@ def test_here_from_start_to_report(folder: Path) -> None:
     }
     assert "score over lr" in (folder / "r" / "fits-metric-score.svg").read_text()
     by_cell: dict[str, list[str]] = {}
-    for path in sorted((folder / "studies" / "fits" / "runs").iterdir()):
+    for path in sorted((folder / "studies" / "fits" / "runs").glob("[!.]*")):
         by_cell.setdefault(path.name.split("-")[3], []).append(str(path))
     done = slurmft("compare", by_cell["c1"][0], by_cell["c2"][0])
     assert done.code == 0, done.err

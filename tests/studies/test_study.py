@@ -99,7 +99,7 @@ def run(*arguments: str, file: str = "s.toml") -> int:
 
 def runs_of(folder: Path = Path("studies/s")) -> dict[str, RunDir]:
     """Job id -> run."""
-    found = [RunDir(path) for path in (folder / "runs").iterdir()]
+    found = [RunDir(path) for path in (folder / "runs").glob("[!.]*")]
     return {(read_json(r.job) or {"id": r.path.name})["id"]: r for r in found}
 
 
