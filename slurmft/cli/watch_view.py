@@ -22,8 +22,7 @@ from slurmft.runs.records import Curve
 
 _EVENTS_SHOWN = 4
 _SPEED: Shape = {
-    "total_steps": shapes.SOME, "loss": float, "samples_per_s": float, "left_s": float,
-    "time": float,
+    "total_steps": shapes.SOME, "samples_per_s": float, "left_s": float, "time": float,
 }  # fmt: skip
 """What a step's record has that ends a window of the speed."""
 _EVEN = 0.05
@@ -131,26 +130,28 @@ class RunView:
             table.add_row(_line("no step done yet", "dim"))
             return table
         done, total = at["step"], at["total_steps"]
-        words = _line(f"{done / total:4.0%}  step {done}/{total}, epoch {at['epoch']:.2f}")
+        epoch = f", epoch {at['epoch']:.2f}" if "epoch" in at else ""
+        words = _line(f"{done / total:4.0%}  step {done}/{total}{epoch}")
         bar = Table.grid(Column(width=max(8, min(30, options.max_width - 48))), "", padding=(0, 1))
         bar.add_row(_bar(done, total), words)
         ends = time.strftime("%H:%M", time.localtime(at["time"] + at["left_s"]))
         speed = f"{at['samples_per_s']:,.0f} samples/s"
         if world_size := self.start.get("world_size"):
             speed += f", {at['samples_per_s'] / world_size:,.0f} per rank"
-        loss, levels = f"{number(at['loss'])}  ", ASCII_LEVELS if options.ascii_only else LEVELS
-        width = max(1, min(60, options.max_width - len("metrics  ") - len(loss)))
-        curve = draw(self.losses.points(), width, levels)
         table.add_row("train", bar)
         table.add_row("left", _line(f"{duration(at['left_s'])} of training, until {ends}"))
         table.add_row("speed", _line(speed))
-        table.add_row("loss", _line(loss).append(curve, "green"))
+        if points := self.losses.points():
+            loss = f"{number(at.get('loss', points[-1][1]))}  "
+            width = max(1, min(60, options.max_width - len("metrics  ") - len(loss)))
+            curve = draw(points, width, ASCII_LEVELS if options.ascii_only else LEVELS)
+            table.add_row("loss", _line(loss).append(curve, "green"))
         if self.evaluate:
             part = f"{self.evaluate['done']}/{self.evaluate['total']} samples of the first rank"
             table.add_row("evaluate", _line(part))
         if self.epoch:
-            found = f"{metrics_words(self.epoch['metrics'])} after epoch {self.epoch['epoch']:g}"
-            table.add_row("metrics", _line(found))
+            after = f" after epoch {self.epoch['epoch']:g}" if "epoch" in self.epoch else ""
+            table.add_row("metrics", _line(metrics_words(self.epoch["metrics"]) + after))
         return table
 
     def _rank_lines(self, room: int) -> Iterator[RenderableType]:

@@ -78,6 +78,22 @@ def test_screen() -> None:
     assert bars["1"] == 2 * bars["0"] == 2 * bars["3"]
 
 
+def test_program_that_tells_little() -> None:
+    """Steps without loss or epoch, as a script may tell them."""
+    view = RunView("a-run")
+    speed = {"samples_per_s": 64.0, "left_s": 9.0, "total_steps": 20}
+    take(view, {"event": "step", "step": 2} | speed)
+    text = "\n".join(text_of(view))
+    assert "10%  step 2/20" in text
+    assert "epoch" not in text
+    assert "loss" not in text
+    take(view, {"event": "step", "step": 3, "loss": 0.5}, {"event": "step", "step": 4} | speed)
+    take(view, {"event": "epoch", "step": 4, "metrics": {"accuracy": 0.75}})
+    rows = {line.split()[0]: line.split()[1:] for line in text_of(view) if line}
+    assert rows["loss"][0] == "0.5000"
+    assert rows["metrics"] == ["accuracy", "0.7500"]
+
+
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 12), (200, 60), (20, 5)])
 @pytest.mark.parametrize("ranks", [1, 4, 64])
 def test_every_screen_has_room(width: int, height: int, ranks: int) -> None:
