@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurmft.core import permissions
 from slurmft.core.config import JobConfig
-from slurmft.core.errors import UsageError, one_line
+from slurmft.core.errors import UsageError
 from slurmft.core.filesystem import absolute
 from slurmft.core.own_program import OwnProgram
 
@@ -30,11 +30,8 @@ _JOBS_OWN = re.compile(
 
 
 def folder(env: str, near: Path, job: JobConfig, make: bool) -> str:
-    """The folder of --env.
-
-    Args:
-        near: where the program is: the project of `--env uv` is there, or above.
-        make: whether to make what `--env uv` has not made yet.
+    """The folder of --env. The project of `--env uv` is `near` or above; `make` makes what is not
+    there yet.
 
     Raises:
         UsageError: there is none, or it cannot be made.
@@ -65,26 +62,23 @@ def _of_lock(near: Path, job: JobConfig, make: bool) -> Path:
 
     python = run("python", "find", "--system").stdout.strip()
     lock, settings = ((project / name).read_bytes() for name in ("uv.lock", "pyproject.toml"))
-    parts = [lock, settings, python.encode()]
-    if re.search(rb"source = \{ (editable|directory|path) =", lock):  # it refers to this folder
-        parts.append(os.fsencode(project))
-    key = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
-    made = Path(job.runs_dir, f".envs-{os.getuid()}", key[:24])
-    whole = Path(f"{made}.whole")
-    if not make:
-        return made
-    permissions.make_folder(made.parent, job.share_with_group, exist_ok=True)
-    with permissions.own_folder(made.parent), open(f"{made}.lock", "w") as file:
-        with contextlib.suppress(OSError):  # no locks here; uv itself locks on this host
-            fcntl.lockf(file, fcntl.LOCK_EX)
-        if not whole.exists():
-            print(f"slurmft: uv sync of {project} to {made}", file=sys.stderr, flush=True)
-            wanted = ["--python", python] if python else []
-            done = run("sync", "--frozen", *wanted, UV_PROJECT_ENVIRONMENT=str(made))
-            if done.returncode:
-                last = " ".join(done.stderr.split())[-300:]
-                raise UsageError(f"--env uv: uv sync failed: {last}", "try: uv sync --frozen")
-            whole.touch()
+    refers = re.search(rb"source = \{ (editable|directory|path) =", lock)  # to files of this folder
+    content = repr((lock, settings, python, str(project) if refers else ""))
+    key = hashlib.sha256(content.encode()).hexdigest()[:24]
+    made = Path(job.runs_dir, f".envs-{os.getuid()}", key)
+    if make:
+        permissions.make_folder(made.parent, job.share_with_group, exist_ok=True)
+        with permissions.own_folder(made.parent), open(f"{made}.lock", "w") as file:
+            with contextlib.suppress(OSError):  # no locks here; uv itself locks on this host
+                fcntl.lockf(file, fcntl.LOCK_EX)
+            if not (whole := Path(f"{made}.whole")).exists():
+                print(f"slurmft: uv sync of {project} to {made}", file=sys.stderr, flush=True)
+                words = ["sync", "--frozen", *(["--python", python] if python else [])]
+                done = run(*words, UV_PROJECT_ENVIRONMENT=str(made))
+                if done.returncode:
+                    last = " ".join(done.stderr.split())[-300:]
+                    raise UsageError(f"--env uv: uv sync failed: {last}", "try: uv sync --frozen")
+                whole.touch()
     return made
 
 
@@ -102,10 +96,9 @@ def check_accelerate(own: OwnProgram) -> None:
         kind = str(values["distributed_type"]).upper()
     except OSError as error:
         raise UsageError(f"{what}: {error.strerror}", make) from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"{what} is no YAML: {one_line(error)}", make) from None
-    except (KeyError, TypeError):
-        raise UsageError(f"{what}: there is no distributed_type in it", make) from None
+    except (yaml.YAMLError, ValueError, KeyError, TypeError) as error:
+        why = " ".join(str(error).split())  # of YAML, several lines
+        raise UsageError(f"{what} is no YAML with a distributed_type: {why}", make) from None
     found = subprocess.run([own.python, "-c", _FIND], capture_output=True, text=True).stdout
     accelerate, deepspeed, *_ = [*found.split("\n"), "", ""]
     if found and not (accelerate and (deepspeed or kind != "DEEPSPEED")):

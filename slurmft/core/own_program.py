@@ -45,9 +45,7 @@ class OwnProgram:
     """Marks of what its checkpoint folder and files had at submission: that is of another run."""
 
     env: str | None = option(
-        None,
-        "the program's own environment: a folder (venv, conda); uv: made from the uv.lock of its "
-        "project (default: slurmft's)",
+        None, "its Python environment: a folder, or uv, of its uv.lock (default: slurmft's)"
     )
     accelerate_config: str | None = option(
         None,

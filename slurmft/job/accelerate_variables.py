@@ -28,10 +28,8 @@ def variables(path: str) -> dict[str, str]:
 
     before = dict(os.environ)
     launch.subprocess, torch.distributed.run.run = types.SimpleNamespace(Popen=_launch), _launch
-    words = (
-        "--num_processes 1 --num_machines 1 --machine_rank 0 --main_process_port 0 --gpu_ids all"
-    )
-    arguments = ["--config_file", path, *words.split(), "program"]
+    one = "--num_processes 1 --num_machines 1 --machine_rank 0 --main_process_port 0 --gpu_ids all"
+    arguments = ["--config_file", path, *one.split(), "program"]
     try:
         launch.launch_command(launch.launch_command_parser().parse_args(arguments))
     except _Launched as launched:

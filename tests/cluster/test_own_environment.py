@@ -76,8 +76,9 @@ def test_accelerate_has_what_its_file_says(here: Path) -> None:
     ("text", "words"),
     [
         (None, "No such file"),
-        ("a: [", "is no YAML"),
-        ("- a", "no distributed_type"),
+        ("a: [", "is no YAML with a distributed_type: while parsing"),
+        ("- a", "is no YAML with a distributed_type"),
+        ("debug: true", "is no YAML with a distributed_type"),
         ("distributed_type: FSDP\nfoo: 1", "does not know its foo"),
         ("distributed_type: DEEPSPEED", "needs deepspeed"),
     ],
@@ -148,6 +149,15 @@ def test_other_programs_have_its_path(here: Path) -> None:
     done = run("--env", "env", "--", "their-tool")
     assert done.code == 0, done.out + done.err
     assert lines_of(done.run, 0)[-1] == "theirs"
+
+
+def test_conda_environments_are_named_as_conda_does(here: Path) -> None:
+    env = make_venv(here / "env")
+    (env / "conda-meta").mkdir()
+    write(here, "x.py", "import os; print(os.environ['CONDA_PREFIX'], 'VIRTUAL_ENV' in os.environ)")
+    done = run("--env", "env", "--", "x.py")
+    assert done.code == 0, done.out + done.err
+    assert lines_of(done.run, 0)[-1] == f"{env} False"
 
 
 def test_slurmft_is_found_and_nothing_beside_it(here: Path) -> None:
