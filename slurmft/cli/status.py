@@ -11,7 +11,7 @@ from slurmft.cli.parser import Parser, add_run
 from slurmft.cluster.status import note, run_facts
 from slurmft.core import fingerprint
 from slurmft.core.errors import Exit
-from slurmft.core.files import to_json
+from slurmft.core.files import fits, to_json
 from slurmft.core.text import ago, clock, duration, in_bytes, number, shown, some
 from slurmft.runs import resolve
 from slurmft.runs.progress import metrics_words, result_table
@@ -35,6 +35,7 @@ def text(facts: dict[str, Any]) -> str:
     rows = [
         ("state", state_words(facts)),
         ("what", _what(facts)),
+        ("code", _code(facts["submission"].get("snapshot"))),
         ("where", _where(facts)),
         ("submitted", _submitted(facts)),
         ("changed", _changed(facts["changed"])),
@@ -89,6 +90,16 @@ def _speed(facts: dict[str, Any]) -> str:
 
 def _what(facts: dict[str, Any]) -> str:
     return ", ".join(filter(None, (facts["task"], facts["model"], f"{facts['nodes']} node(s)")))
+
+
+def _code(snapshot: Any) -> str:
+    """ "git 0a1b2c3, 2 files changed; its copy runs" """
+    if not fits(snapshot, {"mode": str, "files": int, "commit?": (str, None), "changed?": int}):
+        return ""
+    changed = f", {n} file(s) changed" if (n := snapshot.get("changed")) else ""
+    commit = f"git {(snapshot.get('commit') or 'no commit')[:9]}{changed}"
+    what = commit if snapshot["mode"] == "git" else f"{snapshot['files']} file(s)"
+    return f"{what}, as it was at submission"
 
 
 def _where(facts: dict[str, Any]) -> str:

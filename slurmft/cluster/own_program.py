@@ -46,7 +46,7 @@ def configure(
         given["env"] = env = own_environment.folder(env, near, job, make)
     if file := given.get("accelerate_config"):
         given["accelerate_config"] = file = str(absolute(file))
-    argv, executed, name = command(words, env)
+    argv, executed, name = command(words, env, job.container is not None)
     own = build(OwnProgram, {"argv": argv, "file": executed, "folder": os.getcwd()} | given)
     source(own, job)  # raises its errors here
     if own.per == "auto":
@@ -112,15 +112,20 @@ def freeze(config: RunConfig, run: RunDir) -> RunConfig:
     return config
 
 
-def command(words: list[str], env: str | None = None) -> tuple[list[str], str, str]:
+def command(
+    words: list[str], env: str | None = None, in_container: bool = False
+) -> tuple[list[str], str, str]:
     """The command that starts a program from anywhere, in the environment `env`; what it executes
     (see `OwnProgram.file`), and its name.
+
+    Args:
+        in_container: Python, and what is no file here, are the image's.
 
     Raises:
         UsageError: there is no such program, or it cannot be executed.
     """
     first, *rest = words
-    python = f"{env}/bin/python" if env else sys.executable
+    python = f"{env}/bin/python" if env else "python3" if in_container else sys.executable
     if first == "-m":
         if not rest:
             raise UsageError("no module after -m", "slurmft run -- -m package.module")
@@ -128,6 +133,8 @@ def command(words: list[str], env: str | None = None) -> tuple[list[str], str, s
     if first.endswith(".py"):
         found = [python, *_absolute_script(words)]
         return found, found[1], _name(first)
+    if in_container and not os.path.isfile(first):
+        return words, f"/usr/bin/{first}", _name(first)
     executable = _executable(first, env)
     if Path(first).name.startswith("python") and (script := _absolute_script(rest)):
         name = _name(script[0])
