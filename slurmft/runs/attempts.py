@@ -112,7 +112,7 @@ def _note_packages(run: RunDir, number: int) -> dict[str, str]:
     now = fingerprint.packages(own.python if own else sys.executable)
     if config.job.container is not None or not now:  # those of an image are its own
         return {}
-    record = read_json(run.packages) or {}
+    record = read_json(run.packages, {...: {...: str}}) or {}
     if now not in list(record.values())[-1:]:
         run.tell(run.packages, record | {str(number): now}, f"{len(now)} packages")
     first = next(iter(record.values()), now)

@@ -214,6 +214,9 @@ def test_packages_that_change_between_attempts(
     assert recorded == {"1": {"theirs": "1.0"}, "2": {"theirs": "1.1", "more": "2"}}
     known = json.loads(run_dir.attempt.read_text())["changed"]
     assert known["theirs"] == "1.0 -> 1.1, from attempt 2 on"
+    run_dir.packages.write_text('{"1": "damaged"}')
+    attempts.begin(run_dir, ["n1"], "7", restarts=3)
+    assert list(json.loads(run_dir.packages.read_text())) == ["4"]
 
 
 def test_packages_of_a_training() -> None:

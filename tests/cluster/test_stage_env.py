@@ -186,6 +186,16 @@ def test_program_and_its_interpreter_are_staged(
     assert not list(disk.iterdir())
 
 
+def test_program_of_slurmfts_environment_runs_from_its_copy() -> None:
+    python = "/shared/venv/bin/python"
+    own = OwnProgram(argv=(python, "x.py"), file="/x.py", folder="/")
+    copies = {"/shared/venv": "/disk", "/shared": "/disk/.1"}
+    command, there = command_in(own, list(own.argv), {staged_env.STAGED: json.dumps(copies)})
+    assert command == ["/disk/bin/python", "x.py"]
+    assert "VIRTUAL_ENV" not in there
+    assert command_in(own, [python], {}) == ([python], {})
+
+
 def test_what_killed_jobs_left_is_removed(tmp_path: Path) -> None:
     mine, long_ago = tmp_path / f"slurmft-env-{os.getuid()}-dead", time.time() - 7200
     mine.mkdir()
