@@ -52,6 +52,12 @@ a study file:
   [grid]                      # every combination of these
   nodes = [1, 2, 4]
 
+a program of one's own in place of a training:
+  [program]                   # and the options of slurmft run
+  command = "train.py --lr {lr} --seed {seed}"
+  [grid]
+  lr = [1e-4, 1e-3]
+
 examples:
   slurmft study run scaling.toml --dry-run
   slurmft study run scaling.toml --partition gpu --data /gpfs/emotion --model /gpfs/distilbert

@@ -74,15 +74,16 @@ def with_flags(study: Study, flags: dict[str, Any]) -> Study:
     return changed
 
 
-def configurations(
-    study: Study, folder: Path, make: bool = True
-) -> dict[tuple[str, int], RunConfig]:
+Configs = dict[tuple[str, int], RunConfig]
+
+
+def configurations(study: Study, folder: Path, make: bool = True) -> Configs:
     """Cell and repeat -> configuration of its run. `make`: see `own_program.configure`.
 
     Raises:
         UsageError: a value is invalid; the message names the cell.
     """
-    found: dict[tuple[str, int], RunConfig] = {}
+    found: Configs = {}
     by_cell: dict[str, RunConfig] = {}
     for repeat, cell in spec.rounds(study):
         key = spec.key_of(cell)
@@ -101,15 +102,13 @@ def configurations(
             found[key, repeat] = dataclasses.replace(by_cell[key], program=program)
     if study.program:
         programs.check_apart([c.program.settings for c in found.values()], study.varied)
-    first = next(iter(found.values()))
+    first = next(iter(found.values()))  # all wait for the same
     waits = dependency.settled(first, first.job.cluster, None)
     paths = {name: getattr(waits.job, name) for name in dependency.KINDS}
-    return {
-        key: dataclasses.replace(
-            c, job=dataclasses.replace(c.job, **paths), submission=waits.submission
-        )
-        for key, c in found.items()
-    }
+    for which, each in found.items():
+        job = dataclasses.replace(each.job, **paths)
+        found[which] = dataclasses.replace(each, job=job, submission=waits.submission)
+    return found
 
 
 def _configure(study: Study, cell: spec.Cell, folder: Path) -> RunConfig:
@@ -145,7 +144,7 @@ class Submission:
 
     study: Study
     folder: Path
-    configs: dict[tuple[str, int], RunConfig]
+    configs: Configs
     """Key of a repeat -> configuration of its run."""
     status: StudyStatus
     argv: list[str]

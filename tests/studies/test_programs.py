@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slurmft.cli import compare, report
 from slurmft.cluster.slurm.commands import JobState
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_json
+from slurmft.core.own_program import OwnProgram
 from slurmft.studies import runner, spec
 from tests.conftest import slurmft
 from tests.studies.test_study import FakeSlurm, fake, run, runs_of
@@ -209,3 +213,41 @@ def test_here_from_start_to_report(folder: Path) -> None:
     assert done.code == 0, done.err
     assert "lr  0.1  ->  0.01" in done.out
     assert "A 1.0420; B 0.1420" in done.out
+
+
+def write_own(path: Path, *words: str, score: float = 0.5, result_file: str = "") -> None:
+    """A finished run of a program of the user's own."""
+    run = write_run(path)
+    config = run.load_config()
+    argv = ("/venv/bin/python3", "/x/fit.py", *words)
+    own = OwnProgram(argv=argv, file=argv[1], folder="/x", result_file=result_file or None)
+    run.config.write_text(dataclasses.replace(config, program=own.program("fit")).to_json())
+    result = {"metrics": {"score": score}, "primary_metric": "score", "phases_s": {}}
+    write_json(run.result, result | {"world_size": 2, "nodes": 1, "steps": None, "wall_s": 60.0})
+
+
+def test_runs_of_no_study_are_told_apart_by_their_arguments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Repeats have other seeds and result files; a training is in a table of its own."""
+    for lr, score in (("0.1", 0.5), ("0.2", 0.75)):
+        for seed in ("1", "2", "3"):
+            words = ("data.csv", "--lr", lr, f"--seed={seed}", "--fast", "--out", f"{lr}-{seed}")
+            noisy = score + int(seed) / 1000
+            write_own(tmp_path / lr / seed, *words, score=noisy, result_file=f"{lr}-{seed}")
+    write_run(tmp_path / "training")
+    assert report.main([str(tmp_path), "--format", "csv"]) == 0
+    own, training = capsys.readouterr().out.split("# ")[1:]
+    rows = list(csv.DictReader(own.splitlines()[1:]))
+    assert [(r["--lr"], r["n"], r["metric_score"]) for r in rows] == [
+        ("0.1", "3", "0.502"),
+        ("0.2", "3", "0.752"),
+    ]
+    assert not {"--seed", "--out", "--fast", "command"} & rows[0].keys()
+    assert "train_samples_per_s" in training
+    assert compare.main([str(tmp_path / "0.1"), str(tmp_path / "0.2"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["differences"] == [{"name": "--lr", "a": "0.1", "b": "0.2"}]
+    time, score = found["findings"]
+    assert time["verdict"].startswith("no difference beyond noise")
+    assert score["verdict"].startswith("B is higher by 0.2500")
