@@ -17,7 +17,6 @@ def prepare() -> None:
     global _imports_s
     if _imports_s is None:
         gc.disable()  # collections of garbage would find none, and take a third of the time
-        import slurmft.train.late_import  # it shortens the next one
         import slurmft.train.trainer  # noqa: F401
 
         gc.freeze()
