@@ -91,7 +91,7 @@ def table(found: Measurement) -> list[str]:
     """The findings, a line for each primitive."""
     if found.findings is None:
         return []
-    titles = ("", "this node", "other nodes", "unlock", "exit", "SIGKILL", "cost")
+    titles = ("", "this node", "other nodes", "unlock", "exit", "SIGKILL")
     rows = [_row(name, finding) for name, finding in found.findings.items()]
     seen_from = f"{found.file_system}, seen from {', '.join(found.hosts)}"
     return [seen_from, "", *aligned([titles, *rows]), ""]
@@ -99,7 +99,7 @@ def table(found: Measurement) -> list[str]:
 
 def _row(name: str, finding: Finding) -> tuple[str, ...]:
     if finding.error:
-        return (name, finding.error, *[""] * 5)
+        return (name, finding.error, *[""] * 4)
 
     def cell(value: bool | None, yes: str, no: str) -> str:
         return "unknown" if value is None else yes if value else no
@@ -111,7 +111,6 @@ def _row(name: str, finding: Finding) -> tuple[str, ...]:
         cell(finding.on_node, *excludes),
         cell(finding.between_nodes, *excludes),
         *(cell(v, *released) for v in (finding.on_unlock, finding.on_exit, finding.on_kill)),
-        "" if finding.cost_us is None else f"{finding.cost_us:.0f} us",
     )
 
 

@@ -11,7 +11,6 @@ import dataclasses
 import os
 import secrets
 import signal
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ Ask = Callable[..., str]
 """ask(node, operation, primitive, name) -> the answer of `LockOperations.lock` on that node."""
 
 _PREFIX = ".slurmft-lock-"
-_COST_ROUNDS = 50
 _RELEASE_TRIES, _RELEASE_PAUSE_S = 40, 0.05
 """How long a lock may stay that was given up: clients tell the server about a dead process, and
 remember a second long that a file was there."""
@@ -54,8 +52,6 @@ class Finding:
     """It is released by the end of its process."""
     on_kill: bool | None = None
     """It is released by a SIGKILL of its process."""
-    cost_us: float | None = None
-    """Median time to lock and unlock a file without contention."""
 
     @property
     def excludes(self) -> bool:
@@ -78,8 +74,7 @@ def probe(ask: Ask, nodes: int, here: FileSystem, *, thorough: bool = True) -> F
     Args:
         ask: has an operation done on one of the nodes 0 to nodes - 1.
         here: the file system in question.
-        thorough: all primitives and their cost; else it ends at the first one that holds. (A run
-            at its start waits a second for an answer: fifty locks of a busy server take longer.)
+        thorough: all primitives; else it ends at the first one that holds.
 
     Returns what was found; None where the nodes see different folders under their paths.
     """
@@ -138,15 +133,7 @@ def _measure(ask: Ask, nodes: int, primitive: str, name: str, thorough: bool) ->
         on_unlock=becomes_free(name),
         on_exit=released_by("leave"),
         on_kill=released_by("die"),
-        cost_us=_number(ask(0, "cost", primitive, f"{name}-free")) if thorough else None,
     )
-
-
-def _number(answer: str) -> float | None:
-    try:
-        return float(answer)
-    except ValueError:  # an error's text
-        return None
 
 
 def choose(found: Findings, here: FileSystem) -> str:
@@ -241,14 +228,6 @@ class LockOperations:
     def _try(self, path: Path, primitive: str) -> str:
         release(acquire(path, primitive), primitive)
         return "got"
-
-    def _cost(self, path: Path, primitive: str) -> float:
-        times = []
-        for _ in range(_COST_ROUNDS):
-            began = time.perf_counter()
-            release(acquire(path, primitive), primitive)
-            times.append(time.perf_counter() - began)
-        return 1e6 * statistics.median(times)
 
     def _beside(self, path: Path, primitive: str) -> str:
         """As another process of this node."""
