@@ -24,7 +24,7 @@ COMMANDS = {
     "plan": "time and cost by number of nodes",
     "compare": "whether one run is faster or better than another, or it is noise",
     "doctor": "check the cluster; doctor node, doctor locks DIR: parts of it",
-    "render": "print an mpirun command or Kubernetes manifests",
+    "render": "print Kubernetes manifests",
     "completion": "print the TAB completion script for bash or zsh",
     "prepare": "within a job: called by the files in sbatch/",
 }

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 from slurmft.cli.parser import Parser, Part, add_options, given, run_part
-from slurmft.cluster import kubernetes, mpirun, own_program
+from slurmft.cluster import kubernetes, own_program
 from slurmft.cluster.submit import provenance
 from slurmft.core.config import JobConfig, RunConfig, build, options
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.own_program import FLAGS, OwnProgram
 from slurmft.train import recipes
 from slurmft.train.config import TrainConfig
-from slurmft.train.configure import OPTIONS, configure
 from slurmft.train.sources import check_given
 
 _ON_PODS = (
@@ -31,7 +28,7 @@ _ON_PODS = (
 _OF_PROGRAMS = FLAGS.keys() - {"env", "accelerate_config", "snapshot", "snapshot_limit_mb"}
 """Options of a program of the user's own there: its code and environment are the image's."""
 
-KUBERNETES_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   slurmft render kubernetes --image registry.example.com/slurmft:1 --claim runs --nodes 4 \\
       --cpu 32 --memory 128Gi --task emotion --secret hub --output deploy
@@ -40,50 +37,6 @@ examples:
       -- /app/train.py --epochs 3
 """
 
-EXAMPLES = """\
-examples:
-  slurmft render mpirun --hostfile hosts --nodes 4 --nproc-per-node 2 --task emotion
-  slurmft render mpirun --hostfile hosts --nodes 4 --nproc-per-node 2 --dialect openmpi | bash
-  slurmft submit --cluster mpirun --hostfile hosts --nodes 4 --nproc-per-node 2 --follow
-  slurmft render kubernetes --image registry.example.com/slurmft:1 --claim runs --nodes 4
-"""
-
-
-def mpirun_parser() -> Parser:
-    """The command line of `slurmft render mpirun`."""
-    command = Parser(
-        prog="slurmft render mpirun",
-        description="Prints the shell lines that make a run directory and start its ranks by "
-        "mpirun. `slurmft submit --cluster mpirun` runs the same, again after a stop or a fault.",
-        epilog=EXAMPLES,
-    )
-    add_options(command, TrainConfig, "what to train")
-    add_options(command, JobConfig, "where to run it")
-    return command
-
-
-def mpirun_lines(argv: list[str]) -> list[str]:
-    """Shell lines that make a run directory and start its ranks."""
-    arguments = mpirun_parser().parse(argv)
-    flags = given(arguments, OPTIONS)
-    config = configure(flags | {"cluster": "mpirun"})
-    hosts = mpirun.hosts_of(config.job)
-    command = mpirun.mpirun_command(config, hosts, "$run")
-    create = [sys.executable, "-m", "slurmft", "submit", "--create", "--cluster", "mpirun", *argv]
-    *most, run = command
-    return [
-        f"# {len(hosts)} host(s): {', '.join(hosts)}; all must see the run directory",
-        *config.job.setup,
-        f"run=$({shlex.join(create)}) &&",
-        f'{shlex.join(most)} "{run}"',
-    ]
-
-
-def mpirun_main(argv: list[str]) -> int:
-    """`slurmft render mpirun`"""
-    print("\n".join(mpirun_lines(argv)))
-    return Exit.OK
-
 
 def kubernetes_parser() -> Parser:
     """The command line of `slurmft render kubernetes`."""
@@ -91,7 +44,7 @@ def kubernetes_parser() -> Parser:
         prog="slurmft render kubernetes",
         description="Prints the manifest of a Kubeflow job, its Dockerfile and the commands to "
         "deploy, watch and delete it; or writes them as files.",
-        epilog=KUBERNETES_EXAMPLES,
+        epilog=EXAMPLES,
     )
     group = command.add_argument_group("the cluster")
     add = group.add_argument
@@ -185,7 +138,6 @@ def kubernetes_main(argv: list[str]) -> int:
 
 
 PARTS = {
-    "mpirun": Part(mpirun_parser, mpirun_main),
     "kubernetes": Part(kubernetes_parser, kubernetes_main),
 }
 

@@ -73,7 +73,7 @@ class Place:
                 return cls(*(int(environment[n]) for n in names))
         raise SlurmftError(
             "neither OMPI_COMM_WORLD_RANK nor PMI_RANK and its local counterparts are set",
-            "start it by mpirun, as `slurmft render mpirun` shows",
+            "start it by `slurmft submit --cluster mpirun`",
         )
 
     def environment(self, rendezvous: Rendezvous) -> dict[str, str]:
@@ -130,7 +130,7 @@ def check_size(place: Place, config: RunConfig) -> None:
         raise RendezvousError(
             f"the run is set up for {nproc} ranks on each of {nodes} nodes, but mpirun started "
             f"{place.size}, {place.local_size} of them on {host_name()}",
-            "start it by the command that `slurmft render mpirun` prints",
+            "start it by `slurmft submit --cluster mpirun`",
         )
 
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from slurmft.cli import next_commands, render, study_view
-from slurmft.cluster import kubernetes, mpirun, submit
+from slurmft.cli import next_commands, study_view
+from slurmft.cluster import kubernetes, submit
 from slurmft.cluster.slurm import job_array
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.core.config import JobConfig, RunConfig
@@ -127,24 +127,6 @@ def test_job_script(shell: Shell, runs_dir: str, name: str) -> None:
     script = script.replace("exec 3<", "bash ").replace("|| exit", "; exit")  # what it would open
     (called,) = shell.run(script, SLURM_ARRAY_TASK_ID="2")
     assert called == ["bash", f"{path}/submitit/job.sh"]
-
-
-@quick
-@given(runs_dir=runs_dirs, comment=lines, column=texts)
-def test_mpirun_lines(shell: Shell, runs_dir: str, comment: str, column: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mpirun, "choose_program", lambda dialect: ("intel", "mpiexec"))
-        patch.setattr(mpirun, "hosts_of", lambda job: ["h1", "h2"])
-        argv = ["--nodes=2", "--nproc-per-node=1", "--hostfile=h", f"--runs-dir=/{runs_dir}"]
-        argv += [f"--comment={comment}", f"--text-column={column}"]
-        create, run = shell.run("\n".join(render.mpirun_lines(argv)))
-    assert create == ["python", "-m", "slurmft", "submit", "--create", "--cluster", "mpirun", *argv]
-    assert run[:3] == ["mpiexec", "-hosts", "h1,h2"]
-    assert run[-3:] == [
-        "-m",
-        "slurmft.node.mpi",
-        "",
-    ]  # the stub of `submit --create` prints no path
 
 
 @quick

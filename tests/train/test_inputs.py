@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmft import api
-from slurmft.cli import fetch, render
+from slurmft.cli import fetch
 from slurmft.core import terminal
 from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.train import inputs, tasks
@@ -319,13 +319,10 @@ def test_any_bytes_are_read_or_refused(suffix: str, noise: bytes, place: int) ->
 
 def test_every_door_has_the_check(tmp_path: Path) -> None:
     data = folder_of(tmp_path / "data", TICKETS + "gone,\n")
-    (tmp_path / "hosts").write_text("n1\n")
     fact = "1 of 5 rows have no label: row 5"
     source = ["--task", "text-classification", "--data", str(data)]
     with pytest.raises(UsageError, match=fact):
         api.submit(task="text-classification", data=data, cluster="local", runs_dir=tmp_path)
-    with pytest.raises(UsageError, match=fact):
-        render.mpirun_lines([*source, "--hostfile", str(tmp_path / "hosts")])
     with pytest.raises(UsageError, match=fact):
         fetch.main(["some/model", str(data), *source[:2]])
 
