@@ -62,12 +62,26 @@ def configure(
             f"--per torchrun starts Python programs, and {words[0]!r} is none",
             "use --per node, or --per process",
         )
+    if own.integrate:
+        own = _integrated(own)
     if file:
         own_environment.check_accelerate(own)
     inputs = _inputs([*words, *filter(None, [file])])
     paths = (own.folder, *filter(None, [env]), *inputs)
     program = own.marked().program(name, paths=paths, inputs=inputs)
     return RunConfig(program=program, job=job)
+
+
+def _integrated(own: OwnProgram) -> OwnProgram:
+    """The program, started by its integration."""
+    if not own.is_python or own.integrate is None:
+        raise UsageError(
+            f"--integrate {own.integrate} is for Python programs, and {own.file!r} is none",
+            "give the script itself, not what starts it",
+        )
+    python, *rest = own.argv
+    command = (python, "-m", "slurmft.integrations", own.integrate, *rest)
+    return dataclasses.replace(own, argv=command)
 
 
 def in_image(words: list[str], flags: dict[str, Any]) -> Program:

@@ -394,9 +394,9 @@ def check_value(config: Any, name: str, good: Callable[[Any], bool], what: str) 
 
 def check_choices(config: Any) -> None:
     for name, option in options(type(config)).items():
-        choices = option.metadata.get("choices")
-        if choices and getattr(config, name) not in choices:
-            raise unknown(flag(name), getattr(config, name), list(choices))
+        choices, value = option.metadata.get("choices"), getattr(config, name)
+        if choices and value is not None and value not in choices:
+            raise unknown(flag(name), value, list(choices))
 
 
 def _strings(config: Any) -> list[tuple[str, str]]:

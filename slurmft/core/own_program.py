@@ -53,6 +53,11 @@ class OwnProgram:
         metavar="FILE",
     )
     per: str = option("auto", f"{_PER}Python, else node", choices=PERS)
+    integrate: str | None = option(
+        None,
+        "attach an unchanged script through its library's Trainer (also TRL's)",
+        choices=("transformers", "lightning"),
+    )
     stop_signal: str = option(
         "TERM",
         "what the program gets when the job is to stop: TERM, USR1, INT, ... (a program that "

@@ -218,6 +218,8 @@ def test_dry_run(here: Path) -> None:
     assert "train.py" in done.out
     assert "--x 1" in done.out
     assert not (here / "runs").exists()
+    done = run("--dry-run", "--integrate", "transformers", "--", "train.py", follow=False)
+    assert "-m slurmft.integrations transformers" in done.out
 
 
 def test_code_is_that_of_the_submission(here: Path) -> None:
@@ -277,6 +279,7 @@ def test_from_python(here: Path) -> None:
         (("--", "./here"), "'./here' is not executable"),
         (("--", "-m"), "no module after -m"),
         (("--per", "torchrun", "--", "true"), "'true' is none"),
+        (("--integrate", "transformers", "--", "true"), "is for Python programs"),
         (("--per", "rank", "--", "true"), "'rank'"),
         (("--stop-signal", "TREM", "--", "true"), "--stop-signal TREM"),
         (("--resume-args", "--from x", "--", "true"), "does not say where the checkpoint goes"),
