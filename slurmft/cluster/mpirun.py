@@ -23,6 +23,7 @@ from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
 from slurmft.node import mpi
+from slurmft.node.rendezvous import HOSTS
 from slurmft.runs import attempts
 from slurmft.runs.rundir import ATTEMPT, RunDir, current_attempt
 
@@ -225,7 +226,7 @@ def _intel(hosts: list[str], nproc: int) -> list[str]:
     # slurmft binds by the node's profile.
     if not {"I_MPI_PIN", "I_MPI_PIN_DOMAIN"} & set(os.environ):
         found += ["-genv", "I_MPI_PIN", "0"]
-    return [*found, "-genv", mpi.HOSTS, ",".join(hosts)]
+    return [*found, "-genv", HOSTS, ",".join(hosts)]
 
 
 def _openmpi(hosts: list[str], nproc: int) -> list[str]:
@@ -239,7 +240,7 @@ def _openmpi(hosts: list[str], nproc: int) -> list[str]:
     for variable in sorted(os.environ):
         if variable.upper().startswith(_VARIABLES):
             found += ["-x", variable]
-    return [*found, "-x", f"{mpi.HOSTS}={','.join(hosts)}"]
+    return [*found, "-x", f"{HOSTS}={','.join(hosts)}"]
 
 
 def plan(config: RunConfig, run: RunDir) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from slurmft.cluster.slurm import allocation, sbatch_options
+from slurmft.cluster.slurm.commands import hostnames
 from slurmft.core.config import JobConfig
 from slurmft.node import rendezvous
 
@@ -77,10 +78,10 @@ def agent_command() -> list[str]:
 
 def allocated(environment: Mapping[str, str], host_suffix: str) -> Site:
     """The nodes of an allocation, by Slurm's variables."""
-    found = rendezvous.Rendezvous.from_slurm({**environment, rendezvous.PORT_VARIABLE: "0,0"})
+    hosts = hostnames(environment["SLURM_JOB_NODELIST"])
     return Site(
-        hosts={host: host + host_suffix for host in found.hosts},
-        commands={host: allocation.on_host(host, agent_command()) for host in found.hosts},
+        hosts={host: host + host_suffix for host in hosts},
+        commands={host: allocation.on_host(host, agent_command()) for host in hosts},
         env=dict(environment),
         job_id=environment["SLURM_JOB_ID"],
         simulated=False,

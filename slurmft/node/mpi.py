@@ -25,6 +25,7 @@ from slurmft.node.hardware import host_name
 from slurmft.node.peers import STOP, Peers
 from slurmft.node.profiles import Profile
 from slurmft.node.rendezvous import (
+    HOSTS,
     Rendezvous,
     RendezvousError,
     answer_checks,
@@ -35,9 +36,6 @@ from slurmft.node.rendezvous import (
 from slurmft.node.supervisor import Child, Supervisor, run_task, signal_name
 from slurmft.node.task import run_child, use_of_node
 from slurmft.runs.rundir import RunDir, current_attempt
-
-HOSTS = "SLURMFT_MPI_HOSTS"
-"""The hosts of the job, with commas between them."""
 
 _OMPI = "OMPI_COMM_WORLD"
 _NAMES = (

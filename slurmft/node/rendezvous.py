@@ -1,4 +1,4 @@
-"""The rendezvous of a job's nodes: SLURM_NODELIST -> hosts, head, port, interface.
+"""The rendezvous of a job's nodes: hosts, head, port, interface.
 
 Everything is read from Slurm and checked; nothing is guessed. In particular, a node that cannot
 reach the head fails: falling back to localhost would make N worlds of one node each, which all
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import re
 import socket
 import struct
@@ -25,6 +24,8 @@ LISTEN = "SLURMFT_LISTEN"
 """Variable with this node's name in the job, and the address on which its processes listen:
 "n1=10.1.0.1". Set but empty: on all addresses."""
 _LOOPBACK = "127.0.0.1"
+HOSTS = "SLURMFT_HOSTS"
+"""Variable with the hosts of a job, in Slurm's order or mpirun's, with commas between them."""
 PORT_VARIABLE = "SLURMFT_RENDEZVOUS_PORTS"
 _LOWEST_PORT, _HIGHEST_PORT = 10000, 65535
 
@@ -70,19 +71,17 @@ class Rendezvous:
         Raises:
             RendezvousError: the variables that Slurm sets are absent or contradict each other.
         """
-        names = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-        nodelist = next(filter(None, (environment.get(name) for name in names)), None)
-        job_id = environment.get("SLURM_JOB_ID")
-        if not nodelist or not job_id:
+        listed, job_id = environment.get(HOSTS), environment.get("SLURM_JOB_ID")
+        if not listed or not job_id:
             raise RendezvousError(
-                "SLURM_JOB_NODELIST or SLURM_JOB_ID is not set: this is not a Slurm job",
+                f"{HOSTS} or SLURM_JOB_ID is not set: no batch script of slurmft started this task",
                 "submit it with `slurmft submit`, which starts one task per node under srun",
             )
-        hosts = tuple(host + host_suffix for host in expand_nodelist(nodelist))
+        hosts = tuple(host + host_suffix for host in listed.split(","))
         rank = int(environment.get("SLURM_NODEID", "0"))
         if rank >= len(hosts):
             raise RendezvousError(
-                f"SLURM_NODEID={rank}, but {nodelist} has only {len(hosts)} hosts"
+                f"SLURM_NODEID={rank}, but {HOSTS} has only {len(hosts)} hosts: {listed}"
             )
         port, check_port = ports_from(environment)
         return cls(
@@ -206,62 +205,6 @@ def ports_from(environment: Mapping[str, str]) -> tuple[int, int]:
         )
     port, check_port = map(int, text.split(","))
     return port, check_port
-
-
-# --- node lists -----------------------------------------------------------------------------------
-
-
-def expand_nodelist(text: str) -> list[str]:
-    """Host names of a Slurm node list, as `scontrol show hostnames` gives them.
-
-    "n[1-2,05],rack[1-2]-node[3-4]" -> n1 n2 n05 rack1-node3 rack1-node4 rack2-node3 rack2-node4
-
-    Raises:
-        RendezvousError: the text is not a node list.
-    """
-    hosts: list[str] = []
-    for part in _split_list(text):
-        hosts += _expand_part(part, text)
-    if not hosts:
-        raise RendezvousError(f"the node list {text!r} names no host")
-    return hosts
-
-
-def _split_list(text: str) -> list[str]:
-    """Splits at the commas outside brackets."""
-    if re.search(r"[\[\]]", re.sub(r"\[[^\[\]]*\]", "", text)):
-        raise RendezvousError(f"unbalanced brackets in the node list {text!r}")
-    parts = re.findall(r"(?:[^\[\],]|\[[^\[\]]*\])+", text)
-    return [part.strip() for part in parts if part.strip()]
-
-
-def _expand_part(part: str, text: str) -> list[str]:
-    """The names of "rack[1-2]-node[3-4]", in Slurm's order.
-
-    The last bracket counts fastest, then the first, the second and so on: SLURM_NODEID is an index
-    into this very order.
-    """
-    found = re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part)
-    pieces = [[literal] if literal else _expand_ranges(ranges, text) for literal, ranges in found]
-    brackets = [i for i, (literal, _) in enumerate(found) if not literal]
-    order = [*reversed(brackets[:-1]), *brackets[-1:]]  # slowest first
-    names = []
-    for choice in itertools.product(*(pieces[i] for i in order)):
-        chosen = dict(zip(order, choice, strict=True))
-        names.append("".join(chosen.get(i, piece[0]) for i, piece in enumerate(pieces)))
-    return names
-
-
-def _expand_ranges(ranges: str, text: str) -> list[str]:
-    """ "1-3,08" -> 1 2 3 08; the first number's width is the range's."""
-    numbers: list[str] = []
-    for item in ranges.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", item)
-        if not match or int(match[2] or match[1]) < int(match[1]):
-            raise RendezvousError(f"cannot read [{ranges}] in the node list {text!r}")
-        first, last = int(match[1]), int(match[2] or match[1])
-        numbers += [f"{n:0{len(match[1])}d}" for n in range(first, last + 1)]
-    return numbers
 
 
 # --- ports ----------------------------------------------------------------------------------------

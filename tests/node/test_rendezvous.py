@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import socket
 import threading
 import time
@@ -10,80 +9,7 @@ import time
 import pytest
 
 from slurmft.node import rendezvous
-from slurmft.node.rendezvous import Rendezvous, RendezvousError, expand_nodelist
-from tests.support.cluster import Cluster
-
-NODELISTS = [
-    "n1",
-    "n1,n2",
-    "n[1-4]",
-    "n[01-12]",
-    "n[1-3,7,9-10]",
-    "n[009-011]",
-    "n7,m[01-03,8]",
-    "rack[1-2]-node[3-4]",
-    "a[1-2]b[03-04]c[5,7]",
-    "login,gpu[1-2],cpu-[08-10]",
-    "node-a.site.example,node-b.site.example",
-    "p[0-1],q[99-101]",
-]
-
-
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("n[1-3]", ["n1", "n2", "n3"]),
-        ("n[08-10]", ["n08", "n09", "n10"]),
-        ("n7,m[01-03,8]", ["n7", "m01", "m02", "m03", "m8"]),
-        ("r[1-2]-n[3-4]", ["r1-n3", "r1-n4", "r2-n3", "r2-n4"]),
-        (
-            "a[1-2]b[3-4]c[5,7]",  # the last bracket counts fastest, then the first
-            ["a1b3c5", "a1b3c7", "a2b3c5", "a2b3c7", "a1b4c5", "a1b4c7", "a2b4c5", "a2b4c7"],
-        ),
-        ("n[1-2]-ib,login", ["n1-ib", "n2-ib", "login"]),
-    ],
-)
-def test_node_lists(text: str, hosts: list[str]) -> None:
-    assert expand_nodelist(text) == hosts
-
-
-@pytest.mark.parametrize("text", ["", "n[1-", "n1]", "n[3-1]", "n[a-b]", "n[[1-2]]", "n[]"])
-def test_texts_that_are_no_node_lists(text: str) -> None:
-    with pytest.raises(RendezvousError):
-        expand_nodelist(text)
-
-
-@pytest.mark.slurm
-def test_node_lists_agree_with_scontrol(cluster: Cluster) -> None:
-    rng = random.Random(1)
-    read = 0
-    for text in NODELISTS + [random_nodelist(rng) for _ in range(80)]:
-        done = cluster.run(["scontrol", "show", "hostnames", text], check=False)
-        if done.returncode == 0 and done.stdout:
-            assert expand_nodelist(text) == done.stdout.split(), text
-            read += 1
-        else:  # it reads no text after the last bracket
-            assert text not in NODELISTS
-    assert read > 40
-
-
-def random_nodelist(rng: random.Random) -> str:
-    """A node list of random names, ranges and widths."""
-    parts = []
-    for _ in range(rng.randint(1, 4)):
-        part = rng.choice(["n", "gpu-", "rack", "x1y"])
-        for _ in range(rng.randint(0, 2)):
-            part += "[" + ",".join(random_range(rng) for _ in range(rng.randint(1, 3))) + "]"
-            part += rng.choice(["", "-", "n", "-ib"])
-        parts.append(part.rstrip("-"))
-    return ",".join(parts)
-
-
-def random_range(rng: random.Random) -> str:
-    first, width = rng.randint(0, 120), rng.randint(1, 4)
-    last = first + rng.randint(0, 12)
-    low = f"{first:0{width}d}"
-    return low if rng.random() < 0.4 else f"{low}-{last:0{len(low)}d}"
+from slurmft.node.rendezvous import Rendezvous, RendezvousError
 
 
 def test_ports_are_outside_the_ephemeral_range_and_differ_between_jobs() -> None:
@@ -112,7 +38,7 @@ def test_all_ports_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_from_slurm() -> None:
     found = Rendezvous.from_slurm(
         {
-            "SLURM_JOB_NODELIST": "n[1-3]",
+            rendezvous.HOSTS: "n1,n2,n3",
             "SLURM_JOB_ID": "12",
             "SLURM_NODEID": "1",
             "SLURM_RESTART_COUNT": "2",
@@ -130,9 +56,9 @@ def test_from_slurm() -> None:
     [
         {},
         {"SLURM_JOB_ID": "1"},
-        {"SLURM_JOB_ID": "1", "SLURM_NODELIST": "n1", "SLURM_NODEID": "1"},
-        {"SLURM_JOB_ID": "1", "SLURM_NODELIST": "n1"},  # no ports
-        {"SLURM_JOB_ID": "1", "SLURM_NODELIST": "n1", rendezvous.PORT_VARIABLE: "12345"},
+        {"SLURM_JOB_ID": "1", rendezvous.HOSTS: "n1", "SLURM_NODEID": "1"},
+        {"SLURM_JOB_ID": "1", rendezvous.HOSTS: "n1"},  # no ports
+        {"SLURM_JOB_ID": "1", rendezvous.HOSTS: "n1", rendezvous.PORT_VARIABLE: "12345"},
     ],
 )
 def test_from_slurm_never_guesses(variables: dict[str, str]) -> None:

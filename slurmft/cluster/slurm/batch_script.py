@@ -87,11 +87,11 @@ def _script(config: RunConfig, run: RunDir, job: str, options: list[str]) -> str
 
 
 def begin_attempt(run: RunDir) -> int:
-    """Prints shell assignments for the tasks: the attempt's number, and ports free on this node.
+    """Prints shell assignments for the tasks: attempt, hosts, and ports free on this node.
 
     Returns AVOID where Slurm allocated hosts that are to be excluded.
     """
-    hosts = rendezvous.expand_nodelist(os.environ["SLURM_JOB_NODELIST"])
+    hosts = commands.hostnames(os.environ["SLURM_JOB_NODELIST"])
     start = own_job_id(os.environ), int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     try:
         check_turn(run, *start)
@@ -103,7 +103,8 @@ def begin_attempt(run: RunDir) -> int:
         return AVOID
     ports = rendezvous.free_ports(os.environ["SLURM_JOB_ID"])
     number = begin(run, hosts, *start)
-    print(f"{ATTEMPT}={number} {rendezvous.PORT_VARIABLE}={','.join(map(str, ports))}")
+    print(f"{ATTEMPT}={number} {rendezvous.HOSTS}={','.join(hosts)}")
+    print(f"{rendezvous.PORT_VARIABLE}={','.join(map(str, ports))}")
     return Exit.OK
 
 

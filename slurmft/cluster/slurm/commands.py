@@ -176,6 +176,15 @@ def _name_by_controller() -> str:
     return settings().get("ClusterName", "")
 
 
+def hostnames(nodelist: str) -> list[str]:
+    """The hosts of a list such as "n[1-3],m2", in the order in which Slurm counts them.
+
+    Raises:
+        SlurmftError: it is no list of hosts.
+    """
+    return call("scontrol", "show", "hostnames", nodelist).split()
+
+
 def unwell_hosts(*options: str) -> dict[str, str]:
     """Nodes that accept no jobs now -> state and reason; of all, or of those in sinfo's options.
 
