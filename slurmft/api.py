@@ -225,7 +225,7 @@ def _typed(where: str, given: dict[str, Any], known: list[str]) -> dict[str, Any
 def _plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    return list(value) if isinstance(value, tuple) else value
+    return [_plain(each) for each in value] if isinstance(value, (tuple, list)) else value
 
 
 def _call(name: str, given: dict[str, Any]) -> str:

@@ -42,12 +42,12 @@ def _awaited(run: RunDir, how: str, cluster: str) -> str:
     """The job whose end must be waited for; "": none, it has ended."""
     status = run_statuses([MeasuredRun.read(run.path)])[0]
     words, name = f"{how} {run.path.name}: that run", shlex.quote(str(run.path))
-    if not status.is_alive:
-        if how == "--after" and status.state != "finished":
-            reason = f": {status.reason}" if status.reason else ""
-            hint = f"resume it: slurmft resume {name}; or give --after-any"
-            raise UsageError(f"{words} is {status.state}{reason}", hint)
+    if status.state == "finished" or (not status.is_alive and how == "--after-any"):
         return ""
+    if not status.is_alive:
+        reason = f": {status.reason}" if status.reason else ""
+        hint = f"resume it: slurmft resume {name}; or give --after-any"
+        raise UsageError(f"{words} is {status.state}{reason}", hint)
     if cluster != "slurm" or status.cluster != "slurm" or status.elsewhere or not status.job:
         where = status.elsewhere or f"{status.state} ({status.cluster})"
         raise UsageError(

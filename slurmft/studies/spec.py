@@ -241,10 +241,8 @@ def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:
 def _cells(path: Path, raw: dict[str, Any], fixed: dict[str, Any]) -> tuple[Cell, ...]:
     """The product of [grid] and [[cells]], in the file's order; what comes first varies slowest."""
     own = "program" in raw
-    axes = {
-        "grid": _grid(path, raw.get("grid", {}), own),
-        "cells": _explicit(path, raw.get("cells"), own),
-    }
+    given = {"grid": _grid(path, raw.get("grid", {})), "cells": _explicit(path, raw.get("cells"))}
+    axes = {key: [_typed_cell(path, key, cell, own) for cell in given[key]] for key in given}
     order = [key for key in raw if key in axes]
     if not any(cell for key in order for cell in axes[key]):
         raise UsageError(f"{path} varies nothing", "give [grid], such as nodes = [1, 2, 4]")
@@ -273,7 +271,7 @@ def _cells(path: Path, raw: dict[str, Any], fixed: dict[str, Any]) -> tuple[Cell
     return tuple(cells)
 
 
-def _grid(path: Path, grid: dict[str, Any], own: bool) -> list[Cell]:
+def _grid(path: Path, grid: dict[str, Any]) -> list[Cell]:
     """All combinations of the grid's lists."""
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
@@ -284,11 +282,10 @@ def _grid(path: Path, grid: dict[str, Any], own: bool) -> list[Cell]:
     count = math.prod(len(values) for values in grid.values())
     if count > _MAX_CELLS:
         raise UsageError(f"{path}: {count:,} cells", f"the limit is {_MAX_CELLS:,}")
-    cells = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    return [_typed_cell(f"{path}: [grid]", cell, own) for cell in cells]
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def _explicit(path: Path, tables: list[Any] | None, own: bool) -> list[Cell]:
+def _explicit(path: Path, tables: list[Any] | None) -> list[Cell]:
     """The tables of [[cells]], which must name the same fields."""
     if tables is None:
         return [{}]
@@ -304,12 +301,12 @@ def _explicit(path: Path, tables: list[Any] | None, own: bool) -> list[Cell]:
                 f"{odd}",
                 "give every [[cells]] the same fields",
             )
-    cells = [{key: table[key] for key in tables[0]} for table in tables]
-    return [_typed_cell(f"{path}: [[cells]]", cell, own) for cell in cells]
+    return [{key: table[key] for key in tables[0]} for table in tables]
 
 
-def _typed_cell(where: str, cell: Cell, own: bool) -> Cell:
+def _typed_cell(path: Path, table: str, cell: Cell, own: bool) -> Cell:
     """A cell as in JSON: lists, no tuples."""
+    where = f"{path}: [grid]" if table == "grid" else f"{path}: [[cells]]"
     typed = programs.typed(where, cell, varied=True) if own else _settings(where, cell)
     return {k: list(v) if isinstance(v, tuple) else v for k, v in typed.items()}
 
@@ -322,8 +319,9 @@ def _check_place(path: Path, table: str, fields: Sequence[str], fixed: dict[str,
             raise UsageError(f"{path}: [{table}] varies {field}", _NOT_VARIED[field])
         for key in (field, clashes.get(field)):
             if key in fixed:
+                holder = "fixed" if key in OPTIONS or key == GLOBAL_BATCH_SIZE else "program"
                 raise UsageError(
-                    f"{path}: {field} is varied in [{table}], and [fixed] has {key} = "
+                    f"{path}: {field} is varied in [{table}], and [{holder}] has {key} = "
                     f"{fixed[key]!r}",
                     "leave one of them out",
                 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from slurmft import api
 from slurmft.cluster import dependency, status
 from slurmft.cluster.slurm.sbatch_options import all_options
 from slurmft.core.config import RunConfig
@@ -87,6 +88,17 @@ def test_only_slurm_waits(
         write_json(run.submitit / "pid.json", {"host": "elsewhere", "pid": 1, "started": "1"})
     with pytest.raises(UsageError, match=r"--after-any one: that run is running.*wait for each"):
         settled(tmp_path, cluster, after_any=("one",))
+
+
+def test_from_python(
+    tmp_path: Path, slurm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths may stand for names."""
+    monkeypatch.chdir(tmp_path)
+    run = other(tmp_path, "one", "cancelled", "3")
+    with pytest.raises(UsageError, match="--after one: that run is cancelled"):
+        api.submit(task="synthetic", cluster="local", after=[run.path])
+    assert not (tmp_path / "runs").exists()
 
 
 def test_no_such_run(tmp_path: Path, slurm: dict[str, Any]) -> None:
