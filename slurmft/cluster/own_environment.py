@@ -63,7 +63,8 @@ def _of_lock(near: Path, job: JobConfig, make: bool) -> Path:
     python = run("python", "find", "--system").stdout.strip()
     lock, settings = ((project / name).read_bytes() for name in ("uv.lock", "pyproject.toml"))
     refers = re.search(rb"source = \{ (editable|directory|path) =", lock)  # to files of this folder
-    content = repr((lock, settings, python, str(project) if refers else ""))
+    given = sorted(pair for pair in os.environ.items() if pair[0].startswith("UV_"))
+    content = repr((lock, settings, python, given, str(project) if refers else ""))
     key = hashlib.sha256(content.encode()).hexdigest()[:24]
     made = Path(job.runs_dir, f".envs-{os.getuid()}", key)
     if make:

@@ -291,9 +291,15 @@ def test_lock_that_uv_refuses(project: Path) -> None:
         own_environment.folder("uv", project, JobConfig(runs_dir=str(project / "runs")), True)
 
 
-def test_another_lock_is_another_environment(project: Path) -> None:
+def test_another_lock_is_another_environment(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = JobConfig(runs_dir=str(project / "runs"))
     first = own_environment.folder("uv", project, job, make=False)
+    with monkeypatch.context() as changed:
+        changed.setenv("UV_NO_DEV", "1")
+        assert own_environment.folder("uv", project, job, make=False) != first
+    assert own_environment.folder("uv", project, job, make=False) == first
     with open(project / "uv.lock", "a") as file:
         file.write("# changed\n")
     assert own_environment.folder("uv", project, job, make=False) != first
