@@ -15,7 +15,7 @@ from slurmft.core.files import write_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.site import site_defaults
 from slurmft.doctor import locks, node
-from slurmft.doctor.checkup import examine_cluster
+from slurmft.doctor.examination import examine_cluster
 from slurmft.doctor.nodes import open_site
 from slurmft.train.configure import OPTIONS
 

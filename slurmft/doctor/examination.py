@@ -1,24 +1,27 @@
-"""The examination of nodes: all are asked at once, then `rules` compares their answers."""
+"""`slurmft doctor`: an examination of the cluster from this host, and on its nodes: all of them are
+asked at once, then `rules` compares their answers."""
 
 from __future__ import annotations
 
 import dataclasses
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurmft.cluster.slurm import allocation, commands
 from slurmft.core.agents import AgentError, Agents
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import SlurmftError, one_line
 from slurmft.core.filesystem import FileSystem
 from slurmft.core.text import some
-from slurmft.doctor import rules
+from slurmft.doctor import login, rules
 from slurmft.doctor.checks import Check, failure, ok, warning
-from slurmft.doctor.nodes import Site
+from slurmft.doctor.nodes import Site, open_site
+from slurmft.doctor.report import Report
 from slurmft.doctor.rules import Answers, group_by_value
 from slurmft.doctor.software import software
 from slurmft.locks import probe
@@ -26,6 +29,47 @@ from slurmft.locks.probe import LockOperations
 
 _START_S, _ANSWER_S, _REACH_S = 20.0, 8.0, 4.0
 _SEND_S, _SEND_TRIES = 0.3, 2
+
+
+def examine_cluster(
+    job: JobConfig,
+    *,
+    nodes_asked: bool,
+    limit_s: float,
+    wait_s: float,
+    quick: bool,
+    say: Callable[[str], None],
+) -> Report:
+    """Examines this host; and nodes, where they are asked for or an allocation has them.
+
+    Args:
+        job: how a run would use the cluster.
+        limit_s: for the nodes' part; what is not measured by then is left out.
+        wait_s: how long a new allocation may wait in the queue.
+        quick: without devices and collectives.
+        say: is told what is under way.
+    """
+    began, report = time.monotonic(), Report()
+    say("examining this host ...")
+    report.checks += login.examine_this_host(job)
+    with_slurm = commands.available() and job.cluster != "local"
+    can_have_nodes = with_slurm or job.cluster != "slurm"  # else the first check says why not
+    if can_have_nodes and (nodes_asked or (with_slurm and allocation.allocated_nodes())):
+        try:
+            with open_site(job, wait_s, with_slurm, say) as site:
+                report.queued_s = site.queued_s
+                say(f"examining {len(site.hosts)} node(s) ...")
+                deadline = time.monotonic() + limit_s
+                with Agents(site.commands, site.env) as agents:
+                    folders = login.folders(job.runs_dir)
+                    examination = Examination(site, agents, job, folders, deadline, quick)
+                    examination.run()
+                report.checks += examination.checks
+                report.measured |= examination.found
+        except SlurmftError as error:
+            report.checks.append(failure("allocation", error.message, error.hint))
+    report.seconds = time.monotonic() - began - report.queued_s
+    return report
 
 
 @dataclass

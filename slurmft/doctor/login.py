@@ -5,8 +5,6 @@ from __future__ import annotations
 import getpass
 import os
 import platform
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -45,7 +43,6 @@ def examine_this_host(job: JobConfig) -> list[Check]:
     parts |= {"packages": packages, "hub": hub}
     for name, folder in folders(job.runs_dir).items():
         parts[name] = partial(place, name, folder)
-    parts["quotas"] = quotas
     found: list[Check] = []
     results = call_all(_TIMEOUT_S, list(parts.values()))
     for about, result in zip(parts, results, strict=True):
@@ -225,16 +222,3 @@ def check_room(name: str, text: str, found: Room) -> Check:
             hint = "tell the site: the processes of a node share memory there"
         return warning(name, free, hint, **figures)
     return ok(name, free, **figures)
-
-
-def quotas() -> list[Check]:
-    """What the quota command reports: it fails when a limit is exceeded (quota(1))."""
-    if shutil.which("quota") is None:
-        return [ok("quotas", "no quota command here; the folders above can be written")]
-    done = subprocess.run(
-        ["quota"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-    )
-    if done.returncode == 0:
-        return [ok("quotas", "the quota command reports none that is exceeded")]
-    said = (done.stdout or done.stderr).strip()
-    return [warning("quotas", f"the quota command reports:\n{said}", "free some space")]

@@ -13,7 +13,7 @@ import pytest
 from slurmft.core.config import JobConfig
 from slurmft.doctor import examination
 from slurmft.doctor.checks import Level
-from slurmft.doctor.checkup import examine_cluster
+from slurmft.doctor.examination import examine_cluster
 from tests.lab.nodes import await_end, start, times
 from tests.lab.roll_call import LATE_S
 from tests.support.cluster import Cluster, network
