@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     tests = backtest.backtest(series, network) if arguments.backtest else []
     if arguments.json:
         plan = planner.as_json(series, options, chosen, why)
-        print(to_json(plan | {"backtest": backtest.as_json(tests)}, indent=2))
+        print(to_json(plan | {"backtest": [dataclasses.asdict(each) for each in tests]}, indent=2))
         return Exit.OK
     lines = planner.describe_plan(series, fit, options, chosen, why)
     lines += ["", *backtest.describe_backtest(tests)] if arguments.backtest else []

@@ -27,7 +27,7 @@ def test_published_rows_are_predicted_from_fewer_devices() -> None:
     """Charts of throughput, too: as the seconds of their phase."""
     series = published_series(PUBLISHED / "mn4_benchmark.json")["train-fp16-256"]
     found = backtest(series, series.network_gbit_s)
-    assert [(t.row.devices, t.fitted_devices) for t in found] == [
+    assert [(t.devices, t.fitted_devices) for t in found] == [
         (4, [1, 2]), (8, [1, 2, 4]), (16, [1, 2, 4, 8]),
     ]  # fmt: skip
     assert all(t.phase == "train" and abs(t.error) < 0.1 for t in found)

@@ -21,9 +21,6 @@ DEVICE_FIELDS = ("nodes", "nproc_per_node", "gpus_per_node")
 PHASES = ("startup", "train", "evaluate", "metric", "broadcast", "rest")
 """Parts of a run's time; rest: loading of model and data after start-up, and saving."""
 
-NEAR = 0.02
-"""Work that differs by less than this share counts as the same: a last batch may be smaller."""
-
 
 @dataclass(frozen=True, slots=True)
 class Spread:

@@ -9,7 +9,6 @@ from slurmft.studies.report.formats import NOTHING, Column, Columns, Table, Valu
 from slurmft.studies.report.measures import (
     MEASURES,
     METRIC,
-    NEAR,
     PHASES,
     SCALED,
     SPEED,
@@ -22,8 +21,6 @@ from slurmft.studies.report.measures import (
     label,
     measures_of,
     metric_name,
-    number_of,
-    result_of,
 )
 from slurmft.studies.report.runset import RunSet
 
@@ -149,8 +146,6 @@ def _notes(rows: Sequence[Row], runset: RunSet) -> list[str]:
         f"{label(row, runset.fields)}: {row.state}" for row in rows if len(row.state) > _STATE
     ]
     notes += _foreign_baselines(rows, runset.fields)
-    if runset.scaling == "strong" and (uneven := _uneven_work(rows)):
-        notes.append(uneven)
     return notes
 
 
@@ -162,16 +157,3 @@ def _foreign_baselines(rows: Sequence[Row], fields: Sequence[str]) -> list[str]:
         if row.baseline and not set(batches_of(row)) & set(batches_of(row.baseline))
     ]
     return [f"no row on fewer devices has this batch size: {'; '.join(found)}"] if found else []
-
-
-def _uneven_work(rows: Sequence[Row]) -> str | None:
-    for row in rows:
-        for run in row.finished:
-            base = (row.baseline.finished if row.baseline else [run])[0]
-            of_run, of_base = (number_of(result_of(r).get("train_samples")) for r in (run, base))
-            if of_run and of_base and abs(of_run / of_base - 1) > NEAR:
-                return (
-                    f"strong scaling needs the same work in all rows, but {run.name} trained "
-                    f"{of_run:.0f} samples and {base.name} {of_base:.0f}: the speedups mean little"
-                )
-    return None

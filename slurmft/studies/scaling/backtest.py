@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from slurmft.core.text import aligned
 from slurmft.studies.scaling import model
-from slurmft.studies.scaling.model import TOTAL, Interval, Row
+from slurmft.studies.scaling.model import TOTAL, Interval
 from slurmft.studies.scaling.planner import digits, ranged, unit_of
 from slurmft.studies.scaling.series import Series
 
@@ -18,20 +16,15 @@ from slurmft.studies.scaling.series import Series
 class Backtest:
     """A measured run, and what a fit to the runs with fewer devices predicts of it."""
 
-    row: Row
+    label: str
+    devices: int
     phase: str
     """What the seconds are of: the TOTAL, where that was measured, or training."""
+    measured_s: float
     predicted_s: Interval
+    error: float
+    """Predicted / measured - 1."""
     fitted_devices: list[int]
-
-    @property
-    def measured_s(self) -> float:
-        return self.row.seconds[self.phase]
-
-    @property
-    def error(self) -> float:
-        """Predicted / measured - 1."""
-        return self.predicted_s.median / self.measured_s - 1
 
 
 def backtest(series: Series, network_gbit_s: float | None) -> list[Backtest]:
@@ -43,7 +36,11 @@ def backtest(series: Series, network_gbit_s: float | None) -> list[Backtest]:
         for row in (r for r in series.rows if r.devices == devices):
             phase = next(p for p in (TOTAL, "train", *row.seconds) if p in row.seconds)
             predicted = fit.predict(devices, row.nodes, row.work).phase_s(phase)
-            found.append(Backtest(row, phase, predicted, counts[:i]))
+            measured_s = row.seconds[phase]
+            error = predicted.median / measured_s - 1
+            found.append(
+                Backtest(row.label, devices, phase, measured_s, predicted, error, counts[:i])
+            )
     return found
 
 
@@ -56,8 +53,8 @@ def describe_backtest(found: Sequence[Backtest]) -> list[str]:
         unit, scale = unit_of(each.measured_s)
         rows.append(
             [
-                each.row.label,
-                str(each.row.devices),
+                each.label,
+                str(each.devices),
                 f"{digits(each.measured_s / scale)} {unit}",
                 f"{ranged(each.predicted_s, scale)} {unit}",
                 f"{each.error:+.1%}",
@@ -70,20 +67,4 @@ def describe_backtest(found: Sequence[Backtest]) -> list[str]:
         f"backtest: the {what} of measured runs, predicted from those with fewer devices",
         *aligned(rows),
         f"{inside} of {len(found)} measured values lie in their 90 % interval",
-    ]
-
-
-def as_json(found: Sequence[Backtest]) -> list[dict[str, Any]]:
-    """The backtest, for programs."""
-    return [
-        {
-            "label": each.row.label,
-            "devices": each.row.devices,
-            "phase": each.phase,
-            "measured_s": each.measured_s,
-            "predicted_s": dataclasses.asdict(each.predicted_s),
-            "error": each.error,
-            "fitted_devices": each.fitted_devices,
-        }
-        for each in found
     ]
