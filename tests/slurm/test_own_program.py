@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -44,8 +45,10 @@ HARMS: dict[str, Callable[[Cluster, Following], None]] = {
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    folder = tmp_path / "project"  # tmp_path is the home, of which no code is copied
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
 
 
 class Job(Following):
@@ -100,14 +103,23 @@ def test_trainer_script(
         return max((int(f.parent.name.split("-")[1]) for f in folders), default=0)
 
     job = start(*RESUMES, *words, "--pause_s", "0.2")
-    for n, harm in enumerate(HARMS.values()):
+    for n, (name, harm) in enumerate(HARMS.items()):
         await_progress(job.run, newest, 10 * n + 5)
+        before = done_twice(job.run)
         harm(cluster, job)
+        await_progress(job.run, newest, newest() + 6)
+        print(f"{name}: {done_twice(job.run) - before} steps done again")
     code, text = job.end(200)
     assert code == 0, text
     assert json.loads((here / "losses.json").read_text()) == pytest.approx(expected, abs=1e-6)
     assert len(expected) == 60
     assert job.run.attempt_number() == len(HARMS)  # one of them is survived within the job
+
+
+def done_twice(run: RunDir) -> int:
+    """Steps that rank 0 has told more than once."""
+    found = re.findall(r"'loss': '?([\d.e-]+)", run.rank_log(0).read_text())
+    return len(found) - len(set(found))
 
 
 def test_accelerate_script(
@@ -155,6 +167,7 @@ def test_program_that_attaches(cluster: Cluster, here: Path, start: Callable[...
         harm(cluster, job)
         attempt = job.run.attempt_number()
         await_progress(job.run, last, last() + 12)
+        print(f"{name}: {faults.steps_lost(job.run) - lost} steps done again")
         if name in ("scancel --signal=TERM", "preemption"):
             assert job.run.attempt_number() >= attempt
             assert faults.steps_lost(job.run) == lost, name
