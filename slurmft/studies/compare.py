@@ -236,11 +236,7 @@ def _order(a: Side, b: Side) -> str:
 
 def _findings(a: Side, b: Side) -> list[Finding]:
     """Speed of the phases, or of the whole, then metrics."""
-    if _is_own(a, b):
-        found = [_whole(a, b)]
-    else:
-        found = [_training(a, b), _per_evaluation("evaluation", ("evaluate",), a, b)]
-        found.append(_per_evaluation("metric", ("metric", "broadcast"), a, b))
+    found = [_whole(a, b)] if _is_own(a, b) else [_training(a, b), _evaluation(a, b)]
     metrics = [side.results("metrics")[0] for side in (a, b)]
     return found + [_metric(name, a, b) for name in metrics[0] if name in metrics[1]]
 
@@ -299,29 +295,25 @@ def _rate(side: Side, rate: float) -> str:
     return f"{rate:,.4g} samples/s, {step_ms:,.4g} ms a step"
 
 
-def _per_evaluation(what: str, phases: tuple[str, ...], a: Side, b: Side) -> Finding:
-    """Phases of an evaluation: their seconds for a validation sample."""
-    times = [np.array([_sample_seconds(run, phases) for run in side.runs]) for side in (a, b)]
+def _evaluation(a: Side, b: Side) -> Finding:
+    """Evaluations, with their metrics: the seconds for a validation sample."""
+    times = [np.array([_sample_seconds(run) for run in side.runs]) for side in (a, b)]
     shown = (_each_ms(a, times[0]), _each_ms(b, times[1]))
     if not _has_repeats(a, b) or min(map(min, times)) <= 0:
-        return Finding(what, *shown, f"cannot tell: {_LEAST_REPEATS} repeats of each are needed")
-    return _speed(what, *shown, ratio_of_repeats(times[0], times[1]), _BY_REPEATS)
+        text = f"cannot tell: {_LEAST_REPEATS} repeats of each are needed"
+        return Finding("evaluation", *shown, text)
+    return _speed("evaluation", *shown, ratio_of_repeats(times[0], times[1]), _BY_REPEATS)
 
 
 def _each_ms(side: Side, sample_s: Array) -> str:
-    samples = side.mean("evaluate_samples") / _evaluations(side)
+    samples = side.mean("evaluate_samples") / side.runs[0].evaluations
     return f"{1000 * float(sample_s.mean()) * samples:,.4g} ms each"
 
 
-def _sample_seconds(run: MeasuredRun, phases: Sequence[str]) -> float:
+def _sample_seconds(run: MeasuredRun) -> float:
     result = run.result or {}
-    seconds = sum(result["phases_s"].get(phase, 0.0) for phase in phases)
+    seconds = sum(result["phases_s"].get(p, 0.0) for p in ("evaluate", "metric", "broadcast"))
     return float(seconds / max(1, result["evaluate_samples"]))
-
-
-def _evaluations(side: Side) -> int:
-    """Evaluations of the first run."""
-    return side.runs[0].evaluations
 
 
 def _speed(what: str, a: str, b: str, found: Interval, method: str) -> Finding:
@@ -349,7 +341,9 @@ def _metric(name: str, a: Side, b: Side) -> Finding:
         return Finding(name, *shown, verdict_of_metric(*found), _BY_REPEATS, *found)
     samples = [0, 0]
     if "accuracy" in name and not _is_own(a, b):
-        samples = [round(side.mean("evaluate_samples") / _evaluations(side)) for side in (a, b)]
+        samples = [
+            round(side.mean("evaluate_samples") / side.runs[0].evaluations) for side in (a, b)
+        ]
     if min(samples) < 1:
         return Finding(name, *shown, f"cannot tell: {_LEAST_REPEATS} repeats of each are needed")
     low, high = difference_of_shares(means[0], samples[0], means[1], samples[1])

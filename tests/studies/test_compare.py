@@ -151,7 +151,7 @@ def test_repeats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = compared(capsys, tmp_path / "a", tmp_path / "b", "--json")
     found = json.loads(out)
     verdicts = {f["what"]: f["verdict"] for f in found["findings"]}
-    assert set(verdicts) == {"training", "evaluation", "metric", "accuracy"}
+    assert set(verdicts) == {"training", "evaluation", "accuracy"}
     assert all(v.startswith("no difference beyond noise") for v in verdicts.values())
     assert found["differences"] == []
     assert found["notes"] == ["the runs of A and B were interleaved"]
