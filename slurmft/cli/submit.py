@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 from slurmft.cli import next_commands
@@ -49,9 +48,6 @@ def parser() -> Parser:
     command.add_argument(
         "--dry-run", action="store_true", help="show what would run; submit nothing"
     )
-    command.add_argument(
-        "--create", action="store_true", help="only write the run directory, and print its path"
-    )
     add_follow(command)
     add_options(command, TrainConfig, "what to train")
     add_options(command, JobConfig, "where to run it")
@@ -62,9 +58,7 @@ def main(argv: list[str]) -> int:
     """The command: parse, configure, submit, and follow if asked to."""
     arguments = parser().parse(argv)
     # Not above: --help need not wait for what submits.
-    from slurmft.cluster import dependency
     from slurmft.cluster.submit import check, dry_run, provenance, submit_with
-    from slurmft.runs.rundir import RunDir
     from slurmft.train.configure import OPTIONS, configure
 
     flags = given(arguments, OPTIONS)
@@ -73,13 +67,7 @@ def main(argv: list[str]) -> int:
     if arguments.dry_run:
         print(dry_run(config, cluster))
         return Exit.OK
-    submission = provenance("submit", argv)
-    if arguments.create:
-        config = dependency.settled(config, "", config.job.runs_dir)
-        print(RunDir.create(dataclasses.replace(config, submission=submission)).path)
-        return Exit.OK
-    run = submit_with(config, cluster, submission)
-    return tell(run, arguments.follow)
+    return tell(submit_with(config, cluster, provenance("submit", argv)), arguments.follow)
 
 
 def tell(run: RunDir, follow: bool) -> int:
