@@ -15,7 +15,7 @@ from slurmft.core.own_program import OwnProgram
 from slurmft.runs import log_times, resolve, trackers
 from slurmft.runs.progress import Progress, result_table
 from slurmft.runs.records import RecordReader
-from slurmft.runs.rundir import RunDir
+from slurmft.runs.rundir import RunDir, read_log_head
 
 EXAMPLES = """\
 examples:
@@ -98,7 +98,9 @@ class Output:
             whole, newline, _ = file.read().rpartition(b"\n")
             self._offset += len(whole + newline)
             for line in whole.decode(errors="replace").split("\n") if newline else ():
-                yield log_times.split(line)[1]
+                text = log_times.split(line)[1]
+                if not read_log_head(text):
+                    yield text
 
 
 def show_outcome(job: JobWatch) -> int:
