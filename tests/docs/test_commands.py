@@ -40,6 +40,7 @@ OF_OTHERS = {
     "--nvidia": "ch-fromhost",
     "--config_file": "accelerate",
     "--frozen": "uv",
+    "--save_steps": "Trainer",
     "--slurm": "the tests",
     "--lab": "the tests",
 }
