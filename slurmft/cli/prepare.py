@@ -69,7 +69,7 @@ def job_values(environment: Mapping[str, str], asked: Mapping[str, str]) -> dict
 
     Args:
         environment: of the batch script.
-        asked: what `commands.job_request` returned for the job.
+        asked: what `commands.job_facts` returned for the job.
     """
     cpus = environment.get("SLURM_CPUS_PER_TASK")
     found: dict[str, Any] = dict.fromkeys(_SBATCH) | {
@@ -102,7 +102,7 @@ def configure_inside(flags: dict[str, Any], environment: Mapping[str, str]) -> R
         UsageError: a value that cannot be right; tasks that slurmft cannot use; too little time.
     """
     config = configure(flags)
-    found = job_values(environment, commands.job_request(own_job_id(environment)))
+    found = job_values(environment, commands.job_facts(own_job_id(environment)))
     config = dataclasses.replace(config, job=dataclasses.replace(config.job, **found))
     tasks = environment.get("SLURM_NTASKS", str(config.job.nodes))
     if int(tasks) != config.job.nodes:

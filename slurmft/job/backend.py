@@ -57,9 +57,9 @@ def _import_binding() -> str | None:
         return ccl.problem_of(binding)
     os.environ.update(ccl.rank_variables(os.environ))
     try:
-        importlib.import_module(binding.module)
+        importlib.import_module(ccl.MODULE)
     except (ImportError, OSError, RuntimeError) as error:
-        return f"{binding.module} cannot be imported: {shown(str(error), 200)}"
+        return f"{ccl.MODULE} cannot be imported: {shown(str(error), 200)}"
     return None
 
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from slurmft.core.errors import UsageError
 from slurmft.node.hardware import host_name
 
-_MODULES = ("oneccl_bindings_for_pytorch", "torch_ccl")
-"""Its names since 1.12, and before."""
-_PACKAGES = ("oneccl_bind_pt", "oneccl-bind-pt", "torch-ccl", "torch_ccl")
+MODULE = "oneccl_bindings_for_pytorch"
+"""Importing it registers the backend."""
 _LAST_TORCH = "2.8"
 """That of the last release."""
 
@@ -26,8 +25,6 @@ _LAST_TORCH = "2.8"
 class Binding:
     """The installed binding."""
 
-    module: str
-    """Importing it registers the backend."""
     version: str | None
     torch: str
 
@@ -36,7 +33,7 @@ class Binding:
         """Why it does not match torch; None: it does, or its torch version is unknown."""
         if self.version is None or _minor(self.version) == _minor(self.torch):
             return None
-        return f"{self.module} {self.version} was built for another torch than {self.torch}"
+        return f"{MODULE} {self.version} was built for another torch than {self.torch}"
 
     def environment(self) -> dict[str, str]:
         """The variables that its `setvars.sh` sets: the loader reads them before Python runs, so
@@ -45,9 +42,8 @@ class Binding:
         Of variables that are set already, only lists that the script extends: mpirun's own
         I_MPI_ROOT must not be replaced by that of a library in the binding.
         """
-        origin = _origin(self.module)
-        if origin is None:
-            return {}
+        origin = _origin()
+        assert origin is not None  # what is no file is no binding
         script = Path(origin).parent / "env" / "setvars.sh"
         if not script.is_file():
             return {}
@@ -75,29 +71,26 @@ def _minor(text: str) -> list[str]:
 
 def find() -> Binding | None:
     """The binding that is installed, if any."""
-    module = next((m for m in _MODULES if _origin(m) is not None), None)
-    if module is None:
+    if _origin() is None:
         return None
-    return Binding(module, _version(_PACKAGES), _version(("torch",)) or "unknown")
+    return Binding(_version("oneccl_bind_pt"), _version("torch") or "unknown")
 
 
-def _origin(module: str) -> str | None:
-    """The file of a module that is not imported yet; None: it is not installed."""
+def _origin() -> str | None:
+    """The binding's file, without importing it; None: it is not installed."""
     from importlib.util import find_spec
 
-    spec = find_spec(module)
+    spec = find_spec(MODULE)
     return None if spec is None else spec.origin
 
 
-def _version(packages: tuple[str, ...]) -> str | None:
+def _version(package: str) -> str | None:
     from importlib.metadata import PackageNotFoundError, version  # 20 ms
 
-    for package in packages:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            continue
-    return None
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def choose(backend: str, has_gpu: bool) -> Binding | None:
@@ -122,12 +115,12 @@ def choose(backend: str, has_gpu: bool) -> Binding | None:
 
 def problem_of(found: Binding | None) -> str | None:
     """Why the binding cannot be used, as far as its files tell; None: it can."""
-    return f"{_MODULES[0]} is not installed" if found is None else found.mismatch
+    return f"{MODULE} is not installed" if found is None else found.mismatch
 
 
 def hint() -> str:
     """What to do where oneCCL cannot be used."""
-    torch = _minor(_version(("torch",)) or _LAST_TORCH)
+    torch = _minor(_version("torch") or _LAST_TORCH)
     if [int(n) for n in torch] > [int(n) for n in _LAST_TORCH.split(".")]:
         return (
             f"use --backend gloo: the last release of oneccl_bind_pt is for torch {_LAST_TORCH}, "

@@ -25,13 +25,13 @@ sacct: error: Sending PersistInit msg: Connection refused
 sacct: error: Problem talking to the database: Connection refused"""
 KEEPS_NONE = "Slurm accounting storage is disabled"
 
-ONE_LINE = (
-    "JobId=1 JobName=j.sh UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901759 Nice=0 "
+SHOWN = (
+    "JobId=1 JobName=j.sh\n   UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901759 Nice=0 "
     "Account=root QOS=normal JobState={state} Reason={reason} Dependency=(null) Requeue=1 "
     "Restarts=0 BatchFlag=1 Reboot=0 ExitCode={code} RunTime=00:00:08 TimeLimit=00:10:00 "
-    "TimeMin=N/A NodeList=n1 BatchHost=n1 NumNodes=1 NumCPUs=2 Command=/home/ada/j.sh 100 Power= \n"
+    "TimeMin=N/A NodeList=n1 BatchHost=n1 NumNodes=1 NumCPUs=2\n   Command=/home/ada/j.sh 100\n   Power=\n"
 )
-CANCELLED = ONE_LINE.format(state="CANCELLED", reason="None", code="0:15")
+CANCELLED = SHOWN.format(state="CANCELLED", reason="None", code="0:15")
 
 
 class Slurm:
@@ -100,12 +100,12 @@ def test_sacct(text: str, state: JobState | None) -> None:
     assert commands.parse_sacct(text) == state
 
 
-def test_scontrol() -> None:
-    text = "JobId=7 JobName=a b JobState=TIMEOUT Reason=TimeLimit Dependency=(null) ExitCode=0:15 x"
-    assert commands.parse_scontrol(text) == JobState(
-        name="TIMEOUT", reason="TimeLimit", exit_code=143
-    )
-    assert commands.parse_scontrol("nothing") is None
+def test_scontrol(slurm: Callable[..., Slurm]) -> None:
+    text = "JobId=7 JobName=a b\n   JobState=TIMEOUT Reason=TimeLimit Dependency=(null) ExitCode=0:15\n"
+    slurm(squeue="", sacct="", scontrol=text)
+    assert commands.job_state("7") == JobState(name="TIMEOUT", reason="TimeLimit", exit_code=143)
+    slurm(squeue="", sacct="", scontrol="nothing")
+    assert commands.job_state("7") is None
 
 
 def test_partitions_of_several_node_kinds_are_one() -> None:
@@ -579,7 +579,7 @@ def test_cancel(slurm: Callable[..., Slurm]) -> None:
     assert made.calls == [("scancel", "7", "8_3")]
 
 
-def test_request_of_a_job(slurm: Callable[..., Slurm]) -> None:
+def test_facts_of_a_job(slurm: Callable[..., Slurm]) -> None:
     text = """\
 JobId=5 JobName=j.sh
    JobState=RUNNING Reason=None Dependency=(null)
@@ -593,7 +593,11 @@ JobId=5 JobName=j.sh
    Power=
 """
     made = slurm(scontrol=text)
-    assert commands.job_request("5") == {
+    free = {
+        "JobId": "5 JobName=j.sh", "Command": "/home/ada/a b=c 60", "WorkDir": "/home/ada/x=y",
+        "Comment": "a=b", **dict.fromkeys(("StdErr", "StdIn", "StdOut"), "/dev/null"),
+    }  # fmt: skip
+    assert commands.job_facts("5") == free | {
         "JobState": "RUNNING", "Reason": "None", "NumNodes": "2", "NumCPUs": "4",
         "MinMemoryNode": "0",
     }  # fmt: skip

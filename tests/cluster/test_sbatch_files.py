@@ -51,7 +51,7 @@ JobId=7 JobName=a Partition=b
 def test_what_a_job_asked_for() -> None:
     """For `slurmft resume`, which asks Slurm for the same again."""
     environment = {"SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_PER_TASK": "8", "SLURM_JOB_NAME": "it's"}
-    job = build(JobConfig, job_values(environment, commands.parse_job_request(SCONTROL)))
+    job = build(JobConfig, job_values(environment, commands.parse_job_facts(SCONTROL)))
     assert (job.nodes, job.cpus_per_task, job.job_name) == (2, 8, "it's")
     assert (job.partition, job.account, job.qos) == ("gpu", "proj", "normal")
     assert (job.time, job.mem, job.constraint) == ("1-00:05:00", "4G", "fast&new")

@@ -271,7 +271,13 @@ def _state_in_accounting(job_id: str) -> JobState | None:
 
 
 def _state_of_controller(job_id: str) -> JobState | None:
-    return parse_scontrol(call("scontrol", "show", "job", "--oneliner", job_id))
+    facts = job_facts(job_id)
+    if "JobState" not in facts:
+        return None
+    reason, code = facts.get("Reason", "None"), _exit_code(facts.get("ExitCode", "0:0"))
+    return JobState(
+        name=facts["JobState"], reason="" if reason == "None" else reason, exit_code=code
+    )
 
 
 _SQUEUE = ("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%S|%r")
@@ -361,19 +367,6 @@ def parse_sacct(text: str) -> JobState | None:
     return JobState(name=name, reason=reason, exit_code=_exit_code(code))
 
 
-def parse_scontrol(text: str) -> JobState | None:
-    """From `scontrol show job --oneliner`."""
-    pairs = dict(word.split("=", 1) for word in text.split() if "=" in word)
-    if "JobState" not in pairs:
-        return None
-    reason = pairs.get("Reason", "None")
-    return JobState(
-        name=pairs["JobState"],
-        reason="" if reason == "None" else reason,
-        exit_code=_exit_code(pairs.get("ExitCode", "0:0")),
-    )
-
-
 def _exit_code(text: str) -> int:
     """ "1:0" -> 1, "0:15" -> 143: code and signal, as accounting writes them."""
     code, _, signal = text.strip().partition(":")
@@ -411,18 +404,26 @@ def max_array_size() -> int:
     return _MAX_ARRAY_SIZE
 
 
-def job_request(job: str) -> dict[str, str]:
-    """What a job requests, by scontrol's names."""
-    return parse_job_request(call("scontrol", "show", "job", job))
+def job_facts(job: str) -> dict[str, str]:
+    """What the controller knows of a job, by scontrol's names.
+
+    Raises:
+        SlurmftError: it knows no such job, or does not answer.
+    """
+    return parse_job_facts(call("scontrol", "show", "job", job))
 
 
-def parse_job_request(text: str) -> dict[str, str]:
-    """From `scontrol show job`, without lines that have free text."""
-    free = ("JobId=", "Command=", "WorkDir=", "Comment=", "AdminComment=", "StdErr=", "StdIn=")
+def parse_job_facts(text: str) -> dict[str, str]:
+    """From `scontrol show job`. A line with free text is one value, as this may hold anything."""
     lines = (line.strip() for line in text.splitlines())
-    words = [w for line in lines if not line.startswith((*free, "StdOut=")) for w in line.split()]
+    words = (w for line in lines for w in ([line] if line.startswith(_FREE) else line.split()))
     pairs = dict(word.split("=", 1) for word in words if "=" in word)
     return {k: v for k, v in pairs.items() if v not in ("", "(null)", "N/A")}
+
+
+_FREE = (
+    "JobId=", "Command=", "WorkDir=", "Comment=", "AdminComment=", "StdErr=", "StdIn=", "StdOut=",
+)  # fmt: skip
 
 
 def requeue(job: str, exclude: Sequence[str] = ()) -> str | None:
@@ -468,16 +469,10 @@ def note(job: str, words: str) -> None:
 
 def noted(job: str) -> str:
     """What `note` has left with a job; "": nothing, or the controller knows the job no longer."""
-    try:
-        return parse_note(call("scontrol", "show", "job", job))
-    except SlurmftError:
-        return ""
-
-
-def parse_note(text: str) -> str:
-    """From `scontrol show job`."""
-    found = re.search(rf"^\s*Comment={NOTE}(.*\S)", text, re.MULTILINE)
-    return found[1] if found else ""
+    with contextlib.suppress(SlurmftError):
+        comment = job_facts(job).get("Comment", "")
+        return comment.removeprefix(NOTE) if comment.startswith(NOTE) else ""
+    return ""
 
 
 def call(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
