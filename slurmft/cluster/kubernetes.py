@@ -64,15 +64,6 @@ class Cluster:
             raise UsageError(
                 f"--image {self.image!r} is not an image name", "use registry/name:tag"
             )
-        for name in ("memory", "shm"):
-            # 1000 is k there, 1024 is Ki; K alone is invalid.
-            if not re.fullmatch(r"\d+(\.\d+)?(k|[KMGTP]i|[MGTP])?", getattr(self, name)):
-                raise UsageError(
-                    f"--{name} {getattr(self, name)!r} is not a size",
-                    "use a number and a unit, such as 64Gi",
-                )
-        if self.cpu < 1 or self.gpus < 0:
-            raise UsageError(f"--cpu {self.cpu} --gpus {self.gpus}", "use at least one CPU per pod")
         for pair in self.node_selector:
             if not re.fullmatch(r"[\w./-]+=[\w.-]*", pair, re.ASCII):
                 raise UsageError(

@@ -12,7 +12,6 @@ import shlex
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 
 from slurmft.cluster import local
@@ -193,10 +192,8 @@ def _speaks(path: str, dialect: str) -> bool:
     """Whether a program named mpirun is Open MPI's: Intel's has that name, too."""
     if dialect == "intel":
         return True
-    done = subprocess.run(
-        [path, "--version"], capture_output=True, text=True, timeout=30, check=False
-    )
-    return bool(re.search(r"open ?mpi|openrte|open-mpi\.org", done.stdout, re.IGNORECASE))
+    version = process.output([path, "--version"], 30) or ""
+    return bool(re.search(r"open ?mpi|openrte|open-mpi\.org", version, re.IGNORECASE))
 
 
 def mpirun_command(config: RunConfig, hosts: list[str], run_dir: str) -> list[str]:

@@ -10,7 +10,6 @@ import getpass
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -21,7 +20,7 @@ import slurmft
 from slurmft.cluster import container, dependency, own_program
 from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.slurm import commands, stage_env
-from slurmft.core import fingerprint, permissions
+from slurmft.core import fingerprint, permissions, process
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.credentials import redact
 from slurmft.core.errors import SlurmftError, UsageError
@@ -81,17 +80,12 @@ def user() -> str:
 def git_state(folder: Path) -> dict[str, Any] | None:
     """Commit of the folder's git checkout, and whether it has uncommitted changes; None: no git."""
 
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
-
-    try:
-        commit = git("rev-parse", "HEAD")
-        return {"commit": commit, "dirty": bool(git("status", "--porcelain", "-uno"))}
-    except (OSError, subprocess.SubprocessError):
+    git = ("git", "-C", str(folder))
+    commit = process.output([*git, "rev-parse", "HEAD"], 10)
+    changes = process.output([*git, "status", "--porcelain", "-uno"], 10)
+    if commit is None or changes is None:
         return None
+    return {"commit": commit.strip(), "dirty": bool(changes)}
 
 
 def dry_run(config: RunConfig, cluster: str) -> str:

@@ -8,12 +8,12 @@ keeps the size, shows in the time of modification alone.
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import slurmft
+from slurmft.core import process
 from slurmft.core.config import RunConfig
 from slurmft.core.text import in_bytes, some
 
@@ -78,11 +78,7 @@ def of_code() -> str:
 def packages(python: str) -> dict[str, str]:
     """The packages that a Python finds, name -> version; none where it cannot be started. By the
     names of their folders: importlib.metadata would read a file of each."""
-    try:
-        done = subprocess.run([python, "-c", _PACKAGES], capture_output=True, text=True, timeout=60)
-        found: dict[str, str] = json.loads(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return {}
+    found: dict[str, str] = json.loads(process.output([python, "-c", _PACKAGES], 60) or "{}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Child processes that do not outlive their parent."""
+"""Child processes: what they print, and that they do not outlive their parent."""
 
 from __future__ import annotations
 
@@ -45,6 +45,16 @@ def start(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, unblocked)
 
     return subprocess.Popen(command, preexec_fn=before_exec, **kwargs)
+
+
+def output(command: Sequence[str], timeout_s: float) -> str | None:
+    """What a command prints; None: it is not there, fails, or takes longer."""
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def stat(pid: int) -> list[str] | None:

@@ -8,12 +8,12 @@ import glob
 import itertools
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from slurmft.core import process
 
 _FLAGS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
 """CPU flags that decide the precision and the profile, the best first."""
@@ -285,15 +285,9 @@ def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tupl
 
 def _nvidia_smi() -> dict[str, Gpu]:
     """The GPUs that nvidia-smi lists, by index and by uuid; empty where it fails."""
-    if shutil.which("nvidia-smi") is None:
-        return {}
     query = "--query-gpu=index,uuid,name,compute_cap,memory.total,pci.bus_id"
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return parse_nvidia_smi(done.stdout)
+    return parse_nvidia_smi(process.output(command, 20) or "")
 
 
 def parse_nvidia_smi(text: str, root: Path = Path("/")) -> dict[str, Gpu]:

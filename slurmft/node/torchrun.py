@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import glob
 import importlib
 import os
 import socket
 import sys
 from typing import Any
+
+import psutil
 
 from slurmft.node import prefork, signals
 from slurmft.node.rendezvous import LISTEN
@@ -61,18 +62,9 @@ def bind_stores() -> None:
 def relay(signum: int, sender: int) -> None:
     """Relays a stop signal to the ranks, and records it for ranks that start later."""
     os.environ[signals.STOPPING] = str(signum)
-    for pid in children():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signals.RELAYED)
-
-
-def children() -> list[int]:
-    """The processes that this one has started."""
-    found: list[int] = []
-    for path in glob.glob("/proc/self/task/*/children"):
-        with contextlib.suppress(OSError), open(path) as file:
-            found += map(int, file.read().split())
-    return found
+    for rank in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            rank.send_signal(signals.RELAYED)
 
 
 def main(argv: list[str]) -> None:

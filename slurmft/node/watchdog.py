@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
@@ -94,7 +93,8 @@ class Watchdog:
             with contextlib.suppress(FileNotFoundError):  # no Python, or one without our shim
                 text += stacks.read_text(errors="replace")
             if not stacks.exists() or not stacks.stat().st_size:
-                text += f"{py_spy(pid) or kernel_view(pid)}\n"
+                spied = process.output(["py-spy", "dump", "--pid", str(pid)], 20)  # if it is here
+                text += f"{spied or kernel_view(pid)}\n"
             with contextlib.suppress(OSError), open(run.stacks(rank), "a") as file:
                 file.write(text)
 
@@ -139,16 +139,6 @@ def process_state(pid: int) -> str:
     """The kernel's letter for a process: R, S, D, T, Z; "gone" for none."""
     fields = process.stat(pid)
     return "gone" if fields is None else fields[0]
-
-
-def py_spy(pid: int) -> str:
-    """The stacks of a Python process as py-spy sees them; "" where it is not installed."""
-    try:
-        command = ["py-spy", "dump", "--pid", str(pid)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout
 
 
 def kernel_view(pid: int) -> str:

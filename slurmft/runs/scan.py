@@ -84,8 +84,8 @@ class MeasuredRun:
     @property
     def study(self) -> dict[str, Any] | None:
         """The study that it belongs to, as `slurmft study run` wrote it: name, cell, repeat."""
-        found = self.config.get("submission", {}).get("study")
-        return found if isinstance(found, dict) else None
+        found: dict[str, Any] | None = self.config["submission"].get("study")
+        return found
 
     @property
     def is_own(self) -> bool:
@@ -95,8 +95,8 @@ class MeasuredRun:
     @property
     def settings(self) -> dict[str, Any]:
         """The options of its program."""
-        found = self.config["program"].get("settings")
-        return found if isinstance(found, dict) else {}
+        found: dict[str, Any] = self.config["program"].get("settings", {})
+        return found
 
     def value(self, field: str) -> Any:
         """A field of the configuration, of its program or its job; None where it has none such."""
@@ -114,9 +114,8 @@ class MeasuredRun:
     @property
     def code(self) -> str:
         """The code that submitted it: slurmft's version, and the commit where there was one."""
-        submission = self.config.get("submission", {})
-        git = submission.get("git")
-        git = git if isinstance(git, dict) else {}
+        submission = self.config["submission"]
+        git = submission.get("git") or {}
         commit = str(git.get("commit") or "")[:10] + ("-dirty" if git.get("dirty") else "")
         return " ".join(filter(None, (str(submission.get("slurmft", "?")), commit)))
 
@@ -130,12 +129,9 @@ class MeasuredRun:
     def evaluations(self) -> int:
         """Evaluations that it made, of the whole validation data each; at least one."""
         config = self.settings
-        epochs, stopped = (
-            config.get("epochs"),
-            config.get("early_stopping") or config.get("max_steps"),
-        )
-        if isinstance(epochs, int) and not stopped:
-            return max(1, epochs)
+        epochs = config.get("epochs")
+        if epochs and not (config.get("early_stopping") or config.get("max_steps")):
+            return int(epochs)
         return max(1, len({r.get("epoch") for r in self.records("epoch")}))
 
     def records(self, event: str | None = None) -> Iterator[dict[str, Any]]:
@@ -247,4 +243,4 @@ def cells(runs: Iterable[MeasuredRun]) -> list[list[MeasuredRun]]:
 
 
 def _submitted(run: MeasuredRun) -> tuple[str, str]:
-    return str(run.config.get("submission", {}).get("time", "")), str(run.path)
+    return str(run.config["submission"].get("time", "")), str(run.path)

@@ -26,10 +26,10 @@ sacct: error: Problem talking to the database: Connection refused"""
 KEEPS_NONE = "Slurm accounting storage is disabled"
 
 SHOWN = (
-    "JobId=1 JobName=j.sh\n   UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901759 Nice=0 "
+    "JobId=1 JobName=j.sh\n   UserId=root(0) GroupId=root(0) Priority=4294901759 Nice=0 "
     "Account=root QOS=normal JobState={state} Reason={reason} Dependency=(null) Requeue=1 "
     "Restarts=0 BatchFlag=1 Reboot=0 ExitCode={code} RunTime=00:00:08 TimeLimit=00:10:00 "
-    "TimeMin=N/A NodeList=n1 BatchHost=n1 NumNodes=1 NumCPUs=2\n   Command=/home/ada/j.sh 100\n   Power=\n"
+    "TimeMin=N/A NodeList=n1 BatchHost=n1 NumNodes=1 NumCPUs=2\n   Command=/home/ada/j.sh 100\n"
 )
 CANCELLED = SHOWN.format(state="CANCELLED", reason="None", code="0:15")
 
@@ -101,7 +101,7 @@ def test_sacct(text: str, state: JobState | None) -> None:
 
 
 def test_scontrol(slurm: Callable[..., Slurm]) -> None:
-    text = "JobId=7 JobName=a b\n   JobState=TIMEOUT Reason=TimeLimit Dependency=(null) ExitCode=0:15\n"
+    text = "JobId=7 JobName=a b\n   JobState=TIMEOUT Reason=TimeLimit ExitCode=0:15\n"
     slurm(squeue="", sacct="", scontrol=text)
     assert commands.job_state("7") == JobState(name="TIMEOUT", reason="TimeLimit", exit_code=143)
     slurm(squeue="", sacct="", scontrol="nothing")
