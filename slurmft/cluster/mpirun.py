@@ -42,12 +42,6 @@ _VARIABLES = (
 )
 """How the names of variables begin that Open MPI is to give to ranks on other hosts."""
 
-_OPENMPI_BINDING = (
-    *("OMPI_MCA_hwloc_base_binding_policy", "PRTE_MCA_hwloc_default_binding_policy"),
-    "OMPI_MCA_rmaps_base_mapping_policy",
-)
-"""By which a user has Open MPI 4 or 5 bind ranks to cores."""
-
 
 class MpiRun(LocalNodes):
     """Runs mpirun to its end, again after a stop or a fault."""
@@ -220,9 +214,7 @@ def _intel(hosts: list[str], nproc: int) -> list[str]:
     found += ["-ppn", str(nproc), "-genvall"]
     # Under a scheduler, -ppn counts only with this.
     found += ["-genv", "I_MPI_JOB_RESPECT_PROCESS_PLACEMENT", "0"]
-    # slurmft binds by the node's profile.
-    if not {"I_MPI_PIN", "I_MPI_PIN_DOMAIN"} & set(os.environ):
-        found += ["-genv", "I_MPI_PIN", "0"]
+    found += ["-genv", "I_MPI_PIN", "0"]  # slurmft binds by the node's profile
     return [*found, "-genv", HOSTS, ",".join(hosts)]
 
 
@@ -230,8 +222,7 @@ def _openmpi(hosts: list[str], nproc: int) -> list[str]:
     """Open MPI's options. Variables by name alone: all users see commands, values may be secret."""
     slots = ",".join(f"{host}:{nproc}" for host in hosts)
     found = ["--host", slots, "-n", str(len(hosts) * nproc), "-N", str(nproc)]
-    if not any(name in os.environ for name in _OPENMPI_BINDING):
-        found += ["--bind-to", "none"]  # slurmft binds by the node's profile
+    found += ["--bind-to", "none"]  # slurmft binds by the node's profile
     if os.geteuid() == 0:
         found.append("--allow-run-as-root")
     for variable in sorted(os.environ):

@@ -6,7 +6,6 @@ in MPI's variables.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import sys
@@ -20,10 +19,9 @@ from typing import Any, NoReturn
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, run_main
 from slurmft.core.files import exists_now, read_json, write_json
-from slurmft.node import ccl, signals
+from slurmft.node import signals
 from slurmft.node.hardware import host_name
 from slurmft.node.peers import STOP, Peers
-from slurmft.node.profiles import Profile
 from slurmft.node.rendezvous import (
     HOSTS,
     Rendezvous,
@@ -101,7 +99,7 @@ def run_rank(supervisor: Supervisor, place: Place) -> int:
         # oneCCL over MPI has shared memory; torchrun's has not.
         os.environ.setdefault("CCL_ATL_TRANSPORT", "mpi")
         os.environ.setdefault("CCL_PROCESS_LAUNCHER", "hydra")
-    profile, binding = use_of_cores(config)
+    profile, binding = use_of_node(config, os.environ)
     code = run_child(supervisor, _child(run, config, place), config, rendezvous, profile, binding)
     if code == Exit.STOPPED:  # any exit code but 0 makes mpirun kill ranks that still save
         stopped_marker(run).touch()
@@ -130,16 +128,6 @@ def check_size(place: Place, config: RunConfig) -> None:
             f"{place.size}, {place.local_size} of them on {host_name()}",
             "start it by `slurmft submit --cluster mpirun`",
         )
-
-
-def use_of_cores(config: RunConfig) -> tuple[Profile, ccl.Binding | None]:
-    """Where MPI has bound this rank to cores, it has these; else the ranks divide the node's."""
-    if not os.sched_getaffinity(0) < os.sched_getaffinity(os.getppid()):
-        return use_of_node(config, os.environ)
-    ranks = config.job.nodes * (config.job.nproc_per_node or 1)
-    alone = dataclasses.replace(config.job, nproc_per_node=1, nodes=ranks)
-    profile, binding = use_of_node(dataclasses.replace(config, job=alone), os.environ)
-    return dataclasses.replace(profile, pinned=False, pinning="bound by MPI"), binding
 
 
 def _child(run: RunDir, config: RunConfig, place: Place) -> Child:

@@ -238,11 +238,9 @@ def test_finished_run_shows_the_epochs_that_it_ran(
 
 
 @pytest.fixture
-def on_a(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def on_a(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm's commands ask the cluster "a" here."""
-    monkeypatch.delenv("SLURM_CLUSTER_NAME", raising=False)
-    (tmp_path / "slurm.conf").write_text("# ClusterName=old\nClusterName = A  # ours\n")
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "A")
 
 
 def on_b(path: Path, state: str = "running", job: str = "7") -> RunDir:
@@ -353,25 +351,6 @@ def test_a_run_of_another_host(three: Path, capsys: pytest.CaptureFixture[str]) 
     assert words in capsys.readouterr().out
     with pytest.raises(UsageError, match=f"the job {os.getpid()} of there is {words}"):
         slurmft.Run("there").cancel()
-
-
-def test_name_of_the_cluster(
-    on_a: None, queue: FakeQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the job's environment, by slurm.conf, else by one question."""
-    commands._name_by_controller.cache_clear()
-    monkeypatch.setattr(commands, "available", lambda: True)
-    assert commands.cluster_name() == "a"
-    monkeypatch.setenv("SLURM_CLUSTER_NAME", "here")
-    assert commands.cluster_name() == "here"
-    monkeypatch.delenv("SLURM_CLUSTER_NAME")
-    (tmp_path / "slurm.conf").write_text("include cluster.conf\n")
-    queue.squeue = "down"
-    assert commands.cluster_name() == ""  # like a run of a version that noted none
-    queue.squeue, queue.sacct = "", "Configuration data\nClusterName             = c\n"
-    assert [commands.cluster_name(), commands.cluster_name()] == ["c", "c"]
-    assert queue.calls == ["scontrol", "scontrol"]
-    commands._name_by_controller.cache_clear()
 
 
 # --- what a run said last -------------------------------------------------------------------------

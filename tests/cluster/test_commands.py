@@ -632,29 +632,15 @@ def test_a_job_that_never_starts_is_cancelled(slurm: Callable[..., Slurm]) -> No
     assert ("scancel", "5") in made.calls
 
 
-def test_name_of_the_cluster_in_its_configuration() -> None:
-    text = "# ClusterName=old\n  clustername = Alpha # ours\nSlurmctldHost=login\n"
-    assert commands.parse_cluster_name(text) == "alpha"
-    assert commands.parse_cluster_name("include other.conf\n") == ""
-
-
 def test_errors_without_their_prefixes() -> None:
     lines: Sequence[str] = ["sbatch: error: Batch job submission failed: x ", "error: y", "z"]
     assert commands.error_text(lines) == ["Batch job submission failed: x", "y", "z"]
 
 
-def test_the_cluster_is_named_where_its_files_agree(
-    tmp_path: Path, slurm: Callable[..., Slurm], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a job's environment, by slurm.conf, else by the controller, once."""
+def test_name_of_the_cluster(slurm: Callable[..., Slurm], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a job's environment, else by the controller, once."""
     made = slurm(scontrol="ClusterName             = Gamma\n")
-    one, other = tmp_path / "one.conf", tmp_path / "other.conf"
-    one.write_text("ClusterName=alpha\n")
-    other.write_text("ClusterName=beta\n")
     monkeypatch.delenv("SLURM_CLUSTER_NAME", raising=False)
-    monkeypatch.setattr(commands, "_configurations", lambda: [one, tmp_path / "none", one])
-    assert commands.cluster_name() == "alpha"
-    monkeypatch.setattr(commands, "_configurations", lambda: [one, other])
     commands._name_by_controller.cache_clear()
     monkeypatch.setattr(commands, "available", lambda: False)
     assert commands.cluster_name() == ""  # nobody is asked where there is no Slurm

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.cluster import mpirun
 from slurmft.cluster.local import LocalNodes
 from slurmft.cluster.mpirun import choose_program, hosts_of, read_hostfile
 from slurmft.core.config import JobConfig, RunConfig
@@ -364,21 +363,6 @@ def test_whose_mpirun_it_is(
             choose_program("openmpi")
     else:
         assert choose_program("openmpi") == ("openmpi", str(tmp_path / program))
-
-
-def test_binding_that_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """stays; otherwise slurmft binds by the node's profile."""
-    monkeypatch.setattr(mpirun, "choose_program", lambda dialect: (dialect, dialect))
-    for dialect, default, variable in (
-        ("intel", "I_MPI_PIN", "I_MPI_PIN_DOMAIN"),
-        ("openmpi", "--bind-to", "OMPI_MCA_hwloc_base_binding_policy"),
-    ):
-        job = JobConfig(cluster="mpirun", nproc_per_node=2, dialect=dialect)
-        config = RunConfig(program=TrainConfig.resolve().program(), job=job)
-        monkeypatch.delenv(variable, raising=False)
-        assert default in mpirun.mpirun_command(config, ["n1"], "run")
-        monkeypatch.setenv(variable, "core")
-        assert default not in mpirun.mpirun_command(config, ["n1"], "run")
 
 
 def test_tasks_of_slurm_are_not_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

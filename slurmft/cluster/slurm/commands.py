@@ -12,7 +12,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmft.core.config import time_limit_min
@@ -136,39 +135,13 @@ def parse_settings(text: str) -> dict[str, str]:
 def cluster_name() -> str:
     """The name of the cluster that Slurm's commands here belong to; "" where it is unknown.
 
-    It is in a job's environment and in slurm.conf; the controller is queried only without both,
-    once in a process.
+    It is in a job's environment; elsewhere the controller is asked, once in a process.
     """
-    name = os.environ.get("SLURM_CLUSTER_NAME") or _configured_name()
+    name = os.environ.get("SLURM_CLUSTER_NAME", "")
     if not name and available():
         with contextlib.suppress(SlurmftError):
             name = _name_by_controller()
     return name.lower()  # as Slurm itself has it, however slurm.conf spells it
-
-
-def _configured_name() -> str:
-    """The name in slurm.conf, where the files that may be the one of these commands agree."""
-    names = set()
-    for path in _configurations():
-        with contextlib.suppress(OSError):
-            names.add(parse_cluster_name(path.read_text(encoding="utf-8", errors="replace")))
-    return names.pop() if len(names) == 1 else ""
-
-
-def _configurations() -> list[Path]:
-    """Where slurm.conf may be: Slurm's commands do not print the path that is built into them."""
-    if given := os.environ.get("SLURM_CONF"):
-        return [Path(given)]
-    found = [Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf")]
-    if program := shutil.which("sbatch"):
-        found.append(Path(program).resolve().parent.parent / "etc" / "slurm.conf")
-    return found
-
-
-def parse_cluster_name(text: str) -> str:
-    """From slurm.conf; "" where it is not in the file itself."""
-    found = re.search(r"^\s*ClusterName\s*=\s*([^\s#]+)", text, re.MULTILINE | re.IGNORECASE)
-    return found[1].lower() if found else ""
 
 
 @functools.cache
