@@ -18,6 +18,7 @@ examples:
   slurmft run --nodes 2 --per node -- ./simulate.sh input.dat
   slurmft run --nodes 4 --dry-run -- train.py      show what would be submitted
 
+A silent program is not taken for a hang, unless --hang-timeout-s is given.
 How its stop, end and checkpoints are read: docs/your-own-program.md
 """
 _EXAMPLE = "slurmft run --nodes 4 -- train.py --epochs 3"

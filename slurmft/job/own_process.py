@@ -9,12 +9,14 @@ itself.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import IO, NoReturn
@@ -40,6 +42,9 @@ from slurmft.runs import log_times
 from slurmft.runs.rundir import RunDir, current_attempt
 
 _LAST_LINES = 60
+_CHUNK_BYTES = 1 << 16
+_BAR_EVERY_S = 10
+"""How often a progress bar is in the log."""
 _END_S = 4
 """How long the program has to end when another rank has failed: torchrun kills after 5 s."""
 
@@ -68,12 +73,18 @@ class OwnProcess:
             self._child = self._start(command)
         assert self._child.stdout is not None
         log = log_times.StampedLog(1)
-        # Lines of its own processes that outlive it are not waited for.
         reader = threading.Thread(target=self._read, args=(self._child.stdout, log), daemon=True)
         reader.start()
         code = self._child.wait()
+        self._clear()
         reader.join(1)
         return self._ended(code)
+
+    def _clear(self) -> None:
+        """Ends what the program has left behind, as Slurm does at the end of a step."""
+        assert self._child is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
         command, environment = own_environment.command_in(self._program, command, os.environ)
@@ -102,12 +113,28 @@ class OwnProcess:
         return child
 
     def _read(self, output: IO[bytes], log: log_times.StampedLog) -> None:
-        """Stamps its lines, and counts them as heartbeats."""
-        for line in output:
-            log.write(line)
-            self._last.append(line.decode(errors="replace").rstrip())
+        """Stamps its lines, and counts what comes as heartbeats. Of a progress bar, which begins
+        its line anew, the log has a state now and then."""
+        rest, bar_at = b"", -math.inf
+        while chunk := os.read(output.fileno(), _CHUNK_BYTES):
             if not self._has_attached():
                 self._heart.beat(0, OUTPUT)
+            text = (rest + chunk).replace(b"\r\n", b"\n")
+            *whole, rest = re.split(rb"(?<=[\r\n])", text)
+            if len(rest) > _CHUNK_BYTES:  # no text
+                whole, rest = [*whole, rest], b""
+            for line in whole:
+                if line.endswith(b"\r"):
+                    if time.monotonic() - bar_at < _BAR_EVERY_S:
+                        continue
+                    bar_at = time.monotonic()
+                self._keep(line.rstrip(b"\r\n"), log)
+        if rest:
+            self._keep(rest, log)
+
+    def _keep(self, line: bytes, log: log_times.StampedLog) -> None:
+        log.write(line + b"\n")
+        self._last.append(line.decode(errors="replace"))
 
     def _has_attached(self) -> bool:
         beat = heartbeat.read(self._beats) if self._beats else None
@@ -145,6 +172,7 @@ class OwnProcess:
             self._send(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(_END_S)
+            self._clear()
         os._exit(code)
 
     # --- its end ----------------------------------------------------------------------------------

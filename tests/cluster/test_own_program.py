@@ -34,7 +34,8 @@ def run(*words: str, follow: bool = True) -> Done:
 
 def lines_of(run: RunDir, rank: int) -> list[str]:
     """What a rank printed, without stamps."""
-    return [line.partition(" ")[2] for line in run.rank_log(rank).read_text().splitlines()]
+    text = run.rank_log(rank).read_text(errors="replace")
+    return [line.partition(" ")[2] for line in text.split("\n")[:-1]]
 
 
 @pytest.mark.parametrize(
@@ -175,6 +176,12 @@ def test_exit_code_is_the_programs(here: Path) -> None:
     assert "exit code 3; last line: 'some words'" in done.err
 
 
+def test_nothing_is_left_behind(here: Path) -> None:
+    done = run("--per", "node", "--", "bash", "-c", "sleep 4711 & echo $!")
+    assert done.code == 0, done.err
+    assert not Path(f"/proc/{lines_of(done.run, 0)[-1]}").exists()
+
+
 def test_one_process_fails_others_end(here: Path) -> None:
     text = "import os, time\nif os.environ['RANK'] == '1': raise SystemExit(4)\ntime.sleep(100)\n"
     write(here, "one.py", text)
@@ -208,6 +215,25 @@ def test_silence_is_a_hang(here: Path) -> None:
     assert done.code != 0
     assert "hangs: no step for" in done.err
     assert 'hangs.py", line 3' in done.run.stacks(0).read_text()
+
+
+def test_progress_bars_and_bytes(here: Path) -> None:
+    """A bar is in the log, but not each of its states; what is no text harms nothing."""
+    text = """
+import sys, time
+for n in range(2000):
+    sys.stderr.write(f"\\r{n:5}/2000 of the bar")
+sys.stderr.write("\\n")
+sys.stdout.buffer.write(bytes(range(256)) * 2000)
+print("\\nwindows\\r\\nlast", end="")
+"""
+    write(here, "bar.py", text)
+    done = run("--", "bar.py")
+    assert done.code == 0, done.err
+    log = done.run.rank_log(0).read_bytes()
+    assert b" 1999/2000 of the bar" in log
+    assert log.count(b"of the bar") < 10
+    assert lines_of(done.run, 0)[-2:] == ["windows", "last"]
 
 
 def test_dry_run(here: Path) -> None:
