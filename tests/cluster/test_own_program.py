@@ -14,6 +14,7 @@ import pytest
 import slurmft as api
 from slurmft.core.errors import UsageError
 from slurmft.core.own_program import OwnProgram
+from slurmft.node.watchdog import process_state
 from slurmft.runs.rundir import RunDir
 from tests.conftest import HOSTILE, Done, assert_two_lines, slurmft
 from tests.support.own_programs import COUNTS, PLACES, write
@@ -179,7 +180,7 @@ def test_exit_code_is_the_programs(here: Path) -> None:
 def test_nothing_is_left_behind(here: Path) -> None:
     done = run("--per", "node", "--", "bash", "-c", "sleep 4711 & echo $!")
     assert done.code == 0, done.err
-    assert not Path(f"/proc/{lines_of(done.run, 0)[-1]}").exists()
+    assert process_state(int(lines_of(done.run, 0)[-1])) in ("gone", "Z")
 
 
 def test_one_process_fails_others_end(here: Path) -> None:
