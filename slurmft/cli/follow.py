@@ -12,8 +12,8 @@ from slurmft.cluster.slurm.commands import JobState
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.own_program import OwnProgram
-from slurmft.runs import log_times, resolve, trackers
-from slurmft.runs.progress import Progress, result_table
+from slurmft.runs import log_times, progress, resolve, trackers
+from slurmft.runs.progress import result_table
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir, read_log_head
 
@@ -33,7 +33,6 @@ class Follower:
         """Shows the last records of the run and those to come, or only these."""
         self.run = run
         self.job = JobWatch(run)
-        self.progress = Progress()
         self._records = RecordReader(run.records)
         self._recent = self._records.read_recent("start")
         if only_new:
@@ -46,17 +45,14 @@ class Follower:
         try:
             self._until_ended()
         except KeyboardInterrupt:
-            self.progress.close()
             job_id = self.job.job_id
             print(f"\nno longer following; job {job_id} continues. {next_commands(self.run.path)}")
             return 130
-        finally:
-            self.progress.close()
         return show_outcome(self.job)
 
     def _until_ended(self) -> None:
         for record in self._recent:
-            self.progress.show(record)
+            progress.show(record)
         while not self.job.has_ended():
             self._say_waiting(self.job.state)
             self.job.pause()
@@ -67,10 +63,10 @@ class Follower:
     def _show_records(self) -> None:
         if self._output is not None:
             for line in self._output.new_lines():
-                self.progress.say(line)
+                progress.say(line)
             return
         for record in self._records.read():
-            self.progress.show(record)
+            progress.show(record)
 
     def _say_waiting(self, state: JobState) -> None:
         """Says once what the job does, and what it waits for."""
@@ -82,7 +78,7 @@ class Follower:
         )
         if worth_it and text != self._said:
             self._said = text
-            self.progress.say(text)
+            progress.say(text)
 
 
 class Output:
