@@ -102,11 +102,8 @@ def whole_parser() -> argparse.ArgumentParser:
 
 def _add(commands: Any, name: str, text: str, parser: Parser | None) -> Any:
     parents = [] if parser is None else [parser]
-    return commands.add_parser(name, parents=parents, add_help=parser is None, help=_one_line(text))
-
-
-def _one_line(text: str) -> str:
-    return text.replace("%", "%%")
+    text = text.replace("%", "%%")
+    return commands.add_parser(name, parents=parents, add_help=parser is None, help=text)
 
 
 def _all_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:

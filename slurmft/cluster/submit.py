@@ -28,7 +28,7 @@ from slurmft.core.files import write_bytes, write_text
 from slurmft.core.own_program import OwnProgram
 from slurmft.core.site import site_file
 from slurmft.core.text import in_bytes
-from slurmft.node import ccl, hardware, profiles, task
+from slurmft.node import task
 from slurmft.node.rendezvous import Rendezvous
 from slurmft.runs import trackers
 from slurmft.runs.rundir import RunDir
@@ -79,7 +79,6 @@ def user() -> str:
 
 def git_state(folder: Path) -> dict[str, Any] | None:
     """Commit of the folder's git checkout, and whether it has uncommitted changes; None: no git."""
-
     git = ("git", "-C", str(folder))
     commit = process.output([*git, "rev-parse", "HEAD"], 10)
     changes = process.output([*git, "status", "--porcelain", "-uno"], 10)
@@ -99,8 +98,6 @@ def dry_run(config: RunConfig, cluster: str) -> str:
             *input_lines(config),
             cluster_launcher.get(cluster).plan(config, run),
             *([] if cluster == "mpirun" else node_command(config, run, cluster)),
-            "",
-            *node_variables(config),
             "",
             "dry run: nothing was submitted",
         )
@@ -131,20 +128,6 @@ def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
         if file := own.accelerate_config:
             lines += [f"# Accelerate's variables: decided on the nodes, from {file}"]
     return lines
-
-
-def node_variables(config: RunConfig) -> list[str]:
-    """The variables of the training processes and their reasons, on a node like this machine."""
-    title = (
-        "# variables of the processes, on a node like this machine (others: slurmft doctor node)"
-    )
-    try:
-        here = hardware.detect(os.environ)
-        uses_ccl = ccl.choose(config.job.backend, bool(here.gpus)) is not None
-        profile = profiles.choose(here, config.job, uses_ccl=uses_ccl)
-    except SlurmftError as error:
-        return [f"# {config.job.profile}: decided on the nodes; on this machine: {error.message}"]
-    return [f"{title}: {profile.name}", *profiles.describe(profile, os.environ)]
 
 
 def placeholder(config: RunConfig, cluster: str) -> Rendezvous:

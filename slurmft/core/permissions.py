@@ -31,11 +31,6 @@ def umask(share_with_group: bool) -> int:
     return 0o027 if share_with_group else 0o077
 
 
-def text(share_with_group: bool) -> str:
-    """The umask as shells take it."""
-    return f"{umask(share_with_group):04o}"
-
-
 def make_folder(path: Path, share_with_group: bool, exist_ok: bool = False) -> None:
     """Makes a folder that is the user's own; folders above it, as the umask has them, but never for
     others to write.

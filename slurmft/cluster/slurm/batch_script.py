@@ -67,7 +67,7 @@ def _script(config: RunConfig, run: RunDir, job: str, options: list[str]) -> str
     lines = fill(
         _TEMPLATE,
         job=config.job,
-        umask=permissions.text(config.job.share_with_group),
+        umask=f"{permissions.umask(config.job.share_with_group):04o}",
         folders=container.folders_to_make(config, run),
         in_srun=bool(container.srun_options(config, run)),
         python=shlex.quote(sys.executable),
