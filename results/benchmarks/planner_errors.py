@@ -17,7 +17,7 @@ from harness import PUBLISHED, parser, save
 
 from slurmft.studies.scaling import model
 from slurmft.studies.scaling.model import Fit, Row
-from slurmft.studies.scaling.series import Series, published_series
+from tests.support.published_series import PublishedSeries, published_series
 
 FITTED_DEVICES = {
     "mn4_emotion": 4,
@@ -42,7 +42,7 @@ def main() -> None:
     save("planner_errors", {"summary": summary, "series": found, "costs": costs})
 
 
-def examine(series: Series, most: int) -> dict[str, Any]:
+def examine(series: PublishedSeries, most: int) -> dict[str, Any]:
     """All predictions of one series."""
     fitted = [row for row in series.rows if row.devices <= most]
     fits = [model.fit(fitted, series.network_gbit_s, seed) for seed in SEEDS]
@@ -78,7 +78,7 @@ def facts(fit: Fit, row: Row, is_held_out: bool) -> dict[str, Any]:
     }
 
 
-def left_out(series: Series) -> list[dict[str, Any]]:
+def left_out(series: PublishedSeries) -> list[dict[str, Any]]:
     """Each row, predicted from all others; nothing where only one other is left."""
     if len(series.rows) < 3:
         return []
@@ -88,7 +88,7 @@ def left_out(series: Series) -> list[dict[str, Any]]:
     ]
 
 
-def without_network(series: Series, fitted: Sequence[Row]) -> list[dict[str, Any]]:
+def without_network(series: PublishedSeries, fitted: Sequence[Row]) -> list[dict[str, Any]]:
     """The held-out rows, where nobody says what the network is."""
     if series.network_gbit_s is None:
         return []

@@ -11,40 +11,40 @@ from slurmft.cli.parser import Parser, count
 from slurmft.core.config import duration_s
 from slurmft.core.errors import Exit
 from slurmft.core.files import to_json
+from slurmft.runs import resolve, scan
 from slurmft.studies.scaling import backtest, model, planner
 from slurmft.studies.scaling.model import Workload
+from slurmft.studies.scaling.series import series_of
 
 _DESCRIPTION = """\
-Fits a model of a run's time to measured runs, and predicts other numbers of nodes. SOURCE: runs
-(paths or names), folders of runs, or one published table (.json). Intervals hold 90 %. Nothing is
-submitted.
+Fits a model of a run's time to measured runs, and predicts other numbers of nodes. Intervals hold
+90 %. Nothing is submitted.
 """
 
 EXAMPLES = """\
 examples:
   slurmft plan runs                                  # 1, 2, 4, ... nodes, from all runs in a folder
   slurmft plan runs --nodes 1-16 --deadline 30m      # the fewest nodes that meet it
-  slurmft plan runs --budget 12 --epochs 10          # the fastest within 12 node-hours
-  slurmft plan results/published/mn4_emotion.json --nodes 1,2,4,8
+  slurmft plan runs --epochs 10 --backtest           # and how well it predicts these runs
 """
 
 
 def main(argv: list[str]) -> int:
-    """`slurmft plan SOURCE...`"""
+    """`slurmft plan RUN|DIR...`"""
     arguments = parser().parse(argv)
     deadline = arguments.deadline
     deadline_s = None if deadline is None else duration_s(deadline, "--deadline")
-    found, problems = planner.read_series(arguments.sources)
+    runs, problems = scan.find([resolve.folder_of(source) for source in arguments.sources])
     for problem in problems:
         print(f"warning: left out: {problem}", file=sys.stderr)
-    series = planner.choose_series(found, arguments.series)
+    series = planner.choose_series(series_of(runs), arguments.series)
     devices_per_node = arguments.devices_per_node or series.devices_per_node
     counts = planner.node_counts(arguments.nodes, series, devices_per_node)
-    network = arguments.network_gbit_s or series.network_gbit_s
+    network = arguments.network_gbit_s
     fit = model.fit(series.rows, network)
     work = _changed(fit.rows[0].work, arguments)
     options = planner.predict(fit, counts, work, devices_per_node)
-    chosen, why = planner.recommend(options, deadline_s, arguments.budget)
+    chosen, why = planner.recommend(options, deadline_s)
     tests = backtest.backtest(series, network) if arguments.backtest else []
     if arguments.json:
         plan = planner.as_json(series, options, chosen, why)
@@ -67,11 +67,10 @@ def parser() -> Parser:
     """The command line of `slurmft plan`."""
     made = Parser(prog="slurmft plan", description=_DESCRIPTION, epilog=EXAMPLES)
     add = made.add_argument
-    add("sources", nargs="+", metavar="SOURCE", help="measured runs")
-    add("--series", metavar="NAME", help="which runs, if SOURCE has several kinds")
+    add("sources", nargs="+", metavar="RUN|DIR", help="runs (paths or names), folders of runs")
+    add("--series", metavar="NAME", help="which runs, if there are several kinds")
     add("--nodes", metavar="1-64|1,2,4", help="counts to compare (default: 1, 2, 4, ...)")
     add("--deadline", metavar="TIME", help="find the fewest nodes that meet it: 90s, 30m, 2h")
-    add("--budget", type=_amount, metavar="NODE-HOURS", help="find the fastest within it")
     test = "also predict measured runs from those with fewer devices, and show the errors"
     add("--backtest", action="store_true", help=test)
     add("--json", action="store_true", help="print the plan as JSON")
@@ -83,7 +82,6 @@ def parser() -> Parser:
     add("--gradient-accumulation-steps", type=count, metavar="N", dest="micro_steps")
     add("--train-samples", type=count, metavar="N", help="of one epoch")
     add("--devices-per-node", type=count, metavar="N", help="processes of a node")
-    add("--gradient-bytes", type=int, choices=(2, 4), help="of a parameter; 2: compressed")
     network = "line rate between nodes, which runs on one node do not show"
     add("--network-gbit-s", type=_amount, metavar="X", help=network)
     return made

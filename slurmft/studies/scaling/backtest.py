@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slurmft.core.text import aligned
 from slurmft.studies.scaling import model
-from slurmft.studies.scaling.model import TOTAL, Interval
+from slurmft.studies.scaling.model import Interval
 from slurmft.studies.scaling.planner import digits, ranged, unit_of
 from slurmft.studies.scaling.series import Series
 
@@ -18,9 +18,8 @@ class Backtest:
 
     label: str
     devices: int
-    phase: str
-    """What the seconds are of: the TOTAL, where that was measured, or training."""
     measured_s: float
+    """Of its training."""
     predicted_s: Interval
     error: float
     """Predicted / measured - 1."""
@@ -34,13 +33,10 @@ def backtest(series: Series, network_gbit_s: float | None) -> list[Backtest]:
     for i, devices in enumerate(counts[2:], start=2):
         fit = model.fit([r for r in series.rows if r.devices < devices], network_gbit_s)
         for row in (r for r in series.rows if r.devices == devices):
-            phase = next(p for p in (TOTAL, "train", *row.seconds) if p in row.seconds)
-            predicted = fit.predict(devices, row.nodes, row.work).phase_s(phase)
-            measured_s = row.seconds[phase]
+            predicted = fit.predict(devices, row.nodes, row.work).phase_s("train")
+            measured_s = row.seconds["train"]
             error = predicted.median / measured_s - 1
-            found.append(
-                Backtest(row.label, devices, phase, measured_s, predicted, error, counts[:i])
-            )
+            found.append(Backtest(row.label, devices, measured_s, predicted, error, counts[:i]))
     return found
 
 
@@ -62,9 +58,8 @@ def describe_backtest(found: Sequence[Backtest]) -> list[str]:
             ]
         )
     inside = sum(each.predicted_s.holds(each.measured_s) for each in found)
-    what = "time" if found[0].phase == TOTAL else f"{found[0].phase} phase"
     return [
-        f"backtest: the {what} of measured runs, predicted from those with fewer devices",
+        "backtest: the training of measured runs, predicted from those with fewer devices",
         *aligned(rows),
         f"{inside} of {len(found)} measured values lie in their 90 % interval",
     ]

@@ -73,8 +73,6 @@ class Workload:
     evaluate_samples: int = 0
     """Of one evaluation; there is one after each epoch."""
     parameters: float = 66.4e6
-    gradient_bytes: int = 4
-    """Of one parameter in the all-reduce; 2 where gradients are compressed."""
     kept_global_batch: int | None = None
     """Global batch size where it stays, whatever the number of devices."""
 
@@ -253,7 +251,7 @@ def quantities(runs: Sequence[tuple[Workload, int, int]]) -> Array:
             work.train_samples * work.epochs,
             work.epochs,
             work.evaluate_samples,
-            work.parameters * work.gradient_bytes,
+            work.parameters * 4,  # bytes of the gradients
         )
         for work, devices, nodes in runs
     ]

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmft.core.errors import UsageError, unknown
-from slurmft.core.filesystem import absolute
 from slurmft.core.text import aligned
-from slurmft.runs import resolve, scan
 from slurmft.studies.scaling import model
 from slurmft.studies.scaling.model import MAX_DEVICES, Array, Fit, Interval, Prediction, Workload
-from slurmft.studies.scaling.series import Series, published_series, series_of
+from slurmft.studies.scaling.series import Series
 
 _EFFICIENT = 0.7
 _SURELY = 0.9
@@ -51,17 +49,9 @@ class Option:
     def node_hours(self) -> Interval:
         return Interval.of(self.prediction.draws_s * self.nodes / 3600)
 
-    @property
-    def device_hours(self) -> Interval:
-        return Interval.of(self.prediction.draws_s * self.prediction.devices / 3600)
-
     def meets(self, deadline_s: float) -> float:
         """The probability of ending within a deadline."""
         return float((self.prediction.draws_s <= deadline_s).mean())
-
-    def stays_within(self, node_hours: float) -> float:
-        """The probability of taking at most so many node-hours."""
-        return float((self.prediction.draws_s * self.nodes / 3600 <= node_hours).mean())
 
     @property
     def shares(self) -> dict[str, float]:
@@ -96,27 +86,6 @@ _HELPS = {
     "rest": "saving and the time between phases, which no number of nodes shortens",
 }
 """Share -> what it is, and what would reduce it."""
-
-
-# --- from sources to predictions ------------------------------------------------------------------
-
-
-def read_series(sources: Sequence[str]) -> tuple[dict[str, Series], list[str]]:
-    """Name -> series of all sources, and what could not be read.
-
-    Raises:
-        UsageError: no run has finished, a table cannot be read, or it is not the only source.
-    """
-    tables = [source for source in sources if absolute(source).is_file()]
-    if tables and len(sources) > 1:
-        raise UsageError(
-            f"{tables[0]!r} is a table, and not the only source",
-            "plan from one table, or from run directories",
-        )
-    if tables:
-        return published_series(absolute(tables[0])), []
-    found, problems = scan.find([resolve.folder_of(source) for source in sources])
-    return series_of(found), problems
 
 
 def choose_series(series: dict[str, Series], name: str | None) -> Series:
@@ -184,52 +153,33 @@ def predict(fit: Fit, counts: Sequence[int], work: Workload, devices_per_node: i
     return found
 
 
-def recommend(
-    options: Sequence[Option], deadline_s: float | None, budget: float | None
-) -> tuple[Option, str]:
+def recommend(options: Sequence[Option], deadline_s: float | None) -> tuple[Option, str]:
     """The number of nodes to take, and why.
 
     Args:
         options: of ascending numbers of nodes.
         deadline_s: the longest time, if there is one.
-        budget: the most node-hours, if they are limited.
 
     Raises:
-        UsageError: no option meets the deadline, or stays within the budget.
+        UsageError: no option meets the deadline.
     """
-    affordable = [o for o in options if budget is None or o.node_hours.median <= budget]
-    fastest = min(affordable or options, key=lambda o: o.time_s.median)
-    if not affordable:
-        cheapest = min(options, key=lambda o: o.node_hours.median)
-        raise UsageError(
-            f"--budget {budget:g} node-hours is below one run: the cheapest, on {cheapest.nodes} "
-            f"node(s), takes {cheapest.node_hours.median:.3g}",
-            "raise the budget, or shorten the run: --epochs",
-        )
     if deadline_s is not None:
-        return _in_time(affordable, deadline_s, fastest)
-    if budget is not None:
-        within = fastest.stays_within(budget)
-        return fastest, (
-            f"the fastest of these within {budget:g} node-hours "
-            f"({fastest.node_hours.median:.3g}; probability {_percent(within)})"
-        )
+        return _in_time(options, deadline_s)
     efficient = [o for o in options if o.efficiency.median >= _EFFICIENT]
     if not efficient:
         return options[0], f"none of these has an efficiency of {_EFFICIENT} or more"
-    return efficient[-1], (
-        f"the most of these with an efficiency of {_EFFICIENT} or more; "
-        "--deadline and --budget set other goals"
-    )
+    why = f"the most of these with an efficiency of {_EFFICIENT} or more; --deadline sets a time"
+    return efficient[-1], why
 
 
-def _in_time(options: Sequence[Option], deadline_s: float, fastest: Option) -> tuple[Option, str]:
+def _in_time(options: Sequence[Option], deadline_s: float) -> tuple[Option, str]:
     limit = _time(deadline_s)
     for least, doubt in ((_SURELY, ""), (0.5, ": not sure")):
         for option in options:
             if (chance := option.meets(deadline_s)) >= least:
                 text = f"the fewest of these that end within {limit}"
                 return option, f"{text} (probability {_percent(chance)}{doubt})"
+    fastest = min(options, key=lambda o: o.time_s.median)
     unit, scale = unit_of(fastest.time_s.median)
     raise UsageError(
         f"--deadline {limit} is not met by any of these: the fastest, {fastest.nodes} node(s), "
@@ -310,10 +260,7 @@ def _planned(work: Workload) -> str:
 def _time_table(options: Sequence[Option]) -> list[str]:
     """Time and cost by number of nodes: medians with 90 % intervals."""
     unit, scale = unit_of(min(option.time_s.median for option in options))
-    # With one device a node, device-hours are node-hours.
-    several = options[0].prediction.devices > options[0].nodes
-    titles = ["nodes", "devices", f"time, {unit}", "speedup", "efficiency", "node-hours"]
-    rows = [[*titles, *(["device-hours"] if several else []), ""]]
+    rows = [["nodes", "devices", f"time, {unit}", "speedup", "efficiency", "node-hours", ""]]
     for option in options:
         rows.append(
             [
@@ -323,7 +270,6 @@ def _time_table(options: Sequence[Option]) -> list[str]:
                 ranged(option.speedup),
                 ranged(option.efficiency),
                 ranged(option.node_hours),
-                *([ranged(option.device_hours)] if several else []),
                 "extrapolated" if option.is_extrapolated else "",
             ]
         )
@@ -401,7 +347,7 @@ def as_json(series: Series, options: Sequence[Option], chosen: Option, why: str)
 
 
 def _option_json(option: Option) -> dict[str, Any]:
-    intervals = ("time_s", "speedup", "efficiency", "node_hours", "device_hours")
+    intervals = ("time_s", "speedup", "efficiency", "node_hours")
     return {
         "nodes": option.nodes,
         "devices": option.prediction.devices,

@@ -1,10 +1,9 @@
-"""Measured runs as rows of the scaling model: from run directories, and from published tables."""
+"""Measured runs as rows of the scaling model."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ from typing import Any
 from slurmft.core.errors import UsageError
 from slurmft.core.files import fits
 from slurmft.runs.scan import MeasuredRun
-from slurmft.studies.published import PublishedTable, load
-from slurmft.studies.scaling.model import TOTAL, Row, Workload
+from slurmft.studies.scaling.model import Row, Workload
 
 _IDENTITY = (
     "task", "preset", "model", "data", "max_length", "precision", "backend", "grad_comm", "profile",
@@ -31,27 +29,6 @@ _RESOLUTION_S = {
 }
 """How much phases of equal runs differ, however short: file systems, thread wake-ups."""
 
-_SAMPLES = {
-    "emotion": (16_000, 2_000),
-    "mrpc": (3_668, 408),
-    "qqp": (363_846, 40_430),
-    "squad": (88_524, 10_784),
-}
-"""Training and validation samples of the published data sets, from their cards on the hub; SQuAD's
-are windows of 384 tokens with a stride of 128, as transformers' run_qa.py counts them."""
-
-_EDR_GBIT_S = 100.0
-
-_CHARTS = {
-    "train_samples_per_s_per_gpu": ("train", 7.0),
-    "eval_samples_per_s_per_gpu": ("evaluate", 14.0),
-    "metric_compute_s": ("metric", 0.03),
-    "broadcast_ms": ("broadcast", 2e-3),
-}
-"""Published chart -> its phase, and its resolution as `read_off` says, in the chart's own unit."""
-_CHART_BATCH_SIZE = 256
-"""Of the phases whose batch size a chart does not vary."""
-
 
 @dataclass(frozen=True, slots=True)
 class Series:
@@ -60,7 +37,6 @@ class Series:
     name: str
     rows: tuple[Row, ...]
     devices_per_node: int
-    network_gbit_s: float | None = None
     notes: tuple[str, ...] = ()
     """What a reader should know of the rows."""
 
@@ -181,120 +157,3 @@ def _row(run: MeasuredRun) -> Row:
         seconds=seconds,
         resolution_s=_RESOLUTION_S,
     )
-
-
-# --- published tables -----------------------------------------------------------------------------
-
-
-def published_series(path: Path) -> dict[str, Series]:
-    """Name -> series of a file of published tables: results/published/*.json.
-
-    Raises:
-        UsageError: the file cannot be read, or has no measured times as in results/published.
-    """
-    found: dict[str, Series] = {}
-    for table in load(path):
-        groups: dict[str, list[Row]] = {}
-        for name, row in _rows(table):
-            groups.setdefault(name, []).append(row)
-        for name, group in groups.items():
-            found[name] = Series(
-                name,
-                tuple(group),
-                table.setup.get("gpus_per_node", 1),
-                _network_gbit_s(table),
-            )
-    if not found:
-        raise _foreign(str(path))
-    return found
-
-
-def _rows(table: PublishedTable) -> list[tuple[str, Row]]:
-    """The series and the row of the model of every row of a published table, in their order; none
-    if it has no times.
-
-    Raises:
-        UsageError: its columns or setup are not as in results/published.
-    """
-    if table.part and table.part not in _CHARTS:
-        return []
-    make = _of_chart if table.part else _of_time
-    try:
-        found = [make(table, row) for row in map(table.named, table.rows)]
-        for _, row in found:
-            if row.devices < 1 or row.nodes < 1 or row.work.train_samples < 1:
-                raise ValueError("no device, or no samples")
-            if not all(0 < s < math.inf for s in row.seconds.values()):
-                raise ValueError("an impossible time")
-        return found
-    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
-        raise _foreign(table.file) from None
-
-
-def _foreign(name: str) -> UsageError:
-    return UsageError(
-        f"{name!r} holds no table of measured runs",
-        "give run directories, or a table as in results/published, with columns, rows and setup",
-    )
-
-
-def _network_gbit_s(table: PublishedTable) -> float | None:
-    """The line rate between nodes, where the publication names it."""
-    if "EDR" in str(table.setup.get("interconnect", "")):
-        return _EDR_GBIT_S
-    named = re.search(r"([\d.]+) Gbit/s", table.work)
-    return float(named[1]) if named else None
-
-
-def _of_time(table: PublishedTable, row: Mapping[str, Any]) -> tuple[str, Row]:
-    """A row of a table of runs with their times, on GPUs, or on nodes, which count as devices."""
-    setup = table.setup
-    name = row.get("task") or row.get("system") or setup["dataset"]
-    data = f"{name} {setup.get('dataset', '')} {table.work}".lower()
-    samples = _SAMPLES[next((known for known in _SAMPLES if known in data), "")]
-    if "gpus" in row:
-        devices, batch = row["gpus"], row["batch_size_per_gpu"]
-        nodes = -(-devices // setup["gpus_per_node"])
-        label = f"{devices} GPU(s), batch {batch}"
-    else:  # the number of processes differs between nodes
-        devices = nodes = row["nodes"]
-        batch = setup["batch_size_per_process"] * setup.get("processes_per_node_distributed", 1)
-        label = f"{nodes} node(s)"
-    work = Workload(
-        train_samples=samples[0],
-        batch_size=batch,
-        epochs=setup["epochs"],
-        evaluate_samples=samples[1],
-    )
-    seconds = {TOTAL: row["time_s"]}
-    return name, Row(label=label, work=work, devices=devices, nodes=nodes, seconds=seconds)
-
-
-def _of_chart(table: PublishedTable, row: Mapping[str, Any]) -> tuple[str, Row]:
-    """A bar of a chart: there is a series for each setting, over the numbers of GPUs."""
-    phase, step = _CHARTS[table.part]
-    setup, devices, value = table.setup, row["gpus"], row[table.part]
-    label = "".join(f"-{row[name]}" for name in table.columns[:-1] if name != "gpus")
-    batch = int(label.rpartition("-")[2]) if phase == "train" else _CHART_BATCH_SIZE
-    work = Workload(
-        train_samples=setup["train_samples"],
-        batch_size=batch,
-        evaluate_samples=setup["eval_samples"],
-    )
-    seconds = _seconds(phase, value, work, devices)
-    return f"{phase}{label}", Row(
-        label=f"{devices} GPU(s)",
-        work=work,
-        devices=devices,
-        nodes=-(-devices // setup["gpus_per_node"]),
-        seconds={phase: seconds},
-        resolution_s={phase: seconds * step / value / 12**0.5},  # uniform
-    )
-
-
-def _seconds(phase: str, value: float, work: Workload, devices: int) -> float:
-    """A value of a chart in seconds."""
-    if phase in ("train", "evaluate"):  # samples/s of a device
-        samples = work.train_samples if phase == "train" else work.evaluate_samples
-        return samples / (devices * value)
-    return value / 1000 if phase == "broadcast" else value
