@@ -52,24 +52,16 @@ def main(name: str, script: str, *arguments: str) -> None:
             sys.argv = [*arguments]
             runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         else:
-            _run_script(script, arguments)
+            sys.argv = [script, *arguments]
+            if not sys.flags.safe_path:
+                sys.path[0] = os.path.dirname(os.path.realpath(script))
+            runpy.run_path(os.path.abspath(script), run_name="__main__")
     except Exception as error:
         trace, ours = error.__traceback__, (globals(), vars(runpy))
         while trace and any(trace.tb_frame.f_globals is each for each in ours):
             trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         sys.exit(1)
-
-
-def _run_script(script: str, arguments: Sequence[str]) -> None:
-    sys.argv = [script, *arguments]
-    if not sys.flags.safe_path:
-        sys.path[0] = os.path.dirname(os.path.realpath(script))
-    sys.modules["__main__"] = made = ModuleType("__main__")
-    made.__file__ = os.path.abspath(script)
-    with open(script, "rb") as file:
-        code = compile(file.read(), made.__file__, "exec", dont_inherit=True)
-    exec(code, vars(made))
 
 
 if __name__ == "__main__":

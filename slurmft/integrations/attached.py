@@ -22,7 +22,7 @@ class Attached:
         self.trainings = self.steps_before = 0
         """How many have begun, and the steps of those that have ended: the job's go on from there.
         A script may train several models."""
-        self.saved: dict[str, list[dict[str, Any]]] = {}
+        self.saved: dict[str, list[str]] = {}
         """Number of a training -> its checkpoints, oldest first; on the main rank."""
         self.metrics: dict[str, float] | None = None
         """The result, if the process comes to its end: of a training that has."""

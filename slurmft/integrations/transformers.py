@@ -1,8 +1,8 @@
 """transformers' Trainer, and TRL's, which derive from it: `callbacks=[SlurmftCallback()]`.
 
-Trainer saves its checkpoints itself, into its output_dir. For each, the run directory gets a small
-one: where it is, and how large its files are. A later attempt resumes from the newest that still is
-so. One that was half-written when a node died was never noted.
+Trainer saves its checkpoints itself, into its output_dir. When all ranks have, the run directory
+gets a small one, which names it. A later attempt resumes from the newest that was named: one that
+was half-written when a node died never was.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from transformers.trainer import Trainer
+from transformers.trainer import TRAINER_STATE_NAME, Trainer
 from transformers.trainer_callback import TrainerCallback
 
 from slurmft.core.files import is_number, read_json, write_json
 from slurmft.integrations.attached import add_to_all, attached
 
 _SAVED = "trainer.json"
-_SHAPE = {...: [{"path": str, "files": {...: int}, "extra": bool}]}
 _OF_STEPS = ("loss", "learning_rate", "grad_norm")
 _NO_METRICS = ("_runtime", "_per_second", "_preparation_time")
 
@@ -30,10 +29,9 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def __init__(self) -> None:
         self._process = attached()
         self._job = self._process.job
-        self._stops = self._due = self._extra = False
-        """Whether the job is to stop, and a checkpoint is due, after this step; and whether it is
-        none of Trainer's own schedule."""
-        self._saved_at = self._samples = 0
+        self._stops = False
+        """Whether the process ends after the next checkpoint."""
+        self._samples = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._process.metrics = None
@@ -45,20 +43,10 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             self._job.step(self._step(state))  # its record comes with the loss
         else:
             self._record(state)
-        self._stops = self._job.should_stop()
-        self._due = self._stops or self._job.checkpoint_due()
-        control.should_training_stop |= self._stops
-        if not float(state.epoch).is_integer():  # else the epoch's evaluation belongs to the state
-            self._save_if_due(state, control)
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._due |= self._stops  # save_strategy="best" may have refused
-        self._save_if_due(state, control)
-
-    def _save_if_due(self, state: Any, control: Any) -> None:
-        if self._due:
-            self._extra = not control.should_save and self._saved_at != state.global_step
-            control.should_save, self._due = True, False
+        if not float(state.epoch).is_integer():  # else the epoch's evaluation comes first
+            self._stops = self._job.should_stop()
+            is_due = args.save_strategy == "no" and self._job.checkpoint_due()
+            control.should_save |= self._stops or is_due
         if control.should_save:
             self._job.alive("save")
 
@@ -105,32 +93,27 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             return
         if self._job.world_size > 1:
             self._job.join().all_objects(None)  # until every rank has written its files
-        path = Path(args.output_dir, f"checkpoint-{state.global_step}").absolute()
         with self._job.checkpoint(self._step(state)) as folder:
             if folder:
-                write_json(folder / _SAVED, self._note(path))
-        if folder:
-            self._prune(state.best_model_checkpoint)
-        if self._stops and not self._due:  # it is due again where an epoch's end follows
+                paths = self._note(Path(args.output_dir, f"checkpoint-{state.global_step}"))
+                write_json(folder / _SAVED, self._process.saved)
+        if folder and args.save_strategy == "no":
+            for old in paths[: -self._job.config.job.keep_checkpoints]:
+                shutil.rmtree(old, ignore_errors=True)
+        if self._stops:
             self._process.stop()
-        self._saved_at, self._extra = state.global_step, False
         self._job.alive("train")
 
-    def _note(self, path: Path) -> dict[str, list[dict[str, Any]]]:
+    def _note(self, saved: Path) -> list[str]:
         """Adds a checkpoint to those of this training; what is gone, or was another's, goes."""
-        saved = self._process.saved
-        for name, each in saved.items():
-            saved[name] = [c for c in each if c["path"] != str(path) and Path(c["path"]).is_dir()]
-        now = {"path": str(path), "files": _sizes(path), "extra": self._extra}
-        saved.setdefault(str(self._process.trainings), []).append(now)
-        return saved
-
-    def _prune(self, best: str | None) -> None:
-        """Removes older checkpoints that Trainer would not have saved."""
-        saved = self._process.saved[str(self._process.trainings)]
-        for old in saved[: -self._job.config.job.keep_checkpoints]:
-            if old["extra"] and old["path"] != (best and str(Path(best).absolute())):
-                shutil.rmtree(old["path"], ignore_errors=True)
+        now, number = str(saved.absolute()), str(self._process.trainings)
+        known = {number: []} | self._process.saved
+        self._process.saved = {
+            name: [path for path in paths if path != now and Path(path).is_dir()]
+            for name, paths in known.items()
+        }
+        self._process.saved[number].append(now)
+        return self._process.saved[number]
 
     def begin(self, callbacks: list[Any]) -> str | None:
         """A training begins: its newest whole checkpoint, the same on all ranks."""
@@ -145,22 +128,15 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     def _find(self, newest: Path | None) -> str | None:
         if newest and not self._process.saved:
-            self._process.saved = read_json(newest / _SAVED, _SHAPE) or {}
-        saved = self._process.saved.get(str(self._process.trainings), [])
-        while saved and _sizes(Path(saved[-1]["path"])) != saved[-1]["files"]:
-            self._job.warn(f"{saved.pop()['path']} is not as it was saved: it is not used")
+            self._process.saved = read_json(newest / _SAVED, {...: [str]}) or {}
+        for path in reversed(self._process.saved.get(str(self._process.trainings), [])):
+            if read_json(Path(path, TRAINER_STATE_NAME)):  # the last that Trainer writes
+                step = self._process.steps_before + int(path.rpartition("-")[2])
+                self._job.record("resume", step=step, checkpoint=path)
+                return path
+            self._job.warn(f"{path} is not whole any more: it is not used")
             self._job.remove_checkpoints()  # those to come have smaller numbers
-        if not saved:
-            return None
-        path = str(saved[-1]["path"])
-        step = self._process.steps_before + int(path.rpartition("-")[2])
-        self._job.record("resume", step=step, checkpoint=path)
-        return path
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.stat().st_size for path in files}
+        return None
 
 
 def _metrics(logs: dict[str, Any]) -> dict[str, float]:

@@ -53,6 +53,8 @@ def test_as_without(tmp_path: Path, then: str, how: str) -> None:
     (tmp_path / "link.py").symlink_to(folder / "show.py")
     program = {"script": ["my scripts/show.py"], "link": ["link.py"], "module": ["-m", "show"]}[how]
     place = folder if how == "module" else tmp_path
+    if how != "module":  # as it is in argv
+        program = [str(tmp_path / program[0])]
     expected = run(place, *program, "--lr", "1e-3", "-m", "a b")
     found = run(
         place, "-m", "slurmft.integrations", "transformers", *program, "--lr", "1e-3", "-m", "a b"

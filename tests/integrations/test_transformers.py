@@ -156,7 +156,7 @@ def finish(start: Start, run: RunDir, **more: Any) -> dict[str, Any]:
 def test_interrupted_run_equals_an_undisturbed_one(
     start: Start, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    """Dropout's masks, too; and the evaluation at the end of an epoch is not left out."""
+    """Dropout's masks, too; and at the end of an epoch, a stop waits until it is evaluated."""
     run = make_run(tmp_path)
     for step in (7, 20, 34):
         stop(start, run, f"1:{step}")
@@ -167,7 +167,7 @@ def test_interrupted_run_equals_an_undisturbed_one(
 
     stops = [event["step"] for event in events(run, "stopping")]
     assert stops == [event["step"] for event in events(run, "resume")]
-    assert [after - step for after, step in zip(stops, (7, 20, 34), strict=True)] == [0, 0, 0]
+    assert [after - step for after, step in zip(stops, (7, 20, 34), strict=True)] == [0, 1, 0]
     assert [record["step"] for record in events(run, "step")] == list(range(1, 61))
     assert "samples_per_s" in events(run, "step")[-1]
     epochs = events(run, "epoch")
@@ -190,18 +190,19 @@ def test_two_ranks_stop_after_the_same_step(
 def test_killed_run_resumes_from_the_newest_whole_checkpoint(
     start: Start, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    """What died half-written is not taken; and of what only the job wanted, two are kept."""
+    """What died half-written is not taken; and where Trainer saves nothing, two are kept."""
     run = make_run(tmp_path, checkpoint_every_steps=4)
     assert start(run, "1:14", "SIGKILL").end() < 0
     saved = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
     assert saved == ["checkpoint-12", "checkpoint-8"]
-    optimizer = tmp_path / "checkpoint-12" / "optimizer.pt"
-    os.truncate(optimizer, optimizer.stat().st_size // 2)
+    state = tmp_path / "checkpoint-12" / "trainer_state.json"
+    os.truncate(state, state.stat().st_size // 2)
+    (tmp_path / "checkpoint-13").mkdir()  # died half-written
     finish(start, run)
     (resume,) = events(run, "resume")
     assert (resume["step"], Path(resume["checkpoint"]).name) == (8, "checkpoint-8")
     (warning,) = (e["text"] for e in events(run, "warning") if "checkpoint" in e["text"])
-    assert "checkpoint-12 is not as it was saved" in warning
+    assert "checkpoint-12 is not whole" in warning
     assert history(tmp_path) == undisturbed()
     assert run.checkpoint_names()[-1] == "step-00000060"
 
