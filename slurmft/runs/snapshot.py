@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ from slurmft.runs.rundir import RunDir
 MODES = ("auto", "git", "folder", "none")
 """auto: git in a work tree, else folder; none of what is installed, or not in the current folder"""
 LIMIT_MB, FILES_PER_MB = 100, 200
+_NO_COMMANDS = ("--no-ext-diff", "--no-textconv", "--submodule=short")
+"""For a diff: those that a repository's configuration names are not started."""
 
 
 @dataclass(slots=True)
@@ -51,6 +53,12 @@ class Source:
     """Files that are not as in the commit, untracked ones included."""
     diff: str = ""
     """Of tracked files, from the commit."""
+
+    def add(self, name: str) -> None:
+        """Adds a file or a link; nothing else can be copied."""
+        about = os.lstat(self.root / name)
+        if stat.S_ISREG(about.st_mode) or stat.S_ISLNK(about.st_mode):
+            self.files[name] = about
 
     @property
     def bytes(self) -> int:
@@ -107,18 +115,20 @@ def source(
     if found.root in (Path("/"), filesystem.absolute("~").resolve()):
         raise _too_large(found, limit_mb)
     left_out = functools.cache(functools.partial(_holds_no_code, runs_dir=runs_dir))
-    names = (_in_git if found.mode == "git" else _in_folder)(found, "", left_out)
-    own = [] if program.is_dir() else [os.path.relpath(program, found.root)]  # ignored or not
+    names = (_in_git if found.mode == "git" else _in_folder)(found, left_out)
     try:
-        for name in chain(own, islice(names, 5 * FILES_PER_MB * limit_mb)):
+        for name in islice(names, 5 * FILES_PER_MB * limit_mb):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # deleted, in git
-                about = os.lstat(os.path.join(found.root, name))
-                if stat.S_ISREG(about.st_mode) or stat.S_ISLNK(about.st_mode):
-                    found.files[name] = about
+                found.add(name)
+        found.add(os.path.relpath(program, found.root))  # ignored or not
     except OSError as error:
         raise _unreadable(error) from None
     if found.bytes > limit_mb * 2**20 or len(found.files) > FILES_PER_MB * limit_mb:
         raise _too_large(found, limit_mb)
+    if found.mode == "git":
+        with contextlib.suppress(UsageError):  # there is no commit yet
+            found.commit = _git(found.root, "rev-parse", "--verify", "HEAD").strip()
+            found.diff = _git(found.root, "diff", "--no-color", *_NO_COMMANDS, "HEAD")
     return found
 
 
@@ -149,38 +159,17 @@ def _tracks(top: Path, program: Path) -> bool:
     return False
 
 
-def _in_git(found: Source, below: str, left_out: Callable[[Path], bool]) -> Iterator[str]:
-    """The files of a repository that it does not ignore; `found` gets commit and changes, too."""
-    top = found.root / below  # a submodule ends with a slash
-    for entry in _git(top, "ls-files", "--stage", "-z").split("\0")[:-1]:
-        about, _, name = entry.partition("\t")
-        if not about.startswith("160000"):
-            yield below + name
-        elif os.path.lexists(top / name / ".git"):
-            yield from _in_git(found, f"{below}{name}/", left_out)
-        else:
-            raise UsageError(
-                f"the submodule {below + name!r} of {str(found.root)!r} is not there",
-                f"git -C {shlex.quote(str(top))} submodule update --init",
-            )
-    commit, edited, skip = None, 0, "--ignore-submodules=dirty"  # they are asked themselves
-    flags = ["-z", "--porcelain=v2", "--branch", "-uall", "--no-renames", skip]
-    for entry in _git(top, "status", *flags).split("\0"):
-        kind, _, name = entry.partition(" ")
-        if kind == "#" and name.startswith("branch.oid ") and "(initial)" not in name:
-            commit = name.split()[1]
-        elif kind == "?" and name.endswith("/"):  # another repository
-            yield from _in_git(found, below + name, left_out)
-        elif kind == "?" and not any(map(left_out, (top / name).parents[: name.count("/")])):
-            found.changed += 1
-            yield below + name
-        edited += kind in ("1", "u")
-    found.changed += edited
-    found.commit = found.commit if below else commit
-    if commit and edited:
-        flags = ["--no-color", "--no-ext-diff", "--no-textconv", "--submodule=short", skip]
-        flags += [f"--src-prefix=a/{below}", f"--dst-prefix=b/{below}", "HEAD"]
-        found.diff += _git(top, "diff", *flags)
+def _in_git(found: Source, left_out: Callable[[Path], bool]) -> Iterator[str]:
+    """The files of a work tree that it does not ignore, and of its submodules."""
+    yield from _git(found.root, "ls-files", "-z", "--recurse-submodules").split("\0")[:-1]
+    flags = ("-z", "--porcelain", "-uall", "--no-renames")
+    for entry in _git(found.root, "status", *flags).split("\0")[:-1]:
+        is_new, name = entry.startswith("??"), entry[3:]
+        if is_new and any(map(left_out, (found.root / name).parents[: name.count("/")])):
+            continue
+        found.changed += 1
+        if is_new:
+            yield name
 
 
 def _git(folder: Path, *arguments: str) -> str:
@@ -198,7 +187,7 @@ def _git(folder: Path, *arguments: str) -> str:
     return os.fsdecode(done.stdout)
 
 
-def _in_folder(found: Source, below: str, left_out: Callable[[Path], bool]) -> Iterator[str]:
+def _in_folder(found: Source, left_out: Callable[[Path], bool], below: str = "") -> Iterator[str]:
     """Files that are neither hidden nor compiled."""
     with os.scandir(found.root / below) as entries:
         for entry in entries:
@@ -207,7 +196,7 @@ def _in_folder(found: Source, below: str, left_out: Callable[[Path], bool]) -> I
             if not entry.is_dir(follow_symlinks=False):
                 yield below + entry.name
             elif not left_out(Path(entry.path)):
-                yield from _in_folder(found, f"{below}{entry.name}/", left_out)
+                yield from _in_folder(found, left_out, f"{below}{entry.name}/")
 
 
 def _holds_no_code(folder: Path, runs_dir: Path | None) -> bool:
@@ -251,12 +240,21 @@ def take(found: Source, run: RunDir) -> Snapshot:
     root = os.fsencode(found.root).decode("utf-8", "backslashreplace")
     facts: dict[str, Any] = {"mode": found.mode, "root": root, "files": len(found.files)}
     if found.mode == "git":
-        facts |= {"commit": found.commit, "dirty": found.changed > 0, "changed": found.changed}
+        facts |= {"commit": found.commit, "changed": found.changed}
     if found.mode == "none":
         return Snapshot(found.root, run.code, facts)
+    kept = store(run.path.parent)
+    with contextlib.suppress(OSError):
+        kept.mkdir(mode=0o700)
     aside = aside_of(run.code)
+    copy = functools.partial(_copy, found, aside, kept if _is_own(kept) else Path(os.devnull))
     try:
-        facts |= {"bytes": found.bytes, "sha256": _fill(aside, found, run)}
+        for folder in {os.path.dirname(name) for name in found.files}:
+            os.makedirs(aside / folder, exist_ok=True)
+        with ThreadPoolExecutor(8) as pool:  # a file takes a millisecond on shared file systems
+            lines = sorted(pool.map(copy, found.files))
+        digest = hashlib.sha256(os.fsencode("\0".join(lines))).hexdigest()
+        facts |= {"bytes": found.bytes, "sha256": digest}
         if found.diff:
             write_bytes(run.code_diff, os.fsencode(found.diff))
         os.rename(aside, run.code)
@@ -268,58 +266,34 @@ def take(found: Source, run: RunDir) -> Snapshot:
     return Snapshot(found.root, run.code, facts)
 
 
-def _fill(into: Path, found: Source, run: RunDir) -> str:
-    """Makes a folder with the files; returns the sha256 of their names and contents."""
-    kept, like, folders, names = store(run.path.parent), run.path.stat(), {""}, list(found.files)
-    with contextlib.suppress(OSError):
-        kept.mkdir(mode=0o700)
-    prefix = f"{kept}/{like.st_gid}-" if _is_own(kept) else ""
-    for name in names:
-        while (name := os.path.dirname(name)) not in folders:
-            folders.add(name)
-    for folder in sorted(folders):
-        os.mkdir(os.path.join(into, folder))
-    copied = folders | found.files.keys() | {"."}
-
-    def copy(name: str) -> str:
-        path, target = os.path.join(found.root, name), os.path.join(into, name)
-        about = found.files[name].st_mode
-        if stat.S_ISREG(about):
-            mode = (0o555 if about & 0o100 else 0o444) & like.st_mode
-            return f"{about & 0o100} {_copy_file(path, target, mode, prefix)} {name}"
-        goal = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
-        if os.path.relpath(goal, found.root) in copied:
-            goal = os.path.relpath(goal, os.path.dirname(path))
-        os.symlink(goal, target)
-        return f"link {goal!r} {name}"
-
-    # A file takes a millisecond on shared file systems. On local ones threads only cost time.
-    count = 8 if filesystem.of(run.path).is_shared else 1
-    with ThreadPoolExecutor(count) as pool:
-        parts = pool.map(lambda start: [copy(n) for n in names[start::count]], range(count))
-        lines = sorted(chain(*parts))
-    return hashlib.sha256(os.fsencode("\0".join(lines))).hexdigest()
+def _copy(found: Source, into: Path, kept: Path, name: str) -> str:
+    """Copies a file, or a link; returns what it is, in a line."""
+    path, target, about = found.root / name, into / name, found.files[name]
+    if stat.S_ISREG(about.st_mode):
+        mode = 0o555 if about.st_mode & 0o100 else 0o444
+        return f"{mode:o} {_copy_file(path, target, mode, kept)} {name}"
+    goal = os.path.normpath(path.parent / os.readlink(path))
+    below = os.path.relpath(goal, found.root)
+    if below in found.files or (into / below).is_dir():
+        goal = os.path.relpath(goal, path.parent)
+    os.symlink(goal, target)
+    return f"link {goal!r} {name}"
 
 
-def _copy_file(path: str, target: str, mode: int, prefix: str) -> str:
-    """Copies a file; with the prefix of a store, as a link into it. Returns the sha256 of it."""
-    with open(path, "rb", buffering=0) as file:
-        content = file.readall()
+def _copy_file(path: Path, target: Path, mode: int, kept: Path) -> str:
+    """Copies a file, as a link into the store if that can be; returns its sha256."""
+    content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
-    kept = f"{prefix}{mode:o}-{digest}"
-    with contextlib.suppress(OSError):  # not kept, no links here, or too many
-        if prefix:
-            os.link(kept, target, follow_symlinks=False)
-            about = os.lstat(target)
-            if (about.st_size, about.st_uid) == (len(content), os.geteuid()):
-                return digest
-            os.unlink(target)  # a crash has cut it short
-            os.unlink(kept)
-    with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(content)
-    if prefix:
-        with contextlib.suppress(OSError):
-            os.link(target, kept)
+    known = kept / f"{digest}-{mode:o}"
+    with contextlib.suppress(OSError):
+        if known.stat().st_size == len(content):
+            os.link(known, target, follow_symlinks=False)
+            return digest
+        known.unlink()  # a crash has cut it short
+    target.write_bytes(content)
+    target.chmod(mode)
+    with contextlib.suppress(OSError):
+        os.link(target, known)
     return digest
 
 
