@@ -15,8 +15,10 @@ import pytest
 
 from slurmft.cluster.slurm import allocation, stage_env
 from slurmft.cluster.slurm.batch_script import inside_text
+from slurmft.core import filesystem
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.core.filesystem import FileSystem
 from slurmft.core.own_program import OwnProgram, environment_of
 from slurmft.node import staged_env
 from slurmft.node.own_environment import command_in
@@ -165,31 +167,22 @@ def test_what_killed_jobs_left_is_removed(tmp_path: Path) -> None:
             os.utime(name, (long_ago, long_ago))
     dying = tmp_path / f"slurmft-env-{os.getuid()}-dying.old"  # its removal was cut short
     dying.mkdir()
-    assert stage_env.look(str(tmp_path), 1)["free_bytes"] > 0
-    assert dying.exists()  # there is room: no job waits for a removal
-    stage_env.look(str(tmp_path), 2**60)
+    staged_env.removal(staged_env.leftovers(tmp_path)).wait()
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == [f"slurmft-env-{os.getuid()}-dead-young.tar", "slurmft-env-99999-other.tar"]
 
 
-GOOD = {"host": "n1", "free_bytes": 2**40, "is_shared": False, "type": "xfs"}
-
-
-@pytest.mark.parametrize(
-    ("node", "words"),
-    [
-        ({"free_bytes": 2**30}, "/scratch on n2 has 1.0 GiB free, 2.1 GiB are needed"),
-        ({"free_bytes": None}, "/scratch on n2 is not a writable folder"),
-        ({"is_shared": True, "type": "gpfs"}, "is a shared file system (gpfs)"),
-        (None, "1 of 2 nodes"),
-    ],
-)
-def test_nodes_that_cannot_take_it(node: dict[str, object] | None, words: str) -> None:
-    answers = [GOOD] if node is None else [GOOD, GOOD | {"host": "n2"} | node]
-    with pytest.raises(StageError) as error:
-        stage_env.check_nodes([json.dumps(a) for a in answers], "/scratch", 2**30, 2)
-    assert words in str(error.value)
-    stage_env.check_nodes([json.dumps(GOOD)] * 2, "/scratch", 2**30, 2)
+def test_shared_file_system_is_refused(
+    tmp_path: Path, small_venv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All nodes would write the same archive."""
+    job = JobConfig(stage_env=True, runs_dir=str(tmp_path / "runs"), stage_dir=str(tmp_path))
+    run = RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
+    remote = FileSystem(type="nfs4", source="server:/", mount="/")
+    monkeypatch.setattr(filesystem, "of", lambda path: remote)
+    with pytest.raises(StageError, match="is on the nfs4"):
+        stage_env.send(run, {})
+    assert not (tmp_path / "runs" / ".environments").exists()
 
 
 def test_failed_broadcast_leaves_nothing(
@@ -201,7 +194,7 @@ def test_failed_broadcast_leaves_nothing(
 
     def on_all_nodes(nodes: int, program: list[str]) -> list[str]:
         calls.append(program)
-        return [json.dumps(GOOD)]
+        return []
 
     def broadcast(source: Path, target: str, timeout_s: float) -> None:
         raise SlurmftError("sbcast failed (exit 1): No space left on device")

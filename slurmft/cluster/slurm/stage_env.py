@@ -2,9 +2,8 @@
 
 The batch script packs it again whenever it has changed, and sends it to all nodes by sbcast:
 
-    python -m slurmft.cluster.slurm.stage_env send RUN_DIR       prints the archive's path there
-    python -m slurmft.cluster.slurm.stage_env look FOLDER BYTES  what a node has there
-    python -m slurmft.cluster.slurm.stage_env clean ARCHIVE      removes what killed tasks left
+    python -m slurmft.cluster.slurm.stage_env send RUN_DIR   prints the archive's path there
+    python -m slurmft.cluster.slurm.stage_env clean ARCHIVE  removes what killed tasks left
 
 The tasks of the nodes unpack it: `slurmft.node.staged_env`.
 """
@@ -13,29 +12,24 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from slurmft.cluster.slurm import allocation
 from slurmft.core import filesystem, own_program
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import SlurmftError, UsageError, run_main
 from slurmft.core.text import in_bytes
-from slurmft.node.staged_env import NAME, OLD, StageError, leftovers, removal, unpacked
+from slurmft.node.staged_env import NAME, OLD, StageError, unpacked
 from slurmft.runs.rundir import RunDir
 
 _ARCHIVES = ".environments"
 """Where packed environments are kept: in --runs-dir, which all nodes see and which has space."""
-_ROOM = 2.1
-"""Space that a node needs, in sizes of the archive: for a moment, the archive and its content."""
 _SEND_TIMEOUT_S = 900
 
 
@@ -81,17 +75,14 @@ def send(run: RunDir, environment: Mapping[str, str]) -> str:
     """
     config = run.load_config()
     job, prefix = config.job, own_program.environment_of(config.program)
+    folder = node_folder(job, environment)
+    if (place := filesystem.of(folder)).is_shared:
+        raise StageError(f"{folder} is on the {place}: see --stage-dir")
     began = time.monotonic()
     archive = pack(prefix, Path(job.runs_dir) / _ARCHIVES)
     packed_s = time.monotonic() - began
-    folder = node_folder(job, environment)
-    look = [sys.executable, "-m", "slurmft.cluster.slurm.stage_env", "look", folder]
-    look += [str(archive.stat().st_size)]
     target = f"{folder}/{NAME}-{os.getuid()}-{secrets.token_hex(6)}.tar"
     try:
-        check_nodes(
-            allocation.on_all_nodes(job.nodes, look), folder, archive.stat().st_size, job.nodes
-        )
         allocation.broadcast(archive, target, _SEND_TIMEOUT_S)
     except SlurmftError as error:
         clean(target, job.nodes)  # on the nodes that have it
@@ -109,41 +100,6 @@ def node_folder(job: JobConfig, environment: Mapping[str, str]) -> str:
     """The folder on a node's own disk."""
     named = (environment.get(name) for name in ("SLURM_TMPDIR", "TMPDIR"))
     return (job.stage_dir or next(filter(None, named), "/tmp")).rstrip("/") or "/"
-
-
-def check_nodes(answers: list[str], folder: str, size: int, nodes: int) -> None:
-    """Raises StageError where a node, by its answer to `look`, cannot take an archive of `size`
-    bytes and its content."""
-    found = [json.loads(line) for line in answers if line.startswith("{")]
-    if len(found) < nodes:
-        raise StageError(f"only {len(found)} of {nodes} nodes could look at {folder}")
-    for node in found:
-        where = f"{folder} on {node['host']}"
-        if node["free_bytes"] is None:
-            raise StageError(f"{where} is not a writable folder")
-        if node["is_shared"]:
-            raise StageError(f"{where} is a shared file system ({node['type']}): see --stage-dir")
-        if node["free_bytes"] < _ROOM * size:
-            room, needed = in_bytes(node["free_bytes"]), in_bytes(_ROOM * size)
-            raise StageError(f"{where} has {room} free, {needed} are needed")
-
-
-def look(folder: str, size: int) -> dict[str, Any]:
-    """Free space and kind of a folder on this node, for an archive of `size` bytes.
-
-    If the space is too small, leftovers of ended jobs are removed first.
-    """
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
-        return {"host": os.uname().nodename, "free_bytes": None}
-    if shutil.disk_usage(folder).free < _ROOM * size and (left := leftovers(Path(folder))):
-        removal(left).wait()
-    here = filesystem.of(folder)
-    return {
-        "host": os.uname().nodename,
-        "free_bytes": shutil.disk_usage(folder).free,
-        "is_shared": here.is_shared,
-        "type": here.type,
-    }
 
 
 def pack(prefix: str, archives: Path) -> Path:
@@ -215,10 +171,8 @@ def clean(archive: str, nodes: int) -> None:
 
 
 def main(argv: list[str]) -> int:
-    what, argument = argv[:2]
-    if what == "look":
-        print(json.dumps(look(argument, int(argv[2]))))
-    elif what == "clean":
+    what, argument = argv
+    if what == "clean":
         clean(argument, allocation.allocated_nodes() or 1)
     else:
         try:
