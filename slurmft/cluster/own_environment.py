@@ -13,16 +13,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slurmft.core import permissions
+from slurmft.core import fingerprint, permissions
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.filesystem import absolute
 from slurmft.core.own_program import OwnProgram
 
-_FIND = """\
-from importlib.util import find_spec as find
-print(*(spec.origin if (spec := find(name)) else "" for name in ("accelerate", "deepspeed")), "",
-      sep="\\n")"""
 _JOBS_OWN = re.compile(
     r"num_(machines|processes)|machine_rank|main_|rdzv|gpu_ids|mpirun|.*affinity"
 )
@@ -87,7 +83,7 @@ def check_accelerate(own: OwnProgram) -> None:
     """Checks --accelerate-config, and says what of it does not count.
 
     Raises:
-        UsageError: no such file, or Accelerate would refuse it.
+        UsageError: no such file, or it needs what is not installed.
     """
     import yaml  # for this flag alone
 
@@ -100,18 +96,10 @@ def check_accelerate(own: OwnProgram) -> None:
     except (yaml.YAMLError, ValueError, KeyError, TypeError) as error:
         why = " ".join(str(error).split())  # of YAML, several lines
         raise UsageError(f"{what} is no YAML with a distributed_type: {why}", make) from None
-    found = subprocess.run([own.python, "-c", _FIND], capture_output=True, text=True).stdout
-    accelerate, deepspeed, *_ = [*found.split("\n"), "", ""]
-    if found and not (accelerate and (deepspeed or kind != "DEEPSPEED")):
-        name = "deepspeed" if accelerate else "accelerate"
-        pip = f"{own.python} -m pip install {name}"
-        raise UsageError(f"{what} needs {name}, which {own.python!r} lacks", pip)
-    source = Path(accelerate).parent / "commands" / "config" / "config_args.py"
-    text = source.read_text(encoding="utf-8") if source.is_file() else ""
-    known = set(re.findall(r"^    (\w+): ", text.partition("class SageMaker")[0], re.MULTILINE))
-    unknown = values.keys() - known - {"fp16", "dynamo_backend"}  # of old files
-    if unknown and "fsdp_config" in known:
-        names = ", ".join(sorted(unknown))
-        raise UsageError(f"{what}: accelerate does not know its {names}", "remove it, or update")
+    installed = fingerprint.packages(own.python)
+    needed = ["accelerate", *(["deepspeed"] if kind == "DEEPSPEED" else [])]
+    if missing := [name for name in needed if installed and name not in installed]:
+        pip = f"{own.python} -m pip install {missing[0]}"
+        raise UsageError(f"{what} needs {missing[0]}, which {own.python!r} lacks", pip)
     if ignored := ", ".join(k for k, v in values.items() if v and _JOBS_OWN.match(k)):
         print(f"slurmft: {what}: the job decides, not that file: {ignored}", file=sys.stderr)
