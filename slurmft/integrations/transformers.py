@@ -112,16 +112,16 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             self._process.stop()
         self._job.alive("train")
 
-    def _note(self, saved: Path) -> list[str]:
+    def _note(self, checkpoint: Path) -> list[str]:
         """Adds a checkpoint to those of this training; what is gone, or was another's, goes."""
-        now, number = str(saved.absolute()), str(self._process.trainings)
-        known = {number: []} | self._process.saved
-        self._process.saved = {
+        now, number = str(checkpoint.absolute()), str(self._process.trainings)
+        saved = {
             name: [path for path in paths if path != now and Path(path).is_dir()]
-            for name, paths in known.items()
+            for name, paths in self._process.saved.items()
         }
-        self._process.saved[number].append(now)
-        return self._process.saved[number]
+        saved.setdefault(number, []).append(now)
+        self._process.saved = saved
+        return saved[number]
 
     def begin(self, callbacks: list[Any]) -> str | None:
         """A training begins: its newest whole checkpoint, the same on all ranks."""
