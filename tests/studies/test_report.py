@@ -404,8 +404,9 @@ def test_published_values_that_are_no_points(tmp_path: Path) -> None:
 
 def test_names_that_matplotlib_hides(tmp_path: Path) -> None:
     for name in ("_a", "_" + "b" * 70):
-        write_run(tmp_path / "runs" / name, model=name, data="$x")
-    report(tmp_path / "runs", "--output", tmp_path / "out")
+        for nodes in (1, 2):
+            write_run(tmp_path / f"runs{nodes}" / name, nodes=nodes, model=name, data="$x")
+    report(tmp_path / "runs1", tmp_path / "runs2", "--output", tmp_path / "out")
     assert ">_a<" in re.sub(
         r"\s", "", next((tmp_path / "out").glob("*train-samples*.svg")).read_text()
     )

@@ -1,42 +1,274 @@
-"""Draws charts by matplotlib, which only this module imports, and only to draw."""
+"""Plots of what runs measured: their points, which the page lists too, and their drawing by
+matplotlib, which only this module imports, and only to draw."""
 
 from __future__ import annotations
 
 import importlib.util
 import io
-import textwrap
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from slurmft.studies.report.charts import Chart, Series
+from slurmft.core.files import is_number
+from slurmft.runs.records import Curve
+from slurmft.runs.scan import MeasuredRun
+from slurmft.studies.published import PublishedTable, with_unit
+from slurmft.studies.report.formats import Column, Table, Value, decimals_of
+from slurmft.studies.report.matching import keys_of
+from slurmft.studies.report.measures import (
+    DEVICE_FIELDS,
+    MEASURES,
+    PHASES,
+    Row,
+    Spread,
+    label,
+    measures_of,
+    others,
+)
+from slurmft.studies.report.runset import RunSet
 
 HINT = "plots need matplotlib: pip install matplotlib"
+
+_MOST_SERIES = 8
+"""More cannot be distinguished in print."""
+_MOST_BARS = 32
+_MOST_POINTS = 300
+
+_OVER_DEVICES = {
+    "train_samples_per_s_per_device": "Training throughput of a device",
+    "evaluate_samples_per_s_per_device": "Evaluation throughput of a device",
+    "train_s": "Training time",
+    "wall_s": "Time of the whole job",
+    "metric_s_per_evaluation": "Metric of one evaluation",
+    "broadcast_ms_per_evaluation": "Broadcast of its result",
+}
+"""Measures of a training that are plotted over its devices, with the title of the plot."""
+
+Points = list[tuple[float, Spread]]
+
+
+@dataclass(slots=True)
+class Chart:
+    """One plot."""
+
+    key: str
+    """For file names and ids."""
+    title: str
+    x_label: str
+    y_label: str
+    series: dict[str, Points]
+    """Name -> points."""
+    kind: str = "lines"
+    """lines (a marker for every point), curves (of many points), stack (a bar a row, of the series'
+    parts)."""
+    legend: str = ""
+    """What the names are values of."""
+    bars: Sequence[str] = ()
+    """stack: the names of the bars, which x indexes."""
+    ideal: float | None = None
+    """The devices at which the line of ideal speedups has the value 1."""
+    notes: list[str] = field(default_factory=list)
+
+    def table(self) -> Table:
+        """The points of the plot; of curves about ten each."""
+        columns = [
+            Column("series", self.legend or "series", numeric=False),
+            Column("x", self.x_label, numeric=not self.bars),
+            Column("y", self.y_label),
+        ]
+        decimals = decimals_of(y.median for points in self.series.values() for _, y in points)
+        rows = []
+        for name, points in self.series.items():
+            step = max(1, len(points) // 10) if self.kind == "curves" else 1
+            for x, y in points[::step]:
+                at = Value(x, self.bars[int(x)] if self.bars else f"{x:g}")
+                rows.append([Value.of(name), at, Value.rounded(y.median, decimals)])
+        return Table(self.title, columns, rows)
+
+
+# --- what is plotted ------------------------------------------------------------------------------
+
+
+def charts_of(
+    rows: Sequence[Row], runset: RunSet, published: Iterable[PublishedTable]
+) -> list[Chart]:
+    """All plots of a set of runs that have data."""
+    made = [*_over_field(rows, runset), _losses(rows, runset.fields)]
+    if not runset.is_own:
+        made = [*_over_devices(rows, runset, published), _phases(rows, runset.fields), made[-1]]
+    return [chart for chart in made if chart.series]
+
+
+def _over_field(rows: Sequence[Row], runset: RunSet) -> list[Chart]:
+    """What programs of the user's own measured over the only field that varies, and has numbers."""
+    name, *more = runset.fields or [""]
+    found = [row for row in rows if row.finished]
+    if more or not all(is_number(row.cell.get(name)) for row in found):
+        return []
+    found.sort(key=lambda row: float(row.cell[name]))
+    points = {
+        m: [(float(r.cell[name]), s) for r in found if (s := r.measures.get(m.key))]
+        for m in measures_of(runset)
+    }
+    return [
+        Chart(m.key, f"{m.label} over {name}", name, m.label, {"measured": values})
+        for m, values in points.items()
+        if len(values) > 1
+    ]
+
+
+def _over_devices(
+    rows: Sequence[Row], runset: RunSet, published: Iterable[PublishedTable]
+) -> list[Chart]:
+    """The measures over devices, and the speedup beside the published ones."""
+    groups = _groups(rows, runset.fields)
+    x_label, charts = "devices (ranks)", []
+    for key, title in (*_OVER_DEVICES.items(), ("speedup", "Speedup")):
+        series = {name: _points(key, members) for name, members in groups.items()}
+        series = {name: points for name, points in series.items() if points}
+        if len({x for points in series.values() for x, _ in points}) < 2:
+            continue
+        y_label = MEASURES[key].label if key in MEASURES else key
+        chart = Chart(key, title, x_label, y_label, _some(series))
+        if len(series) > len(chart.series):
+            chart.notes.append(
+                f"{_MOST_SERIES} of {len(series)} series, evenly chosen; the tables have all."
+            )
+        names = [f.replace("_", " ") for f in runset.fields if f not in DEVICE_FIELDS]
+        chart.legend = ", ".join(names)
+        charts.append(chart)
+        if key == "speedup":
+            bases = [r.baseline.devices for r in rows if r.baseline and r.baseline.devices]
+            chart.ideal = min(bases, default=1)
+            for table in published:
+                chart.series |= _published_speedups(table)
+    return charts
+
+
+def _groups(rows: Sequence[Row], fields: Sequence[str]) -> dict[str, list[Row]]:
+    """The measured rows by their fields other than devices.
+
+    Where a number of devices occurs twice, as 2 nodes x 1 and 1 x 2, the name has the processes per
+    node, too.
+    """
+    named = [
+        (", ".join(str(v) for v in others(row, fields).values()), row)
+        for row in rows
+        if row.finished and row.devices
+    ]
+    counts = Counter((name, row.devices) for name, row in named)
+    ambiguous = {name for (name, _), count in counts.items() if count > 1}
+    groups: dict[str, list[Row]] = {}
+    for name, row in named:
+        processes = f"{row.value('nproc_per_node') or 'auto'} a node" if name in ambiguous else ""
+        full_name = ", ".join(filter(None, (name, processes))) or "measured"
+        groups.setdefault(full_name, []).append(row)
+    return groups
+
+
+def _points(key: str, rows: Sequence[Row]) -> Points:
+    """A measure, or what follows from a row's baseline, over devices."""
+    found = [(r.devices, r.measures.get(key) or _exactly(r.scaled.get(key))) for r in rows]
+    return [(x, spread) for x, spread in found if x and spread]
+
+
+def _exactly(*values: float | None) -> Spread | None:
+    return Spread.of([value for value in values if value is not None])
+
+
+def _published_speedups(table: PublishedTable) -> dict[str, Points]:
+    """The published speedups that are numbers, by the other columns that name a row."""
+    if not {"speedup", "gpus"} <= set(table.columns):
+        return {}
+    columns = [c for c in keys_of(table) if c != "gpus"]
+    series: dict[str, Points] = {}
+    for row in map(table.named, table.rows):
+        speedup = _exactly(row["speedup"]) if is_number(row["speedup"]) else None
+        if speedup and is_number(row["gpus"]):
+            words = ", ".join(f"{with_unit(c)} {row[c]}" for c in columns)
+            series.setdefault(f"published: {words or 'speedup'}", []).append((row["gpus"], speedup))
+    return series
+
+
+def _some(series: dict[str, Points]) -> dict[str, Points]:
+    return {name: series[name] for name in _spread_out(list(series), _MOST_SERIES)}
+
+
+def _spread_out(values: Sequence[Any], most: int) -> list[Any]:
+    """At most so many of the values, evenly chosen, with the first and the last."""
+    if len(values) <= most:
+        return list(values)
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+
+
+def _phases(rows: Sequence[Row], fields: Sequence[str]) -> Chart:
+    measured = [row for row in rows if row.median("train_s") is not None]
+    shown = _spread_out(measured, _MOST_BARS)
+    chart = Chart("phases", "Phases of a run, by cell (devices)", "cell (devices)", "time (s)", {})
+    chart.kind, chart.legend = "stack", "phase"
+    chart.bars = [label(r, fields) + (f" ({r.devices})" if r.devices else "") for r in shown]
+    for phase in PHASES if shown else ():
+        spreads = [Spread.of([max(0.0, row.median(f"{phase}_s") or 0.0)]) for row in shown]
+        chart.series[phase] = [(float(i), s) for i, s in enumerate(spreads) if s]
+    if len(shown) < len(measured):
+        chart.notes.append(
+            f"{len(shown)} of {len(measured)} cells, evenly chosen; the tables have all."
+        )
+    return chart
+
+
+def _losses(rows: Sequence[Row], fields: Sequence[str]) -> Chart:
+    """The losses of one run of each cell that is shown; only their records are read."""
+    begun = [row for row in rows if row.runs]
+    shown = _spread_out(begun, _MOST_SERIES)
+    chart = Chart("loss", "Training loss", "optimizer step", "loss", {}, "curves", "cell")
+    for row in shown:
+        run = (row.finished or row.runs)[0]
+        points = _loss_points(run)
+        if len(points) > 1:
+            chart.series[label(row, fields) if fields else run.name] = points
+    if len(shown) < len(begun):
+        chart.notes.append(f"one run each of {len(shown)} of {len(begun)} cells, evenly chosen.")
+    return chart
+
+
+def _loss_points(run: MeasuredRun) -> Points:
+    """Step and loss; of a step that was repeated after a restart, the last."""
+    curve = Curve(_MOST_POINTS)
+    for record in run.records("step"):
+        step, loss = record.get("step"), record.get("loss")
+        if isinstance(step, int) and isinstance(loss, (int, float)):
+            curve.add(step, float(loss))
+    return [(x, spread) for x, y in curve.points() if (spread := _exactly(y))]
+
+
+# --- drawing --------------------------------------------------------------------------------------
 
 _COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#999999")
 """Okabe and Ito's palette for the colour-blind; its yellow, faint on paper, is replaced by grey."""
 _MARKERS = "osD^vPX*"
-_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
-_HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "+++", "ooo")
+_DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1))) * 2
+_HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---")
 """Besides the colours, for prints in grey."""
 
 _STYLE = {
+    "figure.constrained_layout.use": True,
     "font.size": 8,
-    "font.family": "sans-serif",
-    "axes.titlesize": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": "#dddddd",
-    "grid.linewidth": 0.6,
     "legend.frameon": False,
-    "legend.fontsize": 7,
-    "hatch.linewidth": 0.5,
     "lines.linewidth": 1.3,
     "lines.markersize": 4.5,
     "errorbar.capsize": 2,
-    "patch.linewidth": 0.4,
     "svg.fonttype": "none",
     "svg.hashsalt": "slurmft",
+    "text.parse_math": False,
 }
 _WIDTH_IN = 5.5
 """The text width of most papers."""
@@ -50,170 +282,72 @@ def is_available() -> bool:
 def draw(chart: Chart) -> tuple[str, bytes]:
     """A chart as SVG (a whole file) and PNG (200 dots per inch)."""
     import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from cycler import cycler
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH_IN, _height_in(chart)), layout="constrained")
-        FigureCanvasAgg(figure)
+    cycle = cycler(color=_COLORS, marker=list(_MARKERS), linestyle=_DASHES)
+    with matplotlib.rc_context(_STYLE | {"axes.prop_cycle": cycle}):
+        labels = [_shortened(name) for name in chart.series]
+        columns = max(1, 90 // (max(map(len, labels)) + 8))
+        height_in = 1.4 + 0.2 * len(chart.bars) if chart.bars else 2.7
+        figure = Figure(figsize=(_WIDTH_IN, height_in + 0.17 * (len(labels) // columns)))
         axes = figure.add_subplot()
-        {"bars": _bars, "lines": _lines, "stack": _stack, "curves": _curves}[chart.kind](
-            axes, chart
-        )
-        axes.set_title(_plain(textwrap.fill(chart.title, 64)), loc="left", fontweight="bold")
-        _add_legend(figure, axes, chart)
+        axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
+        (_stack if chart.bars else _lines)(axes, chart)
+        if len(labels) > 1 or labels[0] != "measured":
+            legend = {"title": chart.legend or None, "alignment": "left"}
+            figure.legend(loc="outside lower left", ncols=columns, **legend)
         png, svg = io.BytesIO(), io.StringIO()
         figure.savefig(png, format="png", dpi=200, metadata={"Software": "slurmft"})
-        figure.set_layout_engine("none")  # keeps the layout of the first file for the second
         figure.savefig(svg, format="svg", metadata={"Date": None})
     return svg.getvalue(), png.getvalue()
 
 
-def _height_in(chart: Chart) -> float:
-    """Height of the plot with its legend."""
-    if chart.kind == "stack":
-        return 1.4 + 0.2 * len(chart.names)
-    return 2.7 + 0.17 * _legend_lines([_name(series) for series in chart.series])
-
-
-def _legend_lines(labels: list[str]) -> int:
-    return -(-len(labels) // max(1, 90 // (max(map(len, labels)) + 8)))
-
-
-def _plain(text: str) -> str:
-    """Text that matplotlib does not take for a formula."""
-    return text.replace("$", r"\$")
-
-
-def _add_legend(figure: Any, axes: Any, chart: Chart) -> None:
-    found = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    order = [_name(series) for series in chart.series] + ["ideal"]
-    labels = sorted(found, key=order.index)
-    handles = [found[label] for label in labels]
-    if not labels or (len(labels) < 2 and labels[0] in ("measured", "published")):
-        return
-    columns = -(-len(labels) // _legend_lines(labels))
-    title = _plain(chart.legend) if chart.legend else None
-    figure.legend(handles, labels, loc="outside lower left", ncols=columns, title=title,
-                  alignment="left", title_fontsize=7)  # fmt: skip
-
-
-def _name(series: Series) -> str:
+def _shortened(name: str) -> str:
     """A label for the legend: long ones lose their middle, as paths differ at their ends."""
-    text = series.label
-    text = text if len(text) <= 60 else f"{text[:28]}...{text[-29:]}"
+    text = name if len(name) <= 60 else f"{name[:28]}...{name[-29:]}"
     # matplotlib leaves out labels that begin with an underscore
-    return _plain(f" {text}" if text.startswith("_") else text)
-
-
-def _errors(series: Series) -> Any:
-    """Distances from the median to the smallest and the largest; None: one run each."""
-    if series.low is None or series.high is None or series.low == series.high:
-        return None
-    down = [y - low for y, low in zip(series.y, series.low, strict=True)]
-    up = [high - y for y, high in zip(series.y, series.high, strict=True)]
-    return [down, up]
-
-
-def _fill(i: int) -> dict[str, Any]:
-    """Color and hatch of a bar; on dark colors the hatch is white."""
-    edge = "white" if i in (0, 6) else "black"
-    return {"color": _COLORS[i], "hatch": _HATCHES[i], "edgecolor": edge}
-
-
-def _bars(axes: Any, chart: Chart) -> None:
-    """Groups by x, with a bar for each series."""
-    places = sorted({x for s in chart.series for x in s.x})
-    width = 0.84 / len(chart.series)
-    for i, series in enumerate(chart.series):
-        shift = (i - (len(chart.series) - 1) / 2) * width
-        axes.bar(
-            [places.index(x) + shift for x in series.x],
-            series.y,
-            width * 0.94,
-            yerr=_errors(series),
-            label=_name(series),
-            error_kw={"elinewidth": 0.8},
-            **_fill(i),
-        )
-    axes.set_xticks(range(len(places)), [f"{x:g}" for x in places])
-    axes.grid(False, axis="x")
-    _label(axes, chart)
+    return f" {text}" if text.startswith("_") else text
 
 
 def _lines(axes: Any, chart: Chart) -> None:
-    """Lines over devices, on a logarithmic axis."""
-    places = sorted({x for s in chart.series for x in s.x})
-    for i, series in enumerate(s for s in chart.series if not s.published):
-        axes.errorbar(
-            series.x,
-            series.y,
-            yerr=_errors(series),
-            label=_name(series),
-            color=_COLORS[i],
-            marker=_MARKERS[i],
-            linestyle=_DASHES[i % len(_DASHES)],
-            elinewidth=0.8,
-        )
-    for i, series in enumerate(s for s in chart.series if s.published):
-        axes.plot(series.x, series.y, label=_name(series), color="#555555", marker=_MARKERS[i % 8],
-                  markerfacecolor="white", linestyle=_DASHES[1 + i % 3], linewidth=1)  # fmt: skip
+    """Lines over devices or another field, with the range of the repeats; or curves."""
+    from matplotlib.ticker import LogLocator
+
+    for name, points in chart.series.items():
+        x, y = [x for x, _ in points], [s.median for _, s in points]
+        ranges = [[s.median - s.low for _, s in points], [s.high - s.median for _, s in points]]
+        style: dict[str, Any] = {"markevery": 0.2} if chart.kind == "curves" else {}
+        style |= {"color": "#555555", "mfc": "white"} if name.startswith("published: ") else {}
+        some = ranges if any(map(any, ranges)) else None
+        axes.errorbar(x, y, some, label=_shortened(name), elinewidth=0.8, **style)
+    if chart.kind == "curves":
+        return
+    places = sorted({x for points in chart.series.values() for x, _ in points})
+    lows = [s.low for points in chart.series.values() for _, s in points]
     if chart.ideal:
-        ends = [chart.ideal, places[-1]]
-        ideal = [1, ends[1] / ends[0]]
-        axes.plot(ends, ideal, color="#888888", linewidth=0.9, label="ideal", zorder=1)
-    if len(places) > 1 and places[0] > 0:
+        ideal = [1, places[-1] / chart.ideal]
+        axes.plot([chart.ideal, places[-1]], ideal, color="#888888", marker="", label="ideal")
+    if places[0] > 0:
         axes.set_xscale("log", base=2)
-        if chart.logarithmic or chart.ideal:
-            _logarithmic_y(axes, chart)
+    if min(lows) > 0 and (chart.ideal or axes.get_ylim()[1] > 3 * min(lows)):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+    else:
+        axes.set_ylim(bottom=min(0, *lows))
     axes.set_xticks(places, [f"{x:g}" for x in places])
     axes.minorticks_off()
-    _label(axes, chart)
-
-
-def _logarithmic_y(axes: Any, chart: Chart) -> None:
-    """A logarithmic axis with plain numbers, where the values are positive and differ much."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    values = [y for s in chart.series for y in s.y]
-    if min(values) <= 0 or (max(values) < 3 * min(values) and not chart.ideal):
-        axes.set_ylim(bottom=0)
-        return
-    axes.set_yscale("log", base=2 if chart.ideal else 10)
-    wide = max(values) > 50 * min(values)
-    if not chart.ideal:
-        axes.yaxis.set_major_locator(LogLocator(subs=(1,) if wide else (1, 2, 5)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
 
 
 def _stack(axes: Any, chart: Chart) -> None:
     """A horizontal bar for every cell, stacked from its parts."""
-    lefts = [0.0] * len(chart.names)
-    for i, series in enumerate(chart.series):
-        axes.barh(series.x, series.y, 0.72, left=lefts, label=_name(series), **_fill(i))
-        lefts = [left + y for left, y in zip(lefts, series.y, strict=True)]
-    axes.set_yticks(range(len(chart.names)), [_plain(n[:60]) for n in chart.names])
-    axes.margins(y=0.02)
+    lefts = [0.0] * len(chart.bars)
+    for (name, points), hatch in zip(chart.series.items(), _HATCHES, strict=True):
+        widths = [s.median for _, s in points]
+        axes.barh([x for x, _ in points], widths, 0.72, lefts, label=name, hatch=hatch)
+        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
+    axes.set_yticks(range(len(chart.bars)), [name[:60] for name in chart.bars])
     axes.invert_yaxis()
     axes.grid(False, axis="y")
-    axes.set_xlabel(chart.y_label)
-
-
-def _curves(axes: Any, chart: Chart) -> None:
-    """Lines of many points, with few markers."""
-    from matplotlib.ticker import MaxNLocator
-
-    for i, series in enumerate(chart.series):
-        axes.plot(series.x, series.y, label=_name(series), color=_COLORS[i], linewidth=1.1,
-                  linestyle=_DASHES[i % len(_DASHES)], marker=_MARKERS[i], markersize=3.5,
-                  markevery=(0.02 * i, 0.2))  # fmt: skip
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _label(axes, chart)
-
-
-def _label(axes: Any, chart: Chart) -> None:
-    axes.set_xlabel(chart.x_label)
-    axes.set_ylabel(chart.y_label)
-    if axes.get_yscale() == "linear":
-        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+    axes.set(xlabel=chart.y_label, ylabel="")

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from slurmft.studies.published import PublishedTable
-from slurmft.studies.report.charts import Chart, charts_of
 from slurmft.studies.report.formats import Table
 from slurmft.studies.report.matching import as_published, beside, keys_of, matches, measured_of
 from slurmft.studies.report.measures import rows_of
+from slurmft.studies.report.plots import Chart, charts_of
 from slurmft.studies.report.provenance import changes, origins
 from slurmft.studies.report.runset import RunSet
 from slurmft.studies.report.tables import data_table, phase_table, speed_table
