@@ -21,7 +21,7 @@ from slurmft.train.configure import OPTIONS
 
 _WHERE = ("partition", "account", "qos", "reservation", "constraint", "time")
 """Flags of `submit` that say on which nodes."""
-_USE = ("profile", "nproc_per_node", "comm_cores", "backend")
+_USE = ("profile", "nproc_per_node", "backend")
 """Flags of `submit` that say how a node is used."""
 _JOB = (
     "nodes", "cluster", "runs_dir", *_WHERE, "gpus_per_node", "cpus_per_task", "mem", *_USE,

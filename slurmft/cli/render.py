@@ -18,7 +18,7 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.sources import check_given
 
 _ON_PODS = (
-    *("nodes", "nproc_per_node", "profile", "comm_cores", "interface", "rdzv_timeout_s"),
+    *("nodes", "nproc_per_node", "profile", "interface", "rdzv_timeout_s"),
     *("share_with_group", "log_with", "file_locks", "max_requeues", "max_restarts"),
     *("hang_timeout_s", "stop_lead_s"),
     *("checkpoint_every", "checkpoint_every_steps", "keep_checkpoints"),

@@ -64,9 +64,6 @@ class JobConfig:
         "how a node is used: gpu, xeon (Intel's OpenMP, NUMA nodes), cpu; auto: found out there",
         choices=PROFILES,
     )
-    comm_cores: int | None = option(
-        None, "cores of each process that oneCCL's threads get (default: 1 of 8, at most 4)"
-    )
     cluster: str = option(
         "auto",
         "auto: Slurm where sbatch is on the PATH, else simulated nodes on this machine; mpirun: "
@@ -194,7 +191,6 @@ class JobConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         check_credentials(self)
-        check_value(self, "comm_cores", lambda v: v >= 0, "0 or more")
         for name in ("checkpoint_every_steps", "keep_checkpoints"):
             check_value(self, name, lambda v: v >= 1, "at least 1")
         duration_s(self.checkpoint_every, "--checkpoint-every")

@@ -126,11 +126,10 @@ class Profile:
         if not workers:
             return [*found, _NO_WORKER]
         affinity = ",".join(str(cpu) for cores in self.comm_cores for cpu in cores)
-        bound = Setting("CCL_WORKER_AFFINITY", affinity, "the cores reserved for them")
         return [
             *found,
             Setting("CCL_WORKER_COUNT", str(workers), "communication threads of each process"),
-            *([bound] if self.pinned else []),  # else these cores may be another job's
+            Setting("CCL_WORKER_AFFINITY", affinity, "the cores reserved for them"),
         ]
 
 
@@ -167,7 +166,7 @@ def choose(
 
     Args:
         hardware: of the node.
-        job: `--profile`, `--nproc-per-node` and `--comm-cores` are read.
+        job: `--profile` and `--nproc-per-node` are read.
         uses_ccl: the collectives are oneCCL's, which needs cores of its own.
         part: index and number of the simulated nodes that share this machine.
 
@@ -188,8 +187,8 @@ def choose(
     shares = shares or [_slice(cores, i, nproc) or cores[:1] for i in range(nproc)]
     pinned, pinning = _pinning(hardware, nproc, cores, part)
     # Of cores that are not certainly this job's, none can be set aside.
-    gives = uses_ccl and (job.nodes > 1 or nproc > 1) and (pinned or job.comm_cores is not None)
-    comm = [_comm(share, job.comm_cores) if gives else 0 for share in shares]
+    gives = uses_ccl and (job.nodes > 1 or nproc > 1) and pinned
+    comm = [_comm(share) if gives else 0 for share in shares]
     shared = [(tuple(cpu.number for cpu in s), n) for s, n in zip(shares, comm, strict=True)]
     return Profile(
         name=name,
@@ -259,17 +258,9 @@ def _near_gpus(hardware: Hardware, nproc: int) -> list[list[Cpu]] | None:
     return shares if all(shares) else None
 
 
-def _comm(share: list[Cpu], asked: int | None) -> int:
+def _comm(share: list[Cpu]) -> int:
     """How many cores of a process are reserved for communication."""
-    count = asked if asked is not None else max(1, min(4, len(share) // 8))
-    if count >= len(share):
-        if asked is None:
-            return 0
-        raise UsageError(
-            f"--comm-cores {asked} leaves no core to compute on: each process has {len(share)}",
-            "use fewer, or start fewer processes: --nproc-per-node",
-        )
-    return count
+    return max(1, min(4, len(share) // 8)) if len(share) > 1 else 0
 
 
 def _pinning(

@@ -21,7 +21,7 @@ gradient_accumulation_steps optimizer learning_rate muon_learning_rate lr_rule
 reference_batch_size max_global_batch_size lr_schedule warmup_steps warmup_ratio weight_decay
 max_grad_norm precision batching grad_comm activation_checkpointing dropout seed
 early_stopping log_every"""
-JOB_FLAGS = """nodes nproc_per_node profile comm_cores cluster hostfile dialect backend runs_dir
+JOB_FLAGS = """nodes nproc_per_node profile cluster hostfile dialect backend runs_dir
 share_with_group job_name
 partition account qos time gpus_per_node cpus_per_task mem constraint exclusive reservation
 comment sbatch setup container container_runtime stage_env stage_dir log_with host_suffix

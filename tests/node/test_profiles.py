@@ -94,10 +94,6 @@ def test_cores_set_aside_for_oneccl(tmp_path: Path) -> None:
     assert found["CCL_ATL_TRANSPORT"] == "ofi"
     assert found["CCL_PROCESS_LAUNCHER"] == "none"
     assert found[profiles.CORES] == "0-31;32-63"  # its own threads run there, too
-    two = choose(node(tmp_path), JobConfig(comm_cores=2), uses_ccl=True)
-    assert settings(two)["OMP_NUM_THREADS"] == "30"
-    with pytest.raises(UsageError, match="--comm-cores 32 leaves"):
-        choose(node(tmp_path), JobConfig(comm_cores=32), uses_ccl=True)
 
 
 def test_no_core_for_oneccl(tmp_path: Path) -> None:
@@ -110,8 +106,6 @@ def test_no_core_for_oneccl(tmp_path: Path) -> None:
     some = node(tmp_path / "some", SLURM_CPUS_PER_TASK="16")
     shared = choose(some, JobConfig(nodes=2), uses_ccl=True)
     assert (shared.pinned, shared.comm_cores) == (False, ((),))  # which core, nobody knows
-    asked = choose(some, JobConfig(nodes=2, comm_cores=1), uses_ccl=True)
-    assert settings(asked)["CCL_WORKER_COUNT"] == "1"
     assert not any("CCL" in name for name in settings(choose(some, JobConfig())))
 
 
