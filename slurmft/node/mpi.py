@@ -42,9 +42,6 @@ _NAMES = (
 )
 """Open MPI's variables, and those of Hydra (Intel MPI, MPICH)."""
 
-_JOB_IDS = ("I_MPI_HYDRA_UUID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
-"""Different for each mpirun."""
-
 _LOOK_EVERY_S = 1.0
 
 
@@ -170,9 +167,8 @@ def join(
     """
     hosts = environment.get(HOSTS, host_name()).split(",")
     host = own_name(hosts, place.rank // place.local_size)
-    job = next((environment[n] for n in _JOB_IDS if n in environment), "")
     attempt, timeout_s = current_attempt(), config.job.rdzv_timeout_s
-    rendezvous_id = f"{run.path.name}.{attempt}.{job}"
+    rendezvous_id = f"{run.path.name}.{attempt}"
     if place.rank == 0:
         found: dict[str, Any] = {
             "id": rendezvous_id,

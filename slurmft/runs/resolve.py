@@ -46,11 +46,10 @@ def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
     Raises:
         UsageError: no run has that name, or several have.
     """
-    if os.sep in name or name in ("", ".", "..") or name.startswith("~"):
+    is_path = os.sep in name or name in ("", ".", "..") or name.startswith("~")
+    if is_path or RunDir(absolute(name)).exists():
         return RunDir.open(name)
     top = folder(runs_dir)
-    if not top.is_dir() and RunDir(absolute(name)).exists():
-        return RunDir.open(name)
     if name != LAST and RunDir(top / name).exists():  # a link to a run, too
         return RunDir(top / name)
     found = look(top)
@@ -59,8 +58,6 @@ def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
     matches = matching(name, found.paths)
     if len(matches) == 1:
         return RunDir(matches[0])
-    if not matches and RunDir(absolute(name)).exists():
-        return RunDir.open(name)
     raise _ambiguous(name, matches) if matches else _none(name, found)
 
 

@@ -417,15 +417,6 @@ def test_doctor_node_here() -> None:
     assert slurmft("doctor", "node", "--here", "--profile", "gpu").code == 2
 
 
-def test_dry_run_gives_reasons(tmp_path: Path) -> None:
-    done = slurmft("submit", "--dry-run", "--cluster", "local", "--runs-dir", str(tmp_path))
-    assert "OMP_NUM_THREADS=" in done.out
-    assert "# compute cores of each of" in done.out
-    done = slurmft("submit", "--dry-run", "--cluster", "local", "--profile", "gpu")
-    assert done.code == 0
-    assert "# gpu: decided on the nodes; on this machine: --profile gpu" in done.out
-
-
 @pytest.mark.slurm
 def test_ranks_are_bound_to_their_cores(idle_cluster: Cluster, tmp_path: Path) -> None:
     """Two processes on a node that is all theirs."""

@@ -31,7 +31,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Sets how many bytes are read at a time, at the end of a file, and at a sample."""
 
     def set_to(size: int) -> None:
-        for name in ("_BLOCK_BYTES", "_TAIL_BYTES", "_SAMPLE_BYTES"):
+        for name in ("_BLOCK_BYTES", "_TAIL_BYTES"):
             monkeypatch.setattr(records, name, size)
 
     return set_to
