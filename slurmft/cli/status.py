@@ -32,9 +32,10 @@ _WARNINGS_SHOWN = 5
 
 def text(facts: dict[str, Any]) -> str:
     """A run in full, as lines."""
+    what = filter(None, (facts["task"], facts["model"], f"{facts['nodes']} node(s)"))
     rows = [
         ("state", state_words(facts)),
-        ("what", _what(facts)),
+        ("what", ", ".join(what)),
         ("code", _code(facts["submission"].get("snapshot"))),
         ("where", _where(facts)),
         ("submitted", _submitted(facts)),
@@ -86,10 +87,6 @@ def _speed(facts: dict[str, Any]) -> str:
     if facts["last_record"] and facts["state"] in ("running", "stopping"):
         words.append(f"last record {ago(facts['last_record'])}")
     return ", ".join(words)
-
-
-def _what(facts: dict[str, Any]) -> str:
-    return ", ".join(filter(None, (facts["task"], facts["model"], f"{facts['nodes']} node(s)")))
 
 
 def _code(snapshot: Any) -> str:

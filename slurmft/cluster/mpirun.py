@@ -111,11 +111,11 @@ _ABORT = re.compile(
 
 
 def read_hostfile(path: str) -> list[str]:
-    """The hosts of a file, in its order: a name a line, as Open MPI (`n1 slots=2`) or Intel MPI
-    (`n1:2`) writes them; the numbers are not used.
+    """The hosts of a file, in its order, each once: a name a line, as Open MPI (`n1 slots=2`),
+    Intel MPI (`n1:2`) or PBS (a line for each core) writes them; the numbers are not used.
 
     Raises:
-        UsageError: the file cannot be read, names no host, or names one twice.
+        UsageError: the file cannot be read, or names no host.
     """
     try:
         text = absolute(path).read_text(encoding="utf-8")
@@ -125,13 +125,7 @@ def read_hostfile(path: str) -> list[str]:
             f"--hostfile {path!r} cannot be read: {words}", "write one host per line"
         ) from None
     words = [line.partition("#")[0].split() for line in text.splitlines()]
-    hosts = [found[0].partition(":")[0] for found in words if found]
-    for number, host in enumerate(hosts):
-        if host in hosts[:number]:
-            raise UsageError(
-                f"--hostfile {path!r} names {host!r} twice",
-                "write one line per host; --nproc-per-node sets the ranks of each",
-            )
+    hosts = list(dict.fromkeys(found[0].partition(":")[0] for found in words if found))
     if not hosts:
         raise UsageError(f"--hostfile {path!r} names no host", "write one host per line")
     return hosts

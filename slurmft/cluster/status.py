@@ -126,7 +126,9 @@ def _with_job_state(base: RunStatus, states: dict[str, JobState]) -> RunStatus:
         return dataclasses.replace(_by_records_alone(base, base.elsewhere), is_sure=False)
     if cluster not in ("slurm", "local", "mpirun"):  # pods, or ranks that were started by hand
         return _by_records_alone(base, "by its own records alone")
-    state = states.get(job) if cluster == "slurm" else _local_state(run, cluster, job)
+    state = states.get(job) if cluster == "slurm" else None
+    if cluster != "slurm" and not run.has_ended:
+        state = launcher.get(cluster).job_state(job, RunDir(run.path))
     if state is not None and _is_alive_in_queue(run, state):
         return _alive(base, state)
     if state is not None and state.name == "UNKNOWN":
@@ -149,10 +151,6 @@ def _by_records_alone(base: RunStatus, reason: str) -> RunStatus:
     own = base.run.state["state"]
     state = own if own == "requeued" else _active_state(base.run, "pending")
     return dataclasses.replace(base, state=state, reason=reason, is_sure=False)
-
-
-def _local_state(run: MeasuredRun, cluster: str, job: str) -> JobState | None:
-    return None if run.has_ended else launcher.get(cluster).job_state(job, RunDir(run.path))
 
 
 def _is_alive_in_queue(run: MeasuredRun, state: JobState) -> bool:

@@ -134,8 +134,9 @@ class Job:
         self.config = run.load_config()
         self._meetings = run.meetings(current_attempt())
         """How often the ranks have met in this attempt, as this process knows it."""
-        self.began_at = _job_began_at(run)
-        """When the job last began (Unix seconds, the head node's clock)."""
+        times = [state["time"] for state in run.history() if state["state"] == "running"]
+        self.began_at = float(times[-1]) if times else time.time()
+        """When the job last began (Unix seconds, the head node's clock); now, if by hand."""
         if self.is_main:
             job = self.config.job
             self._checkpoints = Checkpoints(run, job.checkpoint_every_s, job.keep_checkpoints)
@@ -449,9 +450,3 @@ class Job:
             self._tracking.close()
             for text in self._tracking.messages():
                 self.warn(text)
-
-
-def _job_began_at(run: RunDir) -> float:
-    """When the job of a run last began; now, if it was started by hand."""
-    times = [state["time"] for state in run.history() if state["state"] == "running"]
-    return float(times[-1]) if times else time.time()

@@ -53,13 +53,8 @@ class Binding:
         command = ["bash", "-c", sourced, "bash", str(script)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         pairs = (entry.partition("=") for entry in done.stdout.split("\0") if "=" in entry)
-        found = {name: value for name, _, value in pairs}
-        return {k: v for k, v in found.items() if k not in _SHELL and _adds(v, os.environ.get(k))}
-
-
-def _adds(value: str, before: str | None) -> bool:
-    """Whether a variable is new, or its earlier value is part of a longer list now."""
-    return before is None or (value != before and before in value)
+        found = {name: value for name, _, value in pairs if value != os.environ.get(name)}
+        return {k: v for k, v in found.items() if k not in _SHELL and os.environ.get(k, "") in v}
 
 
 _SHELL = ("_", "SHLVL", "PWD", "OLDPWD", "PYTHONPATH", "COLUMNS", "LINES")

@@ -62,7 +62,8 @@ class Watchdog:
         self._checked_at = now
         if not self._timeout_s:
             return None
-        beats = {rank: beat for rank in self.ranks() if (beat := self._beat(rank))}
+        read = ((rank, heartbeat.read(self.folder / f"beat-{rank}")) for rank in self.ranks())
+        beats = {rank: beat for rank, beat in read if beat}
         late = [rank for rank, beat in beats.items() if self._is_late(rank, beat)]
         if not late:
             return None
@@ -110,9 +111,6 @@ class Watchdog:
 
     def _pid(self, rank: int) -> int:
         return int((self.folder / f"pid-{rank}").read_text() or 0)
-
-    def _beat(self, rank: int) -> heartbeat.Beat | None:
-        return heartbeat.read(self.folder / f"beat-{rank}")
 
     def _is_late(self, rank: int, beat: heartbeat.Beat) -> bool:
         limit_s = self._timeout_s * beat.patience

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import os
 import queue
+import re
 import shlex
 import sys
 import threading
@@ -177,7 +178,12 @@ class _Tracker:
         tracker = kind(project, **more)
         tracker.start()
         if old is None:
-            tracker.store_init_configuration(hyperparameters(self._run, self._facts))
+            known = self._run.load_config().program.settings | self._facts
+            given = ((k, v) for k, v in known.items() if v is not None)
+            plain = (int, float, str)  # as all trackers take
+            tracker.store_init_configuration(
+                {k: v if isinstance(v, plain) else str(v) for k, v in given}
+            )
         write_json(path, {"id": _id_of(self.name, tracker)})
         return tracker
 
@@ -203,7 +209,7 @@ def _settings(
             "dir": str(run.tracking),
             # Compute nodes have no internet; `wandb sync` brings it there later.
             "mode": os.environ.get("WANDB_MODE", "offline"),
-            "id": old or wandb_id(run),
+            "id": old or re.sub(r"[^A-Za-z0-9_-]", "-", run.path.name),
             "resume": "allow",
             # A git remote may hold a token; our logs have the output.
             "settings": {"disable_git": True, "save_code": False, "console": "off"},
@@ -215,23 +221,7 @@ def _settings(
     return job.job_name, {"run_id": old, "run_name": run.path.name}
 
 
-def wandb_id(run: RunDir) -> str:
-    """The run's name, as far as W&B takes it."""
-    return "".join(c if (c.isalnum() and c.isascii()) or c in "-_" else "-" for c in run.path.name)
-
-
 def _id_of(name: str, tracker: Any) -> str:
     if name == "wandb":
         return str(tracker.run.id)
     return str(tracker.active_run.info.run_id) if name == "mlflow" else "here"
-
-
-def hyperparameters(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a training and what it runs on: numbers and text, as all trackers take."""
-
-    known = run.load_config().program.settings | facts
-    return {
-        name: value if isinstance(value, (int, float, str)) else str(value)
-        for name, value in known.items()
-        if value is not None
-    }
