@@ -35,7 +35,6 @@ REQUEST = "request.json"
 
 _ROOM_S = 5.0
 _CHUNK = bytes(2**20)
-_CLOCK_ROUNDS = 5
 _TAIL = 1500
 
 
@@ -67,7 +66,6 @@ class Agent:
             "mask_cpus": len(here.cpus),
             "available_mib": _available_mib(),
             "software": software(),
-            "kernel": platform.release(),
             "networks": [
                 [n.name, n.infiniband, n.speed_mbit_s, str(n)]
                 for n in hardware.networks()
@@ -82,7 +80,7 @@ class Agent:
         """Listens on a port of the rendezvous' range and on an ephemeral one, from now on.
 
         Args:
-            token: what this node answers to "who".
+            token: what this node answers to "who", with its time.
 
         Returns both ports, and a free one for torchrun's store.
         """
@@ -101,15 +99,13 @@ class Agent:
             threading.Thread(target=self._serve_one, args=(caller,), daemon=True).start()
 
     def _serve_one(self, caller: socket.socket) -> None:
-        """Requests are lines: who, time, or sink, which counts the bytes that follow."""
+        """Requests are lines: who, or sink, which counts the bytes that follow."""
         with contextlib.suppress(OSError), caller:
             caller.settimeout(10)
             stream = caller.makefile("rwb")
             for line in stream:
                 if line == b"who\n":
-                    answer = self._token
-                elif line == b"time\n":
-                    answer = repr(time.time())
+                    answer = f"{self._token} {time.time()}"
                 else:
                     answer = str(_count_bytes(stream))
                 stream.write(answer.encode() + b"\n")
@@ -121,27 +117,12 @@ class Agent:
         Args:
             peers: host -> {"token": what it answers, "ports": {what for: port}}.
 
-        Returns host -> {"address": of its name, "problem": why it has none, "ports": {what it is
-        for: why it cannot be reached, or None}}.
+        Returns host -> {"problem": why its name has no address, "ports": {what it is for: why it
+        cannot be reached, or None}, "ahead_s": its clock, "round_trip_s"}.
         """
         calls = [partial(_reach, host, **peer, timeout_s=timeout_s) for host, peer in peers.items()]
         answers = call_all(timeout_s + 1, calls)
         return {host: _answer(found) for host, found in zip(peers, answers, strict=True)}
-
-    def clock(self, host: str, port: int, timeout_s: float) -> dict[str, float]:
-        """How far the clock of `host` is ahead of this one, and the round trip, in s."""
-        tries: list[tuple[float, float]] = []
-        with socket.create_connection((host, port), timeout=timeout_s) as connection:
-            stream = connection.makefile("rwb")
-            for _ in range(_CLOCK_ROUNDS):
-                began, ticks = time.time(), time.perf_counter()
-                stream.write(b"time\n")
-                stream.flush()
-                theirs = float(stream.readline())
-                trip_s = time.perf_counter() - ticks
-                tries.append((trip_s, theirs - began - trip_s / 2))
-        trip_s, ahead_s = min(tries)
-        return {"ahead_s": ahead_s, "round_trip_s": trip_s}
 
     def send(self, host: str, port: int, seconds: float, timeout_s: float) -> float:
         """Sends to a host for so long; returns the bytes per second that arrived there."""
@@ -252,24 +233,34 @@ def _reach(host: str, token: str, ports: Mapping[str, int], timeout_s: float) ->
     resolve = partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
     resolved = call_all(timeout_s, [resolve])[0]  # name servers have time-outs of their own
     if isinstance(resolved, Exception):
-        return {"address": None, "problem": one_line(resolved), "ports": {}}
-    address = str(resolved[0][4][0])
-    found = {}
+        return {"problem": one_line(resolved), "ports": {}}
+    found: dict[str, Any] = {"problem": None, "ports": {}}
     for name, port in ports.items():
         left_s = max(0.5, (deadline - time.monotonic()) / 2)
-        found[name] = _problem_with(address, port, token, left_s)
-    return {"address": address, "problem": None, "ports": found}
+        try:
+            found |= _greet(str(resolved[0][4][0]), port, token, left_s)
+            found["ports"][name] = None
+        except (OSError, ValueError) as error:
+            found["ports"][name] = getattr(error, "strerror", None) or str(error) or "timed out"
+    return found
 
 
-def _problem_with(address: str, port: int, token: str, timeout_s: float) -> str | None:
-    """Why a port cannot be reached, or does not answer with the token; None: it does."""
-    try:
-        with socket.create_connection((address, port), timeout=timeout_s) as connection:
-            connection.sendall(b"who\n")
-            said = connection.makefile("rb").readline(200).decode(errors="replace").strip()
-    except OSError as error:
-        return error.strerror or str(error) or "timed out"
-    return None if said == token else f"{said!r} answers there, at {address}: another host?"
+def _greet(address: str, port: int, token: str, timeout_s: float) -> dict[str, float]:
+    """How far the clock there is ahead of this one, and the round trip, in s.
+
+    Raises:
+        OSError: it cannot be reached.
+        ValueError: it does not answer with the token.
+    """
+    with socket.create_connection((address, port), timeout=timeout_s) as connection:
+        began, ticks = time.time(), time.perf_counter()
+        connection.sendall(b"who\n")
+        line = connection.makefile("rb").readline(200).decode(errors="replace").strip()
+        trip_s = time.perf_counter() - ticks
+    said, _, theirs = line.rpartition(" ")
+    if said != token:
+        raise ValueError(f"{line!r} answers there, at {address}: another host?")
+    return {"ahead_s": float(theirs) - began - trip_s / 2, "round_trip_s": trip_s}
 
 
 def _listener(ports: Sequence[int]) -> socket.socket:

@@ -19,7 +19,7 @@ from slurmft.core.errors import SlurmftError, one_line
 from slurmft.core.filesystem import FileSystem
 from slurmft.core.text import some
 from slurmft.doctor import login, rules
-from slurmft.doctor.checks import Check, failure, ok, warning
+from slurmft.doctor.checks import Check, Level, failure, ok, warning
 from slurmft.doctor.nodes import Site, open_site
 from slurmft.doctor.report import Report
 from slurmft.doctor.rules import Answers, group_by_value
@@ -167,7 +167,7 @@ class Examination:
         self.checks += rules.reach(seen, names)
         broken = rules.broken_pairs(seen, names)
         self.found["usable"] = rules.healthy(list(seen), broken)
-        self._clocks(ports, broken)
+        self.checks += rules.clocks(seen, names)
         self._links(ports)
 
     def _fabric(self, names: Sequence[str]) -> None:
@@ -177,19 +177,6 @@ class Examination:
         chosen = self._ask("socket_interface", asked, _ANSWER_S, "fabric")
         self.found["interfaces"] = chosen
         self.checks += rules.fabric({n: self.facts[n]["networks"] for n in chosen}, chosen)
-
-    def _clocks(self, ports: Answers, broken: set[tuple[str, str]]) -> None:
-        first = next(iter(self.found["usable"]), "")
-        others = [n for n in ports if n != first and (n, first) not in broken]
-        if not others:
-            return
-        question = {"host": self.site.hosts[first], "port": ports[first]["ephemeral"]}
-        question |= {"timeout_s": _REACH_S}
-        found = self._ask("clock", dict.fromkeys(others, question), _ANSWER_S, "clocks")
-        self.found["clocks"] = found
-        # They measured how far the first one is ahead of them.
-        ahead_s = {n: -a["ahead_s"] for n, a in found.items()} | {first: 0.0}
-        self.checks += rules.clocks(ahead_s, {n: a["round_trip_s"] for n, a in found.items()})
 
     def _links(self, ports: Answers) -> None:
         """Measures between neighbours in a ring; no node is in two pairs at the same time.
@@ -201,10 +188,11 @@ class Examination:
             for pairs in rules.rounds(self.found["usable"]):
                 for pair, rate in self._send(pairs, ports).items():
                     rates[pair] = max(rate, rates.get(pair, 0.0))
-            if not any(rules.slow_links(rates)):
+            found = rules.links(rates)
+            if all(check.level == Level.OK for check in found):
                 break
         self.found["links_bytes_s"] = {f"{a} to {b}": rate for (a, b), rate in rates.items()}
-        self.checks += rules.links(rates)
+        self.checks += found
 
     def _send(
         self, pairs: Sequence[tuple[str, str]], ports: Answers

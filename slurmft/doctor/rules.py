@@ -149,10 +149,6 @@ def versions(facts: Answers, here: Mapping[str, str | None]) -> list[Check]:
         if differ(values):
             hint = "use one environment, on a file system that all nodes see"
             found.append(failure("versions", f"{what} differs: {by_value(values)}", hint))
-    kernels = {n: f["kernel"] for n, f in facts.items()}
-    if differ(kernels):
-        text = f"the kernel differs: {by_value(kernels)}"
-        found.append(warning("versions", text, "some nodes may not have been updated"))
     same = ", ".join(f"{what} {version}" for what, version in here.items())
     return found or [ok("versions", f"the same on all nodes as on this host: {same}")]
 
@@ -234,7 +230,6 @@ def reach(seen: Answers, names: Mapping[str, str]) -> list[Check]:
             if len(others) == 1 and all(any(p & {*ends[0]} == {n} for p in fine) for n in ends[0]):
                 why += "; both reach other nodes"
             found.append(_unreached(about, kind, starts, goals, why))
-    found += _ambiguous_names(seen, names)
     failed = {check.about for check in found}
     if not failed:
         some_pairs = f"all {len(tried):,} pairs that were tried"
@@ -273,21 +268,6 @@ def _unreached(about: str, kind: str, starts: str, goals: str, why: str) -> Chec
     return failure("ports", f"{starts} cannot reach {goals} on {port}: {why}", hint)
 
 
-def _ambiguous_names(seen: Answers, names: Mapping[str, str]) -> list[Check]:
-    """Names that resolve to different addresses on different nodes."""
-    addresses: dict[str, dict[str, str]] = {}
-    for start, hosts in seen.items():
-        for host, what in hosts.items():
-            if names[host] != start and what.get("address"):
-                addresses.setdefault(host, {})[start] = what["address"]
-    hint = "make /etc/hosts the same on all nodes"
-    return [
-        warning("names", f"{host} resolves to different addresses: {by_value(of_host)}", hint)
-        for host, of_host in addresses.items()
-        if differ(of_host)
-    ]
-
-
 def healthy(names: Sequence[str], broken: set[tuple[str, str]]) -> list[str]:
     """The nodes that are left when those with the most broken pairs are taken out."""
     left, pairs = list(names), set(broken)
@@ -297,28 +277,31 @@ def healthy(names: Sequence[str], broken: set[tuple[str, str]]) -> list[str]:
     return left
 
 
-def clocks(ahead_s: Mapping[str, float], trips_s: Mapping[str, float]) -> list[Check]:
-    """Compares the clocks with the one in the middle.
+def clocks(seen: Answers, names: Mapping[str, str]) -> list[Check]:
+    """Compares each clock with those of the nodes that reached its node, which are right unless
+    most of them are wrong.
 
     Args:
-        ahead_s: how far each clock is ahead of one of them.
-        trips_s: round trips; half of one is the uncertainty.
+        seen: node -> host -> what `Agent.reach` returns.
+        names: host -> node.
     """
-    middle = statistics.median_low(ahead_s.values())
+    ahead: dict[str, list[tuple[float, float]]] = {}
+    for start, hosts in seen.items():
+        for host, what in hosts.items():
+            if "ahead_s" in what and names[host] != start:
+                unsure = what["round_trip_s"] / 2
+                ahead.setdefault(names[host], []).append((what["ahead_s"], unsure))
+    off = {name: sorted(values)[len(values) // 2] for name, values in ahead.items()}
     found = []
-    for name, ahead in ahead_s.items():
-        off, unsure = ahead - middle, trips_s.get(name, 0.0) / 2
-        if abs(off) - unsure > _SKEW_S:
-            others = "the others" if len(ahead_s) > 2 else next(n for n in ahead_s if n != name)
-            way = "ahead of" if off > 0 else "behind"
-            text = f"{name} is {abs(off):.1f} s {way} {others} (give or take {unsure:.3f} s)"
-            level = failure if abs(off) > _BAD_SKEW_S else warning
+    for name, (off_s, unsure) in off.items():
+        if abs(off_s) - unsure > _SKEW_S:
+            way = "ahead of" if off_s > 0 else "behind"
+            text = f"{name} is {abs(off_s):.1f} s {way} the others (give or take {unsure:.3f} s)"
+            level = failure if abs(off_s) > _BAD_SKEW_S else warning
             hint = "tell the site: the time service (chrony, ntpd) may not run there"
-            found.append(level("clocks", text, hint, off_s=off))
-    most = max(abs(ahead - middle) for ahead in ahead_s.values())
-    unsure = max(trips_s.values(), default=0.0) / 2
-    text = f"within {1000 * most:.1f} ms (give or take {1000 * unsure:.1f} ms)"
-    return found or [ok("clocks", text, most_s=most)]
+            found.append(level("clocks", text, hint, off_s=off_s))
+    most = max((abs(off_s) for off_s, _ in off.values()), default=0.0)
+    return found or ([ok("clocks", f"within {1000 * most:.1f} ms", most_s=most)] if off else [])
 
 
 def rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:
@@ -330,46 +313,28 @@ def rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:
     return [pairs for pairs in (ring[::2], ring[1::2], last) if pairs]
 
 
-def best_links(rates: Mapping[tuple[str, str], float]) -> dict[str, float]:
-    """Each node's better link: a slow node has no fast one."""
-    best: dict[str, float] = {}
-    for pair, rate in rates.items():
-        for name in pair:
-            best[name] = max(rate, best.get(name, 0.0))
-    return best
-
-
-def slow_links(
-    rates: Mapping[tuple[str, str], float],
-) -> tuple[dict[str, float], dict[tuple[str, str], float]]:
-    """Slow nodes, and slow links between two that are not; with their shares of the median node."""
-    if not rates:
-        return {}, {}
-    best = best_links(rates)
-    nodes, middle = slow_ones(best, _SLOW_LINK), statistics.median_high(best.values())
-    shares = {pair: rate / middle for pair, rate in rates.items() if not nodes.keys() & set(pair)}
-    return nodes, {pair: share for pair, share in shares.items() if share < _ONE_SLOW_LINK}
-
-
 def links(rates: Mapping[tuple[str, str], float]) -> list[Check]:
     """Bytes per second between neighbours; a node is as fast as the better one of its links."""
     if not rates:
         return []
-    best = best_links(rates)
+    best: dict[str, float] = {}
+    for pair, rate in rates.items():
+        best |= {name: max(rate, best.get(name, 0.0)) for name in pair}
+    slow, middle = slow_ones(best, _SLOW_LINK), statistics.median_high(best.values())
     found = []
-    nodes, pairs = slow_links(rates)
-    for name, share in nodes.items():
+    for name, share in slow.items():
         text = f"{name} is slow: {_gbit(best[name])}, {share:.0%} of the median"
         hint = "exclude it and tell the site: its cable, port or driver may be bad"
         found.append(warning("links", text, hint, bytes_s=best[name]))
-    for (start, goal), share in pairs.items():
-        rate = rates[start, goal]
-        text = f"{start} to {goal} is slow: {_gbit(rate)}, {share:.0%} of the median; both are fast"
+    for (start, goal), rate in rates.items():
+        if slow.keys() & {start, goal} or rate >= _ONE_SLOW_LINK * middle:
+            continue
+        text = f"{start} to {goal} is slow: {_gbit(rate)}, {rate / middle:.0%} of the median; "
         hint = "tell the site: what lies between these two may be bad, or busy"
-        found.append(warning("links", f"{text} with other nodes", hint, bytes_s=rate))
-    middle, least = statistics.median(best.values()), min(best.values())
+        found.append(warning("links", f"{text}both are fast with other nodes", hint, bytes_s=rate))
     text = f"one TCP connection carries {_gbit(middle)} (median of {len(best)} nodes; least "
-    return [*found, ok("links", f"{text}{_gbit(least)})", median_bytes_s=middle)]
+    text += f"{_gbit(min(best.values()))})"
+    return [*found, ok("links", text, median_bytes_s=middle)]
 
 
 def _gbit(bytes_s: float) -> str:
