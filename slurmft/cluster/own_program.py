@@ -108,19 +108,20 @@ def freeze(config: RunConfig, run: RunDir) -> RunConfig:
     own = OwnProgram.of(config.program)
     if own is None or (found := source(own, config.job)).mode == "none":
         return config
-    frozen = snapshot.take(found, run)
-    argv = [str(frozen.of(Path(own.file))) if word == own.file else word for word in own.argv]
+    facts = snapshot.take(found, run)
+    file = str(snapshot.copy_of(Path(own.file), found.root, run))
+    argv = [file if word == own.file else word for word in own.argv]
     paths = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path[1:]]
     if own.file == own.folder:  # a module: -P keeps the folder itself off its path
         argv.insert(1, "-P")
         paths.insert(0, own.folder)
-    copies = [(path, str(frozen.of(Path(path)))) for path in filter(None, paths)]
-    code = os.pathsep.join(dict.fromkeys(copy for path, copy in copies if copy != path))
+    copies = {p: str(snapshot.copy_of(Path(p), found.root, run)) for p in filter(None, paths)}
+    code = os.pathsep.join(dict.fromkeys(copy for path, copy in copies.items() if copy != path))
     settings = config.program.settings | {"argv": argv, "code": code}
     config = dataclasses.replace(
         config,
         program=dataclasses.replace(config.program, settings=settings),
-        submission=config.submission | {"snapshot": frozen.facts},
+        submission=config.submission | {"snapshot": facts},
     )
     write_text(run.config, config.to_json())
     return config

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +54,6 @@ class Source:
     diff: str = ""
     """Of tracked files, from the commit."""
 
-    def add(self, name: str) -> None:
-        """Adds a file or a link; nothing else can be copied."""
-        about = os.lstat(self.root / name)
-        if stat.S_ISREG(about.st_mode) or stat.S_ISLNK(about.st_mode):
-            self.files[name] = about
-
     @property
     def bytes(self) -> int:
         return sum(about.st_size for about in self.files.values())
@@ -72,22 +66,6 @@ class Source:
         git += f", {self.changed:,} files changed" if self.changed else ""
         what = git if self.mode == "git" else f"folder {self.root}"
         return f"{what}, {len(self.files):,} files, {in_bytes(self.bytes)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The copy that a run has of `root`."""
-
-    root: Path
-    copy: Path
-    facts: dict[str, Any]
-    """mode, root, files, bytes, sha256 (of names and contents); of git: commit, dirty, changed."""
-
-    def of(self, path: Path) -> Path:
-        """Where a path is in the copy; the path itself where the copy does not have it."""
-        real = path.parent.resolve() / path.name
-        copied = self.copy / os.path.relpath(real, self.root)
-        return copied if real.is_relative_to(self.root) and os.path.lexists(copied) else path
 
 
 # --- what is to be copied -------------------------------------------------------------------------
@@ -116,11 +94,13 @@ def source(
         raise _too_large(found, limit_mb)
     left_out = functools.cache(functools.partial(_holds_no_code, runs_dir=runs_dir))
     names = (_in_git if found.mode == "git" else _in_folder)(found, left_out)
+    own = os.path.relpath(program, found.root)
     try:
-        for name in islice(names, 5 * FILES_PER_MB * limit_mb):
+        for name in chain([own], islice(names, 5 * FILES_PER_MB * limit_mb)):  # ignored or not
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # deleted, in git
-                found.add(name)
-        found.add(os.path.relpath(program, found.root))  # ignored or not
+                about = os.lstat(found.root / name)
+                if stat.S_ISREG(about.st_mode) or stat.S_ISLNK(about.st_mode):
+                    found.files[name] = about
     except OSError as error:
         raise _unreadable(error) from None
     if found.bytes > limit_mb * 2**20 or len(found.files) > FILES_PER_MB * limit_mb:
@@ -231,8 +211,9 @@ def _unreadable(error: OSError) -> UsageError:
 # --- the copy -------------------------------------------------------------------------------------
 
 
-def take(found: Source, run: RunDir) -> Snapshot:
-    """Copies it into a run.
+def take(found: Source, run: RunDir) -> dict[str, Any]:
+    """Copies it into a run; returns mode, root, files, bytes, and the sha256 of names and contents;
+    of git commit and changed, too.
 
     Raises:
         SlurmftError: there is no room, or a file cannot be read. The run has no copy then.
@@ -241,8 +222,6 @@ def take(found: Source, run: RunDir) -> Snapshot:
     facts: dict[str, Any] = {"mode": found.mode, "root": root, "files": len(found.files)}
     if found.mode == "git":
         facts |= {"commit": found.commit, "changed": found.changed}
-    if found.mode == "none":
-        return Snapshot(found.root, run.code, facts)
     kept = store(run.path.parent)
     with contextlib.suppress(OSError):
         kept.mkdir(mode=0o700)
@@ -263,7 +242,14 @@ def take(found: Source, run: RunDir) -> Snapshot:
         raise no_room(run, "the code", found.bytes) if full else _unreadable(error) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return Snapshot(found.root, run.code, facts)
+    return facts
+
+
+def copy_of(path: Path, root: Path, run: RunDir) -> Path:
+    """Where a path is in the copy that a run has of `root`; itself where the copy lacks it."""
+    real = path.parent.resolve() / path.name
+    copied = run.code / os.path.relpath(real, root)
+    return copied if real.is_relative_to(root) and os.path.lexists(copied) else path
 
 
 def _copy(found: Source, into: Path, kept: Path, name: str) -> str:

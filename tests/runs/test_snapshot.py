@@ -8,6 +8,7 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ from slurmft.cluster import cleanup
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.runs import snapshot
 from slurmft.runs.rundir import RunDir
-from slurmft.runs.snapshot import Snapshot
 from tests.conftest import HOSTILE
 from tests.support.made_runs import write_run
 from tests.support.small_disk import fill
@@ -66,9 +66,20 @@ def new_run(runs: Path, mode: int = 0o700) -> RunDir:
     return run
 
 
+@dataclass
+class Snapshot:
+    found: snapshot.Source
+    run: RunDir
+
+    def __post_init__(self) -> None:
+        self.facts, self.copy = snapshot.take(self.found, self.run), self.run.code
+
+    def of(self, path: Path) -> Path:
+        return snapshot.copy_of(path, self.found.root, self.run)
+
+
 def take(program: Path, runs: Path, mode: str = "auto") -> Snapshot:
-    found = snapshot.source(program, mode, runs_dir=runs)
-    return snapshot.take(found, new_run(runs))
+    return Snapshot(snapshot.source(program, mode, runs_dir=runs), new_run(runs))
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -192,7 +203,7 @@ def test_folder(tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(top)
     found = snapshot.source(program, runs_dir=top / "runs")
     assert found.describe() == f"folder {top}, 3 files, 20 bytes"
-    made = snapshot.take(found, new_run(runs))
+    made = Snapshot(found, new_run(runs))
     assert sorted(content(made.copy)) == ["model/config.json", "pkg/a.py", "train.py"]
     assert "commit" not in made.facts
     assert snapshot.source(Path("."), runs_dir=top / "runs").files.keys() == found.files.keys()
@@ -220,10 +231,6 @@ def test_what_is_installed_is_not_copied(
     for program in (Path("/bin/sh"), installed, built, elsewhere, hidden):
         found = snapshot.source(program)
         assert (found.mode, found.files) == ("none", {}), program
-        made = snapshot.take(found, new_run(runs))
-        assert made.of(program) == program
-        assert made.facts["mode"] == "none"
-        assert not made.copy.exists()
     assert snapshot.source(tree / "train.py").mode == "git"  # one's own, wherever one stands
     assert snapshot.source(elsewhere, "folder").mode == "folder"
     assert snapshot.source(tree / "train.py", "none").describe().startswith("not copied")
@@ -362,7 +369,7 @@ def test_two_at_once(tree: Path, runs: Path) -> None:
     found = snapshot.source(tree / "train.py")
     made = [new_run(runs) for _ in range(16)]
     with ThreadPoolExecutor(8) as pool:
-        snapshots = list(pool.map(lambda run: snapshot.take(found, run), made))
+        snapshots = list(pool.map(lambda run: Snapshot(found, run), made))
     assert all(content(one.copy) == content(snapshots[0].copy) for one in snapshots)
     assert len(content(snapshots[0].copy)) == len(store_of(runs)) == 4
 
@@ -425,8 +432,10 @@ from slurmft.runs.rundir import RunDir
 run = RunDir(Path({runs!r}, f"run-{{os.getpid()}}"))
 run.path.mkdir(mode=0o700)
 try:
-    made = snapshot.take(snapshot.source(Path({program!r}), {mode!r}), run)
-    print(made.of(Path({program!r})).read_text(), made.copy.joinpath("x.py").stat().st_nlink)
+    found = snapshot.source(Path({program!r}), {mode!r})
+    snapshot.take(found, run)
+    copy = snapshot.copy_of(Path({program!r}), found.root, run)
+    print(copy.read_text(), run.code.joinpath("x.py").stat().st_nlink)
 except SlurmftError as error:
     print(error)
 """
