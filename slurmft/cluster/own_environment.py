@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -65,17 +63,14 @@ def _of_lock(near: Path, job: JobConfig, make: bool) -> Path:
     made = Path(job.runs_dir, f".envs-{os.getuid()}", key)
     if make:
         permissions.make_folder(made.parent, job.share_with_group, exist_ok=True)
-        with permissions.own_folder(made.parent), open(f"{made}.lock", "w") as file:
-            with contextlib.suppress(OSError):  # no locks here; uv itself locks on this host
-                fcntl.lockf(file, fcntl.LOCK_EX)
-            if not (whole := Path(f"{made}.whole")).exists():
+        with permissions.own_folder(made.parent):
+            if not made.exists():
                 print(f"slurmft: uv sync of {project} to {made}", file=sys.stderr, flush=True)
-                words = ["sync", "--frozen", *(["--python", python] if python else [])]
-                done = run(*words, UV_PROJECT_ENVIRONMENT=str(made))
-                if done.returncode:
-                    last = " ".join(done.stderr.split())[-300:]
-                    raise UsageError(f"--env uv: uv sync failed: {last}", "try: uv sync --frozen")
-                whole.touch()
+            words = ["sync", "--frozen", *(["--python", python] if python else [])]
+            done = run(*words, UV_PROJECT_ENVIRONMENT=str(made))  # nothing, where it is whole
+        if done.returncode:
+            last = " ".join(done.stderr.split())[-300:]
+            raise UsageError(f"--env uv: uv sync failed: {last}", "try: uv sync --frozen")
     return made
 
 

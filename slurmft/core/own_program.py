@@ -41,8 +41,9 @@ class OwnProgram:
     """What is executed: the script or executable; of a module, the folder that it comes from."""
     code: str = ""
     """What goes to the front of PYTHONPATH: folders of its frozen code, with colons between."""
-    before: tuple[str, ...] = ()
-    """Marks of what its checkpoint folder and files had at submission: that is of another run."""
+    since_ns: int = 0
+    """When the newest of its checkpoints and files was written that were there at submission: they
+    are of another run."""
 
     env: str | None = option(
         None, "its Python environment: a folder, or uv, of its uv.lock (default: slurmft's)"
@@ -139,10 +140,11 @@ class OwnProgram:
         return Path(self.folder, name)
 
     def marked(self) -> "OwnProgram":
-        """With marks of what is there now."""
+        """With the time of what is there now."""
         files = [self.path(name) for name in (self.finished_file, self.result_file) if name]
         there = [*self._checkpoints(), *filter(Path.exists, files)]
-        return dataclasses.replace(self, before=tuple(map(_mark, there)))
+        since_ns = max((path.stat().st_mtime_ns for path in there), default=0)
+        return dataclasses.replace(self, since_ns=since_ns)
 
     def has_finished(self) -> bool:
         """Whether it has written its --finished-file."""
@@ -176,7 +178,7 @@ class OwnProgram:
         return sorted(times, key=lambda path: -times[path])
 
     def _is_new(self, path: Path) -> bool:
-        return path.exists() and _mark(path) not in self.before
+        return path.exists() and path.stat().st_mtime_ns > self.since_ns
 
     def arguments(self, latest: Path | None) -> list[str]:
         """Its command line; from a checkpoint, if there is one."""
@@ -205,10 +207,6 @@ def in_words(checkpoint: Path) -> str:
     """Its name, and when it was written: a program may write the same name again."""
     written = datetime.fromtimestamp(checkpoint.stat().st_mtime)
     return f"{checkpoint.name} ({written.isoformat(sep=' ', timespec='seconds')})"
-
-
-def _mark(path: Path) -> str:
-    return f"{path.stat().st_mtime_ns} {path}"
 
 
 def _may_be_checkpoint(path: Path) -> bool:

@@ -42,7 +42,7 @@ _CANCEL_S = 60
 _MAY_DIFFER = frozenset({
     "runs_dir", "share_with_group", "job_name", "account", "qos", "time", "mem", "reservation",
     "comment", "hostfile", "rdzv_timeout_s", "stop_lead_s", "requeue", "max_requeues",
-    "max_restarts", "hang_timeout_s", "log_with", "before", "code",
+    "max_restarts", "hang_timeout_s", "log_with", "since_ns", "code",
     "after", "after_any",
 })  # fmt: skip
 """Settings that change whether a run finishes, not what it measures."""

@@ -335,14 +335,14 @@ def test_half_written_checkpoints_are_passed_over(here: Path) -> None:
 
     assert newest() is None
     old = made("checkpoint-900", "model", "rng_0", "rng_1")
-    before = own().marked().before
-    assert newest(before=before) is None  # of another run
+    since_ns = own().marked().since_ns
+    assert newest(since_ns=since_ns) is None  # of another run
     first = made("checkpoint-10", "model", "rng_0", "rng_1")
     made("runs", "events.1")  # no number: none
     made("tmp-checkpoint-15", "model", "rng_0")
     second = made("checkpoint-20", "model", "rng_0")  # of fewer ranks
-    assert newest(before=before) == second
+    assert newest(since_ns=since_ns) == second
     made("checkpoint-30", "rng_0")
-    assert newest(before=before) == second
+    assert newest(since_ns=since_ns) == second
     assert old.exists()
     assert first.exists()
