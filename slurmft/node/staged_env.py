@@ -24,8 +24,6 @@ STAGED = "SLURMFT_STAGED"
 """Variable of the ranks where they run from such: JSON, shared folder -> its copy on this node."""
 
 NAME = "slurmft-env"
-_LOCK = ".slurmft-lock"
-OLD = ".old"
 _YOUNG_S = 1800
 """How long an archive may wait for its node's task, which then removes it."""
 
@@ -53,7 +51,6 @@ def environment(
             began = time.monotonic()
             try:
                 stack.enter_context(_own(folder))
-                stack.callback(_remove_own, Path(archive), folder)
                 _unpack(Path(archive), folder, is_stopped)
                 _settle(folder, shared)
                 Path(archive).unlink()
@@ -85,9 +82,22 @@ def unpacked(archive: str) -> str:
 def _own(folder: Path) -> Iterator[None]:
     """Makes a folder that belongs to this process while it is alive; later, others remove it."""
     folder.mkdir(mode=0o700)  # fails if it exists
-    with open(folder / _LOCK, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with _locked(folder):
+        try:
+            yield
+        finally:
+            removal([folder]).wait()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Raises OSError where another process has it locked."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
+    finally:
+        os.close(descriptor)
 
 
 def _unpack(archive: Path, folder: Path, is_stopped: Callable[[], bool]) -> None:
@@ -130,28 +140,10 @@ def leftovers(folder: Path) -> list[Path]:
     """What ended tasks of this user have not removed, and what nothing runs from."""
     found = []
     for path in folder.glob(f"{NAME}-{os.getuid()}-*"):
-        with contextlib.suppress(OSError):
-            if path.suffix == OLD:
-                found.append(path)
-            elif path.is_dir():
-                with open(path / _LOCK) as file:  # locked while its task is alive
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    found.append(_retired(path))
-            elif time.time() - path.stat().st_mtime > _YOUNG_S:
+        with contextlib.suppress(OSError), _locked(path):
+            if time.time() - path.stat().st_mtime > _YOUNG_S:
                 found.append(path)
     return found
-
-
-def _retired(folder: Path) -> Path:
-    """Renames a folder, so that others remove it if this process does not finish that."""
-    return folder.rename(folder.with_name(folder.name + OLD))
-
-
-def _remove_own(archive: Path, folder: Path) -> None:
-    paths = [archive]
-    with contextlib.suppress(OSError):
-        paths.append(_retired(folder))
-    removal(paths).wait()
 
 
 def removal(paths: list[Path]) -> subprocess.Popen[bytes]:

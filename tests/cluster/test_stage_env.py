@@ -160,13 +160,11 @@ def test_program_of_slurmfts_environment_runs_from_its_copy() -> None:
 def test_what_killed_jobs_left_is_removed(tmp_path: Path) -> None:
     mine, long_ago = tmp_path / f"slurmft-env-{os.getuid()}-dead", time.time() - 7200
     mine.mkdir()
-    (mine / ".slurmft-lock").touch()
+    os.utime(mine, (long_ago, long_ago))
     for name in (f"{mine}.tar", f"{mine}-young.tar", str(tmp_path / "slurmft-env-99999-other.tar")):
         Path(name).touch()
         if "young" not in name:
             os.utime(name, (long_ago, long_ago))
-    dying = tmp_path / f"slurmft-env-{os.getuid()}-dying.old"  # its removal was cut short
-    dying.mkdir()
     staged_env.removal(staged_env.leftovers(tmp_path)).wait()
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == [f"slurmft-env-{os.getuid()}-dead-young.tar", "slurmft-env-99999-other.tar"]

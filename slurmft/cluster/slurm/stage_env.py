@@ -11,6 +11,7 @@ The tasks of the nodes unpack it: `slurmft.node.staged_env`.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import os
 import secrets
@@ -25,7 +26,7 @@ from slurmft.core import filesystem, own_program
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import SlurmftError, UsageError, run_main
 from slurmft.core.text import in_bytes
-from slurmft.node.staged_env import NAME, OLD, StageError, unpacked
+from slurmft.node.staged_env import NAME, StageError, unpacked
 from slurmft.runs.rundir import RunDir
 
 _ARCHIVES = ".environments"
@@ -158,16 +159,13 @@ def content(prefix: str) -> list[str]:
 
 
 def _digest(lines: list[str]) -> str:
-    import hashlib  # not for every command
-
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
 
 
 def clean(archive: str, nodes: int) -> None:
     """Removes archive and environment from all nodes of the job."""
     with contextlib.suppress(SlurmftError):  # the next job on the node will
-        folder = unpacked(archive)
-        allocation.on_all_nodes(nodes, ["rm", "-rf", archive, folder, folder + OLD])
+        allocation.on_all_nodes(nodes, ["rm", "-rf", archive, unpacked(archive)])
 
 
 def main(argv: list[str]) -> int:
