@@ -1,7 +1,6 @@
 """Published tables, as files in the form of `results/published` hold them.
 
-Such a file has either `columns` and `rows`, or, as read from charts, arrays by configuration over
-`gpus`. Both are read into one form; no value is changed.
+Such a file has `columns` and `rows`, or several `tables` that have them. No value is changed.
 """
 
 from __future__ import annotations
@@ -13,26 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.core.errors import UsageError
-from slurmft.core.files import is_number
 
 CONFIGURATION = "configuration"
 """Column of a chart's bars that are named PRECISION-BATCHSIZE."""
 
-_HINT = "it must have columns and rows, or arrays over gpus, as the files in results/published"
+_HINT = "it must have columns and rows, or tables with them, as the files in results/published"
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A published table: a row for every measurement. A file of charts has one for each chart."""
+    """A published table: a row for every measurement. A file may have several."""
 
     file: str
     """The file's name without ending."""
     part: str
-    """The array of the file, if it has several; else empty."""
+    """The last column's name, if the file has several tables; else empty."""
     work: str
     """What was measured in all tables of the file."""
     name: str
-    """The same, with the array."""
+    """The same, with the part."""
     source: str
     notes: tuple[str, ...]
     setup: dict[str, Any]
@@ -88,66 +86,37 @@ def load(path: Path, name: str = "") -> list[PublishedTable]:
 
 
 def _tables(stem: str, raw: dict[str, Any]) -> list[PublishedTable]:
+    """The tables of a file; none: it has other values there."""
     read_off = [f"read off: {raw['read_off']}"] if "read_off" in raw else []
     notes = raw.get("notes", [])
     notes = [f"doubt: {note}" for note in (notes if isinstance(notes, list) else [notes])]
     setup = raw.get("setup", {})
-    name = str(raw.get("name", stem))
-    common: dict[str, Any] = {
-        "file": stem,
-        "work": name,
-        "source": str(raw.get("source", "not named")),
-        "notes": (*read_off, *notes),
-        "setup": setup if isinstance(setup, dict) else {},
-    }
-    if "columns" in raw:
-        plain = _plain(raw.get("columns"), raw.get("rows"))
-        if plain is None:
-            return []
-        return [PublishedTable(part="", name=name, columns=plain[0], rows=plain[1], **common)]
-    devices = raw.get("gpus")
-    if not isinstance(devices, list) or not all(map(is_number, devices)):
-        return []
+    work = str(raw.get("name", stem))
+    given = raw.get("tables", [raw])
     found = []
-    for key, values in raw.items():
-        chart = _chart(key, values, devices) if key not in ("gpus", "setup") else None
-        if chart:
-            title = f"{name}: {with_unit(key)}"
-            found.append(
-                PublishedTable(part=key, name=title, columns=chart[0], rows=chart[1], **common)
+    for table in given if isinstance(given, list) else ():
+        columns, rows = (
+            table.get(k) if isinstance(table, dict) else 0 for k in ("columns", "rows")
+        )
+        if not isinstance(columns, list) or not isinstance(rows, list) or not columns:
+            return []
+        if not all(isinstance(row, list) and len(row) == len(columns) for row in rows):
+            return []
+        part = str(columns[-1]) if "tables" in raw else ""
+        found.append(
+            PublishedTable(
+                file=stem,
+                part=part,
+                work=work,
+                name=f"{work}: {with_unit(part)}" if part else work,
+                source=str(raw.get("source", "not named")),
+                notes=(*read_off, *notes),
+                setup=setup if isinstance(setup, dict) else {},
+                columns=tuple(map(str, columns)),
+                rows=tuple(map(tuple, rows)),
             )
+        )
     return found
-
-
-_Parts = tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]
-
-
-def _plain(columns: Any, rows: Any) -> _Parts | None:
-    """Names of columns, and rows; None: the file has other values there."""
-    if not isinstance(columns, list) or not isinstance(rows, list) or not columns:
-        return None
-    if not all(isinstance(row, list) and len(row) == len(columns) for row in rows):
-        return None
-    return tuple(map(str, columns)), tuple(map(tuple, rows))
-
-
-def _chart(key: str, values: Any, devices: list[Any]) -> _Parts | None:
-    """The bars of a chart as rows: configuration, gpus, value; None: it is not a chart."""
-    if isinstance(values, list) and len(values) == len(devices):
-        return ("gpus", key), tuple(zip(devices, values, strict=True))
-    if not isinstance(values, dict) or not values:
-        return None
-    rows: list[tuple[Any, ...]] = []
-    for name, bars in values.items():
-        label = int(name) if name.isdecimal() else name
-        if isinstance(bars, list) and len(bars) == len(devices):
-            rows += [(label, n, bar) for n, bar in zip(devices, bars, strict=True)]
-        elif isinstance(bars, dict) and all(n.isdecimal() for n in bars):
-            rows += [(label, int(n), bar) for n, bar in bars.items()]
-        else:
-            return None
-    sizes = all(isinstance(row[0], int) for row in rows)
-    return ("eval_batch_size" if sizes else CONFIGURATION, "gpus", key), tuple(rows)
 
 
 def _flat(value: Any) -> str:

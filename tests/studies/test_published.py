@@ -24,15 +24,7 @@ def test_published_values_are_unchanged(file: str, form: str) -> None:
     raw = json.loads((PUBLISHED / file).read_text())
     write, _ = FORMATS[form]
     text = "\n".join(write(as_published(table)) for table in published.load(PUBLISHED / file))
-    rows = raw.get("rows") or [
-        (name, gpus, bar)
-        for key, values in raw.items()
-        if key.startswith(("train", "eval", "metric")) and isinstance(values, dict)
-        for name, bars in values.items()
-        for gpus, bar in (
-            bars.items() if isinstance(bars, dict) else zip(raw["gpus"], bars, strict=True)
-        )
-    ]
+    rows = [row for table in raw.get("tables", [raw]) for row in table["rows"]]
     assert rows
     for row in rows:
         shown = [re.escape(str(v)) for v in row]
@@ -44,9 +36,9 @@ def test_published_files_of_wrong_shape(tmp_path: Path) -> None:
     for text in (
         "[]",
         "{}",
-        '{"gpus": [[1]], "x": [1]}',
+        '{"tables": [1]}',
+        '{"tables": 1}',
         '{"columns": ["a"], "rows": [[1, 2]]}',
-        '{"gpus": [1], "x": [1, 2]}',
     ):
         file.write_text(text)
         with pytest.raises(UsageError, match="holds no published table"):

@@ -393,7 +393,8 @@ def test_mistakes_end_in_two_lines(arguments: list[str], told: str, tmp_path: Pa
 
 
 def test_published_values_that_are_no_points(tmp_path: Path) -> None:
-    (tmp_path / "chart.json").write_text('{"gpus": [1, 2, 4], "time_s": [3, null, "1"]}')
+    chart = {"columns": ["gpus", "time_s"], "rows": [[1, 3], [2, None], [4, "1"]]}
+    (tmp_path / "chart.json").write_text(json.dumps(chart))
     rows = [[n, batch, n] for batch in range(1, 11) for n in (1, 2)] + [["many", 1, None]]
     table = {"columns": ["gpus", "batch_size_per_gpu", "speedup"], "rows": rows}
     (tmp_path / "rows.json").write_text(json.dumps(table))
