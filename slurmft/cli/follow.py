@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from slurmft.cli import next_commands
 from slurmft.cli.parser import Parser, add_run
-from slurmft.cluster.slurm.commands import JobState
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.own_program import OwnProgram
@@ -34,31 +33,27 @@ class Follower:
         self.run = run
         self.job = JobWatch(run)
         self._records = RecordReader(run.records)
-        self._recent = self._records.read_recent("start")
-        if only_new:
-            self._recent = []
+        recent = self._records.read_recent("start")
+        self._recent = [] if only_new else recent
         self._output = Output(run) if OwnProgram.of(run.load_config().program) else None
         self._said = ""
 
     def follow(self) -> int:
         """Shows progress until the job ends; returns the exit code of the job."""
         try:
-            self._until_ended()
+            for record in self._recent:
+                progress.show(record)
+            while not self.job.has_ended():
+                self._say_waiting()
+                self.job.pause()
+                self._show_records()
+            self.job.await_result()
+            self._show_records()
         except KeyboardInterrupt:
             job_id = self.job.job_id
             print(f"\nno longer following; job {job_id} continues. {next_commands(self.run.path)}")
             return 130
         return show_outcome(self.job)
-
-    def _until_ended(self) -> None:
-        for record in self._recent:
-            progress.show(record)
-        while not self.job.has_ended():
-            self._say_waiting(self.job.state)
-            self.job.pause()
-            self._show_records()
-        self.job.await_result()
-        self._show_records()
 
     def _show_records(self) -> None:
         if self._output is not None:
@@ -68,15 +63,13 @@ class Follower:
         for record in self._records.read():
             progress.show(record)
 
-    def _say_waiting(self, state: JobState) -> None:
+    def _say_waiting(self) -> None:
         """Says once what the job does, and what it waits for."""
+        state = self.job.state
         text = f"job {self.job.job_id} is {state.name.lower()}"
         if state.reason:
             text += f" ({state.reason})"
-        worth_it = state.name in ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED") or (
-            state.name == "UNKNOWN" and state.reason
-        )
-        if worth_it and text != self._said:
+        if (state.name != "UNKNOWN" or state.reason) and text != self._said:
             self._said = text
             progress.say(text)
 

@@ -78,11 +78,6 @@ def kubernetes_files(
     Raises:
         UsageError: a value that cannot be right.
     """
-    if "\n" in str(arguments.output):
-        raise UsageError(
-            f"--output {str(arguments.output)!r} holds a line break",
-            "the manifest has it in a comment; give another folder",
-        )
     flags = given(arguments, [*options(TrainConfig), *FLAGS, *_ON_PODS])
     config = configure_pods(flags, program, ["kubernetes", *argv])
     fields = {f.name for f in dataclasses.fields(kubernetes.Cluster)}

@@ -106,12 +106,6 @@ def manifest(kind: str, config: RunConfig, cluster: Cluster) -> str:
     )
 
 
-def source_folder() -> Path | None:
-    """The folder of slurmft's source; None: it is installed without source."""
-    folder = Path(slurmft.__file__).parent.parent
-    return folder if (folder / "constraints.txt").is_file() else None
-
-
 def dockerfile() -> str:
     """An image with slurmft, built in its source folder."""
     return fill(_FOLDER / "Dockerfile.jinja", user=_USER)
@@ -119,14 +113,15 @@ def dockerfile() -> str:
 
 def commands(kind: str, cluster: Cluster, folder: Path | None) -> list[str]:
     """Shell lines that build, deploy, watch and delete a job."""
-    place = "." if folder is None else str(folder)
+    place, source = str(folder or "."), Path(slurmft.__file__).parent.parent
+    has_source = (source / "constraints.txt").is_file()  # else it is installed without
     text = fill(
         _FOLDER / "kubernetes.sh.jinja",
         kind=kind,
         cluster=cluster,
         folder=place,
         manifest=f"{place}/{cluster.name}.yaml",
-        source=str(source_folder() or "."),
+        source=str(source) if has_source else ".",
         kubectl=f"kubectl --namespace {cluster.namespace}",
     )
     return text.rstrip("\n").split("\n")

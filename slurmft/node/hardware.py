@@ -133,6 +133,7 @@ def detect(environment: Mapping[str, str], root: Path = Path("/")) -> Hardware:
         root: where /proc and /sys are.
     """
     info = _cpuinfo(root)
+    known = _nvidia_smi() if glob.glob(str(root / "dev/nvidia[0-9]*")) else {}
     mask = os.sched_getaffinity(0) if root == Path("/") else set(_present(root))
     granted = environment.get("SLURM_CPUS_PER_TASK") or environment.get("SLURM_CPUS_ON_NODE")
     return Hardware(
@@ -145,7 +146,7 @@ def detect(environment: Mapping[str, str], root: Path = Path("/")) -> Hardware:
         slurm_cpus=int(granted) if granted else None,
         quota_cpus=_quota_cpus(root),
         memory_mib=_memory_mib(root),
-        gpus=_gpus(environment, root),
+        gpus=tuple(known.get(n, Gpu(name=n)) for n in visible_gpus(environment, root)),
         interfaces=tuple(network.name for network in networks(root)),
     )
 
@@ -263,11 +264,6 @@ def _memory_mib(root: Path) -> int:
 
 
 # --- GPUs and networks ----------------------------------------------------------------------------
-
-
-def _gpus(environment: Mapping[str, str], root: Path) -> tuple[Gpu, ...]:
-    known = _nvidia_smi() if glob.glob(str(root / "dev/nvidia[0-9]*")) else {}
-    return tuple(known.get(name, Gpu(name=name)) for name in visible_gpus(environment, root))
 
 
 def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ is over. Why it failed is recorded.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
@@ -98,7 +99,9 @@ class Supervisor:
     ) -> int | None:
         """Waits for the child's exit code; None: the child is to be killed."""
         look_at = time.monotonic() + look_pause_s(child.tasks, self.peers.is_head)
-        while (code := _poll(running)) is None:
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return running.wait(_POLL_S)
             if time.monotonic() >= look_at:
                 look_at = time.monotonic() + look_pause_s(child.tasks, self.peers.is_head)
                 if self._is_over():
@@ -113,7 +116,6 @@ class Supervisor:
                     return None
             if watchdog.check() and self._record_hang(watchdog):
                 return None
-        return code
 
     def _is_over(self) -> bool:
         """Looks into the run directory: has a later attempt begun? The head also looks for tasks
@@ -149,14 +151,6 @@ class Supervisor:
         if not hang.certain:
             await_cause(self.peers)
         return True
-
-
-def _poll(running: subprocess.Popen[bytes]) -> int | None:
-    """Waits a moment for the exit code; None: the process still runs."""
-    try:
-        return running.wait(_POLL_S)
-    except subprocess.TimeoutExpired:
-        return None
 
 
 def look_pause_s(tasks: int, is_head: bool) -> float:

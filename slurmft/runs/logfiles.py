@@ -198,7 +198,8 @@ class _LogFile:
         label = self.place.label
         if label.startswith("task") and text.startswith(_SLURMS):
             label = "slurm"
-        attempt = self._last.attempt or self._attempt_at(self._last.time)
+        began = (n for start, n in reversed(self._starts) if start <= self._last.time + 0.001)
+        attempt = self._last.attempt or next(began, 0)
         return self._last._replace(text=text, label=label, attempt=attempt)
 
     def _belongs(self, text: str) -> bool:
@@ -213,9 +214,6 @@ class _LogFile:
             return True
         self._had_trace = False
         return text[:1].isspace() and self._last.time != -math.inf
-
-    def _attempt_at(self, when: float) -> int:
-        return next((n for start, n in reversed(self._starts) if start <= when + 0.001), 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,6 @@ def test_files(tmp_path: Path) -> None:
         (["--claim", "a..b"], "--claim 'a..b'"),
         (["--image", "a b"], "--image 'a b' is not an image name"),
         (["--image", "-a"], "'-a'"),
-        (["--output", "a\nb"], "holds a line break"),
         (["--task", "text-classification"], "needs data of your own"),
         (["--node-selector", "zone"], "is not KEY=VALUE"),
         (["--min-nodes", "4"], "--min-nodes 4 of --nodes 3"),
