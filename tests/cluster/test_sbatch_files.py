@@ -18,7 +18,6 @@ from slurmft.core.config import JobConfig, RunConfig, build
 from slurmft.core.files import write_json
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
-from slurmft.train.recipes import GLUE_COLUMNS
 from tests.conftest import HOSTILE, Done, records, slurmft
 from tests.slurm.test_jobs import assert_nodes_are_clean
 from tests.support import CHECKOUT
@@ -213,7 +212,7 @@ def test_file(
         flags = ("--data", str(tiny_data), "--model", str(tiny_model))
     if name == "icelake_glue":
         sizes = {"train": 40, "validation": 20}
-        data = write_pairs(tmp_path / "mrpc", GLUE_COLUMNS["mrpc"], 2, sizes)
+        data = write_pairs(tmp_path / "mrpc", ("sentence1", "sentence2"), 2, sizes)
         flags = ("--data", str(data), "--model", str(tiny_model))
     if name == "spr_squad":
         data = write_squad(tmp_path / "squad", train=24, validation=8)

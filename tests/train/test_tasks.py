@@ -16,7 +16,7 @@ from slurmft.train import inputs, tasks
 from slurmft.train.config import TrainConfig
 from slurmft.train.data import TokenData
 from slurmft.train.metrics import SCORES
-from slurmft.train.recipes import GLUE_COLUMNS, GLUE_LABELS, TASKS
+from slurmft.train.recipes import RECIPES, TASKS
 from slurmft.train.sources import localize
 from slurmft.train.tasks import sequence
 from slurmft.train.tasks.hub import Pretrained
@@ -46,11 +46,18 @@ def test_weights_are_mapped_from_their_file(tmp_path: Path) -> None:
         assert any(first <= address < last for first, last in mapped), name
 
 
+GLUE = [task for task in TASKS if RECIPES[task].get("data") == "nyu-mll/glue"]
+
+
+def glue_columns(task: str) -> tuple[str, str | None]:
+    return RECIPES[task]["text_column"], RECIPES[task].get("text_pair_column")
+
+
 def glue(folder: Path, task: str, validation: int = 21) -> Path:
     """Made-up data of a task of GLUE."""
     sizes = {split: validation + i for i, split in enumerate(TASKS[task].splits[1:])}
-    labels = len(GLUE_LABELS[task])
-    return write_pairs(folder, GLUE_COLUMNS[task], labels, {"train": 50} | sizes)
+    labels = len(TASKS[task].labels or ())
+    return write_pairs(folder, glue_columns(task), labels, {"train": 50} | sizes)
 
 
 def prepare(task: str, data: Path, model: Path, **given: Any) -> TokenData:
@@ -67,12 +74,12 @@ def run(tmp_path: Path, nodes: int, task: str, data: Path, model: Path, *flags: 
 
 
 def test_every_task_of_glue_is_prepared(tmp_path: Path, tiny_model: Path) -> None:
-    for task in GLUE_LABELS:
+    for task in GLUE:
         data = prepare(task, glue(tmp_path / task, task), tiny_model)
-        assert data.labels == list(GLUE_LABELS[task])
+        assert data.labels == list(TASKS[task].labels or ())
         assert len(data.train) == 50
         assert data.train.labels.dtype == (np.int64 if data.labels else np.float64)
-        assert (data.train.types is None) == (GLUE_COLUMNS[task][1] is None)
+        assert (data.train.types is None) == (glue_columns(task)[1] is None)
 
 
 @pytest.fixture
@@ -90,7 +97,7 @@ def test_every_task_of_glue_is_trained(tmp_path: Path, tiny_model: Path, one_thr
     """Two steps and an evaluation of each, in this process; numbers in bf16 as well."""
     import torch
 
-    for name, in_bf16 in [*((task, False) for task in GLUE_LABELS), ("stsb", True)]:
+    for name, in_bf16 in [*((task, False) for task in GLUE), ("stsb", True)]:
         folder = glue(tmp_path / f"{name} {in_bf16}", name)
         task = tasks.get(TrainConfig.resolve(task=name, data=str(folder), model=str(tiny_model)))
         data = task.prepare()
@@ -137,7 +144,7 @@ def test_model_that_was_tuned_for_something_else(
     model.save_pretrained(tmp_path / "model")
     model, inputs = tuned(task, tmp_path / "model")
     assert model(**inputs).loss.isfinite()
-    assert model.config.num_labels == (len(GLUE_LABELS[task]) or 1)
+    assert model.config.num_labels == (len(TASKS[task].labels or ()) or 1)
 
 
 @pytest.mark.parametrize("task", ["mrpc", "mnli"])
