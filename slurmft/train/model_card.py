@@ -48,62 +48,61 @@ def text(
         versions: of packages.
         name: of the run.
     """
-    return f"---\n{_metadata(train, result, name).to_yaml()}\n---\n\n" + "\n".join(
-        (
-            f"# {name}",
-            "",
-            f"{_model(train)}, fine-tuned on {_data(train)} (task `{train.task}`) by slurmft.",
-            "",
-            "## Results",
-            "",
-            *_table("metric of the validation data", result["metrics"]),
-            "",
-            f"{result['steps']:,} optimizer steps in {result['wall_s']:,.0f} s on "
-            f"{result['nodes']} node(s) with {result['world_size']} process(es); "
-            f"{result['train_samples_per_s']:,.1f} training samples/s; the last loss was "
-            f"{_shown(result['loss'])}.",
-            "",
-            "## Use",
-            "",
-            "```python",
-            *_use(train),
-            "```",
-            "",
-            "## Training",
-            "",
-            *_table("setting", _settings(train, result)),
-            "",
-            *_changed(result.get("changed_since_submission") or {}),
-            "Versions: "
-            + ", ".join(f"{k} {versions[k]}" for k in _PACKAGES if k in versions)
-            + ".",
-            "",
-        )
-    )
+    model = _name(train.model) or "A model of random weights"
+    pipeline = _pipeline(train)
+    example = '"a text"' if pipeline == "text-classification" else 'question="...", context="..."'
+    changed = fingerprint.words(result.get("changed_since_submission") or {})
+    packages = ", ".join(f"{k} {versions[k]}" for k in _PACKAGES if k in versions)
+    return f"""---
+{_metadata(train, result, name).to_yaml()}
+---
+
+# {name}
+
+{model}, fine-tuned on {_data(train)} (task `{train.task}`) by slurmft.
+
+## Results
+
+{_table("metric of the validation data", result["metrics"])}
+
+{result["steps"]:,} optimizer steps in {result["wall_s"]:,.0f} s on {result["nodes"]} node(s) with \
+{result["world_size"]} process(es); {result["train_samples_per_s"]:,.1f} training samples/s; the \
+last loss was {_shown(result["loss"])}.
+
+## Use
+
+```python
+from transformers import pipeline
+
+model = pipeline("{pipeline}", "FOLDER or USER/NAME")
+model({example})
+```
+
+## Training
+
+{_table("setting", _settings(train, result))}
+
+{changed and f"Changed between submission and start: {changed}."}
+
+Versions: {packages}.
+"""
 
 
 def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:
     from huggingface_hub import EvalResult, ModelCardData  # 0.2 s
 
-    pipeline = _pipeline(train)
     metrics = {k: v for k, v in result["metrics"].items() if v is not None}
+    task, data = _pipeline(train), _data(train)
     return ModelCardData(
         model_name=name,
         library_name="transformers",
-        pipeline_tag=pipeline,
+        pipeline_tag=task,
         tags=["generated_from_trainer", "slurmft"],
         base_model=train.model if train.model and not is_local(train.model) else None,
         datasets=[train.data] if train.data and not is_local(train.data) else None,
         metrics=list(metrics),
         eval_results=[
-            EvalResult(
-                task_type=pipeline,
-                dataset_type=_data(train),
-                dataset_name=_data(train),
-                dataset_split="validation",
-                metric_type=metric,
-                metric_value=value,
-            )
+            EvalResult(task, data, data, metric, value, dataset_split="validation")
             for metric, value in metrics.items()
         ]
         or None,
@@ -114,16 +113,13 @@ def _pipeline(train: TrainConfig) -> str:
     return "question-answering" if train.task == "squad" else "text-classification"
 
 
-def _model(train: TrainConfig) -> str:
-    if train.model is None:
-        return "A model of random weights"
-    return os.path.basename(train.model) if is_local(train.model) else train.model
-
-
 def _data(train: TrainConfig) -> str:
-    if train.data is None:
-        return "generated data"
-    return os.path.basename(train.data) if is_local(train.data) else train.data
+    return _name(train.data) or "generated data"
+
+
+def _name(source: str | None) -> str | None:
+    """A hub id, or of a folder the last part."""
+    return os.path.basename(source) if source and is_local(source) else source
 
 
 def _settings(train: TrainConfig, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,28 +127,15 @@ def _settings(train: TrainConfig, result: Mapping[str, Any]) -> dict[str, Any]:
     return given | {k: result[k] for k in _USED if k in result}
 
 
-def _table(title: str, values: Mapping[str, Any]) -> list[str]:
-    rows = [f"| {key} | {_shown(value)} |" for key, value in values.items()]
-    return [f"| {title} | |", "|---|---|", *rows]
+def _table(title: str, values: Mapping[str, Any]) -> str:
+    rows = (f"| {key} | {_shown(value)} |" for key, value in values.items())
+    return "\n".join([f"| {title} | |", "|---|---|", *rows])
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1e-3 else f"{value:.4f}"
     return "n/a" if value is None else str(value)
-
-
-def _changed(changed: Mapping[str, str]) -> list[str]:
-    words = fingerprint.words(dict(changed))
-    return [f"Changed between submission and start: {words}.", ""] if changed else []
-
-
-def _use(train: TrainConfig) -> list[str]:
-    lines = ["from transformers import pipeline", ""]
-    lines += [f'model = pipeline("{_pipeline(train)}", "FOLDER or USER/NAME")']
-    if train.task == "squad":
-        return [*lines, 'model(question="Who wrote it?", context="...")']
-    return [*lines, 'model("a text")']
 
 
 def exists(run: RunDir) -> bool:
