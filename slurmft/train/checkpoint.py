@@ -61,28 +61,12 @@ def read(path: Path) -> Snapshot:
     return Snapshot(path.name.removeprefix(f"step-{state['step']:08d}"), state, tensors)
 
 
-class Buffers:
-    """One copy of the state in this host's memory, made anew in the same place every time."""
-
-    def __init__(self) -> None:
-        self._held: dict[tuple[str, str], torch.Tensor] = {}
-
-    def copy(self, tensors: dict[str, Tensors]) -> dict[str, Tensors]:
-        """Copies tensors from wherever they are; valid until the next call."""
-        copied = {
-            file: {name: self._copy(file, name, t) for name, t in group.items()}
-            for file, group in tensors.items()
-        }
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return copied
-
-    def _copy(self, file: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        held = self._held.get((file, name))
-        if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
-            held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self._held[file, name] = held
-        return held.copy_(tensor.detach(), non_blocking=True)
+def copied(tensors: dict[str, Tensors]) -> dict[str, Tensors]:
+    """A contiguous copy in this host's memory, of tensors wherever they are."""
+    return {
+        file: {name: t.detach().to("cpu", copy=True).contiguous() for name, t in group.items()}
+        for file, group in tensors.items()
+    }
 
 
 class Saver:
@@ -93,7 +77,6 @@ class Saver:
     """
 
     def __init__(self, job: Job) -> None:
-        self.buffers = Buffers()
         self._job = job
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None

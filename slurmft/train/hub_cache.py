@@ -1,11 +1,10 @@
-"""Hugging Face's caches on shared and node-local file systems: who fills them, how they lock."""
+"""Hugging Face's caches on file systems that several nodes share: which file locks hold there."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
-import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,36 +21,6 @@ from slurmft.locks.probe import Findings
 _AGENT = [sys.executable, "-m", "slurmft.locks.probe"]
 _START_S, _ANSWER_S = 10.0, 1.0
 """How long an agent may take to start, and to answer: after that it counts as hanging in a lock."""
-
-
-def leads(world: World, folder: Path) -> bool:
-    """Whether this rank fills a cache: one rank does for each folder, whether all nodes share it,
-    some, or none. Determined with files that the ranks leave for each other there.
-
-    Where the folder cannot be written, no rank does: its contents must suffice.
-
-    Args:
-        folder: this rank's path of the cache; created if it does not exist.
-    """
-    places = world.all_objects((platform.node(), str(folder)))
-    first = places.index(places[world.rank]) == world.rank  # on this node, with this path
-    name = world.share_object(f".slurmft-{secrets.token_hex(6)}")
-    marker = folder / f"{name}-{world.rank}"
-    try:
-        if first:
-            with permissions.as_in(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-            marker.touch()
-    except OSError:
-        first = False
-    world.all_objects(None)  # all files are there
-    # By name, one by one: NFS may answer a listing from its memory.
-    seen = (r for r in range(world.rank) if (folder / f"{name}-{r}").exists())
-    leader = first and next(seen, None) is None
-    world.all_objects(None)  # all have looked
-    if first:
-        marker.unlink()
-    return leader
 
 
 def settle_locks(world: World, folder: Path) -> str | None:

@@ -40,8 +40,7 @@ from slurmft.runs import token_cache
 from slurmft.runs.disk_space import is_full, no_room
 from slurmft.runs.rundir import RunDir
 from slurmft.train import cpu, evaluation, packing, tasks
-from slurmft.train import hub_cache as train_hub_cache
-from slurmft.train.checkpoint import Saver, Snapshot
+from slurmft.train.checkpoint import Saver, Snapshot, copied
 from slurmft.train.checkpoint import read as read_checkpoint
 from slurmft.train.config import TrainConfig
 from slurmft.train.cpu import Heap
@@ -56,6 +55,7 @@ from slurmft.train.data import (
     share_sizes,
 )
 from slurmft.train.grad_comm import GradientCommunication
+from slurmft.train.hub_cache import settle_locks
 from slurmft.train.optim import make_optimizer, make_scheduler
 from slurmft.train.reporter import Reporter
 from slurmft.train.state import (
@@ -160,7 +160,7 @@ class Training:
         """Tokens: the main rank makes them, all ranks load them."""
         program, locks = self.job.config.program, self.job.config.job.file_locks
         if program.needs_hub and locks == "auto":
-            warning = train_hub_cache.settle_locks(self.world, hub_cache())
+            warning = settle_locks(self.world, hub_cache())
             if warning:
                 self.job.warn(warning)
         self.world.on_main(self._prepare_tokens)
@@ -214,10 +214,12 @@ class Training:
         self.reporter.start(self.parameters, rows)
 
     def _fetch_model(self) -> None:
-        """Lets one rank for each cache fetch the model's files from the hub; all load them then."""
+        """Fetches the model's files from the hub: the main rank first, then one rank of every other
+        node, whose cache may be its own. All load them then."""
         if self.job.config.program.needs_hub:
-            leads = train_hub_cache.leads(self.world, hub_cache())
-            self.world.on_some(leads, lambda: self.task.model(self.data))
+            first_of_node = self.world.local_rank == 0 and not self.world.is_main
+            for fetches in (self.world.is_main, first_of_node):
+                self.world.on_some(fetches, lambda: self.task.model(self.data))
 
     def _build_model(self) -> None:
         """The model as it computes here, its optimizer and its schedule."""
@@ -472,7 +474,7 @@ class Training:
         ranks = self.world.gather_objects(own)
         if not self.world.is_main:
             return None
-        self.saver.wait()  # its buffers are ours to fill again
+        self.saver.wait()  # one copy at a time
         predicted = Predicted.union([rank["predicted"] for rank in ranks])
         optimizer_tensors, optimizer_groups = split_optimizer(self.bare_optimizer)
         done = self.position.phase == "done"  # after the evaluation of its last step
@@ -508,7 +510,7 @@ class Training:
             "counts": counts,
             "phases_s": self.clock.seconds,
         }
-        return Snapshot(suffix, json.loads(json.dumps(state)), self.saver.buffers.copy(tensors))
+        return Snapshot(suffix, json.loads(json.dumps(state)), copied(tensors))
 
     def find_checkpoint(self) -> Snapshot | None:
         """The newest checkpoint that is whole, read by the main rank for all."""
