@@ -26,7 +26,7 @@ from slurmft.node.rendezvous import Rendezvous
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from slurmft.train.configure import configure
-from slurmft.train.tasks.hub import Pretrained
+from slurmft.train.tasks.sequence import Task
 from tests.conftest import assert_two_lines, modes, slurmft
 
 TOKEN = "hf_" + "AbCdEfGhIjKlMnOp" * 2
@@ -311,6 +311,6 @@ def test_pickled_weights_are_refused(tiny_model: Path, tiny_data: Path, tmp_path
         configure({"task": "emotion", "model": str(folder), "data": str(tiny_data)})
     from transformers import AutoModelForSequenceClassification
 
-    task = Pretrained(TrainConfig.resolve(task="emotion", model=str(folder), data=str(tiny_data)))
+    task = Task(TrainConfig.resolve(task="emotion", model=str(folder), data=str(tiny_data)))
     with pytest.raises(UsageError, match=r"use_safetensors=False\).save_pretrained"):
         task.pretrained(AutoModelForSequenceClassification)

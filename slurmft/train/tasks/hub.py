@@ -16,11 +16,10 @@ from slurmft.core import permissions
 from slurmft.core.errors import UsageError
 from slurmft.core.files import fingerprint
 from slurmft.core.hub import hub_cache, is_local
-from slurmft.train.config import TrainConfig
 from slurmft.train.recipes import TASKS
 from slurmft.train.rows import no_column, read_columns
 from slurmft.train.sources import columns_of, find_split, no_safetensors
-from slurmft.train.tasks.base import set_dropout
+from slurmft.train.tasks.base import Task, set_dropout
 
 Loaded = TypeVar("Loaded")
 
@@ -56,14 +55,11 @@ class Rows:
         return values if isinstance(values, list) else list(values.to_pylist())
 
 
-class Pretrained:
+class Pretrained(Task):
     """Loads what a configuration names."""
 
     hub_subset: str | None = None
     """Which of the data sets to take that a hub id stands for."""
-
-    def __init__(self, config: TrainConfig) -> None:
-        self.config = config
 
     def rows(self, split: str) -> Rows:
         """A split's rows.

@@ -16,7 +16,7 @@ from slurmft.train.evaluation import check_numbers
 from slurmft.train.metrics import SCORES
 from slurmft.train.recipes import TASKS
 from slurmft.train.rows import Labels, check_texts, label_ids, label_numbers
-from slurmft.train.tasks.base import Classification, label_maps
+from slurmft.train.tasks.base import label_maps
 from slurmft.train.tasks.hub import Pretrained, Rows
 
 GLUE_IDS = ("glue", "nyu-mll/glue")
@@ -24,7 +24,7 @@ ROWS_AT_ONCE = 10_000
 """Rows that the tokenizer gets: its lists of a whole split would take gigabytes."""
 
 
-class Task(Pretrained, Classification):
+class Task(Pretrained):
     """Sequence classification of texts from a hub data set or a local folder; GLUE's tasks
     (nyu-mll/glue) with GLUE's own metrics."""
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from slurmft.train.data import TokenData, TokenTable, offsets_of
-from slurmft.train.tasks.base import Classification, label_maps, set_dropout
+from slurmft.train.tasks import base
+from slurmft.train.tasks.base import label_maps, set_dropout
 
 LABELS = ["sadness", "joy", "love", "anger", "fear", "surprise"]
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -51,16 +52,13 @@ PRESETS = {
 }
 
 
-class Task(Classification):
+class Task(base.Task):
     """Sequence classification on generated tokens."""
 
     @property
     def preset(self) -> Preset:
         assert self.config.preset is not None  # resolved on the login node
         return PRESETS[self.config.preset]
-
-    def sources(self) -> None:
-        """Generated as fast as read."""
 
     def prepare(self) -> TokenData:
         """Generates both splits; the same seed gives the same data anywhere."""
