@@ -144,7 +144,7 @@ class Case(Steps):
 
     def step(self) -> Any:
         loss = super().step()
-        self.training.communication.end_step(self.training.position.step, self.facts.update)
+        self.training.communication.end_step(self.training.position.step)
         return loss
 
     def block(self, count: int) -> float:

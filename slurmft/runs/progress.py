@@ -100,7 +100,6 @@ def describe_resume(r: Record) -> str:
 
 
 _DESCRIBED: dict[str, Callable[[Record], str]] = {
-    "communication": lambda r: f"gradients: {r['words']}",
     "epoch": describe_epoch,
     "early_stop": lambda r: (
         f"early stopping after step {r['step']}: {r['evaluations']} evaluation(s) without a better "

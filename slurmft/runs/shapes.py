@@ -66,7 +66,6 @@ _RECORDS: dict[str, Shape] = {
     "early_stop": {"step": int, "evaluations": int, "metric": str},
     "warning": {"text": str},
     "ranks": {"own_ms": [float], "memory_mib": [float]},
-    "communication": {"words": str},
 }  # fmt: skip
 
 

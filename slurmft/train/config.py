@@ -118,7 +118,7 @@ class TrainConfig:
     grad_comm: str = option(
         "auto",
         "what ranks send each other: gradients as fp32, rounded to bf16, or their averaged weights "
-        "every K steps (local:K); auto: fp32, or bf16 where a bf16 run gains by it",
+        "every K steps (local:K); auto: bf16 in a bf16 run, else fp32",
         metavar="auto|fp32|bf16|local:K",
     )
     activation_checkpointing: bool = option(

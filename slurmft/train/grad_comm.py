@@ -2,26 +2,17 @@
 
 DDP sums gradients during the backward pass. Here less is sent. Of an embedding table few rows have
 a gradient, and only these are summed: the result is exact. The other gradients are sent as they are
-(fp32), or rounded (bf16). With local SGD (local:K) no gradients are sent: the ranks average their
-models every K steps.
+(fp32), or rounded (bf16; what auto takes in a bf16 run, which computes most of them in bf16). With
+local SGD (local:K) no gradients are sent: the ranks average their models every K steps.
 """
 
 from __future__ import annotations
 
-import itertools
-import statistics
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from accelerate.utils import DistributedDataParallelKwargs
-from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from slurmft.core.errors import SlurmftError
 from slurmft.job.process_group import World
@@ -31,14 +22,6 @@ from slurmft.train.sparse_embeddings import Tables, broadcast_weights
 
 _BUCKETS, _BUCKET_MIB = 8, 25
 """Parts in which gradients are sent, as the backward pass makes them; and their largest size."""
-_TRIAL_STEPS = 4
-"""Steps after which auto chooses; the first one is not measured."""
-_PROBE_NUMBERS = 2 * 2**20
-"""Numbers in an all-reduce that is timed, at most."""
-_GAIN = 0.03
-"""Of a step's time: what bf16 must save to be chosen."""
-_POOR = 0.5
-"""Of a step's time: where an all-reduce takes more, it cannot hide behind the backward pass."""
 
 
 class GradientCommunication:
@@ -54,34 +37,33 @@ class GradientCommunication:
             SlurmftError: in fp16, ranks that train apart would skip different steps, those that
                 overflow.
         """
-        self.world, self.precision = world, precision
+        self.world = world
         alone = world.size == 1
         self.period = 1 if alone else local_steps(asked) or 1
         """Optimizer steps after which all ranks have the same weights: K of local SGD, else 1."""
-        self.used = "none" if alone else "fp32" if asked == "auto" else asked
+        auto = "bf16" if precision == "bf16" else "fp32"
+        self.used = "none" if alone else auto if asked == "auto" else asked
         if precision == "fp16" and self.period > 1:
             raise SlurmftError(
                 f"--grad-comm {asked} cannot be used with fp16",
                 "use --precision bf16 or fp32, or --grad-comm auto",
             )
         self.tables: Tables | None = None
-        self._step_ends: list[float] | None = [] if asked == "auto" and not alone else None
-        """Of the first steps, as long as auto has not chosen."""
         self._averaging: PeriodicAveraging | None = None
         self._has_local_steps = False
-        self._model: Any = None
 
     def prepare(self, accelerator: Any, model: Any, optimizer: Any) -> tuple[Any, Any]:
         """Model and optimizer as Accelerate prepares them, with the same weights on all ranks."""
-        self._model = model
         if self.used == "none" or self.period > 1:
             return self._prepare_without_ddp(accelerator, model, optimizer)
         if self.world.device.type == "cpu":
             self.tables = Tables.of(model)
         model._ddp_params_and_buffers_to_ignore = self._ignored(model)  # DDP's own name
-        accelerator.ddp_handler = self._ddp_options()
+        accelerator.ddp_handler = self._ddp_options(model)
         model, optimizer = accelerator.prepare(model, optimizer)
-        self._hook(model)
+        if self.used == "bf16":
+            # By another name: DDP refuses this hook without NCCL.
+            model.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
         return model, optimizer
 
     def _prepare_without_ddp(self, accelerator: Any, model: Any, optimizer: Any) -> tuple[Any, Any]:
@@ -104,22 +86,11 @@ class GradientCommunication:
             names += [name for name, _ in model.named_buffers(remove_duplicate=False)]
         return names
 
-    def _ddp_options(self) -> DistributedDataParallelKwargs:
-        mib = min(_BUCKET_MIB, -(-self._numbers * 4 // (_BUCKETS * 2**20)))
-        return DistributedDataParallelKwargs(bucket_cap_mb=mib, gradient_as_bucket_view=True)
-
-    @property
-    def _numbers(self) -> int:
-        """Gradients that DDP sums."""
+    def _ddp_options(self, model: Any) -> DistributedDataParallelKwargs:
         tables = {id(m.weight) for m in self.tables.modules.values()} if self.tables else set()
-        others = (p for p in self._model.parameters() if p.requires_grad and id(p) not in tables)
-        return sum(p.numel() for p in others)
-
-    def _hook(self, model: DistributedDataParallel) -> None:
-        """Tells DDP how to sum a bucket."""
-        if self.used == "bf16" or (self._step_ends is not None and self.precision == "bf16"):
-            # DDP wants no annotations, or classes; ours are texts.
-            model.register_comm_hook(self, lambda state, bucket: _sum_bucket(state, bucket))
+        summed = (p for p in model.parameters() if p.requires_grad and id(p) not in tables)
+        mib = min(_BUCKET_MIB, -(-sum(p.numel() for p in summed) * 4 // (_BUCKETS * 2**20)))
+        return DistributedDataParallelKwargs(bucket_cap_mb=mib, gradient_as_bucket_view=True)
 
     # --- in a step --------------------------------------------------------------------------------
 
@@ -137,51 +108,11 @@ class GradientCommunication:
         """Whether all ranks have the same weights after this optimizer step, counted from 1."""
         return step % self.period == 0
 
-    def end_step(self, step: int, record: Callable[[dict[str, Any]], None]) -> None:
-        """After optimizer step `step`: averages the models if it is time, or chooses what to send.
-
-        Args:
-            record: called with what was measured and chosen.
-        """
+    def end_step(self, step: int) -> None:
+        """After optimizer step `step`: averages the models if it is time."""
         self._has_local_steps = self.period > 1
         if self.is_synchronized_after(step):
             self.average()
-        if self._step_ends is None:
-            return
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize()  # in these few steps alone
-        self._step_ends.append(time.perf_counter())
-        if len(self._step_ends) == _TRIAL_STEPS:
-            steps_s = (end - begin for begin, end in itertools.pairwise(self._step_ends))
-            self._choose(statistics.median(steps_s), record)
-            self._step_ends = None
-
-    # --- auto -------------------------------------------------------------------------------------
-
-    def _choose(self, step_s: float, record: Callable[[dict[str, Any]], None]) -> None:
-        """Chooses what is fastest without a loss of accuracy; the same on all ranks."""
-        own = [step_s, *(self._probe_s(dtype) for dtype in (torch.float32, torch.bfloat16))]
-        measured = Measured(*(v / self.world.size for v in self.world.sum(own)))
-        self.used = measured.choice(self.precision)
-        summary = measured.summary(self.precision, self._numbers)
-        record({"used": self.used, "words": summary, "mean_s": measured.as_json()})
-
-    def _probe_s(self, dtype: torch.dtype) -> float:
-        """Seconds to sum all gradients of DDP, sent as `dtype`, beside nothing else."""
-        whole = self._numbers
-        sample = torch.zeros(min(whole, _PROBE_NUMBERS), device=self.world.device)
-        times = []
-        for _ in range(4):
-            self.world.sum([0.0])  # all ranks begin together; and a GPU has nothing left to do
-            began = time.perf_counter()
-            sent = sample.to(dtype)
-            dist.all_reduce(sent)
-            sample.copy_(sent)
-            sample[-1].item()  # a GPU has done it then
-            times.append(time.perf_counter() - began)
-        return min(times[1:]) * whole / len(sample)
-
-    # --- local:K ----------------------------------------------------------------------------------
 
     @torch.no_grad()
     def average(self) -> None:
@@ -193,67 +124,11 @@ class GradientCommunication:
             self._averaging.average()
         self._has_local_steps = False
 
-    # --- checkpoints ------------------------------------------------------------------------------
-
-    def state(self) -> dict[str, Any]:
-        """What a resume needs, as JSON can hold it; the same on every rank."""
-        return {"used": self.used if self._step_ends is None else None}
-
-    def restore(self, state: dict[str, Any], same_ranks: bool) -> None:
-        """Continues from `state`; with another number of ranks auto chooses anew.
-
-        The model has the checkpoint's weights already.
-        """
+    def restored(self) -> None:
+        """The model has the weights of a checkpoint now."""
         if self._averaging:
             self._averaging.begin()
-        if self._step_ends is not None and same_ranks and state["used"]:
-            self.used, self._step_ends = state["used"], None
 
     def facts(self) -> dict[str, Any]:
         """For the result: what was used at the end."""
         return {"used": self.used, "rows": list(self.tables.modules) if self.tables else []}
-
-
-def _sum_bucket(
-    communication: GradientCommunication, bucket: GradBucket
-) -> torch.futures.Future[Tensor]:
-    """A hook for DDP that can change what it sends: DDP takes one hook only."""
-    group = dist.group.WORLD
-    assert group is not None
-    if communication.used == "bf16":
-        return default_hooks.bf16_compress_hook(group, bucket)
-    return default_hooks.allreduce_hook(group, bucket)
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Seconds of a step that sends fp32, and of all-reduces alone; means over the ranks."""
-
-    step: float
-    fp32: float
-    bf16: float
-
-    def choice(self, precision: str) -> str:
-        """Rounds to bf16 only gradients that were computed in bf16 anyway."""
-        gains = self.fp32 - self.bf16 > _GAIN * self.step
-        return "bf16" if precision == "bf16" and gains else "fp32"
-
-    def summary(self, precision: str, numbers: int) -> str:
-        """What was measured and chosen, in a line; and what a poor network calls for."""
-        used = self.choice(precision)
-        taken = self.bf16 if used == "bf16" else self.fp32
-        step = max(0.0, self.step - (self.fp32 - taken))
-        text = (
-            f"{used}: a step took {self.step:.3g} s, an all-reduce of {numbers / 1e6:.3g}M "
-            f"gradients alone {self.fp32:.3g} s in fp32, {self.bf16:.3g} s in bf16"
-        )
-        if taken > _POOR * step:
-            more = "" if precision == "bf16" else "bf16 or "
-            text += (
-                f"; the network is poor for this model: --grad-comm {more}local:64 would send "
-                "less, but train in another way"
-            )
-        return text
-
-    def as_json(self) -> dict[str, float]:
-        return {"step": self.step, "all_reduce_fp32": self.fp32, "all_reduce_bf16": self.bf16}

@@ -34,10 +34,10 @@ class TaskFacts:
 def _read() -> tuple[dict[str, TaskFacts], dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     with open(Path(__file__).with_suffix(".toml"), "rb") as file:
         tables = tomllib.load(file)
-    tasks = {
-        name: TaskFacts(**{k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()})
-        for name, facts in tables["tasks"].items()
-    }
+    tasks: dict[str, TaskFacts] = {}
+    for name, facts in tables["tasks"].items():
+        values: dict[str, Any] = {k: v if k == "module" else tuple(v) for k, v in facts.items()}
+        tasks[name] = TaskFacts(**values)
     recipes: dict[str, dict[str, Any]] = {}
     for name, own in tables["recipes"].items():
         base = recipes[own.pop("base")] if "base" in own else {}

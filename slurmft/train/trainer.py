@@ -286,7 +286,7 @@ class Training:
             at.step += 1
             at.batch += 1
             self.reporter.step(at.step, loss, learning_rate, len(samples))
-            self.communication.end_step(at.step, partial(self.job.record, "communication"))
+            self.communication.end_step(at.step)
             self.job.step(at.step)
             if can_save:
                 self._stop_or_save()
@@ -506,7 +506,6 @@ class Training:
             "scaler": scaler.state_dict() if scaler else None,
             "optimizer": optimizer_groups,
             "rng": [rank["rng"] for rank in ranks],
-            "communication": self.communication.state(),
             "counts": counts,
             "phases_s": self.clock.seconds,
         }
@@ -550,8 +549,7 @@ class Training:
         join_optimizer(self.bare_optimizer, checkpoint.tensors["optimizer"], state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self._dry_run_backward()
-        same_ranks = state["world_size"] == self.world.size
-        self.communication.restore(state["communication"], same_ranks)
+        self.communication.restored()
         if self.accelerator.scaler and state["scaler"]:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         if self.world.rank < len(state["rng"]):

@@ -13,7 +13,6 @@ from safetensors.numpy import load_file
 
 from slurmft.core.errors import UsageError
 from slurmft.train.config import TrainConfig, local_steps
-from slurmft.train.grad_comm import Measured
 from tests.conftest import Following, records, slurmft
 from tests.support import prepared
 from tests.support.models import write_emotion, write_model
@@ -32,30 +31,6 @@ def test_two_ranks(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} done" for rank in range(2)]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "precision", "used", "advice"),
-    [
-        ((1.0, 0.4, 0.2), "bf16", "bf16", ""),
-        ((1.0, 0.4, 0.2), "fp32", "fp32", ""),
-        ((1.0, 0.4, 0.2), "fp16", "fp32", ""),
-        ((1.0, 0.02, 0.01), "bf16", "fp32", ""),  # nothing to gain
-        ((1.0, 0.4, 0.5), "bf16", "fp32", ""),  # rounding costs more than it saves
-        ((9.0, 8.0, 4.0), "bf16", "bf16", "--grad-comm local:64"),
-        ((9.0, 8.0, 4.0), "fp32", "fp32", "--grad-comm bf16 or local:64"),
-    ],
-)
-def test_auto_chooses(
-    seconds: tuple[float, float, float], precision: str, used: str, advice: str
-) -> None:
-    measured = Measured(*seconds)
-    assert measured.choice(precision) == used
-    words = measured.summary(precision, numbers=22_000_000)
-    assert words.startswith(f"{used}: ")
-    assert "\n" not in words
-    assert (advice or "--grad-comm") in words or not advice
-    assert advice or "--grad-comm" not in words
 
 
 @pytest.mark.parametrize(
