@@ -125,7 +125,6 @@ class Case(Steps):
         mode = {"one": "local:1000000", "both": "local:1000000", "ddp": "fp32"}.get(mode, mode)
         with changed(is_plain=name == "ddp", whole_table=name == "ddp" or variant != ""):
             super().__init__(self._run(mode, data, folder, main_rank))
-        self.facts: dict[str, Any] = {}
 
     def _run(self, mode: str, data: Path, folder: Path, main_rank: bool) -> Path:
         """The run directory, which the main rank makes, with the tokens of the first case."""

@@ -236,9 +236,6 @@ class _Shim:
             self._chosen[device] = primitive_for(_path_of(fd))
         return self._chosen[device]
 
-    def settle(self, device: int, primitive: str) -> None:
-        self._chosen[device] = primitive
-
     def use(self, primitive: str) -> None:
         self.primitive = primitive
         self._chosen.clear()
@@ -295,12 +292,6 @@ def arm(primitive: str = "auto") -> None:
             _patch(sys.modules[name])
     if not any(isinstance(finder, _PatchOnImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, _PatchOnImport())
-
-
-def settle(path: str | Path, primitive: str) -> None:
-    """Makes this process use what was measured on the file system of a path."""
-    with contextlib.suppress(OSError):  # no such path here, and so no lock there
-        _shim.settle(os.stat(path).st_dev, primitive)
 
 
 def installed() -> str | None:

@@ -31,7 +31,6 @@ from transformers.utils.logging import disable_progress_bar
 from slurmft.core import fingerprint
 from slurmft.core.errors import Exit, SlurmftError, UsageError, one_line
 from slurmft.core.files import new_folder
-from slurmft.core.hub import hub_cache
 from slurmft.job import Job
 from slurmft.job.checkpoints import BadCheckpointError, checkpoint_name, verify
 from slurmft.job.process_group import World
@@ -55,7 +54,6 @@ from slurmft.train.data import (
     share_sizes,
 )
 from slurmft.train.grad_comm import GradientCommunication
-from slurmft.train.hub_cache import settle_locks
 from slurmft.train.optim import make_optimizer, make_scheduler
 from slurmft.train.reporter import Reporter
 from slurmft.train.state import (
@@ -158,11 +156,6 @@ class Training:
 
     def prepare_data(self) -> None:
         """Tokens: the main rank makes them, all ranks load them."""
-        program, locks = self.job.config.program, self.job.config.job.file_locks
-        if program.needs_hub and locks == "auto":
-            warning = settle_locks(self.world, hub_cache())
-            if warning:
-                self.job.warn(warning)
         self.world.on_main(self._prepare_tokens)
         self.data = TokenData.load(self.run_dir.tokens)
         if self.world.is_main:

@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.core.agents import AgentError
-from slurmft.core.filesystem import FileSystem
 from slurmft.doctor import locks as doctor_locks
 from slurmft.doctor.nodes import Site, agent_command
 from slurmft.locks import probe
-from slurmft.train import hub_cache
 from tests.lab.bench import Bench, Remote
 from tests.lab.hosts import python
 from tests.lab.labs import Client
@@ -59,7 +57,6 @@ def check_locks(bench: Bench) -> Found:
         "probe": measured.as_dict().get("findings"),
         "choice": choice,
         "table": doctor_locks.table(measured),
-        "at_start": _probe_at_start(bench, folder, measured.file_system),
     }
 
 
@@ -69,22 +66,6 @@ def measure(clients: Sequence[Client], folder: Path) -> doctor_locks.Measurement
     hosts = {name: name for name in commands}
     site = Site(hosts=hosts, commands=commands, env={}, job_id="lab", simulated=False)
     return doctor_locks.measure(site, len(hosts), folder)
-
-
-def _probe_at_start(bench: Bench, folder: Path, here: FileSystem) -> str:
-    """What a run measures at its start, with its patience: the choice, or why there is none."""
-    remotes = [bench.remote(number) for number in (0, 1)]
-
-    def ask(node: int, operation: str, primitive: str = "-", name: str = "-") -> str:
-        asked = {"operation": operation, "primitive": primitive, "name": name}
-        patience = hub_cache._ANSWER_S
-        return str(remotes[node].call("lock", patience, folder=str(folder), **asked))
-
-    try:
-        found = probe.probe(ask, 2, here, thorough=False)
-        return probe.choose(found, here) if found else "other folders"
-    except (AgentError, probe.ProbeError) as error:
-        return f"error: {error.message}"
 
 
 def _holds(clients: Sequence[Client], folder: Path, kind: str) -> Found:

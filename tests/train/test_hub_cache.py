@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
 import signal
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
-from slurmft.job.process_group import World
-from slurmft.train import hub_cache
 from tests.conftest import Following, slurmft
 from tests.support.cluster import Cluster
 from tests.support.faults import BASE
@@ -60,64 +53,6 @@ def test_death_of_the_one_that_fetches(tiny_model: Path, tmp_path: Path, tiny_da
     assert hub.fetched[WEIGHTS] == 2
 
 
-class ThreadWorld:
-    """Ranks that are threads, each on a host of its own choice."""
-
-    def __init__(self, rank: int, host: str, common: list[Any], barrier: threading.Barrier) -> None:
-        self.rank, self.host, self.is_main = rank, host, rank == 0
-        self._common, self._barrier = common, barrier
-
-    def all_objects(self, value: Any) -> list[Any]:
-        self._common[self.rank] = pickle.dumps(value)
-        self._barrier.wait()
-        found = [pickle.loads(text) for text in self._common]
-        self._barrier.wait()
-        return found
-
-    def share_object(self, value: Any, source: int = 0) -> Any:
-        return self.all_objects(value)[source]
-
-
-def settled(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """What `settle_locks` returns on two ranks of each host, by rank."""
-    hosts = [host for host in folders for _ in range(2)]
-    common, barrier, ranks = [b""] * len(hosts), threading.Barrier(len(hosts)), threading.local()
-    monkeypatch.setattr("platform.node", lambda: ranks.world.host)
-
-    def settle(rank: int) -> str | None:
-        ranks.world = ThreadWorld(rank, hosts[rank], common, barrier)
-        return hub_cache.settle_locks(cast(World, ranks.world), folders[hosts[rank]])
-
-    with ThreadPoolExecutor(len(hosts)) as pool:
-        return list(pool.map(settle, range(len(hosts)), timeout=60))
-
-
-def test_locks_are_measured_between_two_nodes(
-    two_nodes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folders = dict(zip(("n1", "n2"), two_nodes, strict=True))
-    assert settled(folders, monkeypatch) == [None] * 4
-    record = json.loads(next(tmp_path.rglob("*.json")).read_text())
-    assert record["primitive"] == "lockf"
-    assert record["findings"]["lockf"]["between_nodes"]
-    assert not list(two_nodes[0].glob(".slurmft-*"))
-
-
-def test_a_lock_that_hangs_is_a_warning_on_all_ranks(
-    two_nodes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(hub_cache, "_AGENT", ["sleep", "60"])
-    monkeypatch.setattr(hub_cache, "_START_S", 0.3)
-    found = settled(dict(zip(("n1", "n2"), two_nodes, strict=True)), monkeypatch)
-    assert (
-        found
-        == ["cannot measure file locks: rank 0: no answer in 0 s (token -); file locks: lockf"] * 4
-    )
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.slurm
 def test_shared_and_node_local_caches_on_slurm(
     idle_cluster: Cluster,
@@ -132,11 +67,6 @@ def test_shared_and_node_local_caches_on_slurm(
     done = slurmft("submit", "--follow", *flags, env=env)
     assert done.code == 0, done.err + done.out
     assert hub.fetched[WEIGHTS] == 1
-    # What was measured at the start is there for the next run.
-    record = json.loads(next((tmp_path / "cache").rglob("*.json")).read_text())
-    assert record["primitive"] == "lockf"
-    assert record["findings"]["lockf"]["between_nodes"]
-
     folders = [tmp_path / "node a", tmp_path / "node b", tmp_path / "common"]
     for folder in folders:
         folder.mkdir()
