@@ -226,19 +226,3 @@ def bucket_by_length(order: Array, lengths: Array, size: int, seed: int, epoch: 
     whole = len(order) // size
     shuffled = np.random.default_rng([seed, epoch, 1]).permutation(whole).tolist()
     return np.concatenate([steps[i] for i in [*shuffled, *range(whole, len(steps))]])
-
-
-def share(step: Array, parts: int, part: int) -> Array:
-    """One of `parts` consecutive shares of a step's samples; they differ by at most one sample.
-
-    With 4 ranks and 2 micro-steps there are 8 parts. The last step of an epoch may leave some of
-    them empty.
-    """
-    sizes = share_sizes(len(step), parts)
-    start = sum(sizes[:part])
-    return step[start : start + sizes[part]]
-
-
-def share_sizes(samples: int, parts: int) -> list[int]:
-    """Sizes of the shares that `share` gives."""
-    return [samples // parts + (i < samples % parts) for i in range(parts)]

@@ -50,8 +50,6 @@ from slurmft.train.data import (
     TokenTable,
     bucket_by_length,
     epoch_order,
-    share,
-    share_sizes,
 )
 from slurmft.train.grad_comm import GradientCommunication
 from slurmft.train.optim import make_optimizer, make_scheduler
@@ -197,7 +195,7 @@ class Training:
             validation_samples=len(self.data.validation),
             resumed_batch_size=checkpoint.state["global_batch_size"] if checkpoint else None,
         )
-        self.clock = clock_of(self.world.device)
+        self.clock = PhaseClock(self.world.device)
         self.saver = Saver(self.job)
         self._fetch_model()
         self._build_model()
@@ -336,7 +334,8 @@ class Training:
 
     def _backward(self, samples: Any, micro_step: int, dry_run: bool = False) -> Any:
         """Gradients of this rank's part of a global batch; returns its share of the mean loss."""
-        part = share(samples, self.plan.parts, micro_step * self.world.size + self.world.rank)
+        parts = np.array_split(samples, self.plan.parts)  # the last batch of an epoch is small
+        part = parts[micro_step * self.world.size + self.world.rank]
         weight = len(part) / len(samples)
         # A rank without a share computes any sample with weight 0: the others wait for it.
         batch = self._batch(self.data.train, part if len(part) else samples[:1])
@@ -369,8 +368,10 @@ class Training:
         self.clock.restart()
         before = Predicted.union(self.predicted)
         left = np.setdiff1d(np.arange(len(self.data.validation)), before.samples)
-        sizes = share_sizes(len(left), self.world.size)
-        gathered = evaluation.gather(self.world, self._predictions(left, sizes), sizes)
+        parts = np.array_split(left, self.world.size)
+        sizes = [len(part) for part in parts]
+        predictions = self._predictions(parts[self.world.rank], most=max(sizes))
+        gathered = evaluation.gather(self.world, predictions, sizes)
         self.clock.lap("evaluate")
 
         def compute() -> dict[str, float]:
@@ -407,22 +408,24 @@ class Training:
         at.phase = "done" if stops or at.step == self.plan.total_steps else "train"
         return is_best
 
-    def _predictions(self, left: Any, sizes: list[int]) -> Any:
-        """This rank's predictions, of its consecutive part of the samples that are left, in their
-        order. They are made in that of their lengths: similar lengths need little padding.
+    def _predictions(self, part: Any, most: int) -> Any:
+        """The predictions of this rank's samples, in their order. They are made in that of their
+        lengths: similar lengths need little padding.
 
         Every sample is predicted once, on one rank, however the split divides: there is nothing to
         trim, as there is after gather_for_metrics on padded batches.
+
+        Args:
+            part: its samples.
+            most: how many the rank with the most has.
         """
         size = self.config.eval_batch_size
         assert size is not None
-        first = sum(sizes[: self.world.rank])
-        part = left[first : first + sizes[self.world.rank]]
         by_length = np.argsort(self.data.validation.lengths(part), kind="stable")
         predictions = [np.empty((0, *self.task.prediction_shape), self.task.prediction_dtype)]
         self.bare_model.eval()
         self.job.begin_phase()
-        for start in range(0, max(sizes), size):  # as many boundaries on every rank
+        for start in range(0, most, size):  # as many boundaries on every rank
             self.job.begin_step()
             indices = part[by_length[start : start + size]]
             if len(indices):
@@ -708,10 +711,6 @@ def choose_precision(asked: str, world: World) -> str:
     if all(world.all_values(float(native))):
         return "bf16"
     return "fp16" if on_gpu else "fp32"
-
-
-def clock_of(device: torch.device) -> PhaseClock:
-    return PhaseClock(torch.cuda.synchronize if device.type == "cuda" else lambda: None)
 
 
 def recompute_activations(model: Any) -> None:

@@ -20,7 +20,6 @@ from slurmft.train.data import (
     TokenTable,
     bucket_by_length,
     epoch_order,
-    share,
 )
 from slurmft.train.rows import label_ids, read_columns
 from slurmft.train.sources import find_split
@@ -72,14 +71,6 @@ def test_steps_of_similar_lengths(count: int, size: int, epoch: int) -> None:
         steps = [lengths[near[i : i + size]] for i in range(0, count, size)]
         steps.sort(key=lambda step: (step.min(), step.max()))
         assert all(a.max() <= b.min() for a, b in itertools.pairwise(steps))
-
-
-@given(st.integers(0, 50), st.integers(1, 9))
-def test_shares_make_up_the_step(count: int, parts: int) -> None:
-    step = np.arange(count)
-    shares = [share(step, parts, part) for part in range(parts)]
-    assert np.concatenate(shares).tolist() == step.tolist()
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_labels_by_number_and_by_name() -> None:

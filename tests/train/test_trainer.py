@@ -135,9 +135,9 @@ def test_result(four_ranks: Done) -> None:
 
 def test_imports_of_the_nodes(four_ranks: Done) -> None:
     ranks = json.loads(four_ranks.run.environment.read_text())["ranks"]
-    found = four_ranks.result["imports_s"]
+    found = four_ranks.result["imports_s"]  # forked with all imports done: a few milliseconds
     assert found["max"] == round(max(rank["imports_s"] for rank in ranks), 2)
-    assert 0 < found["min"] <= found["median"] <= found["max"] < four_ranks.result["startup_s"]
+    assert 0 <= found["min"] <= found["median"] <= found["max"] < four_ranks.result["startup_s"]
     assert f"{found['max']:.1f} s a node" in four_ranks.out
 
 
