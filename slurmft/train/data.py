@@ -58,22 +58,6 @@ class TokenTable:
             kinds = None  # what models take where they are given none
         return cls(np.concatenate(tokens), offsets_of(lengths), np.asarray(labels), kinds, extra)
 
-    @classmethod
-    def join(cls, tables: Sequence[TokenTable]) -> TokenTable:
-        """One table of the samples of several, without extras."""
-        lengths = [np.diff(table.offsets) for table in tables]
-        types = None
-        if any(table.types is not None for table in tables):
-            types = np.concatenate(
-                [np.zeros(len(t.tokens), np.int8) if t.types is None else t.types for t in tables]
-            )
-        return cls(
-            np.concatenate([table.tokens for table in tables]),
-            offsets_of(np.concatenate(lengths)),
-            np.concatenate([table.labels for table in tables]),
-            types,
-        )
-
     def __len__(self) -> int:
         return len(self.labels)
 

@@ -43,7 +43,8 @@ class Reporter:
         world: World,
         plan: Plan,
         clock: PhaseClock,
-        imports_s: float | None = None,
+        own_clock: OwnClock,
+        imports_s: float | None,
     ) -> None:
         """
         Args:
@@ -54,7 +55,7 @@ class Reporter:
         self.job, self.run_dir = job, RunDir(job.run_dir)
         self.world = world
         self.plan = plan
-        self.clock = clock
+        self.clock, self.own_clock = clock, own_clock
         self._imports_s = imports_s
         self.loss = math.nan
         self.samples = self.tokens = self.padded_tokens = self.evaluated = 0
@@ -65,12 +66,11 @@ class Reporter:
         self._window_start = self._window_samples = 0.0
         self._evaluation_recorded_at = 0.0
         self._facts: dict[str, Any] = {}
-        self.own_clock: OwnClock | None = None
         self._own_s = [0.0] * world.size
         self._own_steps = 0
         self._ranks_recorded_at = 0.0
 
-    def start(self, parameters: int, rows: dict[str, int] | None = None) -> None:
+    def start(self, parameters: int, rows: dict[str, int] | None) -> None:
         """Writes the environment and the first record. Called on every rank.
 
         Args:
@@ -193,7 +193,7 @@ class Reporter:
         its peak memory in MiB: all by one reduction."""
         size, rank = self.world.size, self.world.rank
         own = torch.zeros(2, size, dtype=torch.float64)
-        own[0, rank] = self.own_clock.seconds() if self.own_clock else 0.0
+        own[0, rank] = self.own_clock.seconds()
         own[1, rank] = peak_memory_bytes(self.world.device) >> 20
         losses = torch.stack(self._losses).double()
         sums = self.world.sum(torch.cat([losses, own.flatten().to(losses.device)]))

@@ -200,8 +200,10 @@ class Training:
         self._fetch_model()
         self._build_model()
         rows = self.vocabulary.facts() if self.vocabulary else None
-        self.reporter = Reporter(self.job, self.world, self.plan, self.clock, self._imports_s)
-        self.reporter.own_clock = OwnClock(self.bare_model, self.world.device)
+        own_clock = OwnClock(self.bare_model, self.world.device)
+        self.reporter = Reporter(
+            self.job, self.world, self.plan, self.clock, own_clock, self._imports_s
+        )
         self.reporter.start(self.parameters, rows)
 
     def _fetch_model(self) -> None:

@@ -79,20 +79,28 @@ class Task(Pretrained):
         tokenizer = self.tokenizer()
         train, *validation = (self.rows(split) for split in TASKS[self.config.task].splits)
         names = self.label_names(train)
-        table, *tables = (self._tokenize(tokenizer, r, names) for r in (train, *validation))
-        sizes = tuple(map(len, tables))
-        return TokenData(table, TokenTable.join(tables), names, tokenizer.pad_token_id, sizes)
+        return TokenData(
+            self._tokenize(tokenizer, [train], names),
+            self._tokenize(tokenizer, validation, names),
+            names,
+            tokenizer.pad_token_id,
+            sizes=tuple(map(len, validation)),
+        )
 
-    def _tokenize(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
-        labels = self.labels(rows, names)
-        columns = (self.config.text_column, self.config.text_pair_column)
-        texts = [rows.column(name) for name in columns if name is not None]
-        for values in texts:
-            check_texts(values, rows.where)
+    def _tokenize(self, tokenizer: Any, splits: list[Rows], names: list[str]) -> TokenTable:
+        """One table of the splits, one after the other."""
+        chosen = (self.config.text_column, self.config.text_pair_column)
+        columns = [name for name in chosen if name is not None]
         assert self.config.max_length is not None  # from the recipe
         longest = min(self.config.max_length, tokenizer.model_max_length)
-        encoded = list(_encode(tokenizer, texts, longest))
-        apart = len(texts) > 1 and self.tells_texts_apart(tokenizer)
+        labels, encoded = list[Any](), list[tuple[Any, Any]]()
+        for rows in splits:
+            labels += self.labels(rows, names)
+            texts = [rows.column(name) for name in columns]
+            for values in texts:
+                check_texts(values, rows.where)
+            encoded += _encode(tokenizer, texts, longest)
+        apart = len(columns) > 1 and self.tells_texts_apart(tokenizer)
         types = [types for _, types in encoded] if apart else None
         return TokenTable.build([ids for ids, _ in encoded], labels, types)
 
