@@ -103,7 +103,7 @@ def accuracy(folder: Path, task: str, data: Path, asked: Any) -> None:
                 steps.step()
             training = steps.training
             count = len(training.data.validation)
-            predictions = training._predictions(np.arange(count), [count])
+            predictions = training._predictions(np.arange(count), count)
             metrics = training.task.compute(predictions, training.data)
             found[name].append(100 * metrics["accuracy"])
             print(seed, name, metrics, flush=True)

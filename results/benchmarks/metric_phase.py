@@ -107,14 +107,12 @@ class Phase:
     def __init__(self, world: Any, folder: Path) -> None:
         import numpy as np
 
-        from slurmft.train.data import share_sizes
-
         draw = np.random.default_rng(0)
         self.world, self.folder, self.number = world, folder, 0
         self.labels = draw.integers(CLASSES, size=SAMPLES)
         self.predictions = draw.integers(CLASSES, size=SAMPLES)
         self.expected = float((self.labels == self.predictions).mean())
-        self.sizes = share_sizes(SAMPLES, world.size)
+        self.sizes = [len(part) for part in np.array_split(range(SAMPLES), world.size)]
         first = sum(self.sizes[: world.rank])
         self.mine = slice(first, first + self.sizes[world.rank])
 
@@ -213,19 +211,17 @@ def throughput() -> dict[str, Any]:
 def throughput_rank(run: Path) -> None:
     import numpy as np
 
-    from slurmft.train.data import share_sizes
-
     steps = Steps(run)
     training = steps.training
     # As many samples as the published evaluation has for each of 16 GPUs.
     training.data = type(training.data)(
         training.data.train, training.data.train, training.data.labels, training.data.pad_id
     )
-    samples = len(training.data.validation)
+    parts = np.array_split(np.arange(len(training.data.validation)), training.world.size)
 
     def alone() -> None:
         training.predicted = []
-        training._predictions(np.arange(samples), share_sizes(samples, training.world.size))
+        training._predictions(parts[training.world.rank], len(parts[0]))
         training.world.on_some(False, lambda: None)
 
     def with_metrics() -> None:
@@ -248,7 +244,7 @@ def throughput_rank(run: Path) -> None:
     shares = [100 * a / b for a, b in pairs]
     if training.world.is_main:
         found = {
-            "samples": samples,
+            "samples": len(training.data.validation),
             "throughput_percent": statistics.median(shares),
             "throughput_percent_95": confidence(shares),
             "evaluation_s": statistics.median(a for a, _ in pairs),
