@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 import time
@@ -19,6 +20,10 @@ from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 
 _REDRAW_S = 1.0
+
+_SHOWN = ("start", "epoch", "resume", "warning", "ranks")
+_SAMPLES = 64
+"""Places in the records of a long run that the curve of its loss is read from."""
 
 DESCRIPTION = """\
 Shows a run while it runs: progress, speed, loss, time left, the memory of the ranks, and the
@@ -69,13 +74,15 @@ class Watcher:
         self.view = RunView(name=run.path.name, footer="Ctrl-C quits; the job keeps running")
         self._run = run
         self._records = RecordReader(run.records)
+        self._recent = self._records.read_recent(*_SHOWN, samples=_SAMPLES)
 
     def update(self) -> bool:
         """Reads what is new; returns whether the job has ended."""
         ended = self.job.has_ended()
         if ended:
             self.job.await_result()
-        for record in self._records.read():
+        recent, self._recent = self._recent, []
+        for record in itertools.chain(recent, self._records.read()):
             if record.get("event") == "start":
                 ranks = self._run.read_environment()["ranks"]
                 self.view.hosts = [str(rank.get("host", "?")) for rank in ranks]

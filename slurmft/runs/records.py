@@ -93,9 +93,15 @@ class RecordReader:
                     self._offset += len(whole + newline)
                     yield from _parsed(whole, mark)
 
-    def read_recent(self, *events: str) -> list[dict[str, Any]]:
-        """The last records, in the last 64 KiB of the file, and before them the newest of each of
-        these events; `read` goes on after them."""
+    def read_recent(self, *events: str, samples: int = 0) -> list[dict[str, Any]]:
+        """The last records, in the last 64 KiB of the file; `read` goes on after them.
+
+        Of a longer file, before them:
+
+        Args:
+            events: the newest record of each of these.
+            samples: records of steps from so many places, evenly spaced.
+        """
         found: list[dict[str, Any]] = []
         try:
             file = open(self._path, "rb")  # noqa: SIM115
@@ -103,12 +109,15 @@ class RecordReader:
             return found
         with file:
             begin = _line_begin(file, max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            for place in range(0, begin, begin // samples + 1) if samples else ():
+                text = file.read(_SAMPLE_BYTES) if _line_begin(file, place) < begin else b""
+                found += _parsed(text.rpartition(b"\n")[0], _mark("step"))
             found += _newest(file, begin, map(_mark, events))
         self._offset = begin
         return found + list(self.read())
 
 
-_BLOCK_BYTES, _TAIL_BYTES = 1 << 18, 1 << 16
+_BLOCK_BYTES, _TAIL_BYTES, _SAMPLE_BYTES = 1 << 18, 1 << 16, 1 << 14
 
 
 def _mark(event: str) -> bytes:

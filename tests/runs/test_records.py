@@ -148,10 +148,29 @@ def test_the_newest_of_each_event_comes_before_the_last_lines(
 
 def test_recent_records_of_a_short_run_are_all(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
-    assert RecordReader(path).read_recent("start") == []
+    assert RecordReader(path).read_recent("start", samples=9) == []
     RecordWriter(path).write({"event": "one"}, *steps(1, 20))
-    found = RecordReader(path).read_recent("start")
+    found = RecordReader(path).read_recent("start", samples=9)
     assert [r["event"] for r in found] == ["one"] + ["step"] * 20
+
+
+def test_samples_of_a_long_run(long: Path) -> None:
+    path = long / "records.jsonl"
+    reader = RecordReader(path)
+    found = reader.read_recent("start", "epoch", "warning", "ranks", samples=64)
+    last_step = max(r["step"] for r in found if r["event"] == "step")
+    assert (found[-1]["event"], last_step) == ("step", 300_000)
+    curve = Curve()
+    for record in found:
+        if record["event"] == "step":
+            curve.add(record["step"], record["loss"])
+    at = [step for step, _ in curve.points()]
+    gaps = [b - a for a, b in zip([0, *at], at, strict=False)]
+    assert at == sorted(at)
+    assert max(gaps) < 300_000 / 30
+    others = [r["event"] for r in found if r["event"] != "step"]
+    assert sorted(set(others)) == ["epoch", "ranks", "start", "warning"]
+    assert next(r for r in reversed(found) if r["event"] == "epoch")["epoch"] == 2
 
 
 def test_no_reader_holds_a_long_run(long: Path) -> None:
