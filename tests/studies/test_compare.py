@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from slurmft.cli import compare as cli_compare
 from slurmft.core.errors import UsageError
@@ -74,10 +76,14 @@ def test_words_for_an_interval() -> None:
     assert verdict_of_speed(1.01, 0.98, 1.03) == "no difference beyond noise (0.98 to 1.03)"
 
 
-def test_newcombes_example() -> None:
-    """Newcombe 1998, table II, method 10, example (a): 56/70 less 48/80."""
-    low, high = difference_of_shares(48 / 80, 80, 56 / 70, 70)
-    assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
+@pytest.mark.parametrize(("p", "q"), [(0.9, 0.8), (0.5, 0.5), (0.98, 0.95)])
+def test_intervals_of_shares_hold_the_difference(p: float, q: float) -> None:
+    """Over all numbers of right answers, of 20 and of 30."""
+    inside = 0.0
+    for x, y in itertools.product(range(21), range(31)):
+        low, high = difference_of_shares(x / 20, 20, y / 30, 30)
+        inside += binom.pmf(x, 20, p) * binom.pmf(y, 30, q) * (low <= q - p <= high)
+    assert 0.94 < inside < 0.995
 
 
 # --- runs -----------------------------------------------------------------------------------------

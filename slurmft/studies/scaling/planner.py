@@ -329,13 +329,9 @@ def _steps(option: Option) -> int:
 
 def as_json(series: Series, options: Sequence[Option], chosen: Option, why: str) -> dict[str, Any]:
     """The whole plan, for programs."""
-    rows = [
-        {"label": r.label, "devices": r.devices, "nodes": r.nodes, "seconds": dict(r.seconds)}
-        for r in series.rows
-    ]
     return {
         "series": series.name,
-        "rows": rows,
+        "rows": [dataclasses.asdict(row) for row in series.rows],
         "planned": dataclasses.asdict(options[0].prediction.work),
         "notes": list(series.notes),
         "interval": 0.9,
