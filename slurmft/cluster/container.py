@@ -6,6 +6,7 @@ a node, `python -m slurmft.cluster.container RUN_DIR COMMAND...` runs the runtim
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import slurmft
+from slurmft.cluster.slurm import commands
 from slurmft.core import process
 from slurmft.core.config import JobConfig, RunConfig, image_kind
 from slurmft.core.errors import SlurmftError, UsageError, run_main
@@ -31,6 +33,27 @@ with open(Path(__file__).with_name("containers.toml"), "rb") as _file:
     RUNTIMES: dict[str, dict[str, Any]] = tomllib.load(_file)
 
 
+def runtime_of(job: JobConfig) -> str:
+    """The name of a job's container runtime; `auto` is the first that this machine has.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if job.container_runtime != "auto":
+        return job.container_runtime
+    for name, runtime in RUNTIMES.items():
+        if any(map(shutil.which, runtime["programs"])):
+            return name
+        with contextlib.suppress(SlurmftError):
+            if not runtime["programs"] and "container-image" in commands.call("srun", "--help"):
+                return name
+    raise UsageError(
+        f"--container {job.container!r}: no apptainer, singularity, ch-run or podman on the PATH, "
+        "and srun has no --container-image (Pyxis)",
+        "load its module, or name the one that the nodes have: --container-runtime podman",
+    )
+
+
 def check(job: JobConfig, cluster: str) -> None:
     """Raises UsageError where the image cannot be used."""
     if job.container is None:
@@ -40,16 +63,13 @@ def check(job: JobConfig, cluster: str) -> None:
             f"--container {job.container!r} works under Slurm, not with --cluster {cluster}",
             "leave it out, or run this same command by: apptainer exec IMAGE ...",
         )
-    name, kind = job.container_runtime, image_kind(job.container)
-    hint = f"make it once, on a file system of all nodes: {RUNTIMES[name]['make']}"
+    runtime, kind = RUNTIMES[runtime_of(job)], image_kind(job.container)
+    hint = f"make it once, on a file system of all nodes: {runtime['make']}"
     if kind != "registry" and not Path(job.container).exists():
         raise UsageError(f"--container {job.container!r}: no such image", hint)
-    if kind not in RUNTIMES[name]["images"]:
-        what = f"{name} cannot run an image of the kind {kind!r}"
-        raise UsageError(
-            f"--container {job.container!r}: {what}",
-            f"{hint}; or choose another --container-runtime",
-        )
+    if kind not in runtime["images"]:
+        what = f"{runtime_of(job)} cannot run an image of the kind {kind!r}"
+        raise UsageError(f"--container {job.container!r}: {what}", hint)
 
 
 def node_task(config: RunConfig, run: RunDir) -> list[str]:
@@ -59,7 +79,7 @@ def node_task(config: RunConfig, run: RunDir) -> list[str]:
     if config.job.container is None:
         return [sys.executable, *task]
     task = ["env", f"PYTHONPATH={_CODE}", f"HOME={Path.home()}", "python3", *task]
-    programs = RUNTIMES[config.job.container_runtime]["programs"]
+    programs = RUNTIMES[runtime_of(config.job)]["programs"]
     if not programs:
         return task
     program = next(filter(shutil.which, programs), programs[0])
@@ -69,7 +89,7 @@ def node_task(config: RunConfig, run: RunDir) -> list[str]:
 
 def srun_options(config: RunConfig, run: RunDir) -> list[str]:
     """The options of the srun that starts `node_task`, where it runs the container itself."""
-    if config.job.container is None or RUNTIMES[config.job.container_runtime]["programs"]:
+    if config.job.container is None or RUNTIMES[runtime_of(config.job)]["programs"]:
         return []
     return _options(config, run)
 
@@ -77,7 +97,7 @@ def srun_options(config: RunConfig, run: RunDir) -> list[str]:
 def _options(config: RunConfig, run: RunDir) -> list[str]:
     """What a runtime is told, up to the program."""
     job, image = config.job, config.job.container or ""
-    runtime, shown = RUNTIMES[job.container_runtime], mounts(config, run)
+    runtime, shown = RUNTIMES[runtime_of(job)], mounts(config, run)
     words = runtime["options"] + (runtime["gpus"] if asks_for_gpus(job) else [])
     words += runtime["user"] if os.getuid() else []
     values = {"here": os.getcwd(), "image": image, "mounts": ",".join(map(":".join, shown))}
@@ -102,7 +122,7 @@ def mounts(config: RunConfig, run: RunDir) -> list[tuple[str, ...]]:
     Raises:
         UsageError: the runtime cannot be told such a path.
     """
-    name, image = config.job.container_runtime, config.job.container or ""
+    name, image = runtime_of(config.job), config.job.container or ""
     here = [os.getcwd(), str(Path.home())] if name != "apptainer" else []
     named = [p if os.path.isdir(p) else os.path.dirname(p) for p in (*config.program.paths, *here)]
     outer = {p for p in (*named, str(run.path.parent), *caches()) if os.path.isabs(p) and p != "/"}
@@ -121,7 +141,7 @@ def folders_to_make(config: RunConfig, run: RunDir) -> list[str]:
     those that Charliecloud mounts over."""
     if (image := config.job.container) is None:
         return []
-    places = mounts(config, run) if config.job.container_runtime == "charliecloud" else []
+    places = mounts(config, run) if runtime_of(config.job) == "charliecloud" else []
     return caches() + [image + place for _, place, *_ in places if image_kind(image) == "folder"]
 
 

@@ -25,7 +25,7 @@ BACKENDS = ("auto", "gloo", "nccl", "ccl")
 PROFILES = ("auto", "gpu", "xeon", "cpu")
 CLUSTERS = ("auto", "slurm", "local", "mpirun")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
-RUNTIMES = ("apptainer", "pyxis", "charliecloud", "podman")
+RUNTIMES = ("auto", "apptainer", "pyxis", "charliecloud", "podman")
 DIALECTS = ("auto", "intel", "openmpi")
 
 
@@ -122,7 +122,7 @@ class JobConfig:
         metavar="IMAGE",
     )
     container_runtime: str = option(
-        "apptainer", "what runs the image (apptainer: or singularity)", choices=RUNTIMES
+        "auto", "what runs the image; auto: the first of these that is here", choices=RUNTIMES
     )
     stage_env: bool = option(
         False, "copy the Python environment to the nodes' own disks first; under Slurm"

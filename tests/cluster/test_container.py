@@ -201,14 +201,28 @@ def test_gpus_by_any_option_of_sbatch(
     assert (GPUS[runtime] in told(config)) == asks
 
 
-def test_singularity_where_apptainer_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert tuple(container.RUNTIMES) == core_config.RUNTIMES
+def test_the_runtime_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the documentation; Singularity where Apptainer is not."""
+    assert ("auto", *container.RUNTIMES) == core_config.RUNTIMES
     monkeypatch.setenv("PATH", str(tmp_path))
-    for program in ("singularity", "apptainer"):
-        (tmp_path / program).touch(0o755)
-        assert program in told(config_of(tmp_path, "apptainer", "docker://torch"))
+    job = JobConfig(container="docker://torch")
+    with pytest.raises(UsageError, match="no apptainer, singularity, ch-run or podman") as none:
+        container.check(job, "slurm")
+    assert "--container-runtime" in str(none.value.hint)
+    srun = "#!/bin/sh\n[ $* = --help ] && echo '  --container-image=[USER@]...'\n"
+    for program, text, runtime in (
+        ("podman", "", "podman"),
+        ("srun", "#!/bin/sh\necho --container\n", "podman"),
+        ("ch-run", "", "charliecloud"),
+        ("srun", srun, "pyxis"),
+        ("singularity", "", "apptainer"),
+        ("apptainer", "", "apptainer"),
+    ):
+        (tmp_path / program).write_text(text)
+        (tmp_path / program).chmod(0o755)
+        assert container.runtime_of(job) == runtime
+        if runtime == "apptainer":
+            assert program in told(config_of(tmp_path, "auto", "docker://torch"))
 
 
 @pytest.mark.parametrize(
