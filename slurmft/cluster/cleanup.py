@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,15 +19,14 @@ from slurmft.cluster import status
 from slurmft.cluster.status import RunStatus
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import ASIDE, aside_of
-from slurmft.runs import resolve, snapshot, token_cache
+from slurmft.runs import resolve, token_cache
 from slurmft.runs.disk_space import size_of
 from slurmft.runs.rundir import RunDir
 
-KINDS = ("runs", "checkpoints", "tokens", "leftovers", "token-cache", "code")
+KINDS = ("runs", "checkpoints", "tokens", "leftovers", "token-cache")
 """runs: whole ones, which have not finished. checkpoints: the best one, which finished runs keep
 beside the model. tokens: those of finished runs. leftovers: what a kill during a write or a removal
-left behind, and damaged checkpoints. token-cache: what runs have left there for others.
-code: what copies of programs had, and no run has any more."""
+left behind, and damaged checkpoints. token-cache: what runs have left there for others."""
 
 _LEFT = "half written or half removed"
 
@@ -125,16 +124,7 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
     found += [f for f in _outside_of_runs(top, older_s) if f[0] in kinds and _is_own(f[1], f[1])]
     left_out += [f"{count} {words}" for words, count in left.items()]
     items = [Item(path, kind, why, size_of(path), _inode(path)) for kind, path, why in found]
-    if "code" in kinds:
-        items += _code({top, *(run.path.parent for run in made)})
     return Plan(items, left_out)
-
-
-def _code(tops: Iterable[Path]) -> Iterator[Item]:
-    for top in tops:
-        if files := snapshot.unused(top):
-            why, store = f"{len(files):,} files of programs that no run has", snapshot.store(top)
-            yield Item(store, "code", why, sum(map(size_of, files)), _inode(store))
 
 
 def _of_run(each: RunStatus, kinds: Sequence[str], older_s: float) -> Iterator[Found]:
@@ -178,10 +168,6 @@ def _inode(path: Path) -> int | None:
 
 def remove(item: Item) -> str | None:
     """Removes an item, atomically for readers; returns the error, if any."""
-    if item.kind == "code":
-        for path in snapshot.unused(item.path.parent):
-            path.unlink(missing_ok=True)
-        return None
     aside = aside_of(item.path)
     try:
         os.rename(item.path, aside)

@@ -1,10 +1,8 @@
 """The code of a program as it is when its job is submitted.
 
 Jobs wait for days and are requeued for weeks; meanwhile their code is edited. So a run has a copy:
-of the git work tree that holds the program, or of the program's folder. Its files are hard links to
-those of a store beside the run directories, which has each content once. A file there with one link
-is in no run; runs stay whole when it goes. Where links fail, or others could write the store, a run
-has files of its own.
+of the git work tree that holds the program, or of the program's folder. Files that are as in the
+run before are hard links to those. Where links fail, a run has files of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -25,8 +24,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from slurmft.core import filesystem, permissions
-from slurmft.core.errors import SlurmftError, UsageError, unknown
+from slurmft.core import filesystem
+from slurmft.core.errors import UsageError, unknown
 from slurmft.core.files import aside_of, read_json, write_bytes
 from slurmft.core.text import in_bytes
 from slurmft.runs import shapes
@@ -181,7 +180,7 @@ def _in_folder(found: Source, left_out: Callable[[Path], bool], below: str = "")
 
 def _holds_no_code(folder: Path, runs_dir: Path | None) -> bool:
     """Whether a folder is a cache, a Python environment, a run, or holds such."""
-    is_named = folder.name == "__pycache__" or folder in (runs_dir, store(folder.parent))
+    is_named = folder.name == "__pycache__" or folder == runs_dir
     is_run = read_json(folder / "config.json", shapes.CONFIG) is not None
     return is_named or is_run or _is_environment(folder)
 
@@ -222,11 +221,8 @@ def take(found: Source, run: RunDir) -> dict[str, Any]:
     facts: dict[str, Any] = {"mode": found.mode, "root": root, "files": len(found.files)}
     if found.mode == "git":
         facts |= {"commit": found.commit, "changed": found.changed}
-    kept = store(run.path.parent)
-    with contextlib.suppress(OSError):
-        kept.mkdir(mode=0o700)
     aside = aside_of(run.code)
-    copy = functools.partial(_copy, found, aside, kept if _is_own(kept) else Path(os.devnull))
+    copy = functools.partial(_copy, found, aside, _code_before(run))
     try:
         for folder in {os.path.dirname(name) for name in found.files}:
             os.makedirs(aside / folder, exist_ok=True)
@@ -252,12 +248,19 @@ def copy_of(path: Path, root: Path, run: RunDir) -> Path:
     return copied if real.is_relative_to(root) and os.path.lexists(copied) else path
 
 
-def _copy(found: Source, into: Path, kept: Path, name: str) -> str:
+def _code_before(run: RunDir) -> Path:
+    """The code of the run before this one, of the same program: no folder, if there is none."""
+    program = re.split(r"-\d{8}-\d{6}", run.path.name)[0]
+    earlier = sorted(run.path.parent.glob(f"{program}-[0-9]*"), reverse=True)
+    return next((code for p in earlier if (code := RunDir(p).code).is_dir()), Path(os.devnull))
+
+
+def _copy(found: Source, into: Path, before: Path, name: str) -> str:
     """Copies a file, or a link; returns what it is, in a line."""
     path, target, about = found.root / name, into / name, found.files[name]
     if stat.S_ISREG(about.st_mode):
         mode = 0o555 if about.st_mode & 0o100 else 0o444
-        return f"{mode:o} {_copy_file(path, target, mode, kept)} {name}"
+        return f"{mode:o} {_copy_file(path, target, mode, before / name)} {name}"
     goal = os.path.normpath(path.parent / os.readlink(path))
     below = os.path.relpath(goal, found.root)
     if below in found.files or (into / below).is_dir():
@@ -266,40 +269,16 @@ def _copy(found: Source, into: Path, kept: Path, name: str) -> str:
     return f"link {goal!r} {name}"
 
 
-def _copy_file(path: Path, target: Path, mode: int, kept: Path) -> str:
-    """Copies a file, as a link into the store if that can be; returns its sha256."""
+def _copy_file(path: Path, target: Path, mode: int, before: Path) -> str:
+    """Copies a file, as a link to an equal one of the run before; returns its sha256."""
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
-    known = kept / f"{digest}-{mode:o}"
-    with contextlib.suppress(OSError):
-        if known.stat().st_size == len(content):
-            os.link(known, target, follow_symlinks=False)
+    with contextlib.suppress(OSError):  # there is none, no links here, or too many
+        about = before.lstat()
+        is_own = (about.st_uid, about.st_mode) == (os.geteuid(), stat.S_IFREG | mode)
+        if is_own and before.read_bytes() == content:
+            os.link(before, target)
             return digest
-        known.unlink()  # a crash has cut it short
     target.write_bytes(content)
     target.chmod(mode)
-    with contextlib.suppress(OSError):
-        os.link(target, known)
     return digest
-
-
-# --- the store ------------------------------------------------------------------------------------
-
-
-def store(runs_dir: Path) -> Path:
-    """Where the contents of this user's copies are kept."""
-    return runs_dir / f".code-{os.geteuid()}"
-
-
-def unused(runs_dir: Path) -> list[Path]:
-    """The files of the store that are in no run."""
-    kept = store(runs_dir)
-    return [p for p in kept.iterdir() if p.lstat().st_nlink == 1] if _is_own(kept) else []
-
-
-def _is_own(folder: Path) -> bool:
-    """Whether a folder is there, and nobody else can have written in it."""
-    with contextlib.suppress(OSError, SlurmftError):
-        os.close(permissions.open_own(folder, is_folder=True))
-        return True
-    return False

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -400,27 +399,25 @@ def cache_that_is_a_link(ada: User, eve: User) -> None:
 
 @attack(
     GROUP,
-    "puts a link, or a folder of theirs, in the place of your programs' kept code (`.code-UID`), "
-    "or opens yours",
-    "not used: the run has files of its own",
+    "puts a link, or a folder of theirs, in the place of the code of your last run, or opens yours",
+    "its code is not shared: the next run has files of its own",
 )
-def kept_code(ada: User, eve: User) -> None:
+def code_before(ada: User, eve: User) -> None:
     program = ada.write(ada.home / "own" / "x.py", "mine")
-    content = hashlib.sha256(b"mine").hexdigest()
     for place in ("theirs", "open", "link"):
         owner = ada if place == "open" else eve
         runs = ada.home / f"code-{place}"
-        kept = eve.home / "store" if place == "link" else runs / f".code-{ada.uid}"
-        eve.write(kept / f"{ada.uid}-400-{content}", "evil")
-        ada.own(runs) if runs.exists() else ada.own(ada.write(runs / "x", "").parent)
-        owner.own(kept).chmod(0o777)
+        before = runs / "run-20200101-000000-a" / "code"
+        code = eve.home / "store" if place == "link" else before
+        ada.own(ada.write(runs / "x", "").parent)
+        owner.write(code / "x.py", "mine").chmod(0o666 if place == "open" else 0o444)
+        owner.own(code)
+        before.parent.mkdir(exist_ok=True)
         if place == "link":
-            (runs / f".code-{ada.uid}").symlink_to(kept)
+            before.symlink_to(code)
         assert taken_by(ada, program, runs) == "mine 1\n", place
-        assert len(list(kept.iterdir())) == 1, place
-    assert taken_by(ada, program, ada.own(ada.write(ada.home / "code" / "x", "").parent)) == (
-        "mine 2\n"
-    )
+    runs = ada.own(ada.write(ada.home / "code" / "x", "").parent)
+    assert [taken_by(ada, program, runs) for _ in range(2)] == ["mine 1\n", "mine 2\n"]
 
 
 @pytest.mark.parametrize("each", ATTACKS, ids=lambda each: each.carry_out.__name__)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.cluster import cleanup
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.runs import snapshot
 from slurmft.runs.rundir import RunDir
@@ -60,7 +59,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def new_run(runs: Path, mode: int = 0o700) -> RunDir:
-    run = RunDir(runs / f"run-{len(list(runs.glob('run-*')))}")
+    run = RunDir(runs / f"run-20260101-000000-{len(list(runs.glob('run-*'))):03}")
     run.path.mkdir(parents=True)
     run.path.chmod(mode)
     return run
@@ -195,7 +194,7 @@ def test_folder(tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch) -> 
     program = write(top / "train.py")
     write(top / "pkg" / "a.py")
     for left_out in (".hidden", ".cache/x", "pkg/__pycache__/a.pyc", "b.pyc", "venv/pyvenv.cfg",
-                     "env/conda-meta/history", "runs/x", ".code-0/x"):  # fmt: skip
+                     "env/conda-meta/history", "runs/x"):  # fmt: skip
         write(top / left_out)
     os.mkfifo(top / "pipe")
     write_run(top / "old" / "emotion-1")
@@ -212,8 +211,7 @@ def test_folder(tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_runs_in_a_work_tree_are_not_copied(tree: Path) -> None:
     runs = tree / "runs"
     write_run(tree / "elsewhere" / "emotion-1")
-    for left_out in ("venv/pyvenv.cfg", f"elsewhere/{snapshot.store(tree).name}/x"):
-        write(tree / left_out)
+    write(tree / "venv" / "pyvenv.cfg")
     first, second = take(tree / "train.py", runs), take(tree / "train.py", runs)
     assert first.facts == second.facts
     assert first.facts["files"] == 4
@@ -321,37 +319,23 @@ def test_nothing_of_a_repository_is_started(tree: Path, runs: Path, tmp_path: Pa
     assert (tree / ".git" / "index").stat().st_mtime_ns == index
 
 
-# --- the store ------------------------------------------------------------------------------------
+# --- what runs share ------------------------------------------------------------------------------
 
 
-def store_of(runs: Path) -> list[Path]:
-    return sorted(snapshot.store(runs).iterdir())
-
-
-def test_equal_contents_are_kept_once(tree: Path, runs: Path) -> None:
+def test_what_did_not_change_is_shared(tree: Path, runs: Path) -> None:
     first = take(tree / "train.py", runs)
-    kept = store_of(runs)
     write(tree / "train.py", "print(2)\n")
     second = take(tree / "train.py", runs)
-    assert len(kept) == 4
-    assert len(store_of(runs)) == 5
     assert (first.copy / "pkg/a.py").samefile(second.copy / "pkg/a.py")
     assert (first.copy / "train.py").read_text() == "print(1)\n"
     assert first.facts["sha256"] != second.facts["sha256"]
+    shutil.rmtree(first.copy)
     git(tree, "checkout", "train.py")
-    assert take(tree / "train.py", runs).facts["sha256"] == first.facts["sha256"]
-    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in first.copy.iterdir()}
+    third = take(tree / "train.py", runs)
+    assert third.facts["sha256"] == first.facts["sha256"]
+    assert third.of(tree / "train.py").read_text() == "print(1)\n"
+    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in third.copy.iterdir()}
     assert (modes["train.py"], modes["run me.sh"]) == (0o444, 0o555)
-
-
-def test_what_a_crash_cut_short_is_not_used(tree: Path, runs: Path) -> None:
-    take(tree / "train.py", runs)
-    for path in store_of(runs):
-        path.unlink()
-        path.write_text("")
-    made = take(tree / "train.py", runs)
-    assert made.of(tree / "train.py").read_text() == "print(1)\n"
-    assert all(path.stat().st_nlink == 2 for path in store_of(runs))
 
 
 def test_no_links(tree: Path, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +346,6 @@ def test_no_links(tree: Path, runs: Path, monkeypatch: pytest.MonkeyPatch) -> No
     first, second = (content(take(tree / "train.py", runs).copy) for _ in range(2))
     assert first == second
     assert first["pkg/a.py"] == "a = 1\n"
-    assert store_of(runs) == []
 
 
 def test_two_at_once(tree: Path, runs: Path) -> None:
@@ -371,22 +354,7 @@ def test_two_at_once(tree: Path, runs: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         snapshots = list(pool.map(lambda run: Snapshot(found, run), made))
     assert all(content(one.copy) == content(snapshots[0].copy) for one in snapshots)
-    assert len(content(snapshots[0].copy)) == len(store_of(runs)) == 4
-
-
-def test_clean_removes_what_no_run_has(tree: Path, runs: Path) -> None:
-    first = take(tree / "train.py", runs)
-    write(tree / "train.py", "print(2)\n")
-    second = take(tree / "train.py", runs)
-    assert cleanup.plan(runs, ["code"], 0).items == []
-    shutil.rmtree(first.copy.parent)
-    plan = cleanup.plan(runs, ["code"], 0)
-    (item,) = plan.items
-    assert (item.path, item.bytes) == (snapshot.store(runs), len("print(1)\n"))
-    assert item.why == "1 files of programs that no run has"
-    assert cleanup.remove_all(plan, cleanup.plan(runs, ["code"], 0)) == [item]
-    assert len(store_of(runs)) == 4
-    assert second.of(tree / "train.py").read_text() == "print(2)\n"
+    assert len(content(snapshots[0].copy)) == 4
 
 
 # --- nothing half-made ----------------------------------------------------------------------------
@@ -400,7 +368,6 @@ def test_full_disk(tree: Path, small_disk: Path) -> None:
     with pytest.raises(SlurmftError, match=r"no room for the code: it needs 1\.3 MiB"):
         snapshot.take(snapshot.source(tree / "train.py"), run)
     assert list(run.path.iterdir()) == []
-    assert cleanup.plan(small_disk, ["code"], 0).items[0].bytes > 0
     fill(small_disk)
 
 
@@ -429,7 +396,7 @@ from pathlib import Path
 from slurmft.core.errors import SlurmftError
 from slurmft.runs import snapshot
 from slurmft.runs.rundir import RunDir
-run = RunDir(Path({runs!r}, f"run-{{os.getpid()}}"))
+run = RunDir(Path({runs!r}, f"run-20260101-000000-{{os.getpid()}}"))
 run.path.mkdir(mode=0o700)
 try:
     found = snapshot.source(Path({program!r}), {mode!r})
@@ -456,7 +423,7 @@ def test_work_tree_of_another_user(users: tuple[User, User]) -> None:
         told = taken_by(ada, program, ada.home / "r", mode)
         assert f"git ls-files in '{program.parent}': detected dubious ownership" in told
         assert f"git config --global --add safe.directory {program.parent}" in told
-    assert taken_by(ada, program, ada.home / "r", "folder") == "theirs 2\n"
+    assert taken_by(ada, program, ada.home / "r", "folder") == "theirs 1\n"
     code = "from pathlib import Path; from slurmft.runs import snapshot\n"
     code += f"print(snapshot.source(Path({str(program)!r})).mode)"
     assert ada.python(code) == "none\n"  # from her home: a tool that somebody else keeps
