@@ -87,7 +87,10 @@ class RunView:
         if event == "start":
             self.start = record
         elif event == "step":
-            self._take_step(record)
+            if record.get("loss") is not None:
+                self.losses.add(record["step"], record["loss"])
+            if fits(record, _SPEED):
+                self.step, self.evaluate = record, {}
         elif event == "ranks":
             rows = enumerate(zip(record["own_ms"], record["memory_mib"], strict=False))
             hosts = dict(enumerate(self.hosts))
@@ -100,12 +103,6 @@ class RunView:
         if text := describe(record):
             clock = time.strftime("%H:%M:%S", time.localtime(record.get("time", 0)))
             self.events = [*self.events, f"{clock} {text.splitlines()[0]}"][-_EVENTS_SHOWN:]
-
-    def _take_step(self, record: Record) -> None:
-        if record.get("loss") is not None:
-            self.losses.add(record["step"], record["loss"])
-        if fits(record, _SPEED):
-            self.step, self.evaluate = record, {}
 
     # --- what is made of it -----------------------------------------------------------------------
 

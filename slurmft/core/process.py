@@ -69,8 +69,7 @@ def stat(pid: int) -> list[str] | None:
 def age_s() -> float:
     """Seconds since this process was started, its interpreter's own start included."""
     fields = stat(os.getpid())
-    if fields is None:  # no /proc
-        return time.process_time()
+    assert fields is not None
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 

@@ -37,7 +37,6 @@ _CLASSES = {
     "mlflow": "MLflowTracker",
 }
 _TRAIN = ("loss", "learning_rate", "samples_per_s", "epoch")
-_NOT_FACTS = ("event", "time")
 
 
 def check(job: JobConfig) -> None:
@@ -79,7 +78,7 @@ class Tracking:
         """Hands a record of the run on. The trackers start with the first that they can use: by
         then it is known where the run resumes."""
         if record["event"] == "start":
-            self._facts = {k: v for k, v in record.items() if k not in _NOT_FACTS}
+            self._facts = {k: v for k, v in record.items() if k not in ("event", "time")}
         elif record["event"] == "resume":
             self._step = record["step"]
         elif record["event"] == "step" and "samples_per_s" in record:
