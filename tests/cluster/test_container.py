@@ -141,7 +141,7 @@ def test_command(
     command = container.node_task(config, run)
     env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")} | apptainer
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert "this is not a Slurm job" in done.stderr  # the node's task has run, and says so
+    assert "no batch script of slurmft" in done.stderr  # the node's task has run, and says so
     assert done.returncode == 4
     mounts, nv, told, words = json.loads((tmp_path / "log").read_text())
     assert nv
