@@ -143,7 +143,7 @@ def with_runs_dir(world: World, name: str) -> World:
 
 
 def write_runs(world: World, model: Path) -> None:
-    """The runs that are named: finished, on four nodes."""
+    """The runs that are named: finished, on four nodes; and those of a plan."""
     names = {"fp32": {"precision": "fp32"}, "bf16": {"precision": "bf16"}}
     named: dict[str, dict[str, Any]] = {**names, PUSHED: {"task": "emotion", "model": str(model)}}
     for number, (name, values) in enumerate(named.items()):
@@ -151,6 +151,8 @@ def write_runs(world: World, model: Path) -> None:
         run = write_run(path, step_s=step_s, epochs=1, nodes=4, nproc_per_node=1, **values)
         write_json(run.job, {"cluster": "slurm", "id": str(int(JOB) - len(named) + 1 + number)})
         shutil.copytree(model, run.model)
+    for nodes in (1, 2, 4):
+        write_run(world.folder / "emotion-runs" / str(nodes), nodes=nodes, step_s=0.4 / nodes)
 
 
 def write_study(world: World, toml: str) -> None:
