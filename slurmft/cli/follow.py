@@ -11,8 +11,8 @@ from slurmft.cli.parser import Parser, add_run
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.own_program import OwnProgram
-from slurmft.runs import log_times, progress, resolve, trackers
-from slurmft.runs.progress import result_table
+from slurmft.runs import log_times, resolve, trackers
+from slurmft.runs.progress import Progress, result_table
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir, read_log_head
 
@@ -32,6 +32,7 @@ class Follower:
         """Shows the last records of the run and those to come, or only these."""
         self.run = run
         self.job = JobWatch(run)
+        self.progress = Progress()
         self._records = RecordReader(run.records)
         recent = self._records.read_recent("start")
         self._recent = [] if only_new else recent
@@ -42,7 +43,7 @@ class Follower:
         """Shows progress until the job ends; returns the exit code of the job."""
         try:
             for record in self._recent:
-                progress.show(record)
+                self.progress.show(record)
             while not self.job.has_ended():
                 self._say_waiting()
                 self.job.pause()
@@ -50,18 +51,21 @@ class Follower:
             self.job.await_result()
             self._show_records()
         except KeyboardInterrupt:
+            self.progress.close()
             job_id = self.job.job_id
             print(f"\nno longer following; job {job_id} continues. {next_commands(self.run.path)}")
             return 130
+        finally:
+            self.progress.close()
         return show_outcome(self.job)
 
     def _show_records(self) -> None:
         if self._output is not None:
             for line in self._output.new_lines():
-                progress.say(line)
+                self.progress.say(line)
             return
         for record in self._records.read():
-            progress.show(record)
+            self.progress.show(record)
 
     def _say_waiting(self) -> None:
         """Says once what the job does, and what it waits for."""
@@ -71,7 +75,7 @@ class Follower:
             text += f" ({state.reason})"
         if (state.name != "UNKNOWN" or state.reason) and text != self._said:
             self._said = text
-            progress.say(text)
+            self.progress.say(text)
 
 
 class Output:

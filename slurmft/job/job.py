@@ -41,7 +41,7 @@ from slurmft.job.checkpoints import Checkpoints
 from slurmft.node.heartbeat import Heart
 from slurmft.node.profiles import bind_rank
 from slurmft.node.signals import StopRequest
-from slurmft.runs import progress
+from slurmft.runs.progress import Progress
 from slurmft.runs.records import RecordWriter, StepWindows
 from slurmft.runs.rundir import RUN_DIR, RunDir, current_attempt
 from slurmft.runs.trackers import Tracking
@@ -142,6 +142,7 @@ class Job:
             self._checkpoints = Checkpoints(run, job.checkpoint_every_s, job.keep_checkpoints)
             self._stop.before_exit = lambda: self._checkpoints.wait(_END_S)
             self._records, self._steps = RecordWriter(run.records), StepWindows()
+            self._progress = Progress()
             self._tracking = Tracking(run)
         if self.world_size == 1:
             self._meet()
@@ -379,14 +380,17 @@ class Job:
             rows = self._steps.take(rows) if event == "step" else [*self._steps.end(), *rows]
             self._records.write(*rows)
             for row in rows:
-                progress.show(row)
+                self._progress.show(row)
                 self._tracking.take(row)
             for text in list(self._tracking.messages()):
                 self.warn(text)
 
     def say(self, text: str) -> None:
-        """Prints a line into this rank's log."""
-        progress.say(text)
+        """Prints a line into this rank's log, above a progress bar."""
+        if self._run is None or not self.is_main:
+            print(text, flush=True)
+        else:
+            self._progress.say(text)
 
     def result(self, facts: Mapping[str, Any] | None = None, /, **metrics: float) -> dict[str, Any]:
         """Writes result.json, by which a run counts as finished; from the main rank. Returns what

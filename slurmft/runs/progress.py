@@ -1,4 +1,4 @@
-"""What a person sees of a run: lines while it runs, and the table at its end.
+"""What a person sees of a run: one live bar or plain lines, and the table at its end.
 
 Drawn from the run's records, so that rank 0 on a compute node and a follower on the login node
 show the same.
@@ -6,30 +6,72 @@ show the same.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 from slurmft.core.files import Shape, fits, pick
-from slurmft.core.terminal import plain
+from slurmft.core.terminal import plain, raw
 from slurmft.core.text import duration, in_bytes, number
 from slurmft.runs import shapes
 
 Record = dict[str, Any]
 
 
-def say(text: str) -> None:
-    print(plain(text), flush=True)
+class Progress:
+    """Shows the records of a run as they come, on a terminal as a bar, elsewhere as lines."""
 
+    def __init__(self, stream: TextIO | None = None, live: bool | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._live = self._stream.isatty() if live is None else live
+        self._bar: Any = None
 
-def show(record: Record) -> None:
-    """Prints a record as a line; one of which nothing is known is left out."""
-    if record.get("event") == "start":
-        say(describe_start(record))
-    elif record.get("event") == "step":
-        if "samples_per_s" in record:
-            say(describe_step(record))
-    elif text := describe(record):
-        say(text)
+    def show(self, record: Record) -> None:
+        """Shows one record; events that it does not know are left out."""
+        event = record.get("event")
+        if event == "start":
+            self.say(describe_start(record))
+            self._open_bar(int(record["total_steps"]), "train")
+        elif event == "step" and "samples_per_s" in record:
+            self._show_step(record)
+        elif event == "evaluate":
+            self._show_evaluate(record)
+        elif text := describe(record):
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        if self._bar is not None:
+            self._bar.write(plain(text), file=raw(self._stream))
+        else:
+            print(plain(text), file=self._stream, flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _open_bar(self, total: int, what: str) -> None:
+        if not self._live:
+            return
+        from tqdm import tqdm
+
+        self.close()
+        self._bar = tqdm(total=total, desc=what, unit="step", file=raw(self._stream), leave=False)
+
+    def _show_step(self, record: Record) -> None:
+        if self._bar is not None:
+            self._bar.set_description(f"epoch {record['epoch']:.2f}")
+            self._bar.set_postfix_str(
+                f"loss {number(record['loss'])}, {record['samples_per_s']:.0f} samples/s"
+            )
+            self._bar.update(record["step"] - self._bar.n)
+        elif not self._live:
+            self.say(describe_step(record))
+
+    def _show_evaluate(self, record: Record) -> None:
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"evaluating {record['done']:d}/{record['total']:d} samples")
 
 
 _TRAINING: Shape = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import unicodedata
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from slurmft.core.errors import SlurmftError
 from slurmft.core.terminal import plain
-from slurmft.runs import progress
+from slurmft.runs.progress import Progress
 from tests.conftest import slurmft
 from tests.support.made_runs import write_run
 
@@ -58,12 +59,16 @@ def test_what_is_shown(text: str, shown: str) -> None:
     assert plain(text) == shown
 
 
-def test_lines_of_progress(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_above_a_bar() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream, live=True)
     start = {"task": "t", "world_size": 1, "nodes": 1, "precision": "fp32", "backend": "gloo"}
     start |= {"global_batch_size": 1, "total_steps": 9, "parameters": 1, "event": "start"}
     progress.show(start | {"task": COMMANDS})
     progress.show({"event": "warning", "text": COMMANDS})
-    assert_plain(capsys.readouterr().out)
+    progress.close()
+    assert "\r" in stream.getvalue()  # the bar is there
+    assert_plain(stream.getvalue().replace("\r", "").replace("\x1b[A", ""))
 
 
 def test_errors_of_scripts(tmp_path: Path) -> None:

@@ -109,6 +109,8 @@ RULES = (
     Rule(begins=f"{_SUBMIT} .*--cluster local ", how=LOGIN),
     Rule(begins=f"{_SUBMIT} --nodes 2 --time 10 --follow$", how=CLUSTER),
     Rule(begins=_SUBMIT, how=LOGIN, add="--dry-run", why="much like the one before, which is run"),
+    Rule(begins="slurmft run -- PROGRAM", how=READ, why="a word for any program"),
+    Rule(begins="slurmft run .*--env uv", how=READ, why="test_own_environment makes one by uv"),
     Rule(begins="slurmft run ", how=LOGIN, add="--dry-run", why="test_own_program runs such"),
     Rule(
         begins="sbatch ",
@@ -125,7 +127,8 @@ RULES = (
         add="--dry-run",
         why="it asks, and there is nobody to answer",
     ),
-    Rule(begins="slurmft (list|status|watch|logs|compare|plan|report|completion)", how=LOGIN),
+    Rule(begins="slurmft plan ", how=READ, why="the runs here are of several kinds: test_planner"),
+    Rule(begins="slurmft (list|status|watch|logs|compare|report|completion)", how=LOGIN),
     Rule(begins="slurmft study (status|cancel) ", how=LOGIN),
     Rule(
         begins="slurmft study run ",
