@@ -50,6 +50,7 @@ _PROGRAMS = {
     "module": "exit 0",
     # What dry runs look for, and never start.
     "mpirun": 'echo "mpirun (Open MPI) 4.1.4"; [ "$*" = --version ]',
+    "uv": "exit 0",
     "dry/apptainer": 'echo "a dry run calls $0 $*" >&2; exit 9',
     "dry/sbatch": 'echo "a dry run calls $0 $*" >&2; exit 9',
 }
@@ -69,6 +70,7 @@ class World:
     def command(self, text: str) -> list[str]:
         """For bash, as it stands there, with names from here for its examples."""
         names = {"RUN_A": "runs/fp32", "RUN_B": "runs/bf16", "RUN": self.run, "NAME": "batch"}
+        names["PROGRAM"] = "train.py"
         return [
             "bash",
             "-c",
@@ -103,6 +105,9 @@ def make(folder: Path, model: Path, data: Path) -> World:
     (folder / "gpfs/images/torch.sif").touch()
     (folder / "hosts").write_text("".join(f"127.0.0.{i} slots=2\n" for i in range(1, 5)))
     (folder / "train.py").write_text(SCRIPT)
+    (folder / "fsdp.yaml").write_text("distributed_type: FSDP\n")
+    for name in ("uv.lock", "pyproject.toml"):
+        (folder / name).touch()
     (folder / "site.toml").write_text(SITE)
     for block in pages.blocks("toml"):
         if (study := study_name(block)) is not None:
