@@ -140,7 +140,13 @@ def _tracks(top: Path, program: Path) -> bool:
 
 def _in_git(found: Source, left_out: Callable[[Path], bool]) -> Iterator[str]:
     """The files of a work tree that it does not ignore, and of its submodules."""
-    yield from _git(found.root, "ls-files", "-z", "--recurse-submodules").split("\0")[:-1]
+    for name in _git(found.root, "ls-files", "-z", "--recurse-submodules").split("\0")[:-1]:
+        if os.path.isdir(path := found.root / name) and not os.path.islink(path):
+            raise UsageError(
+                f"the submodule {name!r} of {str(found.root)!r} is not there",
+                f"git -C {shlex.quote(str(found.root))} submodule update --init",
+            )
+        yield name
     flags = ("-z", "--porcelain", "-uall", "--no-renames")
     for entry in _git(found.root, "status", *flags).split("\0")[:-1]:
         is_new, name = entry.startswith("??"), entry[3:]

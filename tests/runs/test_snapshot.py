@@ -187,6 +187,10 @@ def test_submodules(tree: Path, runs: Path, tmp_path: Path) -> None:
     made = take(tree / "train.py", runs)
     assert (made.copy / "deps/lib/lib.py").read_text() == "two\n"
     assert (made.facts["changed"], made.facts["commit"]) == (1, git(tree, "rev-parse", "HEAD"))
+    git(tree, "submodule", "--quiet", "deinit", "--force", "deps/lib")
+    with pytest.raises(UsageError, match=r"the submodule 'deps/lib' of .* is not there") as error:
+        take(tree / "train.py", runs)
+    assert "submodule update --init" in str(error.value.hint)
 
 
 def test_folder(tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
