@@ -192,12 +192,6 @@ FLAGS = {name: each for name, each in options(OwnProgram).items() if each.metada
 """Name -> field of what is a flag of `slurmft run`."""
 
 
-def environment_of(program: Program) -> str:
-    """The Python environment that the ranks run in."""
-    own = OwnProgram.of(program)
-    return (own and own.env) or sys.prefix
-
-
 def signal_of(name: str) -> signal.Signals:
     """The signal of a name with or without SIG."""
     return signal.Signals[f"SIG{name.removeprefix('SIG')}"]

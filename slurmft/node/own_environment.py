@@ -22,9 +22,10 @@ def command_in(
     disk, if there is one."""
     copies: dict[str, str] = json.loads(variables.get(STAGED, "{}"))
     found, env = dict(variables), own.env and copies.get(own.env, own.env)
-    for shared, copy in copies.items():
+    for shared in sorted(copies, key=len, reverse=True):
         if command[0].startswith(f"{shared}/"):
-            command = [copy + command[0].removeprefix(shared), *command[1:]]
+            command = [copies[shared] + command[0].removeprefix(shared), *command[1:]]
+            break
     if env:
         for other in ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONHOME"):
             found.pop(other, None)

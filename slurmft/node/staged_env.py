@@ -10,20 +10,24 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from slurmft.core import process
 
 ARCHIVE = "SLURMFT_STAGE"
-"""Variable with the archive's path on the nodes, for their tasks; unset: there is none."""
+"""Variable for the tasks of the nodes: JSON, archive there -> the folder that it is of; slurmft's
+environment is the first. Unset: there is none."""
 STAGED = "SLURMFT_STAGED"
 """Variable of the ranks where they run from such: JSON, shared folder -> its copy on this node."""
 
 NAME = "slurmft-env"
+_LOCK = ".slurmft-lock"
+OLD = ".old"
 _YOUNG_S = 1800
 """How long an archive may wait for its node's task, which then removes it."""
 
@@ -34,44 +38,49 @@ class StageError(Exception):
 
 @contextlib.contextmanager
 def environment(
-    shared: str, variables: Mapping[str, str], is_stopped: Callable[[], bool]
+    variables: Mapping[str, str], is_stopped: Callable[[], bool]
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """The Python to start torchrun with, and the variables that belong to it: those of the staged
     environment while the block runs, if there is one and it works, else this process's own.
 
     Args:
-        shared: the environment that is staged: that of the ranks.
         variables: this process's.
         is_stopped: whether the job is to stop; unpacking is given up then.
     """
-    archive = variables.get(ARCHIVE)
-    folder = Path(unpacked(archive)) if archive else None
+    archives: dict[str, str] = json.loads(variables.get(ARCHIVE) or "{}")
+    folder = Path(unpacked(next(iter(archives), "")))
+    copies = {p: f"{folder}/.{n}" if n else str(folder) for n, p in enumerate(archives.values())}
     with contextlib.ExitStack() as stack:
-        if archive and folder:
+        if archives:
             began = time.monotonic()
             try:
                 stack.enter_context(_own(folder))
-                _unpack(Path(archive), folder, is_stopped)
-                _settle(folder, shared)
-                Path(archive).unlink()
+                stack.callback(_remove_own, archives, folder)
+                for archive, shared in archives.items():
+                    _unpack(Path(archive), Path(copies[shared]), is_stopped)
+                    Path(archive).unlink()
+                for copy in copies.values():
+                    _settle(Path(copy), copies)
                 print(f"slurmft: environment unpacked in {time.monotonic() - began:.1f} s")
             except (OSError, StageError) as error:
                 words = f"warning: --stage-env: {error}: using the shared environment"
                 print(words, file=sys.stderr, flush=True)
-                with contextlib.suppress(OSError):
-                    Path(archive).unlink()
+                for archive in archives:
+                    with contextlib.suppress(OSError):
+                        Path(archive).unlink()
             else:
                 # In the background: the work must not wait for it.
                 stack.callback(process.end, removal(leftovers(folder.parent)))
-                found = {STAGED: json.dumps({shared: str(folder)})}
-                if shared != sys.prefix:  # of a program, whose processes take it themselves
-                    yield sys.executable, found
-                    return
-                name = "CONDA_PREFIX" if "CONDA_PREFIX" in variables else "VIRTUAL_ENV"
                 path = f"{folder}/bin:{variables.get('PATH', os.defpath)}"
-                yield f"{folder}/bin/python", found | {"PATH": path, name: str(folder)}
+                found = {STAGED: json.dumps(copies), "PATH": path}
+                found[_variable(variables)] = str(folder)
+                yield f"{folder}/bin/python", found
                 return
         yield sys.executable, {}
+
+
+def _variable(variables: Mapping[str, str]) -> str:
+    return "CONDA_PREFIX" if "CONDA_PREFIX" in variables else "VIRTUAL_ENV"
 
 
 def unpacked(archive: str) -> str:
@@ -82,28 +91,15 @@ def unpacked(archive: str) -> str:
 def _own(folder: Path) -> Iterator[None]:
     """Makes a folder that belongs to this process while it is alive; later, others remove it."""
     folder.mkdir(mode=0o700)  # fails if it exists
-    with _locked(folder):
-        try:
-            yield
-        finally:
-            removal([folder]).wait()
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Raises OSError where another process has it locked."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with open(folder / _LOCK, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _unpack(archive: Path, folder: Path, is_stopped: Callable[[], bool]) -> None:
     if archive.lstat().st_uid != os.getuid():
         raise StageError(f"{archive} belongs to another user")
-    # The folder itself stays closed to others.
+    folder.mkdir(mode=0o700, exist_ok=True)  # it stays closed to others
     command = ["tar", "-C", str(folder), "--no-overwrite-dir", "-xf", str(archive)]
     with process.start(command, stderr=subprocess.PIPE) as tar:
         while not is_stopped() and tar.poll() is None:
@@ -117,16 +113,31 @@ def _unpack(archive: Path, folder: Path, is_stopped: Callable[[], bool]) -> None
         raise StageError(f"{archive} cannot be unpacked: {words[-300:]}")
 
 
-def _settle(folder: Path, shared: str) -> None:
-    """Makes the environment work in its new place; its scripts name the Python there."""
+def _settle(folder: Path, copies: Mapping[str, str]) -> None:
+    """Makes an environment work in its new place; an installation finds itself."""
     if (folder / "bin" / "conda-unpack").exists():
         _output(f"{folder}/bin/python", f"{folder}/bin/conda-unpack")
-    for script in (folder / "bin").iterdir():
-        if script.is_file() and (text := script.read_bytes()).startswith(b"#!"):
-            script.write_bytes(text.replace(os.fsencode(f"{shared}/"), os.fsencode(f"{folder}/")))
+    elif (folder / "pyvenv.cfg").exists():
+        _rename(folder, copies)
+    else:
+        return
     prefix = _output(f"{folder}/bin/python", "-c", "import sys; print(sys.prefix)")
     if os.path.realpath(prefix) != os.path.realpath(folder):
         raise StageError(f"the prefix of its Python is {prefix!r}, not {folder}")
+
+
+def _rename(folder: Path, copies: Mapping[str, str]) -> None:
+    """Lets the links, scripts and settings of an environment name the copies of what is staged."""
+    names = "|".join(map(re.escape, sorted(copies, key=len, reverse=True)))
+    for path in (folder / "pyvenv.cfg", *(folder / "bin").iterdir()):
+        if path.is_symlink():
+            target = re.sub(f"^({names})(?=/)", lambda found: copies[found[0]], os.readlink(path))
+            path.unlink()
+            path.symlink_to(target)
+        elif path.is_file() and (path.suffix == ".cfg" or path.open("rb").read(2) == b"#!"):
+            text = os.fsdecode(path.read_bytes())
+            text = re.sub(f"({names})(?=/)", lambda found: copies[found[0]], text)
+            path.write_bytes(os.fsencode(text))
 
 
 def _output(*command: str) -> str:
@@ -140,10 +151,28 @@ def leftovers(folder: Path) -> list[Path]:
     """What ended tasks of this user have not removed, and what nothing runs from."""
     found = []
     for path in folder.glob(f"{NAME}-{os.getuid()}-*"):
-        with contextlib.suppress(OSError), _locked(path):
-            if time.time() - path.stat().st_mtime > _YOUNG_S:
+        with contextlib.suppress(OSError):
+            if path.suffix == OLD:
+                found.append(path)
+            elif path.is_dir():
+                with open(path / _LOCK) as file:  # locked while its task is alive
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    found.append(_retired(path))
+            elif time.time() - path.stat().st_mtime > _YOUNG_S:
                 found.append(path)
     return found
+
+
+def _retired(folder: Path) -> Path:
+    """Renames a folder, so that others remove it if this process does not finish that."""
+    return folder.rename(folder.with_name(folder.name + OLD))
+
+
+def _remove_own(archives: Iterable[str], folder: Path) -> None:
+    paths = [Path(archive) for archive in archives]
+    with contextlib.suppress(OSError):
+        paths.append(_retired(folder))
+    removal(paths).wait()
 
 
 def removal(paths: list[Path]) -> subprocess.Popen[bytes]:

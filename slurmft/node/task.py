@@ -17,7 +17,7 @@ from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import write_json
 from slurmft.core.hub import hub_in_reach
-from slurmft.core.own_program import OwnProgram, environment_of
+from slurmft.core.own_program import OwnProgram
 from slurmft.node import ccl, hardware, heartbeat, own_environment, profiles, signals, staged_env
 from slurmft.node.hardware import host_name
 from slurmft.node.profiles import Profile
@@ -173,9 +173,7 @@ def run_child(
     if config.program.needs_hub and "HF_HUB_OFFLINE" not in environment and not hub_in_reach():
         environment["HF_HUB_OFFLINE"] = "1"
     with (
-        staged_env.environment(
-            environment_of(config.program), os.environ, lambda: bool(supervisor.stop_signal)
-        ) as staged,
+        staged_env.environment(os.environ, lambda: bool(supervisor.stop_signal)) as staged,
         contextlib.closing(Watchdog(config.job.hang_timeout_s)) as watchdog,
     ):
         python, variables = staged

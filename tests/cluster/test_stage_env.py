@@ -19,7 +19,7 @@ from slurmft.core import filesystem
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.filesystem import FileSystem
-from slurmft.core.own_program import OwnProgram, environment_of
+from slurmft.core.own_program import OwnProgram
 from slurmft.node import staged_env
 from slurmft.node.own_environment import command_in
 from slurmft.node.staged_env import StageError
@@ -75,9 +75,9 @@ def sent(folder: Path, environment: Path) -> Path:
 
 def test_node_runs_from_its_own_disk(tmp_path: Path, small_venv: Path) -> None:
     archive = sent(tmp_path, small_venv)
-    given = {staged_env.ARCHIVE: str(archive), "PATH": "/bin"}
-    with staged_env.environment(sys.prefix, given, lambda: False) as (python, variables):
-        folder = Path(json.loads(variables[staged_env.STAGED])[sys.prefix])
+    given = {staged_env.ARCHIVE: json.dumps({str(archive): str(small_venv)}), "PATH": "/bin"}
+    with staged_env.environment(given, lambda: False) as (python, variables):
+        folder = Path(json.loads(variables[staged_env.STAGED])[str(small_venv)])
         assert folder.parent == tmp_path
         assert prefix_of(python) == str(folder) == variables["VIRTUAL_ENV"]
         assert variables["PATH"] == f"{folder}/bin:/bin"
@@ -91,7 +91,7 @@ def test_node_runs_from_its_own_disk(tmp_path: Path, small_venv: Path) -> None:
 
 
 def test_without_an_archive_nothing_changes() -> None:
-    with staged_env.environment(sys.prefix, {"PATH": "/bin"}, lambda: False) as found:
+    with staged_env.environment({"PATH": "/bin"}, lambda: False) as found:
         assert found == (sys.executable, {})
 
 
@@ -115,42 +115,81 @@ def test_node_falls_back_to_the_shared_environment(
             path.unlink()
         (unpacked / "bin" / "python").symlink_to("/nowhere/python3")
         subprocess.run(["tar", "-C", str(unpacked), "-cf", str(archive), "."], check=True)
-    given = {staged_env.ARCHIVE: str(archive)}
-    with staged_env.environment(sys.prefix, given, lambda: fault == "stopped") as found:
+    given = {staged_env.ARCHIVE: json.dumps({str(archive): str(small_venv)})}
+    with staged_env.environment(given, lambda: fault == "stopped") as found:
         assert found == (sys.executable, {})
     assert "warning: --stage-env: " in capsys.readouterr().err
     assert not archive.exists()
     assert folder.exists() == (fault == "taken")  # what is not ours stays
 
 
-def test_programs_environment_is_staged(tmp_path: Path, small_venv: Path) -> None:
-    """It runs where the shared one is out of reach; torchrun stays in slurmft's."""
-    env = tmp_path / HOSTILE / "env"
-    command = [sys.executable, "-m", "venv", "--without-pip", "--symlinks", str(env)]
-    subprocess.run(command, check=True, timeout=60)
+@pytest.fixture(scope="session")
+def shared_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An installation of Python, as one on a shared file system: with a package of its own."""
+    base = tmp_path_factory.mktemp("shared") / HOSTILE / "python"
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    (base / "bin").mkdir(parents=True)
+    shutil.copy(os.path.realpath(sys.executable), base / "bin" / version)
+    (base / "bin" / "python3").symlink_to(version)
+    leave_out = shutil.ignore_patterns("*-packages", "test*", "idlelib", "config-*", "__pycache__")
+    shutil.copytree(sysconfig.get_path("stdlib"), base / "lib" / version, ignore=leave_out)
+    (base / "lib" / version / "site-packages").mkdir()
+    (base / "lib" / version / "site-packages" / "of_base.py").touch()
+    return base
+
+
+@pytest.mark.parametrize("with_site", [False, True])
+def test_program_and_its_interpreter_are_staged(
+    tmp_path: Path,
+    small_venv: Path,
+    shared_python: Path,
+    with_site: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of it runs where the shared environment and its Python are out of reach."""
+    shared = tmp_path / "shared" / HOSTILE
+    shared.mkdir(parents=True)
+    base, env = shared / "python", shared / "env"
+    shutil.copytree(shared_python, base, symlinks=True)
+    more = ["--system-site-packages"] if with_site else []
+    make = [str(base / "bin" / "python3"), "-m", "venv", "--without-pip", "--symlinks", *more]
+    subprocess.run([*make, str(env)], check=True, timeout=60)
     tool = env / "bin" / "tool"
     tool.write_text(f"#!{env}/bin/python\n")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    job = JobConfig(stage_env=True, runs_dir=str(tmp_path / "runs"), stage_dir=str(disk))
     python = f"{env}/bin/python"
     own = OwnProgram(argv=(python,), file=python, folder=str(tmp_path), env=str(env))
-    archive = sent(tmp_path, Path(environment_of(own.program("x"))))
-    shutil.move(env, tmp_path / "away")
-    given = {staged_env.ARCHIVE: str(archive), "PATH": "/bin"}
-    with staged_env.environment(str(env), given, lambda: False) as (agent, variables):
-        assert agent == sys.executable
-        words = "import sys; print(sys.prefix)"
-        command, there = command_in(own, [*own.argv[:1], "-c", words], given | variables)
+    run = RunDir.create(RunConfig(program=own.program("x"), job=job))
+    remote = FileSystem(type="nfs4", source="server:/", mount="/")
+    monkeypatch.setattr(filesystem, "of", lambda path: remote)
+    monkeypatch.setattr(allocation, "on_all_nodes", lambda nodes, program: [json.dumps(GOOD)])
+    monkeypatch.setattr(allocation, "broadcast", lambda source, to, _: shutil.copy(source, to))
+    monkeypatch.setattr(sys, "prefix", str(small_venv))
+    sent = stage_env.send(run, {})
+    given = {staged_env.ARCHIVE: sent, "PATH": "/bin"}
+    shared.parent.rename(tmp_path / "away")
+    with staged_env.environment(given, lambda: False) as (python, variables):
+        assert prefix_of(python).startswith(str(disk))
+        words = "import os, sys; print(sys.prefix, sys.base_prefix, os.__file__, sep='|')"
+        command, there = command_in(own, [*own.argv[:1], "-c", words], variables)
         told = subprocess.run(command, env=there, capture_output=True, text=True, check=True)
-        prefix = told.stdout.strip()
-        assert prefix == json.loads(variables[staged_env.STAGED])[str(env)]
-        assert (there["VIRTUAL_ENV"], there["PATH"]) == (prefix, f"{prefix}/bin:/bin")
-        assert Path(prefix, "bin", "tool").read_text() == f"#!{prefix}/bin/python\n"
-    assert not Path(prefix).exists()
+        prefix, base_prefix, module = told.stdout.split("|")
+        copies = json.loads(variables[staged_env.STAGED])
+        assert (prefix, base_prefix) == (copies[str(env)], copies[str(base)])
+        assert module.startswith(f"{base_prefix}/lib/")
+        assert (there["VIRTUAL_ENV"], there["PATH"].split(":")[0]) == (prefix, f"{prefix}/bin")
+        assert str(shared) not in Path(prefix, "bin", "tool").read_text()
+        found = subprocess.run([*command[:2], "import of_base"], env=there, capture_output=True)
+        assert (found.returncode == 0) == with_site
+    assert not list(disk.iterdir())
 
 
 def test_program_of_slurmfts_environment_runs_from_its_copy() -> None:
     python = "/shared/venv/bin/python"
     own = OwnProgram(argv=(python, "x.py"), file="/x.py", folder="/")
-    copies = {"/shared/venv": "/disk"}
+    copies = {"/shared/venv": "/disk", "/shared": "/disk/.1"}
     command, there = command_in(own, list(own.argv), {staged_env.STAGED: json.dumps(copies)})
     assert command == ["/disk/bin/python", "x.py"]
     assert "VIRTUAL_ENV" not in there
@@ -160,27 +199,38 @@ def test_program_of_slurmfts_environment_runs_from_its_copy() -> None:
 def test_what_killed_jobs_left_is_removed(tmp_path: Path) -> None:
     mine, long_ago = tmp_path / f"slurmft-env-{os.getuid()}-dead", time.time() - 7200
     mine.mkdir()
-    os.utime(mine, (long_ago, long_ago))
+    (mine / ".slurmft-lock").touch()
     for name in (f"{mine}.tar", f"{mine}-young.tar", str(tmp_path / "slurmft-env-99999-other.tar")):
         Path(name).touch()
         if "young" not in name:
             os.utime(name, (long_ago, long_ago))
-    staged_env.removal(staged_env.leftovers(tmp_path)).wait()
+    dying = tmp_path / f"slurmft-env-{os.getuid()}-dying.old"  # its removal was cut short
+    dying.mkdir()
+    assert stage_env.look(str(tmp_path), 1)["free_bytes"] > 0
+    assert dying.exists()  # there is room: no job waits for a removal
+    stage_env.look(str(tmp_path), 2**60)
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == [f"slurmft-env-{os.getuid()}-dead-young.tar", "slurmft-env-99999-other.tar"]
 
 
-def test_shared_file_system_is_refused(
-    tmp_path: Path, small_venv: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All nodes would write the same archive."""
-    job = JobConfig(stage_env=True, runs_dir=str(tmp_path / "runs"), stage_dir=str(tmp_path))
-    run = RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
-    remote = FileSystem(type="nfs4", source="server:/", mount="/")
-    monkeypatch.setattr(filesystem, "of", lambda path: remote)
-    with pytest.raises(StageError, match="is on the nfs4"):
-        stage_env.send(run, {})
-    assert not (tmp_path / "runs" / ".environments").exists()
+GOOD = {"host": "n1", "free_bytes": 2**40, "is_shared": False, "type": "xfs"}
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        ({"free_bytes": 2**30}, "/scratch on n2 has 1.0 GiB free, 2.1 GiB are needed"),
+        ({"free_bytes": None}, "/scratch on n2 is not a writable folder"),
+        ({"is_shared": True, "type": "gpfs"}, "is a shared file system (gpfs)"),
+        (None, "1 of 2 nodes"),
+    ],
+)
+def test_nodes_that_cannot_take_it(node: dict[str, object] | None, words: str) -> None:
+    answers = [GOOD] if node is None else [GOOD, GOOD | {"host": "n2"} | node]
+    with pytest.raises(StageError) as error:
+        stage_env.check_nodes([json.dumps(a) for a in answers], "/scratch", 2**30, 2)
+    assert words in str(error.value)
+    stage_env.check_nodes([json.dumps(GOOD)] * 2, "/scratch", 2**30, 2)
 
 
 def test_failed_broadcast_leaves_nothing(
@@ -192,7 +242,7 @@ def test_failed_broadcast_leaves_nothing(
 
     def on_all_nodes(nodes: int, program: list[str]) -> list[str]:
         calls.append(program)
-        return []
+        return [json.dumps(GOOD)]
 
     def broadcast(source: Path, target: str, timeout_s: float) -> None:
         raise SlurmftError("sbcast failed (exit 1): No space left on device")
@@ -302,5 +352,5 @@ def test_own_program_on_slurm_runs_from_the_disk_of_its_node(
     assert done.code == 0, done.out + done.err
     prefix, variable = done.run.rank_log(0).read_text().splitlines()[-1].split()[-2:]
     assert prefix == variable
-    assert Path(prefix).parent == disk
+    assert Path(prefix).parents[1] == disk  # beside slurmft's, in the folder of the task
     assert not list(disk.iterdir())

@@ -2,8 +2,9 @@
 
 The batch script packs it again whenever it has changed, and sends it to all nodes by sbcast:
 
-    python -m slurmft.cluster.slurm.stage_env send RUN_DIR   prints the archive's path there
-    python -m slurmft.cluster.slurm.stage_env clean ARCHIVE  removes what killed tasks left
+    python -m slurmft.cluster.slurm.stage_env send RUN_DIR       prints the archives there, as JSON
+    python -m slurmft.cluster.slurm.stage_env look FOLDER BYTES  what a node has there
+    python -m slurmft.cluster.slurm.stage_env clean ARCHIVES     removes what killed tasks left
 
 The tasks of the nodes unpack it: `slurmft.node.staged_env`.
 """
@@ -11,26 +12,31 @@ The tasks of the nodes unpack it: `slurmft.node.staged_env`.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
+import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from slurmft.cluster.slurm import allocation
-from slurmft.core import filesystem, own_program
+from slurmft.core import filesystem
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import SlurmftError, UsageError, run_main
+from slurmft.core.own_program import OwnProgram
 from slurmft.core.text import in_bytes
-from slurmft.node.staged_env import NAME, StageError, unpacked
+from slurmft.node.staged_env import NAME, OLD, StageError, leftovers, removal, unpacked
 from slurmft.runs.rundir import RunDir
 
 _ARCHIVES = ".environments"
 """Where packed environments are kept: in --runs-dir, which all nodes see and which has space."""
+_ROOM = 2.1
+"""Space that a node needs, in sizes of the archive: for a moment, the archive and its content."""
 _SEND_TIMEOUT_S = 900
 
 
@@ -68,33 +74,61 @@ def _is_conda(prefix: str) -> bool:
 
 
 def send(run: RunDir, environment: Mapping[str, str]) -> str:
-    """Packs the environment of the ranks and sends it to all nodes of the job; returns the path of
-    the archive there.
+    """Packs slurmft's environment, that of the program, and the installations that their Pythons
+    are of, and sends them to all nodes of the job; returns JSON, archive there -> its folder here.
 
     Raises:
         StageError: it cannot be packed, or a node has no place for it.
     """
     config = run.load_config()
-    job, prefix = config.job, own_program.environment_of(config.program)
-    folder = node_folder(job, environment)
-    if (place := filesystem.of(folder)).is_shared:
-        raise StageError(f"{folder} is on the {place}: see --stage-dir")
+    job, own = config.job, OwnProgram.of(config.program)
     began = time.monotonic()
-    archive = pack(prefix, Path(job.runs_dir) / _ARCHIVES)
+    archives = Path(job.runs_dir) / _ARCHIVES
+    prefixes = dict.fromkeys([sys.prefix, (own and own.env) or sys.prefix])
+    packed = {prefix: pack(prefix, archives) for prefix in prefixes}
+    bases: dict[str, set[str]] = {}
+    for base, parts in map(interpreter, prefixes):
+        bases.setdefault(base, set()).update(parts)
+    packed |= {base: pack(base, archives, sorted(parts)) for base, parts in bases.items() if parts}
     packed_s = time.monotonic() - began
-    target = f"{folder}/{NAME}-{os.getuid()}-{secrets.token_hex(6)}.tar"
+    folder = node_folder(job, environment)
+    size = sum(archive.stat().st_size for archive in packed.values())
+    look = [sys.executable, "-m", "slurmft.cluster.slurm.stage_env", "look", folder, str(size)]
+    name = f"{folder}/{NAME}-{os.getuid()}-{secrets.token_hex(6)}"
+    targets = {f"{name}.{n}.tar" if n else f"{name}.tar": p for n, p in enumerate(packed)}
+    sent = json.dumps(targets)
     try:
-        allocation.broadcast(archive, target, _SEND_TIMEOUT_S)
+        check_nodes(allocation.on_all_nodes(job.nodes, look), folder, size, job.nodes)
+        for target, prefix in targets.items():
+            allocation.broadcast(packed[prefix], target, _SEND_TIMEOUT_S)
     except SlurmftError as error:
-        clean(target, job.nodes)  # on the nodes that have it
+        clean(sent, job.nodes)  # on the nodes that have it
         raise StageError(error.message) from error
     sent_s = time.monotonic() - began - packed_s
     print(
-        f"slurmft: {prefix} packed or found packed in {packed_s:.1f} s "
-        f"({in_bytes(archive.stat().st_size)}), sent to {folder} in {sent_s:.1f} s",
+        f"slurmft: {', '.join(packed)} packed or found packed in {packed_s:.1f} s "
+        f"({in_bytes(size)}), sent to {folder} in {sent_s:.1f} s",
         file=sys.stderr,
     )
-    return target
+    return sent
+
+
+def interpreter(prefix: str) -> tuple[str, list[str]]:
+    """The installation that an environment's Python is of, and what of it is staged: interpreter
+    and standard library. Nothing, where the environment has them, or every node."""
+    tell = "import sys; print(sys.base_prefix, '%d.%d' % sys.version_info[:2], sep='\\n')"
+    python = [f"{prefix}/bin/python", "-I", "-S", "-c", tell]
+    told = subprocess.run(python, capture_output=True, text=True).stdout.split("\n")
+    base, version = [*told, ""][:2]
+    if base in ("", "/usr", "/usr/local", prefix) or not filesystem.of(base).is_shared:
+        return base, []
+    settings = Path(prefix, "pyvenv.cfg").read_text(encoding="utf-8").lower()
+    with_packages = "include-system-site-packages = true" in settings
+    found = [*Path(base).glob("bin/python*"), *Path(base).glob("ssl")]
+    for folder in (path for path in Path(base).glob("lib*") if not path.is_symlink()):
+        found += [*folder.glob("*.so*"), *folder.glob(f"python{version}/*")]
+    wanted = (path for path in found if with_packages or path.name != "site-packages")
+    return base, [str(path.relative_to(base)) for path in wanted]
 
 
 def node_folder(job: JobConfig, environment: Mapping[str, str]) -> str:
@@ -103,16 +137,53 @@ def node_folder(job: JobConfig, environment: Mapping[str, str]) -> str:
     return (job.stage_dir or next(filter(None, named), "/tmp")).rstrip("/") or "/"
 
 
-def pack(prefix: str, archives: Path) -> Path:
-    """The archive of an environment in its current state; packed, if there is none yet.
+def check_nodes(answers: list[str], folder: str, size: int, nodes: int) -> None:
+    """Raises StageError where a node, by its answer to `look`, cannot take an archive of `size`
+    bytes and its content."""
+    found = [json.loads(line) for line in answers if line.startswith("{")]
+    if len(found) < nodes:
+        raise StageError(f"only {len(found)} of {nodes} nodes could look at {folder}")
+    for node in found:
+        where = f"{folder} on {node['host']}"
+        if node["free_bytes"] is None:
+            raise StageError(f"{where} is not a writable folder")
+        if node["is_shared"]:
+            raise StageError(f"{where} is a shared file system ({node['type']}): see --stage-dir")
+        if node["free_bytes"] < _ROOM * size:
+            room, needed = in_bytes(node["free_bytes"]), in_bytes(_ROOM * size)
+            raise StageError(f"{where} has {room} free, {needed} are needed")
+
+
+def look(folder: str, size: int) -> dict[str, Any]:
+    """Free space and kind of a folder on this node, for an archive of `size` bytes.
+
+    If the space is too small, leftovers of ended jobs are removed first.
+    """
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+        return {"host": os.uname().nodename, "free_bytes": None}
+    if shutil.disk_usage(folder).free < _ROOM * size and (left := leftovers(Path(folder))):
+        removal(left).wait()
+    here = filesystem.of(folder)
+    return {
+        "host": os.uname().nodename,
+        "free_bytes": shutil.disk_usage(folder).free,
+        "is_shared": here.is_shared,
+        "type": here.type,
+    }
+
+
+def pack(prefix: str, archives: Path, parts: Sequence[str] = ()) -> Path:
+    """The archive of an environment in its current state, or of some parts of a folder; packed, if
+    there is none yet.
 
     Raises:
         StageError: it cannot be packed.
     """
-    if not _is_conda(prefix) and not Path(prefix, "pyvenv.cfg").is_file():
-        raise StageError(f"{prefix} is not an environment, but a whole Python installation")
     place = f"{_digest([prefix])[:8]}-"
-    archive = archives / f"{place}{_digest(content(prefix))[:24]}.tar"
+    if not parts and not _is_conda(prefix) and not Path(prefix, "pyvenv.cfg").is_file():
+        raise StageError(f"{prefix} is not an environment, but a whole Python installation")
+    now = [line for part in parts or [""] for line in content(os.path.join(prefix, part))]
+    archive = archives / f"{place}{_digest([*parts, *now])[:24]}.tar"
     if archive.exists():
         with contextlib.suppress(OSError):
             os.utime(archive)
@@ -120,7 +191,7 @@ def pack(prefix: str, archives: Path) -> Path:
     aside = archives / f".{archive.name}.{secrets.token_hex(4)}"
     try:
         archives.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(_pack_command(prefix, aside), capture_output=True, text=True)
+        done = subprocess.run(_pack_command(prefix, aside, parts), capture_output=True, text=True)
         # 1: a file changed meanwhile. In an environment in use, only compiled modules change.
         if done.returncode > (0 if _is_conda(prefix) else 1):
             raise StageError(f"{prefix} cannot be packed: {done.stderr.strip()[-300:]}")
@@ -135,21 +206,22 @@ def pack(prefix: str, archives: Path) -> Path:
     return archive
 
 
-def _pack_command(prefix: str, target: Path) -> list[str]:
-    if not _is_conda(prefix):
-        return ["tar", "-C", prefix, "-cf", str(target), "."]
+def _pack_command(prefix: str, target: Path, parts: Sequence[str]) -> list[str]:
+    if parts or not _is_conda(prefix):
+        return ["tar", "-C", prefix, "-cf", str(target), *(parts or ["."])]
     command = [sys.executable, "-m", "conda_pack.cli", "--prefix", prefix, "--output", str(target)]
     command += ["--format", "tar", "--quiet", "--force"]
     return [*command, "--ignore-editable-packages", "--ignore-missing-files"]
 
 
 def content(prefix: str) -> list[str]:
-    """The files of an environment with their sizes and times, by which its states are told apart.
+    """The files of an environment, or one file, with sizes and times: its states differ in them.
 
     Without compiled modules, which come and go.
     """
     found = []
-    for folder, folders, files in os.walk(prefix):
+    walk = os.walk(prefix) if os.path.isdir(prefix) else [("", [], [prefix])]
+    for folder, folders, files in walk:
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(files):
             path = os.path.join(folder, name)
@@ -159,18 +231,24 @@ def content(prefix: str) -> list[str]:
 
 
 def _digest(lines: list[str]) -> str:
+    import hashlib  # not for every command
+
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
 
 
-def clean(archive: str, nodes: int) -> None:
-    """Removes archive and environment from all nodes of the job."""
+def clean(sent: str, nodes: int) -> None:
+    """Removes archives and environments from all nodes of the job."""
+    archives = list(json.loads(sent))
     with contextlib.suppress(SlurmftError):  # the next job on the node will
-        allocation.on_all_nodes(nodes, ["rm", "-rf", archive, unpacked(archive)])
+        folder = unpacked(archives[0])
+        allocation.on_all_nodes(nodes, ["rm", "-rf", *archives, folder, folder + OLD])
 
 
 def main(argv: list[str]) -> int:
-    what, argument = argv
-    if what == "clean":
+    what, argument = argv[:2]
+    if what == "look":
+        print(json.dumps(look(argument, int(argv[2]))))
+    elif what == "clean":
         clean(argument, allocation.allocated_nodes() or 1)
     else:
         try:
