@@ -59,7 +59,7 @@ def parser() -> Parser:
     add("--output", type=Path, metavar="FOLDER", help="write all files to this folder")
     printed = "what to print (default: text; with --output only the names of the files)"
     add("--format", default=None, metavar="|".join(FORMATS), help=printed)
-    beside = "published tables to compare with; repeatable"
+    beside = "published tables to compare with; repeatable (default: what the study names)"
     add("--published", type=Path, action="append", default=[], metavar="FILE", help=beside)
     add("--title", default="", metavar="TEXT", help="of the page, and of runs of no study")
     return made

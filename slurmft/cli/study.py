@@ -120,7 +120,7 @@ def run_main(argv: list[str]) -> int:
         if due > ASK_ABOVE and not arguments.yes and not confirmed(f"submit {due:,} runs?"):
             print("nothing was submitted")
             return Exit.OK
-        study_folder.keep_copy(study, folder)
+        study_folder.keep_copies(study, folder)
         return _submit(todo)
 
 

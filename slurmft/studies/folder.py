@@ -1,7 +1,7 @@
 """The folder of a study, STUDIES_DIR/NAME: its lock, its files, and what is removed from it.
 
-It holds run directories in `runs/`, a copy of the study file, and the scripts
-and logs of job arrays in `arrays/`.
+It holds run directories in `runs/`, copies of the study file and of the published figures, and the
+scripts and logs of job arrays in `arrays/`.
 """
 
 from __future__ import annotations
@@ -105,11 +105,13 @@ def check_name(study: Study, folder: Path) -> None:
         )
 
 
-def keep_copy(study: Study, folder: Path) -> None:
-    """Copies the study file to the study's folder."""
+def keep_copies(study: Study, folder: Path) -> None:
+    """Copies the study file, and the published tables that it names, to the study's folder."""
     copy = folder / spec.FILE
     if study.path != copy:
         write_text(copy, redact(study.text))
+    if study.published and study.published != folder / spec.PUBLISHED:
+        write_text(folder / spec.PUBLISHED, study.published.read_text(encoding="utf-8"))
 
 
 def discard_cut_off(folder: Path) -> None:

@@ -66,8 +66,8 @@ def with_unit(name: str) -> str:
     return name.replace("_per_s_", "/s_").replace("_", " ").replace("gpu", "GPU")
 
 
-def load(path: Path) -> list[PublishedTable]:
-    """The published tables of a file.
+def load(path: Path, name: str = "") -> list[PublishedTable]:
+    """The published tables of a file; `name`: of the original, if it is a copy.
 
     Raises:
         UsageError: it cannot be read, or holds no published table.
@@ -79,7 +79,7 @@ def load(path: Path) -> list[PublishedTable]:
         raise UsageError(
             f"cannot read published tables from {str(path)!r}: {reason}", _HINT
         ) from None
-    tables = _tables(path.stem, raw) if isinstance(raw, dict) else []
+    tables = _tables(name or path.stem, raw) if isinstance(raw, dict) else []
     if not tables:
         raise UsageError(f"{str(path)!r} holds no published table", _HINT)
     return tables

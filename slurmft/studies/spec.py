@@ -6,6 +6,7 @@
     repeats = 3                           # runs of every cell, each with another seed (default 3)
     at_most = 1                           # jobs at a time (default 1: jobs disturb each other)
     retries = 2                           # new tries of a run that failed (default 2)
+    published = "../published/x.json"     # figures to compare with; relative to this file
     [fixed]                               # any flag of `slurmft submit`
     recipe = "mn4-emotion"
     [grid]                                # all combinations of these values ...
@@ -46,18 +47,18 @@ from slurmft.core.config import WORDS, is_repeatable
 from slurmft.core.errors import UsageError, unknown
 from slurmft.core.filesystem import absolute
 from slurmft.core.site import in_file, typed_values
-from slurmft.studies import programs
+from slurmft.studies import programs, published
 from slurmft.train.configure import OPTIONS
 
-FILE = "study.toml"
-"""The copy of its file in a study's folder."""
+FILE, PUBLISHED = "study.toml", "published.json"
+"""Names in a study's folder: copies of its file, and of the published figures."""
 
 SCALINGS = ("strong", "weak", "none")
 GLOBAL_BATCH_SIZE = "global_batch_size"
 
 _TYPES: dict[str, type] = {
     "name": str, "title": str, "scaling": str, "repeats": int, "at_most": int, "retries": int,
-    "program": dict, "fixed": dict, "grid": dict, "cells": list,
+    "published": str, "program": dict, "fixed": dict, "grid": dict, "cells": list,
 }  # fmt: skip
 _WORDS = WORDS | {dict: "a table", list: "a list of tables"}
 _NEVER_HERE = {"runs_dir": "the study has its own: --studies-dir"}
@@ -89,6 +90,10 @@ class Study:
     repeats: int
     at_most: int
     retries: int
+    published: Path | None
+    """The file of published figures; in a study's folder, the copy that is there."""
+    published_as: str
+    """The same, as the study file names it; empty: none."""
     fixed: dict[str, Any]
     """Settings of all cells, which may include `global_batch_size`."""
     program: dict[str, Any]
@@ -101,8 +106,12 @@ class Study:
         return list(self.cells[0])
 
 
-def read_study(given: str | Path) -> Study:
+def read_study(given: str | Path, with_published: bool = True) -> Study:
     """The study of a file, or of a study's folder.
+
+    Args:
+        given: the file or folder.
+        with_published: check that the file of published figures can be read.
 
     Raises:
         UsageError: there is no such file, or it is not a study.
@@ -119,7 +128,13 @@ def read_study(given: str | Path) -> Study:
         raise UsageError(
             f"cannot read the study file {str(given)!r}: {error}", "check that it is a text file"
         ) from None
-    return parse_study(text, path)
+    study = parse_study(text, path)
+    if with_published and study.published:
+        try:
+            published.load(study.published)
+        except UsageError as error:
+            raise in_file(path, error) from None
+    return study
 
 
 def parse_study(text: str, path: Path) -> Study:
@@ -145,6 +160,8 @@ def parse_study(text: str, path: Path) -> Study:
         repeats=raw.get("repeats", 3),
         at_most=raw.get("at_most", 1),
         retries=raw.get("retries", 2),
+        published=_published(path, raw.get("published")),
+        published_as=raw.get("published", ""),
         fixed=fixed,
         program=program,
         cells=_cells(path, raw, fixed | program),
@@ -181,6 +198,14 @@ def _check_top(path: Path, raw: dict[str, Any]) -> None:
             raise UsageError(f"{path}: {key} = {raw[key]} must be at least {least}")
     if "\n" in raw.get("title", ""):
         raise UsageError(f"{path}: the title {raw['title']!r} is more than a line", "shorten it")
+
+
+def _published(path: Path, given: str | None) -> Path | None:
+    """The file of published figures: of a study's folder, the copy that is there."""
+    if given is None:
+        return None
+    copy = path.with_name(PUBLISHED)
+    return copy if path.name == FILE and copy.exists() else path.parent / given
 
 
 def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:

@@ -286,10 +286,12 @@ def test_published_beside_ours(tmp_path: Path) -> None:
     assert "not as published: epochs 2 (5); precision fp32 (fp16)" in text
 
 
-def test_a_study_beside_one_of_several_tables(tmp_path: Path) -> None:
+def test_a_study_names_what_to_compare_with(tmp_path: Path) -> None:
+    toml = 'published = "../x.json"\nrepeats = 1\n'
     cells = [{"nodes": n, "eval_batch_size": 128} for n in (1, 2)]
-    write_study(tmp_path / "s", "repeats = 1\n", cells)
-    text = report(tmp_path / "s", "--published", PUBLISHED / "mn4_benchmark.json")
+    write_study(tmp_path / "s", toml, cells)
+    (tmp_path / "s" / "published.json").write_text((PUBLISHED / "mn4_benchmark.json").read_text())
+    text = report(tmp_path / "s")
     rows = [line.split() for line in re.findall(r"^ +128 .*$", text, re.MULTILINE)[:3]]
     assert rows == [
         ["128", "1", "2616", "1000"], ["128", "2", "2517", "500"], ["128", "4", "2347", "n/a"],

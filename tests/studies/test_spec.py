@@ -30,7 +30,7 @@ def test_cells_are_the_product_in_the_order_of_the_file() -> None:
         "nodes=2 precision=bf16",
     ]
     assert (study.repeats, study.at_most, study.retries) == (3, 1, 2)
-    assert (study.title, study.scaling) == ("s", "none")
+    assert (study.title, study.scaling, study.published) == ("s", "none", None)
 
 
 @pytest.mark.parametrize("cells_first", [False, True])
@@ -195,11 +195,28 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         spec.read_study(tmp_path / "latin.toml")
 
 
+def test_published_figures_that_cannot_be_read(tmp_path: Path) -> None:
+    """They end a study before it begins; what is read of it later does without."""
+    file = tmp_path / "s.toml"
+    file.write_text(HEAD + "published = '../none.json'\n[grid]\nnodes = [1]")
+    with pytest.raises(UsageError, match=r"s\.toml: cannot read published tables from"):
+        spec.read_study(file)
+    study = spec.read_study(file, with_published=False)
+    assert (study.published, study.published_as) == (tmp_path / "../none.json", "../none.json")
+
+
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
 def test_shipped_studies(file: Path, tmp_path: Path) -> None:
     study = spec.read_study(file)
     assert study.name == file.stem
+    assert study.published is not None
     found = configurations(study, tmp_path / study.name)
     assert len(found) == len(study.cells) * study.repeats
     if study.name.startswith("lab-"):
         assert all(c.job.cpus_per_task == c.job.nproc_per_node == 1 for c in found.values())
+
+
+def test_every_published_table_has_a_study() -> None:
+    named = {spec.read_study(file).published for file in SHIPPED}
+    tables = (SHIPPED[0].parent.parent / "published").glob("*.json")
+    assert {path.resolve() for path in named if path} == {path.resolve() for path in tables}

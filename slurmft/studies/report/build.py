@@ -43,12 +43,29 @@ def collect_sections(
     if folders and not found:
         raise UsageError(f"no run can be read: {problems[0]}", "give other run directories")
     given = [published.load(absolute(path)) for path in dict.fromkeys((*beside, *files))]
-    beside_ours = [table for tables in given for table in tables]
+    sections: list[Section] = []
+    named_by_studies: list[list[published.PublishedTable]] = []
     names = ", ".join(folder.resolve().name or str(folder) for folder in folders)
-    runsets = report_runset.group_by_study(found, title or f"Runs in {names}")
-    sections = [of_runs(runset, beside_ours) for runset in runsets]
+    for runset in report_runset.group_by_study(found, title or f"Runs in {names}"):
+        given_here = [table for tables in given or [_study_tables(runset)] for table in tables]
+        sections.append(of_runs(runset, given_here))
+        if not given and given_here and given_here not in named_by_studies:
+            named_by_studies.append(given_here)
+            sections.append(of_published(given_here))
     sections += [of_published(tables) for tables in given]
     return _with_own_keys(sections), problems
+
+
+def _study_tables(runset: report_runset.RunSet) -> list[published.PublishedTable]:
+    """The published tables that its study names; an unreadable file is a problem of the study."""
+    study = runset.study
+    if study is None or study.published is None:
+        return []
+    try:
+        return published.load(study.published, Path(study.published_as).stem)
+    except UsageError as error:
+        runset.problems.append(error.message)
+        return []
 
 
 def _with_own_keys(sections: Sequence[Section]) -> list[Section]:

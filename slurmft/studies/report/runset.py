@@ -106,7 +106,7 @@ def _of_study(name: str, folder: Path | None, runs: list[MeasuredRun]) -> RunSet
 def _read_study(name: str, folder: Path, problems: list[str]) -> Study | None:
     """The study file in a folder; None, with a problem noted, if it cannot be used."""
     try:
-        study = spec.read_study(folder)
+        study = spec.read_study(folder, with_published=False)
     except UsageError as error:
         problems.append(f"missing runs are unknown: {error.message}")
         return None
