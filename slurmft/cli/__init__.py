@@ -5,6 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from os import PathLike
+from typing import TYPE_CHECKING
+
+from slurmft.core.errors import Exit
+
+if TYPE_CHECKING:
+    from slurmft.runs.rundir import RunDir
 
 COMMANDS = {
     "submit": "submit a training job",
@@ -51,3 +57,26 @@ def next_commands(
     path = shlex.quote(str(run_dir))
     lines = [f"  python -m slurmft {name} {path}   # {COMMANDS[name]}" for name in which]
     return "\n".join(["Next:", *lines])
+
+
+_WHERE = {
+    "slurm": "to Slurm: {} node(s)",
+    "local": "on this machine, without Slurm: {} simulated node(s)",
+    "mpirun": "to mpirun: {} node(s)",
+}
+
+
+def tell(run: RunDir, follow: bool) -> int:
+    """Says where a job and its run are, and follows it if asked to; returns the exit code."""
+    from slurmft.cluster import launcher
+
+    cluster, job_id = launcher.job_of(run)
+    nodes = run.load_config().job.nodes
+    print(f"job {job_id} submitted {_WHERE[cluster].format(nodes)}")
+    print(f"run directory: {run.path}", flush=True)
+    if not follow:
+        print(next_commands(run.path))
+        return Exit.OK
+    from slurmft.cli.follow import Follower
+
+    return Follower(run).follow()

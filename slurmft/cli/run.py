@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from slurmft.cli import tell
 from slurmft.cli.parser import Parser, add_follow, add_options, given
-from slurmft.core.config import JobConfig
+from slurmft.core.config import JobConfig, options
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.own_program import FLAGS, OwnProgram
+from slurmft.core.site import site_file
 
 EXAMPLES = """\
 PROGRAM is a Python file, -m MODULE, or any executable. All that follows it is the program's.
@@ -51,13 +53,16 @@ def main(argv: list[str]) -> int:
         problem = "no program after --" if at < len(argv) else "no -- before the program"
         raise UsageError(problem, _EXAMPLE)
     # Not above: --help need not wait for what submits.
-    from slurmft.cli.submit import tell
     from slurmft.cluster import own_program
     from slurmft.cluster.submit import check, dry_run, provenance, submit_with
-    from slurmft.train.configure import OPTIONS
 
-    known = OPTIONS | FLAGS
-    config = own_program.configure(words, given(arguments, known), known, not arguments.dry_run)
+    known = options(JobConfig) | FLAGS
+    flags = given(arguments, known)
+    if site_file().is_file():  # which may have options of trainings, too
+        from slurmft.train.configure import OPTIONS
+
+        known |= OPTIONS
+    config = own_program.configure(words, flags, known, not arguments.dry_run)
     cluster = check(config.job)
     if arguments.dry_run:
         print(dry_run(config, cluster))

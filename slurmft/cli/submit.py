@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from slurmft.cli import next_commands
+from slurmft.cli import tell
 from slurmft.cli.parser import Parser, add_follow, add_options, given
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit
 from slurmft.train.config import TrainConfig
-
-if TYPE_CHECKING:
-    from slurmft.runs.rundir import RunDir
-
-WHERE = {
-    "slurm": "to Slurm: {} node(s)",
-    "local": "on this machine, without Slurm: {} simulated node(s)",
-    "mpirun": "to mpirun: {} node(s)",
-}
 
 EXAMPLES = """\
 examples:
@@ -68,19 +57,3 @@ def main(argv: list[str]) -> int:
         print(dry_run(config, cluster))
         return Exit.OK
     return tell(submit_with(config, cluster, provenance("submit", argv)), arguments.follow)
-
-
-def tell(run: RunDir, follow: bool) -> int:
-    """Says where a job and its run are, and follows it if asked to; returns the exit code."""
-    from slurmft.cluster import launcher
-
-    cluster, job_id = launcher.job_of(run)
-    nodes = run.load_config().job.nodes
-    print(f"job {job_id} submitted {WHERE[cluster].format(nodes)}")
-    print(f"run directory: {run.path}", flush=True)
-    if not follow:
-        print(next_commands(run.path))
-        return Exit.OK
-    from slurmft.cli.follow import Follower
-
-    return Follower(run).follow()

@@ -7,13 +7,13 @@ a node, `python -m slurmft.cluster.container RUN_DIR COMMAND...` runs the runtim
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,13 @@ from slurmft.runs.rundir import RunDir
 _CODE = "/opt/slurmft"
 _CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE")
 
-with open(Path(__file__).with_name("containers.toml"), "rb") as _file:
-    RUNTIMES: dict[str, dict[str, Any]] = tomllib.load(_file)
+
+@functools.cache
+def runtimes() -> dict[str, dict[str, Any]]:
+    """Name -> what is told to a runtime; see containers.toml."""
+    import tomllib  # 5 ms: only jobs in containers pay for it
+
+    return tomllib.loads(Path(__file__).with_name("containers.toml").read_text(encoding="utf-8"))
 
 
 def runtime_of(job: JobConfig) -> str:
@@ -41,7 +46,7 @@ def runtime_of(job: JobConfig) -> str:
     """
     if job.container_runtime != "auto":
         return job.container_runtime
-    for name, runtime in RUNTIMES.items():
+    for name, runtime in runtimes().items():
         if any(map(shutil.which, runtime["programs"])):
             return name
         with contextlib.suppress(SlurmftError):
@@ -63,7 +68,7 @@ def check(job: JobConfig, cluster: str) -> None:
             f"--container {job.container!r} works under Slurm, not with --cluster {cluster}",
             "leave it out, or run this same command by: apptainer exec IMAGE ...",
         )
-    runtime, kind = RUNTIMES[runtime_of(job)], image_kind(job.container)
+    runtime, kind = runtimes()[runtime_of(job)], image_kind(job.container)
     hint = f"make it once, on a file system of all nodes: {runtime['make']}"
     if kind != "registry" and not Path(job.container).exists():
         raise UsageError(f"--container {job.container!r}: no such image", hint)
@@ -79,7 +84,7 @@ def node_task(config: RunConfig, run: RunDir) -> list[str]:
     if config.job.container is None:
         return [sys.executable, *task]
     task = ["env", f"PYTHONPATH={_CODE}", f"HOME={Path.home()}", "python3", *task]
-    programs = RUNTIMES[runtime_of(config.job)]["programs"]
+    programs = runtimes()[runtime_of(config.job)]["programs"]
     if not programs:
         return task
     program = next(filter(shutil.which, programs), programs[0])
@@ -89,7 +94,7 @@ def node_task(config: RunConfig, run: RunDir) -> list[str]:
 
 def srun_options(config: RunConfig, run: RunDir) -> list[str]:
     """The options of the srun that starts `node_task`, where it runs the container itself."""
-    if config.job.container is None or RUNTIMES[runtime_of(config.job)]["programs"]:
+    if config.job.container is None or runtimes()[runtime_of(config.job)]["programs"]:
         return []
     return _options(config, run)
 
@@ -97,7 +102,7 @@ def srun_options(config: RunConfig, run: RunDir) -> list[str]:
 def _options(config: RunConfig, run: RunDir) -> list[str]:
     """What a runtime is told, up to the program."""
     job, image = config.job, config.job.container or ""
-    runtime, shown = RUNTIMES[runtime_of(job)], mounts(config, run)
+    runtime, shown = runtimes()[runtime_of(job)], mounts(config, run)
     words = runtime["options"] + (runtime["gpus"] if asks_for_gpus(job) else [])
     words += runtime["user"] if os.getuid() else []
     values = {"here": os.getcwd(), "image": image, "mounts": ",".join(map(":".join, shown))}
@@ -126,11 +131,11 @@ def mounts(config: RunConfig, run: RunDir) -> list[tuple[str, ...]]:
     here = [os.getcwd(), str(Path.home())] if name != "apptainer" else []
     named = [p if os.path.isdir(p) else os.path.dirname(p) for p in (*config.program.paths, *here)]
     outer = {p for p in (*named, str(run.path.parent), *caches()) if os.path.isabs(p) and p != "/"}
-    every = outer | set(RUNTIMES[name]["shows"])
+    every = outer | set(runtimes()[name]["shows"])
     shown = [p for p in outer if not any(Path(p).is_relative_to(o) for o in every - {p})]
     code = str(Path(slurmft.__file__).parent)
     for path in (code, *shown, *([] if image_kind(image) == "registry" else [image])):
-        if wrong := set(RUNTIMES[name]["separators"]) & set(path):
+        if wrong := set(runtimes()[name]["separators"]) & set(path):
             what = f"{name} takes no path with {min(wrong)!r}: {path!r}"
             raise UsageError(what, "rename it, or choose another --container-runtime")
     return [(code, f"{_CODE}/slurmft", "ro"), *((path, path) for path in sorted(shown))]

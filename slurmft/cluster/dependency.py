@@ -6,12 +6,10 @@ import dataclasses
 import shlex
 from typing import Any
 
-from slurmft.cluster.status import run_statuses
 from slurmft.core.config import RunConfig, flag
 from slurmft.core.errors import UsageError
 from slurmft.runs import resolve
 from slurmft.runs.rundir import RunDir
-from slurmft.runs.scan import MeasuredRun
 
 KINDS = {"after": "afterok", "after_any": "afterany"}
 """Option -> Slurm's name of the dependency."""
@@ -40,6 +38,9 @@ def settled(config: RunConfig, cluster: str, runs_dir: str | None) -> RunConfig:
 
 def _awaited(run: RunDir, how: str, cluster: str) -> str:
     """The job whose end must be waited for; "": none, it has ended."""
+    from slurmft.cluster.status import run_statuses  # 10 ms, for few jobs
+    from slurmft.runs.scan import MeasuredRun
+
     status = run_statuses([MeasuredRun.read(run.path)])[0]
     words, name = f"{how} {run.path.name}: that run", shlex.quote(str(run.path))
     if status.state == "finished" or (not status.is_alive and how == "--after-any"):

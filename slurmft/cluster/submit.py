@@ -28,7 +28,6 @@ from slurmft.core.files import write_bytes, write_text
 from slurmft.core.own_program import OwnProgram
 from slurmft.core.site import site_file
 from slurmft.core.text import in_bytes
-from slurmft.node import task
 from slurmft.node.rendezvous import Rendezvous
 from slurmft.runs import trackers
 from slurmft.runs.rundir import RunDir
@@ -115,6 +114,8 @@ def input_lines(config: RunConfig) -> list[str]:
 
 def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
     """The torchrun command of the first node, with its title."""
+    from slurmft.node import task  # 15 ms: a dry run alone needs it
+
     nproc = str(config.job.nproc_per_node or "$NPROC")
     command = shlex.join(task.node_command(config, run.path, placeholder(config, cluster), nproc))
     lines = [

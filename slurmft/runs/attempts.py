@@ -217,7 +217,11 @@ def _recorded_starts(run: RunDir) -> int:
 
 def saved(run: RunDir) -> str:
     """What a stopped run can resume from, in words."""
-    return f"the newest checkpoint is {run.newest_checkpoint() or 'none: it will start again'}"
+    if found := run.newest_checkpoint():
+        return f"the newest checkpoint is {found}"
+    own = OwnProgram.of(run.load_config().program)
+    where = f" in --checkpoint-dir {own.checkpoint_dir!r}" if own and own.checkpoint_dir else ""
+    return f"the newest checkpoint is none{where}: it will start again"
 
 
 def _no_progress(stalled: int, reason: str, code: int = Exit.FAILED) -> Outcome:

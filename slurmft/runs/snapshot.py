@@ -18,7 +18,6 @@ import stat
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -223,6 +222,8 @@ def take(found: Source, run: RunDir) -> dict[str, Any]:
     Raises:
         SlurmftError: there is no room, or a file cannot be read. The run has no copy then.
     """
+    from concurrent.futures import ThreadPoolExecutor  # it brings logging: not for every command
+
     root = os.fsencode(found.root).decode("utf-8", "backslashreplace")
     facts: dict[str, Any] = {"mode": found.mode, "root": root, "files": len(found.files)}
     if found.mode == "git":

@@ -203,7 +203,7 @@ def test_gpus_by_any_option_of_sbatch(
 
 def test_the_runtime_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of the documentation; Singularity where Apptainer is not."""
-    assert ("auto", *container.RUNTIMES) == core_config.RUNTIMES
+    assert ("auto", *container.runtimes()) == core_config.RUNTIMES
     monkeypatch.setenv("PATH", str(tmp_path))
     job = JobConfig(container="docker://torch")
     with pytest.raises(UsageError, match="no apptainer, singularity, ch-run or podman") as none:
