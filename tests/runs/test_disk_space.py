@@ -1,4 +1,4 @@
-"""What a full disk means to a run: what is missing, and how to make room."""
+"""What a full disk means to a run: what is missing, and what could go."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tests.support.small_disk import fill
 
 
 @pytest.fixture
-def run(small_disk: Path) -> RunDir:
+def run(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(small_disk / "hf"))
     program = Program(kind="script", name="plain", module="plain")
     return RunDir.create(RunConfig(program=program, job=JobConfig(runs_dir=str(small_disk))))
 
@@ -46,8 +47,11 @@ def test_full_disk_is_known_by_its_error(small_disk: Path) -> None:
     assert not disk_space.is_full(OSError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
-def test_what_is_missing_and_how_to_make_room(run: RunDir) -> None:
+def test_what_is_missing_and_what_could_go(run: RunDir) -> None:
+    """Of other runs of the user: the largest first; nothing small, and nothing of the run's own."""
     top = run.path.parent
+    write(run.checkpoints / "step-00000001" / "model", 128)
+    small = write(top / "small" / "tokens" / "tokens.npy", 16)
     free = os.statvfs(top).f_bavail * os.statvfs(top).f_frsize
     error = disk_space.no_room(run, "the model", 3 * 2**20)
     assert error.message == (
@@ -55,5 +59,32 @@ def test_what_is_missing_and_how_to_make_room(run: RunDir) -> None:
         "free, your quota perhaps less"
     )
     assert error.hint == (
-        f"make room; what nobody needs any more, and its sizes: slurmft clean --runs-dir {top}"
+        "make room: no other run of yours has much there; slurmft clean "
+        f"--runs-dir {top} shows what nobody needs"
     )
+    small.unlink()
+
+
+def test_largest_of_a_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "hf"))
+    program = Program(kind="script", name="plain", module="plain")
+    runs = tmp_path / "runs"
+    run = RunDir.create(RunConfig(program=program, job=JobConfig(runs_dir=str(runs))))
+    for name, folder, kib in (
+        ("a", "checkpoints/step-00000001", 3072), ("b", "tokens", 1024), ("b", "checkpoints", 1023),
+        ("c", "checkpoints", 2048), ("theirs", "checkpoints", 9000), ("c", "tokens", 1025),
+    ):  # fmt: skip
+        write(runs / name / folder / "file", kib)
+    write(run.checkpoints / "step-00000001" / "model", 8000)
+    if os.geteuid() == 0:
+        os.chown(runs / "theirs" / "checkpoints", 12345, 12345)
+    else:
+        shutil.rmtree(runs / "theirs")
+    assert disk_space.largest(run) == [
+        (3072 * 1024, runs / "a" / "checkpoints"),
+        (2048 * 1024, runs / "c" / "checkpoints"),
+        (1025 * 1024, runs / "c" / "tokens"),
+    ]
+    assert disk_space.largest(run, 9)[-1] == (2**20, runs / "b" / "tokens")
+    cache = write(tmp_path / "hf" / f"slurmft-tokens-{os.geteuid()}" / "key" / "tokens.npy", 5000)
+    assert disk_space.largest(run, 1) == [(5000 * 1024, cache.parent.parent)]
