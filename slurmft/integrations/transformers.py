@@ -44,9 +44,17 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         else:
             self._record(state)
         if not float(state.epoch).is_integer():  # else the epoch's evaluation comes first
-            self._stops = self._job.should_stop()
-            is_due = args.save_strategy == "no" and self._job.checkpoint_due()
-            control.should_save |= self._stops or is_due
+            self._ask(args, control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if float(state.epoch).is_integer():
+            self._ask(args, control)
+
+    def _ask(self, args: Any, control: Any) -> None:
+        """Asks the job whether to save now."""
+        self._stops = self._job.should_stop()
+        is_due = args.save_strategy == "no" and self._job.checkpoint_due()
+        control.should_save |= self._stops or is_due
         if control.should_save:
             self._job.alive("save")
 
