@@ -48,7 +48,6 @@ def configure(
         given["accelerate_config"] = file = str(absolute(file))
     argv, executed, name = command(words, env, job.container is not None)
     own = build(OwnProgram, {"argv": argv, "file": executed, "folder": os.getcwd()} | given)
-    source(own, job)  # raises its errors here
     if own.per == "auto":
         alone = "process" if job.cluster == "mpirun" else "node"
         own = dataclasses.replace(own, per="torchrun" if own.is_python else alone)
@@ -93,28 +92,36 @@ def in_image(words: list[str], flags: dict[str, Any]) -> Program:
     return own.program(_name(words[0] if words[0] != "-m" else words[-1]))
 
 
-def source(own: OwnProgram, job: JobConfig) -> snapshot.Source:
-    """The code that is frozen."""
-    runs_dir, limit_mb = Path(job.runs_dir), own.snapshot_limit_mb
+def source(config: RunConfig) -> snapshot.Source | None:
+    """The code that is frozen; None: the job runs no program of the user's own.
+
+    Raises:
+        UsageError: it cannot be, or is too large.
+    """
+    own = OwnProgram.of(config.program)
+    if own is None:
+        return None
+    runs_dir, limit_mb = Path(config.job.runs_dir), own.snapshot_limit_mb
     return snapshot.source(Path(own.file), own.snapshot, runs_dir=runs_dir, limit_mb=limit_mb)
 
 
-def freeze(config: RunConfig, run: RunDir) -> RunConfig:
-    """Copies the code of a program into its run; returns the configuration that uses the copy.
+def freeze(config: RunConfig, run: RunDir, found: snapshot.Source | None) -> None:
+    """Copies the code of a program into its run, whose configuration then names the copy.
 
     Raises:
         SlurmftError: it cannot be copied.
     """
     own = OwnProgram.of(config.program)
-    if own is None or (found := source(own, config.job)).mode == "none":
-        return config
+    if own is None or found is None or found.mode == "none":
+        return
     facts = snapshot.take(found, run)
-    file = str(snapshot.copy_of(Path(own.file), found.root, run))
-    argv = [file if word == own.file else word for word in own.argv]
+    argv = list(own.argv)
     paths = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path[1:]]
     if own.file == own.folder:  # a module: -P keeps the folder itself off its path
         argv.insert(1, "-P")
         paths.insert(0, own.folder)
+    elif own.file in argv:  # its first place: later ones are arguments
+        argv[argv.index(own.file)] = str(snapshot.copy_of(Path(own.file), found.root, run))
     copies = {p: str(snapshot.copy_of(Path(p), found.root, run)) for p in filter(None, paths)}
     code = os.pathsep.join(dict.fromkeys(copy for path, copy in copies.items() if copy != path))
     settings = config.program.settings | {"argv": argv, "code": code}
@@ -124,7 +131,6 @@ def freeze(config: RunConfig, run: RunDir) -> RunConfig:
         submission=config.submission | {"snapshot": facts},
     )
     write_text(run.config, config.to_json())
-    return config
 
 
 def command(

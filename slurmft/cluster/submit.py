@@ -124,7 +124,8 @@ def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
     ]
     if own := OwnProgram.of(config.program):
         lines += [f"# each process of it, in {own.folder}", shlex.join(own.argv)]
-        lines += [f"# its code: {own_program.source(own, config.job).describe()}"]
+        code = own_program.source(config)
+        lines += [f"# its code: {code.describe()}"] if code else []
         lines += [f"# its environment: {own.env or 'as this one'}; its Python: {own.python}"]
         if file := own.accelerate_config:
             lines += [f"# Accelerate's variables: decided on the nodes, from {file}"]
@@ -161,9 +162,10 @@ def create(config: RunConfig, mark: str = "") -> RunDir:
     Raises:
         SlurmftError: it cannot be written. Nothing is left.
     """
+    code = own_program.source(config)
     run = RunDir.create(config, mark)
     try:
-        own_program.freeze(config, run)
+        own_program.freeze(config, run, code)
     except SlurmftError:
         run.discard()
         raise

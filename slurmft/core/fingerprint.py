@@ -78,7 +78,11 @@ def of_code() -> str:
 def packages(python: str) -> dict[str, str]:
     """The packages that a Python finds, name -> version; none where it cannot be started. By the
     names of their folders: importlib.metadata would read a file of each."""
-    found: dict[str, str] = json.loads(process.output([python, "-c", _PACKAGES], 60) or "{}")
+    printed = (process.output([python, "-c", _PACKAGES], 60) or "").rstrip()
+    try:
+        found: dict[str, str] = json.loads(printed.rpartition("\n")[2])  # others may print, too
+    except ValueError:
+        return {}
     return found
 
 

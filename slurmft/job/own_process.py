@@ -33,7 +33,7 @@ from slurmft.job.process import (
     note_stopped,
     record_failure,
     redirect_output,
-)  # fmt: skip
+)
 from slurmft.node import heartbeat, own_environment, signals
 from slurmft.node.hardware import host_name
 from slurmft.node.heartbeat import OUTPUT, Heart
@@ -212,8 +212,7 @@ class OwnProcess:
         error = SlurmftError(redact(message), self._hint, code)
         meetings = run.meetings(current_attempt())
         lasting = not secondary and (
-            self._program.newest_checkpoint() is None
-            or failed_so_before(run, error, where, 0, meetings)
+            run.newest_checkpoint() is None or failed_so_before(run, error, where, 0, meetings)
         )
         run.add_failure(where, error, trace, secondary=secondary, meetings=meetings)
         if lasting and node_folder() is not None:

@@ -109,8 +109,9 @@ def _note_packages(run: RunDir, number: int) -> dict[str, str]:
     which of them the first attempt did not have so: name -> how they differ, in words."""
     config = run.load_config()
     own = OwnProgram.of(config.program)
-    now = fingerprint.packages(own.python if own else sys.executable)
-    if config.job.container is not None or not now:  # those of an image are its own
+    if config.job.container is not None:  # those of an image are its own
+        return {}
+    if not (now := fingerprint.packages(own.python if own else sys.executable)):
         return {}
     record = read_json(run.packages, {...: {...: str}}) or {}
     if now not in list(record.values())[-1:]:
@@ -141,8 +142,9 @@ def note_result(run: RunDir) -> None:
         metrics = {k: v for k, v in (found or {}).items() if is_number(v)}
         if not metrics:
             text = f"--result-file {own.result_file!r}: no numbers were written there"
-            RecordWriter(run.records).write({"event": "warning", "text": text})
-    began = next(s["time"] for s in run.history() if s["state"] == "running")
+            with contextlib.suppress(OSError):  # a full disk; the end of the run does not wait
+                RecordWriter(run.records).write({"event": "warning", "text": text})
+    began = next((s["time"] for s in run.history() if s["state"] == "running"), time.time())
     result: dict[str, Any] = {"metrics": metrics, "primary_metric": next(iter(metrics), None)}
     result |= {"world_size": len(list(run.logs.glob("rank-*.log"))), "steps": None, "phases_s": {}}
     result |= {"nodes": run.load_config().job.nodes, "attempts": run.attempt_number()}

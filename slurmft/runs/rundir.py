@@ -333,8 +333,8 @@ class RunDir:
     def newest_checkpoint(self) -> str | None:
         """What a resume starts from, by name: of the run's own checkpoints, or of those that a
         program writes into its --checkpoint-dir; None: nothing."""
-        own = OwnProgram.of(self.load_config().program)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, SlurmftError):  # the folder, or the whole run, is gone
+            own = OwnProgram.of(self.load_config().program)
             if own and (found := own.newest_checkpoint()):
                 return in_words(found)
         return next(reversed(self.checkpoint_names()), None)

@@ -259,7 +259,7 @@ def _code_before(run: RunDir) -> Path:
     """The code of the run before this one, of the same program: no folder, if there is none."""
     program = re.split(r"-\d{8}-\d{6}", run.path.name)[0]
     earlier = sorted(run.path.parent.glob(f"{program}-[0-9]*"), reverse=True)
-    return next((code for p in earlier if (code := RunDir(p).code).is_dir()), Path(os.devnull))
+    return next((code for p in earlier if os.path.isdir(code := RunDir(p).code)), Path(os.devnull))
 
 
 def _copy(found: Source, into: Path, before: Path, name: str) -> str:
