@@ -284,6 +284,17 @@ def test_code_is_that_of_the_submission(here: Path) -> None:
     assert "data.txt" in refused.err
 
 
+def test_arguments_stay_as_they_are(here: Path) -> None:
+    """Also one that is the folder of the module, or the script itself."""
+    text = "import sys; print(sys.argv[1:])"
+    for name in ("train.py", "module.py"):
+        write(here, name, text)
+    for words in (["-m", "module", str(here)], ["train.py", str(here / "train.py")]):
+        done = run("--", *words)
+        assert done.code == 0, done.err
+        assert str(words[-1:]) in done.out
+
+
 def test_from_python(here: Path) -> None:
     write(
         here, "train.py", "import json, sys; json.dump({'x': float(sys.argv[1])}, open('r', 'w'))"

@@ -150,3 +150,13 @@ def test_data_changed_while_the_job_waited(tmp_path: Path, tiny_model: Path) -> 
     (data / "train.jsonl").write_text(text)
     resumed = command("resume", str(run.path), "--follow")
     assert_two_lines(resumed, "was trained on other tokens than")
+
+
+def test_packages_of_a_python_that_prints(tmp_path: Path) -> None:
+    """Something of its own at its start; or nothing that can be read."""
+    python = tmp_path / "python"
+    for text, found in (("hello", {"a": "1"}), ("hello\\n{", {})):
+        end = "" if found == {} else '\\n{"a": "1"}'
+        python.write_text(f"#!/bin/sh\nprintf '{text}{end}\\n'\n")
+        python.chmod(0o755)
+        assert fingerprint.packages(str(python)) == found

@@ -443,3 +443,17 @@ def test_file_closed_to_this_user(users: tuple[User, User]) -> None:
     told = taken_by(ada, program, runs)
     assert "cannot copy the code: '" in told
     assert "/secret': Permission denied" in told
+
+
+def test_closed_run_of_another_user_is_passed_over(users: tuple[User, User]) -> None:
+    """In a folder that both have their runs in, and of a program of the same name."""
+    ada, eve = users
+    runs = ada.place / "shared runs"
+    runs.mkdir()
+    runs.chmod(0o1777)
+    theirs = runs / "run-20250101-000000-abc"
+    eve.own(write(theirs / "code" / "x.py", "theirs").parent)
+    eve.own(theirs)
+    theirs.chmod(0o700)
+    program = ada.write(ada.home / "p" / "x.py", "mine")
+    assert taken_by(ada, program, runs) == "mine 1\n"
