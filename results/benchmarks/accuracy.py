@@ -104,7 +104,7 @@ def slurmft_scores(run: Path) -> dict[str, float]:
     from slurmft.runs.rundir import RunDir
     from slurmft.train import tasks
     from slurmft.train.config import TrainConfig
-    from slurmft.train.data import TARGETS, TokenData
+    from slurmft.train.data import TokenData
 
     run_dir = RunDir.open(str(run))
     task = tasks.get(TrainConfig.of(run_dir.load_config().program))
@@ -112,10 +112,9 @@ def slurmft_scores(run: Path) -> dict[str, float]:
     loaded = AutoModelForQuestionAnswering.from_pretrained(run_dir.model, dtype=torch.float32)
     parts, windows = [], np.arange(len(data.validation))
     for samples in np.split(windows, windows[16::16]):
-        batch = data.validation.batch(samples, data.pad_id).inputs
+        batch = data.validation.batch(samples, data.pad_id)
         with torch.inference_mode():
-            output = loaded.eval()(**{k: v for k, v in batch.items() if k not in TARGETS})
-            parts.append(task.predict(output, samples, data).numpy())
+            parts.append(task.evaluate(loaded.eval(), batch, data).numpy())
     return task.compute(np.concatenate(parts), data)
 
 

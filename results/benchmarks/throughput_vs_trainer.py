@@ -211,8 +211,6 @@ def by_trainer(path: Path, task: str) -> tuple[list[float], list[float]]:
 
 def sample(table: Any, i: int) -> dict[str, Any]:
     """A sample as the Trainer's users have it: lists."""
-    from slurmft.train.data import SPAN
-
     start, end = table.offsets[i], table.offsets[i + 1]
     found: dict[str, Any] = {"input_ids": table.tokens[start:end].tolist()}
     found["attention_mask"] = [1] * int(end - start)
@@ -220,7 +218,8 @@ def sample(table: Any, i: int) -> dict[str, Any]:
         found["token_type_ids"] = table.types[start:end].tolist()
     label = table.labels[i]
     if label.ndim:
-        return found | dict(zip(SPAN, label.tolist(), strict=True))
+        names = ("start_positions", "end_positions")
+        return found | dict(zip(names, label.tolist(), strict=True))
     return found | {"labels": label.item()}
 
 

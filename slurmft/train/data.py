@@ -7,6 +7,7 @@ ranks share it.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +18,12 @@ import numpy as np
 import torch
 
 Array = np.ndarray
+_ARRAYS = ("tokens", "offsets", "labels", "types", "token_labels")
 
-
-SPAN = ("start_positions", "end_positions")
-"""A model's inputs for labels that are spans: the places of an answer's first and last token."""
 BUCKET_STEPS = 50
 """Steps whose samples are sorted by length together."""
-TARGETS = ("labels", *SPAN)
-"""The inputs of a batch that a model learns from, and that predicting needs not."""
+IGNORED = -100
+"""The label of a token that nothing is to be said of, as torch's losses know it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +35,13 @@ class TokenTable:
     offsets: Array
     """Sample i is tokens[offsets[i]:offsets[i + 1]]: int64, (samples + 1,)."""
     labels: Array
-    """Classes: int64, (samples,). Numbers: float64, (samples,). Spans: int64, (samples, 2)."""
+    """Of samples, as their task's loss reads them: (samples, ...); (samples, 0) where its tokens
+    have labels."""
     types: Array | None = None
     """Which of two texts a token is of: int8, (total,). None: they are of one."""
+    token_labels: Array | None = None
+    """Of tokens: classes, or the tokens that follow; `IGNORED` where there is none: int32,
+    (total,)."""
     extra: dict[str, Array] = field(default_factory=dict)
     """What else a task wants to know of its tokens or samples."""
 
@@ -46,27 +49,32 @@ class TokenTable:
     def build(
         cls,
         samples: Iterable[Sequence[int] | Array],
-        labels: Sequence[Any],
+        labels: Sequence[Any] | None = None,
         types: Iterable[Sequence[int] | Array] | None = None,
+        token_labels: Iterable[Sequence[int] | Array] | None = None,
         **extra: Array,
     ) -> TokenTable:
-        """A table from the token ids of every sample, its labels, and its tokens' types."""
+        """A table from the token ids of every sample, and its label or those of its tokens."""
         tokens = [np.asarray(sample, dtype=np.int32) for sample in samples]
         lengths = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
         kinds = np.concatenate([np.asarray(t, dtype=np.int8) for t in types]) if types else None
         if kinds is not None and not kinds.any():
             kinds = None  # what models take where they are given none
-        return cls(np.concatenate(tokens), offsets_of(lengths), np.asarray(labels), kinds, extra)
+        own = np.empty((len(tokens), 0)) if labels is None else np.asarray(labels)
+        each = None
+        if token_labels is not None:
+            each = np.concatenate([np.asarray(row, dtype=np.int32) for row in token_labels])
+        return cls(np.concatenate(tokens), offsets_of(lengths), own, kinds, each, extra)
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.offsets) - 1
 
     def save(self, folder: Path) -> None:
         folder.mkdir()
-        types = {} if self.types is None else {"types": self.types}
-        own = {name: getattr(self, name) for name in ("tokens", "offsets", "labels")}
-        for name, array in (own | types | self.extra).items():
-            np.save(folder / f"{name}.npy", array)
+        own = {name: getattr(self, name) for name in _ARRAYS}
+        for name, array in (own | self.extra).items():
+            if array is not None:
+                np.save(folder / f"{name}.npy", array)
 
     @classmethod
     def load(cls, folder: Path) -> TokenTable:
@@ -75,8 +83,8 @@ class TokenTable:
             path.stem: np.load(path, mmap_mode="r", allow_pickle=False)
             for path in folder.glob("*.npy")
         }
-        tokens, offsets, labels = (arrays.pop(name) for name in ("tokens", "offsets", "labels"))
-        return cls(tokens, offsets, labels, arrays.pop("types", None), arrays)
+        own = {name: arrays.pop(name) for name in _ARRAYS if name in arrays}
+        return cls(**own, extra=arrays)
 
     def lengths(self, indices: Array) -> Array:
         """Tokens of the samples at `indices`: int64, (batch,)."""
@@ -101,8 +109,12 @@ class TokenTable:
         }
         if self.types is not None:
             inputs["token_type_ids"] = torch.from_numpy(self.padded(self.types, indices, width, 0))
-        inputs |= self._targets(indices)
-        return Batch(inputs, len(indices), int(lengths.sum()), mask.size)
+        if self.token_labels is not None:
+            labels = torch.from_numpy(self.padded(self.token_labels, indices, width, IGNORED))
+        else:
+            labels = torch.from_numpy(self.labels[indices])
+            labels = labels.float() if labels.is_floating_point() else labels
+        return Batch(inputs, {"labels": labels}, indices, torch.from_numpy(lengths), mask.size)
 
     def padded(self, values: Array, indices: Array, width: int, fill: int) -> Array:
         """A value of every token of the samples at `indices`: int64, (batch, width).
@@ -113,30 +125,45 @@ class TokenTable:
             width: at least the length of the longest.
             fill: what stands behind a sample's last token.
         """
-        starts, lengths = self.offsets[indices], self.lengths(indices)
         rows = np.full((len(indices), width), fill, dtype=np.int64)
-        within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        rows[np.arange(width) < lengths[:, None]] = values[np.repeat(starts, lengths) + within]
+        rows[np.arange(width) < self.lengths(indices)[:, None]] = values[self.places(indices)]
         return rows
 
-    def _targets(self, indices: Array) -> dict[str, torch.Tensor]:
-        labels = torch.from_numpy(self.labels[indices])
-        if labels.ndim == 2:
-            return dict(zip(SPAN, labels.unbind(1), strict=True))
-        return {"labels": labels.float() if labels.is_floating_point() else labels}
+    def places(self, indices: Array) -> Array:
+        """Where the tokens of the samples at `indices` are in the flat arrays, one sample after
+        another: int64, (tokens,)."""
+        starts, lengths = self.offsets[indices], self.lengths(indices)
+        before = np.cumsum(lengths) - lengths
+        places: Array = np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
+        return places
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Model inputs of shape (samples, length), and what they hold."""
+    """Some samples of a table, as a model takes them."""
 
     inputs: dict[str, torch.Tensor]
-    samples: int
-    tokens: int
+    """Of the model, by its names for them: (samples, length)."""
+    targets: dict[str, torch.Tensor]
+    """What its loss compares the output with: `labels`, (samples, ...) or, of tokens, of the
+    inputs' shape."""
+    indices: Array
+    """Which samples: int64, (samples,)."""
+    lengths: torch.Tensor
+    """Tokens of each: int64, (samples,)."""
     padded_tokens: int
 
-    def to(self, device: torch.device) -> dict[str, torch.Tensor]:
-        return {k: v.to(device, non_blocking=True) for k, v in self.inputs.items()}
+    @property
+    def tokens(self) -> int:
+        return int(self.lengths.sum())
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device; lengths stay on the CPU."""
+        inputs, targets = (
+            {name: tensor.to(device, non_blocking=True) for name, tensor in group.items()}
+            for group in (self.inputs, self.targets)
+        )
+        return dataclasses.replace(self, inputs=inputs, targets=targets)
 
 
 @dataclass(frozen=True, slots=True)

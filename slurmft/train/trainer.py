@@ -44,7 +44,6 @@ from slurmft.train.checkpoint import read as read_checkpoint
 from slurmft.train.config import TrainConfig
 from slurmft.train.cpu import Heap
 from slurmft.train.data import (
-    TARGETS,
     Batch,
     TokenData,
     TokenTable,
@@ -115,6 +114,7 @@ class Training:
         self.predicted: list[Predicted] = []
         """Of the evaluation under way: from before a resume, then of every batch of this rank."""
         self._imports_s = imports_s
+        self._has_checked_count = False
 
     # --- the run ----------------------------------------------------------------------------------
 
@@ -317,14 +317,15 @@ class Training:
     def _step(self, samples: Any) -> Any:
         """One optimizer step on a global batch; returns this rank's share of its loss.
 
-        The loss is the mean over the global batch, also where the last batch does not divide among
-        the ranks. Summed over all ranks, the returned shares give that mean.
+        The loss is the mean over the terms of the global batch, however samples and their lengths
+        divide among ranks and micro-steps. Summed over all ranks, the shares give that mean.
         """
         total = 0
+        terms = self.task.count(self.data.train, samples)
         for micro_step in range(self.plan.micro_steps):
             last = micro_step == self.plan.micro_steps - 1
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
-                total = total + self._backward(samples, micro_step)
+                total = total + self._backward(samples, micro_step, terms)
         self.communication.reduce()
         if self.config.max_grad_norm:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
@@ -334,23 +335,49 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
         return total
 
-    def _backward(self, samples: Any, micro_step: int, dry_run: bool = False) -> Any:
-        """Gradients of this rank's part of a global batch; returns its share of the mean loss."""
+    def _backward(self, samples: Any, micro_step: int, terms: float, dry_run: bool = False) -> Any:
+        """Gradients of this rank's part of a global batch; returns its share of the mean loss.
+
+        Args:
+            terms: of the loss of the global batch (see `Task.count`).
+        """
         parts = np.array_split(samples, self.plan.parts)  # the last batch of an epoch is small
         part = parts[micro_step * self.world.size + self.world.rank]
-        weight = len(part) / len(samples)
         # A rank without a share computes any sample with weight 0: the others wait for it.
         batch = self._batch(self.data.train, part if len(part) else samples[:1])
         if len(part) and not dry_run:
             self.reporter.count(batch)
-        loss = self.model(**batch.to(self.world.device)).loss * weight
+        batch = batch.to(self.world.device)
+        loss, count = self.task.loss(self.model(**batch.inputs), batch)
+        self._check_count(count, batch)
+        loss = loss * (bool(len(part)) / max(terms, 1))
         # DDP divides the sum of the ranks' gradients by their number.
         self.accelerator.backward(loss * self.world.size)
         self.heap.after_batch()
         return loss.detach().float()
 
+    def _check_count(self, count: Any, batch: Batch) -> None:
+        """Of the first batch: that the loss sums as many terms as the task counts beforehand.
+
+        Raises:
+            SlurmftError: it does not.
+        """
+        if self._has_checked_count:
+            return
+        self._has_checked_count = True
+        counted = self.task.count(self.data.train, batch.indices)
+        if not math.isclose(float(count), counted, rel_tol=1e-6):
+            raise SlurmftError(
+                f"--task {self.config.task}: its loss sums {float(count):g} terms in the first "
+                f"batch, its count() says {counted:g}",
+                "the mean over ranks needs both alike: mend loss() or count() of the task",
+            )
+
     def _batch(self, table: TokenTable, samples: Any) -> Batch:
         """The samples as the model takes them."""
+        return self.task.batch(self._table_batch(table, samples), table)
+
+    def _table_batch(self, table: TokenTable, samples: Any) -> Batch:
         if self.packing:  # what padding there is, the model drops
             batch = table.batch(samples, self.data.pad_id)
             self.packing.expect(batch.inputs["attention_mask"], self.world.device)
@@ -441,9 +468,10 @@ class Training:
     @torch.inference_mode()
     def _predict(self, indices: Any) -> Any:
         batch = self._batch(self.data.validation, indices)
-        inputs = batch.to(self.world.device)
-        output = self.bare_model(**{k: v for k, v in inputs.items() if k not in TARGETS})
-        return self.task.predict(output, indices, self.data).cpu().numpy()
+        model = self.bare_model
+        if self.task.evaluates_in_fp32:  # Accelerate's wrapper lets it compute in bf16 or fp16
+            model = getattr(model, "_original_forward", model)
+        return self.task.evaluate(model, batch.to(self.world.device), self.data).cpu().numpy()
 
     # --- checkpoints ------------------------------------------------------------------------------
 
@@ -592,7 +620,7 @@ class Training:
             return
         self.model.train()
         samples = np.arange(min(self.plan.global_batch_size, len(self.data.train)))
-        self._backward(samples, self.plan.micro_steps - 1, dry_run=True)
+        self._backward(samples, self.plan.micro_steps - 1, len(samples), dry_run=True)
         self.communication.forget()
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from slurmft.core.errors import UsageError
-from slurmft.train.data import TARGETS, TokenData
+from slurmft.train.data import TokenData
 from slurmft.train.sparse_embeddings import is_plain_table
 
 _SAVED_BYTES = 2**20
@@ -154,7 +154,7 @@ def _logits(model: Any, data: TokenData) -> Tensor:
     """A model's outputs for the beginnings of the first samples."""
     was_training = model.training
     batch = data.train.batch(np.arange(min(_SAMPLES, len(data.train))), data.pad_id)
-    inputs = {k: v[:, :_LENGTH] for k, v in batch.inputs.items() if k not in TARGETS}
+    inputs = {k: v[:, :_LENGTH] for k, v in batch.inputs.items()}
     output = model.eval()(**inputs)
     model.train(was_training)
     logits: Tensor = output[0]

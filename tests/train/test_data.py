@@ -39,7 +39,7 @@ def test_batch_is_the_samples_padded(lists: list[list[int]], multiple: int, rng:
     for row, i in enumerate(indices):
         assert ids[row, mask[row] == 1].tolist() == lists[i]
         assert ids[row, mask[row] == 0].sum() == 0
-    assert batch.inputs["labels"].tolist() == indices.tolist()
+    assert batch.targets["labels"].tolist() == batch.indices.tolist() == indices.tolist()
     assert (batch.tokens, batch.padded_tokens) == (int(mask.sum()), ids.numel())
 
 

@@ -104,20 +104,20 @@ def test_every_task_of_glue_is_trained(tmp_path: Path, tiny_model: Path, one_thr
         torch.manual_seed(0)
         model = task.model(data).eval()  # without dropout, the loss falls
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        batch = data.train.batch(np.arange(16), data.pad_id, multiple=8).inputs
+        batch = data.train.batch(np.arange(16), data.pad_id, multiple=8)
         losses = []
         with torch.autocast("cpu", torch.bfloat16, enabled=in_bf16):
             for _ in range(3):
-                loss = model(**batch).loss
-                loss.backward()
+                loss, count = task.loss(model(**batch.inputs), batch)
+                torch.autograd.backward(loss / count)
                 optimizer.step()
                 optimizer.zero_grad()
                 losses.append(loss.item())
             everything = np.arange(len(data.validation))
-            inputs = data.validation.batch(everything, data.pad_id).inputs
-            del inputs["labels"]
+            batch = data.validation.batch(everything, data.pad_id)
             with torch.inference_mode():
-                predictions = task.predict(model(**inputs), everything, data).numpy()
+                predictions = task.evaluate(model, batch, data).numpy()
+        assert count == 16
         assert losses[2] < losses[0], name
         assert predictions.dtype == task.prediction_dtype
         found = task.compute(predictions, data)
@@ -132,18 +132,19 @@ def test_model_that_was_tuned_for_something_else(
     """Its configuration says for which labels; small tasks often begin with a model of MNLI."""
     folders = {name: glue(tmp_path / name, name) for name in (task, before)}
 
-    def tuned(name: str, model: Path) -> tuple[Any, dict[str, Any]]:
+    def tuned(name: str, model: Path) -> tuple[Any, Any]:
         made = tasks.get(TrainConfig.resolve(task=name, data=str(folders[name]), model=str(model)))
         data = made.prepare()
         found = made.model(data)
-        return found, data.train.batch(np.arange(8), data.pad_id).inputs
+        batch = data.train.batch(np.arange(8), data.pad_id)
+        loss, _ = made.loss(found(**batch.inputs), batch)
+        return found, loss
 
-    model, inputs = tuned(before, tiny_model)
-    model(**inputs)
+    model, _ = tuned(before, tiny_model)
     shutil.copytree(tiny_model, tmp_path / "model")
     model.save_pretrained(tmp_path / "model")
-    model, inputs = tuned(task, tmp_path / "model")
-    assert model(**inputs).loss.isfinite()
+    model, loss = tuned(task, tmp_path / "model")
+    assert loss.isfinite()
     assert model.config.num_labels == (len(TASKS[task].labels or ()) or 1)
 
 

@@ -40,7 +40,7 @@ def train(model: Any, of: TokenData) -> list[float]:
     losses = []
     for step in range(6):
         batch = of.train.batch(np.arange(step % 2, 4), of.pad_id)
-        loss = model(**batch.inputs).loss
+        loss = model(**batch.inputs, **batch.targets).loss
         loss.backward()
         clip_grad_norm_(model.parameters(), 0.5)
         optimizer.param_groups[0]["lr"] *= 0.8

@@ -1,4 +1,4 @@
-"""What a task is: rows -> tokens, a model, predictions, metrics."""
+"""What a task is: rows -> tokens, a model, a loss, predictions, metrics."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
 
 from slurmft.train.config import TrainConfig
-from slurmft.train.data import TokenData
+from slurmft.train.data import IGNORED, Batch, TokenData, TokenTable
 from slurmft.train.evaluation import NAN, check_numbers
 from slurmft.train.metrics import SCORES
 
 
 class Task(ABC):
-    """What the training loop needs of a task. Predictions and metrics are those of a classification
-    here: argmax of the logits, and its scores."""
+    """What the training loop needs of a task. Loss, predictions and metrics are those of a
+    classification here, of samples or of tokens: cross entropy, argmax of the logits, its scores.
+    """
 
     metric_names: tuple[str, ...] = ("accuracy",)
     """The first one decides which checkpoint is the best."""
@@ -24,6 +27,8 @@ class Task(ABC):
     """Of one prediction: int64 classes, or float64 numbers."""
     prediction_shape: tuple[int, ...] = ()
     """Of one prediction: () where it is one value."""
+    evaluates_in_fp32: bool = False
+    """Whether rounded logits would be seen in the metrics, as where a best span is chosen."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
@@ -45,13 +50,33 @@ class Task(ABC):
     def save_tokenizer(self, folder: Path) -> None:
         """Writes the tokenizer, for the saved model. Called after `prepare`, where that was."""
 
-    def predict(self, output: Any, samples: np.ndarray, data: TokenData) -> Any:
+    def batch(self, batch: Batch, table: TokenTable) -> Batch:
+        """What the model takes and the loss compares with, from what the table has for it."""
+        return batch
+
+    def count(self, table: TokenTable, samples: np.ndarray) -> float:
+        """The terms that the loss of these samples sums: they themselves, or their tokens that have
+        a label. Every rank knows them of all, so that the mean is over the global batch."""
+        if table.token_labels is None:
+            return len(samples)
+        return int((table.token_labels[table.places(samples)] != IGNORED).sum())
+
+    def loss(self, output: Any, batch: Batch) -> tuple[torch.Tensor, Any]:
+        """The sum of the loss over its terms in a batch, and their `count`."""
+        logits, labels = output.logits.flatten(0, -2), batch.targets["labels"].flatten()
+        total = cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
+        return total, (labels != IGNORED).sum()
+
+    def evaluate(self, model: Any, batch: Batch, data: TokenData) -> Any:
+        """Predictions of a batch of validation samples; see `predict`."""
+        return self.predict(model(**batch.inputs), batch, data)
+
+    def predict(self, output: Any, batch: Batch, data: TokenData) -> Any:
         """Predictions of validation samples: (batch, *prediction_shape). Of a sample with NaN among
         its logits: the class `NAN`, or NaN.
 
         Args:
             output: what the model returned for them.
-            samples: which ones: int64, (batch,).
         """
         logits = output.logits
         return logits.argmax(dim=-1).masked_fill(logits.isnan().any(dim=-1), NAN)

@@ -11,7 +11,7 @@ import numpy as np
 from slurmft.core.errors import SlurmftWarning
 from slurmft.core.hub import is_local
 from slurmft.train.config import TrainConfig
-from slurmft.train.data import TokenData, TokenTable
+from slurmft.train.data import Batch, TokenData, TokenTable
 from slurmft.train.evaluation import check_numbers
 from slurmft.train.metrics import SCORES
 from slurmft.train.recipes import TASKS
@@ -35,6 +35,7 @@ class Task(Pretrained):
         self.has_classes = facts.labels != ()
         if not self.has_classes:
             self.prediction_dtype = np.dtype(np.float64)
+            self.evaluates_in_fp32 = True
         # "", or of MNLI's two validations: "_matched", "_mismatched".
         self.suffixes = [split.removeprefix("validation") for split in facts.splits[1:]]
         self.metric_names = tuple(m + s for s in self.suffixes for m in facts.metrics)
@@ -113,10 +114,17 @@ class Task(Pretrained):
             settings = {"num_labels": 1, "problem_type": "regression"}
         return self.pretrained(AutoModelForSequenceClassification, **settings)
 
-    def predict(self, output: Any, samples: np.ndarray, data: TokenData) -> Any:
+    def loss(self, output: Any, batch: Batch) -> tuple[Any, Any]:
+        """Cross entropy of classes, or the squared error of numbers; summed over samples."""
+        if self.has_classes:
+            return super().loss(output, batch)
+        errors = output.logits.squeeze(-1) - batch.targets["labels"]
+        return errors.square().sum(), len(errors)
+
+    def predict(self, output: Any, batch: Batch, data: TokenData) -> Any:
         """Classes as int64, or numbers as float64: (batch,)."""
         if self.has_classes:
-            return super().predict(output, samples, data)
+            return super().predict(output, batch, data)
         return output.logits.squeeze(-1).double()
 
     def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:

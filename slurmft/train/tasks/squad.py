@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import cross_entropy
 
 from slurmft.core.errors import UsageError
 from slurmft.train import metrics
 from slurmft.train.config import TrainConfig
-from slurmft.train.data import TokenData, TokenTable
+from slurmft.train.data import Batch, TokenData, TokenTable
 from slurmft.train.evaluation import check_numbers
 from slurmft.train.rows import Question, check_texts
 from slurmft.train.tasks.hub import Pretrained, Rows
@@ -36,6 +37,7 @@ class Task(Pretrained):
     """Extractive question answering; preset v2: there may be no answer."""
 
     metric_names = ("squad_f1", "squad_exact_match")
+    evaluates_in_fp32 = True
     prediction_dtype: np.dtype[Any] = np.dtype(np.float64)
     prediction_shape: tuple[int, ...] = (4,)
 
@@ -123,24 +125,21 @@ class Task(Pretrained):
     def model(self, data: TokenData) -> Any:
         from transformers import AutoModelForQuestionAnswering
 
-        model = self.pretrained(AutoModelForQuestionAnswering)
-        leave_out_padding(model)
-        return model
+        return self.pretrained(AutoModelForQuestionAnswering)
 
-    def predict(self, output: Any, samples: np.ndarray, data: TokenData) -> Any:
+    def loss(self, output: Any, batch: Batch) -> tuple[torch.Tensor, int]:
+        """Of each window the mean of two cross entropies: of its first, and of its last token."""
+        starts, ends = without_padding(output, batch.lengths)
+        first, last = batch.targets["labels"].unbind(1)
+        both = cross_entropy(starts, first, reduction="sum")
+        both = both + cross_entropy(ends, last, reduction="sum")
+        return both / 2, len(first)
+
+    def predict(self, output: Any, batch: Batch, data: TokenData) -> Any:
         """The best answer of each window: float64, (batch, 4)."""
-        table = data.validation
-        width = output.start_logits.shape[1]
-        first = table.padded(table.extra["characters"][:, 0], samples, width, -1)
-        device = output.start_logits.device
-        in_context = torch.from_numpy(first >= 0).to(device)
-        # Padding, of which a larger batch may have more, must not be among the best tokens.
-        padding = torch.from_numpy(np.arange(width) >= table.lengths(samples)[:, None]).to(device)
-        starts, ends = (
-            logits.masked_fill(padding, -torch.inf)
-            for logits in (output.start_logits, output.end_logits)
-        )
-        return best_spans(starts, ends, in_context)
+        table, (starts, ends) = data.validation, without_padding(output, batch.lengths)
+        first = table.padded(table.extra["characters"][:, 0], batch.indices, starts.shape[1], -1)
+        return best_spans(starts, ends, torch.from_numpy(first >= 0).to(starts.device))
 
     def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
         check_numbers(predictions)
@@ -173,23 +172,18 @@ class Window:
         return cls(question, ids, np.array(encoding.type_ids, dtype=np.int8), characters)
 
 
-def leave_out_padding(model: Any) -> None:
-    """Takes padding out of the places where an answer may begin or end.
+def without_padding(output: Any, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of being an answer's first token, and its last: (batch, width); -inf for padding.
 
-    transformers counts it as a place like others: a sample's loss would depend on how long the
-    others of its batch are.
+    transformers counts padding as a place like others: a sample's loss, and its best tokens, would
+    depend on how long the others of its batch are.
+
+    Args:
+        lengths: of the windows: int64, (batch,).
     """
-    tokens: dict[str, torch.Tensor] = {}
-
-    def note(_: Any, __: Any, inputs: dict[str, Any]) -> None:
-        tokens["mask"] = inputs["attention_mask"]
-
-    def mask(_: Any, __: Any, logits: torch.Tensor) -> torch.Tensor:
-        padding = tokens["mask"].unsqueeze(-1) == 0
-        return logits.masked_fill(padding, torch.finfo(logits.dtype).min)
-
-    model.register_forward_pre_hook(note, with_kwargs=True)
-    model.qa_outputs.register_forward_hook(mask)
+    starts, ends = output.start_logits, output.end_logits
+    padding = (torch.arange(starts.shape[1]) >= lengths[:, None]).to(starts.device)
+    return starts.masked_fill(padding, -torch.inf), ends.masked_fill(padding, -torch.inf)
 
 
 def read_questions(rows: Rows, may_have_none: bool) -> list[Question]:
