@@ -1,22 +1,30 @@
 """How far is the scaling model from published rows that it has not seen?
 
-    python results/benchmarks/planner_errors.py        # some minutes
+    python results/benchmarks/planner_errors.py            # some minutes
+    python results/benchmarks/planner_errors.py RUN|DIR... # of your own runs
 
 Every series is fitted on its rows of 1, 2 and 4 devices (of Xeon nodes 1 and 2), and predicts the
 others. Besides: every row left out in turn, the rows with other seeds, and what the network's line
 rate is worth, where the publication names it.
+
+Of your own runs, each that has two smaller numbers of devices in its series is predicted from runs
+on these.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from harness import PUBLISHED, parser, save
 
+from slurmft.core.errors import UsageError
+from slurmft.runs import resolve, scan
 from slurmft.studies.scaling import model
 from slurmft.studies.scaling.model import Fit, Row
+from slurmft.studies.scaling.series import Series, series_of
 from tests.support.published_series import PublishedSeries, published_series
 
 FITTED_DEVICES = {
@@ -74,7 +82,7 @@ def facts(fit: Fit, row: Row, is_held_out: bool) -> dict[str, Any]:
         "low_s": interval.low,
         "high_s": interval.high,
         "error": round(interval.median / measured - 1, 4),
-        "in_interval": interval.holds(measured),
+        "in_interval": interval.low <= measured <= interval.high,
     }
 
 
@@ -140,6 +148,39 @@ def print_series(name: str, found: dict[str, Any]) -> None:
         )
 
 
+def of_runs(sources: Sequence[str]) -> None:
+    """Prints how well the training of runs is predicted from runs on fewer devices."""
+    runs, problems = scan.find([resolve.folder_of(source) for source in sources])
+    print(*(f"left out: {problem}" for problem in problems), sep="\n", end="")
+    for name, series in series_of(runs).items():
+        found = backtest(series)
+        print(f"{name}:" if found else f"{name}: no run has two smaller numbers of devices")
+        for each in found:
+            print(
+                f"  {each['row']:<20} {each['devices']} devices  measured {each['measured_s']:.4g} "
+                f"s  predicted {each['predicted_s']:.4g} ({each['low_s']:.4g} to "
+                f"{each['high_s']:.4g})  {each['error']:+.1%}  from {each['fitted_devices']}"
+            )
+
+
+def backtest(series: Series, network_gbit_s: float | None = None) -> list[dict[str, Any]]:
+    """Predicts every run that has two smaller numbers of devices in its series."""
+    counts, found = series.device_counts, []
+    for i, devices in enumerate(counts[2:], start=2):
+        fit = model.fit([r for r in series.rows if r.devices < devices], network_gbit_s)
+        for row in (r for r in series.rows if r.devices == devices):
+            training = dataclasses.replace(row, seconds={"train": row.seconds["train"]})
+            found.append(facts(fit, training, True) | {"fitted_devices": counts[:i]})
+    return found
+
+
 if __name__ == "__main__":
-    parser(__doc__).parse_args()
-    main()
+    command = parser(__doc__)
+    command.add_argument("runs", nargs="*", metavar="RUN|DIR", help="runs of your own")
+    if sources := command.parse_args().runs:
+        try:
+            of_runs(sources)
+        except UsageError as error:
+            raise SystemExit(f"error: {error}") from None
+    else:
+        main()

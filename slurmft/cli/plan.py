@@ -12,7 +12,7 @@ from slurmft.core.config import duration_s
 from slurmft.core.errors import Exit
 from slurmft.core.files import to_json
 from slurmft.runs import resolve, scan
-from slurmft.studies.scaling import backtest, model, planner
+from slurmft.studies.scaling import model, planner
 from slurmft.studies.scaling.model import Workload
 from slurmft.studies.scaling.series import series_of
 
@@ -25,7 +25,7 @@ EXAMPLES = """\
 examples:
   slurmft plan runs                                  # 1, 2, 4, ... nodes, from all runs in a folder
   slurmft plan runs --nodes 1-16 --deadline 30m      # the fewest nodes that meet it
-  slurmft plan runs --epochs 10 --backtest           # and how well it predicts these runs
+  slurmft plan runs --epochs 10 --json               # other runs than those, for programs
 """
 
 
@@ -40,19 +40,14 @@ def main(argv: list[str]) -> int:
     series = planner.choose_series(series_of(runs), arguments.series)
     devices_per_node = arguments.devices_per_node or series.devices_per_node
     counts = planner.node_counts(arguments.nodes, series, devices_per_node)
-    network = arguments.network_gbit_s
-    fit = model.fit(series.rows, network)
+    fit = model.fit(series.rows, arguments.network_gbit_s)
     work = _changed(fit.rows[0].work, arguments)
     options = planner.predict(fit, counts, work, devices_per_node)
     chosen, why = planner.recommend(options, deadline_s)
-    tests = backtest.backtest(series, network) if arguments.backtest else []
     if arguments.json:
-        plan = planner.as_json(series, options, chosen, why)
-        print(to_json(plan | {"backtest": [dataclasses.asdict(each) for each in tests]}, indent=2))
-        return Exit.OK
-    lines = planner.describe_plan(series, fit, options, chosen, why)
-    lines += ["", *backtest.describe_backtest(tests)] if arguments.backtest else []
-    print("\n".join(lines))
+        print(to_json(planner.as_json(series, work, options, chosen, why), indent=2))
+    else:
+        print("\n".join(planner.describe_plan(series, fit, work, options, chosen, why)))
     return Exit.OK
 
 
@@ -71,8 +66,6 @@ def parser() -> Parser:
     add("--series", metavar="NAME", help="which runs, if there are several kinds")
     add("--nodes", metavar="1-64|1,2,4", help="counts to compare (default: 1, 2, 4, ...)")
     add("--deadline", metavar="TIME", help="find the fewest nodes that meet it: 90s, 30m, 2h")
-    test = "also predict measured runs from those with fewer devices, and show the errors"
-    add("--backtest", action="store_true", help=test)
     add("--json", action="store_true", help="print the plan as JSON")
     add = made.add_argument_group("What would run (default: as measured)").add_argument
     add("--epochs", type=count, metavar="N")

@@ -140,17 +140,11 @@ class Interval:
         low, median, high = (float(v) for v in np.quantile(draws, (0.05, 0.5, 0.95)))
         return cls(median, low, high)
 
-    def holds(self, value: float) -> bool:
-        return self.low <= value <= self.high
-
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """A run on a number of devices, as draws of the bootstrap; all arrays have shape (draws,)."""
 
-    devices: int
-    nodes: int
-    work: Workload
     phases_s: Mapping[str, Array]
     """Phase -> seconds, of the phases that the measurements cover."""
     train_parts_s: Mapping[str, Array]
@@ -171,10 +165,6 @@ class Prediction:
     def phase_s(self, name: str) -> Interval:
         """The time of one phase, or the TOTAL, as it would be measured."""
         return self.total_s if name == TOTAL else Interval.of(self.phases_s[name] * self.noise)
-
-    def share(self, seconds: Array) -> float:
-        """The mean share of the run that some of its seconds are."""
-        return float(np.mean(seconds / sum(self.phases_s.values())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +192,6 @@ class Fit:
         found = phase_seconds(self.costs, quantities([(work, devices, nodes)]))
         parts = TRAIN_PARTS if "train" in self.covered else ()
         return Prediction(
-            devices,
-            nodes,
-            work,
             {name: found[name][:, 0] for name in self.covered},
             {name: found[name][:, 0] for name in parts},
             self.noise,

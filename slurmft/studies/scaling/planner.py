@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from slurmft.core.errors import UsageError, unknown
 from slurmft.core.text import aligned
 from slurmft.studies.scaling import model
@@ -19,59 +21,26 @@ _SURELY = 0.9
 """The probability from which a deadline counts as met."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
     """A number of nodes with its predicted time and cost."""
 
-    prediction: Prediction
-    speedup_draws: Array
-    """Over one node, shape (draws,)."""
-    is_extrapolated: bool
+    nodes: int
+    devices: int
+    extrapolated: bool
     """Whether it has more devices than any measured run."""
+    time_s: Interval
+    speedup: Interval
+    """Over one node."""
+    efficiency: Interval
+    node_hours: Interval
+    shares: dict[str, float]
+    """Part of the time -> its share; they add up to 1."""
+    global_batch_size: int
+    steps: int
+    draws_s: Array
+    """Of the time, shape (draws,)."""
 
-    @property
-    def nodes(self) -> int:
-        return self.prediction.nodes
-
-    @property
-    def time_s(self) -> Interval:
-        return self.prediction.total_s
-
-    @property
-    def speedup(self) -> Interval:
-        return Interval.of(self.speedup_draws)
-
-    @property
-    def efficiency(self) -> Interval:
-        return Interval.of(self.speedup_draws / self.nodes)
-
-    @property
-    def node_hours(self) -> Interval:
-        return Interval.of(self.prediction.draws_s * self.nodes / 3600)
-
-    def meets(self, deadline_s: float) -> float:
-        """The probability of ending within a deadline."""
-        return float((self.prediction.draws_s <= deadline_s).mean())
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Part of the time -> its share; they add up to 1."""
-        of = self.prediction
-        found = {name: of.share(draws) for name, draws in of.train_parts_s.items()}
-        for name, phases in _SHARED.items():
-            covered = [of.phases_s[p] for p in phases if p in of.phases_s]
-            if covered:
-                found[name] = sum(of.share(draws) for draws in covered)
-        return found
-
-
-_SHARED = {
-    "evaluation": ("evaluate",),
-    "metric": ("metric", "broadcast"),
-    "startup": ("startup",),
-    "rest": ("rest",),
-}
-"""Share other than those of training -> its phases."""
 
 _HELPS = {
     "computing": "computing itself: faster devices, or --precision bf16 where they compute it",
@@ -144,13 +113,36 @@ def node_counts(text: str | None, series: Series, devices_per_node: int) -> list
 def predict(fit: Fit, counts: Sequence[int], work: Workload, devices_per_node: int) -> list[Option]:
     """The options, with their speedup over one node."""
     one = fit.predict(devices_per_node, 1, work)
-    most = max(row.devices for row in fit.rows)
-    found = []
+    most, found = max(row.devices for row in fit.rows), []
     for nodes in counts:
-        prediction = fit.predict(nodes * devices_per_node, nodes, work)
+        devices = nodes * devices_per_node
+        prediction = fit.predict(devices, nodes, work)
         speedup = one.draws_s / prediction.draws_s
-        found.append(Option(prediction, speedup, prediction.devices > most))
+        found.append(
+            Option(
+                nodes=nodes,
+                devices=devices,
+                extrapolated=devices > most,
+                time_s=prediction.total_s,
+                speedup=Interval.of(speedup),
+                efficiency=Interval.of(speedup / nodes),
+                node_hours=Interval.of(prediction.draws_s * nodes / 3600),
+                shares=_shares(prediction),
+                global_batch_size=work.global_batch_size(devices),
+                steps=work.steps(devices),
+                draws_s=prediction.draws_s,
+            )
+        )
     return found
+
+
+def _shares(prediction: Prediction) -> dict[str, float]:
+    parts, phases = dict(prediction.train_parts_s), prediction.phases_s
+    for phase in ("evaluate", "metric", "broadcast", "startup", "rest"):
+        if phase in phases:
+            name = {"evaluate": "evaluation", "broadcast": "metric"}.get(phase, phase)
+            parts[name] = parts.get(name, 0) + phases[phase]
+    return {name: float(np.mean(s / sum(phases.values()))) for name, s in parts.items()}
 
 
 def recommend(options: Sequence[Option], deadline_s: float | None) -> tuple[Option, str]:
@@ -176,7 +168,7 @@ def _in_time(options: Sequence[Option], deadline_s: float) -> tuple[Option, str]
     limit = _time(deadline_s)
     for least, doubt in ((_SURELY, ""), (0.5, ": not sure")):
         for option in options:
-            if (chance := option.meets(deadline_s)) >= least:
+            if (chance := float((option.draws_s <= deadline_s).mean())) >= least:
                 text = f"the fewest of these that end within {limit}"
                 return option, f"{text} (probability {_percent(chance)}{doubt})"
     fastest = min(options, key=lambda o: o.time_s.median)
@@ -220,16 +212,21 @@ def ranged(of: Interval, scale: float = 1) -> str:
 
 
 def describe_plan(
-    series: Series, fit: Fit, options: Sequence[Option], chosen: Option, why: str
+    series: Series,
+    fit: Fit,
+    work: Workload,
+    options: Sequence[Option],
+    chosen: Option,
+    why: str,
 ) -> list[str]:
     """The whole plan, as lines."""
     counts = ", ".join(str(n) for n in series.device_counts)
-    extrapolated = ", extrapolated" if chosen.is_extrapolated else ""
+    extrapolated = ", extrapolated" if chosen.extrapolated else ""
     missing = [phase for phase in model.PHASES if phase not in fit.covered]
     return [
         f"{series.name}: {len(series.rows)} run(s) on {counts} devices; "
-        f"{options[0].prediction.devices // options[0].nodes} device(s) a node",
-        _planned(options[0].prediction.work),
+        f"{options[0].devices // options[0].nodes} device(s) a node",
+        _planned(work),
         *(f"note: {note}" for note in series.notes),
         *([f"not measured, so not in any time below: {', '.join(missing)}"] if missing else []),
         "",
@@ -259,32 +256,21 @@ def _planned(work: Workload) -> str:
 
 def _time_table(options: Sequence[Option]) -> list[str]:
     """Time and cost by number of nodes: medians with 90 % intervals."""
-    unit, scale = unit_of(min(option.time_s.median for option in options))
+    unit, scale = unit_of(min(o.time_s.median for o in options))
     rows = [["nodes", "devices", f"time, {unit}", "speedup", "efficiency", "node-hours", ""]]
-    for option in options:
-        rows.append(
-            [
-                str(option.nodes),
-                str(option.prediction.devices),
-                ranged(option.time_s, scale),
-                ranged(option.speedup),
-                ranged(option.efficiency),
-                ranged(option.node_hours),
-                "extrapolated" if option.is_extrapolated else "",
-            ]
-        )
+    for o in options:
+        costs = (ranged(of) for of in (o.speedup, o.efficiency, o.node_hours))
+        times = (str(o.nodes), str(o.devices), ranged(o.time_s, scale))
+        rows.append([*times, *costs, "extrapolated" if o.extrapolated else ""])
     return aligned(rows)
 
 
 def _share_table(options: Sequence[Option]) -> list[str]:
     """Shares of the time, and the optimizer steps, by number of nodes."""
-    names = list(options[0].shares)
-    rows = [["nodes", *names, "global batch", "steps"]]
-    for option in options:
-        shares = [f"{option.shares[name]:.0%}" for name in names]
-        rows.append(
-            [str(option.nodes), *shares, f"{_global_batch(option):,}", f"{_steps(option):,}"]
-        )
+    rows = [["nodes", *options[0].shares, "global batch", "steps"]]
+    for o in options:
+        shares = (f"{share:.0%}" for share in o.shares.values())
+        rows.append([str(o.nodes), *shares, f"{o.global_batch_size:,}", f"{o.steps:,}"])
     return aligned(rows)
 
 
@@ -300,56 +286,37 @@ def bottleneck(option: Option) -> str:
 
 def _warnings(series: Series, options: Sequence[Option], chosen: Option) -> list[str]:
     lines = []
-    if any(option.is_extrapolated for option in options):
+    if any(option.extrapolated for option in options):
         most = series.device_counts[-1]
         lines.append(
             f"extrapolated: no run had more than {most} devices; measure before you rely on it"
         )
     smallest = min(row.work.global_batch_size(row.devices) for row in series.rows)
-    growing = [o for o in (chosen, options[-1]) if _global_batch(o) > smallest]
-    if growing:
+    if growing := [o for o in (chosen, options[-1]) if o.global_batch_size > smallest]:
         first = growing[0]
-        batch, steps = f"{_global_batch(first):,}", f"{_steps(first):,}"
         lines.append(
-            f"accuracy: on {first.nodes} node(s) the global batch grows to {batch} ({smallest:,} "
-            f"in the smallest run) and leaves {steps} optimizer steps; accuracy may fall "
+            f"accuracy: on {first.nodes} node(s) the global batch grows to "
+            f"{first.global_batch_size:,} ({smallest:,} in the smallest run) and leaves "
+            f"{first.steps:,} optimizer steps; accuracy may fall "
             "(published for emotion: 0.9375 with 315 steps, 0.56 with 20; yours: slurmft report). "
             "--global-batch keeps it, with smaller speedups"
         )
     return lines
 
 
-def _global_batch(option: Option) -> int:
-    return option.prediction.work.global_batch_size(option.prediction.devices)
-
-
-def _steps(option: Option) -> int:
-    return option.prediction.work.steps(option.prediction.devices)
-
-
-def as_json(series: Series, options: Sequence[Option], chosen: Option, why: str) -> dict[str, Any]:
+def as_json(
+    series: Series, work: Workload, options: Sequence[Option], chosen: Option, why: str
+) -> dict[str, Any]:
     """The whole plan, for programs."""
+    counts = [dataclasses.asdict(option) for option in options]
     return {
         "series": series.name,
         "rows": [dataclasses.asdict(row) for row in series.rows],
-        "planned": dataclasses.asdict(options[0].prediction.work),
+        "planned": dataclasses.asdict(work),
         "notes": list(series.notes),
         "interval": 0.9,
-        "counts": [_option_json(option) for option in options],
+        "counts": [{k: v for k, v in each.items() if k != "draws_s"} for each in counts],
         "bottleneck": bottleneck(chosen),
         "warnings": _warnings(series, options, chosen),
         "recommended": {"nodes": chosen.nodes, "why": why},
-    }
-
-
-def _option_json(option: Option) -> dict[str, Any]:
-    intervals = ("time_s", "speedup", "efficiency", "node_hours")
-    return {
-        "nodes": option.nodes,
-        "devices": option.prediction.devices,
-        "extrapolated": option.is_extrapolated,
-        **{name: dataclasses.asdict(getattr(option, name)) for name in intervals},
-        "shares": option.shares,
-        "global_batch_size": _global_batch(option),
-        "steps": _steps(option),
     }
