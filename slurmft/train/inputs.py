@@ -16,17 +16,10 @@ from slurmft.core.files import read_json
 from slurmft.core.hub import is_local
 from slurmft.core.terminal import overwritten
 from slurmft.train.config import TrainConfig
-from slurmft.train.recipes import TASKS
-from slurmft.train.rows import (
-    Labels,
-    Question,
-    check_texts,
-    label_ids,
-    label_numbers,
-    read_chunks,
-    row_words,
-)
-from slurmft.train.sources import columns_of, find_split
+from slurmft.train.formats import RowFormat, format_of
+from slurmft.train.recipes import facts
+from slurmft.train.rows import Labels, label_ids, read_chunks, row_words
+from slurmft.train.sources import find_split
 
 CHECK_S = 10.0
 """How long the check of a file may take: about a gigabyte. The ranks read the rest."""
@@ -50,11 +43,11 @@ def check(train: TrainConfig, processes: int = 1) -> dict[str, dict[str, Any]]:
     """
     inputs: dict[str, dict[str, Any]] = {}
     if train.data is not None and is_local(train.data):
-        columns, splits = tuple(columns_of(train)), []
-        for path in (find_split(Path(train.data), s) for s in TASKS[train.task].splits):
-            facts = inputs[str(path)] = _fingerprint(path)
-            splits.append(_read(path, facts["sha256"], train.task, train.preset, columns))
-            facts["what"] = splits[-1].words()
+        rows, splits = format_of(train), []
+        for path in (find_split(Path(train.data), s) for s in facts(train.task).splits):
+            found = inputs[str(path)] = _fingerprint(path)
+            splits.append(_read(path, found["sha256"], rows))
+            found["what"] = splits[-1].words()
         names = _check_labels(train.task, splits)
         for text in _warnings(splits, train, processes, names):
             warnings.warn(text, SlurmftWarning, stacklevel=3)
@@ -91,24 +84,14 @@ class Split:
 
 
 @functools.lru_cache  # the cells of a study have the same data
-def _read(
-    path: Path, version: str, task: str, preset: str | None, columns: tuple[str, ...]
-) -> Split:
+def _read(path: Path, version: str, rows: RowFormat) -> Split:
     """Reads and checks a split, as far as it can in time; shows its progress on a terminal."""
-    facts, where = TASKS[task], str(path)
+    where = str(path)
     found, began, told_s = Split(path, Labels(where)), time.monotonic(), 0.0
-    for share, values in read_chunks(path, columns):
-        *texts, labels = values
-        for column in values[:3] if facts.columns else texts:
-            found.without_text += check_texts(column, where, found.rows + 1)
-        if facts.columns:
-            for row in zip(*values, strict=True):
-                Question.of(row, where, preset == "v2")
-        elif facts.labels == ():
-            label_numbers(labels, where, found.rows + 1)
-        else:
-            found.labels.add(labels)
-        found.rows += len(labels)
+    for share, values in read_chunks(path, rows.columns):
+        found.without_text += rows.check(values, where, found.rows + 1)
+        found.labels.add(rows.labels(values, found.rows + 1))
+        found.rows += len(values[0])
         seconds = time.monotonic() - began
         if share < 1 and seconds > CHECK_S:
             found.share = share
@@ -126,8 +109,8 @@ def _read(
 
 def _check_labels(task: str, splits: Sequence[Split]) -> list[str]:
     """The names of the classes, if all are known; every split's labels are among them."""
-    own, train = TASKS[task].labels, splits[0]
-    if TASKS[task].columns or own == () or (own is None and train.share < 1):
+    own, train = facts(task).labels, splits[0]
+    if not train.labels.rows or (own is None and train.share < 1):
         return []
     names = train.labels.names() if own is None else list(own)
     for labels in (split.labels for split in splits):

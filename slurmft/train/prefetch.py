@@ -14,7 +14,7 @@ from slurmft.core.hub import hub_cache, is_local
 from slurmft.core.text import in_bytes
 from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
-from slurmft.train.recipes import TASKS
+from slurmft.train.recipes import facts
 
 
 def load_model(task: Any, name: str) -> str:
@@ -28,7 +28,7 @@ def load_model(task: Any, name: str) -> str:
 
 def load_data(task: Any, config: TrainConfig) -> str:
     """Loads all splits; returns their sizes, as text."""
-    return ", ".join(f"{s} {len(task.rows(s)):,} rows" for s in TASKS[config.task].splits)
+    return ", ".join(f"{s} {len(task.rows(s)):,} rows" for s in facts(config.task).splits)
 
 
 def size(name: str) -> str:

@@ -22,8 +22,8 @@ class TaskFacts:
     """Where its compute half is, in `slurmft.train.tasks`: the class `Task`."""
     splits: tuple[str, ...] = ("train", "validation")
     """Its files; none: its data is generated."""
-    columns: tuple[str, ...] = ()
-    """Those that the files need besides the ones that flags name."""
+    rows: str = "Texts"
+    """What its rows are: a class of `slurmft.train.formats`."""
     labels: tuple[str, ...] | None = None
     """Names of the classes; none: labels are numbers; None: those that the training data has."""
     metrics: tuple[str, ...] = ("accuracy",)
@@ -36,7 +36,9 @@ def _read() -> tuple[dict[str, TaskFacts], dict[str, dict[str, Any]], dict[str, 
         tables = tomllib.load(file)
     tasks: dict[str, TaskFacts] = {}
     for name, facts in tables["tasks"].items():
-        values: dict[str, Any] = {k: v if k == "module" else tuple(v) for k, v in facts.items()}
+        values: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()
+        }
         tasks[name] = TaskFacts(**values)
     recipes: dict[str, dict[str, Any]] = {}
     for name, own in tables["recipes"].items():
@@ -48,6 +50,17 @@ def _read() -> tuple[dict[str, TaskFacts], dict[str, dict[str, Any]], dict[str, 
 TASKS, RECIPES, CHANGES = _read()
 """Task -> its facts. Recipe -> task, preset, and the values of other flags. Recipe -> what of it
 is not as published."""
+
+
+def facts(task: str) -> TaskFacts:
+    """What the login node knows of a task.
+
+    Raises:
+        UsageError: there is no such task.
+    """
+    if task not in TASKS:
+        raise unknown("--task", task, list(TASKS))
+    return TASKS[task]
 
 
 def named() -> list[str]:
@@ -83,8 +96,7 @@ def fill(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _default(task: str, preset: str | None) -> dict[str, Any]:
-    if task not in TASKS:
-        raise unknown("--task", task, list(TASKS))
+    facts(task)
     preset = preset or presets(task)[0]
     if preset not in presets(task):
         raise unknown(f"preset of task {task}", preset, presets(task))

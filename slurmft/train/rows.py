@@ -17,15 +17,14 @@ import os
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from slurmft.core.errors import UsageError
 from slurmft.core.text import shown, some
-from slurmft.train.recipes import TASKS
 
+SQUAD_COLUMNS = ("id", "question", "context", "answers")
 MAX_LABELS = 100_000
 _CHUNK_ROWS = 1000
 _LINE_BYTES = 2**26
@@ -142,7 +141,7 @@ def _place(where: str, name: str, found: list[str]) -> int:
 
 
 def no_column(where: str, name: str, found: Sequence[str]) -> UsageError:
-    is_fixed = any(name in task.columns for task in TASKS.values())
+    is_fixed = name in SQUAD_COLUMNS
     flags = "" if is_fixed else "; choose with --text-column, --text-pair-column, --label-column"
     return UsageError(f"{where!r} has no column {name!r}", f"it has {', '.join(found)}{flags}")
 
@@ -151,7 +150,7 @@ def no_column(where: str, name: str, found: Sequence[str]) -> UsageError:
 
 
 class Labels:
-    """The labels of a split: how many rows have each, and which row is the first."""
+    """The labels of a split: how many there are of each, and in which row the first is."""
 
     def __init__(self, where: str, values: Sequence[Any] = ()) -> None:
         """
@@ -164,15 +163,16 @@ class Labels:
         """By type and value: 1 is not True."""
         self.first: dict[tuple[type, Any], int] = {}
         self.empty: list[int] = []
-        self.add(values)
+        self.add(enumerate(values, 1))
 
-    def add(self, values: Sequence[Any]) -> None:
-        """Counts the labels of the next rows.
+    def add(self, values: Iterable[tuple[int, Any]]) -> None:
+        """Counts labels, each given with the number of its row.
 
         Raises:
             UsageError: a label that is a list or an object; too many labels.
         """
-        for row, value in enumerate(values, self.rows + 1):
+        for row, value in values:
+            self.rows += 1
             if is_empty(value):
                 self.empty.append(row)
                 continue
@@ -180,7 +180,6 @@ class Labels:
                 raise wrong_label(self.where, row, value)
             self.first.setdefault((type(value), value), row)
             self.counts[type(value), value] += 1
-        self.rows += len(values)
 
     def check_empty(self) -> None:
         """Raises UsageError where rows have no label."""
@@ -308,51 +307,3 @@ def check_texts(values: Sequence[Any], where: str, start: int = 1) -> list[int]:
         if not isinstance(value, str):
             raise UsageError(f"{where!r}: row {row} has the text {value!r}, which is no string")
     return [row for row, value in enumerate(values, start) if not value or value.isspace()]
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question, and where its answers are in the context."""
-
-    id: str
-    question: str
-    context: str
-    answers: list[str]
-    starts: list[int]
-    """Character at which each answer begins."""
-
-    @classmethod
-    def of(cls, row: Sequence[Any], where: str, may_have_none: bool) -> Question:
-        """From the columns of the task.
-
-        Raises:
-            UsageError: an answer that is not where it is said to be, or no answer where there must
-                be one; with the question's id.
-        """
-        name, question, context, gold = row
-        what = f"{where!r}: question {name!r}"
-        try:
-            texts, starts = list(gold["text"]), list(gold["answer_start"])
-            pairs = list(zip(texts, starts, strict=True))
-            outside = next(
-                (p for p in pairs if p[1] < 0 or not context.startswith(p[0], p[1])), None
-            )
-        except (TypeError, KeyError, ValueError):
-            raise UsageError(
-                f"{what} has the answers {gold!r}",
-                'they are written as {"text": ["..."], "answer_start": [0]}',
-            ) from None
-        if outside:
-            raise UsageError(
-                f"{what} has the answer {outside[0]!r}, which is not at character {outside[1]} of "
-                "its context",
-                "answer_start counts characters, not bytes, from 0",
-            )
-        if not all(texts):
-            raise UsageError(
-                f"{what} has an empty answer",
-                'a question without an answer has none at all: {"text": [], "answer_start": []}',
-            )
-        if not pairs and not may_have_none:
-            raise UsageError(f"{what} has no answer", "for such questions there is --preset v2")
-        return cls(name, question, context, texts, starts)

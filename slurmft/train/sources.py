@@ -13,7 +13,7 @@ from slurmft.core.filesystem import absolute
 from slurmft.core.hub import is_local
 from slurmft.core.permissions import user_name
 from slurmft.train.config import TrainConfig
-from slurmft.train.recipes import TASKS
+from slurmft.train.recipes import facts
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet")
 
@@ -28,7 +28,7 @@ def localize(train: TrainConfig) -> TrainConfig:
     check_given(train)
     if train.data is not None and is_local(train.data):
         folder = _folder("--data", train.data)
-        for split in TASKS[train.task].splits:
+        for split in facts(train.task).splits:
             find_split(folder, split)
         changes["data"] = str(folder)
     if train.model is not None and is_local(train.model):
@@ -60,14 +60,8 @@ def no_safetensors(model: str) -> UsageError:
 
 def check_given(train: TrainConfig) -> None:
     """Raises UsageError where a task has no data of its own, and is given none."""
-    if train.data is None and TASKS[train.task].splits:
+    if train.data is None and facts(train.task).splits:
         raise UsageError(f"--task {train.task} needs data of your own", "give --data ID|DIR")
-
-
-def columns_of(train: TrainConfig) -> list[str]:
-    """The columns that a task reads: those that flags name, or its own."""
-    chosen = (train.text_column, train.text_pair_column, train.label_column)
-    return [name for name in (*chosen, *TASKS[train.task].columns) if name is not None]
 
 
 def find_split(folder: Path, split: str) -> Path:

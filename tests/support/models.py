@@ -112,3 +112,21 @@ def write_emotion(folder: Path, train: int, validation: int, more: int = 0) -> P
                 words += [f"more{i}" for i in itertools.islice(further, 1 + more // train)]
                 file.write(json.dumps({"text": " ".join(words), "label": label}) + "\n")
     return folder
+
+
+def write_words(folder: Path, train: int, validation: int) -> Path:
+    """Writes texts as lists of words with labels: two of LABELS are an entity, of the first
+    one's type; lengths differ much."""
+    rng = random.Random(0)
+
+    def row() -> dict[str, Any]:
+        words = rng.choices(WORDS[len(LABELS) :], k=rng.choice((1, 2, 3, 20)))
+        tags = ["O"] * len(words)
+        for at in range(0, len(words) - 1, 4):
+            i = rng.randrange(3)
+            words[at : at + 2] = LABELS[i], LABELS[3 + i]
+            tags[at : at + 2] = f"B-{LABELS[i]}", f"I-{LABELS[i]}"
+        return {"tokens": words, "tags": tags}
+
+    sizes = {"train": train, "validation": validation}
+    return write_splits(folder, {k: [row() for _ in range(n)] for k, n in sizes.items()})

@@ -21,7 +21,7 @@ from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.train import inputs, metrics, tasks
 from slurmft.train.config import TrainConfig
 from slurmft.train.data import TokenData, TokenTable
-from slurmft.train.rows import Question
+from slurmft.train.formats import Question
 from slurmft.train.sources import localize
 from slurmft.train.state import Predicted
 from slurmft.train.tasks.squad import (

@@ -14,6 +14,7 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.data import IGNORED, Batch, TokenData, TokenTable
 from slurmft.train.evaluation import NAN, check_numbers
 from slurmft.train.metrics import SCORES
+from slurmft.train.recipes import facts
 
 
 class Task(ABC):
@@ -32,6 +33,7 @@ class Task(ABC):
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
+        self.facts = facts(config.task)
 
     def sources(self) -> dict[str, Any] | None:
         """All that decides what `prepare` makes, as JSON; None: that is not worth keeping. Called

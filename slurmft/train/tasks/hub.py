@@ -16,9 +16,9 @@ from slurmft.core import permissions
 from slurmft.core.errors import UsageError
 from slurmft.core.files import fingerprint
 from slurmft.core.hub import hub_cache, is_local
-from slurmft.train.recipes import TASKS
+from slurmft.train.formats import format_of
 from slurmft.train.rows import no_column, read_columns
-from slurmft.train.sources import columns_of, find_split, no_safetensors
+from slurmft.train.sources import find_split, no_safetensors
 from slurmft.train.tasks.base import Task, set_dropout
 
 Loaded = TypeVar("Loaded")
@@ -71,7 +71,7 @@ class Pretrained(Task):
         assert name is not None  # from the recipe, or checked
         if is_local(name):
             path = find_split(Path(name), split)
-            return Rows(read_columns(path, columns_of(self.config)), str(path))
+            return Rows(read_columns(path, format_of(self.config).columns), str(path))
         from datasets import ClassLabel
 
         where = f"{name} ({split})"
@@ -82,16 +82,28 @@ class Pretrained(Task):
         table = dataset.data.table
         return Rows({k: table.column(k) for k in table.column_names}, where, classes)
 
+    def values(self, rows: Rows) -> list[list[Any]]:
+        """The columns that the task reads, checked, in the order of its format.
+
+        Raises:
+            UsageError: a column that is missing, or a value that cannot be right.
+        """
+        form = format_of(self.config)
+        columns = [rows.column(name) for name in form.columns]
+        form.check(columns, rows.where)
+        return columns
+
     def sources(self) -> dict[str, Any] | None:
         """What decides the tokens: data, tokenizer, settings, and the code that makes them.
 
         None where the data is in no files that could be compared.
         """
-        data = [self._files(split) for split in TASKS[self.config.task].splits]
+        data = [self._files(split) for split in self.facts.splits]
         if not all(data):
             return None
         here = Path(__file__).parent
-        code = [here.parent / "data.py", here.parent / "rows.py", *sorted(here.glob("*.py"))]
+        shared = [here.parent / f"{name}.py" for name in ("data", "formats", "rows")]
+        code = [*shared, *sorted(here.glob("*.py"))]
         with tempfile.TemporaryDirectory() as folder:
             self.save_tokenizer(Path(folder))
             tokenizer = {path.name: fingerprint(path) for path in Path(folder).iterdir()}

@@ -14,8 +14,7 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.data import Batch, TokenData, TokenTable
 from slurmft.train.evaluation import check_numbers
 from slurmft.train.metrics import SCORES
-from slurmft.train.recipes import TASKS
-from slurmft.train.rows import Labels, check_texts, label_ids, label_numbers
+from slurmft.train.rows import Labels, label_ids, label_numbers
 from slurmft.train.tasks.base import label_maps
 from slurmft.train.tasks.hub import Pretrained, Rows
 
@@ -30,20 +29,19 @@ class Task(Pretrained):
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
-        facts = TASKS[config.task]
         self.hub_subset = config.task if config.data in GLUE_IDS else None
-        self.has_classes = facts.labels != ()
+        self.has_classes = self.facts.labels != ()
         if not self.has_classes:
             self.prediction_dtype = np.dtype(np.float64)
             self.evaluates_in_fp32 = True
         # "", or of MNLI's two validations: "_matched", "_mismatched".
-        self.suffixes = [split.removeprefix("validation") for split in facts.splits[1:]]
-        self.metric_names = tuple(m + s for s in self.suffixes for m in facts.metrics)
+        self.suffixes = [split.removeprefix("validation") for split in self.facts.splits[1:]]
+        self.metric_names = tuple(m + s for s in self.suffixes for m in self.facts.metrics)
 
     def label_names(self, train: Rows) -> list[str]:
         """Names of the classes, by class: those of the task, else those that the data set has for
         its classes, else the labels themselves."""
-        own = TASKS[self.config.task].labels
+        own = self.facts.labels
         if own is not None:
             return list(own)
         column = self._label_column
@@ -60,7 +58,7 @@ class Task(Pretrained):
         labels.check_empty()
         for text in labels.look_alikes() if not is_local(str(self.config.data)) else ():
             warnings.warn(text, SlurmftWarning, stacklevel=2)  # of local data submit has told
-        by_number = TASKS[self.config.task].labels is not None or column in rows.names
+        by_number = self.facts.labels is not None or column in rows.names
         if not names:
             return label_numbers(values, rows.where)
         return label_ids(values, names, rows.where, by_number)
@@ -78,7 +76,7 @@ class Task(Pretrained):
                 the wrong type, a label that does not exist.
         """
         tokenizer = self.tokenizer()
-        train, *validation = (self.rows(split) for split in TASKS[self.config.task].splits)
+        train, *validation = (self.rows(split) for split in self.facts.splits)
         names = self.label_names(train)
         return TokenData(
             self._tokenize(tokenizer, [train], names),
@@ -90,18 +88,14 @@ class Task(Pretrained):
 
     def _tokenize(self, tokenizer: Any, splits: list[Rows], names: list[str]) -> TokenTable:
         """One table of the splits, one after the other."""
-        chosen = (self.config.text_column, self.config.text_pair_column)
-        columns = [name for name in chosen if name is not None]
         assert self.config.max_length is not None  # from the recipe
         longest = min(self.config.max_length, tokenizer.model_max_length)
         labels, encoded = list[Any](), list[tuple[Any, Any]]()
         for rows in splits:
             labels += self.labels(rows, names)
-            texts = [rows.column(name) for name in columns]
-            for values in texts:
-                check_texts(values, rows.where)
+            *texts, _ = self.values(rows)
             encoded += _encode(tokenizer, texts, longest)
-        apart = len(columns) > 1 and self.tells_texts_apart(tokenizer)
+        apart = len(texts) > 1 and self.tells_texts_apart(tokenizer)
         types = [types for _, types in encoded] if apart else None
         return TokenTable.build([ids for ids, _ in encoded], labels, types)
 
@@ -135,7 +129,7 @@ class Task(Pretrained):
         return {
             metric + suffix: SCORES[metric](predicted, labels)
             for suffix, predicted, labels in zip(self.suffixes, *parts, strict=True)
-            for metric in TASKS[self.config.task].metrics
+            for metric in self.facts.metrics
         }
 
 

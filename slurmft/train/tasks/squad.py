@@ -20,7 +20,7 @@ from slurmft.train import metrics
 from slurmft.train.config import TrainConfig
 from slurmft.train.data import Batch, TokenData, TokenTable
 from slurmft.train.evaluation import check_numbers
-from slurmft.train.rows import Question, check_texts
+from slurmft.train.formats import Question
 from slurmft.train.tasks.hub import Pretrained, Rows
 
 N_BEST = 20
@@ -59,10 +59,7 @@ class Task(Pretrained):
             raise UsageError(
                 f"the tokenizer of {self.config.model!r} does not tell where tokens are"
             )
-        train, validation = (
-            read_questions(self.rows(split), self.may_have_none)
-            for split in ("train", "validation")
-        )
+        train, validation = (self._questions(self.rows(split)) for split in self.facts.splits)
         apart = self.tells_texts_apart(tokenizer)
         return TokenData(
             self._table(tokenizer, train, apart),
@@ -71,6 +68,10 @@ class Task(Pretrained):
             pad_id=tokenizer.pad_token_id,
             texts=texts_of(validation),
         )
+
+    def _questions(self, rows: Rows) -> list[Question]:
+        of = zip(*self.values(rows), strict=True)
+        return [Question.of(row, rows.where, self.may_have_none) for row in of]
 
     def _table(
         self, tokenizer: Any, questions: list[Question], apart: bool, to_answer: bool = False
@@ -184,22 +185,6 @@ def without_padding(output: Any, lengths: torch.Tensor) -> tuple[torch.Tensor, t
     starts, ends = output.start_logits, output.end_logits
     padding = (torch.arange(starts.shape[1]) >= lengths[:, None]).to(starts.device)
     return starts.masked_fill(padding, -torch.inf), ends.masked_fill(padding, -torch.inf)
-
-
-def read_questions(rows: Rows, may_have_none: bool) -> list[Question]:
-    """The questions of a split.
-
-    Raises:
-        UsageError: a missing column, a value of the wrong type, an answer that is not where it is
-            said to be, or no answer where there must be one; with the question's id.
-    """
-    ids, questions, contexts = (rows.column(name) for name in ("id", "question", "context"))
-    for values in (ids, questions, contexts):
-        check_texts(values, rows.where)
-    return [
-        Question.of(row, rows.where, may_have_none)
-        for row in zip(ids, questions, contexts, rows.column("answers"), strict=True)
-    ]
 
 
 def answer_span(characters: np.ndarray, question: Question) -> tuple[int, int]:

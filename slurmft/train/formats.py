@@ -1,0 +1,172 @@
+"""What the rows of a task are: their columns, and what of these cannot be right.
+
+The login node and the ranks check rows by this code: what a rank would refuse after hours in a
+queue is refused at submission. It needs neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurmft.core.errors import UsageError
+from slurmft.train.config import TrainConfig
+from slurmft.train.recipes import facts
+from slurmft.train.rows import SQUAD_COLUMNS, check_texts, is_empty, label_numbers, wrong_label
+
+Columns = Sequence[Sequence[Any]]
+"""Values of some rows, by column."""
+
+
+@dataclass(frozen=True)
+class RowFormat(ABC):
+    """The columns of a task, and the checks of their values. One for each configuration."""
+
+    columns: tuple[str, ...]
+    """Their names, in the order in which the checks get them."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, train: TrainConfig) -> RowFormat:
+        """That of a configuration."""
+
+    @abstractmethod
+    def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
+        """Checks rows, of which the first has the number `start`; returns those without a text.
+
+        Raises:
+            UsageError: a value that cannot be right, with its row.
+        """
+
+    def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
+        """The labels that are classes, each with the number of its row."""
+        yield from ()
+
+
+def format_of(train: TrainConfig) -> RowFormat:
+    """What the rows of a configuration's task are."""
+    kind: type[RowFormat] = globals()[facts(train.task).rows]
+    return kind.of(train)
+
+
+@dataclass(frozen=True)
+class Texts(RowFormat):
+    """A text, or two, and a label: a class, or a number."""
+
+    has_classes: bool = True
+
+    @classmethod
+    def of(cls, train: TrainConfig) -> Texts:
+        chosen = (train.text_column, train.text_pair_column, train.label_column)
+        return cls(tuple(filter(None, chosen)), facts(train.task).labels != ())
+
+    def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
+        empty = [row for texts in values[:-1] for row in check_texts(texts, where, start)]
+        if not self.has_classes:
+            label_numbers(values[-1], where, start)
+        return empty
+
+    def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
+        return enumerate(values[-1], start) if self.has_classes else iter(())
+
+
+@dataclass(frozen=True)
+class Words(RowFormat):
+    """A list of words, and a list of as many labels."""
+
+    @classmethod
+    def of(cls, train: TrainConfig) -> Words:
+        return cls(tuple(filter(None, (train.text_column, train.label_column))))
+
+    def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
+        empty = []
+        for row, (words, labels) in enumerate(zip(*values, strict=True), start):
+            for what, cells in (("words", words), ("labels", labels)):
+                if not isinstance(cells, (list, tuple)):
+                    raise UsageError(
+                        f"{where!r}: row {row} has the {what} {cells!r}, which are no list",
+                        'a row is {"tokens": ["Ada", "slept"], "tags": ["B-PER", "O"]}; choose the '
+                        "columns with --text-column and --label-column",
+                    )
+            if len(words) != len(labels):
+                raise UsageError(
+                    f"{where!r}: row {row} has {len(words)} words and {len(labels)} labels",
+                    "each word has one label; O where it is none of what is looked for",
+                )
+            if wrong := [word for word in words if not isinstance(word, str)]:
+                raise UsageError(f"{where!r}: row {row} has the word {wrong[0]!r}, no string")
+            if any(map(is_empty, labels)):
+                raise wrong_label(where, row, None, "each word has one label; O says: nothing")
+            empty += [] if words else [row]
+        return empty
+
+    def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
+        return ((row, label) for row, own in enumerate(values[-1], start) for label in own)
+
+
+@dataclass(frozen=True)
+class Questions(RowFormat):
+    """SQuAD's: a question, its context, and where its answers are in that."""
+
+    columns: tuple[str, ...] = SQUAD_COLUMNS
+    may_have_none: bool = False
+
+    @classmethod
+    def of(cls, train: TrainConfig) -> Questions:
+        return cls(may_have_none=train.preset == "v2")
+
+    def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
+        empty = [row for texts in values[:3] for row in check_texts(texts, where, start)]
+        for row in zip(*values, strict=True):
+            Question.of(row, where, self.may_have_none)
+        return empty
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question, and where its answers are in the context."""
+
+    id: str
+    question: str
+    context: str
+    answers: list[str]
+    starts: list[int]
+    """Character at which each answer begins."""
+
+    @classmethod
+    def of(cls, row: Sequence[Any], where: str, may_have_none: bool) -> Question:
+        """From the columns of the task.
+
+        Raises:
+            UsageError: an answer that is not where it is said to be, or no answer where there must
+                be one; with the question's id.
+        """
+        name, question, context, gold = row
+        what = f"{where!r}: question {name!r}"
+        try:
+            texts, starts = list(gold["text"]), list(gold["answer_start"])
+            pairs = list(zip(texts, starts, strict=True))
+            outside = next(
+                (p for p in pairs if p[1] < 0 or not context.startswith(p[0], p[1])), None
+            )
+        except (TypeError, KeyError, ValueError):
+            raise UsageError(
+                f"{what} has the answers {gold!r}",
+                'they are written as {"text": ["..."], "answer_start": [0]}',
+            ) from None
+        if outside:
+            raise UsageError(
+                f"{what} has the answer {outside[0]!r}, which is not at character {outside[1]} of "
+                "its context",
+                "answer_start counts characters, not bytes, from 0",
+            )
+        if not all(texts):
+            raise UsageError(
+                f"{what} has an empty answer",
+                'a question without an answer has none at all: {"text": [], "answer_start": []}',
+            )
+        if not pairs and not may_have_none:
+            raise UsageError(f"{what} has no answer", "for such questions there is --preset v2")
+        return cls(name, question, context, texts, starts)
