@@ -1,4 +1,4 @@
-"""`slurmft cancel`: ends the job of a run."""
+"""Ends the job of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurmft.runs import resolve
 
 def parser() -> Parser:
     """The command line of `slurmft cancel`."""
-    command = Parser(prog="slurmft cancel", description="Ends the job of a run.")
+    command = Parser("slurmft cancel", __doc__)
     add_run(command)
     command.add_argument("--json", action="store_true", help="print run, job, cancelled, state")
     return command

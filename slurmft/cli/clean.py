@@ -1,4 +1,14 @@
-"""`slurmft clean`: removes what is no longer needed of runs."""
+"""Shows what can be removed, with sizes, and removes it after a question: checkpoints and tokens of
+finished runs, leftovers of killed jobs, runs that failed, were cancelled or vanished long ago,
+entries of the token cache that no run has used for as long, and code that no run has. Never touches
+a run whose job is pending or running, runs of other users, or unfinished runs of another cluster.
+
+examples:
+  slurmft clean --dry-run                  what can be removed, and its size
+  slurmft clean --only checkpoints --yes
+  slurmft clean --only runs --older-than 7d
+  slurmft clean --only token-cache --older-than 7d
+"""
 
 from __future__ import annotations
 
@@ -14,29 +24,12 @@ from slurmft.core.files import to_json
 from slurmft.core.text import aligned, in_bytes
 from slurmft.runs import resolve
 
-EXAMPLES = """\
-examples:
-  slurmft clean --dry-run                  what can be removed, and its size
-  slurmft clean --only checkpoints --yes
-  slurmft clean --only runs --older-than 7d
-  slurmft clean --only token-cache --older-than 7d
-"""
-
-
 # --- the command ----------------------------------------------------------------------------------
 
 
 def parser() -> Parser:
     """The command line of `slurmft clean`."""
-    command = Parser(
-        prog="slurmft clean",
-        description="Shows what can be removed, with sizes, and removes it after a question: "
-        "checkpoints and tokens of finished runs, leftovers of killed jobs, runs that failed, were "
-        "cancelled or vanished long ago, entries of the token cache that no run has used for as "
-        "long, and code that no run has. Never touches a run whose job is pending or running, runs "
-        "of other users, or unfinished runs of another cluster.",
-        epilog=EXAMPLES,
-    )
+    command = Parser("slurmft clean", __doc__)
     add_runs_dir(command)
     command.add_argument(
         "--only",

@@ -1,4 +1,12 @@
-"""`slurmft compare`: what differs between two runs, and whether it is more than noise."""
+"""Says what differs between two runs (configuration, versions, hosts, code), and whether one is
+faster or more accurate by more than noise. Each is a run directory, or a folder with repeats of one
+run. With three or more repeats on either side, repeats are compared; with fewer, the steps of the
+runs, which do not show how much repeats would differ. Verdicts have a confidence of 95 %.
+
+examples:
+  slurmft compare runs/emotion-20261120-093012-a1b2c3 runs/emotion-20261120-101533-c3d4e5
+  slurmft compare runs/fp32 runs/bf16                # folders with repeats
+"""
 
 from __future__ import annotations
 
@@ -7,23 +15,10 @@ from slurmft.core.errors import Exit
 from slurmft.core.files import to_json
 from slurmft.studies.compare import as_json, compare, describe_comparison
 
-_DESCRIPTION = """\
-Says what differs between two runs (configuration, versions, hosts, code), and whether one is faster
-or more accurate by more than noise. Each is a run directory, or a folder with repeats of one run.
-With three or more repeats on either side, repeats are compared; with fewer, the steps of the runs,
-which do not show how much repeats would differ. Verdicts have a confidence of 95 %.
-"""
-
-EXAMPLES = """\
-examples:
-  slurmft compare runs/emotion-20261120-093012-a1b2c3 runs/emotion-20261120-101533-c3d4e5
-  slurmft compare runs/fp32 runs/bf16                # folders with repeats
-"""
-
 
 def parser() -> Parser:
     """The command line of `slurmft compare`."""
-    made = Parser(prog="slurmft compare", description=_DESCRIPTION, epilog=EXAMPLES)
+    made = Parser("slurmft compare", __doc__)
     for name in "AB":
         made.add_argument(
             name.lower(), metavar=f"RUN_{name}", help="run (path or name), or folder of repeats"

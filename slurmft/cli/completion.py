@@ -1,6 +1,9 @@
-"""`slurmft completion`: the script that makes TAB complete commands, flags, choices and runs.
+"""Prints a script that makes TAB complete commands, flags, choices and runs. It starts no Python.
 
-It is made from the commands' own parsers, and holds all that TAB needs: that starts no Python.
+examples:
+  bash:  slurmft completion bash > ~/.local/share/bash-completion/completions/slurmft
+  zsh:   slurmft completion zsh > ~/.zfunc/_slurmft      # a folder in $fpath, before compinit
+Again after an update of slurmft.
 """
 
 from __future__ import annotations
@@ -19,12 +22,6 @@ from slurmft.train.configure import OPTIONS
 
 SHELLS = ("bash", "zsh")
 
-EXAMPLES = """\
-examples:
-  bash:  slurmft completion bash > ~/.local/share/bash-completion/completions/slurmft
-  zsh:   slurmft completion zsh > ~/.zfunc/_slurmft      # a folder in $fpath, before compinit
-Again after an update of slurmft.
-"""
 
 _RUNS = {"bash": "_slurmft_runs", "zsh": "_slurmft_runs"}
 _PREAMBLE = {
@@ -56,12 +53,7 @@ _TAKES_FILE = ("FILE", "PATH", "SOURCE")
 
 def parser() -> Parser:
     """The command line of `slurmft completion`."""
-    command = Parser(
-        prog="slurmft completion",
-        description="Prints a script that makes TAB complete commands, flags, choices and runs. "
-        "It starts no Python.",
-        epilog=EXAMPLES,
-    )
+    command = Parser("slurmft completion", __doc__)
     command.add_argument("shell", choices=SHELLS, metavar="|".join(SHELLS), help="your shell")
     return command
 

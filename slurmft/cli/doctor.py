@@ -1,4 +1,18 @@
-"""`slurmft doctor`: is the cluster well? As seen from this host, and on its nodes."""
+"""Is the cluster well? Examines Slurm, packages, hub, caches and free space from this host and,
+with --nodes or within an allocation, its nodes: cores, devices, names, ports, clocks, links, locks,
+matmul throughput, all-reduce. Each finding is ok, a WARNING or a FAILURE, with a hint what to do.
+With a failure, the exit code is 1.
+
+examples:
+  slurmft doctor
+  slurmft doctor --nodes 4 --partition gpu --gpus-per-node 4 --output report.txt
+  salloc --nodes 4 slurmft doctor
+  slurmft doctor --cluster local --nodes 2         simulated nodes on this machine
+
+parts of it, which have a --help of their own:
+  slurmft doctor locks DIR    which kinds of file locks hold between nodes
+  slurmft doctor node         what a node is, and how a run would use it
+"""
 
 from __future__ import annotations
 
@@ -29,42 +43,10 @@ _JOB = (
 )  # fmt: skip
 _CHECKUP_WAIT_S, _LOCKS_WAIT_S = 300.0, 3600.0
 
-_CHECKUP_HELP = """\
-Is the cluster well? Examines Slurm, packages, hub, caches and free space from this host and, with
---nodes or within an allocation, its nodes: cores, devices, names, ports, clocks, links, locks,
-matmul throughput, all-reduce. Each finding is ok, a WARNING or a FAILURE, with a hint what to do.
-With a failure, the exit code is 1.
-
-  slurmft doctor
-  slurmft doctor --nodes 4 --partition gpu --gpus-per-node 4 --output report.txt
-  salloc --nodes 4 slurmft doctor
-  slurmft doctor --cluster local --nodes 2         simulated nodes on this machine
-"""
-
-_LOCKS_HELP = """\
-Measures on two or more nodes which kinds of file locks hold between them in a folder, and records
-the choice for its file system; runs use the record. In an allocation (salloc, sbatch) these are its
-nodes; otherwise salloc requests some.
-
-  slurmft doctor locks ~/.cache/huggingface
-  slurmft doctor locks /gpfs/proj42/hf --nodes 2 --partition debug
-  salloc --nodes 2 slurmft doctor locks /lustre/hf
-"""
-
-_NODE_HELP = """\
-Shows what a node is, what of it a job gets, and how a run would use that: processes, cores, and
-every variable that is set, with its reason. With Slurm on a compute node, by srun; else here.
-
-  slurmft doctor node --partition gpu
-  slurmft doctor node --here --profile xeon --nproc-per-node 2
-"""
-
 
 def main(argv: list[str]) -> int:
     """`slurmft doctor [SUBJECT] ...`."""
     if not argv or argv[0].startswith("-"):
-        if argv and argv[0] in ("-h", "--help"):
-            print(f"{_LOCKS_HELP}\n{_NODE_HELP}")
         return checkup_main(argv)
     return run_part("slurmft doctor", PARTS, argv, "")
 
@@ -101,7 +83,7 @@ def checkup_main(argv: list[str]) -> int:
 
 def parser() -> Parser:
     """The command line of `slurmft doctor`."""
-    made = Parser(prog="slurmft doctor", description=_CHECKUP_HELP)
+    made = Parser("slurmft doctor", __doc__)
     made.add_argument("--json", action="store_true", help="print the findings as JSON")
     made.add_argument(
         "--output", metavar="FILE", help="write a report for support: text and JSON, no secrets"
@@ -136,7 +118,7 @@ def _job(arguments: argparse.Namespace, names: tuple[str, ...]) -> JobConfig:
 
 def node_parser() -> Parser:
     """The command line of `slurmft doctor node`."""
-    made = Parser(prog="slurmft doctor node", description=_NODE_HELP)
+    made = Parser("slurmft doctor node", node_main.__doc__)
     made.add_argument("--nodes", type=int, metavar="N", help="default: the allocation's, or 1")
     made.add_argument("--here", action="store_true", help="this machine, even with Slurm")
     add_options(made, JobConfig, "Where", only=(*_WHERE, *_USE))
@@ -144,7 +126,14 @@ def node_parser() -> Parser:
 
 
 def node_main(argv: list[str]) -> int:
-    """`slurmft doctor node`."""
+    """Shows what a node is, what of it a job gets, and how a run would use that: processes, cores,
+    and every variable that is set, with its reason. With Slurm on a compute node, by srun; else
+    here.
+
+    examples:
+      slurmft doctor node --partition gpu
+      slurmft doctor node --here --profile xeon --nproc-per-node 2
+    """
     arguments = node_parser().parse(argv)
     if arguments.here or not commands.available():
         lines = node.describe_this_node(build(JobConfig, given(arguments, _USE)))
@@ -162,7 +151,15 @@ def node_main(argv: list[str]) -> int:
 
 
 def locks_main(argv: list[str]) -> int:
-    """`slurmft doctor locks DIR`."""
+    """Measures on two or more nodes which kinds of file locks hold between them in a folder, and
+    records the choice for its file system; runs use the record. In an allocation (salloc, sbatch)
+    these are its nodes; otherwise salloc requests some.
+
+    examples:
+      slurmft doctor locks ~/.cache/huggingface
+      slurmft doctor locks /gpfs/proj42/hf --nodes 2 --partition debug
+      salloc --nodes 2 slurmft doctor locks /lustre/hf
+    """
     arguments = locks_parser().parse(argv)
     folder = absolute(arguments.dir)
     if not folder.is_dir():
@@ -183,7 +180,7 @@ def locks_main(argv: list[str]) -> int:
 
 def locks_parser() -> Parser:
     """The command line of `slurmft doctor locks`."""
-    made = Parser(prog="slurmft doctor locks", description=_LOCKS_HELP)
+    made = Parser("slurmft doctor locks", locks_main.__doc__)
     made.add_argument("dir", metavar="DIR", help="a folder on the file system in question")
     made.add_argument("--nodes", type=int, metavar="N", help="default: the allocation's, or 2")
     made.add_argument("--json", action="store_true", help="print the findings as JSON")

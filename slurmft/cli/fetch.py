@@ -1,4 +1,14 @@
-"""`slurmft fetch`: fills the hub's caches on the login node, for jobs on nodes without internet."""
+"""Downloads a model and a data set to the caches, by the same calls as a run, and checks that they
+load without the hub.
+
+examples:
+  slurmft fetch --task emotion                                  what its recipe names
+  slurmft fetch roberta-base --task mrpc                        another model, the recipe's data
+  slurmft fetch distilbert-base-uncased dair-ai/emotion
+  slurmft fetch me/model me/texts --task text-classification
+
+The caches are where $HF_HOME says; jobs must see the same folder. Local folders are only checked.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +28,10 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.recipes import TASKS
 from slurmft.train.sources import localize
 
-EXAMPLES = """\
-examples:
-  slurmft fetch --task emotion                                  what its recipe names
-  slurmft fetch roberta-base --task mrpc                        another model, the recipe's data
-  slurmft fetch distilbert-base-uncased dair-ai/emotion
-  slurmft fetch me/model me/texts --task text-classification
-
-The caches are where $HF_HOME says; jobs must see the same folder. Local folders are only checked.
-"""
-
 
 def parser() -> Parser:
     """The command line of `slurmft fetch`."""
-    command = Parser(
-        prog="slurmft fetch",
-        description="Downloads a model and a data set to the caches, by the same calls as a run, "
-        "and checks that they load without the hub.",
-        epilog=EXAMPLES,
-    )
+    command = Parser("slurmft fetch", __doc__)
     command.add_argument("model", nargs="?", help="hub id or folder (default: the task's)")
     command.add_argument("data", nargs="?", help="hub id or folder (default: the task's)")
     command.add_argument(

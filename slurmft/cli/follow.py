@@ -1,4 +1,12 @@
-"""`slurmft follow`: streams a run's progress and ends with its result and the job's exit code."""
+"""Streams the progress of a run until its job ends; then shows its result, or its error, and exits
+with the exit code of the job.
+
+examples:
+  slurmft follow last
+  slurmft follow emotion-2026              first letters of its name, where only one begins so
+  slurmft follow 8123                      the id of its job
+  slurmft follow runs/emotion-20261120-093012-a1b2c3
+"""
 
 from __future__ import annotations
 
@@ -15,14 +23,6 @@ from slurmft.runs import log_times, resolve, trackers
 from slurmft.runs.progress import Progress, result_table
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir, read_log_head
-
-EXAMPLES = """\
-examples:
-  slurmft follow last
-  slurmft follow emotion-2026              first letters of its name, where only one begins so
-  slurmft follow 8123                      the id of its job
-  slurmft follow runs/emotion-20261120-093012-a1b2c3
-"""
 
 
 class Follower:
@@ -112,12 +112,7 @@ def show_outcome(job: JobWatch) -> int:
 
 def parser() -> Parser:
     """The command line of `slurmft follow`."""
-    command = Parser(
-        prog="slurmft follow",
-        description="Streams the progress of a run until its job ends; then shows its result, or "
-        "its error, and exits with the exit code of the job.",
-        epilog=EXAMPLES,
-    )
+    command = Parser("slurmft follow", __doc__)
     add_run(command)
     return command
 

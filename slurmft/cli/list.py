@@ -1,4 +1,12 @@
-"""`slurmft list`: the runs in a folder: state, progress, speed, metrics."""
+"""The runs in a folder: their state, by their own records and by Slurm's, their progress, speed and
+metrics.
+
+examples:
+  slurmft list                              newest last
+  slurmft list --state running --state requeued
+  slurmft list --runs-dir /gpfs/jane/runs --newest 10
+  slurmft list --json | jq '.runs[] | select(.state == "failed") | .path'
+"""
 
 from __future__ import annotations
 
@@ -15,14 +23,6 @@ from slurmft.core.text import aligned, duration, shown
 from slurmft.runs import resolve
 from slurmft.runs.progress import metrics_words
 from slurmft.runs.resolve import problem_line
-
-EXAMPLES = """\
-examples:
-  slurmft list                              newest last
-  slurmft list --state running --state requeued
-  slurmft list --runs-dir /gpfs/jane/runs --newest 10
-  slurmft list --json | jq '.runs[] | select(.state == "failed") | .path'
-"""
 
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
@@ -49,12 +49,7 @@ def _cells(run: dict[str, Any]) -> list[str]:
 
 def parser() -> Parser:
     """The command line of `slurmft list`."""
-    command = Parser(
-        prog="slurmft list",
-        description="The runs in a folder: their state, by their own records and by Slurm's, "
-        "their progress, speed and metrics.",
-        epilog=EXAMPLES,
-    )
+    command = Parser("slurmft list", __doc__)
     add_runs_dir(command)
     command.add_argument(
         "--state",

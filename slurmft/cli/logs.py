@@ -1,4 +1,12 @@
-"""`slurmft logs`: what ranks, nodes and Slurm wrote, as one log, the first failure before it."""
+"""Prints the logs of all ranks of a run, of its torchruns and of Slurm, merged in the order of
+their times. The first failure comes before them, with its traceback, and the names of the processes
+that failed because of it.
+
+examples:
+  slurmft logs last                            # all of it
+  slurmft logs last --tail 50 --follow         # the end, and new lines until the job ends
+  slurmft logs 4711 --rank 3 --attempt 2
+"""
 
 from __future__ import annotations
 
@@ -14,22 +22,10 @@ from slurmft.runs.log_text import Writer, check_choice, last_lines, until_now
 from slurmft.runs.logfiles import Choice, Logs
 from slurmft.runs.rundir import FINAL_STATES, RunDir
 
-DESCRIPTION = """\
-Prints the logs of all ranks of a run, of its torchruns and of Slurm, merged in the order of their
-times. The first failure comes before them, with its traceback, and the names of the processes that
-failed because of it."""
-
-EXAMPLES = """\
-examples:
-  slurmft logs last                            # all of it
-  slurmft logs last --tail 50 --follow         # the end, and new lines until the job ends
-  slurmft logs 4711 --rank 3 --attempt 2
-"""
-
 
 def parser() -> Parser:
     """The command line of `slurmft logs`."""
-    command = Parser(prog="slurmft logs", description=DESCRIPTION, epilog=EXAMPLES)
+    command = Parser("slurmft logs", __doc__)
     add_run(command)
     command.add_argument(
         "--rank", type=int, action="append", metavar="R", help="only lines of this rank; repeatable"

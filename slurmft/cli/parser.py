@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
@@ -22,8 +23,16 @@ class _KeepsLines(argparse.HelpFormatter):
 class Parser(argparse.ArgumentParser):
     """argparse that raises our errors, takes no abbreviations, and suggests the near flag."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=_KeepsLines, **kwargs)
+    def __init__(self, command: str, documentation: str | None) -> None:
+        """A command's parser.
+
+        Args:
+            command: its words, such as "slurmft study run".
+            documentation: a docstring. Its first paragraph begins the help, the others end it.
+        """
+        about, _, more = inspect.cleandoc(documentation or "").partition("\n\n")
+        super().__init__(command, None, about.replace("\n", " "), more, allow_abbrev=False)
+        self.formatter_class = _KeepsLines
         self.add_argument("--debug", action="store_true", help="show tracebacks of errors")
 
     def error(self, message: str) -> NoReturn:

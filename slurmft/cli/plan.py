@@ -1,4 +1,11 @@
-"""`slurmft plan`: how many nodes a run should have, from runs that were measured."""
+"""Fits a model of a run's time to measured runs, and predicts other numbers of nodes. Intervals
+hold 90 %. Nothing is submitted.
+
+examples:
+  slurmft plan runs                                  # 1, 2, 4, ... nodes, from all runs in a folder
+  slurmft plan runs --nodes 1-16 --deadline 30m      # the fewest nodes that meet it
+  slurmft plan runs --epochs 10 --json               # other runs than those, for programs
+"""
 
 from __future__ import annotations
 
@@ -15,18 +22,6 @@ from slurmft.runs import resolve, scan
 from slurmft.studies.scaling import model, planner
 from slurmft.studies.scaling.model import Workload
 from slurmft.studies.scaling.series import series_of
-
-_DESCRIPTION = """\
-Fits a model of a run's time to measured runs, and predicts other numbers of nodes. Intervals hold
-90 %. Nothing is submitted.
-"""
-
-EXAMPLES = """\
-examples:
-  slurmft plan runs                                  # 1, 2, 4, ... nodes, from all runs in a folder
-  slurmft plan runs --nodes 1-16 --deadline 30m      # the fewest nodes that meet it
-  slurmft plan runs --epochs 10 --json               # other runs than those, for programs
-"""
 
 
 def main(argv: list[str]) -> int:
@@ -60,7 +55,7 @@ def _changed(work: Workload, arguments: argparse.Namespace) -> Workload:
 
 def parser() -> Parser:
     """The command line of `slurmft plan`."""
-    made = Parser(prog="slurmft plan", description=_DESCRIPTION, epilog=EXAMPLES)
+    made = Parser("slurmft plan", __doc__)
     add = made.add_argument
     add("sources", nargs="+", metavar="RUN|DIR", help="runs (paths or names), folders of runs")
     add("--series", metavar="NAME", help="which runs, if there are several kinds")

@@ -1,7 +1,9 @@
-"""`slurmft prepare`: the run of a job that was submitted by plain sbatch, with a file of sbatch/.
+"""Within a Slurm job: makes its run directory, or finds it again after a requeue, and prints the
+path of the script that runs it.
 
-Runs in the job, on its first node. What Slurm was asked for is read from Slurm. A job that was
-requeued finds its run again by its id.
+examples (the files in sbatch/ do this):
+  sbatch --nodes=4 --time=30 sbatch/multi_node.sbatch --task emotion --data /gpfs/emotion
+  job=$(python3 -m slurmft prepare --task emotion) && exec bash "$job"
 """
 
 from __future__ import annotations
@@ -28,12 +30,6 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from slurmft.train.configure import OPTIONS, configure, resolve
 
-EXAMPLES = """\
-examples (the files in sbatch/ do this):
-  sbatch --nodes=4 --time=30 sbatch/multi_node.sbatch --task emotion --data /gpfs/emotion
-  job=$(python3 -m slurmft prepare --task emotion) && exec bash "$job"
-"""
-
 _SBATCH = [name for name, option in options(JobConfig).items() if "sbatch" in option.metadata]
 _NOT_HERE = {*_SBATCH, "requeue", "sbatch", "cluster"}
 """Options of a job that sbatch must have."""
@@ -41,12 +37,7 @@ _NOT_HERE = {*_SBATCH, "requeue", "sbatch", "cluster"}
 
 def parser() -> Parser:
     """The command line of `slurmft prepare`."""
-    command = Parser(
-        prog="slurmft prepare",
-        description="Within a Slurm job: makes its run directory, or finds it again after a "
-        "requeue, and prints the path of the script that runs it.",
-        epilog=EXAMPLES,
-    )
+    command = Parser("slurmft prepare", __doc__)
     add_options(command, TrainConfig, "what to train")
     add_options(command, JobConfig, "how to run it", set(options(JobConfig)) - _NOT_HERE)
     return command

@@ -1,4 +1,13 @@
-"""`slurmft push`: uploads the model of a finished run to the Hugging Face hub."""
+"""Uploads the model, tokenizer and card of a finished run to the hub, from a machine with internet.
+The repository is private, except with --public.
+
+examples:
+  slurmft push last me/emotion-distilbert
+  slurmft push emotion-20261120-093012 me/emotion-distilbert --public
+  slurmft submit --task emotion --nodes 4 --follow && slurmft push last me/emotion-distilbert
+
+The token is that of `hf auth login`, or $HF_TOKEN.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +19,13 @@ from slurmft.core.terminal import unprotected
 from slurmft.runs import resolve
 from slurmft.runs.rundir import RunDir
 
-EXAMPLES = """\
-examples:
-  slurmft push last me/emotion-distilbert
-  slurmft push emotion-20261120-093012 me/emotion-distilbert --public
-  slurmft submit --task emotion --nodes 4 --follow && slurmft push last me/emotion-distilbert
-
-The token is that of `hf auth login`, or $HF_TOKEN.
-"""
-
 FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "README.md")
 """What of the model's folder is uploaded: no pickles, whatever was put there."""
 
 
 def parser() -> Parser:
     """The command line of `slurmft push`."""
-    command = Parser(
-        prog="slurmft push",
-        description="Uploads the model, tokenizer and card of a finished run to the hub, from a "
-        "machine with internet. The repository is private, except with --public.",
-        epilog=EXAMPLES,
-    )
+    command = Parser("slurmft push", __doc__)
     add_run(command)
     command.add_argument("repo", help="repository on the hub: NAME, or USER/NAME; made if absent")
     command.add_argument("--public", action="store_true", help="everybody may see it")

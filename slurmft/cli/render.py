@@ -1,4 +1,13 @@
-"""`slurmft render`: what others start, for people who start it themselves."""
+"""Prints the manifest of a Kubeflow job, its Dockerfile and the commands to deploy, watch and
+delete it; or writes them as files.
+
+examples:
+  slurmft render kubernetes --image registry.example.com/slurmft:1 --claim runs --nodes 4 \\
+      --cpu 32 --memory 128Gi --task emotion --secret hub --output deploy
+  slurmft render kubernetes --kind trainjob --image registry.example.com/slurmft:1 --claim runs
+  slurmft render kubernetes --image registry.example.com/mine:1 --claim runs --nodes 4 \\
+      -- /app/train.py --epochs 3
+"""
 
 from __future__ import annotations
 
@@ -28,24 +37,10 @@ _ON_PODS = (
 _OF_PROGRAMS = FLAGS.keys() - {"env", "accelerate_config", "snapshot", "snapshot_limit_mb"}
 """Options of a program of the user's own there: its code and environment are the image's."""
 
-EXAMPLES = """\
-examples:
-  slurmft render kubernetes --image registry.example.com/slurmft:1 --claim runs --nodes 4 \\
-      --cpu 32 --memory 128Gi --task emotion --secret hub --output deploy
-  slurmft render kubernetes --kind trainjob --image registry.example.com/slurmft:1 --claim runs
-  slurmft render kubernetes --image registry.example.com/mine:1 --claim runs --nodes 4 \\
-      -- /app/train.py --epochs 3
-"""
-
 
 def kubernetes_parser() -> Parser:
     """The command line of `slurmft render kubernetes`."""
-    command = Parser(
-        prog="slurmft render kubernetes",
-        description="Prints the manifest of a Kubeflow job, its Dockerfile and the commands to "
-        "deploy, watch and delete it; or writes them as files.",
-        epilog=EXAMPLES,
-    )
+    command = Parser("slurmft render kubernetes", __doc__)
     group = command.add_argument_group("the cluster")
     add = group.add_argument
     add("--kind", choices=kubernetes.KINDS, default="pytorchjob", help="(default: pytorchjob)")
@@ -139,4 +134,4 @@ PARTS = {
 
 def main(argv: list[str]) -> int:
     """`slurmft render KIND ...`"""
-    return run_part("slurmft render", PARTS, argv, EXAMPLES)
+    return run_part("slurmft render", PARTS, argv, __doc__)

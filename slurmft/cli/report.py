@@ -1,4 +1,15 @@
-"""`slurmft report`: tables, plots and a page of what runs measured."""
+"""Prints what runs measured as tables: a row for every cell (runs that differ only in seed and
+folder), a table for every study. Published tables are printed as published, and beside ours.
+--output writes the tables in all formats, plots as SVG and PNG, and a page, report.html, that needs
+no other file.
+
+examples:
+  slurmft report runs                                      # tables of all runs below runs/
+  slurmft report studies/scaling --output report           # and plots, and report/report.html
+  slurmft report studies/scaling --published results/published/mn4_emotion.json
+  slurmft report results/published/mn4_benchmark.json --format markdown
+  slurmft report runs --format csv > runs.csv              # every measure of every cell
+"""
 
 from __future__ import annotations
 
@@ -10,15 +21,6 @@ from slurmft.core.errors import Exit, unknown
 from slurmft.studies.report import plots
 from slurmft.studies.report.build import collect_sections, tables_text, write_report
 from slurmft.studies.report.formats import FORMATS
-
-EXAMPLES = """\
-examples:
-  slurmft report runs                                      # tables of all runs below runs/
-  slurmft report studies/scaling --output report           # and plots, and report/report.html
-  slurmft report studies/scaling --published results/published/mn4_emotion.json
-  slurmft report results/published/mn4_benchmark.json --format markdown
-  slurmft report runs --format csv > runs.csv              # every measure of every cell
-"""
 
 
 def main(argv: list[str]) -> int:
@@ -42,14 +44,7 @@ def main(argv: list[str]) -> int:
 
 def parser() -> Parser:
     """The command line of `slurmft report`."""
-    made = Parser(
-        prog="slurmft report",
-        description="Prints what runs measured as tables: a row for every cell (runs that differ "
-        "only in seed and folder), a table for every study. Published tables are printed as "
-        "published, and beside ours. --output writes the tables in all formats, plots as SVG and "
-        "PNG, and a page, report.html, that needs no other file.",
-        epilog=EXAMPLES,
-    )
+    made = Parser("slurmft report", __doc__)
     add = made.add_argument
     paths = (
         "runs (paths or names, as `last`), folders of runs at any depth, files of published tables "

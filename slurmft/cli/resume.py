@@ -1,4 +1,10 @@
-"""`slurmft resume`: submits a stopped, cancelled or failed run again."""
+"""Submit a run again that was stopped, cancelled or failed: it resumes from its newest checkpoint,
+on any number of nodes.
+
+examples:
+  slurmft resume last --follow
+  slurmft resume runs/emotion-20261120-093012-a1b2c3 --nodes 2 --time 60
+"""
 
 from __future__ import annotations
 
@@ -11,23 +17,12 @@ from slurmft.core.errors import Exit
 from slurmft.core.files import to_json
 from slurmft.runs import resolve
 
-EXAMPLES = """\
-examples:
-  slurmft resume last --follow
-  slurmft resume runs/emotion-20261120-093012-a1b2c3 --nodes 2 --time 60
-"""
-
 _WHERE = options(JobConfig).keys() - {"runs_dir"}  # a run stays where it is
 
 
 def parser() -> Parser:
     """The command line of `slurmft resume`."""
-    command = Parser(
-        prog="slurmft resume",
-        description="Submit a run again that was stopped, cancelled or failed: it resumes from its "
-        "newest checkpoint, on any number of nodes.",
-        epilog=EXAMPLES,
-    )
+    command = Parser("slurmft resume", __doc__)
     add_run(command)
     add_follow(command)
     command.add_argument("--json", action="store_true", help="print run, job, checkpoint")

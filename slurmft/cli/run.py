@@ -1,15 +1,6 @@
-"""`slurmft run`: any program as a job."""
+"""Run a program of your own on the nodes of a Slurm cluster, or on this machine: met, watched,
+stopped, requeued and logged like a training of slurmft's.
 
-from __future__ import annotations
-
-from slurmft.cli import tell
-from slurmft.cli.parser import Parser, add_follow, add_options, given
-from slurmft.core.config import JobConfig, options
-from slurmft.core.errors import Exit, UsageError
-from slurmft.core.own_program import FLAGS, OwnProgram
-from slurmft.core.site import site_file
-
-EXAMPLES = """\
 PROGRAM is a Python file, -m MODULE, or any executable. All that follows it is the program's.
 
 examples:
@@ -23,17 +14,22 @@ examples:
 A silent program is not taken for a hang, unless --hang-timeout-s is given.
 How its stop, end and checkpoints are read: docs/your-own-program.md
 """
+
+from __future__ import annotations
+
+from slurmft.cli import tell
+from slurmft.cli.parser import Parser, add_follow, add_options, given
+from slurmft.core.config import JobConfig, options
+from slurmft.core.errors import Exit, UsageError
+from slurmft.core.own_program import FLAGS, OwnProgram
+from slurmft.core.site import site_file
+
 _EXAMPLE = "slurmft run --nodes 4 -- train.py --epochs 3"
 
 
 def parser() -> Parser:
     """The command line of `slurmft run`, up to `--`."""
-    command = Parser(
-        prog="slurmft run",
-        description="Run a program of your own on the nodes of a Slurm cluster, or on this "
-        "machine: met, watched, stopped, requeued and logged like a training of slurmft's.",
-        epilog=EXAMPLES,
-    )
+    command = Parser("slurmft run", __doc__)
     command.add_argument(
         "--dry-run", action="store_true", help="show what would run; submit nothing"
     )

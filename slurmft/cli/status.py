@@ -1,4 +1,11 @@
-"""`slurmft status`: one run in full, and what to type next."""
+"""One run in full: state and its reason, settings, hosts, progress, speed, metrics, checkpoints,
+history, warnings, failures, and what to type next.
+
+examples:
+  slurmft status                           the newest of your runs
+  slurmft status emotion-20261120          first letters of its name, where only one begins so
+  slurmft status 8123 --json               by its job's id, for programs
+"""
 
 from __future__ import annotations
 
@@ -15,13 +22,6 @@ from slurmft.core.files import fits, to_json
 from slurmft.core.text import ago, clock, duration, in_bytes, number, shown, some
 from slurmft.runs import resolve
 from slurmft.runs.progress import metrics_words, result_table
-
-EXAMPLES = """\
-examples:
-  slurmft status                           the newest of your runs
-  slurmft status emotion-20261120          first letters of its name, where only one begins so
-  slurmft status 8123 --json               by its job's id, for programs
-"""
 
 _HISTORY_SHOWN = 12
 _WARNINGS_SHOWN = 5
@@ -153,12 +153,7 @@ def next_of(state: str) -> tuple[str, ...]:
 
 def parser() -> Parser:
     """The command line of `slurmft status`."""
-    command = Parser(
-        prog="slurmft status",
-        description="One run in full: state and its reason, settings, hosts, progress, speed, "
-        "metrics, checkpoints, history, warnings, failures, and what to type next.",
-        epilog=EXAMPLES,
-    )
+    command = Parser("slurmft status", __doc__)
     add_run(command, default=resolve.LAST)
     command.add_argument("--json", action="store_true", help="all that is known, as JSON")
     return command

@@ -1,7 +1,32 @@
-"""`slurmft study run|status|cancel`: measures every cell of a study file, several times.
+"""Measures every cell of a study file, several times, and shows the progress.
 
-Which runs exist is read from the run directories each time: there is no other state. See
-`slurmft.studies.spec` for the file.
+  slurmft study run FILE       submit what is missing; repeat it as often as you like
+  slurmft study status FILE    which runs have finished, run, wait, failed or are missing
+  slurmft study cancel FILE    end all its jobs
+
+FILE may also be the study's folder, studies/NAME.
+
+a study file:
+  name = "scaling"
+  scaling = "strong"          # the work is fixed: samples and epochs
+  repeats = 3                 # runs of every cell, with different seeds
+  at_most = 1                 # jobs at a time
+  [fixed]                     # any flag of slurmft submit
+  recipe = "mn4-emotion"
+  [grid]                      # every combination of these
+  nodes = [1, 2, 4]
+
+a program of one's own in place of a training:
+  [program]                   # and the options of slurmft run
+  command = "train.py --lr {lr} --seed {seed}"
+  [grid]
+  lr = [1e-4, 1e-3]
+
+examples:
+  slurmft study run scaling.toml --dry-run
+  slurmft study run scaling.toml --partition gpu --data /gpfs/emotion --model /gpfs/distilbert
+  slurmft study run results/studies/lab-train.toml --cluster local
+  slurmft study status scaling.toml --json
 """
 
 from __future__ import annotations
@@ -32,48 +57,11 @@ from slurmft.train.config import TrainConfig
 ASK_ABOVE = 1000
 """Runs that are submitted without a question."""
 
-DESCRIPTION = """\
-Measures every cell of a study file, several times, and shows the progress.
-
-  slurmft study run FILE       submit what is missing; repeat it as often as you like
-  slurmft study status FILE    which runs have finished, run, wait, failed or are missing
-  slurmft study cancel FILE    end all its jobs
-
-FILE may also be the study's folder, studies/NAME."""
-
-EXAMPLES = """\
-a study file:
-  name = "scaling"
-  scaling = "strong"          # the work is fixed: samples and epochs
-  repeats = 3                 # runs of every cell, with different seeds
-  at_most = 1                 # jobs at a time
-  [fixed]                     # any flag of slurmft submit
-  recipe = "mn4-emotion"
-  [grid]                      # every combination of these
-  nodes = [1, 2, 4]
-
-a program of one's own in place of a training:
-  [program]                   # and the options of slurmft run
-  command = "train.py --lr {lr} --seed {seed}"
-  [grid]
-  lr = [1e-4, 1e-3]
-
-examples:
-  slurmft study run scaling.toml --dry-run
-  slurmft study run scaling.toml --partition gpu --data /gpfs/emotion --model /gpfs/distilbert
-  slurmft study run results/studies/lab-train.toml --cluster local
-  slurmft study status scaling.toml --json
-"""
-
 
 def run_parser() -> Parser:
     """The command line of `slurmft study run`."""
-    parser = Parser(
-        prog="slurmft study run",
-        description="Submits the runs of a study that are missing, or failed and may be tried "
-        "again. Flags override the file's [fixed].",
-        epilog=EXAMPLES,
-    )
+    parser = Parser("slurmft study run", run_main.__doc__)
+    parser.epilog = __doc__[__doc__.index("a study file:") :]
     _add_study(parser)
     add = parser.add_argument
     add("--dry-run", action="store_true", help="show cells and jobs; submit nothing")
@@ -99,7 +87,8 @@ def _read_study(arguments: argparse.Namespace) -> tuple[Study, Path]:
 
 
 def run_main(argv: list[str]) -> int:
-    """`slurmft study run FILE`"""
+    """Submits the runs of a study that are missing, or failed and may be tried again. Flags
+    override the file's [fixed]."""
     arguments = run_parser().parse(argv)
     study, folder = _read_study(arguments)
     flags = given(arguments, [*options(TrainConfig), *options(JobConfig)])
@@ -189,18 +178,15 @@ def _run_one(todo: Submission, repeat: Repeat, what: str) -> str:
 
 def status_parser() -> Parser:
     """The command line of `slurmft study status`."""
-    parser = Parser(
-        prog="slurmft study status",
-        description="The progress of a study: for every cell, the repeats that have finished, run, "
-        "wait, failed or are missing, and why.",
-    )
+    parser = Parser("slurmft study status", status_main.__doc__)
     _add_study(parser)
     parser.add_argument("--json", action="store_true", help="all that is known, as JSON")
     return parser
 
 
 def status_main(argv: list[str]) -> int:
-    """`slurmft study status FILE`"""
+    """The progress of a study: for every cell, the repeats that have finished, run, wait, failed or
+    are missing, and why."""
     arguments = status_parser().parse(argv)
     study, folder = _read_study(arguments)
     status = study_status(study, folder)
@@ -218,15 +204,13 @@ def status_main(argv: list[str]) -> int:
 
 def cancel_parser() -> Parser:
     """The command line of `slurmft study cancel`."""
-    parser = Parser(
-        prog="slurmft study cancel", description="Ends all jobs of a study that wait or run."
-    )
+    parser = Parser("slurmft study cancel", cancel_main.__doc__)
     _add_study(parser)
     return parser
 
 
 def cancel_main(argv: list[str]) -> int:
-    """`slurmft study cancel FILE`"""
+    """Ends all jobs of a study that wait or run."""
     study, folder = _read_study(cancel_parser().parse(argv))
     if not folder.is_dir():
         print(f"there is no study folder {str(folder)!r}: nothing to cancel")
@@ -271,4 +255,4 @@ PARTS = {
 
 def main(argv: list[str]) -> int:
     """`slurmft study COMMAND ...`"""
-    return run_part("slurmft study", PARTS, argv, f"{DESCRIPTION}\n\n{EXAMPLES}")
+    return run_part("slurmft study", PARTS, argv, __doc__)

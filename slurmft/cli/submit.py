@@ -1,14 +1,5 @@
-"""`slurmft submit`: from flags to a submitted job."""
+"""Fine-tune a transformer on the nodes of a Slurm cluster, or on this machine.
 
-from __future__ import annotations
-
-from slurmft.cli import tell
-from slurmft.cli.parser import Parser, add_follow, add_options, given
-from slurmft.core.config import JobConfig
-from slurmft.core.errors import Exit
-from slurmft.train.config import TrainConfig
-
-EXAMPLES = """\
 examples:
   slurmft submit --nodes 2 --follow                     synthetic data, a minute on two cores
   slurmft submit --nodes 4 --task emotion --follow      emotion from the hub, on 4 nodes
@@ -26,14 +17,18 @@ Defaults of your site go to ~/.config/slurmft/site.toml (or the file that $SLURM
   setup = ["module load cuda"]
 """
 
+from __future__ import annotations
+
+from slurmft.cli import tell
+from slurmft.cli.parser import Parser, add_follow, add_options, given
+from slurmft.core.config import JobConfig
+from slurmft.core.errors import Exit
+from slurmft.train.config import TrainConfig
+
 
 def parser() -> Parser:
     """The command line of `slurmft submit`."""
-    command = Parser(
-        prog="slurmft submit",
-        description="Fine-tune a transformer on the nodes of a Slurm cluster, or on this machine.",
-        epilog=EXAMPLES,
-    )
+    command = Parser("slurmft submit", __doc__)
     command.add_argument(
         "--dry-run", action="store_true", help="show what would run; submit nothing"
     )

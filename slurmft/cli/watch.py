@@ -1,4 +1,11 @@
-"""`slurmft watch`: a live view of a run, redrawn in place."""
+"""Shows a run while it runs: progress, speed, loss, time left, the memory of the ranks, and the
+slowest of them. Ctrl-C quits; the job keeps running. Otherwise ends with the job, with its exit
+code. Without a terminal it prints what `slurmft follow` prints. NO_COLOR=1 switches colours off.
+
+examples:
+  slurmft watch last
+  slurmft watch 4711 > progress.txt
+"""
 
 from __future__ import annotations
 
@@ -25,21 +32,10 @@ _SHOWN = ("start", "epoch", "resume", "warning", "ranks")
 _SAMPLES = 64
 """Places in the records of a long run that the curve of its loss is read from."""
 
-DESCRIPTION = """\
-Shows a run while it runs: progress, speed, loss, time left, the memory of the ranks, and the
-slowest of them. Ctrl-C quits; the job keeps running. Otherwise ends with the job, with its exit
-code. Without a terminal it prints what `slurmft follow` prints. NO_COLOR=1 switches colours off."""
-
-EXAMPLES = """\
-examples:
-  slurmft watch last
-  slurmft watch 4711 > progress.txt
-"""
-
 
 def parser() -> Parser:
     """The command line of `slurmft watch`."""
-    command = Parser(prog="slurmft watch", description=DESCRIPTION, epilog=EXAMPLES)
+    command = Parser("slurmft watch", __doc__)
     add_run(command)
     return command
 
