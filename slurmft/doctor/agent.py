@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from slurmft.core import filesystem, process
 from slurmft.core import hub as core_hub
 from slurmft.core.agents import serve
@@ -24,8 +26,7 @@ from slurmft.core.config import JobConfig, RunConfig, build
 from slurmft.core.errors import SlurmftError, one_line
 from slurmft.core.files import read_json, write_json
 from slurmft.core.program import Program
-from slurmft.doctor.software import software
-from slurmft.doctor.timeouts import call_all
+from slurmft.doctor.host import call_all, software
 from slurmft.locks.probe import LockOperations
 from slurmft.node import hardware, rendezvous, task
 from slurmft.node.rendezvous import Rendezvous
@@ -64,7 +65,7 @@ class Agent:
             "hardware": here.facts(),
             "cores": len(here.cores),
             "mask_cpus": len(here.cpus),
-            "available_mib": _available_mib(),
+            "available_mib": psutil.virtual_memory().available // 2**20,
             "software": software(),
             "networks": [
                 [n.name, n.infiniband, n.speed_mbit_s, str(n)]
@@ -277,13 +278,6 @@ def _count_bytes(stream: Any) -> int:
     while data := stream.read1(2**20):
         count += len(data)
     return count
-
-
-def _available_mib() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) // 1024
-    return 0
 
 
 if __name__ == "__main__":

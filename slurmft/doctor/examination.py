@@ -19,11 +19,10 @@ from slurmft.core.errors import SlurmftError, one_line
 from slurmft.core.filesystem import FileSystem
 from slurmft.core.text import some
 from slurmft.doctor import login, rules
-from slurmft.doctor.checks import Check, Level, failure, ok, warning
+from slurmft.doctor.checks import Check, Level, Report, failure, ok, warning
+from slurmft.doctor.host import software
 from slurmft.doctor.nodes import Site, open_site
-from slurmft.doctor.report import Report
 from slurmft.doctor.rules import Answers, group_by_value
-from slurmft.doctor.software import software
 from slurmft.locks import probe
 from slurmft.locks.probe import LockOperations
 

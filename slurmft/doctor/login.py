@@ -21,8 +21,7 @@ from slurmft.core.errors import SlurmftError, one_line
 from slurmft.core.filesystem import Room, absolute
 from slurmft.core.text import in_bytes
 from slurmft.doctor.checks import Check, failure, ok, warning
-from slurmft.doctor.software import installed
-from slurmft.doctor.timeouts import call_all
+from slurmft.doctor.host import call_all, installed
 
 _TIMEOUT_S = 12.0
 _HUB_TIMEOUT_S = 5.0

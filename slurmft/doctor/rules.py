@@ -198,12 +198,7 @@ def partners(names: Sequence[str]) -> dict[str, list[str]]:
 
 def broken_pairs(seen: Answers, names: Mapping[str, str]) -> set[tuple[str, str]]:
     """(from, to) of all pairs of which one does not resolve, or not reach, the other."""
-    return {
-        (start, names[host])
-        for start, hosts in seen.items()
-        for host, found in hosts.items()
-        if names[host] != start and (found["problem"] or any(found["ports"].values()))
-    }
+    return {pair for pairs in _problems(seen, names).values() for pair in pairs}
 
 
 def reach(seen: Answers, names: Mapping[str, str]) -> list[Check]:

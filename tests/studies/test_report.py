@@ -324,7 +324,7 @@ def test_all_files_are_written(tmp_path: Path) -> None:
     assert {"tables.txt", "tables.md", "runs.csv", "report.html"} <= names
     plots = {n.removesuffix(".svg") for n in names if n.endswith(".svg")}
     assert plots == {n.removesuffix(".png") for n in names if n.endswith(".png")}
-    assert {"runs-speedup", "runs-phases", "runs-loss", "runs-train-s"} <= plots
+    assert {"runs-speedup", "runs-loss", "runs-train-s"} <= plots
     page = (tmp_path / "out" / "here" / "report.html").read_text()
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))

@@ -1,12 +1,14 @@
-"""Collects what a report shows, prints it, and writes its files."""
+"""What a report shows of runs and published tables: collected, printed, and written to files."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import importlib.resources
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,10 +18,92 @@ from slurmft.core.files import write_bytes
 from slurmft.core.filesystem import absolute
 from slurmft.runs import resolve, scan
 from slurmft.studies import published
+from slurmft.studies.published import PublishedTable
 from slurmft.studies.report import plots
-from slurmft.studies.report import runset as report_runset
-from slurmft.studies.report.formats import FORMATS, as_csv, as_list
-from slurmft.studies.report.sections import Section, of_published, of_runs
+from slurmft.studies.report.formats import FORMATS, Table, as_csv, as_list
+from slurmft.studies.report.matching import as_published, beside, keys_of, matches, measured_of
+from slurmft.studies.report.measures import rows_of
+from slurmft.studies.report.plots import Chart, charts_of
+from slurmft.studies.report.provenance import changes, origins
+from slurmft.studies.report.runset import RunSet, group_by_study
+from slurmft.studies.report.tables import data_table, phase_table, speed_table
+
+
+@dataclass(frozen=True)
+class Section:
+    """Tables and plots that belong together, and where they come from."""
+
+    key: str
+    """For the names of its files."""
+    title: str
+    tables: Sequence[Table]
+    data: Sequence[tuple[str, Table]]
+    """The same for CSV: name of the file, without ending, and table."""
+    make_charts: Callable[[], list[Chart]]
+    """Makes the plots when they are needed: curves read many records."""
+    origins: Sequence[str] = ()
+    problems: Sequence[str] = ()
+
+    @functools.cached_property
+    def charts(self) -> list[Chart]:
+        return self.make_charts()
+
+    def file_of(self, chart: Chart) -> str:
+        """The name of a plot's files, without ending."""
+        return f"{self.key}-{slug(chart.key)}"
+
+
+def slug(text: str) -> str:
+    """Text as a part of a file name or an HTML id: letters, digits, hyphens."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower() or "report"
+
+
+def of_runs(runset: RunSet, beside_them: Sequence[PublishedTable]) -> Section:
+    """The section of a run set: its tables, and published tables beside."""
+    rows = rows_of(runset)
+    speed = speed_table(rows, runset)
+    changed = changes(rows, runset.fields)
+    speed = replace(speed, notes=[*speed.notes, *changed])
+    key = slug(runset.name)
+    tables = [speed, *([] if runset.is_own else [phase_table(rows, runset)])]
+    data = [(key, data_table(rows, runset))]
+    problems = [*runset.problems]
+    for i, theirs in enumerate(beside_them):
+        if not any(m.published and m.ours for m in matches(theirs, rows)):
+            keys = ", ".join(k.replace("_", " ") for k in keys_of(theirs)) or "nothing"
+            problems.append(f"no row matches a row of {theirs.name}; compared by: {keys}")
+        elif measured_of(theirs):
+            table = beside(theirs, rows, runset.fields)
+            data.append((f"{key}-{slug(theirs.key)}", table))
+            is_last = all(later.file != theirs.file for later in beside_them[i + 1 :])
+            footnotes = theirs.footnotes if is_last else ()  # once for all tables of a file
+            tables.append(replace(table, notes=[*table.notes, *changed, *footnotes]))
+    return Section(
+        key=key,
+        title=runset.title,
+        tables=tables,
+        data=data,
+        make_charts=lambda: charts_of(rows, runset, beside_them),
+        origins=origins(rows),
+        problems=problems,
+    )
+
+
+def of_published(tables: Sequence[PublishedTable]) -> Section:
+    """The section of a file of published tables, as published."""
+    first, shown = tables[0], [as_published(table) for table in tables]
+    data = [(f"published-{slug(t.key)}", table) for t, table in zip(tables, shown, strict=True)]
+    shown[-1] = replace(shown[-1], notes=first.footnotes)
+    return Section(
+        key=f"published-{slug(first.file)}",
+        title=f"Published: {first.work}",
+        tables=shown,
+        data=data,
+        make_charts=list,
+    )
+
+
+# --- collecting ---------------------------------------------------------------------------------
 
 
 def collect_sections(
@@ -44,9 +128,9 @@ def collect_sections(
         raise UsageError(f"no run can be read: {problems[0]}", "give other run directories")
     given = [published.load(absolute(path)) for path in dict.fromkeys((*beside, *files))]
     sections: list[Section] = []
-    named_by_studies: list[list[published.PublishedTable]] = []
+    named_by_studies: list[list[PublishedTable]] = []
     names = ", ".join(folder.resolve().name or str(folder) for folder in folders)
-    for runset in report_runset.group_by_study(found, title or f"Runs in {names}"):
+    for runset in group_by_study(found, title or f"Runs in {names}"):
         given_here = [table for tables in given or [_study_tables(runset)] for table in tables]
         sections.append(of_runs(runset, given_here))
         if not given and given_here and given_here not in named_by_studies:
@@ -56,7 +140,7 @@ def collect_sections(
     return _with_own_keys(sections), problems
 
 
-def _study_tables(runset: report_runset.RunSet) -> list[published.PublishedTable]:
+def _study_tables(runset: RunSet) -> list[PublishedTable]:
     """The published tables that its study names; an unreadable file is a problem of the study."""
     study = runset.study
     if study is None or study.published is None:

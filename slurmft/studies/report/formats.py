@@ -7,7 +7,7 @@ import io
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tabulate
@@ -23,11 +23,26 @@ NOTHING = "n/a"
 
 
 @dataclass(frozen=True, slots=True)
+class Value:
+    """One value of a table: raw for sorting and CSV, and the text that is shown."""
+
+    raw: Any
+    text: str
+
+    @classmethod
+    def of(cls, raw: Any, decimals: int | None = None) -> Value:
+        """A value as it is shown: a number with so many decimals, else as it is."""
+        text = str(raw) if decimals is None else f"{raw or 0:.{decimals}f}"
+        return cls(raw, NOTHING if raw is None else text)
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table."""
 
     key: str
     """Its name in CSV."""
+    values: Sequence[Value]
     label: str = ""
     """Its name for people; words may be broken over lines. Default: the key."""
     numeric: bool = True
@@ -38,27 +53,19 @@ class Column:
     def words(self) -> str:
         return self.label or self.key.replace("_", " ")
 
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """One value of a table: raw for sorting and CSV, and the text that is shown."""
-
-    raw: Any
-    text: str
-
-    @classmethod
-    def of(cls, raw: Any) -> Value:
-        """A value that is shown as it is: 60.5 stays 60.5."""
-        return cls(raw, NOTHING if raw is None else str(raw))
-
-    @classmethod
-    def rounded(cls, raw: float | None, decimals: int) -> Value:
-        """A number that is shown with fixed decimals."""
-        return cls(raw, NOTHING if raw is None else f"{raw:.{decimals}f}")
+    @property
+    def alignment(self) -> str:
+        """At the decimal point where all values are plain numbers; else to the right."""
+        if not self.numeric:
+            return "left"
+        plain = all(isinstance(value.raw, (int, float, type(None))) for value in self.values)
+        ranges = any(sign in value.text for value in self.values for sign in "±(")
+        return "decimal" if plain and not ranges else "right"
 
 
-Columns = list[tuple[Column, list[Value]]]
-"""A table by columns, as it is built."""
+def column(key: str, raw: Iterable[Any], **more: Any) -> Column:
+    """A column of values that are shown as they are; `more`: of the column."""
+    return Column(key, [Value.of(value) for value in raw], **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +74,11 @@ class Table:
 
     title: str
     columns: Sequence[Column]
-    rows: Sequence[Sequence[Value]]
-    notes: Sequence[str] = field(default=())
+    notes: Sequence[str] = ()
 
-    @classmethod
-    def of_columns(cls, title: str, columns: Columns, notes: Sequence[str] = ()) -> Table:
-        rows = [list(row) for row in zip(*(values for _, values in columns), strict=True)]
-        return cls(title, [column for column, _ in columns], rows, notes)
-
-    def without(self, key: str) -> Table:
-        """The same without one column."""
-        kept = [i for i, column in enumerate(self.columns) if column.key != key]
-        columns = [self.columns[i] for i in kept]
-        return replace(self, columns=columns, rows=[[row[i] for i in kept] for row in self.rows])
+    @property
+    def rows(self) -> list[tuple[Value, ...]]:
+        return list(zip(*(column.values for column in self.columns), strict=True))
 
 
 def as_text(table: Table, width: int = WIDTH) -> str:
@@ -102,7 +101,7 @@ def _fitted(table: Table, width: int = WIDTH) -> Table:
         if last.rank == 0:
             break  # what names a row stays, even if the line is too long
         left_out.append(last.words)
-        table = table.without(last.key)
+        table = replace(table, columns=[c for c in table.columns if c is not last])
     if not left_out:
         return table
     return replace(table, notes=[*table.notes, f"left out here, in CSV: {', '.join(left_out)}"])
@@ -116,9 +115,8 @@ def _grid(table: Table) -> str:
 def as_markdown(table: Table) -> str:
     """A table for GitHub and its like."""
     fitted = _fitted(table)
-    rows = [[replace(v, text=markdown(v.text)) for v in row] for row in fitted.rows]
     headers = [markdown(column.words) for column in fitted.columns]
-    parts = [f"**{markdown(table.title)}**", _tabulate(replace(fitted, rows=rows), headers, "pipe")]
+    parts = [f"**{markdown(table.title)}**", _tabulate(fitted, headers, "pipe", markdown)]
     parts += ["\n".join(f"- {markdown(note)}" for note in fitted.notes)] if fitted.notes else []
     return "\n\n".join(parts) + "\n"
 
@@ -155,24 +153,12 @@ FORMATS: dict[str, tuple[Callable[[Table], str], str]] = {
 """Format -> its function and the ending of its files."""
 
 
-def _tabulate(table: Table, headers: Sequence[str], form: str) -> str:
-    made = tabulate.tabulate(
-        [[_line(value.text) for value in row] for row in table.rows],
-        headers=headers,
-        tablefmt=form,
-        disable_numparse=True,
-        colalign=[_alignment(table, i) for i in range(len(table.columns))] if table.rows else None,
-    )
-    return str(made)
-
-
-def _alignment(table: Table, index: int) -> str:
-    """Aligned at the decimal point where all values are plain numbers; else to the right."""
-    if not table.columns[index].numeric:
-        return "left"
-    plain = all(isinstance(row[index].raw, (int, float, type(None))) for row in table.rows)
-    ranges = any(sign in row[index].text for row in table.rows for sign in "±(")
-    return "decimal" if plain and not ranges else "right"
+def _tabulate(
+    table: Table, headers: Sequence[str], form: str, escape: Callable[[str], str] | None = None
+) -> str:
+    rows = [[(escape or _line)(value.text) for value in row] for row in table.rows]
+    alignments = [column.alignment for column in table.columns] if rows else None
+    return str(tabulate.tabulate(rows, headers, form, disable_numparse=True, colalign=alignments))
 
 
 def _line(text: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slurmft.studies.published import CONFIGURATION, PublishedTable, with_unit
-from slurmft.studies.report.formats import Column, Columns, Table, Value, decimals_of
+from slurmft.studies.report.formats import Column, Table, Value, column, decimals_of
 from slurmft.studies.report.measures import SCALED, Row, metric_name
 from slurmft.studies.report.tables import state_value
 from slurmft.studies.spec import GLOBAL_BATCH_SIZE
@@ -43,13 +43,12 @@ _MEASURES = {
 
 def as_published(table: PublishedTable) -> Table:
     """A published table, value for value."""
-    rows = [[Value.of(v) for v in row] for row in table.rows]
-    return Table(table.name, [_column(table, c) for c in table.columns], rows)
+    return Table(table.name, [_column(table, c, table.column(c)) for c in table.columns])
 
 
-def _column(table: PublishedTable, name: str) -> Column:
+def _column(table: PublishedTable, name: str, raw: Sequence[Any]) -> Column:
     numeric = all(isinstance(v, (int, float, type(None))) for v in table.column(name))
-    return Column(name, with_unit(name), numeric)
+    return column(name, raw, label=with_unit(name), numeric=numeric)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ def beside(published: PublishedTable, rows: Sequence[Row], fields: Sequence[str]
     ours = [f for f in fields if f not in _used_fields(published)]
     ours = [f for f in ours if len({repr(m.ours.cell.get(f)) for m in found if m.ours}) > 1]
     title, notes = f"{published.name}: published / ours", _notes(published, rows, found)
-    return Table.of_columns(title, _columns(published, found, ours), notes)
+    return Table(title, _columns(published, found, ours), notes)
 
 
 def _used_fields(published: PublishedTable) -> set[str]:
@@ -133,25 +132,25 @@ def _used_fields(published: PublishedTable) -> set[str]:
     return used
 
 
-def _columns(published: PublishedTable, found: Sequence[Match], fields: list[str]) -> Columns:
+def _columns(
+    published: PublishedTable, found: Sequence[Match], fields: Sequence[str]
+) -> list[Column]:
     keys = keys_of(published)
-    columns: Columns = []
+    columns: list[Column] = []
     for name in published.columns:
-        measure = _MEASURES.get(name)
-        title = f"{with_unit(name)} published" if measure else with_unit(name)
-        column = replace(_column(published, name), label=title)
-        columns.append((column, [Value.of(_theirs(m, name, keys)) for m in found]))
+        theirs, measure = [_theirs(m, name, keys) for m in found], _MEASURES.get(name)
+        columns.append(_column(published, name, theirs))
         if measure:
-            column = Column(f"{name}_ours", f"{with_unit(name)} ours")
-            columns.append((column, _ours([m.ours for m in found], measure)))
+            columns[-1] = replace(columns[-1], label=f"{with_unit(name)} published")
+            values = _ours([m.ours for m in found], measure)
+            columns.append(Column(f"{name}_ours", values, f"{with_unit(name)} ours"))
     for name in fields:
         label = f"{name.replace('_', ' ')} ours"
-        column = Column(f"{name}_ours", label, numeric=False, rank=1)
-        columns.append((column, [Value.of(m.ours and m.ours.cell.get(name)) for m in found]))
+        cells = (m.ours and m.ours.cell.get(name) for m in found)
+        columns.append(column(f"{name}_ours", cells, label=label, numeric=False, rank=1))
     if any(m.ours and m.ours.state for m in found):
-        column = Column("state_ours", "state of ours", numeric=False)
         states = [state_value(m.ours) if m.ours else Value.of(None) for m in found]
-        columns.append((column, states))
+        columns.append(Column("state_ours", states, "state of ours", numeric=False))
     return columns
 
 
@@ -163,16 +162,10 @@ def _theirs(match: Match, name: str, keys: Sequence[str]) -> Any:
 
 
 def _ours(rows: Sequence[Row | None], measure: str) -> list[Value]:
-    found = [_value_of(row, measure) for row in rows]
-    fixed = {"metric": 4} | dict.fromkeys(SCALED, 2)
-    decimals = fixed.get(measure, decimals_of(found))
-    return [Value.rounded(v, decimals) for v in found]
-
-
-def _value_of(row: Row | None, measure: str) -> float | None:
-    if row is None:
-        return None
-    return row.scaled.get(measure) if measure in SCALED else row.median(measure)
+    scaled = measure in SCALED
+    found = [(r.scaled.get(measure) if scaled else r.median(measure)) if r else None for r in rows]
+    decimals = 2 if scaled else 4 if measure == "metric" else decimals_of(found)
+    return [Value.of(v, decimals) for v in found]
 
 
 def _notes(published: PublishedTable, rows: Sequence[Row], found: Sequence[Match]) -> list[str]:

@@ -14,12 +14,11 @@ from slurmft.core.files import is_number
 from slurmft.runs.records import Curve
 from slurmft.runs.scan import MeasuredRun
 from slurmft.studies.published import PublishedTable, with_unit
-from slurmft.studies.report.formats import Column, Table, Value, decimals_of
+from slurmft.studies.report.formats import Column, Table, Value, column, decimals_of
 from slurmft.studies.report.matching import keys_of
 from slurmft.studies.report.measures import (
     DEVICE_FIELDS,
     MEASURES,
-    PHASES,
     Row,
     Spread,
     label,
@@ -32,7 +31,6 @@ HINT = "plots need matplotlib: pip install matplotlib"
 
 _MOST_SERIES = 8
 """More cannot be distinguished in print."""
-_MOST_BARS = 32
 _MOST_POINTS = 300
 
 _OVER_DEVICES = {
@@ -59,32 +57,29 @@ class Chart:
     y_label: str
     series: dict[str, Points]
     """Name -> points."""
-    kind: str = "lines"
-    """lines (a marker for every point), curves (of many points), stack (a bar a row, of the series'
-    parts)."""
+    are_curves: bool = False
+    """Whether the series are curves of many points, without a marker for each."""
     legend: str = ""
     """What the names are values of."""
-    bars: Sequence[str] = ()
-    """stack: the names of the bars, which x indexes."""
     ideal: float | None = None
     """The devices at which the line of ideal speedups has the value 1."""
     notes: list[str] = field(default_factory=list)
 
     def table(self) -> Table:
         """The points of the plot; of curves about ten each."""
-        columns = [
-            Column("series", self.legend or "series", numeric=False),
-            Column("x", self.x_label, numeric=not self.bars),
-            Column("y", self.y_label),
+        found = [
+            (name, x, y.median)
+            for name, points in self.series.items()
+            for x, y in points[:: max(1, len(points) // 10) if self.are_curves else 1]
         ]
+        names, places, heights = zip(*found, strict=True)
         decimals = decimals_of(y.median for points in self.series.values() for _, y in points)
-        rows = []
-        for name, points in self.series.items():
-            step = max(1, len(points) // 10) if self.kind == "curves" else 1
-            for x, y in points[::step]:
-                at = Value(x, self.bars[int(x)] if self.bars else f"{x:g}")
-                rows.append([Value.of(name), at, Value.rounded(y.median, decimals)])
-        return Table(self.title, columns, rows)
+        columns = [
+            column("series", names, label=self.legend or "series", numeric=False),
+            Column("x", [Value(x, f"{x:g}") for x in places], self.x_label),
+            Column("y", [Value.of(y, decimals) for y in heights], self.y_label),
+        ]
+        return Table(self.title, columns)
 
 
 # --- what is plotted ------------------------------------------------------------------------------
@@ -96,7 +91,7 @@ def charts_of(
     """All plots of a set of runs that have data."""
     made = [*_over_field(rows, runset), _losses(rows, runset.fields)]
     if not runset.is_own:
-        made = [*_over_devices(rows, runset, published), _phases(rows, runset.fields), made[-1]]
+        made = [*_over_devices(rows, runset, published), made[-1]]
     return [chart for chart in made if chart.series]
 
 
@@ -202,27 +197,13 @@ def _spread_out(values: Sequence[Any], most: int) -> list[Any]:
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
-def _phases(rows: Sequence[Row], fields: Sequence[str]) -> Chart:
-    measured = [row for row in rows if row.median("train_s") is not None]
-    shown = _spread_out(measured, _MOST_BARS)
-    chart = Chart("phases", "Phases of a run, by cell (devices)", "cell (devices)", "time (s)", {})
-    chart.kind, chart.legend = "stack", "phase"
-    chart.bars = [label(r, fields) + (f" ({r.devices})" if r.devices else "") for r in shown]
-    for phase in PHASES if shown else ():
-        spreads = [Spread.of([max(0.0, row.median(f"{phase}_s") or 0.0)]) for row in shown]
-        chart.series[phase] = [(float(i), s) for i, s in enumerate(spreads) if s]
-    if len(shown) < len(measured):
-        chart.notes.append(
-            f"{len(shown)} of {len(measured)} cells, evenly chosen; the tables have all."
-        )
-    return chart
-
-
 def _losses(rows: Sequence[Row], fields: Sequence[str]) -> Chart:
     """The losses of one run of each cell that is shown; only their records are read."""
     begun = [row for row in rows if row.runs]
     shown = _spread_out(begun, _MOST_SERIES)
-    chart = Chart("loss", "Training loss", "optimizer step", "loss", {}, "curves", "cell")
+    chart = Chart(
+        "loss", "Training loss", "optimizer step", "loss", {}, are_curves=True, legend="cell"
+    )
     for row in shown:
         run = (row.finished or row.runs)[0]
         points = _loss_points(run)
@@ -249,7 +230,6 @@ _COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#0
 """Okabe and Ito's palette for the colour-blind; its yellow, faint on paper, is replaced by grey."""
 _MARKERS = "osD^vPX*"
 _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1))) * 2
-_HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---")
 """Besides the colours, for prints in grey."""
 
 _STYLE = {
@@ -289,11 +269,10 @@ def draw(chart: Chart) -> tuple[str, bytes]:
     with matplotlib.rc_context(_STYLE | {"axes.prop_cycle": cycle}):
         labels = [_shortened(name) for name in chart.series]
         columns = max(1, 90 // (max(map(len, labels)) + 8))
-        height_in = 1.4 + 0.2 * len(chart.bars) if chart.bars else 2.7
-        figure = Figure(figsize=(_WIDTH_IN, height_in + 0.17 * (len(labels) // columns)))
+        figure = Figure(figsize=(_WIDTH_IN, 2.7 + 0.17 * (len(labels) // columns)))
         axes = figure.add_subplot()
         axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
-        (_stack if chart.bars else _lines)(axes, chart)
+        _lines(axes, chart)
         if len(labels) > 1 or labels[0] != "measured":
             legend = {"title": chart.legend or None, "alignment": "left"}
             figure.legend(loc="outside lower left", ncols=columns, **legend)
@@ -317,11 +296,11 @@ def _lines(axes: Any, chart: Chart) -> None:
     for name, points in chart.series.items():
         x, y = [x for x, _ in points], [s.median for _, s in points]
         ranges = [[s.median - s.low for _, s in points], [s.high - s.median for _, s in points]]
-        style: dict[str, Any] = {"markevery": 0.2} if chart.kind == "curves" else {}
+        style: dict[str, Any] = {"markevery": 0.2} if chart.are_curves else {}
         style |= {"color": "#555555", "mfc": "white"} if name.startswith("published: ") else {}
         some = ranges if any(map(any, ranges)) else None
         axes.errorbar(x, y, some, label=_shortened(name), elinewidth=0.8, **style)
-    if chart.kind == "curves":
+    if chart.are_curves:
         return
     places = sorted({x for points in chart.series.values() for x, _ in points})
     lows = [s.low for points in chart.series.values() for _, s in points]
@@ -338,16 +317,3 @@ def _lines(axes: Any, chart: Chart) -> None:
         axes.set_ylim(bottom=min(0, *lows))
     axes.set_xticks(places, [f"{x:g}" for x in places])
     axes.minorticks_off()
-
-
-def _stack(axes: Any, chart: Chart) -> None:
-    """A horizontal bar for every cell, stacked from its parts."""
-    lefts = [0.0] * len(chart.bars)
-    for (name, points), hatch in zip(chart.series.items(), _HATCHES, strict=True):
-        widths = [s.median for _, s in points]
-        axes.barh([x for x, _ in points], widths, 0.72, lefts, label=name, hatch=hatch)
-        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
-    axes.set_yticks(range(len(chart.bars)), [name[:60] for name in chart.bars])
-    axes.invert_yaxis()
-    axes.grid(False, axis="y")
-    axes.set(xlabel=chart.y_label, ylabel="")

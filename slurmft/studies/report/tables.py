@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-from slurmft.studies.report.formats import NOTHING, Column, Columns, Table, Value, decimals_of
+from slurmft.studies.report.formats import Column, Table, Value, column, decimals_of
 from slurmft.studies.report.measures import (
     MEASURES,
     METRIC,
@@ -30,14 +30,12 @@ def speed_table(rows: Sequence[Row], runset: RunSet) -> Table:
     columns = _leading(rows, runset.fields)
     if runset.is_own:
         columns += [*(_medians(m, rows) for m in measures_of(runset)), *_scaled(rows)]
-        return Table.of_columns(runset.title, columns, _notes(rows, runset))
+        return Table(runset.title, columns, _notes(rows, runset))
     *before, last = (m for m in SPEED if m.key != "train_samples_per_s")
     columns += [_medians(measure, rows) for measure in before]
-    columns += _scaled(rows)
-    _, values = _medians(METRIC, rows)
-    columns += [(Column("metric", metric_name(rows), rank=METRIC.rank), values)]
-    columns.append(_medians(last, rows))
-    return Table.of_columns(runset.title, columns, _notes(rows, runset))
+    metric = replace(_medians(METRIC, rows), label=metric_name(rows))
+    columns += [*_scaled(rows), metric, _medians(last, rows)]
+    return Table(runset.title, columns, _notes(rows, runset))
 
 
 def phase_table(rows: Sequence[Row], runset: RunSet) -> Table:
@@ -45,47 +43,40 @@ def phase_table(rows: Sequence[Row], runset: RunSet) -> Table:
     more = [m for m in TIMES if m.key.endswith("gib") or m.rank]
     columns = _leading(rows, runset.fields)
     columns += [_medians(m, rows, plain=True) for m in [MEASURES[f"{p}_s"] for p in PHASES] + more]
-    return Table.of_columns(f"{runset.title}: phases of a run, medians", columns)
+    return Table(f"{runset.title}: phases of a run, medians", columns)
 
 
 def data_table(rows: Sequence[Row], runset: RunSet) -> Table:
     """Everything, for CSV: median, smallest and largest of every measure."""
-    columns: Columns = []
-
-    def add(key: str, values: Iterable[Any]) -> None:
-        columns.append((Column(key), [Value.of(value) for value in values]))
-
-    add("set", [runset.name] * len(rows))
-    columns += _leading(rows, runset.fields)
+    columns = [column("set", [runset.name] * len(rows)), *_leading(rows, runset.fields)]
     if not _state_column(rows):
-        add("state", ["finished"] * len(rows))
+        columns.append(column("state", ["finished"] * len(rows)))
     for key in (measure.key for measure in measures_of(runset)):
         spreads = [row.measures.get(key) for row in rows]
         for suffix, part in (("", "median"), ("_min", "low"), ("_max", "high")):
-            add(key + suffix, (spread and getattr(spread, part) for spread in spreads))
-    for key in SCALED:
-        add(key, (row.scaled.get(key) for row in rows))
-    add("baseline", (r.baseline and label(r.baseline, runset.fields) for r in rows))
-    add("metric_name", (metric_name([row]) for row in rows))
-    add("runs", (" ".join(run.name for run in row.runs) for row in rows))
-    return Table.of_columns(runset.title, columns)
+            found = (spread and getattr(spread, part) for spread in spreads)
+            columns.append(column(key + suffix, found))
+    columns += [column(key, (row.scaled.get(key) for row in rows)) for key in SCALED]
+    bases = (row.baseline and label(row.baseline, runset.fields) for row in rows)
+    columns.append(column("baseline", bases))
+    columns.append(column("metric_name", (metric_name([row]) for row in rows)))
+    columns.append(column("runs", (" ".join(run.name for run in row.runs) for row in rows)))
+    return Table(runset.title, columns)
 
 
-def _leading(rows: Sequence[Row], fields: Sequence[str]) -> Columns:
+def _leading(rows: Sequence[Row], fields: Sequence[str]) -> list[Column]:
     """The columns that name a row: fields, devices, finished runs, and the state of the others."""
-    made: Columns = []
+    made = []
     for name in in_order(fields):
         values = [row.cell.get(name) for row in rows]
         numeric = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
-        made.append((Column(name, numeric=numeric), [Value.of(v) for v in values]))
-    made.append((Column("devices"), [Value.of(row.devices) for row in rows]))
-    made.append((Column("n"), [Value.of(len(row.finished)) for row in rows]))
+        made.append(column(name, values, numeric=numeric))
+    made.append(column("devices", (row.devices for row in rows)))
+    made.append(column("n", (len(row.finished) for row in rows)))
     return made + _state_column(rows)
 
 
-def _medians(
-    measure: Measure, rows: Sequence[Row], plain: bool = False
-) -> tuple[Column, list[Value]]:
+def _medians(measure: Measure, rows: Sequence[Row], plain: bool = False) -> Column:
     """The column of a measure; `plain`: without spreads."""
     found = [row.measures.get(measure.key) for row in rows]
     decimals = measure.decimals
@@ -93,29 +84,26 @@ def _medians(
         figures = 4 if measure.rank == METRIC.rank else 3  # of a metric, of whatever size
         decimals = decimals_of((s.median for s in found if s), figures, 10 if figures == 4 else 4)
     values = [_median(s, decimals, measure.ranged and not plain) for s in found]
-    return Column(measure.key, measure.label, rank=measure.rank), values
+    return Column(measure.key, values, measure.label, rank=measure.rank)
 
 
 def _median(spread: Spread | None, decimals: int, ranged: bool) -> Value:
-    if spread is None:
-        return Value(None, NOTHING)
-    more = f" ±{spread.percent:.0f}%" if ranged and spread.n > 1 else ""
-    return Value(spread.median, f"{spread.median:.{decimals}f}{more}")
+    value = Value.of(spread and spread.median, decimals)
+    more = f" ±{spread.percent:.0f}%" if spread and ranged and spread.n > 1 else ""
+    return replace(value, text=value.text + more)
 
 
-def _scaled(rows: Sequence[Row]) -> Columns:
+def _scaled(rows: Sequence[Row]) -> list[Column]:
     """Speedup and efficiency; no columns where all rows are their own baseline."""
     if not any(row.baseline not in (None, row) for row in rows):
         return []
-    return [
-        (Column(key), [Value.rounded(row.scaled.get(key), 2) for row in rows]) for key in SCALED
-    ]
+    return [Column(key, [Value.of(row.scaled.get(key), 2) for row in rows]) for key in SCALED]
 
 
-def _state_column(rows: Sequence[Row]) -> Columns:
+def _state_column(rows: Sequence[Row]) -> list[Column]:
     if not any(row.state for row in rows):
         return []
-    return [(Column("state", numeric=False), [state_value(row) for row in rows])]
+    return [Column("state", [state_value(row) for row in rows], numeric=False)]
 
 
 def state_value(row: Row) -> Value:

@@ -1,11 +1,16 @@
-"""Calls that may hang, as in a dead file system, with a limit on how long they are waited for."""
+"""What both the login node and the nodes tell of themselves; and calls that may hang, as in a dead
+file system, with a limit on how long they are waited for."""
 
 from __future__ import annotations
 
+import platform
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
+
+import slurmft
 
 Result = TypeVar("Result")
 
@@ -32,3 +37,23 @@ def call_all(timeout_s: float, calls: Sequence[Callable[[], Result]]) -> list[Re
     for thread in threads:
         thread.join(timeout=max(0.0, deadline - time.monotonic()))
     return list(results)
+
+
+def installed(package: str) -> str | None:
+    """The version of a package, which is not imported for it; None: it is not there."""
+    from importlib import metadata  # 20 ms
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def software() -> dict[str, str | None]:
+    """What must be the same on all nodes, and here."""
+    packages = ("torch", "transformers", "accelerate", "datasets")
+    return {
+        "Python": f"{platform.python_version()} ({sys.executable})",
+        "slurmft": slurmft.__version__,
+        **{name: installed(name) for name in packages},
+    }

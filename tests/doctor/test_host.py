@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 
-from slurmft.doctor import timeouts
+from slurmft.doctor.host import call_all
 
 
 def test_what_hangs_is_left_behind() -> None:
     never = threading.Event()
-    late, good, bad = timeouts.call_all(0.2, [never.wait, lambda: True, lambda: bool(1 // 0)])
+    late, good, bad = call_all(0.2, [never.wait, lambda: True, lambda: bool(1 // 0)])
     assert isinstance(late, TimeoutError)
     assert good is True
     assert isinstance(bad, ZeroDivisionError)

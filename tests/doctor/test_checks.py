@@ -7,16 +7,15 @@ import json
 import pytest
 
 from slurmft.core import credentials
-from slurmft.doctor import report
-from slurmft.doctor.checks import failure, ok, warning
-from slurmft.doctor.report import Report
+from slurmft.doctor import checks
+from slurmft.doctor.checks import Report, failure, ok, warning
 
 
 def test_only_failures_fail() -> None:
     good, doubtful, bad = ok("a", "x"), warning("b", "y", "do this"), failure("c", "z")
     assert Report(checks=[good, doubtful]).exit_code == 0
     assert Report(checks=[good, doubtful, bad]).exit_code == 1
-    assert report.lines([good, doubtful]) == ["ok       a  x", "WARNING  b  y",
+    assert checks.lines([good, doubtful]) == ["ok       a  x", "WARNING  b  y",
                                               "            -> do this"]  # fmt: skip
     last = Report(checks=[good, bad], seconds=1.23).text().splitlines()[-1]
     assert last == "1 ok, 0 warning(s), 1 failure(s); took 1.2 s"
@@ -32,7 +31,7 @@ def test_secrets_do_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
         "OMP_NUM_THREADS": "4",
         "EDITOR": "vi",
     }
-    shown = report.reported_environment(environment)
+    shown = checks.reported_environment(environment)
     assert shown["HF_TOKEN"] == shown["SLURM_JWT"] == "[hidden]"
     assert shown["OMP_NUM_THREADS"] == "4"
     assert not {"EDITOR", "AWS_SECRET_ACCESS_KEY"} & shown.keys()
