@@ -33,7 +33,7 @@ from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 from slurmft.studies import programs, spec
 from slurmft.studies.progress import Repeat, StudyStatus
-from slurmft.studies.spec import GLOBAL_BATCH_SIZE, Study
+from slurmft.studies.spec import Study
 from slurmft.train import recipes
 from slurmft.train.configure import OPTIONS, configure
 
@@ -63,12 +63,6 @@ def with_flags(study: Study, flags: dict[str, Any]) -> Study:
     if study.program:
         values = {k: list(v) if isinstance(v, tuple) else v for k, v in flags.items()}
         programs.typed(f"{study.path.name}, flags", values)
-    named = {*study.fixed, *study.varied}
-    if "batch_size" in flags and GLOBAL_BATCH_SIZE in named:
-        raise UsageError(
-            f"--batch-size {flags['batch_size']}: the study {study.name} has {GLOBAL_BATCH_SIZE}",
-            "leave the flag out, or change the study file",
-        )
     changed = dataclasses.replace(study, fixed=merge(study.fixed, flags))
     spec.check_work(changed)
     return changed

@@ -56,10 +56,11 @@ FILE, PUBLISHED = "study.toml", "published.json"
 SCALINGS = ("strong", "weak", "none")
 GLOBAL_BATCH_SIZE = "global_batch_size"
 
-_TYPES: dict[str, type] = {
-    "name": str, "title": str, "scaling": str, "repeats": int, "at_most": int, "retries": int,
-    "published": str, "program": dict, "fixed": dict, "grid": dict, "cells": list,
+_DEFAULTS: dict[str, Any] = {
+    "name": "", "title": "", "scaling": "none", "repeats": 3, "at_most": 1, "retries": 2,
+    "published": "", "program": {}, "fixed": {}, "grid": {}, "cells": [],
 }  # fmt: skip
+"""Keys of a study file; a value has the type of its default."""
 _WORDS = WORDS | {dict: "a table", list: "a list of tables"}
 _NEVER_HERE = {"runs_dir": "the study has its own: --studies-dir"}
 _NOT_VARIED = {
@@ -71,7 +72,7 @@ _NOT_VARIED = {
     "repeat": "its values are 1 to repeats",
 }
 _PROCESSES = ("nodes", "nproc_per_node")
-_MAX_CELLS = _MAX_RUNS = 100_000
+_MAX_RUNS = 100_000
 
 Cell = dict[str, Any]
 """Varied field -> value, in the order of the study file, as JSON has them."""
@@ -148,23 +149,19 @@ def parse_study(text: str, path: Path) -> Study:
     except (ValueError, RecursionError) as error:  # the latter: thousands of brackets
         raise UsageError(f"{path} is not TOML: {error}", "see slurmft study --help") from None
     _check_top(path, raw)
-    program = programs.read(path, raw["program"]) if "program" in raw else {}
-    settings = programs.typed if program else _settings
-    fixed = settings(f"{path}: [fixed]", raw.get("fixed", {}))
+    raw |= {k: v for k, v in _DEFAULTS.items() if k not in raw}
+    program = programs.read(path, raw["program"]) if raw["program"] else {}
+    fixed = (programs.typed if program else _settings)(f"{path}: [fixed]", raw["fixed"])
     study = Study(
         path=path,
         text=text,
-        name=raw["name"],
-        title=raw.get("title", raw["name"]),
-        scaling=raw.get("scaling", "none"),
-        repeats=raw.get("repeats", 3),
-        at_most=raw.get("at_most", 1),
-        retries=raw.get("retries", 2),
-        published=_published(path, raw.get("published")),
-        published_as=raw.get("published", ""),
+        title=raw["title"] or raw["name"],
+        published=_published(path, raw["published"]),
+        published_as=raw["published"],
         fixed=fixed,
         program=program,
         cells=_cells(path, raw, fixed | program),
+        **{k: raw[k] for k in ("name", "scaling", "repeats", "at_most", "retries")},
     )
     if program:
         programs.check_placeholders(path, program, study.varied, fixed)
@@ -179,13 +176,15 @@ def _check_top(path: Path, raw: dict[str, Any]) -> None:
     for key, value in raw.items():
         if key in OPTIONS:
             raise UsageError(f"{path}: {key!r} belongs to a table", "put it below [fixed]")
-        if key not in _TYPES:
-            raise in_file(path, unknown("key", key, list(_TYPES)))
-        if type(value) is not _TYPES[key]:
+        if key not in _DEFAULTS:
+            raise in_file(path, unknown("key", key, list(_DEFAULTS)))
+        if type(value) is not (kind := type(_DEFAULTS[key])):
             raise UsageError(
-                f"{path}: {key} must be {_WORDS[_TYPES[key]]}, not {value!r}",
-                "see slurmft study --help",
+                f"{path}: {key} must be {_WORDS[kind]}, not {value!r}", "see slurmft study --help"
             )
+        least = 0 if key == "retries" else 1
+        if kind is int and value < least:
+            raise UsageError(f"{path}: {key} = {value} must be at least {least}")
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", raw.get("name", "")):
         raise UsageError(
             f"{path}: name {raw.get('name', '')!r} is not a folder name",
@@ -193,16 +192,13 @@ def _check_top(path: Path, raw: dict[str, Any]) -> None:
         )
     if raw.get("scaling", "none") not in SCALINGS:
         raise in_file(path, unknown("scaling", raw["scaling"], list(SCALINGS)))
-    for key, least in (("repeats", 1), ("at_most", 1), ("retries", 0)):
-        if raw.get(key, least) < least:
-            raise UsageError(f"{path}: {key} = {raw[key]} must be at least {least}")
     if "\n" in raw.get("title", ""):
         raise UsageError(f"{path}: the title {raw['title']!r} is more than a line", "shorten it")
 
 
-def _published(path: Path, given: str | None) -> Path | None:
+def _published(path: Path, given: str) -> Path | None:
     """The file of published figures: of a study's folder, the copy that is there."""
-    if given is None:
+    if not given:
         return None
     copy = path.with_name(PUBLISHED)
     return copy if path.name == FILE and copy.exists() else path.parent / given
@@ -210,29 +206,21 @@ def _published(path: Path, given: str | None) -> Path | None:
 
 def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:
     """Settings converted to the types of their fields, and `global_batch_size`."""
-    for key, hint in _NEVER_HERE.items():
-        if key in values:
-            raise UsageError(f"{where}: {key} = {values[key]!r} is not possible in a study", hint)
-    for key in values:
-        if key in _TYPES:
+    for key, value in values.items():
+        if key in _NEVER_HERE:
+            what = f"{where}: {key} = {value!r} is not possible in a study"
+            raise UsageError(what, _NEVER_HERE[key])
+        if key in _DEFAULTS:
             raise UsageError(
                 f"{where}: {key!r} is a key of the study itself", "move it above the first [table]"
             )
-    rest = {k: v for k, v in values.items() if k != GLOBAL_BATCH_SIZE}
-    typed = typed_values(where, rest, OPTIONS)
-    if GLOBAL_BATCH_SIZE in values:
-        samples = values[GLOBAL_BATCH_SIZE]
-        if type(samples) is not int or samples < 1:
+        if key == GLOBAL_BATCH_SIZE and (type(value) is not int or value < 1):
             raise UsageError(
-                f"{where}: {GLOBAL_BATCH_SIZE} must be a whole number, not {samples!r}",
+                f"{where}: {GLOBAL_BATCH_SIZE} must be a whole number, not {value!r}",
                 "the samples of an optimizer step, of all processes",
             )
-        if "batch_size" in values:
-            raise UsageError(
-                f"{where}: {GLOBAL_BATCH_SIZE} and batch_size contradict each other",
-                "leave one of them out",
-            )
-    return {key: typed.get(key, value) for key, value in values.items()}
+    rest = {k: v for k, v in values.items() if k != GLOBAL_BATCH_SIZE}
+    return values | typed_values(where, rest, OPTIONS)
 
 
 # --- cells ----------------------------------------------------------------------------------------
@@ -240,35 +228,35 @@ def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:
 
 def _cells(path: Path, raw: dict[str, Any], fixed: dict[str, Any]) -> tuple[Cell, ...]:
     """The product of [grid] and [[cells]], in the file's order; what comes first varies slowest."""
-    own = "program" in raw
-    given = {"grid": _grid(path, raw.get("grid", {})), "cells": _explicit(path, raw.get("cells"))}
-    axes = {key: [_typed_cell(path, key, cell, own) for cell in given[key]] for key in given}
-    order = [key for key in raw if key in axes]
-    if not any(cell for key in order for cell in axes[key]):
-        raise UsageError(f"{path} varies nothing", "give [grid], such as nodes = [1, 2, 4]")
-    for key in order:
-        _check_place(path, key, list(axes[key][0]), fixed)
-    count = len(axes["grid"]) * len(axes["cells"])
-    if count > _MAX_CELLS:
-        raise UsageError(f"{path}: {count:,} cells", f"the limit is {_MAX_CELLS:,}")
+    axes: dict[str, list[Cell]] = {}
+    for table in [key for key in raw if key in ("grid", "cells")]:
+        where = f"{path}: [grid]" if table == "grid" else f"{path}: [[cells]]"
+        cells = (_grid if table == "grid" else _explicit)(path, raw[table])
+        axes[table] = [_typed_cell(where, cell, bool(raw["program"])) for cell in cells]
+        for field in axes[table][0]:
+            _check_varied(path, table, field, fixed)
+    _check_count(path, [len(cells) for cells in axes.values()])
     both = set(axes["grid"][0]) & set(axes["cells"][0])
     if both:
         raise UsageError(
             f"{path}: {', '.join(sorted(both))} is in both [grid] and [[cells]]",
             "leave it out of one of them",
         )
-    combinations = itertools.product(*(axes[key] for key in order))
+    combinations = itertools.product(*axes.values())
     cells = [{k: v for part in parts for k, v in part.items()} for parts in combinations]
-    if {"batch_size", GLOBAL_BATCH_SIZE} <= cells[0].keys() and not own:
-        raise UsageError(
-            f"{path}: {GLOBAL_BATCH_SIZE} and batch_size are both varied", "leave one of them out"
-        )
+    if not cells[0]:
+        raise UsageError(f"{path} varies nothing", "give [grid], such as nodes = [1, 2, 4]")
     counts = Counter(map(key_of, cells))
     if twice := next((cell for cell in cells if counts[key_of(cell)] > 1), None):
         raise UsageError(
             f"{path}: the cell {label(twice)!r} occurs twice", "for more runs of it, raise repeats"
         )
     return tuple(cells)
+
+
+def _check_count(path: Path, lengths: Sequence[int]) -> None:
+    if (count := math.prod(lengths)) > _MAX_RUNS:
+        raise UsageError(f"{path}: {count:,} cells", f"the limit is {_MAX_RUNS:,}")
 
 
 def _grid(path: Path, grid: dict[str, Any]) -> list[Cell]:
@@ -279,15 +267,13 @@ def _grid(path: Path, grid: dict[str, Any]) -> list[Cell]:
                 f"{path}: [grid] {key} must be a list of values, not {values!r}",
                 f"write {key} = [...], or move it to [fixed]",
             )
-    count = math.prod(len(values) for values in grid.values())
-    if count > _MAX_CELLS:
-        raise UsageError(f"{path}: {count:,} cells", f"the limit is {_MAX_CELLS:,}")
+    _check_count(path, [len(values) for values in grid.values()])
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def _explicit(path: Path, tables: list[Any] | None) -> list[Cell]:
+def _explicit(path: Path, tables: list[Any]) -> list[Cell]:
     """The tables of [[cells]], which must name the same fields."""
-    if tables is None:
+    if tables is _DEFAULTS["cells"]:
         return [{}]
     if not tables or not all(isinstance(table, dict) and table for table in tables):
         raise UsageError(
@@ -304,27 +290,23 @@ def _explicit(path: Path, tables: list[Any] | None) -> list[Cell]:
     return [{key: table[key] for key in tables[0]} for table in tables]
 
 
-def _typed_cell(path: Path, table: str, cell: Cell, own: bool) -> Cell:
+def _typed_cell(where: str, cell: Cell, own: bool) -> Cell:
     """A cell as in JSON: lists, no tuples."""
-    where = f"{path}: [grid]" if table == "grid" else f"{path}: [[cells]]"
     typed = programs.typed(where, cell, varied=True) if own else _settings(where, cell)
     return {k: list(v) if isinstance(v, tuple) else v for k, v in typed.items()}
 
 
-def _check_place(path: Path, table: str, fields: Sequence[str], fixed: dict[str, Any]) -> None:
+def _check_varied(path: Path, table: str, field: str, fixed: dict[str, Any]) -> None:
     """Raises UsageError for a field that cannot be varied, or is fixed."""
-    clashes = {"batch_size": GLOBAL_BATCH_SIZE, GLOBAL_BATCH_SIZE: "batch_size"}
-    for field in fields:
-        if field in _NOT_VARIED:
-            raise UsageError(f"{path}: [{table}] varies {field}", _NOT_VARIED[field])
-        for key in (field, clashes.get(field)):
-            if key in fixed:
-                holder = "fixed" if key in OPTIONS or key == GLOBAL_BATCH_SIZE else "program"
-                raise UsageError(
-                    f"{path}: {field} is varied in [{table}], and [{holder}] has {key} = "
-                    f"{fixed[key]!r}",
-                    "leave one of them out",
-                )
+    if field in _NOT_VARIED:
+        raise UsageError(f"{path}: [{table}] varies {field}", _NOT_VARIED[field])
+    if field in fixed:
+        holder = "fixed" if field in OPTIONS or field == GLOBAL_BATCH_SIZE else "program"
+        raise UsageError(
+            f"{path}: {field} is varied in [{table}], and [{holder}] has {field} = "
+            f"{fixed[field]!r}",
+            "leave one of them out",
+        )
 
 
 def key_of(cell: Cell) -> str:
@@ -385,9 +367,16 @@ def divide_batch(values: dict[str, Any], filled: dict[str, Any]) -> dict[str, An
 
 
 def check_work(study: Study) -> None:
-    """Raises UsageError if the kind of scaling contradicts what the file fixes."""
+    """Raises UsageError if settings contradict each other, or the kind of scaling."""
     named = {*study.fixed, *study.varied}
-    if study.program or not set(_PROCESSES) & set(study.varied):
+    if study.program:
+        return
+    if {"batch_size", GLOBAL_BATCH_SIZE} <= named:
+        raise UsageError(
+            f"{study.path}: {GLOBAL_BATCH_SIZE} and batch_size contradict each other",
+            "leave one of them out",
+        )
+    if not set(_PROCESSES) & set(study.varied):
         return
     if study.scaling == "weak" and GLOBAL_BATCH_SIZE in named:
         raise UsageError(

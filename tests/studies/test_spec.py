@@ -108,7 +108,7 @@ def test_site_file_and_repeatable_values(tmp_path: Path, monkeypatch: pytest.Mon
         ("[grid]\ncluster = ['local', 'slurm']", "varies cluster"),
         ("[grid]\nruns_dir = ['a']", "runs_dir = 'a' is not possible in a study"),
         ("[fixed]\nnodes = 1\n[grid]\nnodes = [1]", "[fixed] has nodes = 1"),
-        ("[fixed]\nbatch_size = 8\n[grid]\nglobal_batch_size = [64]", "has batch_size = 8"),
+        ("[fixed]\nbatch_size = 8\n[grid]\nglobal_batch_size = [64]", "batch_size contradict"),
         ("[fixed]\nbatch_size = 8\nglobal_batch_size = 8\n[grid]\nnodes = [1]", "contradict"),
         ("[grid]\nbatch_size = [1]\nglobal_batch_size = [8]", "contradict"),
         ("[grid]\nglobal_batch_size = [1.5]", "must be a whole number, not 1.5"),
