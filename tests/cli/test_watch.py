@@ -23,7 +23,7 @@ import pytest
 from rich.console import Console
 from rich.screen import Screen
 
-from slurmft.cli.watch_view import ASCII_LEVELS, LEVELS, RunView, draw
+from slurmft.cli.watch import ASCII_LEVELS, LEVELS, RunView, draw
 from slurmft.core import process
 from slurmft.core.files import write_json
 from slurmft.runs.records import RecordWriter

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from slurmft.cli import next_commands, study_view
+from slurmft.cli import next_commands, study
 from slurmft.cluster import kubernetes, submit
 from slurmft.cluster.slurm import job_array
 from slurmft.cluster.slurm.batch_script import inside_text
@@ -87,7 +87,7 @@ def test_next_commands_of_studies(shell: Shell, name: str, argument: str) -> Non
     folder = Path("/studies") / name
     todo: Any = SimpleNamespace(folder=folder, argv=["--text-column", argument])
     now: Any = SimpleNamespace(count=lambda state: 1, repeats=[1, 2])
-    calls = shell.run(study_view.next_commands(todo, now).removeprefix("Next:\n"))
+    calls = shell.run(study.next_commands(todo, now).removeprefix("Next:\n"))
     python = ["python", "-m", "slurmft", "study"]
     assert calls[0] == [*python, "status", str(folder)]
     assert calls[1] == [*python, "cancel", str(folder)]

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from slurmft.runs import scan
-from slurmft.studies.report import runset as report_runset
-from slurmft.studies.report.measures import Row, rows_of, state_of
+from slurmft.studies.report.measures import Row, group_by_study, rows_of, state_of
 from tests.conftest import slurmft
 from tests.support import CHECKOUT
 from tests.support.made_runs import write_run
@@ -42,7 +41,7 @@ def write_study(
 
 def rows_in(folder: Path) -> list[Row]:
     found, _ = scan.find([folder])
-    (runset,) = report_runset.group_by_study(found)
+    (runset,) = group_by_study(found)
     return rows_of(runset)
 
 

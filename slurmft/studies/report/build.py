@@ -22,10 +22,9 @@ from slurmft.studies.published import PublishedTable
 from slurmft.studies.report import plots
 from slurmft.studies.report.formats import FORMATS, Table, as_csv, as_list
 from slurmft.studies.report.matching import as_published, beside, keys_of, matches, measured_of
-from slurmft.studies.report.measures import rows_of
+from slurmft.studies.report.measures import RunSet, group_by_study, rows_of
 from slurmft.studies.report.plots import Chart, charts_of
 from slurmft.studies.report.provenance import changes, origins
-from slurmft.studies.report.runset import RunSet, group_by_study
 from slurmft.studies.report.tables import data_table, phase_table, speed_table
 
 

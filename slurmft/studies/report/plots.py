@@ -20,12 +20,12 @@ from slurmft.studies.report.measures import (
     DEVICE_FIELDS,
     MEASURES,
     Row,
+    RunSet,
     Spread,
     label,
     measures_of,
     others,
 )
-from slurmft.studies.report.runset import RunSet
 
 HINT = "plots need matplotlib: pip install matplotlib"
 

@@ -15,6 +15,7 @@ from slurmft.studies.report.measures import (
     TIMES,
     Measure,
     Row,
+    RunSet,
     Spread,
     batches_of,
     in_order,
@@ -22,7 +23,6 @@ from slurmft.studies.report.measures import (
     measures_of,
     metric_name,
 )
-from slurmft.studies.report.runset import RunSet
 
 
 def speed_table(rows: Sequence[Row], runset: RunSet) -> Table:
