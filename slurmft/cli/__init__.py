@@ -1,4 +1,5 @@
-"""The commands: one module each, which parses, calls and prints."""
+"""The commands: one module each, which parses, calls and prints. Its docstring is its help; its
+`parser()` has the command line, `main` carries it out and returns the exit code."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from slurmft.runs import resolve
 
 
 def parser() -> Parser:
-    """The command line of `slurmft cancel`."""
     command = Parser("slurmft cancel", __doc__)
     add_run(command)
     command.add_argument("--json", action="store_true", help="print run, job, cancelled, state")
@@ -19,7 +18,6 @@ def parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    """`slurmft cancel RUN`"""
     arguments = parser().parse(argv)
     run = resolve.find(arguments.run, arguments.runs_dir)
     state, job_id = cancel(run), cluster_launcher.job_of(run)[1]

@@ -28,7 +28,6 @@ from slurmft.runs import resolve
 
 
 def parser() -> Parser:
-    """The command line of `slurmft clean`."""
     command = Parser("slurmft clean", __doc__)
     add_runs_dir(command)
     command.add_argument(
@@ -76,7 +75,6 @@ def as_json(top: Path, found: Plan, removed: bool) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> int:
-    """`slurmft clean`"""
     arguments = parser().parse(argv)
     older_s = duration_s(arguments.older_than, "--older-than")
     top, kinds = resolve.folder(arguments.runs_dir), arguments.only or KINDS

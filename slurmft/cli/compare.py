@@ -17,7 +17,6 @@ from slurmft.studies.compare import as_json, compare, describe_comparison
 
 
 def parser() -> Parser:
-    """The command line of `slurmft compare`."""
     made = Parser("slurmft compare", __doc__)
     for name in "AB":
         made.add_argument(
@@ -28,7 +27,6 @@ def parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    """`slurmft compare RUN_A RUN_B`."""
     arguments = parser().parse(argv)
     found = compare(arguments.a, arguments.b)
     if arguments.json:

@@ -52,14 +52,12 @@ _TAKES_FILE = ("FILE", "PATH", "SOURCE")
 
 
 def parser() -> Parser:
-    """The command line of `slurmft completion`."""
     command = Parser("slurmft completion", __doc__)
     command.add_argument("shell", choices=SHELLS, metavar="|".join(SHELLS), help="your shell")
     return command
 
 
 def main(argv: list[str]) -> int:
-    """`slurmft completion SHELL`"""
     print(script(parser().parse(argv).shell))
     return Exit.OK
 

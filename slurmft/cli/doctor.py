@@ -45,7 +45,6 @@ _CHECKUP_WAIT_S, _LOCKS_WAIT_S = 300.0, 3600.0
 
 
 def main(argv: list[str]) -> int:
-    """`slurmft doctor [SUBJECT] ...`."""
     if not argv or argv[0].startswith("-"):
         return checkup_main(argv)
     return run_part("slurmft doctor", PARTS, argv, "")
@@ -82,7 +81,6 @@ def checkup_main(argv: list[str]) -> int:
 
 
 def parser() -> Parser:
-    """The command line of `slurmft doctor`."""
     made = Parser("slurmft doctor", __doc__)
     made.add_argument("--json", action="store_true", help="print the findings as JSON")
     made.add_argument(
@@ -117,7 +115,6 @@ def _job(arguments: argparse.Namespace, names: tuple[str, ...]) -> JobConfig:
 
 
 def node_parser() -> Parser:
-    """The command line of `slurmft doctor node`."""
     made = Parser("slurmft doctor node", node_main.__doc__)
     made.add_argument("--nodes", type=int, metavar="N", help="default: the allocation's, or 1")
     made.add_argument("--here", action="store_true", help="this machine, even with Slurm")
@@ -179,7 +176,6 @@ def locks_main(argv: list[str]) -> int:
 
 
 def locks_parser() -> Parser:
-    """The command line of `slurmft doctor locks`."""
     made = Parser("slurmft doctor locks", locks_main.__doc__)
     made.add_argument("dir", metavar="DIR", help="a folder on the file system in question")
     made.add_argument("--nodes", type=int, metavar="N", help="default: the allocation's, or 2")

@@ -30,7 +30,6 @@ from slurmft.train.sources import localize
 
 
 def parser() -> Parser:
-    """The command line of `slurmft fetch`."""
     command = Parser("slurmft fetch", __doc__)
     command.add_argument("model", nargs="?", help="hub id or folder (default: the task's)")
     command.add_argument("data", nargs="?", help="hub id or folder (default: the task's)")

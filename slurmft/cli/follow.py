@@ -111,14 +111,12 @@ def show_outcome(job: JobWatch) -> int:
 
 
 def parser() -> Parser:
-    """The command line of `slurmft follow`."""
     command = Parser("slurmft follow", __doc__)
     add_run(command)
     return command
 
 
 def main(argv: list[str]) -> int:
-    """`slurmft follow RUN`"""
     arguments = parser().parse(argv)
     run = resolve.find(arguments.run, arguments.runs_dir)
     run.settle_permissions()

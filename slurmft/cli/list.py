@@ -48,7 +48,6 @@ def _cells(run: dict[str, Any]) -> list[str]:
 
 
 def parser() -> Parser:
-    """The command line of `slurmft list`."""
     command = Parser("slurmft list", __doc__)
     add_runs_dir(command)
     command.add_argument(
@@ -64,7 +63,6 @@ def parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    """`slurmft list`"""
     arguments = parser().parse(argv)
     for state in arguments.state:
         if state not in status.STATES:

@@ -24,7 +24,6 @@ from slurmft.runs.rundir import FINAL_STATES, RunDir
 
 
 def parser() -> Parser:
-    """The command line of `slurmft logs`."""
     command = Parser("slurmft logs", __doc__)
     add_run(command)
     command.add_argument(
@@ -50,7 +49,6 @@ def parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    """`slurmft logs RUN`."""
     arguments = parser().parse(argv)
     run = resolve.find(arguments.run, arguments.runs_dir)
     choice = Choice(tuple(arguments.rank or ()), arguments.node, arguments.attempt)

@@ -25,7 +25,6 @@ from slurmft.studies.scaling.series import series_of
 
 
 def main(argv: list[str]) -> int:
-    """`slurmft plan RUN|DIR...`"""
     arguments = parser().parse(argv)
     deadline = arguments.deadline
     deadline_s = None if deadline is None else duration_s(deadline, "--deadline")
@@ -54,7 +53,6 @@ def _changed(work: Workload, arguments: argparse.Namespace) -> Workload:
 
 
 def parser() -> Parser:
-    """The command line of `slurmft plan`."""
     made = Parser("slurmft plan", __doc__)
     add = made.add_argument
     add("sources", nargs="+", metavar="RUN|DIR", help="runs (paths or names), folders of runs")

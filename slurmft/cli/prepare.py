@@ -36,7 +36,6 @@ _NOT_HERE = {*_SBATCH, "requeue", "sbatch", "cluster"}
 
 
 def parser() -> Parser:
-    """The command line of `slurmft prepare`."""
     command = Parser("slurmft prepare", __doc__)
     add_options(command, TrainConfig, "what to train")
     add_options(command, JobConfig, "how to run it", set(options(JobConfig)) - _NOT_HERE)

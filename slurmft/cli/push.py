@@ -24,7 +24,6 @@ FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "README.md")
 
 
 def parser() -> Parser:
-    """The command line of `slurmft push`."""
     command = Parser("slurmft push", __doc__)
     add_run(command)
     command.add_argument("repo", help="repository on the hub: NAME, or USER/NAME; made if absent")
@@ -97,7 +96,6 @@ def refusal(repo: str, error: Exception) -> SlurmftError:
 
 
 def main(argv: list[str]) -> int:
-    """The command."""
     arguments = parser().parse(argv)
     run = resolve.find(arguments.run, arguments.runs_dir)
     address = push(run, arguments.repo, arguments.public)

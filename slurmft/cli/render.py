@@ -39,7 +39,6 @@ _OF_PROGRAMS = FLAGS.keys() - {"env", "accelerate_config", "snapshot", "snapshot
 
 
 def kubernetes_parser() -> Parser:
-    """The command line of `slurmft render kubernetes`."""
     command = Parser("slurmft render kubernetes", __doc__)
     group = command.add_argument_group("the cluster")
     add = group.add_argument
@@ -133,5 +132,4 @@ PARTS = {
 
 
 def main(argv: list[str]) -> int:
-    """`slurmft render KIND ...`"""
     return run_part("slurmft render", PARTS, argv, __doc__)

@@ -24,7 +24,6 @@ from slurmft.studies.report.formats import FORMATS
 
 
 def main(argv: list[str]) -> int:
-    """`slurmft report RUN|DIR|FILE...`"""
     arguments = parser().parse(argv)
     form = arguments.format
     if form is not None and form not in FORMATS:
@@ -43,7 +42,6 @@ def main(argv: list[str]) -> int:
 
 
 def parser() -> Parser:
-    """The command line of `slurmft report`."""
     made = Parser("slurmft report", __doc__)
     add = made.add_argument
     paths = (

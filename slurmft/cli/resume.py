@@ -21,7 +21,6 @@ _WHERE = options(JobConfig).keys() - {"runs_dir"}  # a run stays where it is
 
 
 def parser() -> Parser:
-    """The command line of `slurmft resume`."""
     command = Parser("slurmft resume", __doc__)
     add_run(command)
     add_follow(command)
@@ -31,7 +30,6 @@ def parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    """`slurmft resume RUN`"""
     arguments = parser().parse(argv)
     run = resolve.find(arguments.run, arguments.runs_dir)
     flags = given(arguments, _WHERE)

@@ -152,7 +152,6 @@ def next_of(state: str) -> tuple[str, ...]:
 
 
 def parser() -> Parser:
-    """The command line of `slurmft status`."""
     command = Parser("slurmft status", __doc__)
     add_run(command, default=resolve.LAST)
     command.add_argument("--json", action="store_true", help="all that is known, as JSON")
@@ -160,7 +159,6 @@ def parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    """`slurmft status [RUN]`"""
     arguments = parser().parse(argv)
     run = resolve.find(arguments.run, arguments.runs_dir)
     facts = run_facts(run)

@@ -72,7 +72,6 @@ ASK_ABOVE = 1000
 
 
 def run_parser() -> Parser:
-    """The command line of `slurmft study run`."""
     parser = Parser("slurmft study run", run_main.__doc__)
     parser.epilog = __doc__[__doc__.index("a study file:") :]
     _add_study(parser)
@@ -190,7 +189,6 @@ def _run_one(todo: Submission, repeat: Repeat, what: str) -> str:
 
 
 def status_parser() -> Parser:
-    """The command line of `slurmft study status`."""
     parser = Parser("slurmft study status", status_main.__doc__)
     _add_study(parser)
     parser.add_argument("--json", action="store_true", help="all that is known, as JSON")
@@ -216,7 +214,6 @@ def status_main(argv: list[str]) -> int:
 
 
 def cancel_parser() -> Parser:
-    """The command line of `slurmft study cancel`."""
     parser = Parser("slurmft study cancel", cancel_main.__doc__)
     _add_study(parser)
     return parser
@@ -267,7 +264,6 @@ PARTS = {
 
 
 def main(argv: list[str]) -> int:
-    """`slurmft study COMMAND ...`"""
     return run_part("slurmft study", PARTS, argv, __doc__)
 
 

@@ -27,7 +27,6 @@ from slurmft.train.config import TrainConfig
 
 
 def parser() -> Parser:
-    """The command line of `slurmft submit`."""
     command = Parser("slurmft submit", __doc__)
     command.add_argument(
         "--dry-run", action="store_true", help="show what would run; submit nothing"

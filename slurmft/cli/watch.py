@@ -43,14 +43,12 @@ _SAMPLES = 64
 
 
 def parser() -> Parser:
-    """The command line of `slurmft watch`."""
     command = Parser("slurmft watch", __doc__)
     add_run(command)
     return command
 
 
 def main(argv: list[str]) -> int:
-    """`slurmft watch RUN`."""
     arguments = parser().parse(argv)
     run = resolve.find(arguments.run, arguments.runs_dir)
     console = Console(file=raw(sys.stdout))
