@@ -1,4 +1,4 @@
-"""What runs measured: those of a study, or of none, as one table; a row for every cell, with medians
+"""What runs measured: those of a study, or of none, as one table with a row for every cell: medians
 and spreads.
 
 The cells and repeats of a study are read from its `study.toml`; without it, only the existing runs
