@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shlex
+from argparse import Namespace
 from collections.abc import Sequence
 from os import PathLike
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from slurmft.core.errors import Exit
 
 if TYPE_CHECKING:
-    from slurmft.runs.rundir import RunDir
+    from slurmft.core.config import RunConfig
 
 COMMANDS = {
     "submit": "submit a training job",
@@ -67,15 +68,20 @@ _WHERE = {
 }
 
 
-def tell(run: RunDir, follow: bool) -> int:
-    """Says where a job and its run are, and follows it if asked to; returns the exit code."""
-    from slurmft.cluster import launcher
+def submit_or_show(config: RunConfig, arguments: Namespace, command: str, argv: list[str]) -> int:
+    """Submits a run, says where it is, and follows it with --follow; with --dry-run shows what
+    would be submitted. Returns the exit code."""
+    from slurmft.cluster import launcher, submit  # not above: --help need not wait for them
 
+    cluster = submit.check(config.job)
+    if arguments.dry_run:
+        print(submit.dry_run(config, cluster))
+        return Exit.OK
+    run = submit.submit_with(config, cluster, submit.provenance(command, argv))
     cluster, job_id = launcher.job_of(run)
-    nodes = run.load_config().job.nodes
-    print(f"job {job_id} submitted {_WHERE[cluster].format(nodes)}")
+    print(f"job {job_id} submitted {_WHERE[cluster].format(config.job.nodes)}")
     print(f"run directory: {run.path}", flush=True)
-    if not follow:
+    if not arguments.follow:
         print(next_commands(run.path))
         return Exit.OK
     from slurmft.cli.follow import Follower

@@ -152,8 +152,11 @@ def add_runs_dir(parser: Parser) -> None:
     parser.add_argument("--runs-dir", metavar="DIR", help=text)
 
 
-def add_follow(parser: Parser) -> None:
-    """Adds --follow, for commands that submit a run."""
+def add_follow(parser: Parser, dry_run: bool = True) -> None:
+    """Adds --follow, and --dry-run, for commands that submit a run."""
+    if dry_run:
+        text = "show what would run; submit nothing"
+        parser.add_argument("--dry-run", action="store_true", help=text)
     parser.add_argument("--follow", action="store_true", help="stream progress until the job ends")
 
 

@@ -23,7 +23,7 @@ _WHERE = options(JobConfig).keys() - {"runs_dir"}  # a run stays where it is
 def parser() -> Parser:
     command = Parser("slurmft resume", __doc__)
     add_run(command)
-    add_follow(command)
+    add_follow(command, dry_run=False)
     command.add_argument("--json", action="store_true", help="print run, job, checkpoint")
     add_options(command, JobConfig, "where to run it (default: as before)", _WHERE)
     return command

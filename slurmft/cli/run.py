@@ -17,10 +17,10 @@ How its stop, end and checkpoints are read: docs/your-own-program.md
 
 from __future__ import annotations
 
-from slurmft.cli import tell
+from slurmft.cli import submit_or_show
 from slurmft.cli.parser import Parser, add_follow, add_options, given
 from slurmft.core.config import JobConfig, options
-from slurmft.core.errors import Exit, UsageError
+from slurmft.core.errors import UsageError
 from slurmft.core.own_program import FLAGS, OwnProgram
 from slurmft.core.site import site_file
 
@@ -30,9 +30,6 @@ _EXAMPLE = "slurmft run --nodes 4 -- train.py --epochs 3"
 def parser() -> Parser:
     """The command line of `slurmft run`, up to `--`."""
     command = Parser("slurmft run", __doc__)
-    command.add_argument(
-        "--dry-run", action="store_true", help="show what would run; submit nothing"
-    )
     add_follow(command)
     add_options(command, OwnProgram, "the program", FLAGS)
     add_options(command, JobConfig, "where to run it")
@@ -48,9 +45,7 @@ def main(argv: list[str]) -> int:
     if not words:
         problem = "no program after --" if at < len(argv) else "no -- before the program"
         raise UsageError(problem, _EXAMPLE)
-    # Not above: --help need not wait for what submits.
-    from slurmft.cluster import own_program
-    from slurmft.cluster.submit import check, dry_run, provenance, submit_with
+    from slurmft.cluster import own_program  # not above: --help need not wait for it
 
     known = options(JobConfig) | FLAGS
     flags = given(arguments, known)
@@ -59,8 +54,4 @@ def main(argv: list[str]) -> int:
 
         known |= OPTIONS
     config = own_program.configure(words, flags, known, not arguments.dry_run)
-    cluster = check(config.job)
-    if arguments.dry_run:
-        print(dry_run(config, cluster))
-        return Exit.OK
-    return tell(submit_with(config, cluster, provenance("run", argv)), arguments.follow)
+    return submit_or_show(config, arguments, "run", argv)

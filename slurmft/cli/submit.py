@@ -19,18 +19,14 @@ Defaults of your site go to ~/.config/slurmft/site.toml (or the file that $SLURM
 
 from __future__ import annotations
 
-from slurmft.cli import tell
+from slurmft.cli import submit_or_show
 from slurmft.cli.parser import Parser, add_follow, add_options, given
 from slurmft.core.config import JobConfig
-from slurmft.core.errors import Exit
 from slurmft.train.config import TrainConfig
 
 
 def parser() -> Parser:
     command = Parser("slurmft submit", __doc__)
-    command.add_argument(
-        "--dry-run", action="store_true", help="show what would run; submit nothing"
-    )
     add_follow(command)
     add_options(command, TrainConfig, "what to train")
     add_options(command, JobConfig, "where to run it")
@@ -38,16 +34,8 @@ def parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    """The command: parse, configure, submit, and follow if asked to."""
     arguments = parser().parse(argv)
-    # Not above: --help need not wait for what submits.
-    from slurmft.cluster.submit import check, dry_run, provenance, submit_with
-    from slurmft.train.configure import OPTIONS, configure
+    from slurmft.train.configure import OPTIONS, configure  # --help need not wait for it
 
-    flags = given(arguments, OPTIONS)
-    config = configure(flags)
-    cluster = check(config.job)
-    if arguments.dry_run:
-        print(dry_run(config, cluster))
-        return Exit.OK
-    return tell(submit_with(config, cluster, provenance("submit", argv)), arguments.follow)
+    config = configure(given(arguments, OPTIONS))
+    return submit_or_show(config, arguments, "submit", argv)

@@ -11,21 +11,12 @@ from typing import Any
 import numpy as np
 
 from slurmft.core.errors import UsageError
-from slurmft.core.files import is_number
+from slurmft.core.files import fits, is_number
 from slurmft.runs import resolve, scan
 from slurmft.runs.scan import MeasuredRun
+from slurmft.studies import stats
 from slurmft.studies.report.provenance import of_ranks, readers
-from slurmft.studies.stats import (
-    ALIKE,
-    LEAST_WINDOWS,
-    Array,
-    Interval,
-    Windows,
-    difference_of_repeats,
-    difference_of_shares,
-    ratio_of_repeats,
-    ratio_of_windows,
-)
+from slurmft.studies.stats import Interval, Windows
 
 _LEAST_REPEATS = 3
 _WARM_UP = 0.1
@@ -96,50 +87,47 @@ def _read_side(name: str, path: str) -> Side:
     """The finished runs of one side."""
     found, problems = scan.find([resolve.folder_of(path)])
     done = [run for run in found if run.is_finished]
-    lacking = {run.path: words for run in done if (words := _lacks(run))}
-    finished = tuple(run for run in done if run.path not in lacking)
-    if lacking and not finished:
-        which, words = next(iter(lacking.items()))
+    usable = [run for run in done if not _lacks(run)]
+    lacking = [f"the result of {r.name} has no usable {w}" for r in done if (w := _lacks(r))]
+    if lacking and not usable:
         raise UsageError(
-            f"{path!r} holds no run to compare: the result of {which.name} has no usable {words}",
+            f"{path!r} holds no run to compare: {lacking[0]}",
             "give runs whose result.json is unchanged",
         )
-    if not finished:
+    if not usable:
         raise UsageError(
             f"{path!r} holds no finished run, but {len(found)} other(s)",
             "wait for one (slurmft follow RUN), or resume it: slurmft resume RUN",
         )
-    if len(scan.cells(finished)) > 1:
-        fields = ", ".join(scan.varied(finished))
+    if len(scan.cells(usable)) > 1:
+        fields = ", ".join(scan.varied(usable))
         raise UsageError(
             f"the runs in {path!r} are not repeats: they differ in {fields}",
             "give a folder for each kind of run",
         )
-    notes = [f"{name}: left out: {problem}" for problem in problems]
-    notes += [
-        f"{name}: left out: the result of {r.name} has no usable {w}" for r, w in lacking.items()
-    ]
+    notes = [f"{name}: left out: {problem}" for problem in (*problems, *lacking)]
     if len(done) < len(found):
         notes.append(f"{name}: {len(found) - len(done)} run(s) have not finished: left out")
-    return Side(name, finished, tuple(notes))
+    return Side(name, tuple(usable), tuple(notes))
+
+
+_NEEDED: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "train_samples_per_s": lambda r: is_number(r.get("train_samples_per_s"), above=0),
+    "global_batch_size": lambda r: is_number(r.get("global_batch_size"), above=0),
+    "evaluate_samples": lambda r: is_number(r.get("evaluate_samples")),
+    "attempts": lambda r: is_number(r.get("attempts", 1)),
+    "phases_s": lambda r: fits(r["phases_s"], {...: float}),
+    "metrics": lambda r: isinstance(r["metrics"], dict),
+    "wall_s": lambda r: is_number(r["wall_s"], above=0),
+}
+"""Value of a result -> whether it can be used."""
 
 
 def _lacks(run: MeasuredRun) -> str:
     """The required values that a result lacks; "" if it has all."""
-    result = run.result or {}
-    phases = result["phases_s"]
-    usable = {
-        "train_samples_per_s": is_number(result.get("train_samples_per_s"), above=0),
-        "global_batch_size": is_number(result.get("global_batch_size"), above=0),
-        "evaluate_samples": is_number(result.get("evaluate_samples")),
-        "attempts": is_number(result.get("attempts", 1)),
-        "phases_s": isinstance(phases, dict) and all(map(is_number, phases.values())),
-        "metrics": isinstance(result["metrics"], dict),
-    }
-    if run.is_own:
-        usable = {k: usable[k] for k in ("attempts", "metrics")}
-        usable["wall_s"] = is_number(result["wall_s"], above=0)
-    return ", ".join(name for name, is_usable in usable.items() if not is_usable)
+    own, result = ("attempts", "metrics", "wall_s"), run.result or {}
+    names = own if run.is_own else [n for n in _NEEDED if n != "wall_s"]
+    return ", ".join(name for name in names if not _NEEDED[name](result))
 
 
 # --- what differs ---------------------------------------------------------------------------------
@@ -254,7 +242,7 @@ def _whole(a: Side, b: Side) -> Finding:
     shown = (f"{a.mean('wall_s'):,.4g} s", f"{b.mean('wall_s'):,.4g} s")
     if not _has_repeats(a, b):
         return Finding("time", *shown, f"cannot tell: {_LEAST_REPEATS} repeats of each are needed")
-    return _speed("time", *shown, ratio_of_repeats(times[0], times[1]), _BY_REPEATS)
+    return _speed("time", *shown, stats.ratio_of_repeats(times[0], times[1]), _BY_REPEATS)
 
 
 def _has_repeats(a: Side, b: Side) -> bool:
@@ -264,19 +252,19 @@ def _has_repeats(a: Side, b: Side) -> bool:
 def _training(a: Side, b: Side) -> Finding:
     if _has_repeats(a, b):
         times = [1 / np.array(side.results("train_samples_per_s")) for side in (a, b)]
-        found = ratio_of_repeats(times[0], times[1])
+        found = stats.ratio_of_repeats(times[0], times[1])
         rates = [1 / float(np.mean(t)) for t in times]
         shown = (_rate(a, rates[0]), _rate(b, rates[1]))
         return _speed("training", *shown, found, _BY_REPEATS)
     sides = [[windows(run) for run in side.runs] for side in (a, b)]
     rates = [_mean_rate(side) for side in sides]
     shown = (_rate(a, rates[0]), _rate(b, rates[1]))
-    interval = ratio_of_windows(sides[0], sides[1])
+    interval = stats.ratio_of_windows(sides[0], sides[1])
     if interval is None:
         counts = [sum(len(w.steps) for w in side) for side in sides]
         return Finding(
             "training", *shown, f"cannot tell: too few steps ({counts[0]} and {counts[1]} windows "
-            f"of them; {LEAST_WINDOWS} are needed: lower --log-every, or more steps)",
+            f"of them; {stats.LEAST_WINDOWS} are needed: lower --log-every, or more steps)",
         )  # fmt: skip
     return _speed("training", *shown, interval, "t-interval over steps, as many as are independent")
 
@@ -302,10 +290,10 @@ def _evaluation(a: Side, b: Side) -> Finding:
     if not _has_repeats(a, b) or min(map(min, times)) <= 0:
         text = f"cannot tell: {_LEAST_REPEATS} repeats of each are needed"
         return Finding("evaluation", *shown, text)
-    return _speed("evaluation", *shown, ratio_of_repeats(times[0], times[1]), _BY_REPEATS)
+    return _speed("evaluation", *shown, stats.ratio_of_repeats(times[0], times[1]), _BY_REPEATS)
 
 
-def _each_ms(side: Side, sample_s: Array) -> str:
+def _each_ms(side: Side, sample_s: stats.Array) -> str:
     samples = side.mean("evaluate_samples") / side.runs[0].evaluations
     return f"{1000 * float(sample_s.mean()) * samples:,.4g} ms each"
 
@@ -322,9 +310,9 @@ def _speed(what: str, a: str, b: str, found: Interval, method: str) -> Finding:
 
 def verdict_of_speed(ratio: float, low: float, high: float) -> str:
     """An interval of the speed of B over that of A, in words."""
-    if low - 1 > ALIKE:
+    if low - 1 > stats.ALIKE:
         return f"B is {ratio:.2f} x faster (95 %: {low:.2f} to {high:.2f})"
-    if 1 - high > ALIKE:
+    if 1 - high > stats.ALIKE:
         return f"B is {1 / ratio:.2f} x slower (95 %: {1 / high:.2f} to {1 / low:.2f})"
     return f"no difference beyond noise ({low:.2f} to {high:.2f})"
 
@@ -337,7 +325,7 @@ def _metric(name: str, a: Side, b: Side) -> Finding:
     if not np.isfinite(np.concatenate(values)).all():
         return Finding(name, *shown, "cannot tell: it is not a number in some run")
     if _has_repeats(a, b):
-        found = difference_of_repeats(values[0], values[1])
+        found = stats.difference_of_repeats(values[0], values[1])
         return Finding(name, *shown, verdict_of_metric(*found), _BY_REPEATS, *found)
     samples = [0, 0]
     if "accuracy" in name and not _is_own(a, b):
@@ -346,7 +334,7 @@ def _metric(name: str, a: Side, b: Side) -> Finding:
         ]
     if min(samples) < 1:
         return Finding(name, *shown, f"cannot tell: {_LEAST_REPEATS} repeats of each are needed")
-    low, high = difference_of_shares(means[0], samples[0], means[1], samples[1])
+    low, high = stats.difference_of_shares(means[0], samples[0], means[1], samples[1])
     found = (means[1] - means[0], low, high)
     method = (
         f"binomial intervals, for {samples[0]:,} and {samples[1]:,} validation samples; not for "
@@ -361,9 +349,9 @@ def _number(value: Any) -> float:
 
 def verdict_of_metric(difference: float, low: float, high: float) -> str:
     """An interval of the metric of B minus that of A, in words."""
-    if low > ALIKE:
+    if low > stats.ALIKE:
         return f"B is higher by {difference:.4f} (95 %: {low:.4f} to {high:.4f})"
-    if high < -ALIKE:
+    if high < -stats.ALIKE:
         return f"B is lower by {-difference:.4f} (95 %: {-high:.4f} to {-low:.4f})"
     return f"no difference beyond noise ({low:+.4f} to {high:+.4f})"
 
