@@ -98,10 +98,11 @@ def source(config: RunConfig) -> snapshot.Source | None:
     Raises:
         UsageError: it cannot be, or is too large.
     """
-    own = OwnProgram.of(config.program)
+    own, runs_dir = OwnProgram.of(config.program), Path(config.job.runs_dir)
     if own is None:
-        return None
-    runs_dir, limit_mb = Path(config.job.runs_dir), own.snapshot_limit_mb
+        code = config.program.code
+        return snapshot.source(Path(code), runs_dir=runs_dir) if code else None
+    limit_mb = own.snapshot_limit_mb
     return snapshot.source(Path(own.file), own.snapshot, runs_dir=runs_dir, limit_mb=limit_mb)
 
 
@@ -111,10 +112,21 @@ def freeze(config: RunConfig, run: RunDir, found: snapshot.Source | None) -> Non
     Raises:
         SlurmftError: it cannot be copied.
     """
-    own = OwnProgram.of(config.program)
-    if own is None or found is None or found.mode == "none":
+    if found is None or found.mode == "none":
         return
-    facts = snapshot.take(found, run)
+    submission = config.submission | {"snapshot": snapshot.take(found, run)}
+    own, program = OwnProgram.of(config.program), config.program
+    if own is None:
+        copy = str(snapshot.copy_of(Path(program.code), found.root, run))
+        program = dataclasses.replace(program, code=copy)
+    else:
+        program = _frozen(own, program, found, run)
+    config = dataclasses.replace(config, program=program, submission=submission)
+    write_text(run.config, config.to_json())
+
+
+def _frozen(own: OwnProgram, program: Program, found: snapshot.Source, run: RunDir) -> Program:
+    """The program, with the copies in its run for what it is started from."""
     argv = list(own.argv)
     paths = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path[1:]]
     if own.file == own.folder:  # a module: -P keeps the folder itself off its path
@@ -124,13 +136,7 @@ def freeze(config: RunConfig, run: RunDir, found: snapshot.Source | None) -> Non
         argv[argv.index(own.file)] = str(snapshot.copy_of(Path(own.file), found.root, run))
     copies = {p: str(snapshot.copy_of(Path(p), found.root, run)) for p in filter(None, paths)}
     code = os.pathsep.join(dict.fromkeys(copy for path, copy in copies.items() if copy != path))
-    settings = config.program.settings | {"argv": argv, "code": code}
-    config = dataclasses.replace(
-        config,
-        program=dataclasses.replace(config.program, settings=settings),
-        submission=config.submission | {"snapshot": facts},
-    )
-    write_text(run.config, config.to_json())
+    return dataclasses.replace(program, settings=program.settings | {"argv": argv, "code": code})
 
 
 def command(

@@ -9,6 +9,7 @@ from slurmft.core.files import fits
 
 _SHAPE = {
     "kind": str, "name": str, "module": str, "needs_hub": bool, "precision": str, "paths": [str],
+    "code": str,
     "inputs": {...: {"bytes": int, "mtime_ns": int, "sha256": str, "what": str}},
     "settings": dict,
 }  # fmt: skip
@@ -31,6 +32,8 @@ class Program:
     """What it computes in; a node that cannot is refused before the ranks start."""
     paths: tuple[str, ...] = ()
     """Files and folders that it reads, besides the run directory: a container must show them."""
+    code: str = ""
+    """Folder that modules of the user's own are imported from: frozen at submission."""
     inputs: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Those of its paths that must not change before it starts: path -> its fingerprint at
     submission (`slurmft.core.fingerprint`), and in words what it has."""

@@ -18,6 +18,7 @@ from slurmft.core.config import (
 from slurmft.core.errors import UsageError, unknown
 from slurmft.core.hub import is_local
 from slurmft.core.program import Program
+from slurmft.train import own_task
 from slurmft.train.recipes import TASKS, fill, named
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
@@ -37,7 +38,14 @@ _AT_LEAST_1 = (
 class TrainConfig:
     """What to train; see `resolve`, which fills in what the recipe has."""
 
-    task: str = option("synthetic", "what to train", choices=tuple(TASKS))
+    task: str = option(
+        "synthetic",
+        f"what to train: {', '.join(TASKS)}, or a class of your own",
+        metavar="NAME|MODULE:CLASS",
+    )
+    task_option: tuple[str, ...] = option(
+        (), "an option of your own task; repeatable", metavar="NAME=VALUE"
+    )
     recipe: str | None = option(
         None,
         f"a task with all its settings, most as published: {', '.join(named())}",
@@ -169,12 +177,13 @@ class TrainConfig:
         local = [name for name in sources if is_local(name)]
         return Program(
             kind="train",
-            name=self.task,
+            name=self.task.rpartition(":")[2],
+            code=own_task.code(self.task),
             module="slurmft.train.rank",
             needs_hub=len(local) < len(sources),
             precision=self.precision,
             paths=tuple(local),
-            settings=dataclasses.asdict(self),
+            settings=dataclasses.asdict(self) | {"task_option": list(self.task_option)},
         )
 
 

@@ -12,10 +12,12 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 Array = np.ndarray
 _ARRAYS = ("tokens", "offsets", "labels", "types", "token_labels")
@@ -100,6 +102,8 @@ class TokenTable:
             multiple: the padded length is a multiple of this; tensor cores like 8.
             least: the padded length is at least this.
         """
+        import torch  # the login node imports this module for tasks of the user's own
+
         lengths = self.lengths(indices)
         width = max(-(-int(lengths.max()) // multiple) * multiple, least)
         mask = np.arange(width) < lengths[:, None]

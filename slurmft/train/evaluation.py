@@ -9,27 +9,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from slurmft.core.errors import SlurmftError
 from slurmft.job.process_group import World
 from slurmft.train.metrics import SCORES
-
-NAN = -1
-"""The class predicted where the logits are not numbers."""
-
-
-def check_numbers(predictions: np.ndarray) -> None:
-    """Refuses predictions that come from logits that are not numbers.
-
-    Raises:
-        SlurmftError: there are such; a metric of them would look like one of a bad model.
-    """
-    is_bad = np.isnan(predictions) if predictions.dtype.kind == "f" else predictions == NAN
-    bad = int(is_bad.reshape(len(predictions), -1).any(axis=1).sum())
-    if bad:
-        raise SlurmftError(
-            f"the model's logits are NaN for {bad} of {len(predictions)} validation samples",
-            "lower --learning-rate, lengthen --warmup-ratio, or use --precision bf16 or fp32",
-        )
 
 
 def preload(names: Sequence[str]) -> None:

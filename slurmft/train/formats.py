@@ -47,7 +47,8 @@ class RowFormat(ABC):
 
 def format_of(train: TrainConfig) -> RowFormat:
     """What the rows of a configuration's task are."""
-    kind: type[RowFormat] = globals()[facts(train.task).rows]
+    rows = facts(train.task).rows
+    kind: type[RowFormat] = globals()[rows] if isinstance(rows, str) else rows
     return kind.of(train)
 
 

@@ -2,7 +2,7 @@
 
 Every score takes whole arrays, of at least one sample, and returns a plain float. Labels were
 checked when they were read (`slurmft.train.rows`), predictions when they were gathered
-(`check_numbers` in `slurmft.train.evaluation`).
+(`check_numbers`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,29 @@ from typing import Any
 
 import numpy as np
 
+from slurmft.core.errors import SlurmftError
+
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+NAN = -1
+"""The class predicted where the logits are not numbers."""
+
+
+def check_numbers(predictions: np.ndarray) -> None:
+    """Refuses predictions that come from logits that are not numbers.
+
+    Raises:
+        SlurmftError: there are such; a metric of them would look like one of a bad model.
+    """
+    is_bad = np.isnan(predictions) if predictions.dtype.kind == "f" else predictions == NAN
+    bad = int(is_bad.reshape(len(predictions), -1).any(axis=1).sum())
+    if bad:
+        raise SlurmftError(
+            f"the model's logits are NaN for {bad} of {len(predictions)} validation samples",
+            "lower --learning-rate, lengthen --warmup-ratio, or use --precision bf16 or fp32",
+        )
 
 
 # --- classes and numbers --------------------------------------------------------------------------

@@ -7,7 +7,8 @@ value stands until the site file or a flag overrides it.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,15 @@ class TaskFacts:
     """Where its compute half is, in `slurmft.train.tasks`: the class `Task`."""
     splits: tuple[str, ...] = ("train", "validation")
     """Its files; none: its data is generated."""
-    rows: str = "Texts"
-    """What its rows are: a class of `slurmft.train.formats`."""
+    rows: Any = "Texts"
+    """What its rows are: a class of `slurmft.train.formats`, by its name, or an own one."""
     labels: tuple[str, ...] | None = None
     """Names of the classes; none: labels are numbers; None: those that the training data has."""
     metrics: tuple[str, ...] = ("accuracy",)
     """Where it has labels: names in `slurmft.train.metrics`, the one that decides which checkpoint
     is the best first."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Of an own task: options whose defaults are not those of text-classification."""
 
 
 def _read() -> tuple[dict[str, TaskFacts], dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
@@ -58,9 +61,12 @@ def facts(task: str) -> TaskFacts:
     Raises:
         UsageError: there is no such task.
     """
-    if task not in TASKS:
-        raise unknown("--task", task, list(TASKS))
-    return TASKS[task]
+    if task in TASKS:
+        return TASKS[task]
+    from slurmft.train import own_task
+
+    found: TaskFacts = own_task.load(task).facts
+    return found
 
 
 def named() -> list[str]:
@@ -78,9 +84,14 @@ def fill(given: dict[str, Any]) -> dict[str, Any]:
     that are given.
 
     Raises:
-        UsageError: no such recipe, task or preset; or a recipe of another task or preset.
+        UsageError: no such recipe, task, preset or own option; or a recipe of another task or
+            preset.
     """
     given = {name: value for name, value in given.items() if value is not None}
+    if words := given.get("task_option"):
+        from slurmft.train import own_task
+
+        own_task.check(given.get("task", "synthetic"), words)
     if "recipe" not in given:
         return _default(given.get("task", "synthetic"), given.get("preset")) | given
     name = given["recipe"]
@@ -96,7 +107,9 @@ def fill(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _default(task: str, preset: str | None) -> dict[str, Any]:
-    facts(task)
+    if task not in TASKS:
+        own = {"task": task, "recipe": None, "preset": preset}
+        return RECIPES["text-classification"] | dict(facts(task).defaults) | own
     preset = preset or presets(task)[0]
     if preset not in presets(task):
         raise unknown(f"preset of task {task}", preset, presets(task))

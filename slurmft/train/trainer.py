@@ -38,7 +38,7 @@ from slurmft.node import hardware, profiles
 from slurmft.runs import token_cache
 from slurmft.runs.disk_space import is_full, no_room
 from slurmft.runs.rundir import RunDir
-from slurmft.train import cpu, evaluation, packing, tasks
+from slurmft.train import cpu, evaluation, own_task, packing, tasks
 from slurmft.train.checkpoint import Saver, Snapshot, copied
 from slurmft.train.checkpoint import read as read_checkpoint
 from slurmft.train.config import TrainConfig
@@ -107,6 +107,7 @@ class Training:
         """
         assert job.run_dir is not None
         self.job, self.run_dir = job, RunDir(job.run_dir)
+        own_task.use_code(job.config.program.code)
         self.config = TrainConfig.of(job.config.program)
         self.heap = Heap(os.environ)
         self.task = tasks.get(self.config)

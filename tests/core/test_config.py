@@ -15,7 +15,7 @@ from slurmft.train.configure import OPTIONS, configure
 from slurmft.train.recipes import RECIPES, TASKS
 from slurmft.train.step_plan import Plan
 
-TRAIN_FLAGS = """task recipe as_published preset model data text_column text_pair_column
+TRAIN_FLAGS = """task task_option recipe as_published preset model data text_column text_pair_column
 label_column max_length doc_stride epochs max_steps batch_size eval_batch_size
 gradient_accumulation_steps optimizer learning_rate muon_learning_rate lr_rule
 reference_batch_size max_global_batch_size lr_schedule warmup_steps warmup_ratio weight_decay
@@ -61,7 +61,7 @@ def test_config_survives_json() -> None:
 )
 def test_train_values_that_cannot_be_right(values: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError) as error:
-        TrainConfig(**values)  # type: ignore[arg-type]
+        TrainConfig.resolve(**values)
     assert message in str(error.value)
 
 

@@ -25,9 +25,9 @@ def blocks(language: str) -> list[str]:
     return [found for text in texts() for name, found in _BLOCK.findall(text) if name == language]
 
 
-def block_that_begins(head: str) -> str:
-    """The block without a language that begins with a line."""
-    return next(text for text in blocks("") if text.startswith(f"{head}\n"))
+def block_that_begins(head: str, language: str = "") -> str:
+    """The block of a language that begins with a text."""
+    return next(text for text in blocks(language) if text.startswith(head))
 
 
 def prose(text: str) -> str:

@@ -20,6 +20,7 @@ from tests.docs import pages
 from tests.docs.rules import filled, study_name
 from tests.support import CHECKOUT
 from tests.support.made_runs import write_run
+from tests.support.models import write_reviews
 
 PUSHED = "emotion-20261120-093012-a1b2"
 """The run that is pushed to the hub."""
@@ -41,6 +42,8 @@ import filelock._unix
 assert type(filelock._unix.fcntl).__module__ == "slurmft.locks", filelock._unix.fcntl
 """
 """Somebody's train.py: it has the shim."""
+OWN_TASK = '"""reviews.py'
+"""How the page of own tasks begins its example; test_own_task trains it."""
 
 _PROGRAMS = {
     "slurmft": 'exec "$PYTHON" -m slurmft "$@"',
@@ -96,6 +99,8 @@ def make(folder: Path, model: Path, data: Path) -> World:
     tickets.mkdir()
     for split in ("train", "validation"):
         (tickets / f"{split}.csv").write_text(pages.block_that_begins("text,label"))
+    write_reviews(folder / "gpfs/data/reviews", train=20, validation=10)
+    (folder / "reviews.py").write_text(pages.block_that_begins(OWN_TASK, "python"))
     (folder / "gpfs/models").mkdir()
     (folder / "gpfs/models/distilbert-base-uncased").symlink_to(model)
     for place in ("gpfs/proj42/hf", "gpfs/images"):

@@ -130,3 +130,16 @@ def write_words(folder: Path, train: int, validation: int) -> Path:
 
     sizes = {"train": train, "validation": validation}
     return write_splits(folder, {k: [row() for _ in range(n)] for k, n in sizes.items()})
+
+
+def write_reviews(folder: Path, train: int, validation: int) -> Path:
+    """Writes texts whose stars, 1 to 5, are a word that they begin with, thrice."""
+    rng = random.Random(0)
+
+    def row() -> dict[str, Any]:
+        stars = rng.randint(1, 5)
+        words = [LABELS[stars]] * 3 + rng.choices(WORDS[len(LABELS) :], k=rng.randint(0, 3))
+        return {"review": " ".join(words), "stars": stars}
+
+    sizes = {"train": train, "validation": validation}
+    return write_splits(folder, {k: [row() for _ in range(n)] for k, n in sizes.items()})

@@ -1,16 +1,31 @@
-"""Tasks: rows -> tokens, a model, a metric. Their defaults are in `slurmft.train.recipes`."""
+"""Tasks: rows -> tokens, a model, a loss, metrics. Their defaults are in `slurmft.train.recipes`.
+
+What own tasks are made of is here, see `slurmft.train.own_task`.
+"""
 
 from __future__ import annotations
 
 import importlib
 
+from slurmft.train import own_task
 from slurmft.train.config import TrainConfig
-from slurmft.train.recipes import facts
+from slurmft.train.data import IGNORED, Batch, TokenData, TokenTable
+from slurmft.train.formats import RowFormat
+from slurmft.train.recipes import TASKS, TaskFacts
 from slurmft.train.tasks.base import Task
+from slurmft.train.tasks.hub import Pretrained, Rows
+
+__all__ = [
+    "IGNORED", "Batch", "Pretrained", "RowFormat", "Rows", "Task", "TaskFacts", "TokenData",
+    "TokenTable", "get",
+]  # fmt: skip
 
 
 def get(config: TrainConfig) -> Task:
     """The task that a configuration names."""
-    module = importlib.import_module(f"slurmft.train.tasks.{facts(config.task).module}")
-    task: Task = module.Task(config)
-    return task
+    if config.task in TASKS:
+        module = importlib.import_module(f"slurmft.train.tasks.{TASKS[config.task].module}")
+        kind: type[Task] = module.Task
+    else:
+        kind = own_task.load(config.task)
+    return kind(config)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch.nn.functional import cross_entropy
 
+from slurmft.train import own_task
 from slurmft.train.config import TrainConfig
 from slurmft.train.data import IGNORED, Batch, TokenData, TokenTable
-from slurmft.train.evaluation import NAN, check_numbers
-from slurmft.train.metrics import SCORES
+from slurmft.train.metrics import NAN, SCORES, check_numbers
 from slurmft.train.recipes import facts
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Task(ABC):
@@ -34,6 +35,7 @@ class Task(ABC):
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
         self.facts = facts(config.task)
+        self.options = own_task.options(type(self), config.task, config.task_option)
 
     def sources(self) -> dict[str, Any] | None:
         """All that decides what `prepare` makes, as JSON; None: that is not worth keeping. Called
@@ -65,6 +67,8 @@ class Task(ABC):
 
     def loss(self, output: Any, batch: Batch) -> tuple[torch.Tensor, Any]:
         """The sum of the loss over its terms in a batch, and their `count`."""
+        from torch.nn.functional import cross_entropy
+
         logits, labels = output.logits.flatten(0, -2), batch.targets["labels"].flatten()
         total = cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
         return total, (labels != IGNORED).sum()

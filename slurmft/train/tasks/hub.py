@@ -17,6 +17,7 @@ from slurmft.core.errors import UsageError
 from slurmft.core.files import fingerprint
 from slurmft.core.hub import hub_cache, is_local
 from slurmft.train.formats import format_of
+from slurmft.train.recipes import TASKS
 from slurmft.train.rows import no_column, read_columns
 from slurmft.train.sources import find_split, no_safetensors
 from slurmft.train.tasks.base import Task, set_dropout
@@ -96,10 +97,10 @@ class Pretrained(Task):
     def sources(self) -> dict[str, Any] | None:
         """What decides the tokens: data, tokenizer, settings, and the code that makes them.
 
-        None where the data is in no files that could be compared.
+        None where data or code is in no files that could be compared.
         """
         data = [self._files(split) for split in self.facts.splits]
-        if not all(data):
+        if not all(data) or self.config.task not in TASKS:  # own code may import what changes
             return None
         here = Path(__file__).parent
         shared = [here.parent / f"{name}.py" for name in ("data", "formats", "rows")]

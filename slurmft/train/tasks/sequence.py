@@ -12,8 +12,7 @@ from slurmft.core.errors import SlurmftWarning
 from slurmft.core.hub import is_local
 from slurmft.train.config import TrainConfig
 from slurmft.train.data import Batch, TokenData, TokenTable
-from slurmft.train.evaluation import check_numbers
-from slurmft.train.metrics import SCORES
+from slurmft.train.metrics import SCORES, check_numbers
 from slurmft.train.rows import Labels, label_ids, label_numbers
 from slurmft.train.tasks.base import label_maps
 from slurmft.train.tasks.hub import Pretrained, Rows

@@ -19,7 +19,6 @@ from slurmft.core.errors import UsageError
 from slurmft.train import metrics
 from slurmft.train.config import TrainConfig
 from slurmft.train.data import Batch, TokenData, TokenTable
-from slurmft.train.evaluation import check_numbers
 from slurmft.train.formats import Question
 from slurmft.train.tasks.hub import Pretrained, Rows
 
@@ -143,7 +142,7 @@ class Task(Pretrained):
         return best_spans(starts, ends, torch.from_numpy(first >= 0).to(starts.device))
 
     def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
-        check_numbers(predictions)
+        metrics.check_numbers(predictions)
         texts = data.read_texts()
         given = answers(predictions, data.validation, texts, self.may_have_none)
         return metrics.squad(given, texts["answers"], self.may_have_none)

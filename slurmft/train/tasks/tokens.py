@@ -14,8 +14,8 @@ import torch
 
 from slurmft.core.errors import UsageError
 from slurmft.train.data import IGNORED, Batch, TokenData, TokenTable
-from slurmft.train.evaluation import NAN, check_numbers
 from slurmft.train.formats import format_of
+from slurmft.train.metrics import NAN, check_numbers
 from slurmft.train.rows import Labels, label_ids
 from slurmft.train.tasks.base import label_maps
 from slurmft.train.tasks.hub import Pretrained, Rows

@@ -1,0 +1,133 @@
+"""Tasks of the user's own: the documented one trains, and what is wrong is told at submission."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from slurmft.core.errors import UsageError
+from slurmft.train import own_task, tasks
+from slurmft.train.config import TrainConfig
+from slurmft.train.tasks import Task
+from tests.conftest import slurmft
+from tests.docs import pages
+from tests.docs.world import OWN_TASK
+from tests.support.models import write_reviews
+
+EXAMPLE = pages.block_that_begins(OWN_TASK, "python")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with the documented task, and its data, under a name that Python has not cached."""
+    name = f"reviews_{os.getpid()}_{tmp_path.name}".replace("-", "_")
+    project = tmp_path / "my project"
+    project.mkdir()
+    (project / f"{name}.py").write_text(EXAMPLE)
+    write_reviews(project / "data", train=300, validation=60)
+    monkeypatch.chdir(project)
+    monkeypatch.syspath_prepend(str(project))
+    return project
+
+
+def task_of(folder: Path, name: str = "Stars") -> str:
+    return f"{next(folder.glob('reviews_*.py')).stem}:{name}"
+
+
+def test_documented_task_is_short() -> None:
+    assert len(EXAMPLE.splitlines()) <= 60
+
+
+def test_documented_task_trains(folder: Path, tiny_model: Path) -> None:
+    """On two ranks, from the copy of the code that its run has; the options reach it."""
+    name = task_of(folder)
+    done = slurmft(
+        "submit", "--cluster", "local", "--nodes", "2", "--follow", "--runs-dir", "runs",
+        *("--task", name, "--task-option", "most=5", "--data", "data", "--model", str(tiny_model)),
+        *("--epochs", "8", "--batch-size", "8", "--learning-rate", "0.01"),
+        timeout_s=120,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.result["metrics"]["within_one"] > 0.9
+    assert set(done.result["metrics"]) == {"within_one", "exact"}
+    assert done.run.path.name.startswith("Stars-")
+    config = json.loads(done.run.config.read_text())
+    assert config["program"]["code"] == str(done.run.code)
+    copy = done.run.code / f"{name.partition(':')[0]}.py"
+    next(folder.glob("reviews_*.py")).write_text("raise SystemExit('edited later')")
+    assert copy.read_text() == EXAMPLE
+    model = json.loads((done.run.path / "model/config.json").read_text())
+    assert len(model["id2label"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "message", "hint"),
+    [
+        ({"task": "no_such_module_here:Stars"}, "ModuleNotFoundError", "package.module:Class"),
+        ({"task": "json:loads"}, "is no subclass of", "derive it"),
+        ({"task": "json:nothing"}, "AttributeError", "package.module:Class"),
+        ({"task": "nothing"}, "nothing", "text-classification"),
+        ({"task": "Stars", "task_option": ("least=1",)}, "'least=1': no option", "most=5"),
+        ({"task": "Stars", "task_option": ("most=many",)}, "must be a whole number", ""),
+        ({"task": "emotion", "task_option": ("most=1",)}, "no option of --task emotion", "none"),
+    ],
+)
+def test_mistakes(given: dict[str, object], message: str, hint: str, folder: Path) -> None:
+    if given["task"] == "Stars":
+        given = given | {"task": task_of(folder)}
+    with pytest.raises(UsageError, match=message) as error:
+        TrainConfig.resolve(**given)
+    assert hint in (error.value.hint or "")
+
+
+def test_task_that_lacks_something(folder: Path) -> None:
+    file = next(folder.glob("reviews_*.py"))
+    file.write_text(
+        EXAMPLE + "\n\nfrom slurmft.train.tasks import Task\n\n\nclass Half(Task):\n    pass\n"
+        "\n\nclass NoFacts(Pretrained):\n    prepare = model = None\n"
+    )
+    with pytest.raises(UsageError, match=r"lacks model\(\), prepare\(\), save_tokenizer\(\)"):
+        own_task.load(task_of(folder, "Half"))
+    with pytest.raises(UsageError, match="lacks facts"):
+        own_task.load(task_of(folder, "NoFacts"))
+
+
+def test_rows_are_checked_at_submission(folder: Path, tiny_model: Path) -> None:
+    with open(folder / "data/validation.jsonl", "a") as file:
+        file.write('{"review": "joy", "stars": "many"}\n')
+    done = slurmft(
+        "submit", "--dry-run", "--task", task_of(folder), "--data", "data",
+        *("--model", str(tiny_model)),
+    )  # fmt: skip
+    assert done.code == 2
+    assert "row 61 has the label 'many'" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_login_node_imports_no_torch_for_an_own_task(folder: Path) -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from slurmft.train.config import TrainConfig; "
+        f"TrainConfig.resolve(task={task_of(folder)!r}).program(); "
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_entry_point(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """A package offers a task by name."""
+    from importlib.metadata import EntryPoint
+
+    entry = EntryPoint("stars", task_of(folder), own_task.GROUP)
+    monkeypatch.setattr(own_task, "entry_points", lambda group: [entry])
+    own_task.load.cache_clear()
+    config = TrainConfig.resolve(task="stars", data="data", model="me/model")
+    assert type(tasks.get(config)).__name__ == "Stars"
+    assert isinstance(tasks.get(config), Task)
+    own_task.load.cache_clear()
