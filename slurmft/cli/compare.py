@@ -13,7 +13,7 @@ from __future__ import annotations
 from slurmft.cli.parser import Parser
 from slurmft.core.errors import Exit
 from slurmft.core.files import to_json
-from slurmft.studies.compare import as_json, compare, describe_comparison
+from slurmft.studies.compare import compare, describe_comparison
 
 
 def parser() -> Parser:
@@ -29,8 +29,6 @@ def parser() -> Parser:
 def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
     found = compare(arguments.a, arguments.b)
-    if arguments.json:
-        print(to_json(as_json(found), indent=2))
-    else:
-        print("\n".join(describe_comparison(found)))
+    text = to_json(found, indent=2) if arguments.json else "\n".join(describe_comparison(found))
+    print(text)
     return Exit.OK

@@ -56,20 +56,8 @@ class Finding:
     high: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """All that `slurmft compare` says."""
-
-    a: Side
-    b: Side
-    differences: list[tuple[str, str, str]]
-    """Name, value in A, value in B."""
-    findings: list[Finding]
-    notes: list[str]
-
-
-def compare(path_a: str, path_b: str) -> Comparison:
-    """Compares two runs, or folders with repeats.
+def compare(path_a: str, path_b: str) -> dict[str, Any]:
+    """Compares two runs, or folders with repeats: all that `slurmft compare --json` says.
 
     Raises:
         UsageError: a path holds no runs to compare, or both hold the same run.
@@ -79,8 +67,13 @@ def compare(path_a: str, path_b: str) -> Comparison:
         raise UsageError(
             f"{str(min(shared))!r} is in A and in B", "give two runs, or folders that share none"
         )
-    notes = [*a.notes, *b.notes, *_notes(a, b)]
-    return Comparison(a, b, _differences(a, b), _findings(a, b), notes)
+    return {
+        **{side.name.lower(): [str(run.path) for run in side.runs] for side in (a, b)},
+        "differences": _differences(a, b),
+        "confidence": 0.95,
+        "findings": [asdict(finding) for finding in _findings(a, b)],
+        "notes": [*a.notes, *b.notes, *_notes(a, b)],
+    }
 
 
 def _read_side(name: str, path: str) -> Side:
@@ -133,14 +126,14 @@ def _lacks(run: MeasuredRun) -> str:
 # --- what differs ---------------------------------------------------------------------------------
 
 
-def _differences(a: Side, b: Side) -> list[tuple[str, str, str]]:
+def _differences(a: Side, b: Side) -> list[dict[str, str]]:
     """Name, value in A, value in B: of fields, then of the environment, then of packages."""
     first, second = a.runs[0].fields, b.runs[0].fields
-    names = list(dict.fromkeys((*first, *second)))
+    names = dict.fromkeys((*first, *second))
     found = [(n, _text(first.get(n)), _text(second.get(n))) for n in names]
     facts = _FACTS | readers([*a.runs, *b.runs])
     found += [(n, _each(a, of), _each(b, of)) for n, of in facts.items()]
-    return [(name, of_a, of_b) for name, of_a, of_b in found if of_a != of_b]
+    return [{"name": n, "a": of_a, "b": of_b} for n, of_a, of_b in found if of_a != of_b]
 
 
 def _resolved(key: str) -> Callable[[MeasuredRun], Any]:
@@ -384,32 +377,19 @@ def windows(run: MeasuredRun) -> Windows:
 # --- output ---------------------------------------------------------------------------------------
 
 
-def describe_comparison(found: Comparison) -> list[str]:
+def describe_comparison(found: dict[str, Any]) -> list[str]:
     """The whole comparison, as lines."""
-    lines = [f"{side.name}: {_source(side)}" for side in (found.a, found.b)]
-    lines += ["", "what differs" if found.differences else "nothing differs that was recorded"]
-    width = max((len(name) for name, _, _ in found.differences), default=0)
-    lines += [f"  {name:<{width}}  {of_a}  ->  {of_b}" for name, of_a, of_b in found.differences]
-    for finding in found.findings:
-        lines += ["", f"{finding.what}: {finding.verdict}"]
-        lines.append(f"  A {finding.a}; B {finding.b}")
-        lines += [f"  by {finding.method}"] if finding.method else []
-    return [*lines, "", *(f"note: {note}" for note in found.notes)]
+    lines = [f"{name.upper()}: {_source(found[name])}" for name in "ab"]
+    differences, findings = found["differences"], found["findings"]
+    lines += ["", "what differs" if differences else "nothing differs that was recorded"]
+    width = max((len(each["name"]) for each in differences), default=0)
+    lines += [f"  {each['name']:<{width}}  {each['a']}  ->  {each['b']}" for each in differences]
+    for finding in findings:
+        lines += ["", f"{finding['what']}: {finding['verdict']}"]
+        lines.append(f"  A {finding['a']}; B {finding['b']}")
+        lines += [f"  by {finding['method']}"] if finding["method"] else []
+    return [*lines, "", *(f"note: {note}" for note in found["notes"])]
 
 
-def _source(side: Side) -> str:
-    first = side.runs[0]
-    if len(side.runs) == 1:
-        return str(first.path)
-    return f"{len(side.runs)} runs in {Path(first.path).parent}"
-
-
-def as_json(found: Comparison) -> dict[str, Any]:
-    """The whole comparison, for programs."""
-    return {
-        **{side.name.lower(): [str(run.path) for run in side.runs] for side in (found.a, found.b)},
-        "differences": [{"name": n, "a": of_a, "b": of_b} for n, of_a, of_b in found.differences],
-        "confidence": 0.95,
-        "findings": [asdict(finding) for finding in found.findings],
-        "notes": found.notes,
-    }
+def _source(paths: Sequence[str]) -> str:
+    return paths[0] if len(paths) == 1 else f"{len(paths)} runs in {Path(paths[0]).parent}"

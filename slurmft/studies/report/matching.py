@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from slurmft.studies.published import CONFIGURATION, PublishedTable, with_unit
 from slurmft.studies.report.formats import Column, Table, Value, column, decimals_of
@@ -51,8 +51,7 @@ def _column(table: PublishedTable, name: str, raw: Sequence[Any]) -> Column:
     return column(name, raw, label=with_unit(name), numeric=numeric)
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """A published row and a row of ours; either may be absent."""
 
     published: dict[str, Any] | None
