@@ -10,11 +10,15 @@ a study file:
   name = "scaling"
   scaling = "strong"          # the work is fixed: samples and epochs
   repeats = 3                 # runs of every cell, with different seeds
-  at_most = 1                 # jobs at a time
+  at_most = 1                 # jobs at a time: they disturb each other
+  retries = 2                 # new tries of a run that failed
+  published = "x.json"        # figures to compare with
   [fixed]                     # any flag of slurmft submit
   recipe = "mn4-emotion"
-  [grid]                      # every combination of these
+  [grid]                      # every combination of these ...
   nodes = [1, 2, 4]
+  [[cells]]                   # ... with each of these
+  batch_size = 64
 
 a program of one's own in place of a training:
   [program]                   # and the options of slurmft run

@@ -14,7 +14,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -33,7 +33,6 @@ from slurmft.core.text import duration, number
 from slurmft.runs import resolve, shapes
 from slurmft.runs.progress import Record, describe, metrics_words
 from slurmft.runs.records import Curve, RecordReader
-from slurmft.runs.rundir import RunDir
 
 _REDRAW_S = 1.0
 
@@ -54,53 +53,40 @@ def main(argv: list[str]) -> int:
     console = Console(file=raw(sys.stdout))
     if not console.is_terminal or console.is_dumb_terminal:
         return Follower(run).follow()
-    watcher = Watcher(run)
+    job, reader = JobWatch(run), RecordReader(run.records)
+    view = RunView(run.path.name, footer="Ctrl-C quits; the job keeps running")
+    records: Iterable[Record] = reader.read_recent(*_SHOWN, samples=_SAMPLES)
     # What was on the terminal comes back, also when this is killed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         with Live(console=console, screen=True, auto_refresh=False) as screen:
-            while not watcher.update():
-                screen.update(watcher.view, refresh=True)
+            while not job.has_ended():
+                _update(view, job, records)
+                screen.update(view, refresh=True)
                 time.sleep(_REDRAW_S)
+                records = reader.read()
+            job.await_result()
     except KeyboardInterrupt:
         return 130
-    watcher.view.footer = ""
-    console.print(watcher.view)
-    return show_outcome(watcher.job)
+    _update(view, job, itertools.chain(records, reader.read()))
+    view.footer = ""
+    console.print(view)
+    return show_outcome(job)
 
 
-class Watcher:
-    """Keeps a view up to date."""
-
-    def __init__(self, run: RunDir) -> None:
-        self.job = JobWatch(run)
-        self.view = RunView(name=run.path.name, footer="Ctrl-C quits; the job keeps running")
-        self._run = run
-        self._records = RecordReader(run.records)
-        self._recent = self._records.read_recent(*_SHOWN, samples=_SAMPLES)
-
-    def update(self) -> bool:
-        """Reads what is new; returns whether the job has ended."""
-        ended = self.job.has_ended()
-        if ended:
-            self.job.await_result()
-        recent, self._recent = self._recent, []
-        for record in itertools.chain(recent, self._records.read()):
-            if record.get("event") == "start":
-                ranks = self._run.read_environment()["ranks"]
-                self.view.hosts = [str(rank.get("host", "?")) for rank in ranks]
-            self.view.take(record)
-        self.view.state = self._state()
-        return ended
-
-    def _state(self) -> str:
-        state, recorded = self.job.state, self._run.get_state()
-        text = f"job {self.job.job_id} {state.name.lower()}"
-        if state.reason:
-            return f"{text} ({state.reason})"
-        if recorded["reason"] and not state.ended:
-            return f"{text}: {recorded['reason']}"
-        return text
+def _update(view: RunView, job: JobWatch, records: Iterable[Record]) -> None:
+    """Shows what is new of a run and its job."""
+    for record in records:
+        if record.get("event") == "start":
+            ranks = job.run.read_environment()["ranks"]
+            view.hosts = [str(rank.get("host", "?")) for rank in ranks]
+        view.take(record)
+    state, recorded = job.state, job.run.get_state()
+    view.state = f"job {job.job_id} {state.name.lower()}"
+    if state.reason:
+        view.state += f" ({state.reason})"
+    elif recorded["reason"] and not state.ended:
+        view.state += f": {recorded['reason']}"
 
 
 _EVENTS_SHOWN = 4

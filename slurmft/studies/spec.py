@@ -1,33 +1,15 @@
-"""Study files (TOML): what a study varies, and its cells.
+"""Study files (TOML): what a study varies, and its cells. `slurmft study --help` has an example.
 
-    name = "lab-emotion"                  # also the name of its folder
-    title = "Emotion on 1 to 4 nodes"     # one line, for reports
-    scaling = "strong"                    # strong, weak or none; see below
-    repeats = 3                           # runs of every cell, each with another seed (default 3)
-    at_most = 1                           # jobs at a time (default 1: jobs disturb each other)
-    retries = 2                           # new tries of a run that failed (default 2)
-    published = "../published/x.json"     # figures to compare with; relative to this file
-    [fixed]                               # any flag of `slurmft submit`
-    recipe = "mn4-emotion"
-    [grid]                                # all combinations of these values ...
-    nodes = [1, 2, 4]
-    [[cells]]                             # ... with each of these
-    batch_size = 64
-    learning_rate = 5e-4
-
-A cell is one combination. Repeat r of it has the seed (42, or the one given) + r - 1.
+A cell is one combination of values of [grid] with one of [[cells]]. Repeat r of it has the seed
+(42, or the one given) + r - 1.
 
 `strong`: the total work is fixed (samples and epochs). `weak`: the work of each process is fixed
 (`max_steps` and `batch_size`). `none`: the study does not compare numbers of processes.
 
 `global_batch_size` replaces `batch_size`: the samples of an optimizer step, divided among the
-processes.
-
-A program of one's own in place of a training (`slurmft.studies.programs`): [fixed] has options of
-the job alone; in [grid] and [[cells]] all other names are those of placeholders.
-
-    [program]                             # and the options of `slurmft run`, such as result_file
-    command = ["train.py", "--lr", "{lr}", "--seed", "{seed}"]    # or one text, as in a shell
+processes. `published` is relative to the file. Of a program of one's own, [fixed] has options of
+the job alone; in [grid] and [[cells]] all other names are those of placeholders
+(`slurmft.studies.programs`).
 """
 
 from __future__ import annotations
