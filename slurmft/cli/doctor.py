@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 
@@ -28,9 +29,12 @@ from slurmft.core.errors import Exit, UsageError
 from slurmft.core.files import write_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.site import site_defaults
-from slurmft.doctor import locks, node
+from slurmft.core.text import aligned
+from slurmft.doctor import locks
 from slurmft.doctor.examination import examine_cluster
 from slurmft.doctor.nodes import open_site
+from slurmft.node import ccl, hardware, profiles
+from slurmft.node.profiles import Profile
 from slurmft.train.configure import OPTIONS
 
 _WHERE = ("partition", "account", "qos", "reservation", "constraint", "time")
@@ -133,7 +137,7 @@ def node_main(argv: list[str]) -> int:
     """
     arguments = node_parser().parse(argv)
     if arguments.here or not commands.available():
-        lines = node.describe_this_node(build(JobConfig, given(arguments, _USE)))
+        lines = _this_node(build(JobConfig, given(arguments, _USE)))
         print("\n".join(lines), flush=True)
         return Exit.OK
     nodes = arguments.nodes or allocation.allocated_nodes() or 1
@@ -142,6 +146,47 @@ def node_main(argv: list[str]) -> int:
     again = [sys.executable, "-m", "slurmft", "doctor", "node", "--here", *argv]
     command = allocation.srun_command(nodes, options, again, whole=True)
     return subprocess.run(command, check=False).returncode
+
+
+def _this_node(job: JobConfig) -> list[str]:
+    """This node, what of it this job has, and what a run would make of that.
+
+    Raises:
+        UsageError: the node cannot serve what was asked for.
+    """
+    here = hardware.detect(os.environ)
+    binding = ccl.choose(job.backend, bool(here.gpus))
+    profile = profiles.choose(here, job, uses_ccl=binding is not None)
+    return [*_facts(profile), "", *profiles.describe(profile, os.environ)]
+
+
+def _facts(profile: Profile) -> list[str]:
+    here = profile.hardware
+    cores = {core.core for core in here.cpus}
+    granted = {
+        "affinity mask": hardware.as_list(cpu.number for cpu in here.cpus),
+        "Slurm": here.slurm_cpus and f"{here.slurm_cpus} CPUs",
+        "cgroup": here.quota_cpus and f"{here.quota_cpus:g} CPUs",
+    }
+    gpus = [f"{g.name}: {g.model}, {g.precision}" for g in here.gpus]
+    processes = [
+        hardware.as_list(own) + (f" and {hardware.as_list(comm)} for communication" if comm else "")
+        for own, comm in zip(profile.cores, profile.comm_cores, strict=True)
+    ]
+    return aligned(
+        [
+            ("host", here.host),
+            ("CPU", f"{here.model}; {', '.join(here.flags) or 'no AVX'}"),
+            ("sockets", f"{len(here.places('socket'))}, NUMA nodes: {len(here.places('numa'))}"),
+            ("cores", f"{len(here.cores)} of {len(cores)}, {here.threads_per_core} thread(s) each"),
+            ("granted by", ", ".join(f"{k}: {v}" for k, v in granted.items() if v)),
+            ("memory", f"{here.memory_mib:,} MiB"),
+            ("GPUs", "; ".join(gpus) or "none"),
+            ("networks", ", ".join(here.interfaces) or "none"),
+            ("profile", f"{profile.name}: {profile.nproc} process(es); {profile.pinning}"),
+            ("compute on", "; ".join(processes)),
+        ]
+    )
 
 
 # --- slurmft doctor locks -------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.core.errors import UsageError
+from slurmft.core.files import Shape, fits
 
 CONFIGURATION = "configuration"
 """Column of a chart's bars that are named PRECISION-BATCHSIZE."""
@@ -85,24 +86,21 @@ def load(path: Path, name: str = "") -> list[PublishedTable]:
     return tables
 
 
+_TABLE: Shape = {"columns": [object], "rows": [[object]]}
+
+
 def _tables(stem: str, raw: dict[str, Any]) -> list[PublishedTable]:
     """The tables of a file; none: it has other values there."""
+    given, notes, setup = raw.get("tables", [raw]), raw.get("notes", []), raw.get("setup", {})
+    if not fits(given, [_TABLE]):
+        return []
+    if any(not t["columns"] or {len(r) for r in t["rows"]} - {len(t["columns"])} for t in given):
+        return []
     read_off = [f"read off: {raw['read_off']}"] if "read_off" in raw else []
-    notes = raw.get("notes", [])
-    notes = [f"doubt: {note}" for note in (notes if isinstance(notes, list) else [notes])]
-    setup = raw.get("setup", {})
-    work = str(raw.get("name", stem))
-    given = raw.get("tables", [raw])
-    found = []
-    for table in given if isinstance(given, list) else ():
-        columns, rows = (
-            table.get(k) if isinstance(table, dict) else 0 for k in ("columns", "rows")
-        )
-        if not isinstance(columns, list) or not isinstance(rows, list) or not columns:
-            return []
-        if not all(isinstance(row, list) and len(row) == len(columns) for row in rows):
-            return []
-        part = str(columns[-1]) if "tables" in raw else ""
+    doubts = [f"doubt: {note}" for note in (notes if isinstance(notes, list) else [notes])]
+    work, found = str(raw.get("name", stem)), []
+    for table in given:
+        part = str(table["columns"][-1]) if "tables" in raw else ""
         found.append(
             PublishedTable(
                 file=stem,
@@ -110,10 +108,10 @@ def _tables(stem: str, raw: dict[str, Any]) -> list[PublishedTable]:
                 work=work,
                 name=f"{work}: {with_unit(part)}" if part else work,
                 source=str(raw.get("source", "not named")),
-                notes=(*read_off, *notes),
+                notes=(*read_off, *doubts),
                 setup=setup if isinstance(setup, dict) else {},
-                columns=tuple(map(str, columns)),
-                rows=tuple(map(tuple, rows)),
+                columns=tuple(map(str, table["columns"])),
+                rows=tuple(map(tuple, table["rows"])),
             )
         )
     return found

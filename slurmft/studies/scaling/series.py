@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from slurmft.core.errors import UsageError
@@ -60,32 +59,23 @@ def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
             "wait for one (slurmft follow RUN), or resume it: slurmft resume RUN",
         )
     notes: list[str] = []
-    rows: dict[Path, Row] = {}
+    rows: list[tuple[MeasuredRun, Row]] = []
     for run in finished:
         try:
-            rows[run.path] = row_of(run)
+            rows.append((run, row_of(run)))
         except UsageError as error:
             notes.append(f"left out: {error.message}")
     if not rows:
         raise UsageError(f"none of {len(finished)} finished run(s) can be used: {notes[0][10:]}")
     if left := len(runs) - len(finished):
         notes.append(f"{left} run(s) that have not finished are left out")
-    groups = _by_series([run for run in finished if run.path in rows])
-    return {
-        name: _series(name, group, [rows[run.path] for run in group], tuple(notes))
-        for name, group in groups.items()
-    }
-
-
-def _by_series(finished: Sequence[MeasuredRun]) -> dict[str, list[MeasuredRun]]:
-    """Name of a series -> its runs."""
-    identities = [{name: _resolved(run, name) for name in _IDENTITY} for run in finished]
+    identities = [{name: _resolved(run, name) for name in _IDENTITY} for run, _ in rows]
     differing = [n for n in _IDENTITY if len({repr(i[n]) for i in identities}) > 1]
-    groups: dict[str, list[MeasuredRun]] = {}
-    for run, identity in zip(finished, identities, strict=True):
+    groups: dict[str, list[tuple[MeasuredRun, Row]]] = {}
+    for each, identity in zip(rows, identities, strict=True):
         name = " ".join(str(identity[n]) for n in dict.fromkeys(("task", *differing)))
-        groups.setdefault(name, []).append(run)
-    return groups
+        groups.setdefault(name, []).append(each)
+    return {name: _series(name, group, tuple(notes)) for name, group in groups.items()}
 
 
 def _resolved(run: MeasuredRun, name: str) -> Any:
@@ -94,19 +84,15 @@ def _resolved(run: MeasuredRun, name: str) -> Any:
 
 
 def _series(
-    name: str, runs: Sequence[MeasuredRun], rows: Sequence[Row], notes: tuple[str, ...]
+    name: str, measured: Sequence[tuple[MeasuredRun, Row]], notes: tuple[str, ...]
 ) -> Series:
-    restarted = [r.name for r in runs if fits(r.result, {"attempts": range(2, 2**31)})]
+    restarted = [r.name for r, _ in measured if fits(r.result, {"attempts": range(2, 2**31)})]
     if restarted:
         notes += (f"restarted, so start-up and rest are not used: {', '.join(restarted)}",)
-    if any(row.nodes > len(run.hosts) > 0 for row, run in zip(rows, runs, strict=True)):
+    if any(row.nodes > len(run.hosts) > 0 for run, row in measured):
         notes += ("nodes were simulated on one host: real nodes will differ",)
-    return Series(
-        name,
-        tuple(rows),
-        devices_per_node=max(row.devices // row.nodes for row in rows),
-        notes=notes,
-    )
+    rows = tuple(row for _, row in measured)
+    return Series(name, rows, max(row.devices // row.nodes for row in rows), notes)
 
 
 def row_of(run: MeasuredRun) -> Row:
