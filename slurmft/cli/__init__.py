@@ -1,8 +1,6 @@
 """The commands: one module each, which parses, calls and prints. Its docstring is its help; its
 `parser()` has the command line, `main` carries it out and returns the exit code."""
 
-from __future__ import annotations
-
 import shlex
 from argparse import Namespace
 from collections.abc import Sequence
@@ -68,7 +66,7 @@ _WHERE = {
 }
 
 
-def submit_or_show(config: RunConfig, arguments: Namespace, command: str, argv: list[str]) -> int:
+def submit_or_show(config: "RunConfig", arguments: Namespace, command: str, argv: list[str]) -> int:
     """Submits a run, says where it is, and follows it with --follow; with --dry-run shows what
     would be submitted. Returns the exit code."""
     from slurmft.cluster import launcher, submit  # not above: --help need not wait for them

@@ -1,7 +1,5 @@
 """Ends the job of a run."""
 
-from __future__ import annotations
-
 from slurmft.cli.parser import Parser, add_run
 from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.wait import cancel

@@ -10,8 +10,6 @@ examples:
   slurmft clean --only token-cache --older-than 7d
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

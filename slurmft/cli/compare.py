@@ -8,8 +8,6 @@ examples:
   slurmft compare runs/fp32 runs/bf16                # folders with repeats
 """
 
-from __future__ import annotations
-
 from slurmft.cli.parser import Parser
 from slurmft.core.errors import Exit
 from slurmft.core.files import to_json

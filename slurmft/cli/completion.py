@@ -6,8 +6,6 @@ examples:
 Again after an update of slurmft.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import re

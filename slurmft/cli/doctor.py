@@ -14,8 +14,6 @@ parts of it, which have a --help of their own:
   slurmft doctor node         what a node is, and how a run would use it
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -10,8 +10,6 @@ examples:
 The caches are where $HF_HOME says; jobs must see the same folder. Local folders are only checked.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

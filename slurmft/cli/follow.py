@@ -8,8 +8,6 @@ examples:
   slurmft follow runs/emotion-20261120-093012-a1b2c3
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

@@ -8,8 +8,6 @@ examples:
   slurmft list --json | jq '.runs[] | select(.state == "failed") | .path'
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Any

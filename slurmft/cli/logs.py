@@ -8,8 +8,6 @@ examples:
   slurmft logs 4711 --rank 3 --attempt 2
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterable
 

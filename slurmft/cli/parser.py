@@ -1,7 +1,5 @@
 """Command lines, for every command: flags of configuration dataclasses, shared arguments."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import inspect

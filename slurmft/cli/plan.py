@@ -7,8 +7,6 @@ examples:
   slurmft plan runs --epochs 10 --json               # other runs than those, for programs
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import re

@@ -6,8 +6,6 @@ examples (the files in sbatch/ do this):
   job=$(python3 -m slurmft prepare --task emotion) && exec bash "$job"
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

@@ -9,8 +9,6 @@ examples:
 The token is that of `hf auth login`, or $HF_TOKEN.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from slurmft.cli.parser import Parser, add_run

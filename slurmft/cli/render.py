@@ -9,8 +9,6 @@ examples:
       -- /app/train.py --epochs 3
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from pathlib import Path

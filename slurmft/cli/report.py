@@ -11,8 +11,6 @@ examples:
   slurmft report runs --format csv > runs.csv              # every measure of every cell
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

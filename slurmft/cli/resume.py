@@ -6,8 +6,6 @@ examples:
   slurmft resume runs/emotion-20261120-093012-a1b2c3 --nodes 2 --time 60
 """
 
-from __future__ import annotations
-
 from slurmft.cli import next_commands
 from slurmft.cli.follow import Follower
 from slurmft.cli.parser import Parser, add_follow, add_options, add_run, given

@@ -15,8 +15,6 @@ A silent program is not taken for a hang, unless --hang-timeout-s is given.
 How its stop, end and checkpoints are read: docs/your-own-program.md
 """
 
-from __future__ import annotations
-
 from slurmft.cli import submit_or_show
 from slurmft.cli.parser import Parser, add_follow, add_options, given
 from slurmft.core.config import JobConfig, options

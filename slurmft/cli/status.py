@@ -7,8 +7,6 @@ examples:
   slurmft status 8123 --json               by its job's id, for programs
 """
 
-from __future__ import annotations
-
 import contextlib
 from datetime import datetime
 from typing import Any

@@ -33,8 +33,6 @@ examples:
   slurmft study status scaling.toml --json
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

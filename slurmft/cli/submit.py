@@ -17,8 +17,6 @@ Defaults of your site go to ~/.config/slurmft/site.toml (or the file that $SLURM
   setup = ["module load cuda"]
 """
 
-from __future__ import annotations
-
 from slurmft.cli import submit_or_show
 from slurmft.cli.parser import Parser, add_follow, add_options, given
 from slurmft.core.config import JobConfig

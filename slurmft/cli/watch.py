@@ -7,8 +7,6 @@ examples:
   slurmft watch 4711 > progress.txt
 """
 
-from __future__ import annotations
-
 import itertools
 import signal
 import statistics
@@ -74,7 +72,7 @@ def main(argv: list[str]) -> int:
     return show_outcome(job)
 
 
-def _update(view: RunView, job: JobWatch, records: Iterable[Record]) -> None:
+def _update(view: "RunView", job: JobWatch, records: Iterable[Record]) -> None:
     """Shows what is new of a run and its job."""
     for record in records:
         if record.get("event") == "start":

@@ -1,7 +1,5 @@
 """What an agent on a node does for an examination: `python -m slurmft.doctor.agent`."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

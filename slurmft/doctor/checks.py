@@ -1,7 +1,5 @@
 """The checks of an examination, and the report of them: for people, as JSON, and for support."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import platform

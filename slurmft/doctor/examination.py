@@ -1,8 +1,6 @@
 """`slurmft doctor`: an examination of the cluster from this host, and on its nodes: all of them are
 asked at once, then `rules` compares their answers."""
 
-from __future__ import annotations
-
 import dataclasses
 import secrets
 import time

@@ -1,8 +1,6 @@
 """What both the login node and the nodes tell of themselves; and calls that may hang, as in a dead
 file system, with a limit on how long they are waited for."""
 
-from __future__ import annotations
-
 import platform
 import sys
 import threading

@@ -1,7 +1,5 @@
 """`slurmft doctor locks`: which kinds of file locks hold in a folder, between nodes."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks of the host from which jobs are submitted: Slurm, packages, hub, folders."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import platform

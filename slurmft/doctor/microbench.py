@@ -6,8 +6,6 @@ The ranks start, are bound and join a process group as those of a run do. Each w
 measured into a folder of its node: the matmuls first, in case the ranks cannot connect.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

@@ -1,7 +1,5 @@
 """The nodes that are examined: of an allocation, of a new one, or simulated on this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """Diagnostic rules: pure functions from the nodes' answers to checks."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Compares two runs, or repeats of two: what differs, and whether the difference is noise."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass

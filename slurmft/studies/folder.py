@@ -4,8 +4,6 @@ It holds run directories in `runs/`, copies of the study file and of the publish
 scripts and logs of job arrays in `arrays/`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat

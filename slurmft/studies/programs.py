@@ -1,8 +1,6 @@
 """The [program] table of a study file: a program of the user's own, with placeholders for what
 varies."""
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from collections.abc import Collection

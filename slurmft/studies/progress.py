@@ -4,8 +4,6 @@ Nothing is stored: run directories say to which cell they belong, and at most tw
 commands give the states of all their jobs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Such a file has `columns` and `rows`, or several `tables` that have them. No value is changed.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ time, repeats are interleaved, and nothing depends on the login session. Elsewhe
 after another.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

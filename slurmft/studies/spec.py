@@ -12,8 +12,6 @@ the job alone; in [grid] and [[cells]] all other names are those of placeholders
 (`slurmft.studies.programs`).
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

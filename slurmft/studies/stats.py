@@ -1,7 +1,5 @@
 """Confidence intervals of ratios and differences, from repeats or from the windows of two runs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

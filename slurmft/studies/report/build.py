@@ -1,7 +1,5 @@
 """What a report shows of runs and published tables: collected, printed, and written to files."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import functools

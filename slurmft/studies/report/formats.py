@@ -1,14 +1,12 @@
 """Tables: columns, values as they are and as they are shown; as text, Markdown and CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import tabulate
 
@@ -30,7 +28,7 @@ class Value:
     text: str
 
     @classmethod
-    def of(cls, raw: Any, decimals: int | None = None) -> Value:
+    def of(cls, raw: Any, decimals: int | None = None) -> Self:
         """A value as it is shown: a number with so many decimals, else as it is."""
         text = str(raw) if decimals is None else f"{raw or 0:.{decimals}f}"
         return cls(raw, NOTHING if raw is None else text)

@@ -1,7 +1,5 @@
 """Published tables, alone and with our rows beside them, matched by what was measured."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ The cells and repeats of a study are read from its `study.toml`; without it, onl
 are known.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import statistics
@@ -14,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from slurmft.core.errors import UsageError
 from slurmft.core.files import is_number
@@ -178,7 +176,7 @@ class Spread:
         return 100 * farthest / abs(self.median) if self.median else 0.0
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread | None:
+    def of(cls, values: Sequence[float]) -> Self | None:
         if not values:
             return None
         return cls(statistics.median(values), min(values), max(values), len(values))
@@ -289,7 +287,7 @@ class Row:
     """Key of a measure -> its spread, where a run has it."""
     scaled: dict[str, float] = field(default_factory=dict)
     """speedup and efficiency, where there is a row to compare with."""
-    baseline: Row | None = None
+    baseline: "Row | None" = None
 
     def median(self, key: str) -> float | None:
         found = self.measures.get(key)

@@ -1,8 +1,6 @@
 """Plots of what runs measured: their points, which the page lists too, and their drawing by
 matplotlib, which only this module imports, and only to draw."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 from collections import Counter

@@ -1,7 +1,5 @@
 """Provenance of measurements: commands, code, versions, hosts, dates, and what changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """Measured rows as tables: speed, phases, and all data."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

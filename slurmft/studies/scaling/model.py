@@ -19,12 +19,10 @@ parametric bootstrap: the same fit, with times and defaults moved at random by t
 (Oliver, He and Reynolds 1996). What no run shows is as uncertain as its default.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,7 +134,7 @@ class Interval:
     high: float
 
     @classmethod
-    def of(cls, draws: Array) -> Interval:
+    def of(cls, draws: Array) -> Self:
         low, median, high = (float(v) for v in np.quantile(draws, (0.05, 0.5, 0.95)))
         return cls(median, low, high)
 

@@ -1,7 +1,5 @@
 """Plans a run: time and cost by number of nodes, from a fit to measured runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Measured runs as rows of the scaling model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
