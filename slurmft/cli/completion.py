@@ -10,6 +10,7 @@ import argparse
 import importlib
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 from slurmft.cli import COMMANDS
@@ -22,29 +23,6 @@ SHELLS = ("bash", "zsh")
 
 
 _RUNS = {"bash": "_slurmft_runs", "zsh": "_slurmft_runs"}
-_PREAMBLE = {
-    "bash": """\
-_slurmft_runs() {
-  local run
-  for run in last %s/"$1"*/config.json; do
-    run="${run%%/config.json}"
-    run="${run##*/}"
-    # compgen -W would expand what others have called their runs
-    [[ $run == "$1"* && $run != *[!A-Za-z0-9._-]* ]] && printf '%%s\n' "$run"
-  done
-  compgen -d -- "$1"
-}
-""",
-    "zsh": """\
-_slurmft_runs() {
-  local -a runs
-  runs=(last %s/*/config.json(N:h:t))
-  compadd -a runs || _files -/
-}
-""",
-}
-"""The names of runs where they are looked for by default; of deeper ones, folders."""
-
 _TAKES_FOLDER = ("DIR",)
 _TAKES_FILE = ("FILE", "PATH", "SOURCE")
 
@@ -64,8 +42,9 @@ def script(shell: str) -> str:
     """The completion script for a shell."""
     import shtab  # a tenth of a second: no other command needs it
 
-    runs_dir = shlex.quote(str(site.job_default("runs_dir")))
-    return str(shtab.complete(whole_parser(), shell, preamble=_PREAMBLE[shell] % runs_dir))
+    of_runs = Path(__file__).with_suffix(f".{shell}").read_text(encoding="utf-8")
+    of_runs = of_runs.replace("RUNS_DIR/", shlex.quote(str(site.job_default("runs_dir"))) + "/")
+    return str(shtab.complete(whole_parser(), shell, preamble=of_runs))
 
 
 def whole_parser() -> argparse.ArgumentParser:

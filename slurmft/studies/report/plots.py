@@ -6,6 +6,7 @@ import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from slurmft.core.files import is_number
@@ -224,30 +225,6 @@ def _loss_points(run: MeasuredRun) -> Points:
 
 # --- drawing --------------------------------------------------------------------------------------
 
-_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#999999")
-"""Okabe and Ito's palette for the colour-blind; its yellow, faint on paper, is replaced by grey."""
-_MARKERS = "osD^vPX*"
-_DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1))) * 2
-"""Besides the colours, for prints in grey."""
-
-_STYLE = {
-    "figure.constrained_layout.use": True,
-    "font.size": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#dddddd",
-    "legend.frameon": False,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 4.5,
-    "errorbar.capsize": 2,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "slurmft",
-    "text.parse_math": False,
-}
 _WIDTH_IN = 5.5
 """The text width of most papers."""
 
@@ -259,12 +236,10 @@ def is_available() -> bool:
 
 def draw(chart: Chart) -> tuple[str, bytes]:
     """A chart as SVG (a whole file) and PNG (200 dots per inch)."""
-    import matplotlib
-    from cycler import cycler
+    from matplotlib import style
     from matplotlib.figure import Figure
 
-    cycle = cycler(color=_COLORS, marker=list(_MARKERS), linestyle=_DASHES)
-    with matplotlib.rc_context(_STYLE | {"axes.prop_cycle": cycle}):
+    with style.context(Path(__file__).with_suffix(".mplstyle")):
         labels = [_shortened(name) for name in chart.series]
         columns = max(1, 90 // (max(map(len, labels)) + 8))
         figure = Figure(figsize=(_WIDTH_IN, 2.7 + 0.17 * (len(labels) // columns)))
