@@ -89,10 +89,7 @@ class Examination:
 
     def run(self) -> None:
         """One part after another; a part that fails leaves the others alone."""
-        took = self.found["seconds"] = {}
-        began = time.monotonic()
         self._ask_facts()
-        took["facts"] = time.monotonic() - began
         parts = [self._nodes, self._network, self._folders]
         parts += [] if self.quick else [self._speeds]
         for part in parts if self.facts else ():
@@ -100,7 +97,6 @@ class Examination:
                 part()
             except (SlurmftError, OSError) as error:
                 self.checks.append(failure(part.__name__.strip("_"), one_line(error)))
-            took[part.__name__.strip("_")] = time.monotonic() - began - sum(took.values())
 
     def _left(self, limit_s: float) -> float:
         return max(0.5, min(limit_s, self.deadline - time.monotonic()))

@@ -13,18 +13,10 @@ from slurmft.core.files import is_number
 from slurmft.runs.records import Curve
 from slurmft.runs.scan import MeasuredRun
 from slurmft.studies.published import PublishedTable, with_unit
+from slurmft.studies.report import measures
 from slurmft.studies.report.formats import Column, Table, Value, column, decimals_of
 from slurmft.studies.report.matching import keys_of
-from slurmft.studies.report.measures import (
-    DEVICE_FIELDS,
-    MEASURES,
-    Row,
-    RunSet,
-    Spread,
-    label,
-    measures_of,
-    others,
-)
+from slurmft.studies.report.measures import DEVICE_FIELDS, MEASURES, Row, RunSet, Spread, label
 
 HINT = "plots need matplotlib: pip install matplotlib"
 
@@ -103,7 +95,7 @@ def _over_field(rows: Sequence[Row], runset: RunSet) -> list[Chart]:
     found.sort(key=lambda row: float(row.cell[name]))
     points = {
         m: [(float(r.cell[name]), s) for r in found if (s := r.measures.get(m.key))]
-        for m in measures_of(runset)
+        for m in measures.measures_of(runset)
     }
     return [
         Chart(m.key, f"{m.label} over {name}", name, m.label, {"measured": values})
@@ -147,7 +139,7 @@ def _groups(rows: Sequence[Row], fields: Sequence[str]) -> dict[str, list[Row]]:
     node, too.
     """
     named = [
-        (", ".join(str(v) for v in others(row, fields).values()), row)
+        (", ".join(str(v) for v in measures.others(row, fields).values()), row)
         for row in rows
         if row.finished and row.devices
     ]

@@ -3,44 +3,29 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from slurmft.studies.report import measures
 from slurmft.studies.report.formats import Column, Table, Value, column, decimals_of
-from slurmft.studies.report.measures import (
-    MEASURES,
-    METRIC,
-    PHASES,
-    SCALED,
-    SPEED,
-    TIMES,
-    Measure,
-    Row,
-    RunSet,
-    Spread,
-    batches_of,
-    in_order,
-    label,
-    measures_of,
-    metric_name,
-)
+from slurmft.studies.report.measures import METRIC, SCALED, Measure, Row, RunSet, Spread, label
 
 
 def speed_table(rows: Sequence[Row], runset: RunSet) -> Table:
     """Times, throughput, speedup, metric."""
     columns = _leading(rows, runset.fields)
     if runset.is_own:
-        columns += [*(_medians(m, rows) for m in measures_of(runset)), *_scaled(rows)]
+        columns += [*(_medians(m, rows) for m in measures.measures_of(runset)), *_scaled(rows)]
         return Table(runset.title, columns, _notes(rows, runset))
-    *before, last = (m for m in SPEED if m.key != "train_samples_per_s")
+    *before, last = (m for m in measures.SPEED if m.key != "train_samples_per_s")
     columns += [_medians(measure, rows) for measure in before]
-    metric = replace(_medians(METRIC, rows), label=metric_name(rows))
+    metric = replace(_medians(METRIC, rows), label=measures.metric_name(rows))
     columns += [*_scaled(rows), metric, _medians(last, rows)]
     return Table(runset.title, columns, _notes(rows, runset))
 
 
 def phase_table(rows: Sequence[Row], runset: RunSet) -> Table:
     """Time of the phases of a run, and its memory."""
-    more = [m for m in TIMES if m.key.endswith("gib") or m.rank]
-    columns = _leading(rows, runset.fields)
-    columns += [_medians(m, rows, plain=True) for m in [MEASURES[f"{p}_s"] for p in PHASES] + more]
+    shown = [measures.MEASURES[f"{phase}_s"] for phase in measures.PHASES]
+    shown += [m for m in measures.TIMES if m.key.endswith("gib") or m.rank]
+    columns = [*_leading(rows, runset.fields), *(_medians(m, rows, plain=True) for m in shown)]
     return Table(f"{runset.title}: phases of a run, medians", columns)
 
 
@@ -49,7 +34,7 @@ def data_table(rows: Sequence[Row], runset: RunSet) -> Table:
     columns = [column("set", [runset.name] * len(rows)), *_leading(rows, runset.fields)]
     if not _state_column(rows):
         columns.append(column("state", ["finished"] * len(rows)))
-    for key in (measure.key for measure in measures_of(runset)):
+    for key in (measure.key for measure in measures.measures_of(runset)):
         spreads = [row.measures.get(key) for row in rows]
         for suffix, part in (("", "median"), ("_min", "low"), ("_max", "high")):
             found = (spread and getattr(spread, part) for spread in spreads)
@@ -57,7 +42,7 @@ def data_table(rows: Sequence[Row], runset: RunSet) -> Table:
     columns += [column(key, (row.scaled.get(key) for row in rows)) for key in SCALED]
     bases = (row.baseline and label(row.baseline, runset.fields) for row in rows)
     columns.append(column("baseline", bases))
-    columns.append(column("metric_name", (metric_name([row]) for row in rows)))
+    columns.append(column("measures.metric_name", (measures.metric_name([row]) for row in rows)))
     columns.append(column("runs", (" ".join(run.name for run in row.runs) for row in rows)))
     return Table(runset.title, columns)
 
@@ -65,7 +50,7 @@ def data_table(rows: Sequence[Row], runset: RunSet) -> Table:
 def _leading(rows: Sequence[Row], fields: Sequence[str]) -> list[Column]:
     """The columns that name a row: fields, devices, finished runs, and the state of the others."""
     made = []
-    for name in in_order(fields):
+    for name in measures.in_order(fields):
         values = [row.cell.get(name) for row in rows]
         numeric = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
         made.append(column(name, values, numeric=numeric))
@@ -140,6 +125,7 @@ def _foreign_baselines(rows: Sequence[Row], fields: Sequence[str]) -> list[str]:
     found = [
         f"{label(row, fields)} is compared with {label(row.baseline, fields)}"
         for row in rows
-        if row.baseline and not set(batches_of(row)) & set(batches_of(row.baseline))
+        if row.baseline
+        and not set(measures.batches_of(row)) & set(measures.batches_of(row.baseline))
     ]
     return [f"no row on fewer devices has this batch size: {'; '.join(found)}"] if found else []
