@@ -1,7 +1,7 @@
 """Jobs without Slurm: N simulated nodes on this machine, in one job of submitit's local executor.
 
-submitit runs one process, `LocalNodes`, in place of srun: it starts a task for each node, and when
-one fails, it ends the others and returns its exit code.
+submitit runs one process, `python -m slurmft.cluster.local RUN_DIR [GPU ...]`, in place of srun: it
+starts a task for each node, and when one fails, it ends the others and returns its exit code.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 
 from slurmft.cluster import launcher
 from slurmft.cluster.slurm.commands import JobState
-from slurmft.core import process
+from slurmft.core import permissions, process
 from slurmft.core.config import RunConfig, time_limit_min
-from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
 from slurmft.core.files import read_json, write_json, write_text
 from slurmft.node import rendezvous, signals
 from slurmft.node.hardware import visible_gpus
@@ -34,37 +34,37 @@ _TIME_LIMIT = signal.SIGUSR2
 
 
 class LocalNodes:
-    """What srun is on a cluster; submitit pickles it and calls it in the job's one process."""
+    """What srun is on a cluster, in the job's one process."""
 
-    def __init__(self, run_dir: str, gpus: Sequence[str] = ()) -> None:
+    def __init__(self, run: RunDir, gpus: Sequence[str] = ()) -> None:
         """`gpus`: those of all nodes, which they share out."""
-        self.run_dir, self.gpus = run_dir, gpus
+        self.run, self.gpus = run, gpus
         self.tasks: list[subprocess.Popen[bytes]] = []
         self.stopped_by = 0
         """The signal that ends the job: SIGTERM by `slurmft cancel`, or the time limit's."""
 
-    def __call__(self) -> None:
-        """Runs all nodes, again after a stop or a crash. Raises SystemExit with the exit code.
+    def __call__(self) -> int:
+        """Runs all nodes, again after a stop or a crash; returns the exit code.
 
         A stop signal to one of the nodes is what preemption is on a cluster: the run resumes.
+
+        Raises:
+            NotOwnError: the run is another user's, or others can write it.
+            UsageError: another job has the run.
         """
-        run = RunDir.open(self.run_dir)
-        run.settle_permissions()
-        os.setpgrp()  # the terminal's Ctrl-C is not meant for the job
         signals.block()
+        run = self.run
+        permissions.settle(run.load_own_config().job.share_with_group)
+        os.setpgrp()  # the terminal's Ctrl-C is not meant for the job
         signals.listen(self._on_stop)
-        try:
-            attempts.check_turn(run, str(os.getpid()))
-        except UsageError as error:
-            print(f"error: {error}", file=sys.stderr, flush=True)
-            raise SystemExit(error.code) from None
+        attempts.check_turn(run, str(os.getpid()))
         me = {"host": os.uname().nodename, "pid": os.getpid(), "started": _start_time(os.getpid())}
         write_json(_pid_file(run), me)
         while True:
             code = self._attempt(run)
             outcome = self._end(run, code)
             if outcome.state != "requeued":
-                raise SystemExit(outcome.code)
+                return int(outcome.code)
 
     def _attempt(self, run: RunDir) -> int:
         nodes = run.load_config().job.nodes
@@ -108,7 +108,7 @@ class LocalNodes:
     def _wait(self) -> int:
         """Waits for all tasks, ending the others when one fails; returns the failure's code."""
         code, deadline, signalled = 0, None, False
-        lead_s = RunDir.open(self.run_dir).load_config().job.lead_s
+        lead_s = self.run.load_config().job.lead_s
         while any(task.poll() is None for task in self.tasks):
             code = code or self._failure()
             if (code or self.stopped_by) and not signalled:
@@ -154,11 +154,12 @@ def submit(config: RunConfig, run: RunDir) -> str:
             f"--nodes {config.job.nodes} simulated nodes, but this machine has {len(gpus)} GPU(s)",
             f"use --nodes {len(gpus)}, or hide the GPUs: CUDA_VISIBLE_DEVICES= slurmft submit ...",
         )
-    return start(config, run, LocalNodes(str(run.path), gpus))
+    return start(config, run, __name__, *gpus)
 
 
-def start(config: RunConfig, run: RunDir, job: LocalNodes) -> str:
-    """Starts a job on this machine, in the background; returns its id, its process id."""
+def start(config: RunConfig, run: RunDir, module: str, *arguments: str) -> str:
+    """Starts a module with the run directory on this machine, in the background; returns the job's
+    id, its process id."""
     import submitit
 
     _pid_file(run).unlink(missing_ok=True)  # of the job before, where this is a resume
@@ -170,8 +171,8 @@ def start(config: RunConfig, run: RunDir, job: LocalNodes) -> str:
 
         @property
         def _submitit_command_str(self) -> str:
-            worker = [sys.executable, "-u", "-m", "slurmft.node.submitit_worker", str(run.submitit)]
-            return shlex.join(["bash", str(script), *worker])
+            command = [sys.executable, "-u", "-m", module, str(run.path), *arguments]
+            return shlex.join(["bash", str(script), *command])
 
         @classmethod
         def name(cls) -> str:
@@ -184,7 +185,7 @@ def start(config: RunConfig, run: RunDir, job: LocalNodes) -> str:
     executor.update_parameters(
         timeout_min=limit_min, signal_delay_s=config.job.lead_s, setup=detach
     )
-    return str(executor.submit(job).job_id)
+    return str(executor.submit(os.getpid).job_id)  # its pickle: the command loads none
 
 
 def check_starts(job_id: str) -> None:
@@ -237,3 +238,7 @@ def _start_time(pid: int) -> str | None:
     """When a process started, in clock ticks since boot; None for no process or a zombie."""
     fields = process.stat(pid)
     return None if fields is None or fields[0] == "Z" else fields[19]
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(lambda: LocalNodes(RunDir.open(sys.argv[1]), sys.argv[2:])()))

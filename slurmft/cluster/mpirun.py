@@ -17,7 +17,7 @@ from slurmft.cluster import local
 from slurmft.cluster.local import LocalNodes
 from slurmft.core import process
 from slurmft.core.config import JobConfig, RunConfig
-from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
 from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
 from slurmft.node import mpi
@@ -66,10 +66,9 @@ class MpiRun(LocalNodes):
 
     def _signal(self, sig: signal.Signals) -> None:
         """A file tells the ranks to stop: mpirun would give them a second to end."""
-        run = RunDir.open(self.run_dir)
         if sig == signal.SIGTERM:
-            mpi.stop_marker(run).touch()
-            run.set_state("stopping", f"the job received {signal.Signals(self.stopped_by).name}")
+            mpi.stop_marker(self.run).touch()
+            self.run.set_state("stopping", f"the job received {signal.Signals(self.stopped_by).name}")
         else:
             super()._signal(sig)
 
@@ -228,4 +227,8 @@ def submit(config: RunConfig, run: RunDir) -> str:
         UsageError: the hosts or mpirun cannot be used.
     """
     mpirun_command(config, hosts_of(config.job), str(run.path))  # raises its errors here
-    return local.start(config, run, MpiRun(str(run.path)))
+    return local.start(config, run, __name__)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(lambda: MpiRun(RunDir.open(sys.argv[1]))()))

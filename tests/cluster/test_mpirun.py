@@ -380,7 +380,7 @@ def test_killed_task_has_the_code_that_srun_gives(tmp_path: Path) -> None:
     """128 + the signal: the job goes on after that, also before its first checkpoint."""
     job = JobConfig(runs_dir=str(tmp_path))
     run = RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
-    nodes = LocalNodes(str(run.path))
+    nodes = LocalNodes(run)
     nodes.tasks = [subprocess.Popen(["sh", "-c", "kill -KILL $$"])]
     code = nodes._wait()
     assert code == 128 + signal.SIGKILL

@@ -1,11 +1,10 @@
-"""Who can read a run, whose pickles are loaded, and where credentials must not be."""
+"""Who can read a run, what of others is refused, and where credentials must not be."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import pickle
 import shutil
 import socket
 import stat
@@ -15,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from submitit.core import utils
 
 from slurmft.cluster.submit import provenance
 from slurmft.core import credentials, permissions
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
-from slurmft.node import rendezvous, submitit_worker
+from slurmft.node import rendezvous
 from slurmft.node.rendezvous import Rendezvous
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
@@ -80,90 +78,76 @@ def test_studies_are_private(tmp_path: Path) -> None:
     assert modes(folder / "s") == {"folders": {0o700}, "files": {0o600}}  # its runs, too
 
 
-# --- pickles --------------------------------------------------------------------------------------
+# --- what nobody else can have written ------------------------------------------------------------
 
 
 @pytest.fixture
-def pickle_file(tmp_path: Path) -> Path:
-    folder = tmp_path / "submitit"
+def own_file(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
-    path = folder / "1_submitted.pkl"
-    path.write_bytes(pickle.dumps("ours"))
+    path = folder / "config.json"
+    path.write_text("ours")
     return path
 
 
-def test_own_pickle_is_loaded(pickle_file: Path) -> None:
-    assert submitit_worker.load(pickle_file) == "ours"
-    pickle_file.parent.parent.chmod(0o1777)  # like /tmp
-    assert submitit_worker.load(pickle_file) == "ours"
-    pickle_file.parent.parent.chmod(0o2770)  # like a project's folder
-    assert submitit_worker.load(pickle_file) == "ours"
+def test_own_file_is_read(own_file: Path) -> None:
+    assert permissions.read_own(own_file) == b"ours"
+    own_file.parent.parent.chmod(0o1777)  # like /tmp
+    assert permissions.read_own(own_file) == b"ours"
+    own_file.parent.parent.chmod(0o2770)  # like a project's folder
+    assert permissions.read_own(own_file) == b"ours"
 
 
 @pytest.mark.parametrize(
     ("up", "mode"), [(0, 0o620), (0, 0o602), (1, 0o720), (1, 0o1777), (2, 0o777)]
 )
-def test_pickle_that_others_can_write(pickle_file: Path, up: int, mode: int) -> None:
-    path = [pickle_file, *pickle_file.parents][up]
+def test_file_that_others_can_write(own_file: Path, up: int, mode: int) -> None:
+    path = [own_file, *own_file.parents][up]
     path.chmod(mode)
     with pytest.raises(SlurmftError) as error:
-        submitit_worker.load(pickle_file)
+        permissions.read_own(own_file)
     assert f"others can write {str(path)!r} (mode {mode:04o})" in str(error.value)
     assert f"chmod {'o-w' if up == 2 else 'go-w'} {path}" in str(error.value)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
 @pytest.mark.parametrize("up", [0, 1])
-def test_pickle_of_another_user(pickle_file: Path, up: int) -> None:
-    path = [pickle_file, *pickle_file.parents][up]
+def test_file_of_another_user(own_file: Path, up: int) -> None:
+    path = [own_file, *own_file.parents][up]
     os.chown(path, 54321, -1)
     with pytest.raises(SlurmftError, match="belongs to user 54321"):
-        submitit_worker.load(pickle_file)
+        permissions.read_own(own_file)
 
 
-def test_pickle_behind_a_link(pickle_file: Path) -> None:
-    link = pickle_file.with_name("link.pkl")
-    link.symlink_to(pickle_file)
+def test_file_behind_a_link(own_file: Path) -> None:
+    link = own_file.with_name("link.json")
+    link.symlink_to(own_file)
     with pytest.raises(OSError, match="symbolic links"):
-        submitit_worker.load(link)
+        permissions.read_own(link)
 
 
-def test_worker_of_submitit_refuses(tmp_path: Path) -> None:
-    """As a job starts it; whatever is in the pickle does not run."""
-    folder = tmp_path / "submitit"
-    folder.mkdir()
-    folder.chmod(0o777)
-
-    class Attack:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return os.mkdir, (str(tmp_path / "attacked"),)
-
-    (folder / "7_submitted.pkl").write_bytes(pickle.dumps(Attack()))
-    env = os.environ | {"SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_JOB_ID": "7"}
-    command = [sys.executable, "-m", "slurmft.node.submitit_worker", str(folder)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+def test_job_of_a_run_that_others_can_write_refuses(tmp_path: Path) -> None:
+    """As submitit starts it: nothing of the run is executed."""
+    job = JobConfig(runs_dir=str(tmp_path / "runs"))
+    run = RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
+    run.path.chmod(0o777)
+    command = [sys.executable, "-m", "slurmft.cluster.local", str(run.path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert "refused, as it would decide what runs as root: others can write" in done.stderr
-    assert not (tmp_path / "attacked").exists()
+    assert "refused, as it would decide what runs as" in done.stderr
+    assert f"others can write {str(run.path)!r} (mode 0777)" in done.stderr
+    assert not run.attempt.exists()
 
 
-def test_threads_of_the_worker_take_no_stop_signals(tmp_path: Path) -> None:
-    """numpy, which submitit imports, starts some: a stop that they took would be lost."""
+def test_job_without_slurm_has_no_thread_that_takes_stop_signals() -> None:
+    """As numpy's, which submitit imports: a stop that they took would be lost."""
     code = (
-        "import glob, signal, sys; assert 'numpy' in sys.modules\n"
-        "for path in glob.glob('/proc/self/task/*/status'):\n"
-        "    masks = dict(line.split(':', 1) for line in open(path))\n"
-        "    print('blocked:', int(masks['SigBlk'], 16) >> (signal.SIGTERM - 1) & 1)\n"
+        "import os, sys, slurmft.cluster.mpirun\n"
+        "print([name for name in ('numpy', 'submitit') if name in sys.modules])\n"
+        "print(len(os.listdir('/proc/self/task')))\n"
     )
-    folder = tmp_path / "submitit"
-    permissions.make_folder(folder, share_with_group=False)
-    utils.DelayedSubmission(exec, code).dump(folder / "7_submitted.pkl")
-    env = os.environ | {"SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_JOB_ID": "7"}
-    env |= {"OPENBLAS_NUM_THREADS": "3"}
-    command = [sys.executable, "-m", "slurmft.node.submitit_worker", str(folder)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
-    assert "blocked: 1" in done.stdout, done.stdout
-    assert "blocked: 0" not in done.stdout
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n1\n"
 
 
 # --- credentials ----------------------------------------------------------------------------------

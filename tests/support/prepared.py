@@ -179,7 +179,7 @@ def attend(client: socket.socket) -> NoReturn:
 # --- processes that are forked as if they had been started ----------------------------------------
 
 
-def _start_job(config: Any, run: Any, job: Any) -> str:
+def _start_job(config: Any, run: Any, module: str, *arguments: str) -> str:
     """In place of submitit: the job's first process."""
     if config.job.setup:
         raise RuntimeError("setup lines need a shell: start this job by the real command")
@@ -189,8 +189,7 @@ def _start_job(config: Any, run: Any, job: Any) -> str:
         return str(pid)
     log = os.open(run.logs / "job.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     streams = [os.open(os.devnull, os.O_RDONLY), log, log]
-    command = ["-u", "-m", "slurmft.node.submitit_worker", str(run.submitit)]
-    _become(command, dict(os.environ), streams, run=job)
+    _become(["-u", "-m", module, str(run.path), *arguments], dict(os.environ), streams)
 
 
 def _fork_or_execute(execute: Any) -> Any:
@@ -234,10 +233,9 @@ def _become(
     *,
     folder: Any = None,
     keep: Any = (),
-    run: Any = None,
 ) -> NoReturn:
     """Makes this process, which was just forked, what `python COMMAND` would be at its start, and
-    runs it: a module, or a function in its place."""
+    runs its module."""
     code = 70
     try:
         _reset_signals()
@@ -246,7 +244,7 @@ def _become(
             os.chdir(folder)
         _write_command_line([sys.executable, *command])
         _take_environment(env)
-        code = _run(command, run)
+        code = _run(command)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -331,18 +329,15 @@ _stores: dict[str, Any] = {}
 _told = _read_at_import(os.environ)
 
 
-def _run(command: list[str], run: Any) -> int:
+def _run(command: list[str]) -> int:
     """Returns the exit code, with Python's own words for what was raised."""
     atexit._clear()
     words = command[command.index("-m") + 1 :]
     sys.argv = ["-m", *words[1:]]
     try:
-        if run is not None:
-            run()
-        else:
-            if "." in words[0]:  # no package
-                sys.modules.pop(words[0], None)  # or runpy warns of it
-            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        if "." in words[0]:  # no package
+            sys.modules.pop(words[0], None)  # or runpy warns of it
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
