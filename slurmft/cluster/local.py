@@ -23,7 +23,6 @@ from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
 from slurmft.core.files import read_json, write_json, write_text
 from slurmft.node import rendezvous, signals
 from slurmft.node.hardware import visible_gpus
-from slurmft.node.task import LOCAL_NODE
 from slurmft.runs import attempts
 from slurmft.runs.rundir import ATTEMPT, RunDir
 
@@ -70,10 +69,13 @@ class LocalNodes:
         nodes = run.load_config().job.nodes
         hosts = [rendezvous.simulated_host(node) for node in range(nodes)]
         number = attempts.begin(run, hosts, str(os.getpid()))
-        ports = ",".join(map(str, rendezvous.free_ports(str(os.getpid()))))
-        self.tasks = [
-            self._start(run, node, number, ports, self.gpus[node::nodes]) for node in range(nodes)
-        ]
+        ports = rendezvous.free_ports(str(os.getpid()))
+        shared = {
+            ATTEMPT: str(number),
+            rendezvous.HOSTS: ",".join(hosts),
+            rendezvous.PORT_VARIABLE: ",".join(map(str, ports)),
+        }
+        self.tasks = [self._start(node, shared, self.gpus[node::nodes]) for node in range(nodes)]
         return self._wait()
 
     def _end(self, run: RunDir, code: int) -> attempts.Outcome:
@@ -90,16 +92,12 @@ class LocalNodes:
         return outcome
 
     def _start(
-        self, run: RunDir, node: int, number: int, ports: str, gpus: Sequence[str]
+        self, node: int, shared: dict[str, str], gpus: Sequence[str]
     ) -> subprocess.Popen[bytes]:
-        environment = os.environ | {
-            ATTEMPT: str(number),
-            LOCAL_NODE: str(node),
-            rendezvous.PORT_VARIABLE: ports,
-            "CUDA_VISIBLE_DEVICES": ",".join(gpus),
-        }
-        command = [sys.executable, "-m", "slurmft.node.task", str(run.path)]
-        with open(run.logs / f"task-{node:03d}.log", "ab") as log:
+        own = {rendezvous.LOCAL_NODE: str(node), "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+        environment = os.environ | shared | own
+        command = [sys.executable, "-m", "slurmft.node.task", str(self.run.path)]
+        with open(self.run.logs / f"task-{node:03d}.log", "ab") as log:
             # A session of its own, so that a signal reaches the node as srun would send it: whole.
             return process.start(
                 command, env=environment, stdout=log, stderr=log, start_new_session=True

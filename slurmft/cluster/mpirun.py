@@ -68,7 +68,8 @@ class MpiRun(LocalNodes):
         """A file tells the ranks to stop: mpirun would give them a second to end."""
         if sig == signal.SIGTERM:
             mpi.stop_marker(self.run).touch()
-            self.run.set_state("stopping", f"the job received {signal.Signals(self.stopped_by).name}")
+            name = signal.Signals(self.stopped_by).name
+            self.run.set_state("stopping", f"the job received {name}")
         else:
             super()._signal(sig)
 

@@ -207,7 +207,7 @@ def _rendezvous(
     hosts: Sequence[str], rank: int, interface: str | None, port: int = 0, id: str = ""
 ) -> Rendezvous:
     """This node's rendezvous; simulated nodes use the loopback interface."""
-    local = task.LOCAL_NODE in os.environ
+    local = rendezvous.LOCAL_NODE in os.environ
     return Rendezvous(
         hosts=tuple(hosts),
         node_rank=rank,
@@ -280,5 +280,5 @@ def _count_bytes(stream: Any) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:]:  # the number of a simulated node
-        os.environ[task.LOCAL_NODE] = sys.argv[1]
+        os.environ[rendezvous.LOCAL_NODE] = sys.argv[1]
     serve(Agent())

@@ -16,8 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.node.peers import Peers
+from slurmft.runs.rundir import ATTEMPT
 
 LISTEN = "SLURMFT_LISTEN"
 """Variable with this node's name in the job, and the address on which its processes listen:
@@ -26,6 +28,9 @@ _LOOPBACK = "127.0.0.1"
 HOSTS = "SLURMFT_HOSTS"
 """Variable with the hosts of a job, in Slurm's order or mpirun's, with commas between them."""
 PORT_VARIABLE = "SLURMFT_RENDEZVOUS_PORTS"
+"""Variable with the ports that the head picked: torchrun's, and that of the reachability check."""
+LOCAL_NODE = "SLURMFT_LOCAL_NODE"
+"""Set for a simulated node: its index among `--nodes`, on the loopback network."""
 _LOWEST_PORT, _HIGHEST_PORT = 10000, 65535
 
 
@@ -62,49 +67,48 @@ class Rendezvous:
     """Whether nodes may join that `hosts` does not name."""
 
     @classmethod
-    def from_slurm(
-        cls, environment: Mapping[str, str], *, host_suffix: str = "", interface: str | None = None
-    ) -> Self:
-        """The rendezvous of the Slurm step that this process is part of.
+    def of_node(cls, job: JobConfig, environment: Mapping[str, str]) -> Self:
+        """The rendezvous of this node, by the variables of its Slurm step, or of a simulated node.
 
         Raises:
-            RendezvousError: the variables that Slurm sets are absent or contradict each other.
+            RendezvousError: they are absent, or contradict each other or what the run is set up
+                for.
         """
-        listed, job_id = environment.get(HOSTS), environment.get("SLURM_JOB_ID")
+        simulated, listed = environment.get(LOCAL_NODE), environment.get(HOSTS)
+        ports = environment.get(PORT_VARIABLE, "")
+        job_id = (
+            f"local-{ports.partition(',')[0]}" if simulated else environment.get("SLURM_JOB_ID")
+        )
         if not listed or not job_id:
             raise RendezvousError(
                 f"{HOSTS} or SLURM_JOB_ID is not set: no batch script of slurmft started this task",
                 "submit it with `slurmft submit`, which starts one task per node under srun",
             )
-        hosts = tuple(host + host_suffix for host in listed.split(","))
-        rank = int(environment.get("SLURM_NODEID", "0"))
+        suffix = "" if simulated else job.host_suffix
+        hosts = tuple(host + suffix for host in listed.split(","))
+        if len(hosts) != job.nodes:
+            raise RendezvousError(
+                f"the run is set up for {job.nodes} nodes, but Slurm allocated {len(hosts)}"
+            )
+        rank = int(simulated or environment.get("SLURM_NODEID", "0"))
         if rank >= len(hosts):
             raise RendezvousError(
                 f"SLURM_NODEID={rank}, but {HOSTS} has only {len(hosts)} hosts: {listed}"
             )
-        port, check_port = ports_from(environment)
+        if not re.fullmatch(r"\d+,\d+", ports):
+            raise RendezvousError(
+                f"{PORT_VARIABLE} is {ports!r}, but must be two ports",
+                "the batch script sets it, on the first node",
+            )
+        port, check_port = map(int, ports.split(","))
+        start = environment.get(ATTEMPT if simulated else "SLURM_RESTART_COUNT", "0")
         return cls(
             hosts=hosts,
             node_rank=rank,
             port=port,
             check_port=check_port,
-            id=f"{job_id}.{environment.get('SLURM_RESTART_COUNT', '0')}",
-            interface=interface,
-        )
-
-    @classmethod
-    def simulated(
-        cls, environment: Mapping[str, str], *, nodes: int, node: int, attempt: str, interface: str
-    ) -> Self:
-        """The rendezvous of a simulated node."""
-        port, check_port = ports_from(environment)
-        return cls(
-            hosts=tuple(simulated_host(i) for i in range(nodes)),
-            node_rank=node,
-            port=port,
-            check_port=check_port,
-            id=f"local-{port}.{attempt}",
-            interface=interface,
+            id=f"{job_id}.{start}",
+            interface=job.interface or ("lo" if simulated else None),
         )
 
     @property
@@ -188,22 +192,6 @@ class Rendezvous:
 def simulated_host(node: int) -> str:
     """The address of a simulated node, on the loopback network."""
     return f"127.0.0.{node + 1}"
-
-
-def ports_from(environment: Mapping[str, str]) -> tuple[int, int]:
-    """The ports that the head picked: torchrun's, and that of the reachability check.
-
-    Raises:
-        RendezvousError: the variable is absent or not as `free_ports` prints it.
-    """
-    text = environment.get(PORT_VARIABLE, "")
-    if not re.fullmatch(r"\d+,\d+", text):
-        raise RendezvousError(
-            f"{PORT_VARIABLE} is {text!r}, but must be two ports",
-            "the batch script sets it, on the first node",
-        )
-    port, check_port = map(int, text.split(","))
-    return port, check_port
 
 
 # --- ports ----------------------------------------------------------------------------------------

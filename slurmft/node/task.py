@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from slurmft import locks
-from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import write_json
 from slurmft.core.hub import hub_in_reach
@@ -21,14 +21,11 @@ from slurmft.core.own_program import OwnProgram
 from slurmft.node import ccl, hardware, heartbeat, own_environment, profiles, signals, staged_env
 from slurmft.node.hardware import host_name
 from slurmft.node.profiles import Profile
-from slurmft.node.rendezvous import LISTEN, Rendezvous, RendezvousError
+from slurmft.node.rendezvous import LISTEN, LOCAL_NODE, Rendezvous
 from slurmft.node.supervisor import Child, Supervisor, await_cause, run_task, signal_name
 from slurmft.node.watchdog import Watchdog
 from slurmft.runs import log_times
-from slurmft.runs.rundir import ATTEMPT, RUN_DIR, current_attempt
-
-LOCAL_NODE = "SLURMFT_LOCAL_NODE"
-"""Set for a simulated node: its index among `--nodes`, on the loopback network."""
+from slurmft.runs.rundir import RUN_DIR, current_attempt
 
 _START_TIMEOUT_S = 600
 """How long torchrun waits for the other nodes' torchrun: importing torch from a cold shared file
@@ -43,32 +40,9 @@ def run_node(supervisor: Supervisor) -> int:
     run = supervisor.run
     config = run.load_own_config()  # it names the module that the ranks run
     run.settle_permissions()
-    rendezvous = rendezvous_of(config.job, os.environ)
+    rendezvous = Rendezvous.of_node(config.job, os.environ)
     supervisor.peers = rendezvous.check(config.job.rdzv_timeout_s)
     return run_torchrun(supervisor, config, rendezvous)
-
-
-def rendezvous_of(job: JobConfig, environment: Mapping[str, str]) -> Rendezvous:
-    """The rendezvous of this node: Slurm's, or that of a simulated node.
-
-    Raises:
-        RendezvousError: neither; or Slurm allocated another number of nodes than the run is set up
-            for.
-    """
-    if LOCAL_NODE in environment:
-        return Rendezvous.simulated(
-            environment,
-            nodes=job.nodes,
-            node=int(environment[LOCAL_NODE]),
-            attempt=environment.get(ATTEMPT, "0"),
-            interface=job.interface or "lo",
-        )
-    found = Rendezvous.from_slurm(environment, host_suffix=job.host_suffix, interface=job.interface)
-    if len(found.hosts) != job.nodes:
-        raise RendezvousError(
-            f"the run is set up for {job.nodes} nodes, but Slurm allocated {len(found.hosts)}"
-        )
-    return found
 
 
 def use_of_node(

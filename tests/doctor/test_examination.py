@@ -13,7 +13,7 @@ from slurmft.core.config import JobConfig
 from slurmft.doctor import examination as doctor_examination
 from slurmft.doctor.examination import Examination
 from slurmft.doctor.nodes import Site, agent_command
-from slurmft.node.task import LOCAL_NODE
+from slurmft.node.rendezvous import LOCAL_NODE
 from tests.doctor.test_rules import wrong
 
 SKEWED = """\

@@ -15,8 +15,9 @@ import time
 
 import slurmft
 from slurmft import SlurmftError
+from slurmft.node.rendezvous import Rendezvous
 from slurmft.node.supervisor import Child, Supervisor, run_task
-from slurmft.node.task import record_torchrun_failure, rendezvous_of, run_child, use_of_node
+from slurmft.node.task import record_torchrun_failure, run_child, use_of_node
 from slurmft.runs import log_times
 
 LATE_S, WAIT_S = 20.0, 240.0
@@ -26,7 +27,7 @@ def run_node(supervisor: Supervisor) -> int:
     """As in slurmft.node.task, but for torchrun."""
     run, config = supervisor.run, supervisor.run.load_own_config()
     run.settle_permissions()
-    rendezvous = rendezvous_of(config.job, os.environ)
+    rendezvous = Rendezvous.of_node(config.job, os.environ)
     if config.program.settings.get("late") == rendezvous.node_rank:
         time.sleep(LATE_S)
     supervisor.peers = rendezvous.check(config.job.rdzv_timeout_s)

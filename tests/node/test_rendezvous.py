@@ -8,8 +8,10 @@ import time
 
 import pytest
 
+from slurmft.core.config import JobConfig
 from slurmft.node import rendezvous
 from slurmft.node.rendezvous import Rendezvous, RendezvousError
+from slurmft.runs.rundir import ATTEMPT
 
 
 def test_ports_are_outside_the_ephemeral_range_and_differ_between_jobs() -> None:
@@ -35,8 +37,9 @@ def test_all_ports_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         rendezvous.free_ports("1")
 
 
-def test_from_slurm() -> None:
-    found = Rendezvous.from_slurm(
+def test_of_node() -> None:
+    found = Rendezvous.of_node(
+        JobConfig(nodes=3, host_suffix="-ib0"),
         {
             rendezvous.HOSTS: "n1,n2,n3",
             "SLURM_JOB_ID": "12",
@@ -44,11 +47,27 @@ def test_from_slurm() -> None:
             "SLURM_RESTART_COUNT": "2",
             rendezvous.PORT_VARIABLE: "12345,12346",
         },
-        host_suffix="-ib0",
     )
     assert found.hosts == ("n1-ib0", "n2-ib0", "n3-ib0")
     assert (found.head, found.host, found.is_head) == ("n1-ib0", "n2-ib0", False)
     assert (found.port, found.check_port, found.id) == (12345, 12346, "12.2")
+
+
+def test_of_simulated_node() -> None:
+    """In a job of Slurm's, too."""
+    found = Rendezvous.of_node(
+        JobConfig(nodes=2, host_suffix="-ib0"),
+        {
+            rendezvous.HOSTS: "127.0.0.1,127.0.0.2",
+            rendezvous.LOCAL_NODE: "1",
+            "SLURM_JOB_ID": "12",
+            "SLURM_NODEID": "0",
+            ATTEMPT: "3",
+            rendezvous.PORT_VARIABLE: "12345,12346",
+        },
+    )
+    assert (found.head, found.host, found.interface) == ("127.0.0.1", "127.0.0.2", "lo")
+    assert (found.port, found.id) == (12345, "local-12345.3")
 
 
 @pytest.mark.parametrize(
@@ -59,11 +78,12 @@ def test_from_slurm() -> None:
         {"SLURM_JOB_ID": "1", rendezvous.HOSTS: "n1", "SLURM_NODEID": "1"},
         {"SLURM_JOB_ID": "1", rendezvous.HOSTS: "n1"},  # no ports
         {"SLURM_JOB_ID": "1", rendezvous.HOSTS: "n1", rendezvous.PORT_VARIABLE: "12345"},
+        {"SLURM_JOB_ID": "1", rendezvous.HOSTS: "n1,n2", rendezvous.PORT_VARIABLE: "12345,12346"},
     ],
 )
-def test_from_slurm_never_guesses(variables: dict[str, str]) -> None:
+def test_of_node_never_guesses(variables: dict[str, str]) -> None:
     with pytest.raises(RendezvousError):
-        Rendezvous.from_slurm(variables)
+        Rendezvous.of_node(JobConfig(nodes=1), variables)
 
 
 def unreachable(head: str, port: int) -> str:
