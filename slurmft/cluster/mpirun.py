@@ -58,7 +58,7 @@ class MpiRun(LocalNodes):
             code = self._wait()
         if code == Exit.OK and mpi.stopped_marker(run).exists():
             return Exit.STOPPED
-        if code and (read_json(run.rendezvous) or {}).get("attempt") != number:
+        if code and (read_json(run.rendezvous) or {}).get("id") != f"{run.path.name}.{number}":
             add_start_failure(run, hosts, code, start)
         elif code:
             add_abort(run)

@@ -10,9 +10,8 @@ import importlib
 import os
 import runpy
 import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+
+from slurmft.core.after_import import AfterImport
 
 LIBRARIES = {
     "transformers": "transformers.trainer",
@@ -21,32 +20,9 @@ LIBRARIES = {
 """Name of an integration -> the module of its library that has the Trainer."""
 
 
-class AfterImport:
-    """Enables an integration right after its library's module was imported."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def find_spec(
-        self, module: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """What the import system asks for each module; None for all others."""
-        if module != LIBRARIES[self._name]:
-            return None
-        spec = PathFinder.find_spec(module, path, target)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(made: ModuleType) -> None:
-                execute(made)
-                importlib.import_module(f"slurmft.integrations.{self._name}").enable()
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign, assignment]
-        return spec
-
-
 def main(name: str, script: str, *arguments: str) -> None:
-    sys.meta_path.insert(0, AfterImport(name))
+    integration = f"slurmft.integrations.{name}"
+    AfterImport([LIBRARIES[name]], lambda _: importlib.import_module(integration).enable())
     try:
         if script == "-m":
             sys.argv = [*arguments]

@@ -17,20 +17,20 @@ import contextlib
 import errno
 import fcntl
 import functools
-import importlib.machinery
 import importlib.util
 import json
 import os
 import struct
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from slurmft.core import filesystem
+from slurmft.core.after_import import AfterImport
 from slurmft.core.errors import SlurmftError, unknown
 from slurmft.core.filesystem import LOCK_PRIMITIVES, FileSystem
 
@@ -290,8 +290,12 @@ def arm(primitive: str = "auto") -> None:
     for name in _TARGETS:
         if name in sys.modules:
             _patch(sys.modules[name])
-    if not any(isinstance(finder, _PatchOnImport) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _PatchOnImport())
+    _patch_on_import()
+
+
+@functools.cache
+def _patch_on_import() -> None:
+    AfterImport(_TARGETS, _patch)
 
 
 def installed() -> str | None:
@@ -304,27 +308,6 @@ def environment(primitive: str, variables: dict[str, str]) -> dict[str, str]:
     paths = [p for p in variables.get("PYTHONPATH", "").split(os.pathsep) if p]
     others = [p for p in paths if p != _SHIM_FOLDER]
     return {VARIABLE: primitive, "PYTHONPATH": os.pathsep.join([_SHIM_FOLDER, *others])}
-
-
-class _PatchOnImport:
-    """Patches the targets on import, before anything can lock by them."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name not in _TARGETS:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            _patch(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 def _patch(module: ModuleType) -> None:

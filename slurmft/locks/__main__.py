@@ -41,27 +41,13 @@ def main(argv: list[str]) -> int:
         raise UsageError("--primitive takes one value", f"auto, {', '.join(LOCK_PRIMITIVES)}")
     if not command or command == ["-m"]:
         raise UsageError("no script to run", _EXAMPLE)
-    primitive = options[1] if options else "auto"
-    install(primitive)
-    os.environ.update(environment(primitive, dict(os.environ)))
-    _run(command)
-    return Exit.OK
-
-
-def _run(command: list[str]) -> None:
-    """Runs a script or a module as `python` itself would."""
-    import runpy
-
-    if command[0] == "-m":
-        sys.argv = command[1:]
-        sys.path[0] = os.getcwd()
-        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-        return
-    if not os.path.exists(command[0]):
+    if command[0] != "-m" and not os.path.exists(command[0]):
         raise UsageError(f"no such script: {command[0]!r}")
-    sys.argv = command
-    sys.path[0] = os.path.dirname(os.path.abspath(command[0]))
-    runpy.run_path(command[0], run_name="__main__")
+    primitive = options[1] if options else "auto"
+    install(primitive)  # raises its errors here
+    unbuffered = ["-u"] if getattr(sys.stdout, "write_through", False) else []
+    variables = os.environ | environment(primitive, dict(os.environ))
+    os.execve(sys.executable, [sys.executable, *unbuffered, *command], variables)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ in MPI's variables.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -167,38 +168,26 @@ def join(
     """
     hosts = environment.get(HOSTS, host_name()).split(",")
     host = own_name(hosts, place.rank // place.local_size)
-    attempt, timeout_s = current_attempt(), config.job.rdzv_timeout_s
-    rendezvous_id = f"{run.path.name}.{attempt}"
+    rendezvous_id = f"{run.path.name}.{current_attempt()}"
     if place.rank == 0:
-        found: dict[str, Any] = {
-            "id": rendezvous_id,
-            "attempt": attempt,
-            "head": host,
-            "ports": free_ports(str(os.getpid())),
-        }
-        rendezvous = rendezvous_at(found, hosts, host, config.job.interface)
-        peers = answer_checks(rendezvous.check_port, rendezvous_id, rendezvous.addresses())
-        write_json(run.rendezvous, found)
+        port, check_port = free_ports(str(os.getpid()))
+        rendezvous = Rendezvous(
+            hosts=tuple(dict.fromkeys([host, *hosts])),
+            node_rank=0,
+            port=port,
+            check_port=check_port,
+            id=rendezvous_id,
+            interface=config.job.interface,
+        )
+        peers = answer_checks(check_port, rendezvous_id, rendezvous.addresses())
+        write_json(run.rendezvous, dataclasses.asdict(rendezvous))
         return rendezvous, peers
+    timeout_s = config.job.rdzv_timeout_s
     found = await_rendezvous(run, rendezvous_id, host, timeout_s)
-    port = found["ports"][1]
-    _, peers = check_reachable(host, found["head"], port, rendezvous_id, timeout_s)
-    return rendezvous_at(found, hosts, host, config.job.interface), peers
-
-
-def rendezvous_at(
-    found: Mapping[str, Any], hosts: list[str], host: str, interface: str | None
-) -> Rendezvous:
-    """The rendezvous that rank 0 chose, as `host` sees it."""
-    order = [found["head"], *(other for other in hosts if other != found["head"])]
-    return Rendezvous(
-        hosts=tuple(order),
-        node_rank=order.index(host),
-        port=found["ports"][0],
-        check_port=found["ports"][1],
-        id=found["id"],
-        interface=interface,
-    )
+    own = {"hosts": tuple(found["hosts"]), "node_rank": found["hosts"].index(host)}
+    rendezvous = Rendezvous(**found | own)
+    where = (host, rendezvous.head, rendezvous.check_port, rendezvous_id)
+    return rendezvous, check_reachable(*where, timeout_s)[1]
 
 
 def await_rendezvous(

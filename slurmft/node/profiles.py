@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import SlurmftError, UsageError
@@ -55,104 +55,63 @@ class Profile:
 
     def settings(self) -> list[Setting]:
         """The variables that the profile sets."""
-        threads = max(1, min(len(cores) for cores in self.cores))
-        found = [
-            Setting(
-                "OMP_NUM_THREADS",
-                str(threads),
-                f"compute cores of each of {self.nproc} process(es)",
-            ),
-            Setting("TOKENIZERS_PARALLELISM", "true", "one process tokenizes for all"),
-        ]
+        values = {
+            "OMP_NUM_THREADS": max(1, min(len(cores) for cores in self.cores)),
+            "TOKENIZERS_PARALLELISM": "true",
+        }
         if self.pinned:
-            lists = ";".join(as_list(cores) for cores in self._all_cores())
-            found.append(Setting(CORES, lists, self.pinning))
-        if self.name == "gpu":
-            found.append(
-                Setting(
-                    "CUDA_DEVICE_MAX_CONNECTIONS",
-                    "1",
-                    "kernels and collectives start in the order of their calls",
-                )
-            )
-            return found
-        preloads = self._preloads()
-        if not any("tcmalloc" in setting.value for setting in preloads):
-            preloads += _GLIBC
-        return [*found, *preloads, _PRIMITIVES, *self._ccl()]
+            pairs = zip(self.cores, self.comm_cores, strict=True)
+            values[CORES] = ";".join(as_list(own + comm) for own, comm in pairs)
+        if self.name != "gpu":
+            values |= self._memory() | {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": 512} | self._ccl()
+        reasons = _REASONS | {CORES: self.pinning}
+        return [Setting(name, str(value), reasons[name]) for name, value in values.items()]
 
-    def _all_cores(self) -> list[tuple[int, ...]]:
-        """What each process is bound to, with its cores for communication."""
-        pairs = zip(self.cores, self.comm_cores, strict=True)
-        return [tuple(sorted(own + comm)) for own, comm in pairs]
+    def _memory(self) -> dict[str, Any]:
+        """tcmalloc, or glibc's own settings; and on Xeons Intel's OpenMP: libraries that must be
+        loaded before Python, where this machine has them."""
+        tcmalloc = find_library(_TCMALLOC)
+        iomp = find_library(_IOMP) if self.name == "xeon" else None
+        found: dict[str, Any] = {}
+        if tcmalloc or iomp:
+            found["LD_PRELOAD"] = ":".join(filter(None, (tcmalloc, iomp)))
+        if iomp:
+            found["KMP_BLOCKTIME"] = 1
+        if iomp and self.pinned:  # else the processes of a node would bind to the same cores
+            found |= {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_HW_SUBSET": "1T"}
+        if not tcmalloc:
+            found |= {"MALLOC_MMAP_MAX_": 0, "MALLOC_TRIM_THRESHOLD_": 2**40}
+        return found
 
-    def _preloads(self) -> list[Setting]:
-        """Libraries that must be loaded before Python, where this machine has them."""
-        names: list[tuple[tuple[str, ...], str]] = [
-            (_TCMALLOC, "tcmalloc: fewer page faults in training")
-        ]
-        if self.name == "xeon":
-            names.append((_IOMP, "Intel's OpenMP"))
-        found = [(path, why) for files, why in names if (path := find_library(files))]
-        if not found:
-            return []
-        settings = [
-            Setting(
-                "LD_PRELOAD",
-                ":".join(path for path, _ in found),
-                "; ".join(why for _, why in found),
-            )
-        ]
-        if any(path.endswith(_IOMP) for path, _ in found):
-            settings.append(Setting("KMP_BLOCKTIME", "1", "idle threads sleep after 1 ms"))
-            if self.pinned:  # else the processes of a node would bind to the same cores
-                settings += [
-                    Setting(
-                        "KMP_AFFINITY", "granularity=fine,compact,1,0", "a thread stays on its core"
-                    ),
-                    Setting("KMP_HW_SUBSET", "1T", "one thread a physical core"),
-                ]
-        return settings
-
-    def _ccl(self) -> list[Setting]:
+    def _ccl(self) -> dict[str, Any]:
         """oneCCL under torchrun, which sets nothing for it."""
         if not self.uses_ccl:
-            return []
-        found = [
-            Setting("CCL_ATL_TRANSPORT", "ofi", "MPI's needs mpirun"),
-            Setting("CCL_PROCESS_LAUNCHER", "none", "torchrun starts the ranks"),
-        ]
-        workers = len(self.comm_cores[0])
-        if not workers:
-            return [*found, _NO_WORKER]
+            return {}
+        found = {"CCL_ATL_TRANSPORT": "ofi", "CCL_PROCESS_LAUNCHER": "none"}
+        if not (workers := len(self.comm_cores[0])):
+            return found | {"CCL_WORKER_OFFLOAD": 0}
         affinity = ",".join(str(cpu) for cores in self.comm_cores for cpu in cores)
-        return [
-            *found,
-            Setting("CCL_WORKER_COUNT", str(workers), "communication threads of each process"),
-            Setting("CCL_WORKER_AFFINITY", affinity, "the cores reserved for them"),
-        ]
+        return found | {"CCL_WORKER_COUNT": workers, "CCL_WORKER_AFFINITY": affinity}
 
 
-_GLIBC = [
-    Setting(
-        "MALLOC_MMAP_MAX_",
-        "0",
-        "large tensors reuse memory: no page faults in every step (no tcmalloc found)",
-    ),
-    Setting("MALLOC_TRIM_THRESHOLD_", str(2**40), "freed memory is kept for the next step"),
-]
-"""glibc returns a large tensor's memory to the kernel, and later gets it again, page by page."""
-
-
-_NO_WORKER = Setting(
-    "CCL_WORKER_OFFLOAD", "0", "no core is free for a thread that waits for messages by polling"
-)
-
-_PRIMITIVES = Setting(
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY",
-    "512",
-    "packed batches have many sizes, and oneDNN keeps the code for past ones in memory",
-)
+_REASONS = {
+    "OMP_NUM_THREADS": "compute cores of each process",
+    "TOKENIZERS_PARALLELISM": "one process tokenizes for all",
+    "LD_PRELOAD": "tcmalloc: fewer page faults in training; on Xeons Intel's OpenMP",
+    "KMP_BLOCKTIME": "idle threads sleep after 1 ms",
+    "KMP_AFFINITY": "a thread stays on its core",
+    "KMP_HW_SUBSET": "one thread a physical core",
+    # glibc returns a large tensor's memory to the kernel, and later gets it again, page by page.
+    "MALLOC_MMAP_MAX_": "large tensors reuse memory: no page faults in every step (no tcmalloc)",
+    "MALLOC_TRIM_THRESHOLD_": "freed memory is kept for the next step",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "packed batches have many sizes, and oneDNN keeps the code "
+    "for past ones in memory",
+    "CCL_ATL_TRANSPORT": "MPI's needs mpirun",
+    "CCL_PROCESS_LAUNCHER": "torchrun starts the ranks",
+    "CCL_WORKER_OFFLOAD": "no core is free for a thread that waits for messages by polling",
+    "CCL_WORKER_COUNT": "communication threads of each process",
+    "CCL_WORKER_AFFINITY": "the cores reserved for them",
+}
 
 
 def choose(

@@ -237,17 +237,12 @@ def free_ports(job_id: str, count: int = 2) -> list[int]:
 
 
 def _can_bind(port: int) -> bool:
-    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            try:
-                listener.bind((address, port))
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    return False
-                raise
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.create_server(("", port), family=family).close()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
     return True
 
 

@@ -6,11 +6,12 @@ show the same.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from slurmft.core.files import Shape, fits, pick
+from slurmft.core.files import pick
 from slurmft.core.terminal import plain, raw
 from slurmft.core.text import duration, in_bytes, number
 from slurmft.runs import shapes
@@ -74,21 +75,18 @@ class Progress:
             self._bar.set_postfix_str(f"evaluating {record['done']:d}/{record['total']:d} samples")
 
 
-_TRAINING: Shape = {
-    "task": str, "world_size": int, "nodes": int, "precision": str, "backend": str,
-    "global_batch_size": int, "parameters": int, "limited_from?": (int, None),
-    "vocabulary?": ({"used": int, "all": int}, None), "imports_s?": (shapes.IMPORTS, None),
-}  # fmt: skip
+_UNLIKE = (LookupError, TypeError, ValueError, ArithmeticError)
+"""What comes of a record that lacks a value, or has one of another type."""
 
 
 def describe_start(r: Record) -> str:
-    if not fits(r, _TRAINING):
-        return f"{r['total_steps']} steps"
-    return (
-        f"{r['task']} on {r['world_size']} process(es), {r['nodes']} node(s): {r['precision']}, "
-        f"{r['backend']}, global batch {batch(r)}, {r['total_steps']} steps, "
-        f"{r['parameters'] / 1e6:.1f}M parameters{vocabulary(r)}"
-    ) + (f"\nimports took {imports(r)}" if r.get("imports_s") else "")
+    with contextlib.suppress(*_UNLIKE):
+        return (
+            f"{r['task']} on {r['world_size']:d} process(es), {r['nodes']:d} node(s): "
+            f"{r['precision']}, {r['backend']}, global batch {batch(r)}, {r['total_steps']} steps, "
+            f"{r['parameters'] / 1e6:.1f}M parameters{vocabulary(r)}"
+        ) + (f"\nimports took {imports(r)}" if r.get("imports_s") else "")
+    return f"{r['total_steps']} steps"
 
 
 def batch(r: Record) -> str:
@@ -163,7 +161,9 @@ def result_table(result: Record) -> str:
     """The table at the end of a run, as text: metrics, and a row for all else that it has."""
     metrics = pick(result, {"metrics": shapes.METRICS})["metrics"] or {}
     rows = [(name, number(value)) for name, value in metrics.items()]
-    rows += [(name, words(result)) for name, shape, words in _ROWS if fits(result, shape)]
+    for name, words in _ROWS.items():
+        with contextlib.suppress(*_UNLIKE):
+            rows.append((name, words(result)))
     rows = [row for row in rows if row[1]]
     width = max((len(name) for name, _ in rows), default=0)
     lines = [f"  {name:<{width}}  {value}" for name, value in rows]
@@ -171,55 +171,35 @@ def result_table(result: Record) -> str:
     return "\n".join([bar, *lines, bar])
 
 
-def _phases(result: Record) -> str:
-    return "  ".join(f"{name} {seconds:.3f} s" for name, seconds in result["phases_s"].items())
-
-
 def _rates(result: Record, phase: str) -> str:
     rate = result[f"{phase}_samples_per_s"]
     return f"{rate:,.0f} samples/s, {rate / result['world_size']:,.0f} per process"
 
 
-def _tokens(result: Record) -> str:
-    real, padded = result["train_tokens_per_s"], result["train_padded_tokens_per_s"]
-    return f"{real:,.0f} real tokens/s in training, {padded:,.0f} with padding"
-
-
-def _memory(result: Record) -> str:
-    peaks = result["peak_memory_bytes"] or [0]
+def _memory(peaks: list[int]) -> str:
     return f"{in_bytes(max(peaks))} in the largest rank, {in_bytes(min(peaks))} in the smallest"
 
 
-def _time(result: Record) -> str:
-    again = f"; job started {result['attempts']} times" if result["attempts"] > 1 else ""
-    start = f", including {result['startup_s']:.1f} s start-up" if "startup_s" in result else ""
-    return f"{duration(result['wall_s'])}{start}{again}"
+def _time(r: Record) -> str:
+    again = f"; job started {r['attempts']:d} times" if r["attempts"] > 1 else ""
+    start = f", including {r['startup_s']:.1f} s start-up" if "startup_s" in r else ""
+    return f"{duration(r['wall_s'])}{start}{again}"
 
 
-_RATE: dict[str, Shape] = {"world_size": shapes.SOME}
-_ROWS: tuple[tuple[str, Shape, Callable[[Record], str]], ...] = (
-    ("loss", {"loss": float}, lambda r: number(r["loss"])),
-    (
-        "processes",
-        {"world_size": int, "nodes": int},
-        lambda r: f"{r['world_size']} on {r['nodes']} node(s)",
+_ROWS: dict[str, Callable[[Record], str]] = {
+    "loss": lambda r: f"{r['loss']:.4f}",
+    "processes": lambda r: f"{r['world_size']:d} on {r['nodes']:d} node(s)",
+    "global batch": lambda r: f"{r['global_batch_size']:d} samples, {r['steps']:d} steps",
+    "precision": lambda r: f"{r['precision']:s}, {r['backend']:s}",
+    "imports": imports,
+    "phases": lambda r: "  ".join(f"{k} {s:.3f} s" for k, s in dict.items(r["phases_s"])),
+    "train": lambda r: _rates(r, "train"),
+    "evaluate": lambda r: _rates(r, "evaluate"),
+    "tokens": lambda r: (
+        f"{r['train_tokens_per_s']:,.0f} real tokens/s in training, "
+        f"{r['train_padded_tokens_per_s']:,.0f} with padding"
     ),
-    (
-        "global batch",
-        {"global_batch_size": int, "steps": int},
-        lambda r: f"{r['global_batch_size']} samples, {r['steps']} steps",
-    ),
-    (
-        "precision",
-        {"precision": str, "backend": str},
-        lambda r: f"{r['precision']}, {r['backend']}",
-    ),
-    ("imports", {"imports_s": shapes.IMPORTS, "nodes": int}, imports),
-    ("phases", {"phases_s": {...: float}}, _phases),
-    ("train", _RATE | {"train_samples_per_s": float}, lambda r: _rates(r, "train")),
-    ("evaluate", _RATE | {"evaluate_samples_per_s": float}, lambda r: _rates(r, "evaluate")),
-    ("tokens", {"train_tokens_per_s": float, "train_padded_tokens_per_s": float}, _tokens),
-    ("peak memory", {"peak_memory_bytes": [int]}, _memory),
-    ("time", {"wall_s": float, "startup_s?": float, "attempts": int}, _time),
-)
-"""Rows, what a result must have for them, and their words."""
+    "peak memory": lambda r: _memory(r["peak_memory_bytes"]),
+    "time": _time,
+}
+"""Rows and their words; a row whose values a result has not, or of another type, is left out."""

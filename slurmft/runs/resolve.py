@@ -95,13 +95,9 @@ def look(top: Path) -> Found:
 
 def read_all(found: Found) -> tuple[list[MeasuredRun], list[str]]:
     """The runs in a folder by when they were submitted, and a line for what cannot be read."""
-    made, problems = [], list(found.problems)
-    for path in sorted(found.paths, key=submitted):
-        try:
-            made.append(MeasuredRun.read(path, with_environment=False))
-        except UsageError as error:
-            problems.append(error.message)
-    return made, problems
+    problems = list(found.problems)
+    paths = sorted(found.paths, key=submitted)
+    return scan.read_each(paths, problems, with_environment=False), problems
 
 
 def problem_line(problems: Sequence[str]) -> str:

@@ -168,7 +168,6 @@ def find(
     Raises:
         UsageError: a path is no folder, or holds no run.
     """
-    runs: dict[str, MeasuredRun] = {}
     problems: list[str] = []
     places: dict[str, Path] = {}
     hint = "give a run directory, or a folder of some"
@@ -176,18 +175,25 @@ def find(
         top = absolute(given)
         if not top.is_dir():
             raise UsageError(f"{str(given)!r} is not a folder", hint)
-        unreadable: list[str] = []
-        found = dict(folders(top, unreadable))
-        problems += unreadable
-        if not found and not unreadable and not may_be_none:
+        before = len(problems)
+        found = dict(folders(top, problems))
+        if not found and len(problems) == before and not may_be_none:
             raise UsageError(f"{str(given)!r} holds no run", hint)
         places |= found | places  # what is there twice, as it was found first
-    for place, folder in places.items():
+    return sorted(read_each(places.values(), problems), key=_submitted), problems
+
+
+def read_each(
+    paths: Iterable[Path], problems: list[str], with_environment: bool = True
+) -> list[MeasuredRun]:
+    """The runs in run directories; `problems` takes a line for each that cannot be read."""
+    runs = []
+    for path in paths:
         try:
-            runs[place] = MeasuredRun.read(folder)
+            runs.append(MeasuredRun.read(path, with_environment))
         except UsageError as error:
             problems.append(error.message)
-    return sorted(runs.values(), key=_submitted), problems
+    return runs
 
 
 def folders(

@@ -51,8 +51,6 @@ RESULT: Shape = dict.fromkeys(
 )
 """Reports say which values of a result are none that they can use."""
 
-IMPORTS: Shape = {"min": float, "median": float, "max": float, "slowest": str}
-
 _RECORDS: dict[str, Shape] = {
     "start": {"total_steps": SOME},
     "step": {

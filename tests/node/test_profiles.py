@@ -199,7 +199,6 @@ def test_gpus_and_the_cores_near_them(tmp_path: Path) -> None:
     profile = choose(Hardware(**fields | {"gpus": gpus}), JobConfig())
     assert (profile.name, profile.nproc) == ("gpu", 4)
     assert [as_list(cores) for cores in profile.cores] == ["0-9", "10-19", "20-29", "30-39"]
-    assert settings(profile)["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     with pytest.raises(UsageError, match="--nproc-per-node 5, but this node has 4 GPUs"):
         choose(Hardware(**fields | {"gpus": gpus}), JobConfig(nproc_per_node=5))
 

@@ -1,0 +1,31 @@
+"""What is done to a library's module right after its import, whenever that is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+
+class AfterImport:
+    """Calls `then` with each of some modules before whoever imports it has it."""
+
+    def __init__(self, names: Sequence[str], then: Callable[[ModuleType], None]) -> None:
+        self._names, self._then = names, then
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """What the import system asks for each module; None for all others."""
+        spec = PathFinder.find_spec(name, path, target) if name in self._names else None
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._then(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
