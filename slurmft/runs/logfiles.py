@@ -113,42 +113,34 @@ class _LogFile:
             whole: a last line without its end counts, too.
             last: leaves out all but so many of them.
         """
-        left, caught_up = b"", self._offset > 0
+        caught_up = self._offset > 0
         if last is not None:
             self._offset = self._start_of(last)
-        while piece := self._piece():
-            data, changed_at = piece
-            self._offset += len(data)
-            data = left + data
-            end = data.rfind(b"\n") + 1
-            whole_lines, left = data[:end].decode("utf-8", "replace").split("\n"), data[end:]
-            whole_lines.pop()
-            self._begin(whole_lines, changed_at, caught_up)
-            for text in whole_lines:
+        while piece := self._piece(whole):
+            lines, changed_at = piece
+            self._offset += sum(map(len, lines))
+            texts = [line.decode("utf-8", "replace").removesuffix("\n") for line in lines]
+            self._begin(texts, changed_at, caught_up)
+            for text in texts:
                 yield self._line(text, changed_at)
             caught_up = False
-        if left and whole:
-            text = left.decode("utf-8", "replace")
-            now = time.time()
-            self._begin([text], now, caught_up)
-            yield self._line(text, now)
-        elif left:
-            self._offset -= len(left)
 
-    def _piece(self) -> tuple[bytes, float] | None:
-        """What comes next, and the Unix time of the last change; None: nothing."""
+    def _piece(self, whole: bool) -> tuple[list[bytes], float] | None:
+        """The lines that come next, and the Unix time of the last change; None: there are none."""
         try:
-            with open(self.place.path, "rb", buffering=0) as file:
+            with open(self.place.path, "rb") as file:
                 about = os.fstat(file.fileno())
                 if about.st_ino != self._inode or about.st_size < self._offset:
                     if self._inode:  # another file by this name: all of it is new
                         self._offset = 0
                     self._inode = about.st_ino
                 file.seek(self._offset)
-                data = file.read(_PIECE_BYTES)
+                lines = file.readlines(_PIECE_BYTES)
         except OSError:
             return None
-        return (data, about.st_mtime) if data else None
+        if lines and not whole and not lines[-1].endswith(b"\n"):
+            lines.pop()
+        return (lines, about.st_mtime) if lines else None
 
     def _start_of(self, last: int) -> int:
         """The offset at which the last so many lines of the file begin."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import math
 import os
 import queue
 import re
@@ -95,64 +96,52 @@ class Tracking:
             ]
         self._step = step
         for tracker in self._trackers:
-            tracker.log(values, step)
+            tracker.put((values, step))
 
     def messages(self) -> Iterator[str]:
         """Warnings since the last call."""
         for tracker in self._trackers:
-            yield from tracker.messages()
+            while tracker.messages:
+                yield tracker.messages.pop(0)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Lets the trackers write the rest, for so long; no process of theirs stays."""
         deadline = time.monotonic() + timeout_s
         for tracker in self._trackers:
-            tracker.end()
+            tracker.put(None)
         for tracker in self._trackers:
-            tracker.wait(max(0.0, deadline - time.monotonic()))
+            tracker.join(max(0.0, deadline - time.monotonic()))
+            if tracker.is_alive():
+                tracker.give_up("does not finish")
 
 
-class _Tracker:
-    """One of Accelerate's trackers, in a thread."""
+class _Tracker(threading.Thread):
+    """One of Accelerate's trackers."""
 
     def __init__(self, name: str, run: RunDir, facts: dict[str, Any], after_step: int) -> None:
-        self.name = name
+        super().__init__(name=name, daemon=True)
+        self.messages: list[str] = []
         self._run, self._facts, self._after_step = run, facts, after_step
         self._queue: queue.Queue[tuple[dict[str, float], int] | None] = queue.Queue(_WAITING)
-        self._messages: list[str] = []
-        self._started, self._gone = threading.Event(), False
-        self._began = time.monotonic()
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
+        self._start_by, self._gone = time.monotonic() + _START_S, False
+        self.start()
 
-    def log(self, values: dict[str, float], step: int) -> None:
-        if not self._started.is_set() and time.monotonic() - self._began > _START_S:
-            self._give_up(f"does not start within {_START_S} s")
-        if not self._gone:
-            with contextlib.suppress(queue.Full):
-                self._queue.put_nowait((values, step))
-
-    def messages(self) -> Iterator[str]:
-        while self._messages:
-            yield self._messages.pop(0)
-
-    def end(self) -> None:
+    def put(self, values: tuple[dict[str, float], int] | None) -> None:
+        """Values and their step, for its log; None: it is to finish."""
+        if time.monotonic() > self._start_by:
+            self.give_up(f"does not start within {_START_S} s")
         with contextlib.suppress(queue.Full):
-            self._queue.put_nowait(None)
+            self._queue.put_nowait(values)
 
-    def wait(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            self._give_up("does not finish")
-
-    def _give_up(self, why: str) -> None:
+    def give_up(self, why: str) -> None:
         if not self._gone:
-            self._messages.append(f"--log-with {self.name}: it {why}; the run continues without it")
+            self.messages.append(f"--log-with {self.name}: it {why}; the run continues without it")
         self._gone = True
 
-    def _work(self) -> None:
+    def run(self) -> None:
         try:
-            tracker = self._start()
-            self._started.set()
+            tracker = self._made()
+            self._start_by = math.inf
             while (item := self._queue.get()) is not None:
                 tracker.log(item[0], step=item[1])
             tracker.finish()
@@ -160,10 +149,10 @@ class _Tracker:
                 sys.modules["wandb"].teardown()  # its service process
         except BaseException as error:  # trackers end programs, too: wandb by SystemExit
             words = str(error).strip().partition("\n")[0]
-            self._give_up(f"failed ({type(error).__name__}: {words})")
+            self.give_up(f"failed ({type(error).__name__}: {words})")
 
-    def _start(self) -> Any:
-        """The tracker; of a run that resumes, with the data that it has.
+    def _made(self) -> Any:
+        """The tracker, started; of a run that resumes, with the data that it has.
 
         Raises:
             Exception: whatever it raises.
