@@ -199,6 +199,7 @@ _ROWS: dict[str, Callable[[Record], str]] = {
         f"{r['train_tokens_per_s']:,.0f} real tokens/s in training, "
         f"{r['train_padded_tokens_per_s']:,.0f} with padding"
     ),
+    "model": lambda r: f"{r['train_model_tflop_per_s']:,.3g} TFLOP/s in training",
     "peak memory": lambda r: _memory(r["peak_memory_bytes"]),
     "time": _time,
 }

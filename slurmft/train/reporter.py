@@ -20,9 +20,13 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train import model_card
 from slurmft.train.data import Batch
 from slurmft.train.environment import describe_rank, import_times, peak_memory_bytes, versions
+from slurmft.train.model_flops import ModelFlops
 from slurmft.train.step_plan import Plan
 from slurmft.train.timers import OwnClock, PhaseClock
 
+OF_RANK = ("tokens", "padded_tokens", "flops")
+"""What each rank counts for itself."""
+_COUNTED = ("samples", *OF_RANK, "evaluated", "loss", "startup_s")
 _EVALUATE_RECORD_EVERY_S = 1.0
 
 _RANKS_EVERY_S = 10.0
@@ -45,6 +49,7 @@ class Reporter:
         clock: PhaseClock,
         own_clock: OwnClock,
         imports_s: float | None,
+        model_flops: ModelFlops,
     ) -> None:
         """
         Args:
@@ -56,9 +61,10 @@ class Reporter:
         self.world = world
         self.plan = plan
         self.clock, self.own_clock = clock, own_clock
-        self._imports_s = imports_s
+        self._imports_s, self._model_flops = imports_s, model_flops
         self.loss = math.nan
         self.samples = self.tokens = self.padded_tokens = self.evaluated = 0
+        self.flops = 0.0
         self.startup_s = 0.0
         self._ran_before_s = 0.0
         self._steps: list[dict[str, Any]] = []
@@ -126,9 +132,10 @@ class Reporter:
         self._window_start, self._window_samples = time.perf_counter(), 0
 
     def count(self, batch: Batch) -> None:
-        """Counts the tokens of a training batch."""
+        """Counts the tokens of a training batch, and what the model computes for them."""
         self.tokens += batch.tokens
         self.padded_tokens += batch.padded_tokens
+        self.flops += self._model_flops.of_batch(batch.lengths)
 
     def step(self, step: int, loss: Any, learning_rate: float, samples: int) -> None:
         """Notes an optimizer step.
@@ -149,13 +156,13 @@ class Reporter:
 
     def counts(self) -> dict[str, Any]:
         """What a resumed run does not count from 0; tokens are those of this rank."""
-        names = ("samples", "tokens", "padded_tokens", "evaluated", "loss", "startup_s", "ran_s")
+        names = (*_COUNTED, "ran_s")
         job = {"began_at": self.job.began_at, "ran_before_s": self._ran_before_s}
         return {name: getattr(self, name) for name in names} | job
 
     def set_counts(self, counts: dict[str, Any]) -> None:
         """Continues from the counts of a checkpoint."""
-        for name in ("samples", "tokens", "padded_tokens", "evaluated", "loss", "startup_s"):
+        for name in _COUNTED:
             setattr(self, name, counts[name])
         same_job = counts["began_at"] == self.job.began_at  # its ranks were restarted within it
         self._ran_before_s = counts["ran_before_s" if same_job else "ran_s"]
@@ -244,7 +251,7 @@ class Reporter:
         Args:
             gradients: how ranks sent them (`GradientCommunication.facts`).
         """
-        tokens, padded_tokens = self.world.sum([self.tokens, self.padded_tokens])
+        tokens, padded_tokens, flops = self.world.sum([getattr(self, n) for n in OF_RANK])
         memory = [int(v) for v in self.world.all_values(peak_memory_bytes(self.world.device))]
         phases = self.clock.seconds
         return self._facts | {
@@ -257,6 +264,7 @@ class Reporter:
             "train_samples_per_s": self.samples / phases["train"],
             "train_tokens_per_s": tokens / phases["train"],
             "train_padded_tokens_per_s": padded_tokens / phases["train"],
+            "train_model_tflop_per_s": flops / phases["train"] / 1e12,
             "evaluate_samples": self.evaluated,
             "evaluate_samples_per_s": self.evaluated / phases["evaluate"],
             "peak_memory_bytes": memory,

@@ -51,8 +51,9 @@ from slurmft.train.data import (
     epoch_order,
 )
 from slurmft.train.grad_comm import GradientCommunication
+from slurmft.train.model_flops import ModelFlops
 from slurmft.train.optim import make_optimizer, make_scheduler
-from slurmft.train.reporter import Reporter
+from slurmft.train.reporter import OF_RANK, Reporter
 from slurmft.train.state import (
     Predicted,
     join_optimizer,
@@ -203,7 +204,7 @@ class Training:
         rows = self.vocabulary.facts() if self.vocabulary else None
         own_clock = OwnClock(self.bare_model, self.world.device)
         self.reporter = Reporter(
-            self.job, self.world, self.plan, self.clock, own_clock, self._imports_s
+            self.job, self.world, self.plan, self.clock, own_clock, self._imports_s, self.flops
         )
         self.reporter.start(self.parameters, rows)
 
@@ -220,6 +221,7 @@ class Training:
         seed_everything(self.config.seed)
         model = self.task.model(self.data)
         self.parameters = sum(p.numel() for p in model.parameters())
+        self.flops = ModelFlops.of(model)
         self.packing = self._pack(model)
         self.vocabulary = self._trim_vocabulary(model)
         # A fused optimizer skips fp16's overflowing steps by itself: the schedule would not know.
@@ -518,7 +520,7 @@ class Training:
         }
         scaler = self.accelerator.scaler
         counts = self.reporter.counts()
-        for kind in ("tokens", "padded_tokens"):
+        for kind in OF_RANK:
             counts[kind] = sum(rank["counts"][kind] for rank in ranks)
         state = {
             "step": self.position.step,
@@ -583,7 +585,7 @@ class Training:
             set_rng_state(state["rng"][self.world.rank], self.world.device)
         counts = state["counts"]
         if not self.world.is_main:
-            counts |= {"tokens": 0, "padded_tokens": 0}
+            counts |= dict.fromkeys(OF_RANK, 0)
         self.reporter.set_counts(counts)
         self.clock.seconds.update(state["phases_s"])
         self.predicted = [Predicted.from_tensors(checkpoint.tensors["predicted"])]
