@@ -5,7 +5,6 @@ from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.wait import cancel
 from slurmft.core.errors import Exit
 from slurmft.core.files import to_json
-from slurmft.runs import resolve
 
 
 def parser() -> Parser:
@@ -16,8 +15,7 @@ def parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    arguments = parser().parse(argv)
-    run = resolve.find(arguments.run, arguments.runs_dir)
+    arguments, run = parser().parse_run(argv)
     state, job_id = cancel(run), cluster_launcher.job_of(run)[1]
     if arguments.json:
         facts = {"run": str(run.path), "job": job_id, "cancelled": state is None}

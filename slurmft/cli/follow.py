@@ -17,7 +17,7 @@ from slurmft.cli.parser import Parser, add_run
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.own_program import OwnProgram
-from slurmft.runs import log_times, resolve, trackers
+from slurmft.runs import log_times, trackers
 from slurmft.runs.progress import Progress, result_table
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir, read_log_head
@@ -115,7 +115,6 @@ def parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    arguments = parser().parse(argv)
-    run = resolve.find(arguments.run, arguments.runs_dir)
+    _, run = parser().parse_run(argv)
     run.settle_permissions()
     return Follower(run).follow()

@@ -15,7 +15,6 @@ from slurmft.cli.follow import show_outcome
 from slurmft.cli.parser import Parser, add_run
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit
-from slurmft.runs import resolve
 from slurmft.runs.log_text import Writer, check_choice, last_lines, until_now
 from slurmft.runs.logfiles import Choice, Logs
 from slurmft.runs.rundir import FINAL_STATES, RunDir
@@ -47,8 +46,7 @@ def parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    arguments = parser().parse(argv)
-    run = resolve.find(arguments.run, arguments.runs_dir)
+    arguments, run = parser().parse_run(argv)
     choice = Choice(tuple(arguments.rank or ()), arguments.node, arguments.attempt)
     check_choice(run, choice, arguments.tail)
     return _show(run, choice, arguments)

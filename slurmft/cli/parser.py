@@ -5,10 +5,13 @@ import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from slurmft.core.config import flag, is_repeatable, options, value_type
 from slurmft.core.errors import Exit, UsageError, unknown
+
+if TYPE_CHECKING:
+    from slurmft.runs.rundir import RunDir
 
 
 class _KeepsLines(argparse.HelpFormatter):
@@ -49,6 +52,13 @@ class Parser(argparse.ArgumentParser):
         if rest:
             raise UsageError(f"unexpected argument {rest[0]!r}", f"see {self.prog} --help")
         return known
+
+    def parse_run(self, argv: list[str]) -> "tuple[argparse.Namespace, RunDir]":
+        """The same for a command about one run, which `add_run` has the arguments of."""
+        from slurmft.runs import resolve  # others need not wait for it
+
+        arguments = self.parse(argv)
+        return arguments, resolve.find(arguments.run, arguments.runs_dir)
 
     def _join_dashed_values(self, argv: list[str]) -> list[str]:
         """`--host-suffix -ib0` as `--host-suffix=-ib0`, which argparse would take for two flags."""

@@ -14,7 +14,6 @@ from typing import Any
 from slurmft.cli.parser import Parser, add_run
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.terminal import unprotected
-from slurmft.runs import resolve
 from slurmft.runs.rundir import RunDir
 
 FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "README.md")
@@ -94,8 +93,7 @@ def refusal(repo: str, error: Exception) -> SlurmftError:
 
 
 def main(argv: list[str]) -> int:
-    arguments = parser().parse(argv)
-    run = resolve.find(arguments.run, arguments.runs_dir)
+    arguments, run = parser().parse_run(argv)
     address = push(run, arguments.repo, arguments.public)
     print(f"{'public' if arguments.public else 'private'}: {address}")
     return Exit.OK

@@ -13,7 +13,6 @@ from slurmft.cluster.submit import provenance, resume
 from slurmft.core.config import JobConfig, options
 from slurmft.core.errors import Exit
 from slurmft.core.files import to_json
-from slurmft.runs import resolve
 
 _WHERE = options(JobConfig).keys() - {"runs_dir"}  # a run stays where it is
 
@@ -28,8 +27,7 @@ def parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    arguments = parser().parse(argv)
-    run = resolve.find(arguments.run, arguments.runs_dir)
+    arguments, run = parser().parse_run(argv)
     flags = given(arguments, _WHERE)
     job_id = resume(run, flags, provenance("resume", argv))
     newest = run.newest_checkpoint()

@@ -157,8 +157,7 @@ def parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    arguments = parser().parse(argv)
-    run = resolve.find(arguments.run, arguments.runs_dir)
+    arguments, run = parser().parse_run(argv)
     facts = run_facts(run)
     if arguments.json:
         print(to_json(facts, indent=2))

@@ -28,7 +28,7 @@ from slurmft.cluster.wait import JobWatch
 from slurmft.core.files import Shape, fits
 from slurmft.core.terminal import plain, raw
 from slurmft.core.text import duration, number
-from slurmft.runs import resolve, shapes
+from slurmft.runs import shapes
 from slurmft.runs.progress import Record, describe, metrics_words
 from slurmft.runs.records import Curve, RecordReader
 
@@ -46,8 +46,7 @@ def parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    arguments = parser().parse(argv)
-    run = resolve.find(arguments.run, arguments.runs_dir)
+    _, run = parser().parse_run(argv)
     console = Console(file=raw(sys.stdout))
     if not console.is_terminal or console.is_dumb_terminal:
         return Follower(run).follow()

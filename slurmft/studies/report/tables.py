@@ -42,7 +42,7 @@ def data_table(rows: Sequence[Row], runset: RunSet) -> Table:
     columns += [column(key, (row.scaled.get(key) for row in rows)) for key in SCALED]
     bases = (row.baseline and label(row.baseline, runset.fields) for row in rows)
     columns.append(column("baseline", bases))
-    columns.append(column("measures.metric_name", (measures.metric_name([row]) for row in rows)))
+    columns.append(column("metric_name", (measures.metric_name([row]) for row in rows)))
     columns.append(column("runs", (" ".join(run.name for run in row.runs) for row in rows)))
     return Table(runset.title, columns)
 
