@@ -35,7 +35,7 @@ HOSTILE = 'it\'s a "test"; echo $HOME é 100% `x`'
 
 LONG_FILES = (
     "test_transformers.py", "test_lightning.py", "test_mpirun.py", "test_trainer.py",
-    "test_resume.py", "test_hub_cache.py", "test_patches.py",
+    "test_resume.py", "test_sharding.py", "test_hub_cache.py", "test_patches.py",
     "test_commands.py", "test_tasks.py", "test_locks.py", "test_profiles.py", "test_hub.py",
 )  # fmt: skip
 

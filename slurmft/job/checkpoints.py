@@ -18,7 +18,7 @@ from slurmft.core.files import fingerprint, new_folder
 from slurmft.runs.rundir import RunDir, current_attempt
 
 _T = TypeVar("_T")
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 _RETRY_S = 30
 """Pause after a checkpoint that could not be written."""
 
@@ -40,7 +40,7 @@ def verify(path: Path) -> None:
         OSError: the file system fails; the checkpoint may be good.
     """
     try:
-        manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         for name, expected in manifest["files"].items():
             if (path / name).stat().st_size != expected["bytes"]:
                 raise BadCheckpointError(f"{name} has lost or gained bytes")
@@ -162,6 +162,10 @@ class Checkpoints:
 
 
 def _write_manifest(folder: Path) -> None:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    files = {str(path.relative_to(folder)): fingerprint(path) for path in paths}
-    (folder / _MANIFEST).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
+    """Of all files; those that are in one already, other ranks have written and fingerprinted."""
+    manifest = folder / MANIFEST
+    files = json.loads(manifest.read_text(encoding="utf-8"))["files"] if manifest.exists() else {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path != manifest):
+        name = str(path.relative_to(folder))
+        files[name] = files.get(name) or fingerprint(path)
+    manifest.write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")

@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ import torch
 from safetensors.torch import load, save_file
 
 from slurmft.job import Job
+from slurmft.job.checkpoints import checkpoint_name
 from slurmft.runs.disk_space import is_full
+from slurmft.runs.rundir import RunDir
 
 Tensors = dict[str, torch.Tensor]
 
@@ -35,6 +37,8 @@ class Snapshot:
     """What JSON can hold."""
     tensors: dict[str, Tensors]
     """File name without suffix -> name -> CPU tensor."""
+    sharded: Tensors = field(default_factory=dict)
+    """Tensors of which each rank has its share (`slurmft.train.sharding`)."""
 
 
 def write(folder: Path, snapshot: Snapshot) -> None:
@@ -93,15 +97,23 @@ class Saver:
     def save(self, snapshot: Snapshot, patience_s: float) -> bool:
         """Writes a snapshot, trying again for `patience_s` seconds; whether it is there now."""
         self.wait()
-        deadline = time.monotonic() + patience_s
+        step, deadline = snapshot.state["step"], time.monotonic() + patience_s
+        assert self._job.run_dir is not None
+        path = RunDir(self._job.run_dir).checkpoints / checkpoint_name(step, snapshot.suffix)
+        if self._agreed(path.exists()):  # at the last evaluation, perhaps
+            return True
         while True:
-            self._write(snapshot, self._job.checkpoint(snapshot.state["step"], snapshot.suffix))
+            self._write(snapshot, self._job.checkpoint(step, snapshot.suffix))
             if self._error is None:
                 return True
-            if time.monotonic() > deadline:
+            if self._agreed(time.monotonic() > deadline):
                 self._warn(snapshot)
                 return False
             time.sleep(1.0)
+
+    def _agreed(self, value: bool) -> bool:
+        """The main rank's value, on every rank that saves."""
+        return value
 
     def wait(self) -> None:
         """Waits for the save under way."""

@@ -25,6 +25,7 @@ PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 BATCHINGS = ("packed", "grouped", "dynamic", "padded")
 GRAD_COMMS = ("auto", "fp32", "bf16")
 """Besides local:K."""
+SHARDS = ("none", "full", "node")
 OPTIMIZERS = ("adamw", "muon", "auto")
 LR_RULES = ("none", "sqrt", "linear")
 LR_SCHEDULES = ("linear", "cosine", "constant")
@@ -129,6 +130,15 @@ class TrainConfig:
         "every K steps (local:K); auto: bf16 in a bf16 run, else fp32",
         metavar="auto|fp32|bf16|local:K",
     )
+    shard: str = option(
+        "none",
+        "what each process keeps of weights, gradients and optimizer state: all (none), its share "
+        "among all processes (full), its share among those of its node (node); by FSDP2",
+        choices=SHARDS,
+    )
+    cpu_offload: bool = option(
+        False, "with --shard: keep the shares in the memory of the host; AdamW computes there"
+    )
     activation_checkpointing: bool = option(
         False, "compute layers again in the backward pass rather than keep what they computed"
     )
@@ -149,6 +159,7 @@ class TrainConfig:
         for name in _AT_LEAST_1:
             check_value(self, name, lambda v: v >= 1, "at least 1")
         _check_optimizer(self)
+        _check_shard(self)
         check_value(
             self, "doc_stride", lambda v: v < (self.max_length or v + 1), "below --max-length"
         )
@@ -213,4 +224,17 @@ def _check_optimizer(train: TrainConfig) -> None:
             raise UsageError(
                 f"{flag(name)} {value} needs the global batch that --learning-rate is right for",
                 "add --reference-batch-size",
+            )
+
+
+def _check_shard(train: TrainConfig) -> None:
+    """Options that need, or rule out, --shard."""
+    if train.cpu_offload and train.shard == "none":
+        raise UsageError("--cpu-offload moves shares, and there are none", "add --shard full")
+    works = {"grad_comm": GRAD_COMMS, "optimizer": OPTIMIZERS[:1], "precision": PRECISIONS[:3]}
+    for name, values in works.items():
+        if train.shard != "none" and getattr(train, name) not in values:
+            raise UsageError(
+                f"--shard {train.shard} cannot be used with {flag(name)} {getattr(train, name)}",
+                f"use {flag(name)} {values[0]}, or leave --shard out",
             )

@@ -54,6 +54,7 @@ from slurmft.train.grad_comm import GradientCommunication
 from slurmft.train.model_flops import ModelFlops
 from slurmft.train.optim import make_optimizer, make_scheduler
 from slurmft.train.reporter import OF_RANK, Reporter
+from slurmft.train.sharding import ShardedSaver, Sharding
 from slurmft.train.state import (
     Predicted,
     join_optimizer,
@@ -101,6 +102,9 @@ class Position:
 class Training:
     """One rank's training run. `run` is the page to read."""
 
+    sharding: Sharding | None = None
+    """Where each rank keeps its share of the model alone."""
+
     def __init__(self, job: Job, imports_s: float | None = None) -> None:
         """
         Args:
@@ -146,11 +150,18 @@ class Training:
         """Joins the other ranks, and settles what all of them have to know first."""
         self.world = self.job.join()
         self.precision = choose_precision(self.config.precision, self.world)
+        if self.config.shard != "none" and self.precision == "fp16":
+            self.precision = "fp32"
         self.accelerator = Accelerator(
             mixed_precision="no" if self.precision == "fp32" else self.precision,
             cpu=self.world.device.type == "cpu",
         )
-        self.communication = GradientCommunication(
+        if self.config.shard != "none":
+            in_fp32 = self.task.evaluates_in_fp32
+            self.sharding = Sharding(self.config, self.world, self.precision, in_fp32)
+            if self.world.size == 1:
+                self.job.warn(f"--shard {self.config.shard}: one process has nothing to share")
+        self.communication = self.sharding or GradientCommunication(
             self.config.grad_comm, self.world, self.precision
         )
 
@@ -198,7 +209,7 @@ class Training:
             resumed_batch_size=checkpoint.state["global_batch_size"] if checkpoint else None,
         )
         self.clock = PhaseClock(self.world.device)
-        self.saver = Saver(self.job)
+        self.saver = ShardedSaver(self.job, self.world) if self.sharding else Saver(self.job)
         self._fetch_model()
         self._build_model()
         rows = self.vocabulary.facts() if self.vocabulary else None
@@ -218,12 +229,11 @@ class Training:
 
     def _build_model(self) -> None:
         """The model as it computes here, its optimizer and its schedule."""
-        seed_everything(self.config.seed)
-        model = self.task.model(self.data)
-        self.parameters = sum(p.numel() for p in model.parameters())
-        self.flops = ModelFlops.of(model)
-        self.packing = self._pack(model)
-        self.vocabulary = self._trim_vocabulary(model)
+        if self.sharding:
+            self.sharding.in_turns(self._load_model)
+        else:
+            self._load_model()
+        model = self.bare_model
         # A fused optimizer skips fp16's overflowing steps by itself: the schedule would not know.
         optimizer = make_optimizer(
             model,
@@ -231,21 +241,34 @@ class Training:
             fused=self.precision != "fp16",
             divided=self.communication.period == 1,
         )
+        self.bare_optimizer = optimizer
+        self.model, self.optimizer = self.communication.prepare(self.accelerator, model, optimizer)
+        self.scheduler = make_scheduler(optimizer, self.plan)
+        seed_everything(self.config.seed + 1 + self.world.rank)  # dropout differs between ranks
+
+    def _load_model(self) -> None:
+        """The model itself; of a sharded one, this rank's share."""
+        seed_everything(self.config.seed)
+        model = self.task.model(self.data)
+        self.bare_model: Any = model  # DDP's inner one
+        self.parameters: int = sum(p.numel() for p in model.parameters())
+        self.flops = ModelFlops.of(model)
+        self.packing = self._pack(model)
+        self.vocabulary: TrimmedVocabulary | None = None
+        if not self.sharding:
+            self.vocabulary = self._trim_vocabulary(model)
         if self.config.activation_checkpointing:
             recompute_activations(model)
         if self.world.device.type == "cpu":
             cpu.replace_dropout(model)
-        self.bare_optimizer = optimizer
-        self.model, self.optimizer = self.communication.prepare(self.accelerator, model, optimizer)
-        self.bare_model = self.accelerator.unwrap_model(self.model)
-        self.scheduler = make_scheduler(optimizer, self.plan)
-        seed_everything(self.config.seed + 1 + self.world.rank)  # dropout differs between ranks
+        if self.sharding:
+            self.sharding.shard(model)
 
     def _pack(self, model: Any) -> packing.Packing | None:
         """Makes the model compute without padding, if asked to; a warning, where it cannot."""
         if self.config.batching not in ("packed", "grouped"):
             return None
-        packed = packing.pack(model, fuse=self.world.device.type == "cpu")
+        packed = packing.pack(model, fuse=self.world.device.type == "cpu" and not self.sharding)
         if isinstance(packed, packing.Packing):
             return packed
         self.job.warn(f"{packed}; batches are padded to their longest sample")
@@ -327,11 +350,14 @@ class Training:
         terms = self.task.count(self.data.train, samples)
         for micro_step in range(self.plan.micro_steps):
             last = micro_step == self.plan.micro_steps - 1
-            with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
+            # Whole gradients, not yet sent, would need the memory that sharding saves.
+            now = last or self.sharding
+            with contextlib.nullcontext() if now else self.accelerator.no_sync(self.model):
                 total = total + self._backward(samples, micro_step, terms)
         self.communication.reduce()
         if self.config.max_grad_norm:
-            self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+            clips = self.sharding or self.accelerator
+            clips.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
         self.optimizer.step()
         if not self.accelerator.optimizer_step_was_skipped:  # fp16 skips steps that overflow
             self.scheduler.step()
@@ -463,12 +489,14 @@ class Training:
             if len(indices):
                 predictions.append(self._predict(indices))
                 self.predicted.append(Predicted(indices, predictions[-1]))
+            elif self.sharding:  # the others wait for its shares
+                self._predict(np.zeros(1, dtype=np.int64))
             self.reporter.evaluating(min(start + size, len(part)), len(part))
             self.job.alive("evaluate")
             self._stop_or_save()
         return np.concatenate(predictions)[np.argsort(by_length)]
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference_mode: weights that are gathered then could not train
     def _predict(self, indices: Any) -> Any:
         batch = self._batch(self.data.validation, indices)
         model = self.bare_model
@@ -487,12 +515,12 @@ class Training:
         snapshot = self._snapshot(is_best)
         if snapshot is not None:
             name = checkpoint_name(self.position.step, snapshot.suffix)
+            self.saver.start(snapshot, is_best)
             copy_s = time.monotonic() - began
             self.job.record("checkpoint", checkpoint=name, step=self.position.step, copy_s=copy_s)
-            self.saver.start(snapshot, is_best)
 
     def _snapshot(self, is_best: bool = False) -> Snapshot | None:
-        """The state of the run, in memory, on the main rank; None on the others."""
+        """The state of the run, in memory, on the main rank; on the others None, or their share."""
         self.reporter.flush()
         self.clock.lap("evaluate" if self.position.phase == "evaluate" else "train")
         own = {
@@ -501,9 +529,10 @@ class Training:
             "predicted": Predicted.union(self.predicted),
         }
         ranks = self.world.gather_objects(own)
-        if not self.world.is_main:
-            return None
         self.saver.wait()  # one copy at a time
+        shares = self.sharding.state(self.bare_optimizer) if self.sharding else {}
+        if not self.world.is_main:
+            return Snapshot("", {"step": self.position.step}, {}, shares) if shares else None
         predicted = Predicted.union([rank["predicted"] for rank in ranks])
         optimizer_tensors, optimizer_groups = split_optimizer(self.bare_optimizer)
         done = self.position.phase == "done"  # after the evaluation of its last step
@@ -513,11 +542,9 @@ class Training:
             self.position.best_checkpoint = checkpoint_name(self.position.step, suffix)
         else:
             self.position.best_checkpoint = best.name if best else None
-        tensors = {
-            "model": self.bare_model.state_dict(),
-            "optimizer": optimizer_tensors,
-            "predicted": predicted.tensors(),
-        }
+        tensors = {"predicted": predicted.tensors()}
+        if not self.sharding:
+            tensors |= {"model": self.bare_model.state_dict(), "optimizer": optimizer_tensors}
         scaler = self.accelerator.scaler
         counts = self.reporter.counts()
         for kind in OF_RANK:
@@ -526,6 +553,7 @@ class Training:
             "step": self.position.step,
             "position": dataclasses.asdict(self.position),
             "world_size": self.world.size,
+            "shard": self.config.shard,
             "precision": self.precision,
             "backend": self.world.backend,
             "threads": torch.get_num_threads(),
@@ -538,7 +566,7 @@ class Training:
             "counts": counts,
             "phases_s": self.clock.seconds,
         }
-        return Snapshot(suffix, json.loads(json.dumps(state)), copied(tensors))
+        return Snapshot(suffix, json.loads(json.dumps(state)), copied(tensors), shares)
 
     def find_checkpoint(self) -> Snapshot | None:
         """The newest checkpoint that is whole, read by the main rank for all."""
@@ -550,6 +578,12 @@ class Training:
         def read() -> None:
             nonlocal checkpoint
             checkpoint = read_checkpoint(path)
+            before, now = checkpoint.state["shard"], self.config.shard
+            if "none" in (before, now) and before != now:
+                raise UsageError(
+                    f"{path.name} was written with --shard {before}, and this run has {now}",
+                    "put the run's config.json back as it was; or submit a new run",
+                )
             if checkpoint.state.get("tokens_sha256", self.tokens_sha256) != self.tokens_sha256:
                 raise UsageError(
                     f"{path.name} was trained on other tokens than {self.run_dir.tokens} has now: "
@@ -574,8 +608,13 @@ class Training:
         self.position = Position(**state["position"])
         if self.world.is_main:
             self.job.keep_as_best(self.position.best_checkpoint)
-        self.bare_model.load_state_dict(checkpoint.tensors["model"])
-        join_optimizer(self.bare_optimizer, checkpoint.tensors["optimizer"], state["optimizer"])
+        name = checkpoint_name(self.position.step, checkpoint.suffix)
+        if self.sharding:
+            path = self.run_dir.checkpoints / name
+            self.sharding.load(path, self.bare_optimizer, state["optimizer"])
+        else:
+            self.bare_model.load_state_dict(checkpoint.tensors["model"])
+            join_optimizer(self.bare_optimizer, checkpoint.tensors["optimizer"], state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self._dry_run_backward()
         self.communication.restored()
@@ -591,7 +630,7 @@ class Training:
         self.predicted = [Predicted.from_tensors(checkpoint.tensors["predicted"])]
         self.job.record(
             "resume",
-            checkpoint=checkpoint_name(self.position.step, checkpoint.suffix),
+            checkpoint=name,
             step=self.position.step,
             changes=self._changes(state),
         )
@@ -634,12 +673,13 @@ class Training:
         snapshot = self._snapshot()
 
         def save() -> None:
-            assert snapshot is not None  # on the main rank
-            name = checkpoint_name(self.position.step, snapshot.suffix)
-            if name not in self.run_dir.checkpoint_names():  # of the last evaluation, perhaps
-                self.saver.save(snapshot, patience_s=self.job.config.job.lead_s / 2)
+            assert snapshot is not None  # on the main rank, or on all of a sharded model
+            self.saver.save(snapshot, patience_s=self.job.config.job.lead_s / 2)
 
-        self.world.on_main(save)
+        if self.sharding:
+            save()
+        else:
+            self.world.on_main(save)
 
     def _finish(self) -> None:
         """Saves the model and the result; the best checkpoint stays.
@@ -687,7 +727,7 @@ class Training:
         self.job.begin_phase()
         while True:
             self.job.alive("save")
-            if self.world.on_main(attempt):
+            if (self.sharding or self.world).on_main(attempt):
                 return
             if self.job.should_stop():
                 if problem:
@@ -696,9 +736,10 @@ class Training:
             time.sleep(_ROOM_RETRY_S)
 
     def _return_to_best(self) -> None:
-        """Weights (of the main rank, which saves them) and metrics of the best evaluation."""
+        """Weights (of the main rank, which saves them, or shares) and metrics of the best
+        evaluation."""
 
-        def read() -> dict[str, float]:
+        def read() -> tuple[Path | None, dict[str, float]]:
             self.saver.wait()
             path = self.job.best_checkpoint
             try:
@@ -708,18 +749,21 @@ class Training:
                 best = read_checkpoint(path)
             except (OSError, BadCheckpointError) as error:
                 self.job.warn(f"the model is the last one, not the best: {error}")
-                return self.position.metrics
-            self.bare_model.load_state_dict(best.tensors["model"])
-            metrics: dict[str, float] = best.state["position"]["metrics"]
-            return metrics
+                return None, self.position.metrics
+            if not self.sharding:
+                self.bare_model.load_state_dict(best.tensors["model"])
+            return path, best.state["position"]["metrics"]
 
-        self.position.metrics = self.world.on_main(read)
+        path, self.position.metrics = self.world.on_main(read)
+        if self.sharding and path:
+            self.sharding.load(path)
 
     def _save_model(self) -> None:
         weights = self.vocabulary.state_dict(self.bare_model) if self.vocabulary else None
-
+        if self.sharding:
+            weights = self.sharding.whole(self.run_dir.checkpoints / ".whole")
         with new_folder(self.run_dir.model) as folder:
-            self.bare_model.save_pretrained(folder, state_dict=weights)
+            self.bare_model.save_pretrained(folder, state_dict=weights, max_shard_size="5GB")
             # Saved before training: at its end the tokenizer's source may be gone.
             shutil.copytree(self.run_dir.tokens / "tokenizer", folder, dirs_exist_ok=True)
 

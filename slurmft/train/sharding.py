@@ -1,0 +1,276 @@
+"""Sharding (`--shard`): each rank keeps its share of weights, gradients and the optimizer's state.
+
+FSDP2 gathers the weights of a layer when it computes, and sums gradients to the rank whose share
+they are of. Accelerate ignores its plugin on CPUs: so torch's `fully_shard` is called here; what
+comes around it (autocast, backward, optimizer) is Accelerate's. Checkpoints are torch's distributed
+ones, as safetensors: in their own format is a pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections import ChainMap
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch.distributed import fsdp
+from torch.distributed.checkpoint import hf_storage, state_dict_loader, state_dict_saver
+from torch.distributed.device_mesh import init_device_mesh
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.core.files import fingerprint
+from slurmft.job import Job
+from slurmft.job.checkpoints import MANIFEST
+from slurmft.job.process_group import World
+from slurmft.train import checkpoint, cpu
+from slurmft.train.checkpoint import Saver, Snapshot, Tensors
+from slurmft.train.config import TrainConfig
+from slurmft.train.grad_comm import GradientCommunication
+from slurmft.train.sparse_embeddings import is_plain_table
+
+FOLDER = "sharded"
+"""Of a checkpoint: the files of all ranks."""
+
+
+class Sharding(GradientCommunication):
+    """FSDP2, in place of DDP."""
+
+    def __init__(self, config: TrainConfig, world: World, precision: str, in_fp32: bool) -> None:
+        """
+        Args:
+            in_fp32: layers get weights in fp32 also in a bf16 run, as the task evaluates so.
+
+        Raises:
+            UsageError: this torch, or these devices, cannot do it.
+        """
+        super().__init__(config.grad_comm, world, precision)
+        _check(config, world)
+        self._mesh = _mesh(config.shard, world)
+        of_weights = torch.bfloat16 if precision == "bf16" and not in_fp32 else None
+        of_sums = torch.bfloat16 if self.used == "bf16" else torch.float32
+        rounding = fsdp.MixedPrecisionPolicy(of_weights, of_sums)
+        self._options: dict[str, Any] = {"mesh": self._mesh, "mp_policy": rounding}
+        if config.cpu_offload:
+            self._options["offload_policy"] = fsdp.CPUOffloadPolicy()
+
+    # --- a model becomes sharded ------------------------------------------------------------------
+
+    def in_turns(self, load: Callable[[], None]) -> None:
+        """Has every rank load and shard its model, which is whole until then: one after the other
+        on each node. Called on every rank."""
+        for turn in range(max(self.world.all_objects(self.world.local_rank)) + 1):
+            self.world.on_some(turn == self.world.local_rank, load)
+        if self._mesh.ndim == 2:  # heads that nodes draw may differ in their last bits
+            for weight in self._weights.values():
+                sent = weight.detach().to_local().to(self.world.device)
+                dist.broadcast(sent, group=self._mesh.get_group(0), group_src=0)
+                weight.detach().to_local().copy_(sent)
+
+    def shard(self, model: Any) -> None:
+        """Leaves this rank its share of a model's weights."""
+        name = type(model).__name__
+        for module in model.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                fsdp.fully_shard(module, **self._options)
+        with contextlib.suppress(NotImplementedError):  # transformers' own: it does not say
+            table = model.get_input_embeddings()
+            if is_plain_table(model, table):
+                fsdp.fully_shard(table, **self._options)
+        fsdp.fully_shard(model, **self._options)
+        model._is_fsdp_managed_module = True  # `generate` goes on until all ranks have done
+        type(model).__name__ = name  # it gets into the configuration of the saved model
+        for module in model.modules():
+            if isinstance(module, fsdp.FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)  # gloo has no mean
+        self._model = model
+        self._weights: dict[str, Any] = dict(model.named_parameters())
+        first = {id(p): name for name, p in self._weights.items()}
+        every = model.named_parameters(remove_duplicate=False)
+        self._names = {name: first[id(p)] for name, p in every}
+        if trim := cpu.glibc_trim():
+            trim()  # the whole model's memory
+
+    def prepare(self, accelerator: Any, model: Any, optimizer: Any) -> tuple[Any, Any]:
+        model = accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
+        if inner := getattr(model, "_original_forward", None):  # without hooks, too
+            model._original_forward = lambda **inputs: model.unshard() or inner(**inputs)
+        return model, accelerator.prepare(optimizer)
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, _: Any, norm: float) -> None:
+        """Clips the gradients to a norm, that of all shares."""
+        shares = [p.grad.to_local() for p in self._weights.values() if p.grad is not None]
+        square = torch.stack([share.float().pow(2).sum() for share in shares]).sum()
+        square = square.to(self.world.device)
+        dist.all_reduce(square, group=self._mesh.get_group(self._mesh.ndim - 1))
+        torch._foreach_mul_(shares, min(1.0, norm / (float(square.sqrt()) + 1e-6)))
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def state(self, optimizer: torch.optim.Optimizer | None = None) -> Tensors:
+        """This rank's shares of all that trains, of buffers, and of the optimizer's state."""
+        trained = {n: p.detach() for n, p in self._weights.items() if p.requires_grad}
+        state = {f"model.{name}": t for name, t in (trained | self._buffers()).items()}
+        for name, weight in self._weights.items():
+            moments = optimizer.state.get(weight, {}) if optimizer else {}
+            state |= {f"optimizer.{name}.{kind}": t for kind, t in moments.items()}
+        return state
+
+    def _buffers(self) -> Tensors:
+        state = self._model.state_dict()
+        return {name: t for name, t in state.items() if name not in self._names}
+
+    def load(self, path: Path, optimizer: Any = None, groups: Any = None) -> None:
+        """Reads this rank's shares of a checkpoint, by whatever number of ranks it was written.
+        Called on every rank.
+
+        Args:
+            optimizer: AdamW, whose state is read as well.
+            groups: its settings.
+        """
+        if optimizer:
+            optimizer.load_state_dict({"state": {}, "param_groups": groups})
+            for weight in (p for p in self._weights.values() if p.requires_grad):
+                moments = {kind: torch.zeros_like(weight) for kind in ("exp_avg", "exp_avg_sq")}
+                step = torch.zeros((), device=weight.to_local().device)
+                optimizer.state[weight] = {"step": step} | moments
+        reader = hf_storage.HuggingFaceStorageReader(str(path / FOLDER))
+        state, group = self.state(optimizer), self.world.control
+        state_dict_loader.load(state, storage_reader=reader, process_group=group)
+
+    # --- the whole model --------------------------------------------------------------------------
+
+    def on_main(self, work: Callable[[], Any]) -> Any:
+        """As `World.on_main`; and the main rank's `work` may ask for the `whole` weights."""
+
+        def work_to_its_end() -> Any:
+            try:
+                return work()
+            finally:
+                self.world.share_object(False)
+
+        while not self.world.is_main and self.world.share_object(None):
+            self._gather(None)
+        return self.world.on_main(work_to_its_end)
+
+    def whole(self, folder: Path) -> Tensors:
+        """All weights and buffers, whole; on the main rank, in `on_main`. They are gathered one by
+        one, into files that are mapped into memory: no rank holds more than one beside its share.
+
+        Args:
+            folder: for these files.
+
+        Raises:
+            OSError, SafetensorError: no room.
+        """
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        self.world.share_object(True)
+        self._gather(folder)
+        found = ChainMap(*map(load_file, folder.iterdir()))
+        return {name: found[first] for name, first in self._names.items()} | self._buffers()
+
+    def _gather(self, folder: Path | None) -> None:
+        """Gathers weight by weight, on every rank; the main one writes. It fails after the last:
+        until then the others gather."""
+        problem: Exception | None = None
+        for number, (name, weight) in enumerate(self._weights.items()):
+            whole = weight.detach().to(self.world.device).full_tensor()
+            if folder and problem is None:
+                try:
+                    save_file({name: whole.cpu()}, folder / f"{number}.safetensors")
+                except (OSError, SafetensorError) as error:
+                    problem = error
+        if problem:
+            raise problem
+
+
+class ShardedSaver(Saver):
+    """Writes checkpoints by all ranks, of which each writes its shares. All make the same calls.
+
+    Training waits: a copy, to write beside it, would take the memory that sharding saves.
+    """
+
+    def __init__(self, job: Job, world: World) -> None:
+        super().__init__(job)
+        self._world = world
+
+    def start(self, snapshot: Snapshot, best: bool = False) -> None:
+        self._job.alive("save")
+        self._save(snapshot, self._job.checkpoint(snapshot.state["step"], snapshot.suffix, best))
+
+    def _agreed(self, value: bool) -> bool:
+        return bool(self._world.share_object(value))
+
+    def _write(self, snapshot: Snapshot, checkpoint: AbstractContextManager[Path | None]) -> None:
+        """A failure of one rank is that of all: then there is no checkpoint."""
+        self._error = None
+        try:
+            with ExitStack() as stack:
+                folder = self._world.on_main(lambda: stack.enter_context(checkpoint))
+                files = self._write_shares(folder / FOLDER, snapshot.sharded)
+                self._world.on_main(lambda: _write_rest(folder, snapshot, files))
+                self._world.on_main(stack.close)
+        except Exception as error:  # whatever it is: the run continues without this checkpoint
+            self._error = error
+
+    def _write_shares(self, folder: Path, shares: Tensors) -> dict[str, Any]:
+        """Writes the shares of this rank. Returns fingerprints of the files of all ranks: the main
+        one need not read them, nor see them, on a shared file system, at once."""
+        self._world.on_main(folder.mkdir)
+        writer = hf_storage.HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        state_dict_saver.save(shares, storage_writer=writer, process_group=self._world.control)
+        files: dict[str, Any] = {}
+        own = folder.glob(f"shard-{self._world.rank + 1:05d}-*")
+
+        def check() -> None:
+            files.update({f"{FOLDER}/{path.name}": fingerprint(path) for path in own})
+
+        self._world.on_some(True, check)
+        return dict(ChainMap(*self._world.all_objects(files)))
+
+
+def _write_rest(folder: Path, snapshot: Snapshot, files: dict[str, Any]) -> None:
+    """What the main rank writes: the run's other state, and what the manifest knows already."""
+    checkpoint.write(folder, snapshot)
+    (folder / MANIFEST).write_text(json.dumps({"files": files}), encoding="utf-8")
+
+
+def _check(config: TrainConfig, world: World) -> None:
+    if not hasattr(fsdp.FSDPModule, "set_force_sum_reduction_for_comms"):
+        raise UsageError(
+            f"--shard needs torch 2.9 or later, and this is {torch.__version__}",
+            "update torch, or leave --shard out",
+        )
+    if config.cpu_offload and world.device.type == "cpu":
+        raise UsageError(
+            "--cpu-offload is for GPUs, and this run computes on CPUs", "leave --cpu-offload out"
+        )
+
+
+def _mesh(shard: str, world: World) -> Any:
+    """The ranks in which weights are divided: all; or (nodes, ranks of a node).
+
+    Raises:
+        SlurmftError: nodes have different numbers of ranks.
+    """
+    sizes = set(world.all_objects(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    if shard == "full" or sizes == {world.size}:
+        return init_device_mesh(world.device.type, (world.size,))
+    if len(sizes) > 1:
+        raise SlurmftError(
+            f"--shard node needs as many processes on each node, and there are {sorted(sizes)}",
+            "give --nproc-per-node, or use --shard full",
+        )
+    shape = world.size // min(sizes), min(sizes)
+    return init_device_mesh(world.device.type, shape, mesh_dim_names=("nodes", "ranks"))

@@ -1,0 +1,192 @@
+"""Sharded runs (`--shard`) compute what others compute, and come back as they do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slurmft.core.errors import UsageError
+from slurmft.job.checkpoints import verify
+from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
+from tests.conftest import Done, Following, records, slurmft
+from tests.train.test_resume import assert_same, losses, rank_pids, steps_twice
+from tests.train.test_trainer import assert_gone, emotion
+
+# 203 samples leave 11 for the last step of an epoch, and three ranks 3 batches of an evaluation's
+# 67 samples, one 2. Gradients are clipped: their norm is above 1.
+FLAGS = (
+    *("--cluster", "local", "--precision", "fp32", "--dropout", "0", "--log-every", "1"),
+    *("--batch-size", "4", "--gradient-accumulation-steps", "2", "--eval-batch-size", "8"),
+    *("--epochs", "8", "--max-steps", "50", "--learning-rate", "1e-2"),
+)
+TWO_BY_TWO = ("--nodes", "2", "--nproc-per-node", "2")
+
+
+class Trains:
+    """Submits runs on the tiny data and model."""
+
+    def __init__(self, runs: Path, data: Path, model: Path) -> None:
+        self.flags = (*FLAGS, *emotion(data, model), "--runs-dir", str(runs))
+
+    def __call__(self, *flags: str) -> Done:
+        done = slurmft("submit", "--follow", *self.flags, *flags, imported=True)
+        assert done.code == 0, done.err
+        return done
+
+    def following(self, *flags: str) -> Following:
+        return Following(*self.flags, *flags, imported=True)
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, tiny_model: Path) -> Trains:
+    return Trains(tmp_path_factory.mktemp("runs"), tiny_data, tiny_model)
+
+
+@pytest.fixture(scope="module")
+def unsharded(train: Trains) -> Done:
+    return train(*TWO_BY_TWO)
+
+
+@pytest.fixture(scope="module")
+def sharded(train: Trains) -> Done:
+    return train(*TWO_BY_TWO, "--shard", "full")
+
+
+def warnings(run: RunDir) -> list[str]:
+    return [record["text"] for record in records(run, "warning")]
+
+
+def logits(done: Done) -> torch.Tensor:
+    """Of the saved model."""
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(done.run.model)
+    with torch.inference_mode():
+        found: torch.Tensor = model(torch.arange(40).view(4, 10)).logits
+    return found
+
+
+def test_losses_are_those_of_ddp(unsharded: Done, sharded: Done) -> None:
+    """With micro-steps, clipping, a last batch that leaves unequal shares, uneven evaluations."""
+    assert len(losses(sharded.run)) == 50
+    assert losses(sharded.run) == pytest.approx(losses(unsharded.run), abs=1e-5)
+    metrics = [[r["metrics"] for r in records(d.run, "epoch")] for d in (sharded, unsharded)]
+    assert metrics[0] == metrics[1]
+    assert sharded.result["evaluate_samples"] == unsharded.result["evaluate_samples"]
+    assert not warnings(sharded.run)
+
+
+def test_saved_model_is_whole(unsharded: Done, sharded: Done) -> None:
+    """As transformers saves it, and loads it."""
+    names = [{path.name for path in done.run.model.iterdir()} for done in (unsharded, sharded)]
+    assert names[0] == names[1]
+    configs = [(done.run.model / "config.json").read_text() for done in (unsharded, sharded)]
+    assert configs[0] == configs[1]
+    assert torch.allclose(logits(sharded), logits(unsharded), atol=1e-3)
+
+
+def test_hybrid(unsharded: Done, train: Trains) -> None:
+    """Shares within a node, the same on all nodes; layers are computed again."""
+    done = train(*TWO_BY_TWO, "--shard", "node", "--activation-checkpointing")
+    assert losses(done.run) == pytest.approx(losses(unsharded.run), abs=1e-5)
+    assert torch.allclose(logits(done), logits(unsharded), atol=1e-3)
+
+
+def test_resume_on_fewer_ranks(unsharded: Done, train: Trains) -> None:
+    job = train.following(*TWO_BY_TWO, "--shard", "full", "--no-requeue")
+    job.until("step 20/")
+    os.kill(rank_pids(job.run)[1], signal.SIGUSR2)
+    assert job.end()[0] == 75
+    newest = job.run.checkpoints / job.run.checkpoint_names()[-1]
+    verify(newest)
+    files = sorted(path.name for path in newest.rglob("*") if path.is_file())
+    assert [name.partition("-model")[0] for name in files] == [
+        *("manifest.json", "predicted.safetensors"),
+        *(f"shard-0000{rank}" for rank in range(1, 5)),
+        "state.json",
+    ]
+    done = slurmft("resume", str(job.run.path), "--nodes", "1", "--follow", imported=True)
+    assert done.code == 0, done.err
+    assert "world_size 4 -> 2" in done.out
+    assert steps_twice(job.run) == 0
+    assert losses(job.run) == pytest.approx(losses(unsharded.run), abs=1e-5)
+
+
+def test_kill_while_all_ranks_write(sharded: Done, train: Trains) -> None:
+    """What is half written is never seen; the run resumes from what is whole, exactly."""
+    job = train.following(*TWO_BY_TWO, "--shard", "full", "--checkpoint-every-steps", "1")
+    job.until("step 10/")
+    deadline = time.monotonic() + 30
+    while not (begun := [*job.run.checkpoints.glob(".step-*/sharded")]):
+        assert time.monotonic() < deadline
+    os.kill(rank_pids(job.run)[2], signal.SIGKILL)
+    assert begun[0].is_dir()
+    for name in job.run.checkpoint_names():
+        verify(job.run.checkpoints / name)
+    code, text = job.end(120)
+    assert code == 0, text
+    assert not [*job.run.checkpoints.glob(".*")]
+    assert_same(job.run, sharded.run)
+    assert_gone(job.run)
+
+
+def test_best_model_comes_back(train: Trains) -> None:
+    """A learning rate at which later epochs are worse."""
+    flags = ("--early-stopping", "1", "--max-steps", "20", "--warmup-steps", "0")
+    done = train("--nodes", "2", *flags, "--shard", "full", "--learning-rate", "0.3")
+    found = [record["metrics"]["accuracy"] for record in records(done.run, "epoch")]
+    assert found[-1] <= max(found)
+    assert done.result["metrics"]["accuracy"] == max(found)
+    assert not warnings(done.run)
+
+
+def test_one_process_has_nothing_to_share(train: Trains) -> None:
+    done = train("--nodes", "1", "--shard", "full", "--max-steps", "2", "--precision", "bf16")
+    assert warnings(done.run) == ["--shard full: one process has nothing to share"]
+    assert (done.run.model / "model.safetensors").exists()
+
+
+def test_checkpoint_of_another_sharding(train: Trains) -> None:
+    job = train.following("--nodes", "2", "--no-requeue")
+    job.until("step 2/")
+    os.kill(rank_pids(job.run)[1], signal.SIGUSR2)
+    assert job.end()[0] == 75
+    config = json.loads(job.run.config.read_text())
+    config["program"]["settings"]["shard"] = "full"
+    job.run.config.write_text(json.dumps(config))
+    done = slurmft("resume", str(job.run.path), "--follow", imported=True)
+    assert done.code == 2
+    assert "was written with --shard none, and this run has full" in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"grad_comm": "local:8"}, "--shard full cannot be used with --grad-comm local:8"),
+        ({"optimizer": "muon"}, "--shard full cannot be used with --optimizer muon"),
+        ({"precision": "fp16"}, "--shard full cannot be used with --precision fp16"),
+        ({"shard": "none", "cpu_offload": True}, "--cpu-offload moves shares, and there are none"),
+    ],
+)
+def test_what_excludes_each_other(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match="^" + said):
+        TrainConfig.resolve(**{"shard": "full"} | options)
+
+
+def test_cpus_have_nothing_to_offload(train: Trains) -> None:
+    done = slurmft(
+        "submit", "--follow", *train.flags, "--nodes", "2", "--shard", "full", "--cpu-offload",
+        imported=True,
+    )  # fmt: skip
+    assert done.code == 2
+    assert "--cpu-offload is for GPUs, and this run computes on CPUs" in done.err
+    assert "Traceback" not in done.err
