@@ -169,9 +169,7 @@ class Agent:
             folder = Path(name)
             (folder / "logs").mkdir()
             write_json(folder / REQUEST, {"backend": config.job.backend, "seconds": timeout_s / 3})
-            command = task.torchrun_command(
-                config.program.module, folder, rdzv, str(profile.nproc), 0
-            )
+            command = task.node_command(config, folder, rdzv, str(profile.nproc))
             problem, late = _run(command, environment, folder / "log", timeout_s)
             ranks = [read_json(path) for path in sorted(folder.glob("rank-*.json"))]
         return {"problem": problem, "late": late, "ranks": [found for found in ranks if found]}
@@ -200,7 +198,7 @@ _MICROBENCH = Program(kind="doctor", name="doctor", module="slurmft.doctor.micro
 
 
 def _config(job: Mapping[str, Any]) -> RunConfig:
-    return RunConfig(program=_MICROBENCH, job=build(JobConfig, dict(job)))
+    return RunConfig(program=_MICROBENCH, job=build(JobConfig, dict(job) | {"max_restarts": 0}))
 
 
 def _rendezvous(

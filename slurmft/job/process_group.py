@@ -56,13 +56,7 @@ class World:
             Exception: on the main rank, whatever `work` raises.
             PeerFailedError: on the others, if it raised there; with its message. Nobody hangs.
         """
-        value: Any = None
-        error: Exception | None = None
-        if self.is_main:
-            try:
-                value = work()
-            except Exception as caught:
-                error = caught
+        value, error = _tried(self.is_main, work)
         value, message = self.share_object((value, error and _in_words(error)))
         if error is not None:
             raise error
@@ -77,12 +71,7 @@ class World:
             Exception: on a chosen rank, whatever `work` raises.
             PeerFailedError: on the others, if it raised anywhere; with its message. Nobody hangs.
         """
-        error: Exception | None = None
-        if chosen:
-            try:
-                work()
-            except Exception as caught:
-                error = caught
+        _, error = _tried(chosen, work)
         messages = self.all_objects(error and _in_words(error))
         if error is not None:
             raise error
@@ -129,6 +118,14 @@ class World:
                 dist.broadcast(flat.view(torch.uint8), src=0, group=self.control)
             shared[name] = flat.reshape(shape)
         return shared
+
+
+def _tried(is_here: bool, work: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """What `work` returns or raises, if this rank does it."""
+    try:
+        return (work() if is_here else None), None
+    except Exception as error:
+        return None, error
 
 
 def _in_words(error: Exception) -> str:

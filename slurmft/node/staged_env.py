@@ -72,15 +72,11 @@ def environment(
                 # In the background: the work must not wait for it.
                 stack.callback(process.end, removal(leftovers(folder.parent)))
                 path = f"{folder}/bin:{variables.get('PATH', os.defpath)}"
-                found = {STAGED: json.dumps(copies), "PATH": path}
-                found[_variable(variables)] = str(folder)
+                kind = "CONDA_PREFIX" if "CONDA_PREFIX" in variables else "VIRTUAL_ENV"
+                found = {STAGED: json.dumps(copies), "PATH": path, kind: str(folder)}
                 yield f"{folder}/bin/python", found
                 return
         yield sys.executable, {}
-
-
-def _variable(variables: Mapping[str, str]) -> str:
-    return "CONDA_PREFIX" if "CONDA_PREFIX" in variables else "VIRTUAL_ENV"
 
 
 def unpacked(archive: str) -> str:

@@ -70,7 +70,7 @@ def run_torchrun(
     ends_with_others: bool = True,
 ) -> int:
     """Runs torchrun as the child of this task; returns the task's exit code. `nodes` is for
-    `torchrun_command`."""
+    `node_command`."""
     profile, binding = use_of_node(config, os.environ)
     child = Child(
         command=node_command(config, supervisor.run.path, rendezvous, str(profile.nproc), nodes),
@@ -85,7 +85,11 @@ def run_torchrun(
 def node_command(
     config: RunConfig, run_dir: Path, rendezvous: Rendezvous, nproc: str, nodes: str | None = None
 ) -> list[str]:
-    """What a node runs: torchrun, or the processes of a program that does without."""
+    """What a node runs: torchrun, or the processes of a program that does without. `nodes` is their
+    number where it may change, as in 2:4.
+
+    Every rank runs the program's module, with the run directory as its only argument.
+    """
     module, own = config.program.module, OwnProgram.of(config.program)
     if own and own.per != "torchrun":
         count = "1" if own.per == "node" else nproc
@@ -94,22 +98,6 @@ def node_command(
             str(rendezvous.node_rank), str(len(rendezvous.hosts)),
             rendezvous.head, str(rendezvous.port),
         ]  # fmt: skip
-    restarts = config.job.max_restarts
-    return torchrun_command(module, run_dir, rendezvous, nproc, restarts, nodes)
-
-
-def torchrun_command(
-    module: str,
-    run_dir: Path,
-    rendezvous: Rendezvous,
-    nproc: str,
-    max_restarts: int,
-    nodes: str | None = None,
-) -> list[str]:
-    """The torchrun command of a node; `nodes` where their number may change, as in 2:4.
-
-    Every rank runs `module`, with the run directory as its only argument.
-    """
     # Else torch finds the store's host by matching host names, which fails where the fabric's name
     # differs from the host's own.
     conf = {
@@ -126,7 +114,7 @@ def torchrun_command(
         "--rdzv-id", rendezvous.id,
         "--rdzv-conf", ",".join(f"{k}={v}" for k, v in conf.items()),
         "--local-addr", rendezvous.host,
-        "--max-restarts", str(max_restarts),
+        "--max-restarts", str(config.job.max_restarts),
         "--log-dir", os.devnull,  # the ranks have logs of their own
         "--module", module, str(run_dir),
     ]  # fmt: skip

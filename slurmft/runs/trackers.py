@@ -32,11 +32,6 @@ _WAITING = 1000
 CLOSE_S = 20
 """How long the rank waits for its trackers to finish."""
 
-_CLASSES = {
-    "tensorboard": "TensorBoardTracker",
-    "wandb": "WandBTracker",
-    "mlflow": "MLflowTracker",
-}
 _TRAIN = ("loss", "learning_rate", "samples_per_s", "epoch")
 
 
@@ -161,7 +156,7 @@ class _Tracker(threading.Thread):
         self._run.tracking.mkdir(exist_ok=True)
         path = self._run.tracking / f"{self.name}.json"
         old = (read_json(path, {"id": str}) or {}).get("id")
-        kind = getattr(importlib.import_module("accelerate.tracking"), _CLASSES[self.name])
+        kind = importlib.import_module("accelerate.tracking").LOGGER_TYPE_TO_CLASS[self.name]
         project, more = _settings(self.name, job, self._run, old, self._after_step)
         tracker = kind(project, **more)
         tracker.start()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -164,7 +166,7 @@ def test_program_and_its_interpreter_are_staged(
     run = RunDir.create(RunConfig(program=own.program("x"), job=job))
     remote = FileSystem(type="nfs4", source="server:/", mount="/")
     monkeypatch.setattr(filesystem, "of", lambda path: remote)
-    monkeypatch.setattr(allocation, "on_all_nodes", lambda nodes, program: [json.dumps(GOOD)])
+    monkeypatch.setattr(allocation, "on_all_nodes", lambda nodes, program: [GOOD])
     monkeypatch.setattr(allocation, "broadcast", lambda source, to, _: shutil.copy(source, to))
     monkeypatch.setattr(sys, "prefix", str(small_venv))
     sent = stage_env.send(run, {})
@@ -206,31 +208,42 @@ def test_what_killed_jobs_left_is_removed(tmp_path: Path) -> None:
             os.utime(name, (long_ago, long_ago))
     dying = tmp_path / f"slurmft-env-{os.getuid()}-dying.old"  # its removal was cut short
     dying.mkdir()
-    assert stage_env.look(str(tmp_path), 1)["free_bytes"] > 0
+    assert stage_env.look(str(tmp_path), 1) == ""
     assert dying.exists()  # there is room: no job waits for a removal
     stage_env.look(str(tmp_path), 2**60)
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == [f"slurmft-env-{os.getuid()}-dead-young.tar", "slurmft-env-99999-other.tar"]
 
 
-GOOD = {"host": "n1", "free_bytes": 2**40, "is_shared": False, "type": "xfs"}
+GOOD = json.dumps({"problem": ""})
 
 
 @pytest.mark.parametrize(
-    ("node", "words"),
+    ("free", "kind", "mode", "words"),
     [
-        ({"free_bytes": 2**30}, "/scratch on n2 has 1.0 GiB free, 2.1 GiB are needed"),
-        ({"free_bytes": None}, "/scratch on n2 is not a writable folder"),
-        ({"is_shared": True, "type": "gpfs"}, "is a shared file system (gpfs)"),
-        (None, "1 of 2 nodes"),
+        (2**30, "xfs", 0o700, "has 1.0 GiB free, 2.1 GiB are needed"),
+        (2**40, "xfs", 0, "is not a writable folder"),
+        (2**40, "gpfs", 0o700, "is a shared file system (gpfs): see --stage-dir"),
+        (2**40, "xfs", 0o700, ""),
     ],
 )
-def test_nodes_that_cannot_take_it(node: dict[str, object] | None, words: str) -> None:
-    answers = [GOOD] if node is None else [GOOD, GOOD | {"host": "n2"} | node]
-    with pytest.raises(StageError) as error:
-        stage_env.check_nodes([json.dumps(a) for a in answers], "/scratch", 2**30, 2)
-    assert words in str(error.value)
-    stage_env.check_nodes([json.dumps(GOOD)] * 2, "/scratch", 2**30, 2)
+def test_nodes_that_cannot_take_it(
+    free: int, kind: str, mode: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = filesystem.FileSystem(type=kind, source="x", mount="/")
+    monkeypatch.setattr(filesystem, "of", lambda folder: here)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    monkeypatch.setattr(os, "access", lambda folder, _: bool(mode))
+    found = stage_env.look(str(tmp_path), 2**30)
+    assert found == (f"{tmp_path} on {os.uname().nodename} {words}" if words else "")
+    answers = ["from a prolog", *(json.dumps({"problem": each}) for each in ("", found))]
+    if words:
+        with pytest.raises(StageError, match=re.escape(words)):
+            stage_env.check_nodes(answers, "/scratch", 2)
+    else:
+        stage_env.check_nodes(answers, "/scratch", 2)
+    with pytest.raises(StageError, match="only 2 of 3 nodes could look at /scratch"):
+        stage_env.check_nodes(answers, "/scratch", 3)
 
 
 def test_failed_broadcast_leaves_nothing(
@@ -242,7 +255,7 @@ def test_failed_broadcast_leaves_nothing(
 
     def on_all_nodes(nodes: int, program: list[str]) -> list[str]:
         calls.append(program)
-        return [json.dumps(GOOD)]
+        return [GOOD]
 
     def broadcast(source: Path, target: str, timeout_s: float) -> None:
         raise SlurmftError("sbcast failed (exit 1): No space left on device")

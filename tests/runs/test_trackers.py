@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import UsageError
@@ -97,7 +98,7 @@ class Bad:
 def test_tracker_that_fails_is_a_warning(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("accelerate.tracking.TensorBoardTracker", Bad(where))
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "tensorboard", Bad(where))
     found = trackers.Tracking(make_run(tmp_path, "tensorboard"))
     found.take(START)
     found.take(step(1))
@@ -115,7 +116,7 @@ def test_tracker_that_hangs_is_a_warning(tmp_path: Path, monkeypatch: pytest.Mon
         def start(self) -> None:
             end.wait()
 
-    monkeypatch.setattr("accelerate.tracking.TensorBoardTracker", Stuck(""))
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "tensorboard", Stuck(""))
     monkeypatch.setattr(trackers, "_START_S", -1)
     found = trackers.Tracking(make_run(tmp_path, "tensorboard"))
     for number in range(1, 3000):  # more than may wait for it

@@ -96,8 +96,7 @@ def _granted(child: subprocess.Popen[bytes], words: IO[bytes], wait_s: float) ->
     if not line:
         words.seek(0)
         lines = error_text(words.read().decode(errors="replace").splitlines())
-        refused = " ".join(w.removeprefix("salloc: ").removeprefix("error: ") for w in lines)
-        raise SlurmftError(f"salloc refused: {refused}", offers(), code=Exit.SUBMIT)
+        raise SlurmftError(f"salloc refused: {' '.join(lines)}", offers(), code=Exit.SUBMIT)
     found: dict[str, str] = json.loads(line)
     return found
 

@@ -546,4 +546,5 @@ def offers() -> str:
 
 
 def error_text(lines: Sequence[str]) -> list[str]:
-    return [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in lines]
+    """What sbatch or salloc says, without its name."""
+    return [re.sub("^(sbatch: |salloc: )?(error: )?", "", line).strip() for line in lines]

@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from slurmft.cluster.slurm import allocation
 from slurmft.core import filesystem
@@ -98,7 +97,7 @@ def send(run: RunDir, environment: Mapping[str, str]) -> str:
     targets = {f"{name}.{n}.tar" if n else f"{name}.tar": p for n, p in enumerate(packed)}
     sent = json.dumps(targets)
     try:
-        check_nodes(allocation.on_all_nodes(job.nodes, look), folder, size, job.nodes)
+        check_nodes(allocation.on_all_nodes(job.nodes, look), folder, job.nodes)
         for target, prefix in targets.items():
             allocation.broadcast(packed[prefix], target, _SEND_TIMEOUT_S)
     except SlurmftError as error:
@@ -137,39 +136,30 @@ def node_folder(job: JobConfig, environment: Mapping[str, str]) -> str:
     return (job.stage_dir or next(filter(None, named), "/tmp")).rstrip("/") or "/"
 
 
-def check_nodes(answers: list[str], folder: str, size: int, nodes: int) -> None:
-    """Raises StageError where a node, by its answer to `look`, cannot take an archive of `size`
-    bytes and its content."""
-    found = [json.loads(line) for line in answers if line.startswith("{")]
-    if len(found) < nodes:
-        raise StageError(f"only {len(found)} of {nodes} nodes could look at {folder}")
-    for node in found:
-        where = f"{folder} on {node['host']}"
-        if node["free_bytes"] is None:
-            raise StageError(f"{where} is not a writable folder")
-        if node["is_shared"]:
-            raise StageError(f"{where} is a shared file system ({node['type']}): see --stage-dir")
-        if node["free_bytes"] < _ROOM * size:
-            room, needed = in_bytes(node["free_bytes"]), in_bytes(_ROOM * size)
-            raise StageError(f"{where} has {room} free, {needed} are needed")
+def check_nodes(answers: list[str], folder: str, nodes: int) -> None:
+    """Raises StageError where a node, by its answer to `look`, cannot take the archives."""
+    problems = [json.loads(line)["problem"] for line in answers if line.startswith("{")]
+    if len(problems) < nodes:
+        raise StageError(f"only {len(problems)} of {nodes} nodes could look at {folder}")
+    for problem in filter(None, problems):
+        raise StageError(problem)
 
 
-def look(folder: str, size: int) -> dict[str, Any]:
-    """Free space and kind of a folder on this node, for an archive of `size` bytes.
+def look(folder: str, size: int) -> str:
+    """Why a folder on this node cannot take archives of `size` bytes and their content; "": it can.
 
     If the space is too small, leftovers of ended jobs are removed first.
     """
+    where = f"{folder} on {os.uname().nodename}"
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
-        return {"host": os.uname().nodename, "free_bytes": None}
+        return f"{where} is not a writable folder"
+    if (here := filesystem.of(folder)).is_shared:
+        return f"{where} is a shared file system ({here.type}): see --stage-dir"
     if shutil.disk_usage(folder).free < _ROOM * size and (left := leftovers(Path(folder))):
         removal(left).wait()
-    here = filesystem.of(folder)
-    return {
-        "host": os.uname().nodename,
-        "free_bytes": shutil.disk_usage(folder).free,
-        "is_shared": here.is_shared,
-        "type": here.type,
-    }
+    if (free := shutil.disk_usage(folder).free) < _ROOM * size:
+        return f"{where} has {in_bytes(free)} free, {in_bytes(_ROOM * size)} are needed"
+    return ""
 
 
 def pack(prefix: str, archives: Path, parts: Sequence[str] = ()) -> Path:
@@ -247,7 +237,7 @@ def clean(sent: str, nodes: int) -> None:
 def main(argv: list[str]) -> int:
     what, argument = argv[:2]
     if what == "look":
-        print(json.dumps(look(argument, int(argv[2]))))
+        print(json.dumps({"problem": look(argument, int(argv[2]))}))
     elif what == "clean":
         clean(argument, allocation.allocated_nodes() or 1)
     else:
