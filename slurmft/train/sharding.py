@@ -3,7 +3,7 @@
 FSDP2 gathers the weights of a layer when it computes, and sums gradients to the rank whose share
 they are of. Accelerate ignores its plugin on CPUs: so torch's `fully_shard` is called here; what
 comes around it (autocast, backward, optimizer) is Accelerate's. Checkpoints are torch's distributed
-ones, as safetensors: in their own format is a pickle.
+ones, as safetensors: their own format has a pickle in it.
 """
 
 from __future__ import annotations
