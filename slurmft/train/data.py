@@ -183,6 +183,8 @@ class TokenData:
     """Samples of each validation split, where there are several: one lies after the other."""
     texts: Any = None
     """What computing the metrics needs besides: whatever JSON can hold; None after `load`."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of it, such as how many texts are cut."""
     folder: Path | None = None
     """Where it was loaded from."""
 
@@ -195,7 +197,7 @@ class TokenData:
     def save(self, folder: Path) -> None:
         self.train.save(folder / "train")
         self.validation.save(folder / "validation")
-        meta = {"labels": self.labels, "pad_id": self.pad_id, "sizes": self.sizes}
+        meta = {name: getattr(self, name) for name in ("labels", "pad_id", "sizes", "notes")}
         for name, value in (("meta", meta), ("texts", self.texts)):
             (folder / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
 
@@ -203,8 +205,7 @@ class TokenData:
     def load(cls, folder: Path) -> TokenData:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         train, validation = (TokenTable.load(folder / s) for s in ("train", "validation"))
-        sizes = tuple(meta.get("sizes", ()))
-        return cls(train, validation, meta["labels"], meta["pad_id"], sizes, folder=folder)
+        return cls(train, validation, **meta, folder=folder)
 
 
 def offsets_of(lengths: Array) -> Array:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmft.core.errors import UsageError
+from slurmft.core.text import shown
 from slurmft.train.config import TrainConfig
 from slurmft.train.recipes import facts
 from slurmft.train.rows import SQUAD_COLUMNS, check_texts, is_empty, label_numbers, wrong_label
@@ -105,6 +106,56 @@ class Words(RowFormat):
 
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
         return ((row, label) for row, own in enumerate(values[-1], start) for label in own)
+
+
+@dataclass(frozen=True)
+class Documents(RowFormat):
+    """Texts to be learnt, or prompts and what completes them."""
+
+    @classmethod
+    def of(cls, train: TrainConfig) -> Documents:
+        return cls(tuple(filter(None, (train.text_column, train.label_column))))
+
+    def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
+        return [check_texts(texts, where, start) for texts in values][-1]
+
+
+ROLES = ("system", "developer", "user", "tool", "assistant")
+
+
+@dataclass(frozen=True)
+class Chats(RowFormat):
+    """Conversations: lists of messages."""
+
+    @classmethod
+    def of(cls, train: TrainConfig) -> RowFormat:
+        if train.preset == "completion":
+            return Documents.of(train)
+        return cls(tuple(filter(None, (train.text_column,))))
+
+    def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
+        empty = []
+        for row, messages in enumerate(values[0], start):
+            try:
+                turns = [(each["role"], each["content"] + "") for each in messages]
+            except (TypeError, KeyError):
+                raise self._wrong(where, row, f"the messages {shown(repr(messages))}") from None
+            if unknown := [role for role, _ in turns if role not in ROLES]:
+                raise self._wrong(where, row, f"a message of the role {unknown[0]!r}")
+            learnt = [text for role, text in turns if role == "assistant"]
+            if not learnt:
+                raise self._wrong(where, row, "no message of the assistant")
+            empty += [row] if all(map(is_empty, learnt)) else []
+        return empty
+
+    @staticmethod
+    def _wrong(where: str, row: int, what: str) -> UsageError:
+        return UsageError(
+            f"{where!r}: row {row} has {what}",
+            'a row is {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", '
+            f'"content": "..."}}]}}; roles are {", ".join(ROLES)}; for prompts and completions '
+            "there is --preset completion",
+        )
 
 
 @dataclass(frozen=True)

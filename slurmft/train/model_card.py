@@ -11,6 +11,7 @@ from slurmft.core.files import write_text
 from slurmft.core.hub import is_local
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
+from slurmft.train.recipes import facts
 
 FILE = "README.md"
 
@@ -21,6 +22,12 @@ _SETTINGS = (
 )  # fmt: skip
 _USED = ("precision", "global_batch_size", "backend", "optimizer", "learning_rate")
 """What a run chose for itself, or may have: as its result has it."""
+_EXAMPLES = {
+    "token-classification": '"a text", aggregation_strategy="simple"',
+    "question-answering": 'question="...", context="..."',
+    "text-generation": '"Once upon a time"',
+    "sft": '[{"role": "user", "content": "..."}]',
+}
 _PACKAGES = ("slurmft", "torch", "transformers", "accelerate", "datasets", "tokenizers")
 
 
@@ -49,8 +56,8 @@ def text(
         name: of the run.
     """
     model = _name(train.model) or "A model of random weights"
-    pipeline = _pipeline(train)
-    example = '"a text"' if pipeline == "text-classification" else 'question="...", context="..."'
+    pipeline = facts(train.task).pipeline
+    example = _EXAMPLES.get(train.task, _EXAMPLES.get(pipeline, '"a text"'))
     changed = fingerprint.words(result.get("changed_since_submission") or {})
     packages = ", ".join(f"{k} {versions[k]}" for k in _PACKAGES if k in versions)
     return f"""---
@@ -92,7 +99,7 @@ def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:
     from huggingface_hub import EvalResult, ModelCardData  # 0.2 s
 
     metrics = {k: v for k, v in result["metrics"].items() if v is not None}
-    task, data = _pipeline(train), _data(train)
+    task, data = facts(train.task).pipeline, _data(train)
     return ModelCardData(
         model_name=name,
         library_name="transformers",
@@ -107,10 +114,6 @@ def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:
         ]
         or None,
     )
-
-
-def _pipeline(train: TrainConfig) -> str:
-    return "question-answering" if train.task == "squad" else "text-classification"
 
 
 def _data(train: TrainConfig) -> str:

@@ -27,6 +27,8 @@ class TaskFacts:
     """What its rows are: a class of `slurmft.train.formats`, by its name, or an own one."""
     labels: tuple[str, ...] | None = None
     """Names of the classes; none: labels are numbers; None: those that the training data has."""
+    pipeline: str = "text-classification"
+    """What the hub calls it; "": as its preset."""
     metrics: tuple[str, ...] = ("accuracy",)
     """Where it has labels: names in `slurmft.train.metrics`, the one that decides which checkpoint
     is the best first."""

@@ -27,6 +27,8 @@ from slurmft.core.text import shown, some
 SQUAD_COLUMNS = ("id", "question", "context", "answers")
 MAX_LABELS = 100_000
 _CHUNK_ROWS = 1000
+_LINES_AT_ONCE = 100
+"""Of a text, that are a row."""
 _LINE_BYTES = 2**26
 """More are no row, but a file of another kind."""
 
@@ -34,7 +36,7 @@ _LINE_BYTES = 2**26
 
 
 def read_chunks(path: Path, names: Sequence[str]) -> Iterator[tuple[float, list[list[Any]]]]:
-    """Columns of a .jsonl, .csv (.gz too) or .parquet file, some rows at a time.
+    """Columns of a .jsonl, .csv, .txt (.gz too) or .parquet file, some rows at a time.
 
     Yields:
         The share of the file that is read by then, and the values of each column.
@@ -131,7 +133,16 @@ def _parquet(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[A
         raise UsageError(f"cannot read {str(path)!r}: {error}") from None
 
 
-_READERS = {"csv": _csv, "jsonl": _json, "parquet": _parquet}
+def _text(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
+    """The parts of one long text, of whole lines."""
+    if len(names) > 1:
+        raise no_column(str(path), names[1], names[:1])
+    lines = _lines(raw, path)
+    while part := list(itertools.islice(lines, _LINES_AT_ONCE)):
+        yield ["".join(part)]
+
+
+_READERS = {"csv": _csv, "jsonl": _json, "parquet": _parquet, "txt": _text}
 
 
 def _place(where: str, name: str, found: list[str]) -> int:
@@ -143,6 +154,7 @@ def _place(where: str, name: str, found: list[str]) -> int:
 def no_column(where: str, name: str, found: Sequence[str]) -> UsageError:
     is_fixed = name in SQUAD_COLUMNS
     flags = "" if is_fixed else "; choose with --text-column, --text-pair-column, --label-column"
+    flags += "; or give --preset completion" if "completion" in found else ""
     return UsageError(f"{where!r} has no column {name!r}", f"it has {', '.join(found)}{flags}")
 
 

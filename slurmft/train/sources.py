@@ -15,7 +15,7 @@ from slurmft.core.permissions import user_name
 from slurmft.train.config import TrainConfig
 from slurmft.train.recipes import facts
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet", ".txt", ".txt.gz")
 
 
 def localize(train: TrainConfig) -> TrainConfig:

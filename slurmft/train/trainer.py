@@ -171,6 +171,8 @@ class Training:
         self.data = TokenData.load(self.run_dir.tokens)
         if self.world.is_main:
             self.tokens_sha256 = fingerprint.of(self.run_dir.tokens / "train")["sha256"]
+            for note in self.data.notes:
+                self.job.say(note)
 
     def _prepare_tokens(self) -> None:
         if not self.run_dir.tokens.exists():
@@ -453,7 +455,9 @@ class Training:
         The value is the same on every rank, and so is the decision.
         """
         at, patience = self.position, self.config.early_stopping
-        is_best = not math.isnan(value) and (at.best is None or value > at.best)
+        is_best = not math.isnan(value) and (
+            at.best is None or (value < at.best if self.task.lower_is_better else value > at.best)
+        )
         at.best, at.since_best = (value, 0) if is_best else (at.best, at.since_best + 1)
         stops = patience is not None and at.since_best >= patience
         if stops and at.step < self.plan.total_steps:

@@ -65,9 +65,11 @@ class TrimmedVocabulary:
             module = model.get_input_embeddings()
         except NotImplementedError:  # transformers' own, for models that do not say
             return None
-        if not is_plain_table(model, module):
+        if not isinstance(module, torch.nn.Embedding):
             return None
         used = _tokens(data, module)
+        if not is_plain_table(model, module):
+            return None
         saved = (module.num_embeddings - len(used) - 1) * module.weight[0].nbytes
         if saved < _SAVED_BYTES:
             return None

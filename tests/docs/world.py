@@ -20,7 +20,13 @@ from tests.docs import pages
 from tests.docs.rules import filled, study_name
 from tests.support import CHECKOUT
 from tests.support.made_runs import write_run
-from tests.support.models import write_reviews
+from tests.support.models import (
+    write_chats,
+    write_decoder,
+    write_documents,
+    write_reviews,
+    write_splits,
+)
 
 PUSHED = "emotion-20261120-093012-a1b2"
 """The run that is pushed to the hub."""
@@ -103,6 +109,12 @@ def make(folder: Path, model: Path, data: Path) -> World:
     (folder / "reviews.py").write_text(pages.block_that_begins(OWN_TASK, "python"))
     (folder / "gpfs/models").mkdir()
     (folder / "gpfs/models/distilbert-base-uncased").symlink_to(model)
+    for name in ("SmolLM2-135M", "SmolLM2-135M-Instruct"):
+        write_decoder(folder / "gpfs/models" / name)
+    write_documents(folder / "gpfs/data/papers", train=20, validation=5)
+    write_chats(folder / "gpfs/data/chats", train=20, validation=5)
+    prompts = [{"prompt": "joy", "completion": " love"}] * 20
+    write_splits(folder / "gpfs/data/prompts", {"train": prompts, "validation": prompts})
     for place in ("gpfs/proj42/hf", "gpfs/images"):
         (folder / place).mkdir(parents=True)
     for place in (".zfunc", ".local/share/bash-completion/completions"):

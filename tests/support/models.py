@@ -143,3 +143,96 @@ def write_reviews(folder: Path, train: int, validation: int) -> Path:
 
     sizes = {"train": train, "validation": validation}
     return write_splits(folder, {k: [row() for _ in range(n)] for k, n in sizes.items()})
+
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "<|{{ m.role }}|> {{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def write_decoder(
+    folder: Path,
+    template: str | None = CHAT_TEMPLATE,
+    pad: str | None = None,
+    eos: str | None = "<|end|>",
+    **sizes: Any,
+) -> Path:
+    """Saves a one-layer Llama with random weights and a word-level tokenizer of WORDS.
+
+    Args:
+        template: of chats.
+        sizes: of the model's configuration.
+    """
+    import torch
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    names = ["<unk>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "\n", *WORDS]
+    level = models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>")
+    tokenizer = Tokenizer(level)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(" +"), "removed")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="<unk>",
+        eos_token=eos,
+        pad_token=pad,
+        additional_special_tokens=names[1:5],
+        chat_template=template,
+        model_max_length=512,
+    )
+    fast.save_pretrained(folder)
+    torch.manual_seed(0)
+    own = {
+        "vocab_size": len(names),
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 512,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+    }
+    LlamaForCausalLM(LlamaConfig(**own | sizes)).save_pretrained(folder)
+    return folder
+
+
+def made_text(rng: random.Random, words: int) -> str:
+    """Words of which each tells the next but for a choice of two."""
+    found = [rng.randrange(len(WORDS))]
+    for _ in range(words - 1):
+        found.append((3 * found[-1] + rng.choice((1, 20))) % len(WORDS))
+    return " ".join(WORDS[i] for i in found)
+
+
+def write_documents(folder: Path, train: int, validation: int) -> Path:
+    """Writes texts of uneven lengths that `made_text` makes: their perplexity is a bit over 2."""
+    rng = random.Random(0)
+    sizes = {"train": train, "validation": validation}
+    rows = {
+        k: [{"text": made_text(rng, rng.choice((3, 20, 90)))} for _ in range(n)]
+        for k, n in sizes.items()
+    }
+    return write_splits(folder, rows)
+
+
+def write_chats(folder: Path, train: int, validation: int) -> Path:
+    """Writes conversations of one to three turns: the assistant answers with the words in reverse
+    order of their numbers, which are two words of LABELS."""
+    rng = random.Random(0)
+
+    def turn() -> list[dict[str, str]]:
+        words = rng.sample(LABELS, 2)
+        asked = [*rng.choices(WORDS[len(LABELS) :], k=rng.choice((1, 12))), words[0]]
+        return [
+            {"role": "user", "content": " ".join(asked)},
+            {"role": "assistant", "content": " ".join([words[0], "word7", words[0]])},
+        ]
+
+    def row() -> dict[str, Any]:
+        return {"messages": [m for _ in range(rng.randint(1, 3)) for m in turn()]}
+
+    sizes = {"train": train, "validation": validation}
+    return write_splits(folder, {k: [row() for _ in range(n)] for k, n in sizes.items()})

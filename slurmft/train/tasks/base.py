@@ -25,6 +25,8 @@ class Task(ABC):
 
     metric_names: tuple[str, ...] = ("accuracy",)
     """The first one decides which checkpoint is the best."""
+    lower_is_better: bool = False
+    """Of the first metric."""
     prediction_dtype: np.dtype[Any] = np.dtype(np.int64)
     """Of one prediction: int64 classes, or float64 numbers."""
     prediction_shape: tuple[int, ...] = ()

@@ -61,6 +61,8 @@ class Pretrained(Task):
 
     hub_subset: str | None = None
     """Which of the data sets to take that a hub id stands for."""
+    eos_may_pad: bool = False
+    """Whether the end-of-text token pads where there is no token for that."""
 
     def rows(self, split: str) -> Rows:
         """A split's rows.
@@ -135,6 +137,8 @@ class Pretrained(Task):
         from transformers import AutoTokenizer
 
         tokenizer = self._load(AutoTokenizer.from_pretrained)
+        if tokenizer.pad_token_id is None and self.eos_may_pad:
+            tokenizer.pad_token = tokenizer.eos_token
         if tokenizer.pad_token_id is None:
             raise UsageError(f"the tokenizer of {self.config.model!r} has no padding token")
         return tokenizer
