@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import inspect
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -34,6 +35,8 @@ class Parser(argparse.ArgumentParser):
         about, _, more = inspect.cleandoc(documentation or "").partition("\n\n")
         super().__init__(command, None, about.replace("\n", " "), more, allow_abbrev=False)
         self.formatter_class = _KeepsLines
+        # What argparse takes for negative numbers, which may be values: --host-suffix -ib0, too.
+        self._negative_number_matcher = re.compile("-[^-]")
         self.add_argument("--debug", action="store_true", help="show tracebacks of errors")
 
     def error(self, message: str) -> NoReturn:
@@ -45,7 +48,7 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: an unknown flag, a value of the wrong type, or a stray argument.
         """
-        known, rest = self.parse_known_args(self._join_dashed_values(argv))
+        known, rest = self.parse_known_args(argv)
         for word in rest:
             if word.startswith("-") and word != "-":
                 raise unknown("flag", word.partition("=")[0], self._flags())
@@ -59,18 +62,6 @@ class Parser(argparse.ArgumentParser):
 
         arguments = self.parse(argv)
         return arguments, resolve.find(arguments.run, arguments.runs_dir)
-
-    def _join_dashed_values(self, argv: list[str]) -> list[str]:
-        """`--host-suffix -ib0` as `--host-suffix=-ib0`, which argparse would take for two flags."""
-        takes_value = {f for a in self._actions if a.nargs is None for f in a.option_strings}
-        joined: list[str] = []
-        for word in argv:
-            dashed = len(word) > 1 and word[0] == "-" and word[1] != "-"
-            if dashed and joined and joined[-1] in takes_value:
-                joined[-1] += f"={word}"
-            else:
-                joined.append(word)
-        return joined
 
     def _flags(self) -> list[str]:
         return [f for action in self._actions for f in action.option_strings if f.startswith("--")]

@@ -55,7 +55,7 @@ from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 from slurmft.studies import folder as study_folder
 from slurmft.studies import runner, spec
-from slurmft.studies.progress import (
+from slurmft.studies.folder import (
     STATES,
     Repeat,
     StudyStatus,

@@ -30,7 +30,7 @@ from slurmft.runs.job_ids import array_of, array_task_id
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 from slurmft.studies import programs, spec
-from slurmft.studies.progress import Repeat, StudyStatus
+from slurmft.studies.folder import Repeat, StudyStatus
 from slurmft.studies.spec import Study
 from slurmft.train import recipes
 from slurmft.train.configure import OPTIONS, configure

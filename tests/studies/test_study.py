@@ -25,7 +25,7 @@ from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json, write_json
 from slurmft.runs.rundir import RunDir
 from slurmft.studies import spec
-from slurmft.studies.progress import study_status
+from slurmft.studies.folder import study_status
 from slurmft.train.config import TrainConfig
 from tests.conftest import slurmft
 from tests.support.models import write_emotion
