@@ -28,25 +28,17 @@ from slurmft.runs import resolve
 def parser() -> Parser:
     command = Parser("slurmft clean", __doc__)
     add_runs_dir(command)
-    command.add_argument(
-        "--only",
-        action="append",
-        choices=KINDS,
-        help="only this kind, repeatable; runs: whole directories of runs that did not finish; "
-        "token-cache: in $HF_HOME, for all your runs",
-    )
-    command.add_argument(
-        "--older-than",
-        default="30d",
-        metavar="TIME",
-        help="how long ago a run that is removed as a whole last changed, or an entry of the token "
-        "cache was last used (default: 30d)",
-    )
-    command.add_argument("--dry-run", action="store_true", help="only show it")
-    command.add_argument("--yes", action="store_true", help="do not ask")
-    command.add_argument(
-        "--json", action="store_true", help="runs_dir, items, bytes, removed, left_out, as JSON"
-    )
+    add = command.add_argument
+    only = "only this kind, repeatable; runs: whole directories of runs that did not finish; "
+    only += "token-cache: in $HF_HOME, for all your runs"
+    add("--only", action="append", choices=KINDS, help=only)
+    older = "how long ago a run that is removed as a whole last changed, or an entry of the token "
+    older += "cache was last used (default: 30d)"
+    add("--older-than", default="30d", metavar="TIME", help=older)
+    add("--dry-run", action="store_true", help="only show it")
+    add("--yes", action="store_true", help="do not ask")
+    shown = "runs_dir, items, bytes, removed, left_out, as JSON"
+    add("--json", action="store_true", help=shown)
     return command
 
 

@@ -84,27 +84,22 @@ def checkup_main(argv: list[str]) -> int:
 
 def parser() -> Parser:
     made = Parser("slurmft doctor", __doc__)
-    made.add_argument("--json", action="store_true", help="print the findings as JSON")
-    made.add_argument(
-        "--output", metavar="FILE", help="write a report for support: text and JSON, no secrets"
-    )
-    made.add_argument(
-        "--quick", action="store_true", help="skip devices and collectives: torch is not loaded"
-    )
-    made.add_argument(
-        "--within", type=float, default=40, metavar="SECONDS",
-        help="time limit for the nodes' part; measurements beyond it are skipped (%(default)s)",
-    )  # fmt: skip
+    add = made.add_argument
+    add("--json", action="store_true", help="print the findings as JSON")
+    output = "write a report for support: text and JSON, no secrets"
+    add("--output", metavar="FILE", help=output)
+    quick = "skip devices and collectives: torch is not loaded"
+    add("--quick", action="store_true", help=quick)
+    limit = "time limit for the nodes' part; measurements beyond it are skipped (%(default)s)"
+    add("--within", type=float, default=40, metavar="SECONDS", help=limit)
     _add_wait(made, _CHECKUP_WAIT_S)
     add_options(made, JobConfig, "Where", only=_JOB)
     return made
 
 
 def _add_wait(made: Parser, default_s: float) -> None:
-    made.add_argument(
-        "--wait", type=float, default=default_s, metavar="SECONDS",
-        help="how long to wait in the queue for nodes (%(default)g)",
-    )  # fmt: skip
+    wait = "how long to wait in the queue for nodes (%(default)g)"
+    made.add_argument("--wait", type=float, default=default_s, metavar="SECONDS", help=wait)
 
 
 def _job(arguments: argparse.Namespace, names: tuple[str, ...]) -> JobConfig:

@@ -31,9 +31,8 @@ def parser() -> Parser:
     command = Parser("slurmft fetch", __doc__)
     command.add_argument("model", nargs="?", help="hub id or folder (default: the task's)")
     command.add_argument("data", nargs="?", help="hub id or folder (default: the task's)")
-    command.add_argument(
-        "--task", choices=tuple(TASKS), help="what they are for (default: emotion)"
-    )
+    task = "what they are for (default: emotion)"
+    command.add_argument("--task", choices=tuple(TASKS), help=task)
     return command
 
 

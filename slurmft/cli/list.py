@@ -48,13 +48,8 @@ def _cells(run: dict[str, Any]) -> list[str]:
 def parser() -> Parser:
     command = Parser("slurmft list", __doc__)
     add_runs_dir(command)
-    command.add_argument(
-        "--state",
-        action="append",
-        default=[],
-        metavar="STATE",
-        help=f"only runs in this state, repeatable: {', '.join(status.STATES)}",
-    )
+    states = f"only runs in this state, repeatable: {', '.join(status.STATES)}"
+    command.add_argument("--state", action="append", default=[], metavar="STATE", help=states)
     command.add_argument("--newest", type=count, metavar="N", help="at most the N newest of them")
     command.add_argument("--json", action="store_true", help="runs_dir, runs, problems, as JSON")
     return command

@@ -23,25 +23,16 @@ from slurmft.runs.rundir import FINAL_STATES, RunDir
 def parser() -> Parser:
     command = Parser("slurmft logs", __doc__)
     add_run(command)
-    command.add_argument(
-        "--rank", type=int, action="append", metavar="R", help="only lines of this rank; repeatable"
-    )
-    command.add_argument(
-        "--node",
-        default="",
-        metavar="NAME",
-        help="only lines of this host, or of the node of this number",
-    )
-    command.add_argument(
-        "--attempt", type=int, metavar="N", help="only lines of this start of the job"
-    )
-    command.add_argument("--tail", type=int, metavar="N", help="only the last N lines")
-    command.add_argument(
-        "--follow",
-        action="store_true",
-        help="print new lines until the job ends; exit with its exit code",
-    )
-    command.add_argument("--json", action="store_true", help="a JSON object for each line")
+    add = command.add_argument
+    ranks = "only lines of this rank; repeatable"
+    add("--rank", type=int, action="append", metavar="R", help=ranks)
+    node = "only lines of this host, or of the node of this number"
+    add("--node", default="", metavar="NAME", help=node)
+    add("--attempt", type=int, metavar="N", help="only lines of this start of the job")
+    add("--tail", type=int, metavar="N", help="only the last N lines")
+    follow = "print new lines until the job ends; exit with its exit code"
+    add("--follow", action="store_true", help=follow)
+    add("--json", action="store_true", help="a JSON object for each line")
     return command
 
 

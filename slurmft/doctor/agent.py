@@ -5,6 +5,7 @@ import dataclasses
 import os
 import platform
 import socket
+import socketserver
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,6 @@ class Agent:
     """The operations; each answer is JSON."""
 
     def __init__(self) -> None:
-        self._token = ""
         self.lock = LockOperations().lock
 
     def facts(self, folders: Mapping[str, str], job: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,32 +83,14 @@ class Agent:
 
         Returns both ports, and a free one for torchrun's store.
         """
-        self._token = token
+        _Peer.token = token
         found = {"torchrun": rendezvous.free_ports(job_id, 1)[0]}
         ports = [p for p in rendezvous.candidate_ports(job_id) if p != found["torchrun"]]
         for name, tried in (("rendezvous", ports), ("ephemeral", [0])):
             server = _listener(tried)
-            found[name] = server.getsockname()[1]
-            threading.Thread(target=self._serve, args=(server,), daemon=True).start()
+            found[name] = server.server_address[1]
+            threading.Thread(target=server.serve_forever, daemon=True).start()
         return found
-
-    def _serve(self, server: socket.socket) -> None:
-        while True:
-            caller, _ = server.accept()
-            threading.Thread(target=self._serve_one, args=(caller,), daemon=True).start()
-
-    def _serve_one(self, caller: socket.socket) -> None:
-        """Requests are lines: who, or sink, which counts the bytes that follow."""
-        with contextlib.suppress(OSError), caller:
-            caller.settimeout(10)
-            stream = caller.makefile("rwb")
-            for line in stream:
-                if line == b"who\n":
-                    answer = f"{self._token} {time.time()}"
-                else:
-                    answer = str(_count_bytes(stream))
-                stream.write(answer.encode() + b"\n")
-                stream.flush()
 
     def reach(self, peers: Mapping[str, Mapping[str, Any]], timeout_s: float) -> dict[str, Any]:
         """Resolves the peers' names and connects to their ports, all at the same time.
@@ -260,20 +242,31 @@ def _greet(address: str, port: int, token: str, timeout_s: float) -> dict[str, f
     return {"ahead_s": float(theirs) - began - trip_s / 2, "round_trip_s": trip_s}
 
 
-def _listener(ports: Sequence[int]) -> socket.socket:
+class _Peer(socketserver.StreamRequestHandler):
+    """Answers other nodes. Their requests are lines: who, or sink, which counts what follows."""
+
+    token, timeout = "", 10
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):
+            for line in self.rfile:
+                pieces = iter(partial(self.rfile.read1, 2**20), b"")
+                who = line == b"who\n"
+                said = f"{self.token} {time.time()}" if who else sum(map(len, pieces))
+                self.wfile.write(f"{said}\n".encode())
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = daemon_threads = True
+    request_queue_size = 1024
+
+
+def _listener(ports: Sequence[int]) -> _Server:
     """A server on the first of the ports that is free."""
     for port in ports:
         with contextlib.suppress(OSError):
-            return socket.create_server(("", port), backlog=1024)
+            return _Server(("", port), _Peer)
     raise SlurmftError(f"cannot listen on any of these ports: {ports}", "ss -tlnp shows who does")
-
-
-def _count_bytes(stream: Any) -> int:
-    """Reads to the end; the number of bytes."""
-    count = 0
-    while data := stream.read1(2**20):
-        count += len(data)
-    return count
 
 
 if __name__ == "__main__":
