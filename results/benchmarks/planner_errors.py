@@ -25,7 +25,7 @@ from slurmft.runs import resolve, scan
 from slurmft.studies.scaling import model
 from slurmft.studies.scaling.model import Fit, Row
 from slurmft.studies.scaling.series import Series, series_of
-from tests.support.published_series import PublishedSeries, published_series
+from tests.support.published_series import PublishedSeries, phase_s, published_series
 
 FITTED_DEVICES = {
     "mn4_emotion": 4,
@@ -71,7 +71,7 @@ def examine(series: PublishedSeries, most: int) -> dict[str, Any]:
 def facts(fit: Fit, row: Row, is_held_out: bool) -> dict[str, Any]:
     """One row: measured, predicted, 90 % interval, error (predicted / measured - 1)."""
     phase, measured = next(iter(row.seconds.items()))
-    interval = fit.predict(row.devices, row.nodes, row.work).phase_s(phase)
+    interval = phase_s(fit.predict(row.devices, row.nodes, row.work), phase)
     return {
         "row": row.label,
         "devices": row.devices,

@@ -8,16 +8,15 @@ examples:
   slurmft follow runs/emotion-20261120-093012-a1b2c3
 """
 
-import contextlib
 import sys
-from collections.abc import Iterator
 
 from slurmft.cli import next_commands
 from slurmft.cli.parser import Parser, add_run
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.own_program import OwnProgram
-from slurmft.runs import log_times, trackers
+from slurmft.runs import trackers
+from slurmft.runs.logfiles import log_of_rank
 from slurmft.runs.progress import Progress, result_table
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir, read_log_head
@@ -34,7 +33,8 @@ class Follower:
         self._records = RecordReader(run.records)
         recent = self._records.read_recent("start")
         self._recent = [] if only_new else recent
-        self._output = Output(run) if OwnProgram.of(run.load_config().program) else None
+        is_own = OwnProgram.of(run.load_config().program) is not None
+        self._log = log_of_rank(run, 0) if is_own else None
         self._said = ""
 
     def follow(self) -> int:
@@ -58,9 +58,10 @@ class Follower:
         return show_outcome(self.job)
 
     def _show_records(self) -> None:
-        if self._output is not None:
-            for line in self._output.new_lines():
-                self.progress.say(line)
+        if self._log is not None:  # what a program of the user's own prints: it may record nothing
+            for line in self._log.lines(whole=False):
+                if not read_log_head(line.text):
+                    self.progress.say(line.text)
             return
         for record in self._records.read():
             self.progress.show(record)
@@ -74,24 +75,6 @@ class Follower:
         if (state.name != "UNKNOWN" or state.reason) and text != self._said:
             self._said = text
             self.progress.say(text)
-
-
-class Output:
-    """What rank 0 of a program of the user's own prints: its log has its records, too."""
-
-    def __init__(self, run: RunDir) -> None:
-        self._log, self._offset = run.rank_log(0), 0
-
-    def new_lines(self) -> Iterator[str]:
-        """Whole lines that are new, without their stamps."""
-        with contextlib.suppress(OSError), open(self._log, "rb") as file:
-            file.seek(self._offset)
-            whole, newline, _ = file.read().rpartition(b"\n")
-            self._offset += len(whole + newline)
-            for line in whole.decode(errors="replace").split("\n") if newline else ():
-                text = log_times.split(line)[1]
-                if not read_log_head(text):
-                    yield text
 
 
 def show_outcome(job: JobWatch) -> int:

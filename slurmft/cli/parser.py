@@ -4,7 +4,9 @@ import argparse
 import dataclasses
 import inspect
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -13,13 +15,6 @@ from slurmft.core.errors import Exit, UsageError, unknown
 
 if TYPE_CHECKING:
     from slurmft.runs.rundir import RunDir
-
-
-class _KeepsLines(argparse.HelpFormatter):
-    """Wraps texts of one line; leaves others, such as examples, as they are."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if "\n" in text else super()._fill_text(text, width, indent)
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,8 +28,9 @@ class Parser(argparse.ArgumentParser):
             documentation: a docstring. Its first paragraph begins the help, the others end it.
         """
         about, _, more = inspect.cleandoc(documentation or "").partition("\n\n")
-        super().__init__(command, None, about.replace("\n", " "), more, allow_abbrev=False)
-        self.formatter_class = _KeepsLines
+        about = textwrap.fill(about, shutil.get_terminal_size().columns - 2)
+        super().__init__(command, None, about, more, allow_abbrev=False)
+        self.formatter_class = argparse.RawDescriptionHelpFormatter
         # What argparse takes for negative numbers, which may be values: --host-suffix -ib0, too.
         self._negative_number_matcher = re.compile("-[^-]")
         self.add_argument("--debug", action="store_true", help="show tracebacks of errors")

@@ -208,6 +208,11 @@ class _LogFile:
         return text[:1].isspace() and self._last.time != -math.inf
 
 
+def log_of_rank(run: RunDir, rank: int) -> _LogFile:
+    """The log of one rank, whose `lines` are each time those that are new."""
+    return _LogFile(_Place(run.rank_log(rank), f"rank {rank}", None, ""), 0, [])
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """A log file, and who writes it."""

@@ -20,7 +20,7 @@ from slurmft.studies.scaling.planner import recommend
 from slurmft.studies.scaling.series import row_of
 from tests.support import CHECKOUT
 from tests.support.made_runs import write_run
-from tests.support.published_series import published_series
+from tests.support.published_series import phase_s, published_series
 
 PUBLISHED = CHECKOUT / "results" / "published"
 EMOTION = PUBLISHED / "mn4_emotion.json"
@@ -40,7 +40,7 @@ def held_out_errors(series: Any) -> list[float]:
     for row in series.rows:
         phase, measured = next(iter(row.seconds.items()))
         if row.devices > 4:
-            predicted = fit.predict(row.devices, row.nodes, row.work).phase_s(phase)
+            predicted = phase_s(fit.predict(row.devices, row.nodes, row.work), phase)
             errors.append(predicted.median / measured - 1)
     return errors
 
@@ -83,7 +83,7 @@ def test_intervals_hold_what_the_model_itself_makes() -> None:
         }
         fit = model.fit([simulated(n, costs) for n in (1, 2, 4)])
         measured = simulated(16, costs).seconds["train"]
-        predicted = fit.predict(16, 16).phase_s("train")
+        predicted = phase_s(fit.predict(16, 16), "train")
         inside += predicted.low <= measured <= predicted.high
     assert inside >= 6
 
@@ -108,7 +108,7 @@ def test_one_run_is_met_and_what_it_does_not_show_is_wide(devices: int) -> None:
     row = simulated(devices, costs | {"sample": 0.2, "startup": 40.0})
     fit = model.fit([row])
     for phase, seconds in row.seconds.items():
-        assert fit.predict(devices, devices).phase_s(phase).median == pytest.approx(seconds, 0.03)
+        assert phase_s(fit.predict(devices, devices), phase).median == pytest.approx(seconds, 0.03)
     same, far = fit.predict(devices, devices).total_s, fit.predict(64, 64).total_s
     assert far.high / far.low > 1.2 * same.high / same.low
 

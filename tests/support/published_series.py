@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.studies.published import PublishedTable, load
-from slurmft.studies.scaling.model import TOTAL, Row, Workload
+from slurmft.studies.scaling.model import TOTAL, Interval, Prediction, Row, Workload
 from slurmft.studies.scaling.series import Series
 
 _SAMPLES = {
@@ -128,3 +128,10 @@ def _seconds(phase: str, value: float, work: Workload, devices: int) -> float:
         samples = work.train_samples if phase == "train" else work.evaluate_samples
         return samples / (devices * value)
     return value / 1000 if phase == "broadcast" else value
+
+
+def phase_s(prediction: Prediction, name: str) -> Interval:
+    """The time of one phase, or the TOTAL, as it would be measured."""
+    if name == TOTAL:
+        return prediction.total_s
+    return Interval.of(prediction.phases_s[name] * prediction.noise)

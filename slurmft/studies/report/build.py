@@ -1,11 +1,9 @@
 """What a report shows of runs and published tables: collected, printed, and written to files."""
 
 import base64
-import contextlib
 import functools
-import importlib.resources
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -203,14 +201,18 @@ def write_report(
         UsageError: the folder cannot be written to.
     """
     folder = absolute(folder)
-    with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     names: list[str] = []
 
     def put(name: str, content: str | bytes) -> None:
         raw = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
-        with _writing(folder):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
             write_bytes(folder / name, raw)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write to {str(folder)!r}: {error.strerror or error}",
+                "give a folder that you can write: --output",
+            ) from None
         names.append(name)
 
     for form, (_, ending) in FORMATS.items():
@@ -240,7 +242,7 @@ def _page(
     import jinja2  # 60 ms
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    template = importlib.resources.files(__package__).joinpath("report.html")
+    template = Path(__file__).with_name("report.html")
     return environment.from_string(template.read_text(encoding="utf-8")).render(
         title=title,
         sections=sections,
@@ -266,14 +268,3 @@ def _draw(sections: Sequence[Section], put: Callable[[str, str | bytes], None]) 
             put(f"{name}.svg", drawn[name])
             put(f"{name}.png", png)
     return drawn
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(
-            f"cannot write to {str(folder)!r}: {error.strerror or error}",
-            "give a folder that you can write: --output",
-        ) from None

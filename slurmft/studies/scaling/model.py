@@ -160,10 +160,6 @@ class Prediction:
     def total_s(self) -> Interval:
         return Interval.of(self.draws_s)
 
-    def phase_s(self, name: str) -> Interval:
-        """The time of one phase, or the TOTAL, as it would be measured."""
-        return self.total_s if name == TOTAL else Interval.of(self.phases_s[name] * self.noise)
-
 
 @dataclass(frozen=True, slots=True)
 class Fit:

@@ -153,16 +153,12 @@ def recommend(options: Sequence[Option], deadline_s: float | None) -> tuple[Opti
     Raises:
         UsageError: no option meets the deadline.
     """
-    if deadline_s is not None:
-        return _in_time(options, deadline_s)
-    efficient = [o for o in options if o.efficiency.median >= _EFFICIENT]
-    if not efficient:
-        return options[0], f"none of these has an efficiency of {_EFFICIENT} or more"
-    why = f"the most of these with an efficiency of {_EFFICIENT} or more; --deadline sets a time"
-    return efficient[-1], why
-
-
-def _in_time(options: Sequence[Option], deadline_s: float) -> tuple[Option, str]:
+    if deadline_s is None:
+        efficient = [o for o in options if o.efficiency.median >= _EFFICIENT]
+        if not efficient:
+            return options[0], f"none of these has an efficiency of {_EFFICIENT} or more"
+        why = f"the most of these with an efficiency of {_EFFICIENT} or more"
+        return efficient[-1], f"{why}; --deadline sets a time"
     limit = _time(deadline_s)
     for least, doubt in ((_SURELY, ""), (0.5, ": not sure")):
         for option in options:
