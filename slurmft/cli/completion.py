@@ -18,6 +18,7 @@ from slurmft.cli.parser import Parser
 from slurmft.core import site
 from slurmft.core.errors import Exit
 from slurmft.train.configure import OPTIONS
+from slurmft.train.recipes import TASKS
 
 SHELLS = ("bash", "zsh")
 
@@ -87,8 +88,9 @@ def _explain(action: Any, file: dict[str, str], folder: dict[str, str]) -> None:
     """Adds what values an argument takes, where its parser leaves that to later checks."""
     action.help = re.sub(r"\s+", " ", action.help or "")
     field = OPTIONS.get(action.dest)
-    if field is not None and field.metadata["choices"]:
-        action.choices = field.metadata["choices"]
+    # Of tasks there may be others, which TAB cannot know.
+    if choices := TASKS if action.dest == "task" else field and field.metadata["choices"]:
+        action.choices = tuple(choices)
     if action.choices or action.nargs == 0:
         return
     metavar = str(action.metavar or action.dest).upper()
