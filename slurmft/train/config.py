@@ -32,6 +32,7 @@ LR_SCHEDULES = ("linear", "cosine", "constant")
 _AT_LEAST_1 = (
     "epochs", "max_steps", "batch_size", "eval_batch_size", "max_length", "reference_batch_size",
     "max_global_batch_size", "gradient_accumulation_steps", "log_every", "early_stopping",
+    "max_target_length", "num_beams",
 )  # fmt: skip
 
 
@@ -70,6 +71,15 @@ class TrainConfig:
     )
     label_column: str | None = option(None, "column that holds the label", metavar="NAME")
     max_length: int | None = option(None, "tokens kept of each text", metavar="TOKENS")
+    max_target_length: int | None = option(
+        None, "tokens kept, and generated, of each target (seq2seq)", metavar="TOKENS"
+    )
+    source_prefix: str | None = option(
+        None, "words before each source, as T5 knows them: 'summarize: ' (seq2seq)", metavar="TEXT"
+    )
+    num_beams: int | None = option(
+        None, "beams of generation; 1 is greedy (seq2seq)", metavar="BEAMS"
+    )
     doc_stride: int | None = option(
         None, "tokens that neighbouring windows of a long text share (squad)", metavar="TOKENS"
     )

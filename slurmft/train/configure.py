@@ -22,6 +22,8 @@ def configure(flags: dict[str, Any]) -> RunConfig:
         UsageError: a value that cannot be right, from whichever source; local data that cannot.
     """
     train, job = resolve(flags)
+    if job.container is None:  # which may have what this environment lacks
+        recipes.check_packages(train.task)
     train = localize(train)
     program = train.program()
     if program.paths:

@@ -27,6 +27,10 @@ class RowFormat(ABC):
 
     columns: tuple[str, ...]
     """Their names, in the order in which the checks get them."""
+    has_classes: bool = False
+    """Whether there must be labels that are classes."""
+    names: tuple[str, ...] = ()
+    """Of the classes, where columns are called by them."""
 
     @classmethod
     @abstractmethod
@@ -72,6 +76,51 @@ class Texts(RowFormat):
 
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
         return enumerate(values[-1], start) if self.has_classes else iter(())
+
+
+@dataclass(frozen=True)
+class ManyLabels(RowFormat):
+    """A text, or two, and any number of classes: a list of them, or a column of 0 and 1 of each."""
+
+    has_classes: bool = True
+
+    @classmethod
+    def of(cls, train: TrainConfig) -> ManyLabels:
+        texts = tuple(filter(None, (train.text_column, train.text_pair_column)))
+        labels = tuple(name.strip() for name in (train.label_column or "").split(","))
+        return cls((*texts, *labels), names=labels if len(labels) > 1 else ())
+
+    def _parts(self, values: Columns) -> tuple[Columns, Columns]:
+        """Columns of texts, and of labels."""
+        texts = len(self.columns) - (len(self.names) or 1)
+        return values[:texts], values[texts:]
+
+    def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
+        texts, labels = self._parts(values)
+        for name, cells in zip(self.names, labels, strict=False):
+            for row, cell in enumerate(cells, start):
+                if cell not in (0, 1, "0", "1"):
+                    raise UsageError(
+                        f"{where!r}: row {row} has {cell!r} in the column {name!r}",
+                        "each of several columns of labels holds 0 or 1",
+                    )
+        for row, own in enumerate(() if self.names else labels[0], start):
+            if not isinstance(own, (list, tuple)):
+                raise UsageError(
+                    f"{where!r}: row {row} has the labels {own!r}, which are no list",
+                    'a row is {"text": "...", "labels": ["joy", "love"]}, or it has a column of 0 '
+                    "and 1 of each class: --label-column joy,love,fear",
+                )
+            if any(map(is_empty, own)):
+                raise wrong_label(where, row, None, "a text without classes has the labels []")
+        return [row for column in texts for row in check_texts(column, where, start)]
+
+    def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
+        _, columns = self._parts(values)
+        for row, cells in enumerate(zip(*columns, strict=True), start):
+            pairs = zip(self.names, cells, strict=False)
+            own = [name for name, cell in pairs if int(cell)] if self.names else cells[0]
+            yield from ((row, label) for label in own)
 
 
 @dataclass(frozen=True)
@@ -156,6 +205,18 @@ class Chats(RowFormat):
             f'"content": "..."}}]}}; roles are {", ".join(ROLES)}; for prompts and completions '
             "there is --preset completion",
         )
+
+
+@dataclass(frozen=True)
+class Targets(RowFormat):
+    """A text, and the text that is to be made of it."""
+
+    @classmethod
+    def of(cls, train: TrainConfig) -> Targets:
+        return cls(tuple(filter(None, (train.text_column, train.label_column))))
+
+    def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
+        return sorted({row for texts in values for row in check_texts(texts, where, start)})
 
 
 @dataclass(frozen=True)

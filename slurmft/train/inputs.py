@@ -48,7 +48,7 @@ def check(train: TrainConfig, processes: int = 1) -> dict[str, dict[str, Any]]:
             found = inputs[str(path)] = _fingerprint(path)
             splits.append(_read(path, found["sha256"], rows))
             found["what"] = splits[-1].words()
-        names = _check_labels(train.task, splits)
+        names = _check_labels(train.task, rows, splits)
         for text in _warnings(splits, train, processes, names):
             warnings.warn(text, SlurmftWarning, stacklevel=3)
     if train.model is not None and is_local(train.model):
@@ -107,12 +107,12 @@ def _read(path: Path, version: str, rows: RowFormat) -> Split:
     return found
 
 
-def _check_labels(task: str, splits: Sequence[Split]) -> list[str]:
+def _check_labels(task: str, rows: RowFormat, splits: Sequence[Split]) -> list[str]:
     """The names of the classes, if all are known; every split's labels are among them."""
     own, train = facts(task).labels, splits[0]
-    if not train.labels.rows or (own is None and train.share < 1):
+    if not (train.labels.rows or rows.has_classes) or (own is None and train.share < 1):
         return []
-    names = train.labels.names() if own is None else list(own)
+    names = list(rows.names or own or train.labels.names())
     for labels in (split.labels for split in splits):
         values = (value for _, value in labels.first)
         label_ids(values, names, labels.where, own is not None, labels.first.values())

@@ -49,7 +49,7 @@ def check_numbers(predictions: np.ndarray) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A score of predictions and labels, both (samples,)."""
+    """A score of predictions and labels, both (samples,), or 0 and 1: (samples, classes)."""
 
     module: str
     """Imported when it is first computed: scikit-learn takes longer than a step."""
@@ -57,10 +57,16 @@ class Score:
     """The module, predictions and labels to the value."""
 
     def __call__(self, predictions: np.ndarray, labels: np.ndarray) -> float:
-        assert predictions.shape == labels.shape == (labels.size,) != (0,)
+        assert predictions.shape == labels.shape
+        assert labels.size
         with warnings.catch_warnings():  # the table says what an undefined score is
             warnings.simplefilter("ignore")
             return float(self.compute(importlib.import_module(self.module), predictions, labels))
+
+
+def _f1(average: str) -> Score:
+    options = {"average": average, "zero_division": 0.0}
+    return Score("sklearn.metrics", lambda sk, p, t: sk.f1_score(t, p, **options))
 
 
 def _pearson(stats: Any, predictions: np.ndarray, labels: np.ndarray) -> Any:
@@ -72,13 +78,15 @@ SCORES = {
     # Classes, int64. The fraction of predictions that equal their labels, 0..1.
     "accuracy": Score("numpy", lambda np, p, t: np.mean(p == t)),
     # F1 of class 1 against class 0, 0..1; 0.0 where no sample is of class 1, predicted or true.
-    "f1": Score("sklearn.metrics", lambda sk, p, t: sk.f1_score(t, p, zero_division=0.0)),
+    "f1": _f1("binary"),
     # Mean of the classes' F1, each of equal weight, 0..1. A class that is found neither among
     # predictions nor labels does not count; one that is predicted but never true counts as 0.0.
-    "f1_macro": Score(
-        "sklearn.metrics",
-        lambda sk, p, t: sk.f1_score(t, p, average="macro", zero_division=0.0),
-    ),
+    # Where samples have several classes, one that is found in neither counts as 0.0.
+    "f1_macro": _f1("macro"),
+    # F1 of all decisions on a class together, 0..1.
+    "f1_micro": _f1("micro"),
+    # The fraction of samples of which all classes are right, 0..1.
+    "subset_accuracy": Score("numpy", lambda np, p, t: np.mean((p == t).all(axis=1))),
     # Of any number of classes, -1..1; 0.0 where all predictions or all labels are of one class.
     "matthews_correlation": Score("sklearn.metrics", lambda sk, p, t: sk.matthews_corrcoef(t, p)),
     # Numbers, float64. Linear correlation, -1..1. NaN where it is undefined: predictions or labels
@@ -87,6 +95,8 @@ SCORES = {
     # Correlation of the ranks, -1..1; infinite values rank first or last. NaN where it is
     # undefined: predictions or labels all equal, or a single sample.
     "spearman": Score("scipy.stats", lambda stats, p, t: stats.spearmanr(p, t).statistic),
+    # The root of the mean squared error, in the unit of the labels.
+    "rmse": Score("numpy", lambda np, p, t: np.sqrt(np.mean(np.square(p - t)))),
 }
 
 

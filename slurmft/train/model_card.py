@@ -18,16 +18,28 @@ FILE = "README.md"
 _SETTINGS = (
     "recipe", "epochs", "max_steps", "batch_size", "gradient_accumulation_steps", "learning_rate",
     "lr_schedule", "warmup_steps", "warmup_ratio", "weight_decay", "max_grad_norm", "max_length",
-    "doc_stride", "batching", "dropout", "seed", "early_stopping",
+    "max_target_length", "source_prefix", "num_beams", "doc_stride", "batching", "dropout", "seed",
+    "early_stopping",
 )  # fmt: skip
 _USED = ("precision", "global_batch_size", "backend", "optimizer", "learning_rate")
 """What a run chose for itself, or may have: as its result has it."""
 _EXAMPLES = {
+    "multi-label": '"a text", top_k=None',
     "token-classification": '"a text", aggregation_strategy="simple"',
     "question-answering": 'question="...", context="..."',
     "text-generation": '"Once upon a time"',
     "sft": '[{"role": "user", "content": "..."}]',
 }
+_USE = """from transformers import pipeline
+
+model = pipeline("{pipeline}", "FOLDER or USER/NAME")
+model({example})"""
+_GENERATE = """from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+model = AutoModelForSeq2SeqLM.from_pretrained("FOLDER or USER/NAME")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER or USER/NAME")
+tokens = model.generate(**tokenizer("{prefix}a text", return_tensors="pt"))
+print(tokenizer.decode(tokens[0], skip_special_tokens=True))"""
 _PACKAGES = ("slurmft", "torch", "transformers", "accelerate", "datasets", "tokenizers")
 
 
@@ -56,8 +68,9 @@ def text(
         name: of the run.
     """
     model = _name(train.model) or "A model of random weights"
-    pipeline = facts(train.task).pipeline
+    pipeline = _pipeline(train)
     example = _EXAMPLES.get(train.task, _EXAMPLES.get(pipeline, '"a text"'))
+    use = _GENERATE if train.task == "seq2seq" else _USE
     changed = fingerprint.words(result.get("changed_since_submission") or {})
     packages = ", ".join(f"{k} {versions[k]}" for k in _PACKAGES if k in versions)
     return f"""---
@@ -79,10 +92,7 @@ last loss was {_shown(result["loss"])}.
 ## Use
 
 ```python
-from transformers import pipeline
-
-model = pipeline("{pipeline}", "FOLDER or USER/NAME")
-model({example})
+{use.format(pipeline=pipeline, example=example, prefix=train.source_prefix or "")}
 ```
 
 ## Training
@@ -99,7 +109,7 @@ def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:
     from huggingface_hub import EvalResult, ModelCardData  # 0.2 s
 
     metrics = {k: v for k, v in result["metrics"].items() if v is not None}
-    task, data = facts(train.task).pipeline, _data(train)
+    task, data = _pipeline(train), _data(train)
     return ModelCardData(
         model_name=name,
         library_name="transformers",
@@ -114,6 +124,10 @@ def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:
         ]
         or None,
     )
+
+
+def _pipeline(train: TrainConfig) -> str:
+    return facts(train.task).pipeline or str(train.preset)
 
 
 def _data(train: TrainConfig) -> str:

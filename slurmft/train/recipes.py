@@ -6,6 +6,9 @@ value stands until the site file or a flag overrides it.
 
 from __future__ import annotations
 
+import importlib.util
+import shlex
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,6 +32,8 @@ class TaskFacts:
     """Names of the classes; none: labels are numbers; None: those that the training data has."""
     pipeline: str = "text-classification"
     """What the hub calls it; "": as its preset."""
+    packages: tuple[str, ...] = ()
+    """Optional packages that it needs."""
     metrics: tuple[str, ...] = ("accuracy",)
     """Where it has labels: names in `slurmft.train.metrics`, the one that decides which checkpoint
     is the best first."""
@@ -69,6 +74,17 @@ def facts(task: str) -> TaskFacts:
 
     found: TaskFacts = own_task.load(task).facts
     return found
+
+
+def check_packages(task: str) -> None:
+    """Raises UsageError where a package that a task needs is not installed."""
+    missing = [name for name in facts(task).packages if importlib.util.find_spec(name) is None]
+    if missing:
+        packages = " ".join(missing).replace("_", "-")
+        raise UsageError(
+            f"--task {task} needs packages that are not installed: {packages}",
+            f"{shlex.quote(sys.executable)} -m pip install {packages}",
+        )
 
 
 def named() -> list[str]:

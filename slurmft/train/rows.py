@@ -210,6 +210,8 @@ class Labels:
                 or all different.
         """
         self.check_empty()
+        if not self.first:
+            raise UsageError(f"{self.where!r}: no row has a label", _CHOOSE_LABEL_COLUMN)
         (kind, _), *_ = self.first
         for (own, value), row in self.first.items():
             if own is not kind or kind not in (str, int, bool):

@@ -65,7 +65,7 @@ class TrimmedVocabulary:
             module = model.get_input_embeddings()
         except NotImplementedError:  # transformers' own, for models that do not say
             return None
-        if not isinstance(module, torch.nn.Embedding):
+        if model.config.is_encoder_decoder or not isinstance(module, torch.nn.Embedding):
             return None
         used = _tokens(data, module)
         if not is_plain_table(model, module):

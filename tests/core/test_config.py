@@ -16,7 +16,8 @@ from slurmft.train.recipes import RECIPES, TASKS
 from slurmft.train.step_plan import Plan
 
 TRAIN_FLAGS = """task task_option recipe as_published preset model data text_column text_pair_column
-label_column max_length doc_stride epochs max_steps batch_size eval_batch_size
+label_column max_length max_target_length source_prefix num_beams doc_stride
+epochs max_steps batch_size eval_batch_size
 gradient_accumulation_steps optimizer learning_rate muon_learning_rate lr_rule
 reference_batch_size max_global_batch_size lr_schedule warmup_steps warmup_ratio weight_decay
 max_grad_norm precision batching grad_comm shard cpu_offload activation_checkpointing dropout seed

@@ -13,11 +13,14 @@ SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = LABELS + [f"word{i}" for i in range(40)]
 
 
-def write_model(folder: Path, max_positions: int = 64, words: int = 0) -> Path:
+def write_model(
+    folder: Path, max_positions: int = 64, words: int = 0, spread: float = 0.02
+) -> Path:
     """Saves a one-layer BERT with random weights and a WordPiece tokenizer of WORDS.
 
     Args:
         words: more words in its vocabulary, that no text has.
+        spread: standard deviation of its weights; with 0.3 it learns words in few steps.
     """
     import torch
     from transformers import BertConfig, BertModel, BertTokenizerFast
@@ -34,6 +37,7 @@ def write_model(folder: Path, max_positions: int = 64, words: int = 0) -> Path:
         num_attention_heads=2,
         intermediate_size=64,
         max_position_embeddings=max_positions,
+        initializer_range=spread,
     )
     BertModel(config).save_pretrained(folder)
     return folder
@@ -233,6 +237,81 @@ def write_chats(folder: Path, train: int, validation: int) -> Path:
 
     def row() -> dict[str, Any]:
         return {"messages": [m for _ in range(rng.randint(1, 3)) for m in turn()]}
+
+    sizes = {"train": train, "validation": validation}
+    return write_splits(folder, {k: [row() for _ in range(n)] for k, n in sizes.items()})
+
+
+def write_many_labels(folder: Path, train: int, validation: int, columns: int = 0) -> Path:
+    """Writes texts that name each of their labels, none to three of LABELS.
+
+    Args:
+        columns: as .csv, with a column of 0 and 1 for each of so many labels.
+    """
+    rng = random.Random(0)
+
+    def row() -> dict[str, Any]:
+        own = sorted(rng.sample(LABELS[: columns or None], k=rng.choice((0, 1, 1, 2, 3))))
+        words = [*own, *rng.choices(WORDS[len(LABELS) :], k=rng.randint(1, 4))]
+        named = (
+            {name: int(name in own) for name in LABELS[:columns]} if columns else {"labels": own}
+        )
+        return {"text": " ".join(words)} | named
+
+    rows = {
+        split: [row() for _ in range(n)]
+        for split, n in (("train", train), ("validation", validation))
+    }
+    if not columns:
+        return write_splits(folder, rows)
+    folder.mkdir(parents=True)
+    for split, values in rows.items():
+        lines = [",".join(map(str, each.values())) for each in values]
+        (folder / f"{split}.csv").write_text("\n".join([",".join(values[0]), *lines]) + "\n")
+    return folder
+
+
+def write_seq2seq_model(folder: Path, kind: str = "t5") -> Path:
+    """Saves a small T5 or BART with random weights, and a tokenizer whose tokens are WORDS."""
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    names = ["<pad>", "</s>", "<unk>", *WORDS]
+    level = models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>")
+    words = Tokenizer(level)
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    ids = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    if kind == "t5":
+        config = transformers.T5Config(
+            vocab_size=len(names), d_model=64, d_kv=16, d_ff=128, num_layers=1, num_heads=4, **ids
+        )
+        transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
+    else:
+        config = transformers.BartConfig(
+            vocab_size=len(names), d_model=64, encoder_layers=1, decoder_layers=1,
+            encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=128,
+            decoder_ffn_dim=128, max_position_embeddings=64, init_std=0.1, bos_token_id=0,
+            forced_eos_token_id=None, **ids,
+        )  # fmt: skip
+        transformers.BartForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
+def write_copies(folder: Path, train: int, validation: int) -> Path:
+    """Writes texts of two to five words, and targets that have the same words."""
+    rng = random.Random(0)
+
+    def row() -> dict[str, Any]:
+        text = " ".join(rng.choices(WORDS, k=rng.randint(2, 5)))
+        return {"text": text, "summary": text}
 
     sizes = {"train": train, "validation": validation}
     return write_splits(folder, {k: [row() for _ in range(n)] for k, n in sizes.items()})

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from safetensors import SafetensorError
 
 from slurmft.core import permissions
 from slurmft.core.errors import UsageError
 from slurmft.core.files import fingerprint
 from slurmft.core.hub import hub_cache, is_local
+from slurmft.train.config import TrainConfig
 from slurmft.train.formats import format_of
 from slurmft.train.recipes import TASKS
-from slurmft.train.rows import no_column, read_columns
+from slurmft.train.rows import Labels, no_column, read_columns
 from slurmft.train.sources import find_split, no_safetensors
 from slurmft.train.tasks.base import Task, set_dropout
 
 Loaded = TypeVar("Loaded")
 
 _SETTINGS = (
-    "task", "preset", "text_column", "text_pair_column", "label_column", "max_length", "doc_stride",
+    "task", "preset", "text_column", "text_pair_column", "label_column", "source_prefix",
+    "max_length", "max_target_length", "doc_stride",
 )  # fmt: skip
 """Those of a configuration that decide its tokens."""
+_ROWS_AT_ONCE = 10_000
+"""Rows that the tokenizer gets: its lists of a whole split would take gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,11 @@ class Pretrained(Task):
     eos_may_pad: bool = False
     """Whether the end-of-text token pads where there is no token for that."""
 
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        self.notes: list[str] = []
+        """Of the data, see `TokenData`."""
+
     def rows(self, split: str) -> Rows:
         """A split's rows.
 
@@ -79,7 +89,8 @@ class Pretrained(Task):
 
         where = f"{name} ({split})"
         dataset = from_hub("--data", name, lambda: load_split(name, self.hub_subset, split))
-        classes = {k: f.names for k, f in dataset.features.items() if isinstance(f, ClassLabel)}
+        features = ((k, getattr(f, "feature", f)) for k, f in dataset.features.items())  # of lists
+        classes = {k: f.names for k, f in features if isinstance(f, ClassLabel)}
         if len(dataset) == 0:
             raise UsageError(f"{where!r} has no rows")
         table = dataset.data.table
@@ -95,6 +106,35 @@ class Pretrained(Task):
         columns = [rows.column(name) for name in form.columns]
         form.check(columns, rows.where)
         return columns
+
+    def found_labels(self, rows: Rows) -> Labels:
+        """The labels that occur in a split."""
+        found = Labels(rows.where)
+        found.add(format_of(self.config).labels(self.values(rows)))
+        return found
+
+    def encode(
+        self, tokenizer: Any, texts: list[list[str]], limit: int | None, what: str
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Token ids and types of every row's text, or pair of texts, of at most `limit` tokens."""
+        assert limit is not None  # from the recipe
+        whole = getattr(tokenizer, "func", tokenizer)  # of a partial
+        longest, cut = min(limit, whole.model_max_length), list[bool]()
+        for start in range(0, len(texts[0]), _ROWS_AT_ONCE):
+            part = (values[start : start + _ROWS_AT_ONCE] for values in texts)
+            encoded = tokenizer(*part, truncation=True, max_length=longest)
+            cut += is_cut(encoded)
+            all_ids = encoded["input_ids"]
+            all_types = encoded.get("token_type_ids") or [[0] * len(ids) for ids in all_ids]
+            for ids, types in zip(all_ids, all_types, strict=True):
+                yield np.asarray(ids, dtype=np.int32), np.asarray(types, dtype=np.int8)
+        self.note_cut(cut, what, longest)
+
+    def note_cut(self, cut: Sequence[bool], what: str, longest: int) -> None:
+        """Notes how many texts are longer than what is kept of them."""
+        if any(cut):
+            cuts = f"{sum(cut):,} of {len(cut):,} {what} are cut to {longest} tokens"
+            self.notes.append(f"{cuts}: their ends are not seen")
 
     def sources(self) -> dict[str, Any] | None:
         """What decides the tokens: data, tokenizer, settings, and the code that makes them.
@@ -180,6 +220,11 @@ class Pretrained(Task):
         assert name is not None  # from the recipe
         safe = {"trust_remote_code": False}  # or transformers may ask, on no terminal
         return from_hub("--model", name, lambda: load(name, **safe, **kwargs))
+
+
+def is_cut(encoded: Any) -> list[bool]:
+    """Of each text that a fast tokenizer encoded, whether tokens of it were left out."""
+    return [bool(encoding.overflowing) for encoding in encoded.encodings or ()]
 
 
 def load_split(name: str, subset: str | None, split: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,6 @@ from slurmft.train.tasks.base import label_maps
 from slurmft.train.tasks.hub import Pretrained, Rows
 
 GLUE_IDS = ("glue", "nyu-mll/glue")
-ROWS_AT_ONCE = 10_000
-"""Rows that the tokenizer gets: its lists of a whole split would take gigabytes."""
 
 
 class Task(Pretrained):
@@ -83,17 +80,17 @@ class Task(Pretrained):
             names,
             tokenizer.pad_token_id,
             sizes=tuple(map(len, validation)),
+            notes=tuple(self.notes),
         )
 
     def _tokenize(self, tokenizer: Any, splits: list[Rows], names: list[str]) -> TokenTable:
         """One table of the splits, one after the other."""
-        assert self.config.max_length is not None  # from the recipe
-        longest = min(self.config.max_length, tokenizer.model_max_length)
         labels, encoded = list[Any](), list[tuple[Any, Any]]()
         for rows in splits:
             labels += self.labels(rows, names)
-            *texts, _ = self.values(rows)
-            encoded += _encode(tokenizer, texts, longest)
+            texts = self.values(rows)[: 1 + bool(self.config.text_pair_column)]
+            what = f"texts of {rows.where!r}"
+            encoded += self.encode(tokenizer, texts, self.config.max_length, what)
         apart = len(texts) > 1 and self.tells_texts_apart(tokenizer)
         types = [types for _, types in encoded] if apart else None
         return TokenTable.build([ids for ids, _ in encoded], labels, types)
@@ -130,14 +127,3 @@ class Task(Pretrained):
             for suffix, predicted, labels in zip(self.suffixes, *parts, strict=True)
             for metric in self.facts.metrics
         }
-
-
-def _encode(tokenizer: Any, texts: list[list[str]], longest: int) -> Iterator[tuple[Any, Any]]:
-    """Token ids and types of every row's text, or pair of texts."""
-    for start in range(0, len(texts[0]), ROWS_AT_ONCE):
-        part = (values[start : start + ROWS_AT_ONCE] for values in texts)
-        encoded = tokenizer(*part, truncation=True, max_length=longest)
-        all_ids = encoded["input_ids"]
-        all_types = encoded.get("token_type_ids") or [[0] * len(ids) for ids in all_ids]
-        for ids, types in zip(all_ids, all_types, strict=True):
-            yield np.asarray(ids, dtype=np.int32), np.asarray(types, dtype=np.int8)

@@ -16,9 +16,9 @@ from slurmft.core.errors import UsageError
 from slurmft.train.data import IGNORED, Batch, TokenData, TokenTable
 from slurmft.train.formats import format_of
 from slurmft.train.metrics import NAN, check_numbers
-from slurmft.train.rows import Labels, label_ids
+from slurmft.train.rows import label_ids
 from slurmft.train.tasks.base import label_maps
-from slurmft.train.tasks.hub import Pretrained, Rows
+from slurmft.train.tasks.hub import Pretrained, Rows, is_cut
 
 FOUND, PREDICTED, TRUE, RIGHT, WORDS = range(5)
 """A prediction, of a whole text: entities that are found, predicted and true; words whose label is
@@ -46,13 +46,12 @@ class Task(Pretrained):
         train, validation = (self.rows(split) for split in self.facts.splits)
         names = train.names.get(format_of(self.config).columns[-1]) or self._names(train)
         tables = (self._table(tokenizer, rows, names) for rows in (train, validation))
-        return TokenData(next(tables), next(tables), names, tokenizer.pad_token_id)
+        pad_id = tokenizer.pad_token_id
+        return TokenData(next(tables), next(tables), names, pad_id, notes=tuple(self.notes))
 
     def _names(self, rows: Rows) -> list[str]:
         """The labels that occur, and of each entity's two the other one as well."""
-        found = Labels(rows.where)
-        found.add(format_of(self.config).labels(self.values(rows)))
-        names = found.names()
+        names = self.found_labels(rows).names()
         return sorted({*names, *("I" + name[1:] for name in names if name.startswith("B-"))})
 
     def _table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
@@ -62,6 +61,7 @@ class Task(Pretrained):
         encoded = tokenizer(
             words, is_split_into_words=True, truncation=True, max_length=longest
         )  # fmt: skip
+        self.note_cut(is_cut(encoded), f"texts of {rows.where!r}", longest)
         ids = [
             np.array([*label_ids(own, names, f"{rows.where}: row {row}"), IGNORED])
             for row, own in enumerate(labels, start=1)

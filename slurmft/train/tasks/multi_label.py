@@ -1,0 +1,59 @@
+"""Multi-label classification: texts, or pairs of them, each with any number of classes.
+
+Each class is a decision of its own: its probability is the sigmoid of its logit, and it is
+predicted from 0.5 on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from slurmft.train.data import Batch, TokenData
+from slurmft.train.formats import format_of
+from slurmft.train.metrics import NAN
+from slurmft.train.rows import label_ids
+from slurmft.train.tasks import sequence
+from slurmft.train.tasks.base import label_maps
+from slurmft.train.tasks.hub import Rows
+
+
+class Task(sequence.Task):
+    """Labels and predictions are 0 and 1 of every class: (samples, classes)."""
+
+    def label_names(self, train: Rows) -> list[str]:
+        form = format_of(self.config)
+        known = list(form.names) or train.names.get(form.columns[-1])
+        return known or self.found_labels(train).names()
+
+    def labels(self, rows: Rows, names: list[str]) -> list[Any]:
+        form = format_of(self.config)
+        pairs = list(form.labels(self.values(rows)))
+        of = [row for row, _ in pairs]
+        by_number = form.columns[-1] in rows.names
+        ids = label_ids((label for _, label in pairs), names, rows.where, by_number, of)
+        found = np.zeros((len(rows), len(names)), dtype=np.int8)
+        found[np.array(of, dtype=np.int64) - 1, np.array(ids, dtype=np.int64)] = 1
+        return list(found)
+
+    def model(self, data: TokenData) -> Any:
+        from transformers import AutoModelForSequenceClassification
+
+        self.prediction_shape = (len(data.labels),)
+        settings = label_maps(data.labels) | {"problem_type": "multi_label_classification"}
+        return self.pretrained(AutoModelForSequenceClassification, **settings)
+
+    def loss(self, output: Any, batch: Batch) -> tuple[torch.Tensor, Any]:
+        """Of each text the mean of its classes' cross entropies; summed over texts."""
+        logits = output.logits.float()
+        labels = batch.targets["labels"].to(logits.dtype)
+        each = binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(dim=1)
+        return each.sum(), len(each)
+
+    def predict(self, output: Any, batch: Batch, data: TokenData) -> Any:
+        """int64, (batch, classes)."""
+        is_nan = output.logits.isnan().any(dim=-1, keepdim=True)
+        return (output.logits >= 0).long().masked_fill(is_nan, NAN)
