@@ -40,6 +40,8 @@ from slurmft.train.sparse_embeddings import is_plain_table
 
 FOLDER = "sharded"
 """Of a checkpoint: the files of all ranks."""
+_FILE_BYTES = 2**28
+"""Of a file, about: torch makes it in memory before it writes it."""
 
 
 class Sharding(GradientCommunication):
@@ -228,7 +230,11 @@ class ShardedSaver(Saver):
         """Writes the shares of this rank. Returns fingerprints of the files of all ranks: the main
         one need not read them, nor see them, on a shared file system, at once."""
         self._world.on_main(folder.mkdir)
-        writer = hf_storage.HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        file_of, size = {}, 0
+        for name, tensor in shares.items():
+            file_of[name] = 1 + size // _FILE_BYTES
+            size += tensor.nbytes // self._world.size
+        writer = hf_storage.HuggingFaceStorageWriter(str(folder), file_of, save_distributed=True)
         state_dict_saver.save(shares, storage_writer=writer, process_group=self._world.control)
         files: dict[str, Any] = {}
         own = folder.glob(f"shard-{self._world.rank + 1:05d}-*")
