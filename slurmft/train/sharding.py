@@ -36,7 +36,7 @@ from slurmft.train import checkpoint, cpu
 from slurmft.train.checkpoint import Saver, Snapshot, Tensors
 from slurmft.train.config import TrainConfig
 from slurmft.train.grad_comm import GradientCommunication
-from slurmft.train.sparse_embeddings import is_plain_table
+from slurmft.train.sparse_embeddings import is_shared
 
 FOLDER = "sharded"
 """Of a checkpoint: the files of all ranks."""
@@ -86,7 +86,7 @@ class Sharding(GradientCommunication):
                 fsdp.fully_shard(module, **self._options)
         with contextlib.suppress(NotImplementedError):  # transformers' own: it does not say
             table = model.get_input_embeddings()
-            if is_plain_table(model, table):
+            if not is_shared(model, table):
                 fsdp.fully_shard(table, **self._options)
         fsdp.fully_shard(model, **self._options)
         model._is_fsdp_managed_module = True  # `generate` goes on until all ranks have done

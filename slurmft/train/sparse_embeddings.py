@@ -104,8 +104,13 @@ def is_plain_table(model: Any, module: Any) -> bool:
         and module.max_norm is None
         and not module.scale_grad_by_freq
         and not module.sparse
-        and sum(p is module.weight for _, p in model.named_parameters(remove_duplicate=False)) == 1
+        and not is_shared(model, module)
     )
+
+
+def is_shared(model: Any, module: Any) -> bool:
+    """Whether a module's weight is also that of another one."""
+    return sum(p is module.weight for _, p in model.named_parameters(remove_duplicate=False)) > 1
 
 
 def broadcast_weights(tensors: Iterable[Tensor]) -> None:
