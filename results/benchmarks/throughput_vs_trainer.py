@@ -4,10 +4,12 @@ cores, the 22M-parameter encoder, the same samples in the same order.
     python results/benchmarks/throughput_vs_trainer.py mrpc DATA_DIR     # 6 minutes
     python results/benchmarks/throughput_vs_trainer.py emotion DATA_DIR
     python results/benchmarks/throughput_vs_trainer.py squad DATA_DIR
+    python results/benchmarks/throughput_vs_trainer.py lora DATA_DIR     # of emotion, with PEFT
 
 DATA_DIR holds train.jsonl and validation.jsonl. Every case is a process of its own, in turn; a
 round has them all. Of every process, the time of the same steps after the warm-up counts. Losses
-are means over these steps; dropout draws other numbers in every case.
+are means over these steps; dropout draws other numbers in every case. With LoRA there is none, and
+losses are compared step by step.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any
 from harness import Steps, call, encoder, job_environment, make_run, parser, peak_memory_mib, save
 
 ROUNDS, WARM_UP = 2, 2
+LORA = {"lora": 16, "dropout": 0.0, "learning_rate": 5e-4}
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,10 @@ class Work:
 
 
 WORK = {
-    "mrpc": Work(32, 128, 12),
-    "emotion": Work(256, 128, 8, skip=("padded", "grouped")),
-    "squad": Work(16, 384, 6, skip=("fp32", "dynamic", "grouped")),
+    "mrpc": Work(32, 128, 12, skip=("LoRA",)),
+    "emotion": Work(256, 128, 8, skip=("padded", "grouped", "LoRA")),
+    "squad": Work(16, 384, 6, skip=("fp32", "dynamic", "grouped", "LoRA")),
+    "lora": Work(16, 128, 50),
 }
 
 CASES = {
@@ -54,6 +58,10 @@ CASES = {
     "slurmft, packed, bf16": ("slurmft", "packed", "bf16"),
     "slurmft, grouped, bf16": ("slurmft", "grouped", "bf16"),
     "slurmft as submitted": ("slurmft", "packed", "bf16"),
+    "Trainer and PEFT, LoRA, fp32": ("trainer", "dynamic", "fp32"),
+    "slurmft, LoRA, fp32": ("slurmft", "packed", "fp32"),
+    "Trainer and PEFT, LoRA, bf16": ("trainer", "dynamic", "bf16"),
+    "slurmft, LoRA, bf16": ("slurmft", "packed", "bf16"),
 }
 """Name -> program, batching, precision. Length bucketing (grouped) makes other batches. As
 submitted: with the environment that a job's processes get on this machine."""
@@ -65,22 +73,25 @@ RATIOS = [
     ("slurmft as submitted", "Trainer, padded, fp32"),
     ("slurmft, padded, bf16", "Trainer, padded, bf16"),
     ("slurmft, dynamic, bf16", "Trainer, dynamic, bf16"),
+    ("slurmft, LoRA, fp32", "Trainer and PEFT, LoRA, fp32"),
+    ("slurmft, LoRA, bf16", "Trainer and PEFT, LoRA, bf16"),
 ]
 
 
 def main(task: str, data: Path) -> None:
     cases = [name for name in CASES if not any(word in name for word in WORK[task].skip)]
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
+    cases = [name for name in cases if task != "lora" or "LoRA" in name]
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(ROUNDS):
             names = cases[:: -1 if number % 2 else 1]
             for name in names:
                 found[name].append(run(Path(folder), task, data, name))
-                print(number, name, found[name][-1], flush=True)
+                print(number, name, found[name][-1]["samples_per_s"], flush=True)
     report(task, found)
 
 
-def report(task: str, found: dict[str, list[dict[str, float]]]) -> None:
+def report(task: str, found: dict[str, list[dict[str, Any]]]) -> None:
     """Writes and prints medians, and ratios of them."""
     rates = {
         name: statistics.median(each["samples_per_s"] for each in all_of)
@@ -92,14 +103,20 @@ def report(task: str, found: dict[str, list[dict[str, float]]]) -> None:
         if ours in rates and theirs in rates
     }
     print(json.dumps(ratios, indent=1))
+    difference = None
+    if task == "lora":
+        ours, theirs = (found[name][0]["losses"] for name in RATIOS[-2])
+        difference = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+        print(f"largest difference of two losses in fp32: {difference:.2g}")
     work = WORK[task]
     save(f"throughput_vs_trainer_{task}", {
         "batch_size": work.batch_size, "max_length": work.max_length, "steps": work.steps,
         "runs": found, "median_samples_per_s": rates, "ratios": ratios,
+        **({"largest_loss_difference_fp32": difference} if difference is not None else {}),
     })  # fmt: skip
 
 
-def run(folder: Path, task: str, data: Path, name: str) -> dict[str, float]:
+def run(folder: Path, task: str, data: Path, name: str) -> dict[str, Any]:
     """One case in a process of its own."""
     output = folder / "measured.json"
     command = [sys.executable, __file__, "case", task, str(data), name, str(folder), str(output)]
@@ -107,7 +124,7 @@ def run(folder: Path, task: str, data: Path, name: str) -> dict[str, float]:
     if name == "slurmft as submitted":
         environment |= job_environment()
     call(*command, timeout_s=900, env=os.environ | environment)
-    found: dict[str, float] = json.loads(output.read_text())
+    found: dict[str, Any] = json.loads(output.read_text())
     return found
 
 
@@ -117,11 +134,13 @@ def case(task: str, data: Path, name: str, folder: Path, output: Path) -> None:
     times, losses = {"slurmft": by_slurmft, "trainer": by_trainer}[program](path, task)
     work = WORK[task]
     seconds = times[-1] - times[WARM_UP - 1]
-    found = {
+    found: dict[str, Any] = {
         "samples_per_s": work.steps * work.batch_size / seconds,
         "loss": statistics.mean(losses[WARM_UP:]),
         "peak_memory_mib": peak_memory_mib(),
     }
+    if task == "lora":
+        found["losses"] = losses
     output.write_text(json.dumps(found))
     os._exit(0)
 
@@ -130,11 +149,13 @@ def make_case(
     runs_dir: Path, task: str, data: Path, model: Path, batching: str, precision: str
 ) -> Path:
     """A run directory of what both programs train, at a constant learning rate."""
-    work = WORK[task]
+    work, settings = WORK[task], {"learning_rate": 5e-5}
+    if task == "lora":
+        task, settings = "emotion", LORA
     return make_run(
         runs_dir, task=task, data=str(data), model=str(model), batching=batching,
         precision=precision, batch_size=work.batch_size, max_length=work.max_length,
-        learning_rate=5e-5, lr_schedule="constant", warmup_ratio=0.0,
+        lr_schedule="constant", warmup_ratio=0.0, **settings,
     )  # fmt: skip
 
 
@@ -193,13 +214,14 @@ def by_trainer(path: Path, task: str) -> tuple[list[float], list[float]]:
 
     arguments = TrainingArguments(
         output_dir=str(path / "trainer"), per_device_train_batch_size=work.batch_size,
-        max_steps=WARM_UP + work.steps, learning_rate=5e-5, lr_scheduler_type="constant",
+        max_steps=WARM_UP + work.steps, learning_rate=config.learning_rate or 0.0,
+        lr_scheduler_type="constant",
         weight_decay=config.weight_decay, use_cpu=True, bf16=config.precision == "bf16",
         optim="adamw_torch_fused", report_to=[], save_strategy="no", logging_strategy="no",
         disable_tqdm=True, dataloader_num_workers=0,
     )  # fmt: skip
     trainer = InOrder(
-        model=maker.model(data),
+        model=make_model(maker, data, config),
         args=arguments,
         train_dataset=rows,
         data_collator=DataCollatorWithPadding(tokenizer, **fill),
@@ -207,6 +229,22 @@ def by_trainer(path: Path, task: str) -> tuple[list[float], list[float]]:
     )
     trainer.train()
     return times, [float(loss) for loss in losses]
+
+
+def make_model(maker: Any, data: Any, config: Any) -> Any:
+    """The task's model; with LoRA, as PEFT's users make it."""
+    from slurmft.train.trainer import seed_everything
+
+    seed_everything(config.seed)
+    model = maker.model(data)
+    if not config.lora:
+        return model
+    from peft import LoraConfig, get_peft_model
+
+    adapters = LoraConfig(
+        r=config.lora, lora_alpha=2 * config.lora, target_modules="all-linear", task_type="SEQ_CLS"
+    )
+    return get_peft_model(model, adapters)
 
 
 def sample(table: Any, i: int) -> dict[str, Any]:

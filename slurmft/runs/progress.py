@@ -84,7 +84,7 @@ def describe_start(r: Record) -> str:
         return (
             f"{r['task']} on {r['world_size']:d} process(es), {r['nodes']:d} node(s): "
             f"{r['precision']}, {r['backend']}, global batch {batch(r)}, {r['total_steps']} steps, "
-            f"{r['parameters'] / 1e6:.1f}M parameters{vocabulary(r)}"
+            f"{parameters(r)}{vocabulary(r)}"
         ) + (f"\nimports took {imports(r)}" if r.get("imports_s") else "")
     return f"{r['total_steps']} steps"
 
@@ -93,6 +93,16 @@ def batch(r: Record) -> str:
     """Samples of a step; where it was to have more, that, too."""
     more = f" (not {r['limited_from']}: --max-global-batch-size)" if r.get("limited_from") else ""
     return f"{r['global_batch_size']}{more}"
+
+
+def parameters(r: Record) -> str:
+    """Of the model; and how many of them train, where not all do."""
+    total: float = r["parameters"] / 1e6
+    trained: float = (r.get("trained_parameters") or r["parameters"]) / 1e6
+    part = f"{trained:.2f}M of " if trained < total else ""
+    return f"{part}{total:.1f}M parameters" + (
+        f" train ({100 * trained / total:.1f} %)" if part else ""
+    )
 
 
 def vocabulary(r: Record) -> str:

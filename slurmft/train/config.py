@@ -32,7 +32,10 @@ LR_SCHEDULES = ("linear", "cosine", "constant")
 _AT_LEAST_1 = (
     "epochs", "max_steps", "batch_size", "eval_batch_size", "max_length", "reference_batch_size",
     "max_global_batch_size", "gradient_accumulation_steps", "log_every", "early_stopping",
-    "max_target_length", "num_beams",
+    "max_target_length", "num_beams", "lora", "lora_alpha",
+)  # fmt: skip
+_OF_LORA = (
+    "lora_alpha", "lora_dropout", "lora_targets", "use_rslora", "use_dora", "merge", "load_in_4bit",
 )  # fmt: skip
 
 
@@ -155,6 +158,21 @@ class TrainConfig:
     dropout: float | None = option(
         None, "dropout everywhere in the model (default: the model's own)"
     )
+    lora: int | None = option(
+        None,
+        "train adapters of this rank (PEFT) and the head, not all weights; a recipe's learning "
+        "rate is multiplied by 10 then",
+        metavar="RANK",
+    )
+    lora_alpha: int | None = option(None, "scale of adapters (default: 2 x rank)")
+    lora_dropout: float = option(0.0, "dropout of what adapters get")
+    lora_targets: str | None = option(
+        None, "modules that get adapters (default: all linear ones below the head)", metavar="NAMES"
+    )
+    use_rslora: bool = option(False, "scale adapters by alpha / sqrt(rank), not alpha / rank")
+    use_dora: bool = option(False, "train the magnitudes of adapted weights, too (DoRA)")
+    merge: bool = option(False, "save the whole model, adapters merged into it")
+    load_in_4bit: bool = option(False, "frozen weights in 4 bits, by bitsandbytes; GPUs only")
     seed: int = option(42, "seed of weights, dropout and data order")
     early_stopping: int | None = option(
         None,
@@ -180,7 +198,14 @@ class TrainConfig:
         for name in ("learning_rate", "muon_learning_rate"):
             check_value(self, name, lambda v: v > 0, "above 0")
         check_value(self, "warmup_ratio", lambda v: 0 <= v <= 1, "between 0 and 1")
-        check_value(self, "dropout", lambda v: 0 <= v < 1, "0 or more and below 1")
+        for name in ("dropout", "lora_dropout"):
+            check_value(self, name, lambda v: 0 <= v < 1, "0 or more and below 1")
+        _check_lora(self)
+
+    @property
+    def saves_adapter(self) -> bool:
+        """Whether the result is an adapter, not a whole model."""
+        return self.lora is not None and not self.merge
 
     @classmethod
     def resolve(cls, **given: Any) -> "TrainConfig":
@@ -248,3 +273,23 @@ def _check_shard(train: TrainConfig) -> None:
                 f"--shard {train.shard} cannot be used with {flag(name)} {getattr(train, name)}",
                 f"use {flag(name)} {values[0]}, or leave --shard out",
             )
+
+
+def _check_lora(train: TrainConfig) -> None:
+    """What --lora goes with."""
+    given = [flag(name) for name in _OF_LORA if getattr(train, name)]
+    if given and train.lora is None:
+        raise UsageError(f"{given[0]} is an option of LoRA", "add --lora RANK, or leave it out")
+    apart = {"load_in_4bit": train.load_in_4bit, "shard": train.shard != "none"}
+    for name in (name for name, is_given in apart.items() if is_given and train.merge):
+        raise UsageError(
+            f"--merge cannot be used with {flag(name)}: no rank has the weights in full",
+            "leave --merge out, and merge the saved adapters into their model by PEFT",
+        )
+    if train.load_in_4bit and train.shard != "none":
+        raise UsageError("--load-in-4bit cannot be used with --shard", "leave one of them out")
+    if train.saves_adapter and train.model is None:
+        raise UsageError(
+            f"--lora needs a model, and --task {train.task} makes up its own, which is not saved",
+            "add --merge: the whole model is saved then",
+        )

@@ -9,7 +9,7 @@ from slurmft.core.config import JobConfig, RunConfig, build, options, with_absol
 from slurmft.core.site import merge, site_defaults
 from slurmft.train import recipes
 from slurmft.train.config import TrainConfig
-from slurmft.train.sources import localize
+from slurmft.train.sources import check_packages, localize
 
 OPTIONS = options(TrainConfig) | options(JobConfig)
 """Name -> field of every option of a training run: flags, and keys of the site file."""
@@ -24,6 +24,7 @@ def configure(flags: dict[str, Any]) -> RunConfig:
     train, job = resolve(flags)
     if job.container is None:  # which may have what this environment lacks
         recipes.check_packages(train.task)
+        check_packages(train)
     train = localize(train)
     program = train.program()
     if program.paths:

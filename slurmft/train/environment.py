@@ -21,7 +21,7 @@ from slurmft.node import hardware, heartbeat, profiles, staged_env
 
 _PACKAGES = (
     "torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers", "numpy",
-    "scikit-learn", "submitit", "filelock", "oneccl-bind-pt", "intel-extension-for-pytorch",
+    "peft", "scikit-learn", "submitit", "filelock", "oneccl-bind-pt", "intel-extension-for-pytorch",
 )  # fmt: skip
 
 

@@ -14,12 +14,21 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.recipes import facts
 
 FILE = "README.md"
+_ADAPTED = """\
+from peft import AutoPeftModel
+from transformers import AutoConfig, pipeline
+
+config = AutoConfig.from_pretrained("FOLDER or USER/NAME", subfolder="config")
+adapted = AutoPeftModel.from_pretrained("FOLDER or USER/NAME", id2label=config.id2label)
+model = pipeline("{pipeline}", adapted, tokenizer="FOLDER or USER/NAME")
+model({example})"""
 
 _SETTINGS = (
     "recipe", "epochs", "max_steps", "batch_size", "gradient_accumulation_steps", "learning_rate",
     "lr_schedule", "warmup_steps", "warmup_ratio", "weight_decay", "max_grad_norm", "max_length",
     "max_target_length", "source_prefix", "num_beams", "doc_stride", "batching", "dropout", "seed",
-    "early_stopping",
+    "early_stopping", "lora", "lora_alpha", "lora_dropout", "lora_targets", "use_rslora",
+    "use_dora", "merge",
 )  # fmt: skip
 _USED = ("precision", "global_batch_size", "backend", "optimizer", "learning_rate")
 """What a run chose for itself, or may have: as its result has it."""
@@ -40,7 +49,7 @@ model = AutoModelForSeq2SeqLM.from_pretrained("FOLDER or USER/NAME")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER or USER/NAME")
 tokens = model.generate(**tokenizer("{prefix}a text", return_tensors="pt"))
 print(tokenizer.decode(tokens[0], skip_special_tokens=True))"""
-_PACKAGES = ("slurmft", "torch", "transformers", "accelerate", "datasets", "tokenizers")
+_PACKAGES = ("slurmft", "torch", "transformers", "accelerate", "peft", "datasets", "tokenizers")
 
 
 def write(run: RunDir, result: Mapping[str, Any]) -> None:
@@ -70,7 +79,8 @@ def text(
     model = _name(train.model) or "A model of random weights"
     pipeline = _pipeline(train)
     example = _EXAMPLES.get(train.task, _EXAMPLES.get(pipeline, '"a text"'))
-    use = _GENERATE if train.task == "seq2seq" else _USE
+    use = _GENERATE if train.task == "seq2seq" else _ADAPTED if train.saves_adapter else _USE
+    how = "adapted by LoRA" if train.lora else "fine-tuned"
     changed = fingerprint.words(result.get("changed_since_submission") or {})
     packages = ", ".join(f"{k} {versions[k]}" for k in _PACKAGES if k in versions)
     return f"""---
@@ -79,7 +89,7 @@ def text(
 
 # {name}
 
-{model}, fine-tuned on {_data(train)} (task `{train.task}`) by slurmft.
+{model}, {how} on {_data(train)} (task `{train.task}`) by slurmft.
 
 ## Results
 
@@ -112,9 +122,9 @@ def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:
     task, data = _pipeline(train), _data(train)
     return ModelCardData(
         model_name=name,
-        library_name="transformers",
+        library_name="peft" if train.saves_adapter else "transformers",
         pipeline_tag=task,
-        tags=["generated_from_trainer", "slurmft"],
+        tags=["generated_from_trainer", "slurmft"] + (["lora"] if train.lora else []),
         base_model=train.model if train.model and not is_local(train.model) else None,
         datasets=[train.data] if train.data and not is_local(train.data) else None,
         metrics=list(metrics),

@@ -111,7 +111,7 @@ def fill(given: dict[str, Any]) -> dict[str, Any]:
 
         own_task.check(given.get("task", "synthetic"), words)
     if "recipe" not in given:
-        return _default(given.get("task", "synthetic"), given.get("preset")) | given
+        return _rates(_default(given.get("task", "synthetic"), given.get("preset")), given) | given
     name = given["recipe"]
     if name not in RECIPES:
         raise unknown("--recipe", name, list(RECIPES))
@@ -121,7 +121,14 @@ def fill(given: dict[str, Any]) -> dict[str, Any]:
             raise UsageError(
                 f"--recipe {name} has the {key} {its}, not {given[key]}", f"leave out --{key}"
             )
-    return RECIPES[name] | ({} if given.get("as_published") else CHANGES.get(name, {})) | given
+    changes = {} if given.get("as_published") else CHANGES.get(name, {})
+    return _rates(RECIPES[name] | changes, given) | given
+
+
+def _rates(recipe: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Adapters take about 10 times the learning rate that is right for all weights."""
+    factor = 10 if given.get("lora") else 1
+    return {k: factor * v if k.endswith("learning_rate") else v for k, v in recipe.items()}
 
 
 def _default(task: str, preset: str | None) -> dict[str, Any]:

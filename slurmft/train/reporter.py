@@ -76,10 +76,11 @@ class Reporter:
         self._own_steps = 0
         self._ranks_recorded_at = 0.0
 
-    def start(self, parameters: int, rows: dict[str, int] | None) -> None:
+    def start(self, parameters: int, trained: int, rows: dict[str, int] | None) -> None:
         """Writes the environment and the first record. Called on every rank.
 
         Args:
+            trained: parameters that train.
             rows: of the embedding table: all, and those in use; None: all are in use.
         """
         own = describe_rank(self.world) | {"imports_s": self._imports_s}
@@ -94,6 +95,7 @@ class Reporter:
             "preset": self.plan.config.preset,
             "model": self.plan.config.model,
             "parameters": parameters,
+            "trained_parameters": trained,
             "vocabulary": rows,
             "world_size": self.world.size,
             "nodes": len({r["node"] for r in ranks}),

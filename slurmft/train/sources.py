@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
+from slurmft.core.config import flag
 from slurmft.core.errors import UsageError
 from slurmft.core.filesystem import absolute
 from slurmft.core.hub import is_local
@@ -56,6 +59,16 @@ def no_safetensors(model: str) -> UsageError:
         f"if you trust it: python -c {shlex.quote(convert)}, copy the tokenizer's files there, "
         "and give --model safe",
     )
+
+
+def check_packages(train: TrainConfig) -> None:
+    """Raises UsageError where an option needs a package that this Python lacks."""
+    for package, option in (("peft", "lora"), ("bitsandbytes", "load_in_4bit")):
+        if getattr(train, option) and importlib.util.find_spec(package) is None:
+            raise UsageError(
+                f"{flag(option)} needs the package {package}, which {sys.prefix} lacks",
+                f"pip install {package}, or leave {flag(option)} out",
+            )
 
 
 def check_given(train: TrainConfig) -> None:

@@ -38,7 +38,7 @@ from slurmft.node import hardware, profiles
 from slurmft.runs import token_cache
 from slurmft.runs.disk_space import is_full, no_room
 from slurmft.runs.rundir import RunDir
-from slurmft.train import cpu, evaluation, own_task, packing, tasks
+from slurmft.train import cpu, evaluation, lora, own_task, packing, tasks
 from slurmft.train.checkpoint import Saver, Snapshot, copied
 from slurmft.train.checkpoint import read as read_checkpoint
 from slurmft.train.config import TrainConfig
@@ -221,7 +221,7 @@ class Training:
         self.reporter = Reporter(
             self.job, self.world, self.plan, self.clock, own_clock, self._imports_s, self.flops
         )
-        self.reporter.start(self.parameters, rows)
+        self.reporter.start(self.parameters, self.trained_parameters, rows)
 
     def _fetch_model(self) -> None:
         """Fetches the model's files from the hub: the main rank first, then one rank of every other
@@ -257,6 +257,8 @@ class Training:
         self.bare_model: Any = model  # DDP's inner one
         self.parameters: int = sum(p.numel() for p in model.parameters())
         self.flops = ModelFlops.of(model)
+        self.adapter = lora.Adapter(model, self.config) if self.config.lora else None
+        self.trained_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.packing = self._pack(model)
         self.vocabulary: TrimmedVocabulary | None = None
         if not self.sharding:
@@ -550,7 +552,7 @@ class Training:
             self.position.best_checkpoint = best.name if best else None
         tensors = {"predicted": predicted.tensors()}
         if not self.sharding:
-            tensors |= {"model": self.bare_model.state_dict(), "optimizer": optimizer_tensors}
+            tensors |= {"model": lora.trained(self.bare_model), "optimizer": optimizer_tensors}
         scaler = self.accelerator.scaler
         counts = self.reporter.counts()
         for kind in OF_RANK:
@@ -565,6 +567,7 @@ class Training:
             "threads": torch.get_num_threads(),
             "global_batch_size": self.plan.global_batch_size,
             "tokens_sha256": self.tokens_sha256,
+            "lora": self.adapter and self.adapter.facts,
             "scheduler": self.scheduler.state_dict(),
             "scaler": scaler.state_dict() if scaler else None,
             "optimizer": optimizer_groups,
@@ -612,14 +615,16 @@ class Training:
         """Continues from a checkpoint, exactly where it was taken."""
         state = checkpoint.state
         self.position = Position(**state["position"])
+        name = checkpoint_name(self.position.step, checkpoint.suffix)
+        self.world.on_main(lambda: lora.check_same(name, state.get("lora"), self.adapter))
         if self.world.is_main:
             self.job.keep_as_best(self.position.best_checkpoint)
-        name = checkpoint_name(self.position.step, checkpoint.suffix)
         if self.sharding:
             path = self.run_dir.checkpoints / name
             self.sharding.load(path, self.bare_optimizer, state["optimizer"])
         else:
-            self.bare_model.load_state_dict(checkpoint.tensors["model"])
+            weights = checkpoint.tensors["model"]
+            self.bare_model.load_state_dict(weights, strict=not self.adapter)
             join_optimizer(self.bare_optimizer, checkpoint.tensors["optimizer"], state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self._dry_run_backward()
@@ -757,7 +762,7 @@ class Training:
                 self.job.warn(f"the model is the last one, not the best: {error}")
                 return None, self.position.metrics
             if not self.sharding:
-                self.bare_model.load_state_dict(best.tensors["model"])
+                self.bare_model.load_state_dict(best.tensors["model"], strict=not self.adapter)
             return path, best.state["position"]["metrics"]
 
         path, self.position.metrics = self.world.on_main(read)
@@ -769,7 +774,10 @@ class Training:
         if self.sharding:
             weights = self.sharding.whole(self.run_dir.checkpoints / ".whole")
         with new_folder(self.run_dir.model) as folder:
-            self.bare_model.save_pretrained(folder, state_dict=weights, max_shard_size="5GB")
+            if self.adapter:
+                self.adapter.save(folder, weights, self.config.merge)
+            else:
+                self.bare_model.save_pretrained(folder, state_dict=weights, max_shard_size="5GB")
             # Saved before training: at its end the tokenizer's source may be gone.
             shutil.copytree(self.run_dir.tokens / "tokenizer", folder, dirs_exist_ok=True)
 
@@ -799,7 +807,8 @@ def choose_precision(asked: str, world: World) -> str:
 def recompute_activations(model: Any) -> None:
     """Keeps no activations of layers for the backward pass; transformers 4 has another name."""
     enable = getattr(model, "activation_checkpointing_enable", None)
-    (enable or model.gradient_checkpointing_enable)()
+    # The other kind makes no gradients behind frozen embeddings.
+    (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
 def seed_everything(seed: int) -> None:

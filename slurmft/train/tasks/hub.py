@@ -205,15 +205,21 @@ class Pretrained(Task):
         import torch
         from transformers import AutoConfig
 
+        from slurmft.train import lora
+
         config = self._load(AutoConfig.from_pretrained, **settings)
         set_dropout(config, self.config.dropout)
-        return self._load(
+        model, found = self._load(
             auto_model.from_pretrained,
             config=config,
             dtype=torch.float32,
             use_safetensors=True,  # others are pickles
             ignore_mismatched_sizes=True,  # a head of another task gives way to a new one
+            output_loading_info=True,
+            **lora.quantization(self.config),
         )
+        model.missing_keys = found["missing_keys"]
+        return model
 
     def _load(self, load: Callable[..., Loaded], **kwargs: Any) -> Loaded:
         name = self.config.model
