@@ -4,8 +4,6 @@ A run is left alone if its job waits or runs, if the state of its job is unknown
 cluster, or if it belongs to another user.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -4,8 +4,6 @@ Python, torch and the libraries are the image's; slurmft's code is that of the s
 a node, `python -m slurmft.cluster.container RUN_DIR COMMAND...` runs the runtime's command.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

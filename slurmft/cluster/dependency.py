@@ -1,7 +1,5 @@
 """Runs that start after others: `--after` and `--after-any`."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 from typing import Any

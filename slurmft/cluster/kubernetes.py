@@ -1,7 +1,5 @@
 """Jobs on Kubernetes: manifests of Kubeflow's two kinds of job, for users to apply."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """Where a job runs: each launcher submits a run, reports the state of its job, and cancels it."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from typing import Protocol

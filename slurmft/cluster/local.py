@@ -4,8 +4,6 @@ submitit runs one process, `python -m slurmft.cluster.local RUN_DIR [GPU ...]`, 
 starts a task for each node, and when one fails, it ends the others and returns its exit code.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -4,8 +4,6 @@ A background process on this machine starts mpirun, again after a stop or a faul
 MPI this way.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,8 +1,6 @@
 """The environment of a user's own program, on the login node: `--env`, and what can be seen of
 `--accelerate-config` without importing torch."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """From the command line of `slurmft run` to what the nodes need to know."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

@@ -1,7 +1,5 @@
 """The status of runs: by their own records and, where these do not say the end, by their jobs."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Submits jobs: checks, dry run, provenance, run directory, launcher. Resumes runs."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

@@ -1,7 +1,5 @@
 """Texts for others to run or to read: templates, beside the modules that fill them."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Waits for the job of a run, and says how it ended; cancels it."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """What is done to a library's module right after its import, whenever that is."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder

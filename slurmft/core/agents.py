@@ -5,8 +5,6 @@ thread of its own, and answers are awaited with a timeout: one that hangs, in a 
 file system, blocks nothing else. An agent ends when its stdin is closed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -67,7 +65,7 @@ class Agents:
             assert child.stdout is not None
             threading.Thread(target=self._read, args=(name, child.stdout), daemon=True).start()
 
-    def __enter__(self) -> Agents:
+    def __enter__(self) -> "Agents":
         return self
 
     def __exit__(self, *error: object) -> None:

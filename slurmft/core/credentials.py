@@ -4,8 +4,6 @@ They reach the ranks through the environment alone (`sbatch` and `srun` hand it 
 file that `hf auth login` wrote.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The one error that users see: what happened with which value, and what to do about it."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable

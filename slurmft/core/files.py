@@ -1,7 +1,5 @@
 """Files that a reader never sees half written: written aside, synced, renamed."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

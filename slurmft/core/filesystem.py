@@ -1,7 +1,5 @@
 """What file system a path lies on, and whether other nodes may see it."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ beginning and its end among them: a second's work for any size. What changes bet
 keeps the size, shows in the time of modification alone.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

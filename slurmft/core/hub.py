@@ -1,7 +1,5 @@
 """The Hugging Face hub: is a name local, does the hub answer, where is its cache."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Who may read a run, and whose files are trusted: what runs code as this user must be theirs."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pwd

@@ -1,7 +1,5 @@
 """Child processes: what they print, and that they do not outlive their parent."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """What a job runs, as far as the toolkit has to know it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +39,7 @@ class Program:
     """Its own options, as JSON has them; for itself, for reports and for people."""
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Program:
+    def from_json(cls, values: dict[str, Any]) -> "Program":
         """From what `dataclasses.asdict` and JSON made of one.
 
         Raises:

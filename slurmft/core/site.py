@@ -1,7 +1,5 @@
 """The site file: what a site always needs, written once, in TOML; its keys are the flags."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Mapping

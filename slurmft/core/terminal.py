@@ -6,8 +6,6 @@ what is read around. They are printed as JSON writes them (\u001b), so that JSON
 colours are left out.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

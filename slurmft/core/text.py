@@ -1,7 +1,5 @@
 """Numbers, times and tables as people read them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ The script stays as it is, and runs as Python itself would run it. Its library g
 when the script imports it; a script that does not is left alone.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import runpy

@@ -1,7 +1,5 @@
 """The job of a script that attaches through its training library, which knows no `with` block."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import sys

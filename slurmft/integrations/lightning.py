@@ -3,8 +3,6 @@
 Checkpoints are Lightning's own, in the run directory; a later attempt resumes from the newest.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

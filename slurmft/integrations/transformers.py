@@ -5,8 +5,6 @@ gets a small one, which names it. A later attempt resumes from the newest that w
 was half-written when a node died never was.
 """
 
-from __future__ import annotations
-
 import functools
 import shutil
 from pathlib import Path

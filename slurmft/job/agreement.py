@@ -5,8 +5,6 @@ collective save at different steps, and hang. The all-reduce runs beside the ste
 own (what it costs: results/benchmarks/overhead.py). A job of one rank needs none, and no torch.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +39,7 @@ class Boundary:
     the all-reduce carries the proposal to all ranks.
     """
 
-    def __init__(self, world_size: int, join: Callable[[], World]) -> None:
+    def __init__(self, world_size: int, join: "Callable[[], World]") -> None:
         """
         Args:
             join: joins the process group; called by the first `request` of more than one rank.

@@ -4,8 +4,6 @@ Hosts may differ in what they have. Ranks that chose by themselves would then wa
 until a timeout: so each tells the others by the rendezvous store.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

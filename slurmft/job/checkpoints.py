@@ -1,7 +1,5 @@
 """Checkpoint folders: visible whole or not at all, verified, pruned, and when the next is due."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shlex

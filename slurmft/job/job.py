@@ -18,8 +18,6 @@
 An exception that leaves the block is recorded as the failure of the run, and ends the process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -58,7 +56,7 @@ _SPEED_EVERY_S = 2.0
 _said_outside = False
 
 
-def attach(run_dir: str | Path | None = None) -> Job:
+def attach(run_dir: str | Path | None = None) -> "Job":
     """Attaches this process to its job: `with slurmft.attach() as job`.
 
     From then on stop signals are requests (`Job.should_stop`), output goes to the rank's log, and
@@ -151,7 +149,7 @@ class Job:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def join(self) -> World:
+    def join(self) -> "World":
         """This process's place in the process group, which it joins at the first call.
 
         A group that the program has set up is used; else `--backend` sets one up.
@@ -422,7 +420,7 @@ class Job:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> "Job":
         return self
 
     def __exit__(

@@ -6,8 +6,6 @@ stamps its output, and reads its end. A program that attaches (`slurmft.attach`)
 itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,8 +1,6 @@
 """One process of a job: tied to its agent's life, its output in a log of its own, its failure on
 record."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import faulthandler

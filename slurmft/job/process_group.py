@@ -1,7 +1,5 @@
 """The process group: its backend, agreement between ranks, sums, gathers and broadcasts."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ or, for any other script: `python -m slurmft.locks run -- script.py`. On the sam
 and lockf do not see each other: every process that uses a cache must have the shim.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

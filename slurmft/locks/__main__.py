@@ -1,7 +1,5 @@
 """`python -m slurmft.locks run -- script.py`: a script with file locks that hold between nodes."""
 
-from __future__ import annotations
-
 import os
 import sys
 

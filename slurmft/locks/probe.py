@@ -4,8 +4,6 @@
 `python -m slurmft.locks.probe` is an agent with nothing else.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -3,8 +3,6 @@
 The last upstream release is for torch 2.8; sites that pin that have wheels or builds of their own.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The hardware of a node, and what of it this job may use, by the kernel and Slurm."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import glob

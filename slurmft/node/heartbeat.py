@@ -3,8 +3,6 @@
 A beat costs a microsecond and no system call. The file is in memory, local to the node.
 """
 
-from __future__ import annotations
-
 import mmap
 import struct
 import time

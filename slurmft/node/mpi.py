@@ -4,8 +4,6 @@ It is to its one rank what the task of a node is to torchrun. The rank's place a
 in MPI's variables.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal
@@ -56,7 +54,7 @@ class Place:
     local_size: int
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Place:
+    def of(cls, environment: Mapping[str, str]) -> "Place":
         """The place that MPI has given to this process.
 
         Raises:

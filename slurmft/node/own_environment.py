@@ -1,7 +1,5 @@
 """The environment of a user's own program on a node: `--env`, `--accelerate-config`."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ What concerns all tasks goes by it, as one word, and not by files: a thousand no
 the run directory every second are more than a file system takes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import selectors
 import socket

@@ -8,8 +8,6 @@ An attempt lasts as long as the first pod: torchrun's store is in it, so that al
 does. Another pod that is restarted joins the running attempt, whose number the first one tells.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

@@ -5,8 +5,6 @@ By itself torchrun starts each rank as a new interpreter, when the nodes have me
 restarted are still started so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import glob

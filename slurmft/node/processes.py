@@ -4,8 +4,6 @@ Each gets the variables that torchrun sets. When one fails, the others are ended
 again within the job.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -4,8 +4,6 @@ Decided on the node itself, in its allocation, without importing torch. Every va
 its reason; values that the user has set take precedence.
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import os

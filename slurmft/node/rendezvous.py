@@ -5,8 +5,6 @@ reach the head fails: falling back to localhost would make N worlds of one node 
 train, and overwrite each other's results.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import re

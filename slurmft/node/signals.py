@@ -5,8 +5,6 @@ waits instead, and so does one for a child that is just starting: the mask is in
 From the node's task over torchrun down to the ranks no stop signal kills, and none is lost.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

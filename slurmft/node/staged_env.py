@@ -4,8 +4,6 @@ If anything fails, the node uses the shared environment, which has the same cont
 `slurmft.cluster.slurm.stage_env` packs and sends the environment.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

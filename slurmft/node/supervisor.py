@@ -4,8 +4,6 @@ Stop signals are passed on to the child. A child that hangs is killed, and so is
 is over. Why it failed is recorded.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

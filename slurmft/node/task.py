@@ -1,7 +1,5 @@
 """The task of a node: rendezvous, environment, torchrun (`python -m slurmft.node.task RUN_DIR`)."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -4,8 +4,6 @@ The stock agent kills its ranks on SIGTERM, and dies of SIGUSR2. This one passes
 ranks, which agree on a step, save, and exit by themselves. SIGHUP still ends it and its ranks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -4,8 +4,6 @@ It runs in the node's task, outside of the ranks: a process that is stopped or s
 cannot watch itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

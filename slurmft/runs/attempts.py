@@ -1,7 +1,5 @@
 """Attempts: from the start of a job to its end or requeue, and what becomes of the run then."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """What a full disk means to a run, in words: what is missing, and what could go."""
 
-from __future__ import annotations
-
 import errno
 import heapq
 import os

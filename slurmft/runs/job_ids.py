@@ -1,7 +1,5 @@
 """Ids of jobs as Slurm writes them: "12", or "12_3" for task 3 of the job array 12."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """The text of `slurmft logs`: logs of ranks, nodes and Slurm as one, after the first failure."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -40,7 +38,7 @@ def check_choice(run: RunDir, choice: Choice, tail: int | None) -> None:
 
 
 def until_now(
-    writer: Writer, run: RunDir, logs: Logs, choice: Choice, tail: int | None
+    writer: "Writer", run: RunDir, logs: Logs, choice: Choice, tail: int | None
 ) -> Iterator[str]:
     """What failed first, and then all lines that there are."""
     if failure := first_failure(run, choice.attempt):

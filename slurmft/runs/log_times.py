@@ -5,8 +5,6 @@ rank and its log. Lines that libraries write by themselves have no stamp; some b
 own, the others follow the stamped line before them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

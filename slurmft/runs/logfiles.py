@@ -5,8 +5,6 @@ may be more of them than a process may hold open, and a network file system show
 file when it is opened.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 import os
@@ -53,7 +51,7 @@ class Choice:
     """Host, or number of a node."""
     attempt: int | None = None
 
-    def has_file(self, place: _Place) -> bool:
+    def has_file(self, place: "_Place") -> bool:
         if self.ranks and place.label not in {f"rank {rank}" for rank in self.ranks}:
             return False
         if self.node.isdigit():
@@ -97,7 +95,7 @@ class Logs:
 class _LogFile:
     """Reads the lines of one log, and later those that were added."""
 
-    def __init__(self, place: _Place, source: int, starts: list[tuple[float, int]]) -> None:
+    def __init__(self, place: "_Place", source: int, starts: list[tuple[float, int]]) -> None:
         """`starts`: when each attempt began (Unix seconds) and its number, oldest first."""
         self.place = place
         self._starts = starts

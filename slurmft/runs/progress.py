@@ -4,8 +4,6 @@ Drawn from the run's records, so that rank 0 on a compute node and a follower on
 show the same.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 memory than one of a thousand, and who wants the end reads the end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

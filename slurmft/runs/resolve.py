@@ -1,7 +1,5 @@
 """Which run a name means: a path, a prefix of its folder's name, a job's id, or `last`."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -7,8 +7,6 @@ What is only told (states, attempts, failures) never stops what must happen, a r
 where it cannot be written, stderr has it. Only a new submission must be recorded.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -45,7 +43,7 @@ class _Below:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, run: RunDir, owner: type[RunDir]) -> Path:
+    def __get__(self, run: "RunDir", owner: "type[RunDir]") -> Path:
         return run.path / self._name
 
 
@@ -78,7 +76,7 @@ class RunDir:
         self.path = path
 
     @classmethod
-    def create(cls, config: RunConfig, mark: str = "") -> RunDir:
+    def create(cls, config: RunConfig, mark: str = "") -> "RunDir":
         """Makes the directory of a new run and writes its configuration.
 
         It is its user's alone, or its group's to read (`--share-with-group`), as is all that this
@@ -139,7 +137,7 @@ class RunDir:
         permissions.settle(self.load_config().job.share_with_group)
 
     @classmethod
-    def open(cls, path: str | Path) -> RunDir:
+    def open(cls, path: str | Path) -> "RunDir":
         """An existing run.
 
         Raises:
@@ -164,7 +162,7 @@ class RunDir:
             ) from None
 
     @classmethod
-    def of_job(cls, runs_dir: str, mark: str, where: str = "") -> RunDir | None:
+    def of_job(cls, runs_dir: str, mark: str, where: str = "") -> "RunDir | None":
         """The newest run of this user that was created with its job's id as its mark; None: there
         is none.
 

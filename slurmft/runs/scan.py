@@ -4,8 +4,6 @@ Nothing here needs torch, numpy or the version of slurmft that made a run: files
 JSON that they are, and what cannot be read is said, never dropped.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,7 +44,7 @@ class MeasuredRun:
     """environment.json: versions, python, ranks; empty before the ranks have met."""
 
     @classmethod
-    def read(cls, path: Path, with_environment: bool = True) -> MeasuredRun:
+    def read(cls, path: Path, with_environment: bool = True) -> "MeasuredRun":
         """Reads a run directory, with or without what its ranks ran on.
 
         Raises:

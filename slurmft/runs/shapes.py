@@ -1,8 +1,6 @@
 """What the files of a run hold, for those who read them: a file that somebody damaged, or that
 another version wrote, counts as absent."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from slurmft.core.files import Shape, fits

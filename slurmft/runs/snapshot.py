@@ -5,8 +5,6 @@ of the git work tree that holds the program, or of the program's folder. Files t
 run before are hard links to those. Where links fail, a run has files of its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

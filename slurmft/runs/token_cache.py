@@ -9,8 +9,6 @@ Sums tell damage, not who wrote it. So every user has a cache of their own, also
 caches are shared, and nothing is used that others have written, or could have.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

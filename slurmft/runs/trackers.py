@@ -4,8 +4,6 @@ They get copies of what `records.jsonl` has. A tracker works in a thread of its 
 raises, or hangs, costs a warning, never the run or a step of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util

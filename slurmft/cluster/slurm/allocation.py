@@ -1,7 +1,5 @@
 """Slurm's allocations and steps: srun, salloc, sbcast."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

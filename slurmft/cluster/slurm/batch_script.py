@@ -7,8 +7,6 @@ Around srun, it runs this module with
     end RUN_DIR CODE   requeues the job, or records its end
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Slurm's commands: the calls, each beside a pure parser of its output."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -465,7 +463,7 @@ def call(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
 
 def _run(
     command: Sequence[str], timeout_s: float, hint: str, environment: Mapping[str, str]
-) -> CompletedProcess[str]:
+) -> "CompletedProcess[str]":
     import subprocess  # 3 ms: `status` of a run that has ended asks nobody
 
     try:

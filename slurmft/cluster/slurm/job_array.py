@@ -4,8 +4,6 @@ A task of the array is a job of its own, ARRAY_INDEX, which runs the script of i
 is followed, cancelled, requeued and resumed as any run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 from collections.abc import Iterator, Sequence

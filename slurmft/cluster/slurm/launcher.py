@@ -1,7 +1,5 @@
 """Jobs on Slurm: one batch script, submitted by submitit, with one task per node under srun."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """The options of sbatch that a run needs: for #SBATCH lines, and for the command line."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Iterable
 

@@ -9,8 +9,6 @@ The batch script packs it again whenever it has changed, and sends it to all nod
 The tasks of the nodes unpack it: `slurmft.node.staged_env`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json
