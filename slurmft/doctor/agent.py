@@ -72,7 +72,7 @@ class Agent:
             ],
             "rooms": {n: _answer(room) for n, room in zip(places, rooms, strict=True)},
             "hub": hub is True,
-            "profile": task.use_of_node(_config(job), os.environ)[0].name,
+            "profile": task.use_of_node(_config(job), os.environ).name,
         }
 
     def listen(self, token: str, job_id: str) -> dict[str, int]:
@@ -142,11 +142,9 @@ class Agent:
         and "late" (whether it reached the time limit).
         """
         config = _config(job)
-        profile, binding = task.use_of_node(config, os.environ)
+        profile = task.use_of_node(config, os.environ)
         rdzv = _rendezvous(hosts, rank, config.job.interface, port, id)
         environment = task.training_environment(profile, rdzv, os.environ)
-        if binding is not None:
-            environment |= binding.environment()
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
             folder = Path(name)
             (folder / "logs").mkdir()

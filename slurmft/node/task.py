@@ -43,10 +43,8 @@ def run_node(supervisor: Supervisor) -> int:
     return run_torchrun(supervisor, config, rendezvous)
 
 
-def use_of_node(
-    config: RunConfig, environment: Mapping[str, str]
-) -> tuple[Profile, ccl.Binding | None]:
-    """How a run uses this node, and oneCCL's binding if the collectives use it.
+def use_of_node(config: RunConfig, environment: Mapping[str, str]) -> Profile:
+    """How a run uses this node.
 
     Raises:
         UsageError: this node does not have what was asked for.
@@ -57,7 +55,7 @@ def use_of_node(
     part = None
     if LOCAL_NODE in environment:
         part = (int(environment[LOCAL_NODE]), config.job.nodes)
-    return profiles.choose(here, config.job, uses_ccl=binding is not None, part=part), binding
+    return profiles.choose(here, config.job, uses_ccl=binding is not None, part=part)
 
 
 def run_torchrun(
@@ -69,7 +67,7 @@ def run_torchrun(
 ) -> int:
     """Runs torchrun as the child of this task; returns the task's exit code. `nodes` is for
     `node_command`."""
-    profile, binding = use_of_node(config, os.environ)
+    profile = use_of_node(config, os.environ)
     child = Child(
         command=node_command(config, supervisor.run.path, rendezvous, str(profile.nproc), nodes),
         record_failure=partial(record_torchrun_failure, supervisor),
@@ -77,7 +75,7 @@ def run_torchrun(
         records_stop=rendezvous.is_head,
         ends_with_others=ends_with_others,
     )
-    return run_child(supervisor, child, config, rendezvous, profile, binding)
+    return run_child(supervisor, child, config, rendezvous, profile)
 
 
 def node_command(
@@ -124,12 +122,9 @@ def run_child(
     config: RunConfig,
     rendezvous: Rendezvous,
     profile: Profile,
-    binding: ccl.Binding | None,
 ) -> int:
     """Runs the child in the environment of this node's ranks; returns the task's exit code."""
     environment = training_environment(profile, rendezvous, os.environ)
-    if binding is not None:
-        environment |= binding.environment()
     if config.program.needs_hub and "HF_HUB_OFFLINE" not in environment and not hub_in_reach():
         environment["HF_HUB_OFFLINE"] = "1"
     with (
@@ -164,16 +159,15 @@ def training_environment(
     found["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     address = rendezvous.listen_address()
     found[LISTEN] = f"{rendezvous.host}={address}" if address else ""
-    interface = rendezvous.socket_interface()
-    if interface is None:
-        return found | dict(environment)
-    # NCCL takes a bare name for a prefix.
-    sockets = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
-    if profile.uses_ccl:  # whose libfabric may take the loopback interface, and wait for ever
+    sockets = dict[str, str]()
+    if interface := rendezvous.socket_interface():  # NCCL takes a bare name for a prefix
+        sockets = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    if interface and profile.uses_ccl:  # whose libfabric may take loopback, and wait for ever
         sockets |= {"FI_TCP_IFACE": interface, "CCL_KVS_IFACE": interface}
-    if rendezvous.interface is not None:  # from --interface
-        return found | dict(environment) | sockets
-    return found | sockets | dict(environment)
+    binding = ccl.find() if profile.uses_ccl else None
+    asked = sockets if rendezvous.interface is not None else {}  # --interface
+    own = binding.environment() if binding else {}
+    return found | sockets | dict(environment) | asked | own
 
 
 def record_torchrun_failure(supervisor: Supervisor, code: int, log: Path, start: int) -> int:

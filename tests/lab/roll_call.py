@@ -31,7 +31,7 @@ def run_node(supervisor: Supervisor) -> int:
     if config.program.settings.get("late") == rendezvous.node_rank:
         time.sleep(LATE_S)
     supervisor.peers = rendezvous.check(config.job.rdzv_timeout_s)
-    profile, binding = use_of_node(config, os.environ)
+    profile = use_of_node(config, os.environ)
     os.environ |= {"RANK": str(rendezvous.node_rank), "WORLD_SIZE": str(len(rendezvous.hosts))}
     os.environ |= {"MASTER_ADDR": rendezvous.head, "MASTER_PORT": str(rendezvous.port)}
     child = Child(
@@ -40,7 +40,7 @@ def run_node(supervisor: Supervisor) -> int:
         tasks=len(rendezvous.hosts),
         records_stop=rendezvous.is_head,
     )
-    return run_child(supervisor, child, config, rendezvous, profile, binding)
+    return run_child(supervisor, child, config, rendezvous, profile)
 
 
 def meet(rank: int, world_size: int) -> None:
