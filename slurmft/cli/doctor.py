@@ -47,16 +47,8 @@ _CHECKUP_WAIT_S, _LOCKS_WAIT_S = 300.0, 3600.0
 
 
 def main(argv: list[str]) -> int:
-    if not argv or argv[0].startswith("-"):
-        return checkup_main(argv)
-    return run_part("slurmft doctor", PARTS, argv, "")
-
-
-# --- slurmft doctor -------------------------------------------------------------------------------
-
-
-def checkup_main(argv: list[str]) -> int:
-    """`slurmft doctor` without a subject."""
+    if argv and not argv[0].startswith("-"):
+        return run_part("slurmft doctor", PARTS, argv, "")
     arguments = parser().parse(argv)
     job = _job(arguments, _JOB)
     if job.cluster == "mpirun":

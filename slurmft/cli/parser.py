@@ -87,10 +87,7 @@ def run_part(command: str, parts: Mapping[str, Part], argv: list[str], descripti
 
 
 def add_options(
-    parser: Parser,
-    config: type[Any],
-    title: str,
-    only: Collection[str] | None = None,
+    parser: Parser, config: type[Any], title: str, only: Collection[str] | None = None
 ) -> None:
     """Adds a flag for every field of a configuration, or some; absent flags leave no attribute
     behind. The usage line does not list them: they are many."""

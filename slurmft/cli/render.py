@@ -124,9 +124,7 @@ def kubernetes_main(argv: list[str]) -> int:
     return Exit.OK
 
 
-PARTS = {
-    "kubernetes": Part(kubernetes_parser, kubernetes_main),
-}
+PARTS = {"kubernetes": Part(kubernetes_parser, kubernetes_main)}
 
 
 def main(argv: list[str]) -> int:

@@ -56,7 +56,11 @@ def examine_this_host(job: JobConfig) -> list[Check]:
 def controller(job: JobConfig) -> list[Check]:
     """Whether Slurm answers; if so, what it offers."""
     if not commands.available():
-        return [no_slurm(job.cluster)]
+        hint = "if this host should have Slurm, put its commands on the PATH (module load slurm?)"
+        text = "there is no Slurm here: sbatch is not on the PATH"
+        if job.cluster == "slurm":
+            return [failure("Slurm", text, hint)]
+        return [warning("Slurm", f"{text}; runs use simulated nodes on this machine", hint)]
     try:
         version, settings = commands.version(), commands.settings()
     except SlurmftError as error:
@@ -71,15 +75,6 @@ def controller(job: JobConfig) -> list[Check]:
         check_down_nodes(commands.unwell_hosts()),
         accounting(settings),
     ]
-
-
-def no_slurm(asked: str) -> Check:
-    """A failure only if Slurm was asked for: else runs use simulated nodes."""
-    hint = "if this host should have Slurm, put its commands on the PATH (module load slurm?)"
-    text = "there is no Slurm here: sbatch is not on the PATH"
-    if asked == "slurm":
-        return failure("Slurm", text, hint)
-    return warning("Slurm", f"{text}; runs use simulated nodes on this machine", hint)
 
 
 def check_down_nodes(unwell: dict[str, str]) -> Check:

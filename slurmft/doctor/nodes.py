@@ -18,7 +18,6 @@ _SALLOC = (
     "cpus_per_task", "mem", "time",
 )  # fmt: skip
 """Options of the job that salloc takes."""
-_TIME_MIN = "5"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +58,7 @@ def open_site(
         inside = {k: v for k, v in os.environ.items() if k.startswith("SLURM_")}
         yield allocated(inside, job.host_suffix)
         return
-    wanted = {"time": _TIME_MIN} | sbatch_options.of_fields(job, _SALLOC)
+    wanted = {"time": "5"} | sbatch_options.of_fields(job, _SALLOC)
     # Speeds are those of whole nodes.
     wanted |= {"exclusive": None} if job.cpus_per_task is None else {"ntasks-per-node": "1"}
     say(f"waiting for {job.nodes} node(s) ...")

@@ -310,7 +310,8 @@ def verdict_of_speed(ratio: float, low: float, high: float) -> str:
 
 def _metric(name: str, a: Side, b: Side) -> Finding:
     """A metric of both; without repeats, only an accuracy has an interval."""
-    values = [np.array([_number(m.get(name)) for m in s.results("metrics")]) for s in (a, b)]
+    given = [[m.get(name) for m in side.results("metrics")] for side in (a, b)]
+    values = [np.array([v if is_number(v) else math.nan for v in side]) for side in given]
     means = [float(np.mean(v)) for v in values]
     shown = (f"{means[0]:.4f}", f"{means[1]:.4f}")
     if not np.isfinite(np.concatenate(values)).all():
@@ -332,10 +333,6 @@ def _metric(name: str, a: Side, b: Side) -> Finding:
         "repeats with other seeds"
     )
     return Finding(name, *shown, verdict_of_metric(*found), method, *found)
-
-
-def _number(value: Any) -> float:
-    return float(value) if is_number(value) else math.nan
 
 
 def verdict_of_metric(difference: float, low: float, high: float) -> str:

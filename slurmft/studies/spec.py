@@ -331,8 +331,7 @@ def divide_batch(values: dict[str, Any], filled: dict[str, Any]) -> dict[str, An
     samples, nproc = values[GLOBAL_BATCH_SIZE], filled.get("nproc_per_node")
     if nproc is None:
         raise UsageError(
-            f"{GLOBAL_BATCH_SIZE} = {samples} needs the number of processes",
-            "give nproc_per_node",
+            f"{GLOBAL_BATCH_SIZE} = {samples} needs the number of processes", "give nproc_per_node"
         )
     steps = filled.get("gradient_accumulation_steps", 1)
     parts = filled.get("nodes", 1) * nproc * steps

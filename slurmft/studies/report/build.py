@@ -102,9 +102,7 @@ def of_published(tables: Sequence[PublishedTable]) -> Section:
 
 
 def collect_sections(
-    paths: Sequence[Path],
-    beside: Sequence[Path],
-    title: str,
+    paths: Sequence[Path], beside: Sequence[Path], title: str
 ) -> tuple[list[Section], list[str]]:
     """The sections of a report, and what could not be read.
 

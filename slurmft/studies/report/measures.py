@@ -217,17 +217,12 @@ def _rate(phase: str) -> Callable[[dict[str, Any]], float]:
 SPEED = (
     Measure("wall_s", "time (s)", lambda r: r["wall_s"], rank=4, ranged=True),
     Measure("train_s", "train (s)", _phase("train"), ranged=True),
-    Measure(
-        "train_samples_per_s_per_device", "train samples/s per device", _rate("train"), ranged=True
-    ),
+    Measure("train_samples_per_s_per_device", "train samples/s per device", _rate("train"),
+            ranged=True),
     Measure("train_samples_per_s", "train samples/s", lambda r: r["train_samples_per_s"], rank=5),
-    Measure(
-        "evaluate_samples_per_s_per_device",
-        "evaluate samples/s per device",
-        _rate("evaluate"),
-        rank=5,
-    ),
-)
+    Measure("evaluate_samples_per_s_per_device", "evaluate samples/s per device",
+            _rate("evaluate"), rank=5),
+)  # fmt: skip
 METRIC = Measure(
     "metric", "metric", lambda r: r["metrics"][r["primary_metric"]], rank=2, decimals=4
 )
@@ -236,25 +231,14 @@ TIMES = (
     Measure("startup_s", "start-up (s)", lambda r: r["startup_s"]),
     Measure("imports_s", "imports of the slowest node (s)", lambda r: r["imports_s"]["max"]),
     *(Measure(f"{p}_s", f"{p} (s)", _phase(p)) for p in PHASES[1:-1] if p != "train"),
-    Measure(
-        "rest_s", "rest (s)", lambda r: r["wall_s"] - r["startup_s"] - sum(r["phases_s"].values())
-    ),
+    Measure("rest_s", "rest (s)",
+            lambda r: r["wall_s"] - r["startup_s"] - sum(r["phases_s"].values())),
     Measure("peak_memory_gib", "peak memory (GiB)", lambda r: max(r["peak_memory_bytes"]) / 2**30),
-    Measure(
-        "metric_s_per_evaluation",
-        "metric (s) per evaluation",
-        _phase("metric"),
-        rank=1,
-        per_evaluation=True,
-    ),
-    Measure(
-        "broadcast_ms_per_evaluation",
-        "broadcast (ms) per evaluation",
-        lambda r: 1000 * r["phases_s"]["broadcast"],
-        rank=1,
-        per_evaluation=True,
-    ),
-)
+    Measure("metric_s_per_evaluation", "metric (s) per evaluation", _phase("metric"), rank=1,
+            per_evaluation=True),
+    Measure("broadcast_ms_per_evaluation", "broadcast (ms) per evaluation",
+            lambda r: 1000 * r["phases_s"]["broadcast"], rank=1, per_evaluation=True),
+)  # fmt: skip
 MEASURES = {m.key: m for m in (*SPEED, METRIC, *TIMES)}
 
 

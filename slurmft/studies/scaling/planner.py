@@ -206,12 +206,7 @@ def ranged(of: Interval, scale: float = 1) -> str:
 
 
 def describe_plan(
-    series: Series,
-    fit: Fit,
-    work: Workload,
-    options: Sequence[Option],
-    chosen: Option,
-    why: str,
+    series: Series, fit: Fit, work: Workload, options: Sequence[Option], chosen: Option, why: str
 ) -> list[str]:
     """The whole plan, as lines."""
     counts = ", ".join(str(n) for n in series.device_counts)

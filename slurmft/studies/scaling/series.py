@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from slurmft.core.errors import UsageError
 from slurmft.core.files import fits
@@ -67,18 +66,15 @@ def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
         raise UsageError(f"none of {len(finished)} finished run(s) can be used: {notes[0][10:]}")
     if left := len(runs) - len(finished):
         notes.append(f"{left} run(s) that have not finished are left out")
-    identities = [{name: _resolved(run, name) for name in _IDENTITY} for run, _ in rows]
+    identities = [
+        {n: (run.result or {}).get(n) or run.value(n) for n in _IDENTITY} for run, _ in rows
+    ]  # what a run used, where its configuration may say auto
     differing = [n for n in _IDENTITY if len({repr(i[n]) for i in identities}) > 1]
     groups: dict[str, list[tuple[MeasuredRun, Row]]] = {}
     for each, identity in zip(rows, identities, strict=True):
         name = " ".join(str(identity[n]) for n in dict.fromkeys(("task", *differing)))
         groups.setdefault(name, []).append(each)
     return {name: _series(name, group, tuple(notes)) for name, group in groups.items()}
-
-
-def _resolved(run: MeasuredRun, name: str) -> Any:
-    """What a run used, where its configuration may say auto."""
-    return (run.result or {}).get(name) or run.value(name)
 
 
 def _series(
