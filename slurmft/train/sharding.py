@@ -89,7 +89,9 @@ class Sharding(GradientCommunication):
             if not is_shared(model, table):
                 fsdp.fully_shard(table, **self._options)
         fsdp.fully_shard(model, **self._options)
-        model._is_fsdp_managed_module = True  # `generate` goes on until all ranks have done
+        if hasattr(model, "generate"):  # gathers as a forward pass, until all ranks have done
+            fsdp.register_fsdp_forward_method(model, "generate")
+            model._is_fsdp_managed_module = True
         type(model).__name__ = name  # it gets into the configuration of the saved model
         for module in model.modules():
             if isinstance(module, fsdp.FSDPModule):
