@@ -267,11 +267,13 @@ def _check_shard(train: TrainConfig) -> None:
     if train.cpu_offload and train.shard == "none":
         raise UsageError("--cpu-offload moves shares, and there are none", "add --shard full")
     works = {"grad_comm": GRAD_COMMS, "optimizer": OPTIMIZERS[:1], "precision": PRECISIONS[:3]}
-    for name, values in works.items():
-        if train.shard != "none" and getattr(train, name) not in values:
+    for name, values in (works | dict.fromkeys(("merge", "load_in_4bit"), (False,))).items():
+        given = getattr(train, name)
+        if train.shard != "none" and given not in values:
+            value, other = ("", "leave it") if given is True else (f" {given}", f"use {values[0]}")
             raise UsageError(
-                f"--shard {train.shard} cannot be used with {flag(name)} {getattr(train, name)}",
-                f"use {flag(name)} {values[0]}, or leave --shard out",
+                f"--shard {train.shard} cannot be used with {flag(name)}{value}",
+                f"{other}, or leave --shard out",
             )
 
 

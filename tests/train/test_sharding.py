@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from slurmft.core.errors import UsageError
 from slurmft.job.checkpoints import verify
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.conftest import Done, Following, records, slurmft
+from tests.support.models import write_copies, write_seq2seq_model
 from tests.train.test_resume import assert_same, losses, rank_pids, steps_twice
 from tests.train.test_trainer import assert_gone, emotion
 
@@ -120,6 +122,31 @@ def test_resume_on_fewer_ranks(unsharded: Done, train: Trains) -> None:
     assert losses(job.run) == pytest.approx(losses(unsharded.run), abs=1e-5)
 
 
+def test_adapters(train: Trains) -> None:
+    """Of LoRA: frozen weights are shared, too, and not in checkpoints."""
+    flags = ("--nodes", "2", "--lora", "4", "--max-steps", "8")
+    whole, done = train(*flags), train(*flags, "--shard", "full")
+    assert losses(done.run) == pytest.approx(losses(whole.run), abs=1e-5)
+    saved = [load_file(each.run.model / "adapter_model.safetensors") for each in (whole, done)]
+    assert saved[0].keys() == saved[1].keys()
+    assert all(torch.allclose(saved[0][name], saved[1][name], atol=1e-4) for name in saved[0])
+    newest = done.run.checkpoints / done.run.checkpoint_names()[-1]
+    kept = {name for file in newest.glob("sharded/*") for name in load_file(file)}
+    assert any(".lora_A." in name for name in kept)
+    assert not any("word_embeddings" in name for name in kept)
+
+
+def test_generation(train: Trains, tmp_path: Path) -> None:
+    """Ranks generate texts of different lengths, and different numbers of them."""
+    data = write_copies(tmp_path / "data", train=48, validation=9)
+    model = write_seq2seq_model(tmp_path / "model")
+    flags = ("--task", "seq2seq", "--data", str(data), "--model", str(model), "--nodes", "2")
+    sizes = ("--max-steps", "4", "--eval-batch-size", "4", "--max-target-length", "8")
+    whole, done = train(*flags, *sizes), train(*flags, *sizes, "--shard", "full")
+    assert losses(done.run) == pytest.approx(losses(whole.run), abs=1e-5)
+    assert done.result["metrics"] == pytest.approx(whole.result["metrics"])
+
+
 def test_kill_while_all_ranks_write(sharded: Done, train: Trains) -> None:
     """What is half written is never seen; the run resumes from what is whole, exactly."""
     job = train.following(*TWO_BY_TWO, "--shard", "full", "--checkpoint-every-steps", "1")
@@ -174,6 +201,7 @@ def test_checkpoint_of_another_sharding(train: Trains) -> None:
         ({"grad_comm": "local:8"}, "--shard full cannot be used with --grad-comm local:8"),
         ({"optimizer": "muon"}, "--shard full cannot be used with --optimizer muon"),
         ({"precision": "fp16"}, "--shard full cannot be used with --precision fp16"),
+        ({"lora": 4, "merge": True}, "--shard full cannot be used with --merge\n"),
         ({"shard": "none", "cpu_offload": True}, "--cpu-offload moves shares, and there are none"),
     ],
 )
