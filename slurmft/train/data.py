@@ -114,11 +114,39 @@ class TokenTable:
         if self.types is not None:
             inputs["token_type_ids"] = torch.from_numpy(self.padded(self.types, indices, width, 0))
         if self.token_labels is not None:
-            labels = torch.from_numpy(self.padded(self.token_labels, indices, width, IGNORED))
+            labels = self.padded(self.token_labels, indices, width, IGNORED)
         else:
-            labels = torch.from_numpy(self.labels[indices])
-            labels = labels.float() if labels.is_floating_point() else labels
-        return Batch(inputs, {"labels": labels}, indices, torch.from_numpy(lengths), mask.size)
+            labels = self._sample_labels(indices)
+        targets = {"labels": torch.from_numpy(labels)}
+        return Batch(inputs, targets, indices, torch.from_numpy(lengths), mask.size)
+
+    def packed(self, indices: Array) -> Batch:
+        """The samples at `indices` without padding: one after another, sorted by length.
+
+        Inputs and labels of tokens are (1, tokens); `position_ids` say where in its sample a token
+        is.
+        """
+        import torch
+
+        indices = indices[np.argsort(self.lengths(indices), kind="stable")]
+        lengths, places = self.lengths(indices), self.places(indices)
+        flat = {
+            "input_ids": self.tokens[places],
+            "position_ids": places - np.repeat(self.offsets[indices], lengths),
+        }
+        if self.types is not None:
+            flat["token_type_ids"] = self.types[places]
+        inputs = {name: torch.from_numpy(np.int64(values))[None] for name, values in flat.items()}
+        if self.token_labels is not None:
+            labels = self.token_labels[places].astype(np.int64)[None]
+        else:
+            labels = self._sample_labels(indices)
+        targets = {"labels": torch.from_numpy(labels)}
+        return Batch(inputs, targets, indices, torch.from_numpy(lengths), len(places))
+
+    def _sample_labels(self, indices: Array) -> Array:
+        labels: Array = self.labels[indices]
+        return labels.astype(np.float32) if labels.dtype.kind == "f" else labels
 
     def padded(self, values: Array, indices: Array, width: int, fill: int) -> Array:
         """A value of every token of the samples at `indices`: int64, (batch, width).
@@ -147,7 +175,7 @@ class Batch:
     """Some samples of a table, as a model takes them."""
 
     inputs: dict[str, torch.Tensor]
-    """Of the model, by its names for them: (samples, length)."""
+    """Of the model, by its names for them: (samples, length), or packed, (1, tokens)."""
     targets: dict[str, torch.Tensor]
     """What its loss compares the output with: `labels`, (samples, ...) or, of tokens, of the
     inputs' shape."""

@@ -1,21 +1,24 @@
-"""Batches without padding: embeddings and layers see real tokens alone, attention each sequence.
+"""Batches without padding: a model sees real tokens alone, its attention each sequence.
 
-A batch of B sequences, padded to length L, holds T real tokens. Up to its head, a packed model
-works on hidden states of shape (1, T, hidden): embeddings, linear layers, norms and dropouts have
-no padding to compute. Only inside attention are sequences set apart again, in groups of near length
-that are padded each to its own longest. Where a head looks at the first token alone, as that of a
-classifier does, the last layer computes no other beyond its keys and values. Outputs and gradients
-are those of the padded batch, up to rounding. On CPUs whole layers are fused, see `fused_layers`.
+A batch of B sequences holds T tokens, one sequence after another, sorted by length: inputs of shape
+(1, T), and no attention mask. Embeddings, linear layers, norms and dropouts compute these and no
+other. Only inside attention are sequences set apart again, in groups of near length that are padded
+each to its own longest. The head gets what it looks at, see `Form`; where that is first tokens
+alone, the last layer of BERT and its relatives computes no other beyond its keys and values.
+Outputs and gradients are those of the padded batch, up to rounding. On CPUs whole layers are fused,
+see `fused_layers`. Batches with padding are computed as ever: evaluation may generate texts.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,14 +32,29 @@ from slurmft.train.fused_layers import Layer, Rows, layer_of
 NAME = "slurmft_packed"
 """Under which transformers knows the attention function."""
 
+PACKED = ("input_ids", "position_ids", "token_type_ids")
+"""Inputs of shape (1, T)."""
+
 ENCODERS = ("encoder", "transformer")
-"""What transformers' models call the module that all layers are in."""
+"""What BERT, DistilBERT and their relatives call the module that all layers are in."""
+
+TABLES = ("position_embeddings", "wpe")
+"""What models call their table of positions."""
+
+BY_MODULE = {"MPNetSelfAttention": "position_bias", "DisentangledSelfAttention": "relative_pos"}
+"""Attention modules that use no function of transformers' registry, and the argument that tells
+them of positions; what computes that for the longest sequence is in `POSITIONS`."""
+
+POSITIONS = ("compute_position_bias", "get_rel_pos")
 
 FIRST_TOKEN_ONLY = "slurmft_first_token_only"
 """Attribute of an attention module of which only first tokens' outputs are wanted."""
 
 _SAME = 1e-4
 """Largest difference of outputs that is rounding, relative to the largest output."""
+
+_VARIES = 1e-3
+"""Logits that differ less from text to text do not show which tokens a head looks at."""
 
 GROUPS = 4
 """Groups of near length in a batch, at most: more of them save padding, and cost calls."""
@@ -45,87 +63,102 @@ _SHORT = 512
 """On CPUs, attention to so many tokens holds its scores in memory: torch's own is slower."""
 
 
-@dataclass(frozen=True, slots=True)
+class Form(enum.Enum):
+    """In which form a head gets the hidden states (1, T, hidden)."""
+
+    FIRST = "the first token of each sequence: (B, 1, hidden)"
+    LAST = "its last token: (B, 1, hidden)"
+    FLAT = "all tokens, as they are"
+    ROWS = "padded with zeros: (B, longest, hidden)"
+
+
 class Group:
-    """Consecutive sequences of the packed tokens that are padded to one length in attention."""
+    """Consecutive sequences of a packed batch that are padded to one length, that of the longest.
 
-    start: int
-    end: int
-    """Its tokens are [start, end) of the packed ones."""
-    sequences: int
-    length: int
-    """Of the longest."""
-    places: Tensor | None
-    """Where each token is in (sequences x length): int64, (end - start,). None: all are full."""
-    mask: Tensor | None
-    """Which places hold a token: bool, (sequences, 1, 1, length). None: all."""
-    firsts: Tensor
-    """Which of its tokens is the first of each sequence: int64, (sequences,)."""
+    `places` are those of its tokens in (sequences x length): int64, (tokens,); `valid` is where
+    tokens are: bool, (sequences, length). Both are None where sequences are of one length. `firsts`
+    and `lasts` tell which of its tokens begin and end a sequence: int64, (sequences,).
+    """
+
+    def __init__(self, lengths: list[int], device: torch.device) -> None:
+        sizes = torch.tensor(lengths)
+        self.tokens, self.sequences, self.length = sum(lengths), len(lengths), max(lengths)
+        ends = sizes.cumsum(0)
+        self.firsts, self.lasts = (_sent(each, device) for each in (ends - sizes, ends - 1))
+        self.places = self.valid = None
+        if self.tokens < self.sequences * self.length:
+            valid = torch.arange(self.length) < sizes[:, None]
+            self.places = _sent(valid.flatten().nonzero().squeeze(1), device)
+            self.valid = _sent(valid, device)
+        self._biases: dict[Any, Tensor | None] = {}
+
+    def apart(self, tokens: Tensor) -> Tensor:
+        """(tokens, ...) -> (sequences, length, ...)."""
+        if self.places is not None:
+            tokens = spread(tokens, self.places, self.sequences * self.length)
+        return tokens.reshape(self.sequences, self.length, *tokens.shape[1:])
+
+    def together(self, rows: Tensor) -> Tensor:
+        """(sequences, length, ...) -> (tokens, ...)."""
+        flat = rows.flatten(0, 1)
+        return flat if self.places is None else take(flat, self.places)
+
+    def bias(self, causal: bool, window: int | None, like: Tensor) -> Tensor | None:
+        """What is added to scores, 0 or a number that leaves nothing of them: broadcasts to
+        (sequences, heads, length, length). None: nothing.
+
+        Padding comes last: tokens that see none that comes later need no mask for it.
+
+        Args:
+            window: tokens see those that are nearer than that; None: all.
+        """
+        key = causal, window, like.dtype
+        if key not in self._biases:
+            at = torch.arange(self.length, device=like.device)
+            distance, seen = at[:, None] - at, []
+            seen += [distance >= 0] if causal else []
+            seen += [distance.abs() < window] if window else []
+            seen += [self.valid[:, None, None, :]] if self.valid is not None and not causal else []
+            self._biases[key] = None
+            if seen:
+                hidden = ~functools.reduce(torch.logical_and, seen)
+                lowest = torch.finfo(like.dtype).min / 2
+                self._biases[key] = like.new_zeros(hidden.shape).masked_fill_(hidden, lowest)
+        return self._biases[key]
 
 
-@dataclass(frozen=True)
 class Layout:
-    """Where the tokens of a padded batch are among the packed ones."""
+    """Where the sequences of a packed batch are among its tokens."""
 
-    places: Tensor
-    """Place in (B x L) of each packed token: int64, (T,)."""
-    shape: tuple[int, int]
-    """(B, L)."""
-    lengths: list[list[int]]
-    """Of the sequences, sorted, in groups of near length."""
-    firsts: Tensor
-    """Which packed token is the first of each sequence: int64, (B,)."""
-    device: torch.device
+    def __init__(self, lengths: Tensor, device: torch.device) -> None:
+        """
+        Args:
+            lengths: of the sequences, sorted, on the CPU: int64, (B,).
+            device: where the model computes.
+        """
+        sizes, part = lengths.tolist(), -(-len(lengths) // GROUPS)
+        self.lengths = [sizes[i : i + part] for i in range(0, len(sizes), part)]
+        """In groups of near length."""
+        self.tokens, self.longest = sum(sizes), sizes[-1]
+        self._device = device
 
     @functools.cached_property
     def groups(self) -> list[Group]:
-        return _groups(self.lengths, self.device)
+        return [Group(part, self._device) for part in self.lengths]
 
-    @classmethod
-    def of(cls, mask: Tensor, device: torch.device) -> Layout:
-        """The layout of a batch, from its attention mask: (B, L), 1 for tokens, which come first.
+    @functools.cached_property
+    def all(self) -> Group:
+        """The whole batch as one group."""
+        return Group([size for part in self.lengths for size in part], self._device)
 
-        The sequences are packed in the order of their lengths: near ones are neighbours.
-
-        Args:
-            mask: on the CPU, or making the layout waits for its device.
-            device: where the model computes.
-        """
-        lengths, order = mask.cpu().sum(1).sort(stable=True)
-        batch, width = mask.shape
-        column = torch.arange(width)
-        places = (order[:, None] * width + column)[column < lengths[:, None]]
-        firsts = lengths.cumsum(0) - lengths
-        parts, where = _split(lengths.tolist()), (batch, width)
-        return cls(_sent(places, device), where, parts, _sent(firsts, device), device)
+    def split(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """(T, ...) by group. Backwards one copy; slices would be added up."""
+        return torch.split(tokens, [group.tokens for group in self.groups])
 
 
 def _sent(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the CPU on a device, without waiting for it."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
-
-
-def _groups(lengths: list[list[int]], device: torch.device) -> list[Group]:
-    """The groups of sequences that are sorted by length."""
-    groups, start = [], 0
-    for part in lengths:
-        longest, sizes = part[-1], torch.tensor(part)
-        tokens = sum(part)
-        places = mask = None
-        if tokens < len(part) * longest:
-            valid = torch.arange(longest) < sizes[:, None]
-            places = _sent(valid.flatten().nonzero().squeeze(1), device)
-            mask = _sent(valid[:, None, None, :], device)
-        firsts = _sent(sizes.cumsum(0) - sizes, device)
-        groups.append(Group(start, start + tokens, len(part), longest, places, mask, firsts))
-        start += tokens
-    return groups
-
-
-def _split(lengths: list[int]) -> list[list[int]]:
-    """Sorted lengths in at most `GROUPS` parts of nearly equal size."""
-    size = -(-len(lengths) // GROUPS)
-    return [lengths[i : i + size] for i in range(0, len(lengths), size)]
 
 
 class _Spread(torch.autograd.Function):
@@ -153,10 +186,8 @@ class _Take(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        gradient = gradients[0]
         (places,) = ctx.saved_tensors
-        whole = gradient.new_zeros(ctx.total, *gradient.shape[1:])
-        return whole.index_copy_(0, places, gradient), None
+        return spread(gradients[0], places, ctx.total), None
 
 
 def spread(rows: Tensor, places: Tensor, total: int) -> Tensor:
@@ -171,277 +202,391 @@ def take(rows: Tensor, places: Tensor) -> Tensor:
     return taken
 
 
+# --- attention ------------------------------------------------------------------------------------
+
+_in_force: Layout | None = None
+"""Of the batch that a packed model computes, or computes again in its backward pass."""
+
+
+class _How(NamedTuple):
+    """How queries attend to keys."""
+
+    causal: bool
+    window: int | None
+    dropout: float
+    scaling: float | None
+    softcap: float | None
+
+
 def attention(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    layout: Layout,
+    _: Any = None,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    **_: Any,
+    softcap: float | None = None,
+    **__: Any,
 ) -> tuple[Tensor, None]:
     """Attention of each sequence to itself; the interface is that of transformers.
 
     Args:
         module: where it has `FIRST_TOKEN_ONLY`, only first tokens attend; the others get zeros.
-        query, key, value: (1, heads, T, head size).
-        layout: in place of a mask.
+        query: (1, heads, T, head size); key and value may have fewer heads.
 
     Returns:
         (1, T, heads, head size), and no weights.
     """
-    rows = [x.squeeze(0).transpose(0, 1) for x in (query, key, value)]
+    assert _in_force is not None
+    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     first_token_only = getattr(module, FIRST_TOKEN_ONLY, False)
-    parts = [
-        _group_attention(rows, group, dropout, scaling, first_token_only) for group in layout.groups
-    ]
+    split = [_in_force.split(x.squeeze(0).transpose(0, 1)) for x in (query, key, value)]
+    parts = []
+    for group, *tokens in zip(_in_force.groups, *split, strict=True):
+        q, k, v = (group.apart(each).transpose(1, 2) for each in tokens)
+        window = sliding_window if sliding_window and sliding_window < group.length else None
+        how = _How(causal, window, dropout, scaling, softcap)
+        if first_token_only:
+            firsts = _attend(q[:, :, :1], k, v, group, how).transpose(1, 2).flatten(0, 1)
+            parts.append(spread(firsts, group.firsts, group.tokens))
+        else:
+            parts.append(group.together(_attend(q, k, v, group, how).transpose(1, 2)))
     return torch.cat(parts).unsqueeze(0), None
 
 
-def _group_attention(
-    rows: list[Tensor], group: Group, dropout: float, scaling: float | None, first_token_only: bool
-) -> Tensor:
-    """Attention within the sequences of a group: (tokens, heads, head size)."""
-    size = group.sequences * group.length
+def _attend(query: Tensor, key: Tensor, value: Tensor, group: Group, how: _How) -> Tensor:
+    """Attention of a group's padded sequences: all (sequences, heads, length, head size).
 
-    def apart(x: Tensor) -> Tensor:
-        tokens = x[group.start : group.end]
-        if group.places is not None:
-            tokens = spread(tokens, group.places, size)
-        return tokens.reshape(group.sequences, group.length, *tokens.shape[1:]).transpose(1, 2)
-
-    query, key, value = map(apart, rows)
-    if first_token_only:
-        query = query[:, :, :1]
-    attended = _attend(query, key, value, group.mask, dropout, scaling)
-    flat = attended.transpose(1, 2).flatten(0, 1)
-    if first_token_only:
-        return spread(flat, group.firsts, group.end - group.start)
-    return flat if group.places is None else take(flat, group.places)
-
-
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    scaling: float | None,
-) -> Tensor:
-    """Attention of padded sequences: all (sequences, heads, length, head size).
-
-    torch's own is slow backwards on CPUs, and slower with dropout; every sequence has tokens, so no
-    row of its mask needs the care that it takes of rows without any.
+    On CPUs torch's own is slow backwards in bf16, and with dropout; every sequence has tokens, so
+    no row of its mask needs the care that it takes of rows without any. It caps no scores.
     """
-    if query.device.type != "cpu" or key.shape[2] > _SHORT:
+    slow = query.device.type == "cpu" and (query.dtype.itemsize < 4 or how.dropout > 0)
+    repeats = query.shape[1] // key.shape[1]
+    if how.softcap is None and not (slow and group.length <= _SHORT):
+        plain = how.causal and how.window is None
         return scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling
-        )
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+            query, key, value, None if plain else group.bias(how.causal, how.window, query),
+            dropout_p=how.dropout, is_causal=plain, scale=how.scaling, enable_gqa=repeats > 1,
+        )  # fmt: skip
+    if repeats > 1:
+        key, value = (x.repeat_interleave(repeats, 1) for x in (key, value))
+    scale = query.shape[-1] ** -0.5 if how.scaling is None else how.scaling
     scores = torch.matmul(query * scale, key.transpose(2, 3))
-    if mask is not None:
-        lowest = torch.finfo(scores.dtype).min / 2
-        scores = scores + scores.new_zeros(mask.shape).masked_fill_(~mask, lowest)
-    return torch.matmul(drop(scores.softmax(-1), dropout), value)
+    if how.softcap is not None:
+        scores = how.softcap * torch.tanh(scores / how.softcap)
+    bias = group.bias(how.causal, how.window, query)
+    if bias is not None:
+        scores = scores + bias
+    return torch.matmul(drop(scores.softmax(-1), how.dropout), value)
+
+
+def _group_by_group(own: Callable[..., Any], positions: str, *args: Any, **named: Any) -> Any:
+    """The forward of an attention module that knows padded sequences alone, for packed ones.
+
+    Args:
+        own: the module's.
+        positions: its argument that tells of them, of the longest: (..., length, length).
+    """
+    if _in_force is None:
+        return own(*args, **named)
+    given = inspect.signature(own).bind(*args, **named)
+    states, told = (given.arguments[name] for name in ("hidden_states", positions))
+    parts = []
+    for group, tokens in zip(_in_force.groups, _in_force.split(states[0]), strict=True):
+        bias = group.bias(False, None, states)
+        bias = states.new_zeros(1, 1, 1, 1) if bias is None else bias
+        given.arguments["hidden_states"] = group.apart(tokens)
+        given.arguments["attention_mask"] = bias if positions == "position_bias" else bias == 0
+        given.arguments[positions] = told[..., : group.length, : group.length]
+        parts.append(group.together(own(*given.args, **given.kwargs)[0]))
+    return torch.cat(parts).unsqueeze(0), None
+
+
+def _of_longest(own: Callable[..., Any], states: Tensor, *args: Any) -> Any:
+    """What tells of positions, of the longest sequence alone."""
+    return own(states[:, : _in_force.longest] if _in_force else states, *args)
+
+
+# --- models ---------------------------------------------------------------------------------------
 
 
 class Packing:
-    """A model of transformers that computes without padding."""
+    """A model of transformers that computes without padding what is announced to it."""
 
-    def __init__(self, model: Any, encoder: Any) -> None:
-        self.model, self.encoder = model, encoder
+    def __init__(self, model: Any) -> None:
+        self.model, self.base = model, model.base_model
+        self.form = Form.ROWS
         self.is_first_token_only = False
+        encoders = (m for n, m in self.base.named_children() if n in ENCODERS)
+        self.encoder: Any = next((m for m in encoders if hasattr(m, "layer")), None)
         self.layers: list[Layer] = []
-        """What computes batches of short sequences; none: the encoder does by itself."""
-        self._expected: Layout | None = None
-        self._current: Layout | None = None
-        self._of_model = model.config._attn_implementation, encoder.forward
-        model.config._attn_implementation = NAME
-        encoder.forward = self._without_padding
+        """What computes batches of short sequences in place of the encoder; none: nothing does."""
+        self._announced: Layout | None = None
+        self._inputs: dict[str, Tensor] | None = None
+        """Of the packed batch under way."""
+        self._wrapped: list[tuple[Any, str]] = []
+        self._most, self._first = _positions(self.base)
+        self._takes = inspect.signature(self.base.forward).parameters
+        configs = {id(c): c for m in self.base.modules() if (c := getattr(m, "config", None))}
+        self._configs = [(config, config._attn_implementation) for config in configs.values()]
+        self._wrap(getattr(self.base, "pooler", None), "forward", self._pooled)
+        for module in self.base.modules():
+            if positions := BY_MODULE.get(type(module).__name__):
+                self._wrap(module, "forward", _group_by_group, positions)
+            for name in POSITIONS:
+                self._wrap(module if hasattr(module, name) else None, name, _of_longest)
+        self._wrap(self.base, "forward", self._base_forward)
+        self._states_of = self.base.forward
+        self._wrap(model, "forward", self._forward)
 
-    def expect(self, mask: Tensor, device: torch.device) -> None:
-        """Lays out the batch that the model gets next, from its mask on the CPU.
-
-        A model that got none finds it out by itself, which makes the CPU wait for a GPU.
-        """
-        self._expected = Layout.of(mask, device)
-
-    def compute_first_only(self) -> bool:
-        """Makes the last layer compute nothing for a sequence's other tokens, where this is known
-        to be possible and no output of the model depends on them; returns whether it is so."""
-        last = self.encoder.layer[-1] if hasattr(self.encoder, "layer") else None
-        parts = _first_only_parts(last)
-        before = _sample_logits(self.model)
-        if parts is None or before is None:
-            return False
-        attends, narrows = parts
-        self._narrow(attends, narrows)
-        after = _sample_logits(self.model)
-        if after is not None and _is_same(before, after):
-            return True
-        self.is_first_token_only = False
-        delattr(attends, FIRST_TOKEN_ONLY)
-        del narrows.forward
-        return False
-
-    def _narrow(self, attends: Any, narrows: Any) -> None:
-        """From the module `narrows` of the last layer on, first tokens alone."""
-        setattr(attends, FIRST_TOKEN_ONLY, True)
-        forward = narrows.forward
-        self.is_first_token_only = True
-
-        @functools.wraps(forward)
-        def narrowed(*rows: Tensor) -> Any:
-            assert self._current is not None  # set for backward too, which may compute it again
-            firsts = self._current.firsts
-            return forward(*(take(each.squeeze(0), firsts).unsqueeze(0) for each in rows))
-
-        narrows.forward = narrowed
-
-    def pack_embeddings(self) -> bool:
-        """Lets the embeddings, too, see real tokens alone in batches that are announced, where this
-        gives the same; returns whether so."""
-        embeddings: Any = getattr(self.model.base_model, "embeddings", None)
-        table = getattr(embeddings, "position_embeddings", None)
-        if not isinstance(table, torch.nn.Embedding):
-            return False
-        before = _sample_states(self.model)
-        first = 0 if table.padding_idx is None else table.padding_idx + 1
-        embeddings.forward = self._packed_embeddings(embeddings.forward, first)
-        self.expect(_sample(self.model)["attention_mask"], self.model.device)
-        with contextlib.suppress(Exception):  # whatever a model does with what it does not expect
-            if _is_same(before, _sample_states(self.model)):
-                return True
-        self._expected = None
-        del embeddings.forward
-        return False
-
-    def _packed_embeddings(self, forward: Callable[..., Tensor], first: int) -> Any:
-        """
-        Args:
-            forward: of the embeddings.
-            first: position of a sequence's first token in their table.
-        """
-        signature = inspect.signature(forward)
-        longest = self.model.base_model.embeddings.position_embeddings.num_embeddings - first
-
-        @functools.wraps(forward)
-        def packed(*arguments: Any, **named: Any) -> Tensor:
-            layout, given = self._expected, signature.bind(*arguments, **named)
-            ids = given.arguments.get("input_ids")
-            if layout is None or ids is None or given.arguments.get("position_ids") is not None:
-                return forward(*arguments, **named)
-            types = given.arguments.get("token_type_ids")
-            for name, value in (("input_ids", ids), ("token_type_ids", types)):
-                if name in signature.parameters:  # a model's own default may be too short for all
-                    value = torch.zeros_like(ids) if value is None else value
-                    given.arguments[name] = value.flatten()[layout.places][None]
-            if layout.shape[1] > longest:  # on a GPU the lookup would say nothing of it
-                raise ValueError(
-                    f"a text of {layout.shape[1]} tokens is longer than the {longest} positions of "
-                    f"the model: train with --max-length {longest}"
-                )
-            positions = layout.places % layout.shape[1] + first
-            given.arguments["position_ids"] = positions[None]
-            return forward(*given.args, **given.kwargs)
-
-        return packed
-
-    def fuse(self) -> bool:
-        """Lets fused layers compute, where they are known and give the same; returns whether so.
-        After `compute_first_only`."""
-        layers = [layer_of(module) for module in getattr(self.encoder, "layer", ())]
-        before = _sample_states(self.model)
-        self.layers = [layer for layer in layers if layer]
-        if self.layers:
-            self.layers[-1].first_only = self.is_first_token_only
-        if len(self.layers) < len(layers) or not _is_same(before, _sample_states(self.model)):
-            self.layers = []
-        return bool(self.layers)
+    def _wrap(self, module: Any, name: str, method: Callable[..., Any], *more: Any) -> None:
+        """Puts another method, which is called with the module's own, in its place."""
+        if module is not None:
+            own = getattr(module, name)
+            setattr(module, name, functools.wraps(own)(functools.partial(method, own, *more)))
+            self._wrapped.append((module, name))
 
     def undo(self) -> None:
         """Makes the model what it was; not after `compute_first_only`."""
-        self.model.config._attn_implementation = self._of_model[0]
-        del self.encoder.forward
+        self._use(None)
+        for module, name in self._wrapped:
+            vars(module).pop(name, None)
 
-    def _without_padding(self, hidden_states: Tensor, attention_mask: Tensor, **kwargs: Any) -> Any:
-        """The encoder's forward: drops the padding on entry, and puts zeros there at its end."""
-        layout = self._expected or Layout.of(attention_mask, attention_mask.device)
-        self._expected, self._current = None, layout
-        packed = hidden_states.flatten(0, 1)
-        if hidden_states.shape[:2] == layout.shape:  # the embeddings had padding
-            packed = take(packed, layout.places)
-        if self.layers and layout.lengths[-1][-1] <= _SHORT:
-            output = BaseModelOutputWithPastAndCrossAttentions()
-            states = self._by_fused_layers(packed, layout)
-        else:
-            output = self._of_model[1](packed.unsqueeze(0), attention_mask=layout, **kwargs)
-            states = output.last_hidden_state.squeeze(0)
-        batch, width = layout.shape
-        places = layout.places[layout.firsts] if self.is_first_token_only else layout.places
-        output.last_hidden_state = spread(states, places, batch * width).view(batch, width, -1)
+    def expect(self, lengths: Tensor, device: torch.device) -> None:
+        """Announces the batch that the model gets next.
+
+        Args:
+            lengths: of its sequences, sorted, on the CPU: int64, (B,).
+            device: where the model computes.
+
+        Raises:
+            ValueError: the model has no positions for a sequence of this length.
+        """
+        if lengths[-1] > self._most:  # on a GPU the lookup would say nothing of it
+            raise ValueError(
+                f"a text of {lengths[-1]} tokens is longer than the {self._most} positions of the "
+                f"model: train with --max-length {self._most}"
+            )
+        self._announced = Layout(lengths, device)
+
+    def _use(self, layout: Layout | None) -> None:
+        """Lets attention work on a packed batch; None: on a padded one, as transformers does."""
+        global _in_force
+        _in_force = layout
+        for config, implementation in self._configs:
+            config._attn_implementation = NAME if layout else implementation
+
+    # --- forward passes ---------------------------------------------------------------------------
+
+    def _forward(self, own: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """The model's: its head sees the batch in the form that it wants."""
+        layout, ids = self._announced, named.get("input_ids")
+        packed = "position_ids" in named and "attention_mask" not in named
+        if layout is None or not packed or ids is None or ids.shape != (1, layout.tokens):
+            self._use(None)
+            return own(*args, **named)
+        self._use(layout)
+        self._inputs = {name: named.pop(name) for name in PACKED if name in named}
+        named["input_ids"] = self._shaped(ids)
+        if self.form is Form.ROWS:
+            named["attention_mask"] = self._shaped(torch.ones_like(ids))
+        try:
+            return own(*args, **named)
+        finally:
+            self._inputs = None
+
+    def _base_forward(self, own: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """That of the model without its head, which gets the packed batch."""
+        if self._inputs is None:
+            self._use(None)
+            return own(*args, **named)
+        named = dict(zip(self._takes, args, strict=False)) | named
+        named |= {name: value for name, value in self._inputs.items() if name in self._takes}
+        named["position_ids"] = named["position_ids"] + self._first
+        # Of four dimensions: transformers makes no mask of it, and looks for no padding.
+        named["attention_mask"] = torch.ones(1, 1, 1, 1, device=named["position_ids"].device)
+        if "use_cache" in self._takes:
+            named["use_cache"] = False
+        output = own(**named)
+        output.last_hidden_state = self._shaped(output.last_hidden_state)
         return output
 
-    def _by_fused_layers(self, packed: Tensor, layout: Layout) -> Tensor:
-        """(T, hidden) -> (T, hidden), or (B, hidden) of first tokens."""
-        on = packed.device.type
+    def _pooled(self, own: Callable[..., Any], states: Tensor) -> Any:
+        return own(states if self._inputs is None else self._shaped(states))
+
+    def _shaped(self, tokens: Tensor) -> Tensor:
+        """(1, T, ...), or (1, B, ...) of first tokens alone, in the form that the head wants."""
+        assert _in_force is not None
+        rows = tokens.squeeze(0)
+        if self.form is Form.FLAT:
+            return tokens
+        if self.form is Form.ROWS:
+            return _in_force.all.apart(rows)
+        if len(rows) == _in_force.tokens:
+            every = _in_force.all
+            rows = take(rows, every.firsts if self.form is Form.FIRST else every.lasts)
+        return rows.unsqueeze(1)
+
+    def _narrowed(self, own: Callable[..., Any], *rows: Tensor) -> Any:
+        """From this module of the last layer on, first tokens alone."""
+        if _in_force is None:
+            return own(*rows)
+        return own(*(take(each.squeeze(0), _in_force.all.firsts).unsqueeze(0) for each in rows))
+
+    def _encoded(self, own: Any, hidden_states: Tensor, *args: Any, **named: Any) -> Any:
+        """That of the encoder: by fused layers, where sequences are short."""
+        if _in_force is None or not self.layers or _in_force.longest > _SHORT:
+            return own(hidden_states, *args, **named)
+        tokens, on = hidden_states.squeeze(0), hidden_states.device.type
         autocast = torch.is_autocast_enabled(on)
-        dtype = torch.get_autocast_dtype(on) if autocast else packed.dtype
-        rows = Rows.of(layout.lengths, self.layers[0].heads, dtype)
-        padded = torch.nn.functional.pad(packed.to(dtype), (0, 0, 0, rows.count - len(packed)))
+        dtype = torch.get_autocast_dtype(on) if autocast else tokens.dtype
+        rows = Rows.of(_in_force.lengths, self.layers[0].heads, dtype)
+        padded = torch.nn.functional.pad(tokens.to(dtype), (0, 0, 0, rows.count - len(tokens)))
         again = getattr(self.encoder.layer[0], "gradient_checkpointing", False)
         states = fused_layers.run(self.layers, padded, rows, self.model.training, again)
-        return states if self.is_first_token_only else states[: rows.tokens]
+        states = states if self.is_first_token_only else states[: rows.tokens]
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states.unsqueeze(0))
+
+    # --- what is found out by trial ---------------------------------------------------------------
+
+    def try_out(self, longest: int | None) -> float:
+        """Finds the form that the head wants. Returns the largest difference of outputs to those of
+        padded batches; 0: they are the same.
+
+        Args:
+            longest: tokens of the longest text that is to come; None: any.
+        """
+        if difference := self._try_long(longest):
+            return difference
+        sample = _Sample.of(self.model, 2, 5, 9)
+        expected = self.model(**sample.padded)
+        logits, forms = expected.get("logits"), [Form.ROWS]
+        if logits is not None and logits.ndim > 2:
+            forms = [Form.FLAT, Form.ROWS]
+        elif logits is not None and logits.std(0).max() > _VARIES:
+            forms = [Form.FIRST, Form.LAST, Form.ROWS]
+        for self.form in forms:
+            with contextlib.suppress(*[Exception] * (self.form is not Form.ROWS)):
+                difference = self._difference(sample, expected)
+                if not difference:
+                    break
+        if self.form is Form.FIRST:
+            self._compute_first_only(sample, expected)
+        return difference
+
+    def _difference(self, sample: _Sample, expected: Any) -> float:
+        """Of the model's outputs; 0: rounding alone."""
+        self.expect(sample.mask.sum(1), self.model.device)
+        found = self.model(**sample.packed)
+        names = ("logits", "start_logits", "end_logits", "last_hidden_state")
+        both = [(expected[name], found[name]) for name in names if name in expected]
+        return max(_difference(*map(sample.real, pair)) for pair in both)
+
+    def _compute_first_only(self, sample: _Sample, expected: Any) -> None:
+        """Makes the last layer compute nothing for a sequence's other tokens, where this is known
+        to be possible and gives the same."""
+        parts = _first_only_parts(self.encoder.layer[-1]) if self.encoder else None
+        if parts is None:
+            return
+        attends, narrows = parts
+        setattr(attends, FIRST_TOKEN_ONLY, True)
+        self._wrap(narrows, "forward", self._narrowed)
+        self.is_first_token_only = not self._difference(sample, expected)
+        if not self.is_first_token_only:
+            delattr(attends, FIRST_TOKEN_ONLY)
+            del narrows.forward
+
+    def _try_long(self, longest: int | None) -> float:
+        """On a text that is longer than windows of attention; a layer of each kind is enough."""
+        windows = (getattr(module, "sliding_window", None) for module in self.base.modules())
+        length = max([_SHORT, *(size for size in windows if isinstance(size, int))]) + 40
+        most = getattr(self.model.config, "max_position_embeddings", None) or sys.maxsize
+        length = min(length, most, self._most, longest or sys.maxsize)
+        sample = _Sample.of(self.model, 9, max(10, length))
+        with _few_layers(self.base):
+            expected = self.base(**sample.padded).last_hidden_state
+            return _difference(sample.real(expected), self._states(sample))
+
+    def _states(self, sample: _Sample) -> Tensor:
+        """Hidden states: (tokens, hidden)."""
+        form, self.form, self._inputs = self.form, Form.FLAT, sample.packed
+        self._use(Layout(sample.mask.sum(1), self.model.device))
+        try:
+            states: Tensor = self._states_of(**sample.packed).last_hidden_state
+        finally:
+            self.form, self._inputs = form, None
+        return states.squeeze(0)
+
+    def fuse(self) -> None:
+        """Lets fused layers compute, where they are known and give the same."""
+        sample = _Sample.of(self.model, 2, 5, 9)
+        layers = [layer_of(module) for module in self.encoder.layer] if self.encoder else []
+        known = [layer for layer in layers if layer]
+        if known and len(known) == len(layers):
+            before = self._states(sample)
+            known[-1].first_only = self.is_first_token_only
+            self._wrap(self.encoder, "forward", self._encoded)
+            self.layers = known
+            if _difference(before, self._states(sample)):
+                self.layers = []
 
 
-def pack(model: Any, fuse: bool = True) -> Packing | str:
+def pack(model: Any, fuse: bool = True, longest: int | None = None) -> Packing | str:
     """Makes a model of transformers compute without padding, where it can be.
 
-    A model that is not known is tried out: its outputs must be what they were.
+    Every model is tried out: its outputs must be what they were.
 
     Args:
+        model: or one of PEFT around it.
         fuse: let fused layers compute, where they can; for CPUs.
+        longest: tokens of the longest text that is to come; None: any.
 
     Returns:
         A text where it cannot: why.
     """
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    encoder = _encoder(model)
-    if encoder is None or not getattr(model, "_supports_attention_backend", False):
-        return f"{type(model).__name__} cannot work without padding"
+    name, config = type(model).__name__, model.config
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    known = getattr(model, "_supports_attention_backend", False) or any(
+        type(module).__name__ in BY_MODULE for module in model.modules()
+    )
+    if not known or getattr(config, "is_encoder_decoder", False):
+        return f"{name} cannot work without padding"
     ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, _mask)
-    before = _sample_states(model)
-    packing = Packing(model, encoder)
-    try:
-        after = _sample_states(model)
-    except Exception as error:  # whatever a model does with what it does not expect
-        cause = f"{type(error).__name__}: {error}"
-    else:
-        if _is_same(before, after):
-            packing.compute_first_only()
-            packing.pack_embeddings()
+    packing = Packing(model)
+    with _evaluating(model):
+        try:
+            difference = packing.try_out(longest)
+            cause = f"outputs differ by {difference:.2g}" if difference else None
+        except Exception as error:  # whatever a model does with what it does not expect
+            cause = f"{type(error).__name__}: {error}"
+        if cause is None:
             if fuse:
                 packing.fuse()
             return packing
-        cause = f"outputs differ by {float((after - before).abs().max()):.2g}"
-    packing.undo()
-    return f"{type(model).__name__} gives other outputs without padding ({cause})"
+        packing.undo()
+    return f"{name} gives other outputs without padding ({cause})"
 
 
-def _is_same(before: Tensor, after: Tensor) -> bool:
-    """Whether outputs differ by rounding alone."""
-    difference = float((after - before).abs().max())
-    return difference <= _SAME * max(1.0, float(before.abs().max()))
+def _positions(base: Any) -> tuple[int, int]:
+    """How many tokens of a text have a position in the model's table; that of the first."""
+    for name, module in base.named_modules():
+        if name.rpartition(".")[2] in TABLES and isinstance(module, torch.nn.Embedding):
+            first = 0 if module.padding_idx is None else module.padding_idx + 1
+            return module.num_embeddings - first, first
+    return sys.maxsize, 0
 
 
-def _encoder(model: Any) -> Any:
-    """The module that all layers are in; None: there is none under a name that we know."""
-    encoders = (getattr(model.base_model, name, None) for name in ENCODERS)
-    return next((encoder for encoder in encoders if encoder is not None), None)
+def _difference(expected: Tensor, found: Tensor) -> float:
+    """The largest one; 0 where it is rounding alone."""
+    if expected.shape != found.shape:
+        return torch.inf
+    difference = float((found - expected).abs().max())
+    return 0.0 if difference <= _SAME * max(1.0, float(expected.abs().max())) else difference
 
 
 def _first_only_parts(layer: Any) -> tuple[Any, Any] | None:
@@ -455,27 +600,45 @@ def _first_only_parts(layer: Any) -> tuple[Any, Any] | None:
     return None
 
 
-def _sample_states(model: Any) -> Tensor:
-    """Hidden states of the tokens of three short sequences: (tokens, hidden)."""
-    inputs = _sample(model)
-    with _evaluating(model):
-        output = model.base_model(**inputs).last_hidden_state
-    kept: Tensor = output[inputs["attention_mask"].bool()]
-    return kept
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Texts to try out a model with, sorted by length."""
+
+    padded: dict[str, Tensor]
+    packed: dict[str, Tensor]
+    mask: Tensor
+    """Which places of the padded ones hold a token: bool, (B, L)."""
+
+    @classmethod
+    def of(cls, model: Any, *lengths: int) -> _Sample:
+        mask = torch.arange(lengths[-1]) < torch.tensor(lengths)[:, None]
+        config = model.config.get_text_config()
+        pad = config.pad_token_id or 0
+        tokens = torch.arange(mask.numel()).view(mask.shape) % (config.vocab_size - 3) + 2
+        tokens = (tokens + (tokens == pad)).masked_fill(~mask, pad)
+        padded = {"input_ids": tokens, "attention_mask": mask.long()}
+        positions = torch.arange(lengths[-1]).expand(mask.shape)[mask]
+        packed = {"input_ids": tokens[mask][None], "position_ids": positions[None]}
+        return cls(padded, packed, mask)
+
+    def real(self, output: Tensor) -> Tensor:
+        """(B, L, ...) and (1, T, ...) -> (T, ...); other outputs are left as they are."""
+        if output.shape[:2] == self.mask.shape:
+            return output[self.mask]
+        return output[0] if output.shape[:2] == self.packed["input_ids"].shape else output
 
 
-def _sample_logits(model: Any) -> Tensor | None:
-    """Logits of three short sequences; None: the model has no such output."""
-    with _evaluating(model):
-        return getattr(model(**_sample(model)), "logits", None)
-
-
-def _sample(model: Any) -> dict[str, Tensor]:
-    lengths, width = torch.tensor([5, 9, 2]), 9
-    mask = torch.arange(width) < lengths[:, None]
-    tokens = torch.arange(3 * width).view(3, width) % (model.config.vocab_size - 2) + 2
-    tokens = tokens.masked_fill(~mask, model.config.pad_token_id or 0)
-    return {"input_ids": tokens, "attention_mask": mask.long()}
+@contextlib.contextmanager
+def _few_layers(base: Any) -> Iterator[None]:
+    """Of its layers the first of each kind, and those before."""
+    named = ((name, m) for name, m in base.named_modules() if isinstance(m, torch.nn.ModuleList))
+    path, layers = max(named, key=lambda found: len(found[1]))
+    kinds = getattr(base.config, "layer_types", None) or [None]
+    base.set_submodule(path, layers[: max(map(kinds.index, kinds)) + 1])
+    try:
+        yield
+    finally:
+        base.set_submodule(path, layers)
 
 
 @contextlib.contextmanager
@@ -485,8 +648,3 @@ def _evaluating(model: Any) -> Iterator[None]:
     with torch.no_grad():
         yield
     model.train(was_training)
-
-
-def _mask(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> Tensor | None:
-    """What a packed encoder gets in place of transformers' masks: the batch's own."""
-    return attention_mask

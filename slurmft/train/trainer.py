@@ -274,7 +274,10 @@ class Training:
         """Makes the model compute without padding, if asked to; a warning, where it cannot."""
         if self.config.batching not in ("packed", "grouped"):
             return None
-        packed = packing.pack(model, fuse=self.world.device.type == "cpu" and not self.sharding)
+        tables = (self.data.train, self.data.validation)
+        longest = max(int(np.diff(table.offsets).max()) for table in tables)
+        fuse = self.world.device.type == "cpu" and not self.sharding
+        packed = packing.pack(model, fuse, longest)
         if isinstance(packed, packing.Packing):
             return packed
         self.job.warn(f"{packed}; batches are padded to their longest sample")
@@ -413,10 +416,10 @@ class Training:
         return self.task.batch(self._table_batch(table, samples), table)
 
     def _table_batch(self, table: TokenTable, samples: Any) -> Batch:
-        if self.packing:  # what padding there is, the model drops
-            batch = table.batch(samples, self.data.pad_id)
-            self.packing.expect(batch.inputs["attention_mask"], self.world.device)
-            return dataclasses.replace(batch, padded_tokens=batch.tokens)
+        if self.packing:
+            batch = table.packed(samples)
+            self.packing.expect(batch.lengths, self.world.device)
+            return batch
         on_gpu = self.world.device.type == "cuda"
         multiple = 8 if on_gpu and self.precision != "fp32" else 1  # fills tensor cores
         least = 0

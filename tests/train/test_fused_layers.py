@@ -11,7 +11,8 @@ from torch import Tensor
 
 from slurmft.train import fused_layers, packing
 from slurmft.train.fused_layers import Bank, Rows
-from tests.train.test_packing import LENGTHS, SIZES, batch, make, pack
+from slurmft.train.packing import Form
+from tests.train.test_packing import LENGTHS, SIZES, announced, make, pack
 
 DROPOUT = {"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.5}
 
@@ -28,8 +29,7 @@ def test_training() -> None:
     found = []
     for fuse in (False, True):
         model = make("Bert")
-        pack(model, fuse)
-        inputs, labels = batch(model, LENGTHS), torch.arange(len(LENGTHS)) % 3
+        inputs, labels = announced(pack(model, fuse), LENGTHS).inputs, torch.arange(9) % 3
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
         losses = []
         for _ in range(6):
@@ -47,14 +47,13 @@ def test_training() -> None:
 def test_rounded_as_under_autocast(head: str) -> None:
     """Hidden states and gradients are as near to fp32's as autocast's are, or nearly."""
     models = [make("Bert", head) for _ in range(3)]
-    pack(models[2], fuse=True)
-    inputs = batch(models[0], LENGTHS)
-    there = inputs["attention_mask"].bool()
+    form = Form.FIRST if head == "ForSequenceClassification" else Form.FLAT
+    packed = [pack(model, fuse=model is models[2], form=form) for model in models]
     found = []
-    for model, rounds in zip(models, (False, True, True), strict=True):
+    for model, each, rounds in zip(models, packed, (False, True, True), strict=True):
+        inputs = announced(each, LENGTHS).inputs
         with torch.autocast("cpu", torch.bfloat16, enabled=rounds):
-            logits = model(**inputs).logits
-        kept = logits[there] if logits.ndim == 3 else logits
+            kept = model(**inputs).logits
         kept.float().square().sum().backward()
         last = next(p for name, p in model.named_parameters() if "layer.0.attention.self.q" in name)
         found.append((kept.detach().float(), last.grad))
@@ -66,8 +65,7 @@ def test_rounded_as_under_autocast(head: str) -> None:
 def test_gradients_with_dropout() -> None:
     """They are those of the function that was computed: a small step changes it as they say."""
     model = dropping().double()
-    pack(model, fuse=True)
-    inputs, labels = batch(model, LENGTHS), torch.arange(len(LENGTHS)) % 3
+    inputs, labels = announced(pack(model, fuse=True), LENGTHS).inputs, torch.arange(9) % 3
 
     def loss() -> Tensor:
         torch.manual_seed(3)
@@ -97,8 +95,7 @@ def test_gradients_with_dropout() -> None:
 
 def test_dropout_in_training_alone() -> None:
     model = dropping()
-    pack(model, fuse=True)
-    inputs = batch(model, LENGTHS)
+    inputs = announced(pack(model, fuse=True), LENGTHS).inputs
 
     def logits(seed: int) -> Tensor:
         torch.manual_seed(seed)
@@ -115,10 +112,9 @@ def test_layers_that_are_computed_again_drop_the_same() -> None:
     models = [dropping(), dropping()]
     models[1].gradient_checkpointing_enable()
     for model in models:
-        pack(model, fuse=True)
+        inputs = announced(pack(model, fuse=True), LENGTHS).inputs
         torch.manual_seed(4)
-        labels = torch.arange(len(LENGTHS)) % 3
-        model(**batch(model, LENGTHS), labels=labels).loss.backward()
+        model(**inputs, labels=torch.arange(9) % 3).loss.backward()
     for p, q in zip(*(model.parameters() for model in models), strict=True):
         assert p.grad is None or torch.equal(p.grad, q.grad)
 
@@ -149,8 +145,7 @@ def test_every_token_has_a_place(parts: list[list[int]]) -> None:
 
 def test_a_long_batch_is_computed_by_the_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("Bert").eval()
-    pack(model, fuse=True)
-    inputs = batch(model, LENGTHS)
+    inputs = announced(pack(model, fuse=True), LENGTHS).inputs
     short = model(**inputs).logits
     monkeypatch.setattr(packing, "_SHORT", 8)
     monkeypatch.setattr(fused_layers, "run", lambda *_: pytest.fail("too long for it"))

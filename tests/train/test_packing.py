@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -13,6 +15,8 @@ from torch import Tensor
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from slurmft.train import packing
+from slurmft.train.data import Batch, TokenTable
+from slurmft.train.packing import Form, Layout
 from slurmft.train.tasks.base import set_dropout
 
 SIZES = {
@@ -20,82 +24,216 @@ SIZES = {
     "intermediate_size": 48, "max_position_embeddings": 40, "num_labels": 3,
 }  # fmt: skip
 DISTIL = {"vocab_size": 60, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
+DECODER = SIZES | {"num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.2}
+SLIDING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "DebertaV2": {
+        "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 4,
+        "position_biased_input": False, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+        "type_vocab_size": 0,
+    },
+    "DistilBert": DISTIL,
+    "EuroBert": {
+        "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 3,
+    },
+    "Gemma2": DECODER | SLIDING | {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 0.5},
+    "Gemma3Text": DECODER | SLIDING | {"query_pre_attn_scalar": 8},
+    "GPT2": {
+        "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 40, "vocab_size": 60,
+        "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+    },
+    "Llama": DECODER,
+    "Mistral": DECODER | {"sliding_window": 6},
+    "ModernBert": {
+        "global_attn_every_n_layers": 2, "local_attention": 8, "classifier_pooling": "mean",
+    },
+    "Qwen2": DECODER,
+    "Qwen3": DECODER,
+}  # fmt: skip
+ENCODERS = [
+    "Bert", "Camembert", "DistilBert", "Electra", "EuroBert", "Gte", "MPNet",
+    "ModernBert", "NomicBert", "Roberta", "XLMRoberta", "DebertaV2",
+]  # fmt: skip
+MEANS = {"EuroBert", "ModernBert"}
+"""Families whose classifiers take the mean of all tokens here."""
+FUSED = {"Bert", "Camembert", "DistilBert", "Electra", "Roberta", "XLMRoberta"}
+DECODERS = ["GPT2", "Gemma2", "Gemma3Text", "Llama", "Mistral", "Qwen2", "Qwen3"]
 LENGTHS = [5, 12, 1, 12, 7, 3, 9, 2, 12]
+CPU = torch.device("cpu")
 
 
 def make(name: str, head: str = "ForSequenceClassification", **more: Any) -> Any:
     """A small model of random weights, without dropout."""
     sizes = DISTIL | {"num_labels": 3} if name == "DistilBert" else SIZES
-    config = getattr(transformers, f"{name}Config")(**(sizes | more))
+    config = getattr(transformers, f"{name}Config")(**(sizes | FAMILIES.get(name, {}) | more))
     set_dropout(config, 0.0)
-    config.pad_token_id = 1 if "oberta" in name else 0
+    config.pad_token_id = 1 if "oberta" in name or name == "MPNet" else 0
     torch.manual_seed(0)
+    if name == "Gemma3Text" and head == "ForCausalLM":
+        name = "Gemma3"
+    if name == "GPT2" and head == "ForCausalLM":
+        head = "LMHeadModel"
     return getattr(transformers, f"{name}{head}")(config)
 
 
-def pack(model: Any, fuse: bool = False) -> packing.Packing:
+def pack(model: Any, fuse: bool = False, form: Form = Form.FIRST) -> packing.Packing:
     found = packing.pack(model, fuse)
     assert isinstance(found, packing.Packing), found
     assert bool(found.layers) == fuse
+    assert found.form is form
     return found
 
 
-def batch(model: Any, lengths: list[int], width: int | None = None) -> dict[str, Tensor]:
-    width = width or max(lengths)
-    mask = torch.arange(width) < torch.tensor(lengths)[:, None]
-    tokens = torch.randint(2, 60, mask.shape, generator=torch.Generator().manual_seed(1))
-    tokens = tokens.masked_fill(~mask, model.config.pad_token_id)
-    return {"input_ids": tokens, "attention_mask": mask.long()}
+def table(model: Any, lengths: list[int]) -> TokenTable:
+    draw = np.random.default_rng(1)
+    samples = [draw.integers(3, 60, length) for length in lengths]
+    return TokenTable.build(samples, [i % 3 for i in range(len(lengths))])
+
+
+def batch(model: Any, lengths: list[int], width: int = 0) -> Batch:
+    """The padded one, its samples sorted by length as the packed one's are."""
+    texts = table(model, lengths)
+    order = texts.packed(np.arange(len(lengths))).indices
+    return texts.batch(order, model.config.pad_token_id, least=width)
+
+
+def announced(found: packing.Packing, lengths: list[int]) -> Batch:
+    """The packed batch that the model gets next."""
+    batch = table(found.model, lengths).packed(np.arange(len(lengths)))
+    found.expect(batch.lengths, CPU)
+    return batch
+
+
+def assert_same_gradients(padded: Any, bare: Any, rtol: float = 1e-4) -> None:
+    for (parameter, p), q in zip(padded.named_parameters(), bare.parameters(), strict=True):
+        if p.grad is None or q.grad is None:
+            assert not (p.grad is not None and p.grad.any()), parameter
+            assert not (q.grad is not None and q.grad.any()), parameter
+        else:
+            torch.testing.assert_close(q.grad, p.grad, rtol=rtol, atol=1e-5)
 
 
 @pytest.mark.parametrize("fuse", [False, True])
-@pytest.mark.parametrize(
-    "name", ["Bert", "DistilBert", "Roberta", "XLMRoberta", "Camembert", "Electra"]
-)
-def test_logits_and_gradients_are_those_of_the_padded_batch(name: str, fuse: bool) -> None:
+@pytest.mark.parametrize("name", ENCODERS)
+def test_classifiers(name: str, fuse: bool) -> None:
+    """Logits and gradients are those of the padded batch; no layer sees padding."""
+    if fuse and name not in FUSED:
+        pytest.skip("its layers are not fused")
     padded = make(name)
     bare = copy.deepcopy(padded)
-    packed = pack(bare, fuse)
-    assert packed.is_first_token_only
-    inputs = batch(padded, LENGTHS, width=20)
+    packed = pack(bare, fuse, Form.ROWS if name in MEANS else Form.FIRST)
+    assert packed.is_first_token_only == (name in FUSED or name == "DebertaV2")
     seen: list[torch.Size] = []
-    bare.base_model.embeddings.LayerNorm.register_forward_hook(
-        lambda *parts: seen.append(parts[2].shape[:2])
-    )
-    packed.expect(inputs["attention_mask"], torch.device("cpu"))
-    labels = torch.arange(len(LENGTHS)) % 3
-    outputs = [model(**inputs, labels=labels) for model in (padded, bare)]
+    embeddings = bare.get_input_embeddings()
+    embeddings.register_forward_hook(lambda *parts: seen.append(parts[2].shape[:2]))
+    outputs = [
+        model(**inputs.inputs, labels=inputs.targets["labels"])
+        for model, inputs in (
+            (padded, batch(padded, LENGTHS, width=20)),
+            (bare, announced(packed, LENGTHS)),
+        )
+    ]
     assert seen == [torch.Size([1, sum(LENGTHS)])]
-    torch.testing.assert_close(outputs[1].logits, outputs[0].logits, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(outputs[1].logits, outputs[0].logits, rtol=1e-5, atol=1e-5)
     for output in outputs:
         output.loss.backward()
-    for (parameter, p), q in zip(padded.named_parameters(), bare.parameters(), strict=True):
-        assert (p.grad is None) == (q.grad is None), parameter
-        if p.grad is not None:
-            torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-6, msg=parameter)
+    assert_same_gradients(padded, bare)
 
 
-@pytest.mark.parametrize("fuse", [False, True])
-def test_every_token_has_its_place_again(fuse: bool) -> None:
-    padded = make("Bert", "ForQuestionAnswering", num_labels=2)
+@pytest.mark.parametrize("name", DECODERS)
+def test_classifiers_that_look_at_the_last_token(name: str) -> None:
+    padded = make(name)
     bare = copy.deepcopy(padded)
-    assert not pack(bare, fuse).is_first_token_only
-    inputs = batch(padded, LENGTHS)
-    there = inputs["attention_mask"].bool()
-    for name in ("start_logits", "end_logits"):
-        ours, own = (getattr(model(**inputs), name)[there] for model in (bare, padded))
-        torch.testing.assert_close(ours, own, rtol=1e-5, atol=1e-6)
+    packed = pack(bare, form=Form.LAST)
+    expected = padded(**batch(padded, LENGTHS, width=20).inputs).logits
+    found = bare(**announced(packed, LENGTHS).inputs).logits
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    for logits in (expected, found):
+        logits.square().mean().backward()
+    assert_same_gradients(padded, bare)
 
 
-def test_layers_see_real_tokens_alone() -> None:
-    model = make("Bert")
-    pack(model)
-    seen: list[torch.Size] = []
-    model.bert.encoder.layer[0].intermediate.dense.register_forward_hook(
-        lambda _, inputs, __: seen.append(inputs[0].shape)
-    )
-    model(**batch(model, LENGTHS, width=30))
-    assert seen == [torch.Size([1, sum(LENGTHS), 32])]
+@pytest.mark.parametrize("name", [*ENCODERS, *DECODERS])
+@pytest.mark.parametrize("lengths", [LENGTHS, [4]])
+def test_heads_of_tokens(name: str, lengths: list[int]) -> None:
+    """They get all tokens; decoders compute logits of those alone that are asked for."""
+    padded = make(name, "ForCausalLM" if name in DECODERS else "ForTokenClassification")
+    bare = copy.deepcopy(padded)
+    packed = pack(bare, form=Form.FLAT)
+    whole = batch(padded, lengths, width=20).inputs
+    there = whole["attention_mask"].bool()
+    expected = padded(**whole).logits[there]
+    inputs = announced(packed, lengths).inputs
+    found = bare(**inputs).logits
+    torch.testing.assert_close(found, expected[None], rtol=1e-5, atol=1e-5)
+    for logits in (expected, found):
+        logits.square().mean().backward()
+    assert_same_gradients(padded, bare)
+    if name in DECODERS:
+        asked = torch.arange(1, sum(lengths), 3)
+        some = bare(**inputs, logits_to_keep=asked).logits
+        torch.testing.assert_close(some, found[:, asked], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["Bert", "ModernBert", "MPNet"])
+def test_heads_that_get_rows(name: str) -> None:
+    padded = make(name, "ForQuestionAnswering", num_labels=2)
+    bare = copy.deepcopy(padded)
+    packed = pack(bare, name == "Bert", form=Form.ROWS)
+    whole = batch(padded, LENGTHS).inputs
+    there = whole["attention_mask"].bool()
+    outputs = padded(**whole), bare(**announced(packed, LENGTHS).inputs)
+    for logits in ("start_logits", "end_logits"):
+        own, ours = (output[logits][there] for output in outputs)
+        torch.testing.assert_close(ours, own, rtol=1e-5, atol=1e-5)
+    for output in outputs:
+        (output.start_logits[there] - output.end_logits[there]).square().mean().backward()
+    assert_same_gradients(padded, bare)
+
+
+@pytest.mark.parametrize("name", ["Bert", "DistilBert", "ModernBert", "Gte"])
+def test_models_without_a_head(name: str) -> None:
+    padded = make(name, "Model")
+    bare = copy.deepcopy(padded)
+    packed = pack(bare, form=Form.ROWS)
+    whole = batch(padded, LENGTHS).inputs
+    outputs = padded(**whole), bare(**announced(packed, LENGTHS).inputs)
+    there = whole["attention_mask"].bool()
+    own, ours = (output.last_hidden_state[there] for output in outputs)
+    torch.testing.assert_close(ours, own, rtol=1e-5, atol=1e-5)
+    if name == "Bert":
+        torch.testing.assert_close(outputs[1].pooler_output, outputs[0].pooler_output)
+
+
+@pytest.mark.parametrize("name", ["Bert", "ModernBert", "MPNet", "Gemma2", "Llama", "Mistral"])
+def test_long_texts(name: str) -> None:
+    """Longer than fused layers and attention in memory are for, and than windows."""
+    head = "ForCausalLM" if name in DECODERS else "ForTokenClassification"
+    window = {"sliding_window": 100} if name in ("Gemma2", "Mistral") else {}
+    window = {"local_attention": 128} if name == "ModernBert" else window
+    padded = make(name, head, max_position_embeddings=700, **window)
+    bare = copy.deepcopy(padded)
+    packed = pack(bare, name == "Bert", form=Form.FLAT)
+    lengths = [3, 90, 530, 600]
+    whole = batch(padded, lengths).inputs
+    with torch.no_grad():
+        expected = padded(**whole).logits[whole["attention_mask"].bool()]
+        found = bare(**announced(packed, lengths).inputs).logits[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["Gemma2", "Llama", "ModernBert"])
+def test_attention_in_memory(name: str) -> None:
+    """What CPUs compute in bf16, in fp32: that nothing but rounding differs."""
+    model = make(name, "ForCausalLM" if name in DECODERS else "ForTokenClassification")
+    packed = pack(model, form=Form.FLAT)
+    inputs = announced(packed, LENGTHS).inputs
+    with torch.no_grad():
+        exact = model(**inputs).logits
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = model(**inputs).logits
+    assert not torch.equal(exact, rounded)
+    assert (exact - rounded).norm() < 0.02 * exact.norm()
 
 
 @pytest.mark.parametrize(
@@ -107,102 +245,181 @@ def test_layers_see_real_tokens_alone() -> None:
 )
 def test_the_last_layer_sees_what_a_classifier_looks_at(name: str, layers: str, wide: str) -> None:
     model = make(name)
-    pack(model)
+    packed = pack(model)
     seen: list[int] = []
     for layer in model.get_submodule(layers):
         layer.get_submodule(wide).register_forward_hook(
             lambda _, inputs, __: seen.append(inputs[0].shape[1])
         )
-    model(**batch(model, LENGTHS))
+    model(**announced(packed, LENGTHS).inputs)
     assert seen == [sum(LENGTHS), len(LENGTHS)]
 
 
 class MeanOfTokens(transformers.BertForSequenceClassification):  # type: ignore[misc, unused-ignore]
     """A classifier that looks at every token."""
 
-    def forward(self, **inputs: Any) -> Any:
-        states = self.bert(**inputs).last_hidden_state
-        return SequenceClassifierOutput(logits=self.classifier(states.mean(1)))
+    def forward(self, attention_mask: Tensor, **inputs: Any) -> Any:
+        states = self.bert(attention_mask=attention_mask, **inputs).last_hidden_state
+        there = attention_mask.unsqueeze(-1)
+        return SequenceClassifierOutput(
+            logits=self.classifier((states * there).sum(1) / there.sum(1))
+        )
 
 
 def test_a_classifier_that_looks_at_all_tokens_gets_them() -> None:
     padded = MeanOfTokens(make("Bert").config).eval()
     bare = copy.deepcopy(padded)
-    assert not pack(bare).is_first_token_only
-    inputs = batch(padded, [6, 6, 6])
-    torch.testing.assert_close(bare(**inputs).logits, padded(**inputs).logits)
+    packed = pack(bare, form=Form.ROWS)
+    assert not packed.is_first_token_only
+    found = bare(**announced(packed, LENGTHS).inputs).logits
+    torch.testing.assert_close(found, padded(**batch(padded, LENGTHS).inputs).logits)
 
 
-def test_a_batch_that_was_announced_is_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make("Bert").eval()
-    packed, inputs = pack(model), batch(model, LENGTHS)
-    found = model(**inputs).logits
-    packed.expect(inputs["attention_mask"], torch.device("cpu"))
-    monkeypatch.setattr(packing.Layout, "of", lambda *_: pytest.fail("laid out again"))
-    assert torch.equal(model(**inputs).logits, found)
+def test_the_only_layer_of_a_model() -> None:
+    assert pack(make("Bert", num_hidden_layers=1)).is_first_token_only
 
 
-@pytest.mark.parametrize("fuse", [False, True])
-def test_layers_that_are_computed_again_for_backward(fuse: bool) -> None:
+def test_a_classifier_whose_logits_say_nothing_gets_all_tokens() -> None:
     model = make("Bert")
+    torch.nn.init.zeros_(model.classifier.weight)
+    pack(model, form=Form.ROWS)
+
+
+@pytest.mark.parametrize("name", ["Bert", "DebertaV2", "Llama"])
+def test_padded_batches_are_computed_as_ever(name: str) -> None:
+    padded = make(name).eval()
+    bare = copy.deepcopy(padded)
+    packed = pack(bare, name == "Bert", Form.LAST if name == "Llama" else Form.FIRST)
+    bare(**announced(packed, LENGTHS).inputs)
+    inputs = batch(padded, LENGTHS).inputs
+    assert torch.equal(bare(**inputs).logits, padded(**inputs).logits)
+    states = [model.base_model(**inputs).last_hidden_state for model in (padded, bare)]
+    assert torch.equal(*states)
+
+
+def test_texts_are_generated_as_ever() -> None:
+    padded = make("Llama", "ForCausalLM").eval()
+    bare = copy.deepcopy(padded)
+    packed = pack(bare, form=Form.FLAT)
+    bare(**announced(packed, [4]).inputs)
+    prompt = table(bare, [4]).batch(np.arange(1), 0).inputs
+    own, ours = (
+        model.generate(**prompt, max_new_tokens=5, do_sample=False) for model in (padded, bare)
+    )
+    assert torch.equal(ours, own)
+
+
+@pytest.mark.parametrize(
+    ("name", "fuse"), [("Bert", False), ("Bert", True), ("Llama", False), ("ModernBert", False)]
+)
+def test_layers_that_are_computed_again_for_backward(name: str, fuse: bool) -> None:
+    model = make(name, "ForTokenClassification" if name != "Llama" else "ForCausalLM")
     again = copy.deepcopy(model)
     again.gradient_checkpointing_enable()
     for each in (model, again):
-        pack(each, fuse)
+        packed = pack(each, fuse, Form.FLAT)
         torch.manual_seed(2)
-        labels = torch.arange(len(LENGTHS)) % 3
-        each.train()(**batch(each, LENGTHS), labels=labels).loss.backward()
-    for p, q in zip(model.parameters(), again.parameters(), strict=True):
-        assert p.grad is None or torch.allclose(p.grad, q.grad)
+        each.train()(**announced(packed, LENGTHS).inputs).logits.square().mean().backward()
+    assert_same_gradients(model, again)
 
 
 @pytest.mark.parametrize("lengths", [[4], [1, 1], [7, 7, 7, 7, 7], list(range(1, 14))])
 def test_groups_hold_every_token_once(lengths: list[int]) -> None:
-    mask = torch.arange(15) < torch.tensor(lengths)[:, None]
-    layout = packing.Layout.of(mask.long(), mask.device)
-    assert sorted(layout.places.tolist()) == mask.flatten().nonzero().squeeze(1).tolist()
-    assert [g.end for g in layout.groups[:-1]] == [g.start for g in layout.groups[1:]]
-    assert (layout.groups[0].start, layout.groups[-1].end) == (0, sum(lengths))
+    layout = Layout(torch.tensor(lengths), CPU)
+    tokens = torch.arange(1, sum(lengths) + 1)
     assert len(layout.groups) <= packing.GROUPS
-    padded = sum(g.sequences * g.length for g in layout.groups)
-    assert padded <= len(lengths) * max(lengths)
+    for group, part in zip(layout.groups, layout.split(tokens), strict=True):
+        rows = group.apart(part)
+        assert rows.shape == (group.sequences, group.length)
+        assert group.together(rows).equal(part)
+        assert rows[rows > 0].equal(part)
+    rows = layout.all.apart(tokens)
+    assert rows.shape == (len(lengths), max(lengths))
+    assert rows[:, 0].equal(tokens[layout.all.firsts])
+    assert rows.amax(1).equal(tokens[layout.all.lasts])
 
 
 def test_attention_drops_out_in_training_alone() -> None:
     model = make("Bert")
-    pack(model)
-    inputs = batch(model, LENGTHS)
+    packed = pack(model)
+    inputs = announced(packed, LENGTHS).inputs
     for layer in model.bert.encoder.layer:
         layer.attention.self.dropout.p = 0.5
-    first, second = (model(**inputs).logits for _ in range(2))
+    first, second = (model.train()(**inputs).logits for _ in range(2))
     assert not torch.equal(first, second)
     model.eval()
     assert torch.equal(model(**inputs).logits, model(**inputs).logits)
 
 
-def test_a_model_with_other_attention_is_left_as_it_was() -> None:
-    model = transformers.DebertaV2ForSequenceClassification(
-        transformers.DebertaV2Config(**SIZES, pos_att_type=["c2p", "p2c"], relative_attention=True)
-    )
-    model.eval()
-    inputs = batch(model, LENGTHS)
+def test_a_text_that_the_model_has_no_positions_for() -> None:
+    packed = pack(make("Roberta"))
+    packed.expect(torch.tensor([1, 38]), CPU)
+    with pytest.raises(ValueError, match="39 tokens is longer than the 38 positions"):
+        packed.expect(torch.tensor([1, 39]), CPU)
+
+
+@pytest.mark.parametrize("name", ["T5", "Bart", "T5Gemma"])
+def test_models_that_work_with_padding_alone(name: str) -> None:
+    sizes: dict[str, Any] = {
+        "T5": {"vocab_size": 60, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2}
+    }
+    sizes["Bart"] = {"vocab_size": 60, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
+    side = {**DECODER, **SLIDING, "query_pre_attn_scalar": 8}
+    sizes["T5Gemma"] = {"vocab_size": 60, "encoder": side, "decoder": side}
+    config = getattr(transformers, f"{name}Config")(**sizes[name])
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    assert packing.pack(model) == f"{type(model).__name__} cannot work without padding"
+
+
+def leaky(own: Any, *args: Any, **named: Any) -> Any:
+    """A convolution: states of a sequence depend on the one before it."""
+    output = own(*args, **named)
+    output.last_hidden_state = output.last_hidden_state + output.last_hidden_state.roll(1, 1)
+    return output
+
+
+def sliding(own: Any, module: Any, query: Tensor, *args: Any, **named: Any) -> Any:
+    """Attention that knows no windows."""
+    return own(module, query, *args, **(named | {"sliding_window": None}))
+
+
+def no_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = packing.attention
+    monkeypatch.setattr(packing, "attention", lambda *a, **k: sliding(right, *a, **k))
+
+
+@pytest.mark.parametrize(("longest", "fails"), [(None, True), (120, False)])
+def test_windows_are_seen_by_texts_that_are_longer(
+    monkeypatch: pytest.MonkeyPatch, longest: int | None, fails: bool
+) -> None:
+    """And are of no matter to a run whose texts are shorter."""
+    model = make("Mistral", "ForCausalLM", sliding_window=128, max_position_embeddings=1000).eval()
+    inputs = batch(model, [150, 200]).inputs
     before = model(**inputs).logits
-    assert packing.pack(model) == "DebertaV2ForSequenceClassification cannot work without padding"
+    no_windows(monkeypatch)
+    found = packing.pack(model, longest=longest)
+    assert isinstance(found, str) == fails
+    if fails:
+        assert "gives other outputs without padding (outputs differ by" in str(found)
+        assert torch.equal(model(**inputs).logits, before)
+
+
+def test_a_model_whose_trial_fails_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("Llama").eval()
+    inputs = batch(model, LENGTHS).inputs
+    before = model(**inputs).logits
+    monkeypatch.setattr(packing, "attention", lambda *_, **__: 1 / 0)
+    reason = packing.pack(model)
+    assert isinstance(reason, str)
+    assert "without padding (ZeroDivisionError: division by zero)" in reason
     assert torch.equal(model(**inputs).logits, before)
 
 
-def test_a_model_that_gives_other_outputs_is_left_as_it_was(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_that_mixes_sequences_is_left_as_it_was() -> None:
     model = make("Bert").eval()
-    inputs = batch(model, LENGTHS)
+    model.bert.encoder.forward = functools.partial(leaky, model.bert.encoder.forward)
+    inputs = batch(model, LENGTHS).inputs
     before = model(**inputs).logits
-    right = packing.attention
-
-    def wrong(*arguments: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        return right(*arguments, **kwargs)[0] * 1.01, None
-
-    monkeypatch.setattr(packing, "attention", wrong)
     reason = packing.pack(model)
     assert isinstance(reason, str)
     assert "gives other outputs without padding (outputs differ by" in reason
@@ -210,10 +427,11 @@ def test_a_model_that_gives_other_outputs_is_left_as_it_was(
 
 
 def test_a_saved_model_loads_as_any_other(tmp_path: Path) -> None:
-    model = make("Bert")
-    pack(model)
+    model = make("Bert").eval()
+    packed = pack(model)
+    inputs = announced(packed, LENGTHS).inputs
+    expected = model(**inputs).logits
     model.save_pretrained(tmp_path)
     assert packing.NAME not in (tmp_path / "config.json").read_text()
-    loaded = transformers.BertForSequenceClassification.from_pretrained(tmp_path)
-    inputs = batch(model, LENGTHS)
-    torch.testing.assert_close(loaded.eval()(**inputs).logits, model.eval()(**inputs).logits)
+    loaded = transformers.BertForSequenceClassification.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(loaded(**batch(model, LENGTHS).inputs).logits, expected)
