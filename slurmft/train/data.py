@@ -121,11 +121,7 @@ class TokenTable:
         return Batch(inputs, targets, indices, torch.from_numpy(lengths), mask.size)
 
     def packed(self, indices: Array) -> Batch:
-        """The samples at `indices` without padding: one after another, sorted by length.
-
-        Inputs and labels of tokens are (1, tokens); `position_ids` say where in its sample a token
-        is.
-        """
+        """The samples at `indices` one after another, sorted by length, as (1, tokens)."""
         import torch
 
         indices = indices[np.argsort(self.lengths(indices), kind="stable")]

@@ -148,7 +148,6 @@ class Layout:
 
     @functools.cached_property
     def all(self) -> Group:
-        """The whole batch as one group."""
         return Group([size for part in self.lengths for size in part], self._device)
 
     def split(self, tokens: Tensor) -> tuple[Tensor, ...]:
@@ -209,8 +208,6 @@ _in_force: Layout | None = None
 
 
 class _How(NamedTuple):
-    """How queries attend to keys."""
-
     causal: bool
     window: int | None
     dropout: float
@@ -481,9 +478,8 @@ class Packing:
         """Of the model's outputs; 0: rounding alone."""
         self.expect(sample.mask.sum(1), self.model.device)
         found = self.model(**sample.packed)
-        names = ("logits", "start_logits", "end_logits", "last_hidden_state")
-        both = [(expected[name], found[name]) for name in names if name in expected]
-        return max(_difference(*map(sample.real, pair)) for pair in both)
+        names = {"logits", "start_logits", "end_logits", "last_hidden_state"} & expected.keys()
+        return max(_difference(sample.real(expected[n]), sample.real(found[n])) for n in names)
 
     def _compute_first_only(self, sample: _Sample, expected: Any) -> None:
         """Makes the last layer compute nothing for a sequence's other tokens, where this is known

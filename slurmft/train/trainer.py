@@ -276,8 +276,7 @@ class Training:
             return None
         tables = (self.data.train, self.data.validation)
         longest = max(int(np.diff(table.offsets).max()) for table in tables)
-        fuse = self.world.device.type == "cpu" and not self.sharding
-        packed = packing.pack(model, fuse, longest)
+        packed = packing.pack(model, self.world.device.type == "cpu" and not self.sharding, longest)
         if isinstance(packed, packing.Packing):
             return packed
         self.job.warn(f"{packed}; batches are padded to their longest sample")
