@@ -61,7 +61,8 @@ def main(family: str, data: Path, vocabulary: Path, asked: Any) -> None:
         began = time.process_time()
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(**batch.inputs).logits
-        torch.nn.functional.cross_entropy(logits.float(), batch.targets["labels"]).backward()
+        loss = torch.nn.functional.cross_entropy(logits.float(), batch.targets["labels"])
+        torch.autograd.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
         return time.process_time() - began

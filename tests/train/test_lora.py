@@ -32,7 +32,7 @@ from slurmft.train.trainer import recompute_activations
 from slurmft.train.vocab_trim import TrimmedVocabulary
 from tests.conftest import Done, Following, assert_two_lines, records, slurmft
 from tests.support.models import write_model
-from tests.train.test_packing import LENGTHS, batch, make
+from tests.train.test_packing import LENGTHS, announced, batch, make
 from tests.train.test_resume import losses, one_rank, rank_pids
 from tests.train.test_trainer import emotion
 from tests.train.test_vocab_trim import WORDS, data
@@ -109,10 +109,8 @@ def test_packed_batches_give_the_same(name: str, given: dict[str, Any]) -> None:
     packed = packing.pack(bare, fuse=True)
     assert isinstance(packed, packing.Packing)
     assert packed.layers == []  # they would leave the adapters out
-    inputs = batch(padded, LENGTHS, width=20)
-    packed.expect(inputs["attention_mask"], torch.device("cpu"))
-    labels = torch.arange(len(LENGTHS)) % 3
-    outputs = [model(**inputs, labels=labels) for model in (padded, bare)]
+    both = (padded, batch(padded, LENGTHS, width=20)), (bare, announced(packed, LENGTHS))
+    outputs = [model(**each.inputs, labels=each.targets["labels"]) for model, each in both]
     torch.testing.assert_close(outputs[1].logits, outputs[0].logits, rtol=1e-5, atol=1e-6)
     for output in outputs:
         output.loss.backward()
@@ -134,9 +132,10 @@ def test_recomputed_layers_behind_frozen_embeddings_have_gradients(packed: bool)
     kept = adapted("Bert")
     recomputed = copy.deepcopy(kept)
     recompute_activations(recomputed)
-    inputs = batch(kept, LENGTHS)
     for model in (kept, recomputed):
-        assert not packed or isinstance(packing.pack(model), packing.Packing)
+        found = packing.pack(model) if packed else None
+        assert not isinstance(found, str)
+        inputs = (announced(found, LENGTHS) if found else batch(kept, LENGTHS)).inputs
         model.train()(**inputs, labels=torch.arange(len(LENGTHS)) % 3).loss.backward()
     for (name, p), q in zip(kept.named_parameters(), recomputed.parameters(), strict=True):
         if p.requires_grad:
@@ -157,7 +156,7 @@ def test_muon_takes_adapters() -> None:
     by_muon = {names[id(p)] for p in optimizer.param_groups[0]["params"]}
     assert by_muon == {name for name in trained(model) if "lora_" in name}
     before = {k: t.clone() for k, t in model.state_dict().items()}
-    model(**batch(model, LENGTHS), labels=torch.arange(len(LENGTHS)) % 3).loss.backward()
+    model(**batch(model, LENGTHS).inputs, labels=torch.arange(len(LENGTHS)) % 3).loss.backward()
     optimizer.step()
     changed = {k for k, t in model.state_dict().items() if not torch.equal(t, before[k])}
     assert changed == trained(model)
