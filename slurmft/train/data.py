@@ -208,7 +208,9 @@ class TokenData:
     texts: Any = None
     """What computing the metrics needs besides: whatever JSON can hold; None after `load`."""
     notes: tuple[str, ...] = ()
-    """What a user should know of it, such as how many texts are cut."""
+    """What a user may want to know of it, for the log."""
+    warnings: tuple[str, ...] = ()
+    """What a user should know, such as how many texts are cut."""
     folder: Path | None = None
     """Where it was loaded from."""
 
@@ -221,7 +223,8 @@ class TokenData:
     def save(self, folder: Path) -> None:
         self.train.save(folder / "train")
         self.validation.save(folder / "validation")
-        meta = {name: getattr(self, name) for name in ("labels", "pad_id", "sizes", "notes")}
+        names = ("labels", "pad_id", "sizes", "notes", "warnings")
+        meta = {name: getattr(self, name) for name in names}
         for name, value in (("meta", meta), ("texts", self.texts)):
             (folder / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
 

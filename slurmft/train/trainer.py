@@ -179,8 +179,8 @@ class Training:
             # All cores: the other ranks wait.
             with profiles.all_cores(os.environ), new_folder(self.run_dir.tokens) as folder:
                 self._fill_tokens(folder)
-            for note in TokenData.load(self.run_dir.tokens).notes:
-                self.job.warn(note)
+            for text in TokenData.load(self.run_dir.tokens).warnings:
+                self.job.warn(text)
 
     def _fill_tokens(self, folder: Path) -> None:
         """The tokens that an earlier run made of the same; else they are made, and kept."""

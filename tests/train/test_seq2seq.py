@@ -78,10 +78,13 @@ def test_copying_is_learnt(learnt: Done) -> None:
     assert "AutoModelForSeq2SeqLM" in card
 
 
-def test_two_ranks_learn_the_same(learnt: Done, tmp_path: Path, copies: Path, bart: Path) -> None:
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_two_ranks_learn_the_same(
+    shard: str, learnt: Done, tmp_path: Path, copies: Path, bart: Path
+) -> None:
     """Targets have two to five words: the loss is that of their tokens, not of the texts."""
     flags = ("--epochs", "1", "--batch-size", "4", "--gradient-accumulation-steps", "2")
-    done = run(tmp_path, copies, bart, *flags, "--nodes", "2")
+    done = run(tmp_path, copies, bart, *flags, "--nodes", "2", "--shard", shard)
     steps = zip(records(done.run, "step"), records(learnt.run, "step"), strict=False)
     pairs = [(step["loss"], other["loss"]) for step, other in steps]
     assert len(pairs) == 31

@@ -71,7 +71,7 @@ class Pretrained(Task):
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
-        self.notes: list[str] = []
+        self.warnings: list[str] = []
         """Of the data, see `TokenData`."""
 
     def rows(self, split: str) -> Rows:
@@ -128,13 +128,13 @@ class Pretrained(Task):
             all_types = encoded.get("token_type_ids") or [[0] * len(ids) for ids in all_ids]
             for ids, types in zip(all_ids, all_types, strict=True):
                 yield np.asarray(ids, dtype=np.int32), np.asarray(types, dtype=np.int8)
-        self.note_cut(cut, what, longest)
+        self.warn_of_cuts(cut, what, longest)
 
-    def note_cut(self, cut: Sequence[bool], what: str, longest: int) -> None:
-        """Notes how many texts are longer than what is kept of them."""
+    def warn_of_cuts(self, cut: Sequence[bool], what: str, longest: int) -> None:
+        """Tells how many texts are longer than what is kept of them."""
         if any(cut):
             cuts = f"{sum(cut):,} of {len(cut):,} {what} are cut to {longest} tokens"
-            self.notes.append(f"{cuts}: their ends are not seen")
+            self.warnings.append(f"{cuts}: their ends are not seen")
 
     def sources(self) -> dict[str, Any] | None:
         """What decides the tokens: data, tokenizer, settings, and the code that makes them.

@@ -42,8 +42,9 @@ class Task(Pretrained):
         tokenizer = self.tokenizer()
         train, validation = (self.rows(split) for split in self.facts.splits)
         tables = [self._table(tokenizer, rows) for rows in (train, validation)]
-        texts, notes = self.values(validation)[1], tuple(self.notes)
-        return TokenData(tables[0], tables[1], [], tokenizer.pad_token_id, texts=texts, notes=notes)
+        texts, told = self.values(validation)[1], tuple(self.warnings)
+        pad_id = tokenizer.pad_token_id
+        return TokenData(tables[0], tables[1], [], pad_id, texts=texts, warnings=told)
 
     def _table(self, tokenizer: Any, rows: Rows) -> TokenTable:
         sources, targets = self.values(rows)

@@ -80,7 +80,7 @@ class Task(Pretrained):
             names,
             tokenizer.pad_token_id,
             sizes=tuple(map(len, validation)),
-            notes=tuple(self.notes),
+            warnings=tuple(self.warnings),
         )
 
     def _tokenize(self, tokenizer: Any, splits: list[Rows], names: list[str]) -> TokenTable:

@@ -45,9 +45,9 @@ class Task(Pretrained):
             )
         train, validation = (self.rows(split) for split in self.facts.splits)
         names = train.names.get(format_of(self.config).columns[-1]) or self._names(train)
-        tables = (self._table(tokenizer, rows, names) for rows in (train, validation))
-        pad_id = tokenizer.pad_token_id
-        return TokenData(next(tables), next(tables), names, pad_id, notes=tuple(self.notes))
+        tables = [self._table(tokenizer, rows, names) for rows in (train, validation)]
+        told, pad_id = tuple(self.warnings), tokenizer.pad_token_id
+        return TokenData(tables[0], tables[1], names, pad_id, warnings=told)
 
     def _names(self, rows: Rows) -> list[str]:
         """The labels that occur, and of each entity's two the other one as well."""
@@ -61,7 +61,7 @@ class Task(Pretrained):
         encoded = tokenizer(
             words, is_split_into_words=True, truncation=True, max_length=longest
         )  # fmt: skip
-        self.note_cut(is_cut(encoded), f"texts of {rows.where!r}", longest)
+        self.warn_of_cuts(is_cut(encoded), f"texts of {rows.where!r}", longest)
         ids = [
             np.array([*label_ids(own, names, f"{rows.where}: row {row}"), IGNORED])
             for row, own in enumerate(labels, start=1)
