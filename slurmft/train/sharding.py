@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.distributed import fsdp
 from torch.distributed.checkpoint import hf_storage, state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -150,7 +151,8 @@ class Sharding(GradientCommunication):
                 optimizer.state[weight] = {"step": step} | moments
         reader = hf_storage.HuggingFaceStorageReader(str(path / FOLDER))
         state, group = self.state(optimizer), self.world.control
-        state_dict_loader.load(state, storage_reader=reader, process_group=group)
+        with _failures():
+            state_dict_loader.load(state, storage_reader=reader, process_group=group)
 
     # --- the whole model --------------------------------------------------------------------------
 
@@ -237,7 +239,8 @@ class ShardedSaver(Saver):
             file_of[name] = 1 + size // _FILE_BYTES
             size += tensor.nbytes // self._world.size
         writer = hf_storage.HuggingFaceStorageWriter(str(folder), file_of, save_distributed=True)
-        state_dict_saver.save(shares, storage_writer=writer, process_group=self._world.control)
+        with _failures():
+            state_dict_saver.save(shares, storage_writer=writer, process_group=self._world.control)
         files: dict[str, Any] = {}
         own = folder.glob(f"shard-{self._world.rank + 1:05d}-*")
 
@@ -246,6 +249,15 @@ class ShardedSaver(Saver):
 
         self._world.on_some(True, check)
         return dict(ChainMap(*self._world.all_objects(files)))
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    """A rank's failure is raised on all; torch's own, of all ranks, is no `Exception`."""
+    try:
+        yield
+    except CheckpointException as error:
+        raise OSError(str(next(iter(error.failures.values()))[0])) from error
 
 
 def _write_rest(folder: Path, snapshot: Snapshot, files: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.conftest import Done, Following, records, slurmft
 from tests.support.models import write_copies, write_seq2seq_model
+from tests.support.small_disk import SmallDisk, fill
 from tests.train.test_resume import assert_same, losses, rank_pids, steps_twice
 from tests.train.test_trainer import assert_gone, emotion
 
@@ -163,6 +164,23 @@ def test_kill_while_all_ranks_write(sharded: Done, train: Trains) -> None:
     assert not [*job.run.checkpoints.glob(".*")]
     assert_same(job.run, sharded.run)
     assert_gone(job.run)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
+def test_full_disk(train: Trains, tmp_path: Path) -> None:
+    """A rank that cannot write is a warning on all; the run goes on, and to its end."""
+    with SmallDisk(tmp_path / "small", 6) as disk:
+        flags = ("--checkpoint-every-steps", "2", "--max-steps", "30", "--runs-dir", str(disk))
+        job = train.following("--nodes", "2", "--shard", "full", *flags)
+        job.until("step 8/")
+        ballast = fill(disk)
+        told = job.until("warning: no checkpoint of step")
+        ballast.unlink()
+        code, text = job.end(120)
+        assert code == 0, text
+        assert "No space left on device; the run continues" in told + text
+        assert steps_twice(job.run) == 0
+        assert (job.run.model / "model.safetensors").exists()
 
 
 def test_best_model_comes_back(train: Trains) -> None:
