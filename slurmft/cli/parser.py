@@ -159,6 +159,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def above_zero(text: str) -> float:
+    """The type of an argument that measures something."""
+    if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0, without a unit")
+    return float(text)
+
+
 def confirmed(question: str) -> bool:
     """Whether the user agrees.
 

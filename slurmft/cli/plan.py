@@ -9,10 +9,9 @@ examples:
 
 import argparse
 import dataclasses
-import re
 import sys
 
-from slurmft.cli.parser import Parser, count
+from slurmft.cli.parser import Parser, above_zero, count
 from slurmft.core.config import duration_s
 from slurmft.core.errors import Exit
 from slurmft.core.files import to_json
@@ -67,11 +66,5 @@ def parser() -> Parser:
     add("--train-samples", type=count, metavar="N", help="of one epoch")
     add("--devices-per-node", type=count, metavar="N", help="processes of a node")
     network = "line rate between nodes, which runs on one node do not show"
-    add("--network-gbit-s", type=_amount, metavar="X", help=network)
+    add("--network-gbit-s", type=above_zero, metavar="X", help=network)
     return made
-
-
-def _amount(text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0, without a unit")
-    return float(text)

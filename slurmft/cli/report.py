@@ -14,7 +14,7 @@ examples:
 import sys
 from pathlib import Path
 
-from slurmft.cli.parser import Parser
+from slurmft.cli.parser import Parser, above_zero
 from slurmft.core.errors import Exit, unknown
 from slurmft.studies.report import plots
 from slurmft.studies.report.build import collect_sections, tables_text, write_report
@@ -26,7 +26,9 @@ def main(argv: list[str]) -> int:
     form = arguments.format
     if form is not None and form not in FORMATS:
         raise unknown("--format", form, list(FORMATS))
-    sections, problems = collect_sections(arguments.paths, arguments.published, arguments.title)
+    sections, problems = collect_sections(
+        arguments.paths, arguments.published, arguments.title, arguments.peak_tflop_per_s
+    )
     if arguments.output is not None:
         written = write_report(
             arguments.output, sections, problems, arguments.title, arguments.paths
@@ -52,5 +54,10 @@ def parser() -> Parser:
     add("--format", default=None, metavar="|".join(FORMATS), help=printed)
     beside = "published tables to compare with; repeatable (default: what the study names)"
     add("--published", type=Path, action="append", default=[], metavar="FILE", help=beside)
+    peak = (
+        "what a device computes at most, as `slurmft doctor` measures its matmuls: tables have the "
+        "model FLOPs utilisation then"
+    )
+    add("--peak-tflop-per-s", type=above_zero, metavar="X", help=peak)
     add("--title", default="", metavar="TEXT", help="of the page, and of runs of no study")
     return made

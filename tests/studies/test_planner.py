@@ -176,7 +176,7 @@ def test_plan_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "3 run(s) on 1, 2, 4 devices; 1 device(s) a node" in out
     eight = next(line for line in out.splitlines() if line.startswith("8 "))
     assert eight.endswith("extrapolated")
-    for text in ("bottleneck on", "recommended: ", "accuracy: on ", "0.7"):
+    for text in ("bottleneck on", "recommended: ", "accuracy: on ", "0.7", "samples/s  tokens/s"):
         assert text in out
 
 

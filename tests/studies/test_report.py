@@ -410,3 +410,18 @@ def test_names_that_matplotlib_hides(tmp_path: Path) -> None:
     assert ">_a<" in re.sub(
         r"\s", "", next((tmp_path / "out").glob("*train-samples*.svg")).read_text()
     )
+
+
+def test_tokens_and_what_the_model_computes(tmp_path: Path) -> None:
+    result = {
+        "train_tokens_per_s": 8e4, "train_model_tflop_per_s": 40.0,
+        "parameters": 2.5e7, "trained_parameters": 5e5,
+    }  # fmt: skip
+    write_run(tmp_path / "run", nodes=4, result=result)
+    (row,) = csv_of(report(tmp_path, "--format", "csv", "--peak-tflop-per-s", "25"))
+    assert float(row["train_tokens_per_s_per_device"]) == 2e4
+    assert float(row["train_model_tflop_per_s_per_device"]) == 10.0
+    assert float(row["mfu"]) == 0.4
+    assert (float(row["parameters_m"]), float(row["trained_parameters_m"])) == (25.0, 0.5)
+    (row,) = csv_of(report(tmp_path, "--format", "csv"))
+    assert not row.get("mfu")  # nobody said what the device can

@@ -102,7 +102,10 @@ def of_published(tables: Sequence[PublishedTable]) -> Section:
 
 
 def collect_sections(
-    paths: Sequence[Path], beside: Sequence[Path], title: str
+    paths: Sequence[Path],
+    beside: Sequence[Path],
+    title: str,
+    peak_tflop_per_s: float | None = None,
 ) -> tuple[list[Section], list[str]]:
     """The sections of a report, and what could not be read.
 
@@ -110,6 +113,7 @@ def collect_sections(
         paths: run directories, folders of them, files of published tables.
         beside: further files of published tables.
         title: of the runs of no study.
+        peak_tflop_per_s: what a device could compute, for the model FLOPs utilisation.
 
     Raises:
         UsageError: a path holds nothing that can be shown.
@@ -119,6 +123,8 @@ def collect_sections(
     found, problems = scan.find(folders)
     if folders and not found:
         raise UsageError(f"no run can be read: {problems[0]}", "give other run directories")
+    for result in (run.result for run in found if run.result and peak_tflop_per_s):
+        result["peak_tflop_per_s"] = peak_tflop_per_s
     given = [published.load(absolute(path)) for path in dict.fromkeys((*beside, *files))]
     sections: list[Section] = []
     named_by_studies: list[list[PublishedTable]] = []

@@ -214,6 +214,11 @@ def _rate(phase: str) -> Callable[[dict[str, Any]], float]:
     return lambda r: float(r[f"{phase}_samples_per_s"] / r["world_size"])
 
 
+def _tflop_per_s(result: dict[str, Any]) -> float:
+    """What a device computed for the model, in 10^12 operations a second of training."""
+    return float(result["train_model_tflop_per_s"] / result["world_size"])
+
+
 SPEED = (
     Measure("wall_s", "time (s)", lambda r: r["wall_s"], rank=4, ranged=True),
     Measure("train_s", "train (s)", _phase("train"), ranged=True),
@@ -228,6 +233,12 @@ METRIC = Measure(
 )
 """The task's primary metric; its column has the metric's name."""
 TIMES = (
+    Measure("train_tokens_per_s_per_device", "train tokens/s per device",
+            lambda r: r["train_tokens_per_s"] / r["world_size"]),
+    Measure("train_model_tflop_per_s_per_device", "model TFLOP/s per device", _tflop_per_s),
+    Measure("mfu", "MFU", lambda r: _tflop_per_s(r) / r["peak_tflop_per_s"], rank=1),
+    Measure("parameters_m", "parameters (M)", lambda r: r["parameters"] / 1e6),
+    Measure("trained_parameters_m", "of these train (M)", lambda r: r["trained_parameters"] / 1e6),
     Measure("startup_s", "start-up (s)", lambda r: r["startup_s"]),
     Measure("imports_s", "imports of the slowest node (s)", lambda r: r["imports_s"]["max"]),
     *(Measure(f"{p}_s", f"{p} (s)", _phase(p)) for p in PHASES[1:-1] if p != "train"),

@@ -71,6 +71,7 @@ class Workload:
     evaluate_samples: int = 0
     """Of one evaluation; there is one after each epoch."""
     parameters: float = 66.4e6
+    tokens_per_sample: float | None = None
     kept_global_batch: int | None = None
     """Global batch size where it stays, whatever the number of devices."""
 

@@ -40,6 +40,8 @@ class Option:
     """Of the time, shape (draws,)."""
 
 
+_TRAINING = ("computing", "starting", "waiting")
+"""Shares that are the training."""
 _HELPS = {
     "computing": "computing itself: faster devices, or --precision bf16 where they compute it",
     "starting": "fixed costs of each step: a larger --batch-size makes fewer steps",
@@ -221,7 +223,7 @@ def describe_plan(
         "",
         *_time_table(options),
         "",
-        *_share_table(options),
+        *_share_table(options, work),
         "",
         *_warnings(series, options, chosen),
         f"bottleneck on {chosen.nodes} node(s): {bottleneck(chosen)}",
@@ -254,12 +256,18 @@ def _time_table(options: Sequence[Option]) -> list[str]:
     return aligned(rows)
 
 
-def _share_table(options: Sequence[Option]) -> list[str]:
-    """Shares of the time, and the optimizer steps, by number of nodes."""
-    rows = [["nodes", *options[0].shares, "global batch", "steps"]]
+def _share_table(options: Sequence[Option], work: Workload) -> list[str]:
+    """Shares of the time, steps, and rates of the training, by number of nodes."""
+    each = {"samples/s": 1.0, "tokens/s": work.tokens_per_sample}
+    rates = {
+        name: number * work.train_samples * work.epochs for name, number in each.items() if number
+    }
+    rows = [["nodes", *options[0].shares, "global batch", "steps", *rates]]
     for o in options:
         shares = (f"{share:.0%}" for share in o.shares.values())
-        rows.append([str(o.nodes), *shares, f"{o.global_batch_size:,}", f"{o.steps:,}"])
+        training_s = o.time_s.median * sum(o.shares.get(part, 0) for part in _TRAINING)
+        shown = (f"{number / training_s:,.0f}" for number in rates.values())
+        rows.append([str(o.nodes), *shares, f"{o.global_batch_size:,}", f"{o.steps:,}", *shown])
     return aligned(rows)
 
 

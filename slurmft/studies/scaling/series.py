@@ -116,7 +116,9 @@ def _row(run: MeasuredRun) -> Row:
     epochs = epochs or run.value("epochs") or 1
     per_step = devices * (run.value("batch_size") or 1)
     micro_steps = max(1, round(result["global_batch_size"] / per_step))
+    tokens, samples = (result.get(f"train_{unit}_per_s") for unit in ("tokens", "samples"))
     work = Workload(
+        tokens_per_sample=tokens / samples if tokens and samples else None,
         train_samples=round(result["train_samples"] / epochs),
         batch_size=max(1, round(result["global_batch_size"] / (devices * micro_steps))),
         epochs=epochs,
