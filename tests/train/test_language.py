@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from slurmft.core.errors import UsageError
-from slurmft.train import inputs, tasks
+from slurmft.train import inputs, packing, tasks
 from slurmft.train.config import TrainConfig
 from slurmft.train.data import IGNORED, TokenData
 from slurmft.train.sources import localize
@@ -183,6 +183,14 @@ def test_logits_of_labelled_tokens_alone_give_the_same(tmp_path: Path, decoder: 
     assert count == (labels != IGNORED).sum() == task.count(data.train, np.arange(12))
     assert sums[:, 0].sum().item() == pytest.approx(total.item(), rel=1e-6)
     assert sums[:, 1].tolist() == [task.count(data.train, np.array([i])) for i in range(12)]
+    packed = packing.pack(model)
+    assert isinstance(packed, packing.Packing), packed
+    batch = task.batch(data.train.packed(np.arange(12)), data.train)
+    packed.expect(batch.lengths, model.device)
+    with torch.no_grad():
+        output = model(**batch.inputs)
+    assert output.logits.shape[1] == count
+    torch.testing.assert_close(task.predict(output, batch, data), sums[batch.indices])
 
 
 # --- training -------------------------------------------------------------------------------------

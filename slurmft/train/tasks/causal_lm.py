@@ -115,9 +115,11 @@ class Task(Pretrained):
         """Logits are wanted of tokens with labels alone: `logits_to_keep` are the columns that have
         any, `labels` and `samples`, (rows, columns), those of them and whose they are."""
         labels = batch.targets["labels"]
-        samples = torch.arange(len(batch.indices))[:, None].expand_as(labels)
-        if len(labels) < len(batch.indices):  # without padding: one row of all
-            samples = torch.arange(len(batch.indices)).repeat_interleave(batch.lengths)[None]
+        samples = torch.arange(len(batch.indices))
+        if len(labels) < len(samples):  # without padding: one row of all
+            samples = samples.repeat_interleave(batch.lengths)[None]
+        else:
+            samples = samples[:, None].expand_as(labels)
         inputs, columns = batch.inputs, torch.arange(labels.shape[1])
         if self._chooses_logits:
             columns = (labels != IGNORED).any(0).nonzero().squeeze(1)
