@@ -1,7 +1,5 @@
 """`slurmft COMMAND ...`, also as `python -m slurmft COMMAND ...`."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 

@@ -3,8 +3,6 @@
 Both call the functions that the commands call, and import no torch.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterable, Iterator
@@ -151,7 +149,7 @@ class Run:
         """
         return cluster_wait.cancel(self._files) is None
 
-    def resume(self, **where: Any) -> Run:
+    def resume(self, **where: Any) -> "Run":
         """Submits it again, to resume from its newest checkpoint; returns itself.
 
         Args:

@@ -4,8 +4,6 @@ Tensors are safetensors, everything else JSON: nothing is ever unpickled. The fo
 checksums and their number are the job's (`slurmft.job.checkpoints`).
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """From flags to the configuration of a training run: recipe, then site file, then flags."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

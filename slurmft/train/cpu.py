@@ -5,8 +5,6 @@ torch draws one number for each element, one after another, where it does not ha
 draw of 64 bits decides for four elements.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable, Mapping

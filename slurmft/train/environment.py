@@ -1,7 +1,5 @@
 """What a rank and its node are, for the run's records."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import os

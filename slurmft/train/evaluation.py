@@ -1,7 +1,5 @@
 """Metrics: predictions reach the main rank once, in memory; it computes, everybody knows."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ The login node and the ranks check rows by this code: what a rank would refuse a
 queue is refused at submission. It needs neither torch nor numpy.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,7 +32,7 @@ class RowFormat(ABC):
 
     @classmethod
     @abstractmethod
-    def of(cls, train: TrainConfig) -> RowFormat:
+    def of(cls, train: TrainConfig) -> "RowFormat":
         """That of a configuration."""
 
     @abstractmethod
@@ -64,7 +62,7 @@ class Texts(RowFormat):
     has_classes: bool = True
 
     @classmethod
-    def of(cls, train: TrainConfig) -> Texts:
+    def of(cls, train: TrainConfig) -> "Texts":
         chosen = (train.text_column, train.text_pair_column, train.label_column)
         return cls(tuple(filter(None, chosen)), facts(train.task).labels != ())
 
@@ -85,7 +83,7 @@ class ManyLabels(RowFormat):
     has_classes: bool = True
 
     @classmethod
-    def of(cls, train: TrainConfig) -> ManyLabels:
+    def of(cls, train: TrainConfig) -> "ManyLabels":
         texts = tuple(filter(None, (train.text_column, train.text_pair_column)))
         labels = tuple(name.strip() for name in (train.label_column or "").split(","))
         return cls((*texts, *labels), names=labels if len(labels) > 1 else ())
@@ -128,7 +126,7 @@ class Words(RowFormat):
     """A list of words, and a list of as many labels."""
 
     @classmethod
-    def of(cls, train: TrainConfig) -> Words:
+    def of(cls, train: TrainConfig) -> "Words":
         return cls(tuple(filter(None, (train.text_column, train.label_column))))
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
@@ -162,7 +160,7 @@ class Documents(RowFormat):
     """Texts to be learnt, or prompts and what completes them."""
 
     @classmethod
-    def of(cls, train: TrainConfig) -> Documents:
+    def of(cls, train: TrainConfig) -> "Documents":
         return cls(tuple(filter(None, (train.text_column, train.label_column))))
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
@@ -212,7 +210,7 @@ class Targets(RowFormat):
     """A text, and the text that is to be made of it."""
 
     @classmethod
-    def of(cls, train: TrainConfig) -> Targets:
+    def of(cls, train: TrainConfig) -> "Targets":
         return cls(tuple(filter(None, (train.text_column, train.label_column))))
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
@@ -227,7 +225,7 @@ class Questions(RowFormat):
     may_have_none: bool = False
 
     @classmethod
-    def of(cls, train: TrainConfig) -> Questions:
+    def of(cls, train: TrainConfig) -> "Questions":
         return cls(may_have_none=train.preset == "v2")
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
@@ -249,7 +247,7 @@ class Question:
     """Character at which each answer begins."""
 
     @classmethod
-    def of(cls, row: Sequence[Any], where: str, may_have_none: bool) -> Question:
+    def of(cls, row: Sequence[Any], where: str, may_have_none: bool) -> "Question":
         """From the columns of the task.
 
         Raises:

@@ -10,8 +10,6 @@ Weights stay the modules' own, in fp32: only copies of them are rounded, once fo
 autocast the hidden states between layers are rounded as well, which autocast alone does not do.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
@@ -82,7 +80,7 @@ class Rows:
     """In which of all arrays' places each of (tokens x 3 x heads) is: int64."""
 
     @classmethod
-    def of(cls, parts: Sequence[Sequence[int]], heads: int, dtype: torch.dtype) -> Rows:
+    def of(cls, parts: Sequence[Sequence[int]], heads: int, dtype: torch.dtype) -> "Rows":
         """
         Args:
             parts: lengths of the sequences, sorted, in the groups that are padded to one length.

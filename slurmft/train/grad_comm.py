@@ -6,8 +6,6 @@ a gradient, and only these are summed: the result is exact. The other gradients 
 local SGD (local:K) no gradients are sent: the ranks average their models every K steps.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The rows of local data, checked at submission as the ranks will check them."""
 
-from __future__ import annotations
-
 import functools
 import time
 import warnings

@@ -1,7 +1,5 @@
 """Local SGD (`--grad-comm local:K`): ranks train apart, and average their models every K steps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

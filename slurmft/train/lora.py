@@ -4,8 +4,6 @@ PEFT puts them into the modules of the model, which stays the one that the train
 with. Frozen weights are in no checkpoint: a resume reads them from the model's source again.
 """
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

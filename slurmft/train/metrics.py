@@ -5,8 +5,6 @@ checked when they were read (`slurmft.train.rows`), predictions when they were g
 (`check_numbers`).
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 import string

@@ -1,7 +1,5 @@
 """The model card of a run: the README.md of its model's folder, as the hub reads it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Any

@@ -6,8 +6,6 @@ sequence's tokens with each other. What is computed again, or for padding, does 
 the hardware could do, it is the model FLOPs utilisation (MFU).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +21,7 @@ class ModelFlops:
     """Of tokens of one sequence, in all layers."""
 
     @classmethod
-    def of(cls, model: Any) -> ModelFlops:
+    def of(cls, model: Any) -> "ModelFlops":
         """Those of a model of transformers; heads that see one token of a sequence are left out."""
         matrices = [m for n, m in model.named_modules() if _is_matrix(m) and "classifier" not in n]
         each = (2 * m.weight.numel() * (3 if m.weight.requires_grad else 2) for m in matrices)

@@ -1,7 +1,5 @@
 """The optimizer and its schedule, in optimizer steps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any

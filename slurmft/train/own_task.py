@@ -5,8 +5,6 @@ tokenizer and model), with what the login node has to know of it as its attribut
 module is imported on the login node, too: it should import torch only where it computes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

@@ -9,8 +9,6 @@ Outputs and gradients are those of the padded batch, up to rounding. On CPUs who
 see `fused_layers`. Batches with padding are computed as ever: evaluation may generate texts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import functools
@@ -474,14 +472,14 @@ class Packing:
             self._compute_first_only(sample, expected)
         return difference
 
-    def _difference(self, sample: _Sample, expected: Any) -> float:
+    def _difference(self, sample: "_Sample", expected: Any) -> float:
         """Of the model's outputs; 0: rounding alone."""
         self.expect(sample.mask.sum(1), self.model.device)
         found = self.model(**sample.packed)
         names = {"logits", "start_logits", "end_logits", "last_hidden_state"} & expected.keys()
         return max(_difference(sample.real(expected[n]), sample.real(found[n])) for n in names)
 
-    def _compute_first_only(self, sample: _Sample, expected: Any) -> None:
+    def _compute_first_only(self, sample: "_Sample", expected: Any) -> None:
         """Makes the last layer compute nothing for a sequence's other tokens, where this is known
         to be possible and gives the same."""
         parts = _first_only_parts(self.encoder.layer[-1]) if self.encoder else None
@@ -506,7 +504,7 @@ class Packing:
             expected = self.base(**sample.padded).last_hidden_state
             return _difference(sample.real(expected), self._states(sample))
 
-    def _states(self, sample: _Sample) -> Tensor:
+    def _states(self, sample: "_Sample") -> Tensor:
         """Hidden states: (tokens, hidden)."""
         form, self.form, self._inputs = self.form, Form.FLAT, sample.packed
         self._use(Layout(sample.mask.sum(1), self.model.device))
@@ -606,7 +604,7 @@ class _Sample:
     """Which places of the padded ones hold a token: bool, (B, L)."""
 
     @classmethod
-    def of(cls, model: Any, *lengths: int) -> _Sample:
+    def of(cls, model: Any, *lengths: int) -> "_Sample":
         mask = torch.arange(lengths[-1]) < torch.tensor(lengths)[:, None]
         config = model.config.get_text_config()
         pad = config.pad_token_id or 0

@@ -1,8 +1,6 @@
 """Loads model, tokenizer and data as a run does: `python -m
 slurmft.train.prefetch JSON`; its downloads show their progress, and stay in the caches."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """One rank of a training run: `python -m slurmft.train.rank RUN_DIR`, started by torchrun."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -4,8 +4,6 @@ The compute half (rows, features, model, metric) is a module of `slurmft.train.t
 value stands until the site file or a flag overrides it.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """What a training run records: steps, speed, metrics, its environment, its result."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import platform

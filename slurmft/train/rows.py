@@ -5,8 +5,6 @@ hours in a queue is refused at submission. It needs neither torch nor numpy. Row
 1; the header of a .csv is none.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import gzip

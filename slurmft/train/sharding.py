@@ -6,8 +6,6 @@ comes around it (autocast, backward, optimizer) is Accelerate's. Checkpoints are
 ones, as safetensors: their own format has a pickle in it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

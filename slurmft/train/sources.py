@@ -1,7 +1,5 @@
 """Checks of --model and --data where they are local folders, before the job waits in a queue."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Gradients of embedding tables, of which a step touches few rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -34,7 +32,7 @@ class Tables:
             module.register_forward_pre_hook(self._note(self._looked_up[name]), with_kwargs=True)
 
     @classmethod
-    def of(cls, model: Any) -> Tables | None:
+    def of(cls, model: Any) -> "Tables | None":
         """The large tables of a model, which DDP then leaves out; None: there are none.
 
         A weight that two modules share (a head's, tied to its embedding) is not one of them.

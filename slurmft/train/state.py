@@ -1,7 +1,5 @@
 """Parts of a checkpoint: predictions of an evaluation under way, random generators, optimizer."""
 
-from __future__ import annotations
-
 import base64
 import random
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ class Predicted:
     """int64 or float64, (n, ...)."""
 
     @classmethod
-    def union(cls, parts: list[Predicted]) -> Predicted:
+    def union(cls, parts: list["Predicted"]) -> "Predicted":
         """All parts, sorted by sample; what several have is taken once."""
         nothing = np.empty(0, dtype=np.int64)
         # Empty parts of a resumed training know neither type nor shape of what is to come.
@@ -35,7 +33,7 @@ class Predicted:
         return cls(samples, np.concatenate([p.values for p in filled])[first])
 
     @classmethod
-    def from_tensors(cls, tensors: Tensors) -> Predicted:
+    def from_tensors(cls, tensors: Tensors) -> "Predicted":
         return cls(tensors["samples"].numpy(), tensors["values"].numpy())
 
     def tensors(self) -> Tensors:

@@ -1,7 +1,5 @@
 """The sizes of a run: how samples, ranks and micro-steps make up optimizer steps."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Clocks: where the time of a run goes, and what of a step is a rank's own work."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from typing import Any

@@ -4,8 +4,6 @@ The page to read is `Training.run`. The optimizer step is the unit of everything
 and limits count optimizer steps, whatever the number of ranks and micro-steps.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -10,8 +10,6 @@ AdamW moves a row without gradients by its weight decay alone. By how much, a ro
 which is trained beside the others and never looked up; it is in every checkpoint, too.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -51,7 +49,7 @@ class TrimmedVocabulary:
         self._hook = module.register_forward_pre_hook(_look_up, with_kwargs=True)
 
     @classmethod
-    def trim(cls, model: Any, data: TokenData) -> TrimmedVocabulary | str | None:
+    def trim(cls, model: Any, data: TokenData) -> "TrimmedVocabulary | str | None":
         """Trims the table of a model that is still on the CPU, where that gains something.
 
         Returns:

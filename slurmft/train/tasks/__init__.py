@@ -3,8 +3,6 @@
 What own tasks are made of is here, see `slurmft.train.own_task`.
 """
 
-from __future__ import annotations
-
 import importlib
 
 from slurmft.train import own_task

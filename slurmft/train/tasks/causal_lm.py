@@ -5,8 +5,6 @@ Documents follow one another, each ended by the end-of-text token, and are cut i
 sees all before it in its block, those of other documents too.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from typing import Any

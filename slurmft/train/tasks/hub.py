@@ -1,7 +1,5 @@
 """What tasks on real data have in common: rows, tokenizer and model, from the hub or folders."""
 
-from __future__ import annotations
-
 import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Each class is a decision of its own: its probability is the sigmoid of its logit
 predicted from 0.5 on.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

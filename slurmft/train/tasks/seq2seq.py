@@ -4,8 +4,6 @@ The loss is that of the target's tokens. In an evaluation the model generates, a
 prediction is what the metrics need of its text: their sums are exact on any number of ranks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

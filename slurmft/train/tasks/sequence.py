@@ -1,7 +1,5 @@
 """Texts, or pairs of texts, put into classes or on a scale: emotion, GLUE, the user's own data."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -2,8 +2,6 @@
 of the assistant with the token that ends it, or the completion and the end-of-text token.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ is one row of numbers, so that the ranks keep little, and the best window answer
 those of transformers' run_qa.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -88,7 +86,7 @@ class Task(Pretrained):
             **extra,
         )
 
-    def _windows(self, tokenizer: Any, questions: list[Question]) -> Iterator[Window]:
+    def _windows(self, tokenizer: Any, questions: list[Question]) -> Iterator["Window"]:
         assert self.config.max_length is not None  # from the recipe
         longest = min(self.config.max_length, tokenizer.model_max_length)
         for first in range(0, len(questions), ROWS_AT_ONCE):
@@ -163,7 +161,7 @@ class Window:
     (length, 2)."""
 
     @classmethod
-    def of(cls, encoding: Any, question: int) -> Window:
+    def of(cls, encoding: Any, question: int) -> "Window":
         """From an `Encoding` of tokenizers, without padding."""
         texts = np.array([-1 if i is None else i for i in encoding.sequence_ids])
         characters = np.array(encoding.offsets, dtype=np.int32)

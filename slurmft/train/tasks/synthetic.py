@@ -4,8 +4,6 @@ The lengths are those of the emotion data set (mean 22 tokens); a sample's label
 often enough to be learnt, and not so often that it is trivial.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ A word's first token has its label, its other tokens have none, as in transforme
 Entities are found in the labels as seqeval finds them (B-, I-, O; its default mode).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 
