@@ -155,18 +155,6 @@ class Words(RowFormat):
         return ((row, label) for row, own in enumerate(values[-1], start) for label in own)
 
 
-@dataclass(frozen=True)
-class Documents(RowFormat):
-    """Texts to be learnt, or prompts and what completes them."""
-
-    @classmethod
-    def of(cls, train: TrainConfig) -> "Documents":
-        return cls(tuple(filter(None, (train.text_column, train.label_column))))
-
-    def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
-        return [check_texts(texts, where, start) for texts in values][-1]
-
-
 ROLES = ("system", "developer", "user", "tool", "assistant")
 
 
@@ -177,7 +165,7 @@ class Chats(RowFormat):
     @classmethod
     def of(cls, train: TrainConfig) -> RowFormat:
         if train.preset == "completion":
-            return Documents.of(train)
+            return Targets.of(train)
         return cls(tuple(filter(None, (train.text_column,))))
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
@@ -207,7 +195,7 @@ class Chats(RowFormat):
 
 @dataclass(frozen=True)
 class Targets(RowFormat):
-    """A text, and the text that is to be made of it."""
+    """A text, and the text that is to be made of it; or a text alone."""
 
     @classmethod
     def of(cls, train: TrainConfig) -> "Targets":
