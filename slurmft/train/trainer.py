@@ -254,9 +254,9 @@ class Training:
         model = self.task.model(self.data)
         self.bare_model: Any = model  # DDP's inner one
         self.parameters: int = sum(p.numel() for p in model.parameters())
-        self.flops = ModelFlops.of(model)
         self.adapter = lora.Adapter(model, self.config) if self.config.lora else None
         self.trained_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        self.flops = ModelFlops.of(model)
         self.packing = self._pack(model)
         self.vocabulary: TrimmedVocabulary | None = None
         if not self.sharding:
