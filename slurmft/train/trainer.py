@@ -385,7 +385,7 @@ class Training:
         batch = batch.to(self.world.device)
         loss, count = self.task.loss(self.model(**batch.inputs), batch)
         self._check_count(count, batch)
-        loss = loss * (bool(len(part)) / max(terms, 1))
+        loss = loss * (bool(len(part)) / (terms or 1))
         # DDP divides the sum of the ranks' gradients by their number.
         self.accelerator.backward(loss * self.world.size)
         self.heap.after_batch()
