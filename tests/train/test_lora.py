@@ -37,8 +37,19 @@ from tests.train.test_resume import losses, one_rank, rank_pids
 from tests.train.test_trainer import emotion
 from tests.train.test_vocab_trim import WORDS, data
 
-LORA = ("--lora", "4", "--lora-dropout", "0.1", "--learning-rate", "0.02", "--precision", "fp32")
-SIZES = ("--batch-size", "4", "--epochs", "4", "--log-every", "1", "--cluster", "local")
+LORA = ("--lora", "4", "--lora-dropout", "0.1", "--learning-rate", "0.005", "--precision", "fp32")
+SIZES = (
+    "--batch-size",
+    "4",
+    "--dropout",
+    "0",
+    "--epochs",
+    "10",
+    "--log-every",
+    "1",
+    "--cluster",
+    "local",
+)
 
 
 def config(**given: Any) -> TrainConfig:
@@ -364,8 +375,8 @@ def test_a_checkpoint_of_whole_weights_is_refused() -> None:
         ({"lora_targets": "query"}, "--lora-targets is an option of LoRA"),
         ({"merge": True}, "--merge is an option of LoRA"),
         ({"lora": 4, "merge": True, "load_in_4bit": True}, "cannot be used with --load-in-4bit"),
-        ({"lora": 4, "merge": True, "shard": "full"}, "--merge cannot be used with --shard"),
-        ({"lora": 4, "load_in_4bit": True, "shard": "node"}, "cannot be used with --shard"),
+        ({"lora": 4, "merge": True, "shard": "full"}, "--shard full cannot be used with --merge"),
+        ({"lora": 4, "load_in_4bit": True, "shard": "node"}, "cannot be used with --load-in-4bit"),
     ],
 )
 def test_options_that_cannot_be_right(values: dict[str, Any], message: str) -> None:
