@@ -36,7 +36,7 @@ def load(name: str) -> Any:
         raise
     except Exception as error:  # whatever the module does when it is imported
         raise UsageError(
-            f"{what} cannot be imported: {type(error).__name__}: {one_line(error)}",
+            f"{what} cannot be imported: {one_line(error)}",
             "give package.module:Class as Python imports it from this folder",
         ) from error
     from slurmft.train.tasks import Task
