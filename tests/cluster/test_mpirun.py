@@ -31,7 +31,7 @@ from tests.train.test_trainer import assert_gone, emotion
 
 DIALECTS = {"intel": "mpiexec.hydra", "openmpi": "mpirun.openmpi"}
 FLAGS = ("--precision", "fp32", "--log-every", "1", "--learning-rate", "1e-3", "--batch-size", "2")
-EPOCHS = ("--epochs", "3", "--eval-batch-size", "8", "--nodes", "2", "--nproc-per-node", "1")
+EPOCHS = ("--epochs", "8", "--eval-batch-size", "8", "--nodes", "2", "--nproc-per-node", "1")
 
 SSH = """\
 #!/bin/bash
