@@ -282,14 +282,11 @@ def _check_lora(train: TrainConfig) -> None:
     given = [flag(name) for name in _OF_LORA if getattr(train, name)]
     if given and train.lora is None:
         raise UsageError(f"{given[0]} is an option of LoRA", "add --lora RANK, or leave it out")
-    apart = {"load_in_4bit": train.load_in_4bit, "shard": train.shard != "none"}
-    for name in (name for name, is_given in apart.items() if is_given and train.merge):
+    if train.load_in_4bit and train.merge:
         raise UsageError(
-            f"--merge cannot be used with {flag(name)}: no rank has the weights in full",
+            "--merge cannot be used with --load-in-4bit: no rank has the weights in full",
             "leave --merge out, and merge the saved adapters into their model by PEFT",
         )
-    if train.load_in_4bit and train.shard != "none":
-        raise UsageError("--load-in-4bit cannot be used with --shard", "leave one of them out")
     if train.saves_adapter and train.model is None:
         raise UsageError(
             f"--lora needs a model, and --task {train.task} makes up its own, which is not saved",

@@ -31,9 +31,9 @@ class RowFormat(ABC):
     """Of the classes, where columns are called by them."""
 
     @classmethod
-    @abstractmethod
     def of(cls, train: TrainConfig) -> "RowFormat":
-        """That of a configuration."""
+        """That of a configuration; here of its columns of texts and of labels."""
+        return cls(tuple(filter(None, (train.text_column, train.label_column))))
 
     @abstractmethod
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
@@ -125,10 +125,6 @@ class ManyLabels(RowFormat):
 class Words(RowFormat):
     """A list of words, and a list of as many labels."""
 
-    @classmethod
-    def of(cls, train: TrainConfig) -> "Words":
-        return cls(tuple(filter(None, (train.text_column, train.label_column))))
-
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
         empty = []
         for row, (words, labels) in enumerate(zip(*values, strict=True), start):
@@ -196,10 +192,6 @@ class Chats(RowFormat):
 @dataclass(frozen=True)
 class Targets(RowFormat):
     """A text, and the text that is to be made of it; or a text alone."""
-
-    @classmethod
-    def of(cls, train: TrainConfig) -> "Targets":
-        return cls(tuple(filter(None, (train.text_column, train.label_column))))
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
         return sorted({row for texts in values for row in check_texts(texts, where, start)})

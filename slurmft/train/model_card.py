@@ -9,7 +9,7 @@ from slurmft.core.files import write_text
 from slurmft.core.hub import is_local
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
-from slurmft.train.recipes import facts
+from slurmft.train.recipes import TASKS
 
 FILE = "README.md"
 _ADAPTED = """\
@@ -75,7 +75,7 @@ def text(
         name: of the run.
     """
     model = _name(train.model) or "A model of random weights"
-    pipeline = _pipeline(train)
+    pipeline = _pipeline(train, result)
     example = _EXAMPLES.get(train.task, _EXAMPLES.get(pipeline, '"a text"'))
     use = _GENERATE if train.task == "seq2seq" else _ADAPTED if train.saves_adapter else _USE
     how = "adapted by LoRA" if train.lora else "fine-tuned"
@@ -117,7 +117,7 @@ def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:
     from huggingface_hub import EvalResult, ModelCardData  # 0.2 s
 
     metrics = {k: v for k, v in result["metrics"].items() if v is not None}
-    task, data = _pipeline(train), _data(train)
+    task, data = _pipeline(train, result), _data(train)
     return ModelCardData(
         model_name=name,
         library_name="peft" if train.saves_adapter else "transformers",
@@ -134,8 +134,11 @@ def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:
     )
 
 
-def _pipeline(train: TrainConfig) -> str:
-    return facts(train.task).pipeline or str(train.preset)
+def _pipeline(train: TrainConfig, result: Mapping[str, Any]) -> str:
+    """What the hub calls the task. Of an own one, by the result: nothing of a run is imported to
+    push it."""
+    own = TASKS.get(train.task)
+    return own.pipeline or str(train.preset) if own else str(result["pipeline"])
 
 
 def _data(train: TrainConfig) -> str:

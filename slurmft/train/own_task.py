@@ -11,6 +11,7 @@ import importlib
 import inspect
 import os
 import sys
+import sysconfig
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -68,11 +69,14 @@ def _imported(name: str) -> Any:
 
 
 def code(name: str) -> str:
-    """The folder that the module of an own task is imported from; "" of a built-in one."""
+    """The folder that the module of an own task is imported from; "" of a built-in one, and of one
+    that is installed."""
     if name in TASKS:
         return ""
     cls = load(name)
-    return str(Path(inspect.getfile(cls)).resolve().parents[cls.__module__.count(".")])
+    folder = Path(inspect.getfile(cls)).resolve().parents[cls.__module__.count(".")]
+    installed = (sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
+    return "" if folder in map(Path, map(os.path.realpath, installed)) else str(folder)
 
 
 def use_code(folder: str) -> None:

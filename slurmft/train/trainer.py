@@ -704,6 +704,7 @@ class Training:
             self._return_to_best()
         self.world.on_main(self.saver.wait)
         facts = self.reporter.result_facts(self.position.step, self.communication.facts())
+        facts["pipeline"] = self.task.facts.pipeline or self.config.preset
         size = self.parameters * next(self.bare_model.parameters()).element_size()
         self._save_patiently("the model", size, self._save_model)
         write = partial(self.reporter.finish, facts, self.position.metrics)

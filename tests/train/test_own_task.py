@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sysconfig
 from pathlib import Path
 
 import pytest
 
 from slurmft.core.errors import UsageError
-from slurmft.train import own_task, tasks
+from slurmft.train import model_card, own_task, tasks
 from slurmft.train.config import TrainConfig
 from slurmft.train.tasks import Task
 from tests.conftest import slurmft
@@ -93,6 +94,29 @@ def test_task_that_lacks_something(folder: Path) -> None:
         own_task.load(task_of(folder, "Half"))
     with pytest.raises(UsageError, match="lacks facts"):
         own_task.load(task_of(folder, "NoFacts"))
+
+
+def test_installed_task_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the environment lies in the folder of submission."""
+    monkeypatch.setattr(sysconfig, "get_path", lambda kind: str(tmp_path / "site"))
+    for place in ("site", "project"):
+        (tmp_path / place).mkdir()
+        name = f"stars_in_{place}"
+        (tmp_path / place / f"{name}.py").write_text(EXAMPLE)
+        monkeypatch.syspath_prepend(str(tmp_path / place))
+        expected = "" if place == "site" else str(tmp_path / place)
+        assert own_task.code(f"{name}:Stars") == expected
+
+
+def test_card_of_an_own_task_imports_nothing_of_it() -> None:
+    """Whoever pushes a run need not have, or trust, its code."""
+    train = TrainConfig(task="nowhere_to_be_found:Stars", model="me/model", data="me/stars")
+    result = {
+        "pipeline": "text-classification", "metrics": {"exact": 0.5}, "steps": 1, "wall_s": 1.0,
+        "nodes": 1, "world_size": 1, "train_samples_per_s": 1.0, "loss": 0.5,
+    }  # fmt: skip
+    text = model_card.text(train, result, {}, "a run")
+    assert "pipeline_tag: text-classification" in text
 
 
 def test_rows_are_checked_at_submission(folder: Path, tiny_model: Path) -> None:

@@ -38,8 +38,7 @@ class Task(Pretrained):
         own = self.facts.labels
         if own is not None:
             return list(own)
-        column = self._label_column
-        return train.names.get(column) or Labels(train.where, train.column(column)).names()
+        return train.names.get(self._label_column) or self.found_labels(train).names()
 
     def labels(self, rows: Rows, names: list[str]) -> list[Any]:
         """A split's labels: classes, or numbers.
