@@ -14,6 +14,7 @@ import random
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -243,3 +244,40 @@ class Steps:
         from slurmft.job import process_group
 
         process_group.leave()
+
+
+def train_by_trainer(
+    model: Any, rows: Any, collator: Any, folder: Path, **arguments: Any
+) -> tuple[list[float], list[Any]]:
+    """Trains on samples in their order by transformers' Trainer, on the CPU, with AdamW fused.
+
+    Returns:
+        Clock times after every step, and losses.
+    """
+    from torch.utils.data import SequentialSampler
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    times: list[float] = []
+    losses: list[Any] = []
+
+    class InOrder(Trainer):  # type: ignore[misc, unused-ignore]
+        def _get_train_sampler(self, *_: Any) -> Any:
+            return SequentialSampler(self.train_dataset)
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            losses.append(super().training_step(*args, **kwargs).detach())
+            return losses[-1]
+
+    class Clock(TrainerCallback):  # type: ignore[misc, unused-ignore]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            times.append(time.perf_counter())
+
+    asked = TrainingArguments(
+        output_dir=str(folder), lr_scheduler_type="constant", use_cpu=True,
+        optim="adamw_torch_fused", report_to=[], save_strategy="no", logging_strategy="no",
+        disable_tqdm=True, **arguments,
+    )  # fmt: skip
+    InOrder(
+        model=model, args=asked, train_dataset=rows, data_collator=collator, callbacks=[Clock()]
+    ).train()
+    return times, losses

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import ONE_RANK, Steps, call, make_run, parser, peak_memory_mib, save
+from harness import ONE_RANK, Steps, call, make_run, parser, peak_memory_mib, save, train_by_trainer
 
 ROUNDS, WARM_UP = 3, 2
 TEXT_BYTES = 10_000_000
@@ -188,13 +188,7 @@ def by_slurmft(path: Path, work: Work) -> tuple[list[float], list[float], list[i
 
 def by_trainer(path: Path, work: Work) -> tuple[list[float], list[float], list[int]]:
     """The same by transformers' Trainer."""
-    from torch.utils.data import SequentialSampler
-    from transformers import (
-        DataCollatorForSeq2Seq,
-        Trainer,
-        TrainerCallback,
-        TrainingArguments,
-    )
+    from transformers import DataCollatorForSeq2Seq
 
     from slurmft.runs.rundir import RunDir
     from slurmft.train import tasks
@@ -217,40 +211,19 @@ def by_trainer(path: Path, work: Work) -> tuple[list[float], list[float], list[i
         }
         for start, end in zip(table.offsets[order], table.offsets[order + 1], strict=True)
     ]
-    times: list[float] = []
-    losses: list[float] = []
-
-    class InOrder(Trainer):  # type: ignore[misc, unused-ignore]
-        def _get_train_sampler(self, *_: Any) -> Any:
-            return SequentialSampler(self.train_dataset)
-
-        def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            loss = super().training_step(*args, **kwargs)
-            losses.append(float(loss))
-            return loss
-
-    class Clock(TrainerCallback):  # type: ignore[misc, unused-ignore]
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            times.append(time.perf_counter())
-
-    arguments = TrainingArguments(
-        output_dir=str(path / "trainer"), per_device_train_batch_size=work.batch_size,
-        max_steps=WARM_UP + work.steps, learning_rate=1e-4, lr_scheduler_type="constant",
-        weight_decay=0.0, use_cpu=True, bf16=work.precision == "bf16",
-        optim="adamw_torch_fused", report_to=[], save_strategy="no", logging_strategy="no",
-        disable_tqdm=True, dataloader_num_workers=0,
+    times, losses = train_by_trainer(
+        maker.model(data), rows,
+        DataCollatorForSeq2Seq(maker.tokenizer(), label_pad_token_id=IGNORED), path / "trainer",
+        per_device_train_batch_size=work.batch_size, max_steps=WARM_UP + work.steps,
+        learning_rate=1e-4, weight_decay=0.0, bf16=work.precision == "bf16",
     )  # fmt: skip
-    trainer = InOrder(
-        model=maker.model(data),
-        args=arguments,
-        train_dataset=rows,
-        data_collator=DataCollatorForSeq2Seq(maker.tokenizer(), label_pad_token_id=IGNORED),
-        callbacks=[Clock()],
-    )
-    trainer.train()
     sizes = [len(row["input_ids"]) for row in rows]
     size = work.batch_size
-    return times, losses, [sum(sizes[i : i + size]) for i in range(0, len(sizes), size)]
+    return (
+        times,
+        list(map(float, losses)),
+        [sum(sizes[i : i + size]) for i in range(0, len(sizes), size)],
+    )
 
 
 if __name__ == "__main__":

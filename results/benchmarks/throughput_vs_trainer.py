@@ -10,7 +10,8 @@ cores, the 22M-parameter encoder, the same samples in the same order.
 DATA_DIR holds train.jsonl and validation.jsonl; for `made`, 20,000 sentences with entities are
 written. Every case is a process of its own, in turn; a round has them all. Of every process, the
 time of the same steps after the warm-up counts. Losses are means over these steps; dropout draws
-other numbers in every case. With LoRA there is none, and losses are compared step by step.
+other numbers in every case. With LoRA there is none, and losses are compared step by step. F1 of
+entities is that after the last step.
 """
 
 from __future__ import annotations
@@ -22,11 +23,24 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import Steps, call, encoder, job_environment, make_run, parser, peak_memory_mib, save
+import numpy as np
+from harness import (
+    Steps,
+    call,
+    encoder,
+    job_environment,
+    make_run,
+    parser,
+    peak_memory_mib,
+    save,
+    train_by_trainer,
+)
 
 ROUNDS, WARM_UP = 2, 2
 LORA = {"lora": 16, "dropout": 0.0, "learning_rate": 5e-4}
@@ -49,7 +63,7 @@ WORK = {
     "emotion": Work(256, 128, 8, skip=("padded", "grouped", "LoRA")),
     "squad": Work(16, 384, 6, skip=("fp32", "dynamic", "grouped", "LoRA")),
     "lora": Work(16, 128, 50),
-    "token-classification": Work(32, 128, 24, skip=("padded", "LoRA")),
+    "token-classification": Work(32, 128, 120, skip=("padded", "LoRA")),
 }
 
 CASES = {
@@ -68,6 +82,9 @@ CASES = {
 }
 """Name -> program, batching, precision. Length bucketing (grouped) makes other batches. As
 submitted: with the environment that a job's processes get on this machine."""
+
+Trained = tuple[list[float], list[Any], Callable[[], float]]
+"""Clock times after every step, losses, and what gives F1 of entities, in percent."""
 
 RATIOS = [
     ("slurmft, packed, bf16", "Trainer, padded, bf16"),
@@ -136,8 +153,8 @@ def run(folder: Path, task: str, data: Path, name: str) -> dict[str, Any]:
 def case(task: str, data: Path, name: str, folder: Path, output: Path) -> None:
     program, batching, precision = CASES[name]
     path = make_case(folder / "runs", task, data, encoder(), batching, precision)
-    times, losses = {"slurmft": by_slurmft, "trainer": by_trainer}[program](path, task)
-    work = WORK[task]
+    times, given, f1 = {"slurmft": by_slurmft, "trainer": by_trainer}[program](path, task)
+    work, losses = WORK[task], [float(loss) for loss in given]
     seconds = times[-1] - times[WARM_UP - 1]
     found: dict[str, Any] = {
         "samples_per_s": work.steps * work.batch_size / seconds,
@@ -146,6 +163,8 @@ def case(task: str, data: Path, name: str, folder: Path, output: Path) -> None:
     }
     if task == "lora":
         found["losses"] = losses
+    if task == "token-classification":
+        found["entity_f1_percent"] = f1()
     output.write_text(json.dumps(found))
     os._exit(0)
 
@@ -164,26 +183,22 @@ def make_case(
     )  # fmt: skip
 
 
-def by_slurmft(path: Path, task: str) -> tuple[list[float], list[float]]:
-    """Clock times after every step, and losses."""
+def by_slurmft(path: Path, task: str) -> Trained:
     steps = Steps(path)
     times, losses = [], []
     for _ in range(WARM_UP + WORK[task].steps):
         losses.append(steps.step())
         times.append(time.perf_counter())
-    return times, [float(loss) for loss in losses]
+    training = steps.training
+    return times, losses, partial(f1_of, training.task, training.bare_model, training.data)
 
 
-def by_trainer(path: Path, task: str) -> tuple[list[float], list[float]]:
+def by_trainer(path: Path, task: str) -> Trained:
     """The same by transformers' Trainer, on the same samples in the same order."""
-    from torch.utils.data import SequentialSampler
     from transformers import (
         AutoTokenizer,
         DataCollatorForTokenClassification,
         DataCollatorWithPadding,
-        Trainer,
-        TrainerCallback,
-        TrainingArguments,
     )
 
     from slurmft.runs.rundir import RunDir
@@ -204,39 +219,26 @@ def by_trainer(path: Path, task: str) -> tuple[list[float], list[float]]:
         fill = {"padding": "max_length", "max_length": work.max_length}
     of_words = data.train.token_labels is not None
     collator = DataCollatorForTokenClassification if of_words else DataCollatorWithPadding
-    times: list[float] = []
-    losses: list[float] = []
-
-    class InOrder(Trainer):  # type: ignore[misc, unused-ignore]
-        def _get_train_sampler(self, *_: Any) -> Any:
-            return SequentialSampler(self.train_dataset)
-
-        def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            loss = super().training_step(*args, **kwargs)
-            losses.append(loss.detach())
-            return loss
-
-    class Clock(TrainerCallback):  # type: ignore[misc, unused-ignore]
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            times.append(time.perf_counter())
-
-    arguments = TrainingArguments(
-        output_dir=str(path / "trainer"), per_device_train_batch_size=work.batch_size,
-        max_steps=WARM_UP + work.steps, learning_rate=config.learning_rate or 0.0,
-        lr_scheduler_type="constant",
-        weight_decay=config.weight_decay, use_cpu=True, bf16=config.precision == "bf16",
-        optim="adamw_torch_fused", report_to=[], save_strategy="no", logging_strategy="no",
-        disable_tqdm=True, dataloader_num_workers=0,
+    model = make_model(maker, data, config)
+    times, losses = train_by_trainer(
+        model, rows, collator(tokenizer, **fill), path / "trainer",
+        per_device_train_batch_size=work.batch_size, max_steps=WARM_UP + work.steps,
+        learning_rate=config.learning_rate or 0.0, weight_decay=config.weight_decay,
+        bf16=config.precision == "bf16",
     )  # fmt: skip
-    trainer = InOrder(
-        model=make_model(maker, data, config),
-        args=arguments,
-        train_dataset=rows,
-        data_collator=collator(tokenizer, **fill),
-        callbacks=[Clock()],
-    )
-    trainer.train()
-    return times, [float(loss) for loss in losses]
+    return times, losses, partial(f1_of, maker, model, data)
+
+
+def f1_of(maker: Any, model: Any, data: Any) -> float:
+    """Of the entities of all validation samples."""
+    import torch
+
+    parts = np.array_split(np.arange(len(data.validation)), 64)
+    batches = [data.validation.batch(part, data.pad_id) for part in parts]
+    model.eval()
+    with torch.no_grad():
+        found = [maker.evaluate(model, batch, data).numpy() for batch in batches]
+    return 100 * float(maker.compute(np.concatenate(found), data)["entity_f1"])
 
 
 def make_model(maker: Any, data: Any, config: Any) -> Any:
