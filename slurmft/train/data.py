@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 Array = np.ndarray
-_ARRAYS = ("tokens", "offsets", "labels", "types", "token_labels")
+_ARRAYS = ("tokens", "offsets", "labels", "types", "token_labels", "label_counts")
 
 BUCKET_STEPS = 50
 """Steps whose samples are sorted by length together."""
@@ -44,8 +44,16 @@ class TokenTable:
     token_labels: Array | None = None
     """Of tokens: classes, or the tokens that follow; `IGNORED` where there is none: int32,
     (total,)."""
+    label_counts: Array | None = None
+    """How many tokens of each sample have a label: int64, (samples,). Every rank sums those of the
+    whole global batch in every step."""
     extra: dict[str, Array] = field(default_factory=dict)
     """What else a task wants to know of its tokens or samples."""
+
+    def __post_init__(self) -> None:
+        if self.token_labels is not None and self.label_counts is None:
+            before = np.append(0, np.cumsum(self.token_labels != IGNORED))[self.offsets]
+            object.__setattr__(self, "label_counts", np.diff(before))
 
     @classmethod
     def build(
@@ -66,7 +74,7 @@ class TokenTable:
         each = None
         if token_labels is not None:
             each = np.concatenate([np.asarray(row, dtype=np.int32) for row in token_labels])
-        return cls(np.concatenate(tokens), offsets_of(lengths), own, kinds, each, extra)
+        return cls(np.concatenate(tokens), offsets_of(lengths), own, kinds, each, extra=extra)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -137,7 +137,7 @@ def _warnings(
             yield f"{where}: {count} rows have an empty text: {row_words(split.without_text)}"
         yield from split.labels.look_alikes()
     first = splits[0]
-    if first.share < 1 or train.task == "causal-lm":  # whose rows are no samples
+    if first.share < 1 or not facts(train.task).rows_are_samples:
         return
     if first.rows < processes:
         raise UsageError(

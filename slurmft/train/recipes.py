@@ -26,6 +26,8 @@ class TaskFacts:
     """Its files; none: its data is generated."""
     rows: Any = "Texts"
     """What its rows are: a class of `slurmft.train.formats`, by its name, or an own one."""
+    rows_are_samples: bool = True
+    """Whether each row is one sample, and not a part of a long text."""
     labels: tuple[str, ...] | None = None
     """Names of the classes; none: labels are numbers; None: those that the training data has."""
     pipeline: str = "text-classification"

@@ -63,9 +63,9 @@ class Task(ABC):
     def count(self, table: TokenTable, samples: np.ndarray) -> float:
         """The terms that the loss of these samples sums: they themselves, or their tokens that have
         a label. Every rank knows them of all, so that the mean is over the global batch."""
-        if table.token_labels is None:
+        if table.label_counts is None:
             return len(samples)
-        return int((table.token_labels[table.places(samples)] != IGNORED).sum())
+        return int(table.label_counts[samples].sum())
 
     def loss(self, output: Any, batch: Batch) -> tuple[torch.Tensor, Any]:
         """The sum of the loss over its terms in a batch, and their `count`."""
