@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -60,6 +62,8 @@ def test_documented_task_trains(folder: Path, tiny_model: Path) -> None:
     copy = done.run.code / f"{name.partition(':')[0]}.py"
     next(folder.glob("reviews_*.py")).write_text("raise SystemExit('edited later')")
     assert copy.read_text() == EXAMPLE
+    of_run = f"from slurmft.train.own_task import load, use_code; use_code({str(done.run.code)!r})"
+    subprocess.run([sys.executable, "-c", f"{of_run}; load({name!r})"], cwd=folder, check=True)
     model = json.loads((done.run.path / "model/config.json").read_text())
     assert len(model["id2label"]) == 4
 
@@ -132,9 +136,6 @@ def test_rows_are_checked_at_submission(folder: Path, tiny_model: Path) -> None:
 
 
 def test_login_node_imports_no_torch_for_an_own_task(folder: Path) -> None:
-    import subprocess
-    import sys
-
     code = (
         "import sys; from slurmft.train.config import TrainConfig; "
         f"TrainConfig.resolve(task={task_of(folder)!r}).program(); "
