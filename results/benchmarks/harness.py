@@ -147,7 +147,7 @@ def call(
 
 def result(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((run / "result.json").read_text())
-    return found | {"model": Path(found["model"]).name}
+    return found | {"model": Path(found["model"] or "").name}
 
 
 def records(run: Path, event: str) -> list[dict[str, Any]]:
@@ -247,37 +247,42 @@ class Steps:
 
 
 def train_by_trainer(
-    model: Any, rows: Any, collator: Any, folder: Path, **arguments: Any
+    model: Any, rows: Any, collator: Any, folder: Path, warm_up: int = 0, **arguments: Any
 ) -> tuple[list[float], list[Any]]:
-    """Trains on samples in their order by transformers' Trainer, on the CPU, with AdamW fused.
+    """Trains on samples in their order by transformers' Trainer, with AdamW fused.
+
+    Args:
+        warm_up: after so many steps, and at the end, a GPU has done its work when the clock is
+            read.
 
     Returns:
         Clock times after every step, and losses.
     """
-    from torch.utils.data import SequentialSampler
+    import torch
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     times: list[float] = []
     losses: list[Any] = []
 
-    class InOrder(Trainer):  # type: ignore[misc, unused-ignore]
-        def _get_train_sampler(self, *_: Any) -> Any:
-            return SequentialSampler(self.train_dataset)
-
+    class Recorded(Trainer):  # type: ignore[misc, unused-ignore]
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             losses.append(super().training_step(*args, **kwargs).detach())
             return losses[-1]
 
     class Clock(TrainerCallback):  # type: ignore[misc, unused-ignore]
-        def on_step_end(self, *_: Any, **__: Any) -> None:
+        def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+            if not on_cpu and state.global_step in (warm_up, state.max_steps):
+                torch.cuda.synchronize()
             times.append(time.perf_counter())
 
+    on_cpu = not torch.cuda.is_available()
+    arguments = {"train_sampling_strategy": "sequential"} | arguments
     asked = TrainingArguments(
-        output_dir=str(folder), lr_scheduler_type="constant", use_cpu=True,
+        output_dir=str(folder), lr_scheduler_type="constant", use_cpu=on_cpu,
         optim="adamw_torch_fused", report_to=[], save_strategy="no", logging_strategy="no",
         disable_tqdm=True, **arguments,
     )  # fmt: skip
-    InOrder(
+    Recorded(
         model=model, args=asked, train_dataset=rows, data_collator=collator, callbacks=[Clock()]
     ).train()
     return times, losses
