@@ -42,6 +42,7 @@ LONG_FILES = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slurm", action="store_true", help="run the tests on a real Slurm too")
+    parser.addoption("--gpu", action="store_true", help="fail where the tests on a GPU find none")
     parser.addoption("--lab", action="store_true", help="run the labs of real file systems too")
 
 

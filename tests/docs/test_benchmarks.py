@@ -16,7 +16,7 @@ README = (RESULTS / "README.md").read_text()
 SCRIPTS = sorted(
     path
     for path in (RESULTS / "benchmarks").iterdir()
-    if path.suffix in (".py", ".sh") and path.stem != "harness"
+    if path.suffix in (".py", ".sh") and path.stem not in ("harness", "gpu_models")
 )
 MEASURED = sorted(path for path in (RESULTS / "measured").iterdir() if path.is_file())
 
