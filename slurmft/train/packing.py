@@ -2,9 +2,9 @@
 
 A batch of B sequences holds T tokens, one sequence after another, sorted by length: inputs of shape
 (1, T), and no attention mask. Embeddings, linear layers, norms and dropouts compute these and no
-other. Only inside attention are sequences set apart again, in groups of near length that are padded
-each to its own longest. The head gets what it looks at, see `Form`; where that is first tokens
-alone, the last layer of BERT and its relatives computes no other beyond its keys and values.
+other. Only attention tells sequences apart, see `packed_attention`. The head gets what it looks at,
+see `Form`; where that is first tokens alone, the last layer of BERT and its relatives computes no
+other beyond its keys and values.
 Outputs and gradients are those of the padded batch, up to rounding. On CPUs whole layers are fused,
 see `fused_layers`. Batches with padding are computed as ever: evaluation may generate texts.
 """
@@ -16,16 +16,15 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from slurmft.train import fused_layers
-from slurmft.train.cpu import dropout as drop
+from slurmft.train import fused_layers, packed_attention
 from slurmft.train.fused_layers import Layer, Rows, layer_of
+from slurmft.train.packed_attention import FIRST_TOKEN_ONLY, SHORT, Layout, attention, take
 
 NAME = "slurmft_packed"
 """Under which transformers knows the attention function."""
@@ -45,20 +44,11 @@ them of positions; what computes that for the longest sequence is in `POSITIONS`
 
 POSITIONS = ("compute_position_bias", "get_rel_pos")
 
-FIRST_TOKEN_ONLY = "slurmft_first_token_only"
-"""Attribute of an attention module of which only first tokens' outputs are wanted."""
-
 _SAME = 1e-4
 """Largest difference of outputs that is rounding, relative to the largest output."""
 
 _VARIES = 1e-3
 """Logits that differ less from text to text do not show which tokens a head looks at."""
-
-GROUPS = 4
-"""Groups of near length in a batch, at most: more of them save padding, and cost calls."""
-
-_SHORT = 512
-"""On CPUs, attention to so many tokens holds its scores in memory: torch's own is slower."""
 
 
 class Form(enum.Enum):
@@ -68,244 +58,6 @@ class Form(enum.Enum):
     LAST = "its last token: (B, 1, hidden)"
     FLAT = "all tokens, as they are"
     ROWS = "padded with zeros: (B, longest, hidden)"
-
-
-class Group:
-    """Consecutive sequences of a packed batch that are padded to one length, that of the longest.
-
-    `places` are those of its tokens in (sequences x length): int64, (tokens,); `valid` is where
-    tokens are: bool, (sequences, length). Both are None where sequences are of one length. `firsts`
-    and `lasts` tell which of its tokens begin and end a sequence: int64, (sequences,).
-    """
-
-    def __init__(self, lengths: list[int], device: torch.device) -> None:
-        sizes = torch.tensor(lengths)
-        self.tokens, self.sequences, self.length = sum(lengths), len(lengths), max(lengths)
-        ends = sizes.cumsum(0)
-        self.firsts, self.lasts = (_sent(each, device) for each in (ends - sizes, ends - 1))
-        self.places = self.valid = None
-        if self.tokens < self.sequences * self.length:
-            valid = torch.arange(self.length) < sizes[:, None]
-            self.places = _sent(valid.flatten().nonzero().squeeze(1), device)
-            self.valid = _sent(valid, device)
-        self._biases: dict[Any, Tensor | None] = {}
-
-    def apart(self, tokens: Tensor) -> Tensor:
-        """(tokens, ...) -> (sequences, length, ...)."""
-        if self.places is not None:
-            tokens = spread(tokens, self.places, self.sequences * self.length)
-        return tokens.reshape(self.sequences, self.length, *tokens.shape[1:])
-
-    def together(self, rows: Tensor) -> Tensor:
-        """(sequences, length, ...) -> (tokens, ...)."""
-        flat = rows.flatten(0, 1)
-        return flat if self.places is None else take(flat, self.places)
-
-    def bias(self, causal: bool, window: int | None, like: Tensor) -> Tensor | None:
-        """What is added to scores, 0 or a number that leaves nothing of them: broadcasts to
-        (sequences, heads, length, length). None: nothing.
-
-        Padding comes last: tokens that see none that comes later need no mask for it.
-
-        Args:
-            window: tokens see those that are nearer than that; None: all.
-        """
-        key = causal, window, like.dtype
-        if key not in self._biases:
-            at = torch.arange(self.length, device=like.device)
-            distance, seen = at[:, None] - at, []
-            seen += [distance >= 0] if causal else []
-            seen += [distance.abs() < window] if window else []
-            seen += [self.valid[:, None, None, :]] if self.valid is not None and not causal else []
-            self._biases[key] = None
-            if seen:
-                hidden = ~functools.reduce(torch.logical_and, seen)
-                lowest = torch.finfo(like.dtype).min / 2
-                self._biases[key] = like.new_zeros(hidden.shape).masked_fill_(hidden, lowest)
-        return self._biases[key]
-
-
-class Layout:
-    """Where the sequences of a packed batch are among its tokens."""
-
-    def __init__(self, lengths: Tensor, device: torch.device) -> None:
-        """
-        Args:
-            lengths: of the sequences, sorted, on the CPU: int64, (B,).
-            device: where the model computes.
-        """
-        sizes, part = lengths.tolist(), -(-len(lengths) // GROUPS)
-        self.lengths = [sizes[i : i + part] for i in range(0, len(sizes), part)]
-        """In groups of near length."""
-        self.tokens, self.longest = sum(sizes), sizes[-1]
-        self._device = device
-
-    @functools.cached_property
-    def groups(self) -> list[Group]:
-        return [Group(part, self._device) for part in self.lengths]
-
-    @functools.cached_property
-    def all(self) -> Group:
-        return Group([size for part in self.lengths for size in part], self._device)
-
-    def split(self, tokens: Tensor) -> tuple[Tensor, ...]:
-        """(T, ...) by group. Backwards one copy; slices would be added up."""
-        return torch.split(tokens, [group.tokens for group in self.groups])
-
-
-def _sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU on a device, without waiting for it."""
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
-
-
-class _Spread(torch.autograd.Function):
-    """Backwards, it takes."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, places: Tensor, total: int) -> Tensor:
-        ctx.save_for_backward(places)
-        return rows.new_zeros(total, *rows.shape[1:]).index_copy_(0, places, rows)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return gradients[0].index_select(0, *ctx.saved_tensors), None, None
-
-
-class _Take(torch.autograd.Function):
-    """Backwards, it spreads: index_select's own backward adds up, for places that come twice, and
-    is slow."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, places: Tensor) -> Tensor:
-        ctx.save_for_backward(places)
-        ctx.total = len(rows)
-        return rows.index_select(0, places)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (places,) = ctx.saved_tensors
-        return spread(gradients[0], places, ctx.total), None
-
-
-def spread(rows: Tensor, places: Tensor, total: int) -> Tensor:
-    """Rows at places among zeros: (n, ...) -> (total, ...)."""
-    whole: Tensor = _Spread.apply(rows, places, total)  # type: ignore[no-untyped-call]
-    return whole
-
-
-def take(rows: Tensor, places: Tensor) -> Tensor:
-    """The rows at places, no place twice: (total, ...) -> (n, ...)."""
-    taken: Tensor = _Take.apply(rows, places)  # type: ignore[no-untyped-call]
-    return taken
-
-
-# --- attention ------------------------------------------------------------------------------------
-
-_in_force: Layout | None = None
-"""Of the batch that a packed model computes, or computes again in its backward pass."""
-
-
-class _How(NamedTuple):
-    causal: bool
-    window: int | None
-    dropout: float
-    scaling: float | None
-    softcap: float | None
-
-
-def attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    _: Any = None,
-    sliding_window: int | None = None,
-    is_causal: bool | None = None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    **__: Any,
-) -> tuple[Tensor, None]:
-    """Attention of each sequence to itself; the interface is that of transformers.
-
-    Args:
-        module: where it has `FIRST_TOKEN_ONLY`, only first tokens attend; the others get zeros.
-        query: (1, heads, T, head size); key and value may have fewer heads.
-
-    Returns:
-        (1, T, heads, head size), and no weights.
-    """
-    assert _in_force is not None
-    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
-    first_token_only = getattr(module, FIRST_TOKEN_ONLY, False)
-    split = [_in_force.split(x.squeeze(0).transpose(0, 1)) for x in (query, key, value)]
-    parts = []
-    for group, *tokens in zip(_in_force.groups, *split, strict=True):
-        q, k, v = (group.apart(each).transpose(1, 2) for each in tokens)
-        window = sliding_window if sliding_window and sliding_window < group.length else None
-        how = _How(causal, window, dropout, scaling, softcap)
-        if first_token_only:
-            firsts = _attend(q[:, :, :1], k, v, group, how).transpose(1, 2).flatten(0, 1)
-            parts.append(spread(firsts, group.firsts, group.tokens))
-        else:
-            parts.append(group.together(_attend(q, k, v, group, how).transpose(1, 2)))
-    return torch.cat(parts).unsqueeze(0), None
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, group: Group, how: _How) -> Tensor:
-    """Attention of a group's padded sequences: all (sequences, heads, length, head size).
-
-    On CPUs torch's own is slow backwards in bf16, and with dropout; every sequence has tokens, so
-    no row of its mask needs the care that it takes of rows without any. It caps no scores.
-    """
-    slow = query.device.type == "cpu" and (query.dtype.itemsize < 4 or how.dropout > 0)
-    repeats = query.shape[1] // key.shape[1]
-    if how.softcap is None and not (slow and group.length <= _SHORT):
-        plain = how.causal and how.window is None
-        return scaled_dot_product_attention(
-            query, key, value, None if plain else group.bias(how.causal, how.window, query),
-            dropout_p=how.dropout, is_causal=plain, scale=how.scaling, enable_gqa=repeats > 1,
-        )  # fmt: skip
-    if repeats > 1:
-        key, value = (x.repeat_interleave(repeats, 1) for x in (key, value))
-    scale = query.shape[-1] ** -0.5 if how.scaling is None else how.scaling
-    scores = torch.matmul(query * scale, key.transpose(2, 3))
-    if how.softcap is not None:
-        scores = how.softcap * torch.tanh(scores / how.softcap)
-    bias = group.bias(how.causal, how.window, query)
-    if bias is not None:
-        scores = scores + bias
-    return torch.matmul(drop(scores.softmax(-1), how.dropout), value)
-
-
-def _group_by_group(own: Callable[..., Any], positions: str, *args: Any, **named: Any) -> Any:
-    """The forward of an attention module that knows padded sequences alone, for packed ones.
-
-    Args:
-        own: the module's.
-        positions: its argument that tells of them, of the longest: (..., length, length).
-    """
-    if _in_force is None:
-        return own(*args, **named)
-    given = inspect.signature(own).bind(*args, **named)
-    states, told = (given.arguments[name] for name in ("hidden_states", positions))
-    parts = []
-    for group, tokens in zip(_in_force.groups, _in_force.split(states[0]), strict=True):
-        bias = group.bias(False, None, states)
-        bias = states.new_zeros(1, 1, 1, 1) if bias is None else bias
-        given.arguments["hidden_states"] = group.apart(tokens)
-        given.arguments["attention_mask"] = bias if positions == "position_bias" else bias == 0
-        given.arguments[positions] = told[..., : group.length, : group.length]
-        parts.append(group.together(own(*given.args, **given.kwargs)[0]))
-    return torch.cat(parts).unsqueeze(0), None
-
-
-def _of_longest(own: Callable[..., Any], states: Tensor, *args: Any) -> Any:
-    """What tells of positions, of the longest sequence alone."""
-    return own(states[:, : _in_force.longest] if _in_force else states, *args)
-
-
-# --- models ---------------------------------------------------------------------------------------
 
 
 class Packing:
@@ -320,6 +72,8 @@ class Packing:
         self.layers: list[Layer] = []
         """What computes batches of short sequences in place of the encoder; none: nothing does."""
         self._announced: Layout | None = None
+        self._ends_with_longest = False
+        """Whether its positions do: there can be no longer sequence of padding."""
         self._inputs: dict[str, Tensor] | None = None
         """Of the packed batch under way."""
         self._wrapped: list[tuple[Any, str]] = []
@@ -330,9 +84,11 @@ class Packing:
         self._wrap(getattr(self.base, "pooler", None), "forward", self._pooled)
         for module in self.base.modules():
             if positions := BY_MODULE.get(type(module).__name__):
-                self._wrap(module, "forward", _group_by_group, positions)
+                self._ends_with_longest = True
+                self._wrap(module, "forward", packed_attention.group_by_group, positions)
             for name in POSITIONS:
-                self._wrap(module if hasattr(module, name) else None, name, _of_longest)
+                told = module if hasattr(module, name) else None
+                self._wrap(told, name, packed_attention.of_longest)
         self._wrap(self.base, "forward", self._base_forward)
         self._states_of = self.base.forward
         self._wrap(model, "forward", self._forward)
@@ -365,12 +121,12 @@ class Packing:
                 f"a text of {lengths[-1]} tokens is longer than the {self._most} positions of the "
                 f"model: train with --max-length {self._most}"
             )
-        self._announced = Layout(lengths, device)
+        multiple = 0 if self._ends_with_longest else packed_attention.token_multiple(device)
+        self._announced = Layout(lengths, device, multiple)
 
     def _use(self, layout: Layout | None) -> None:
         """Lets attention work on a packed batch; None: on a padded one, as transformers does."""
-        global _in_force
-        _in_force = layout
+        packed_attention.in_force = layout
         for config, implementation in self._configs:
             config._attn_implementation = NAME if layout else implementation
 
@@ -399,7 +155,10 @@ class Packing:
             self._use(None)
             return own(*args, **named)
         named = dict(zip(self._takes, args, strict=False)) | named
-        named |= {name: value for name, value in self._inputs.items() if name in self._takes}
+        padding = _layout().padding
+        for name in self._inputs.keys() & self._takes.keys():
+            tokens = self._inputs[name]
+            named[name] = torch.nn.functional.pad(tokens, (0, padding)) if padding else tokens
         named["position_ids"] = named["position_ids"] + self._first
         # Of four dimensions: transformers makes no mask of it, and looks for no padding.
         named["attention_mask"] = torch.ones(1, 1, 1, 1, device=named["position_ids"].device)
@@ -414,31 +173,32 @@ class Packing:
 
     def _shaped(self, tokens: Tensor) -> Tensor:
         """(1, T, ...), or (1, B, ...) of first tokens alone, in the form that the head wants."""
-        assert _in_force is not None
-        rows = tokens.squeeze(0)
-        if self.form is Form.FLAT:
-            return tokens
-        if self.form is Form.ROWS:
-            return _in_force.all.apart(rows)
-        if len(rows) == _in_force.tokens:
-            every = _in_force.all
-            rows = take(rows, every.firsts if self.form is Form.FIRST else every.lasts)
+        layout, rows = _layout(), tokens.squeeze(0)
+        if len(rows) >= layout.tokens:
+            rows = rows[: layout.tokens]
+            if self.form is Form.FLAT:
+                return rows.unsqueeze(0)
+            if self.form is Form.ROWS:
+                return layout.all.apart(rows)
+            rows = take(rows, layout.firsts if self.form is Form.FIRST else layout.lasts)
         return rows.unsqueeze(1)
 
     def _narrowed(self, own: Callable[..., Any], *rows: Tensor) -> Any:
         """From this module of the last layer on, first tokens alone."""
-        if _in_force is None:
+        if packed_attention.in_force is None:
             return own(*rows)
-        return own(*(take(each.squeeze(0), _in_force.all.firsts).unsqueeze(0) for each in rows))
+        firsts = packed_attention.in_force.firsts
+        return own(*(take(each.squeeze(0), firsts).unsqueeze(0) for each in rows))
 
     def _encoded(self, own: Any, hidden_states: Tensor, *args: Any, **named: Any) -> Any:
         """That of the encoder: by fused layers, where sequences are short."""
-        if _in_force is None or not self.layers or _in_force.longest > _SHORT:
+        layout = packed_attention.in_force
+        if layout is None or not self.layers or layout.longest > SHORT:
             return own(hidden_states, *args, **named)
         tokens, on = hidden_states.squeeze(0), hidden_states.device.type
         autocast = torch.is_autocast_enabled(on)
         dtype = torch.get_autocast_dtype(on) if autocast else tokens.dtype
-        rows = Rows.of(_in_force.lengths, self.layers[0].heads, dtype)
+        rows = Rows.of(layout.lengths, self.layers[0].heads, dtype)
         padded = torch.nn.functional.pad(tokens.to(dtype), (0, 0, 0, rows.count - len(tokens)))
         again = getattr(self.encoder.layer[0], "gradient_checkpointing", False)
         states = fused_layers.run(self.layers, padded, rows, self.model.training, again)
@@ -496,7 +256,7 @@ class Packing:
     def _try_long(self, longest: int | None) -> float:
         """On a text that is longer than windows of attention; a layer of each kind is enough."""
         windows = (getattr(module, "sliding_window", None) for module in self.base.modules())
-        length = max([_SHORT, *(size for size in windows if isinstance(size, int))]) + 40
+        length = max([SHORT, *(size for size in windows if isinstance(size, int))]) + 40
         most = getattr(self.model.config, "max_position_embeddings", None) or sys.maxsize
         length = min(length, most, self._most, longest or sys.maxsize)
         sample = _Sample.of(self.model, 9, max(10, length))
@@ -564,6 +324,12 @@ def pack(model: Any, fuse: bool = True, longest: int | None = None) -> Packing |
             return packing
         packing.undo()
     return f"{name} gives other outputs without padding ({cause})"
+
+
+def _layout() -> Layout:
+    """Of the packed batch under way."""
+    assert packed_attention.in_force is not None
+    return packed_attention.in_force
 
 
 def _positions(base: Any) -> tuple[int, int]:

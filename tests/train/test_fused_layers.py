@@ -147,7 +147,7 @@ def test_a_long_batch_is_computed_by_the_encoder(monkeypatch: pytest.MonkeyPatch
     model = make("Bert").eval()
     inputs = announced(pack(model, fuse=True), LENGTHS).inputs
     short = model(**inputs).logits
-    monkeypatch.setattr(packing, "_SHORT", 8)
+    monkeypatch.setattr(packing, "SHORT", 8)
     monkeypatch.setattr(fused_layers, "run", lambda *_: pytest.fail("too long for it"))
     torch.testing.assert_close(model(**inputs).logits, short)
 

@@ -14,9 +14,10 @@ import transformers
 from torch import Tensor
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from slurmft.train import packing
+from slurmft.train import packed_attention, packing
 from slurmft.train.data import Batch, TokenTable
-from slurmft.train.packing import Form, Layout
+from slurmft.train.packed_attention import Layout
+from slurmft.train.packing import Form
 from slurmft.train.tasks.base import set_dropout
 
 SIZES = {
@@ -327,7 +328,7 @@ def test_layers_that_are_computed_again_for_backward(name: str, fuse: bool) -> N
 def test_groups_hold_every_token_once(lengths: list[int]) -> None:
     layout = Layout(torch.tensor(lengths), CPU)
     tokens = torch.arange(1, sum(lengths) + 1)
-    assert len(layout.groups) <= packing.GROUPS
+    assert len(layout.groups) <= packed_attention.GROUPS
     for group, part in zip(layout.groups, layout.split(tokens), strict=True):
         rows = group.apart(part)
         assert rows.shape == (group.sequences, group.length)
@@ -335,8 +336,8 @@ def test_groups_hold_every_token_once(lengths: list[int]) -> None:
         assert rows[rows > 0].equal(part)
     rows = layout.all.apart(tokens)
     assert rows.shape == (len(lengths), max(lengths))
-    assert rows[:, 0].equal(tokens[layout.all.firsts])
-    assert rows.amax(1).equal(tokens[layout.all.lasts])
+    assert rows[:, 0].equal(tokens[layout.firsts])
+    assert rows.amax(1).equal(tokens[layout.lasts])
 
 
 def test_attention_drops_out_in_training_alone() -> None:
@@ -384,7 +385,7 @@ def sliding(own: Any, module: Any, query: Tensor, *args: Any, **named: Any) -> A
 
 
 def no_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = packing.attention
+    right = packed_attention.attention
     monkeypatch.setattr(packing, "attention", lambda *a, **k: sliding(right, *a, **k))
 
 

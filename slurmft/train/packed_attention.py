@@ -1,0 +1,367 @@
+"""Attention of a packed batch: where its sequences are, and how each attends to itself.
+
+GPUs of sm_80 and later compute it in bf16 and fp16 by one call of flash attention, which is told
+where sequences begin. Elsewhere, and where flash attention knows no such scores, sequences attend
+in groups of near length that are padded each to its own longest.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from slurmft.train.cpu import dropout as drop
+
+GROUPS = 4
+"""Groups of near length in a batch, at most: more of them save padding, and cost calls."""
+
+SHORT = 512
+"""On CPUs, attention to so many tokens holds its scores in memory: torch's own is slower."""
+
+_MULTIPLE = 256
+"""On GPUs, numbers of tokens are multiples of it: kernels and memory are kept for few shapes."""
+
+FIRST_TOKEN_ONLY = "slurmft_first_token_only"
+"""Attribute of an attention module of which only first tokens' outputs are wanted."""
+
+_FLASH_SINCE = (8, 0)
+"""Compute capability of the first GPUs with flash attention."""
+
+_WIDE_HEADS = {(8, 0), (9, 0), (10, 0)}
+"""Those whose memory on chip holds heads of more than 192 backwards."""
+
+
+class Group:
+    """Consecutive sequences of a packed batch that are padded to one length, that of the longest.
+
+    `places` are those of its tokens in (sequences x length): int64, (tokens,); `valid` is where
+    tokens are: bool, (sequences, length). Both are None where sequences are of one length.
+    """
+
+    def __init__(self, lengths: list[int], device: torch.device) -> None:
+        sizes = torch.tensor(lengths)
+        self.tokens, self.sequences, self.length = sum(lengths), len(lengths), max(lengths)
+        self.places = self.valid = None
+        if self.tokens < self.sequences * self.length:
+            valid = torch.arange(self.length) < sizes[:, None]
+            self.places = _sent(valid.flatten().nonzero().squeeze(1), device)
+            self.valid = _sent(valid, device)
+        self._biases: dict[Any, Tensor | None] = {}
+
+    def apart(self, tokens: Tensor) -> Tensor:
+        """(tokens, ...) -> (sequences, length, ...)."""
+        if self.places is not None:
+            tokens = spread(tokens, self.places, self.sequences * self.length)
+        return tokens.reshape(self.sequences, self.length, *tokens.shape[1:])
+
+    def together(self, rows: Tensor) -> Tensor:
+        """(sequences, length, ...) -> (tokens, ...)."""
+        flat = rows.flatten(0, 1)
+        return flat if self.places is None else take(flat, self.places)
+
+    def bias(self, causal: bool, window: int | None, like: Tensor) -> Tensor | None:
+        """What is added to scores, 0 or a number that leaves nothing of them: broadcasts to
+        (sequences, heads, length, length). None: nothing.
+
+        Padding comes last: tokens that see none that comes later need no mask for it.
+
+        Args:
+            window: tokens see those that are nearer than that; None: all.
+        """
+        key = causal, window, like.dtype
+        if key not in self._biases:
+            at = torch.arange(self.length, device=like.device)
+            distance, seen = at[:, None] - at, []
+            seen += [distance >= 0] if causal else []
+            seen += [distance.abs() < window] if window else []
+            seen += [self.valid[:, None, None, :]] if self.valid is not None and not causal else []
+            self._biases[key] = None
+            if seen:
+                hidden = ~functools.reduce(torch.logical_and, seen)
+                lowest = torch.finfo(like.dtype).min / 2
+                self._biases[key] = like.new_zeros(hidden.shape).masked_fill_(hidden, lowest)
+        return self._biases[key]
+
+
+class Starts:
+    """Where sequences start among the tokens of a packed batch, as flash attention is told."""
+
+    def __init__(self, cum_seq: Tensor, most: int) -> None:
+        """
+        Args:
+            cum_seq: the first token of each, and the end of the last: int32, (sequences + 1,).
+            most: no sequence has more tokens.
+        """
+        self.cum_seq, self.most = cum_seq, most
+
+    @functools.cached_property
+    def firsts(self) -> Tensor:
+        """int64, (sequences,)."""
+        return self.cum_seq[:-1].long()
+
+    @functools.cached_property
+    def each(self) -> Tensor:
+        """`cum_seq` where every sequence has one token."""
+        count = len(self.cum_seq)
+        return torch.arange(count, dtype=torch.int32, device=self.cum_seq.device)
+
+
+class Layout:
+    """Where the sequences of a packed batch are among its tokens."""
+
+    def __init__(self, lengths: Tensor, device: torch.device, multiple: int = 0) -> None:
+        """
+        Args:
+            lengths: of the sequences, sorted, on the CPU: int64, (B,).
+            device: where the model computes.
+            multiple: the model computes a multiple of so many tokens. What is missing is one more
+                sequence, of padding: 1 to `multiple` tokens. 0: there is none.
+        """
+        sizes, part = lengths.tolist(), -(-len(lengths) // GROUPS)
+        self.sequences, self.tokens, self.longest = len(sizes), sum(sizes), sizes[-1]
+        """Those of the batch itself."""
+        self.lengths = [sizes[i : i + part] for i in range(0, len(sizes), part)]
+        """In groups of near length."""
+        self.padding = multiple - self.tokens % multiple if multiple else 0
+        """Tokens of it."""
+        if self.padding:
+            self.lengths.append([self.padding])
+        self._device = device
+        ends = torch.tensor([0, *sizes, *[self.padding][: self.padding]]).cumsum(0)
+        most = 2 ** (max(self.longest, multiple) - 1).bit_length()  # few values
+        self.starts = Starts(_sent(ends.int(), device), most)
+
+    @property
+    def firsts(self) -> Tensor:
+        """The first token of each sequence: int64, (B,)."""
+        return self.starts.firsts[: self.sequences]
+
+    @property
+    def lasts(self) -> Tensor:
+        """The last one: int64, (B,)."""
+        return self.starts.cum_seq[1 : self.sequences + 1].long() - 1
+
+    @functools.cached_property
+    def groups(self) -> list[Group]:
+        """All tokens."""
+        return [Group(part, self._device) for part in self.lengths]
+
+    @functools.cached_property
+    def all(self) -> Group:
+        """The sequences of the batch itself."""
+        sizes = [size for part in self.lengths for size in part]
+        return Group(sizes[: self.sequences], self._device)
+
+    def split(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """(T, ...) by group. Backwards one copy; slices would be added up."""
+        return torch.split(tokens, [group.tokens for group in self.groups])
+
+
+def token_multiple(device: torch.device) -> int:
+    """Of what a model computes a multiple of tokens, for `Layout`."""
+    return _MULTIPLE if device.type == "cuda" else 0
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on a device, without waiting for it."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+class _Take(torch.autograd.Function):
+    """Backwards, it spreads: index_select's own backward adds up, for places that come twice, and
+    is slow."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.total = len(rows)
+        return rows.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (places,) = ctx.saved_tensors
+        return spread(gradients[0], places, ctx.total), None
+
+
+def spread(rows: Tensor, places: Tensor, total: int) -> Tensor:
+    """Rows at places among zeros: (n, ...) -> (total, ...)."""
+    return rows.new_zeros(total, *rows.shape[1:]).index_copy_(0, places, rows)
+
+
+def take(rows: Tensor, places: Tensor) -> Tensor:
+    """The rows at places, no place twice: (total, ...) -> (n, ...)."""
+    taken: Tensor = _Take.apply(rows, places)  # type: ignore[no-untyped-call]
+    return taken
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+in_force: Layout | None = None
+"""Of the batch that a packed model computes, or computes again in its backward pass."""
+
+
+class How(NamedTuple):
+    causal: bool
+    window: int | None
+    dropout: float
+    scaling: float | None
+    softcap: float | None
+
+
+def attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _: Any = None,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **__: Any,
+) -> tuple[Tensor, None]:
+    """Attention of each sequence to itself; the interface is that of transformers.
+
+    Args:
+        module: where it has `FIRST_TOKEN_ONLY`, only first tokens attend; the others get zeros.
+        query: (1, heads, T, head size); key and value may have fewer heads.
+
+    Returns:
+        (1, T, heads, head size), and no weights.
+    """
+    assert in_force is not None
+    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+    first_only = getattr(module, FIRST_TOKEN_ONLY, False)
+    how = How(causal, sliding_window or None, dropout, scaling, softcap)
+    q, k, v = (each.squeeze(0).transpose(0, 1) for each in (query, key, value))
+    reason = why_no_flash(q.device, _rounded_to(q), q.shape[-1], softcap)
+    if reason is None and not (first_only and (causal or how.window)):
+        states = flash(q, k, v, in_force.starts, how, first_only)
+    else:
+        states = _by_groups(q, k, v, in_force, how, first_only)
+    if first_only:
+        states = spread(states, in_force.starts.firsts, len(q))
+    return states.unsqueeze(0), None
+
+
+def why_no_flash(
+    device: torch.device, dtype: torch.dtype, head_size: int, softcap: float | None = None
+) -> str | None:
+    """What keeps flash attention from a packed batch, as a text; None: nothing.
+
+    Args:
+        dtype: of queries, keys and values, as they are or as autocast rounds them.
+    """
+    if device.type != "cuda" or torch.version.hip is not None:
+        return "flash attention is for NVIDIA's GPUs"
+    if not torch.backends.cuda.is_flash_attention_available():
+        return f"this build of torch ({torch.__version__}) has no flash attention"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _FLASH_SINCE:
+        return f"a GPU of sm_{capability[0]}{capability[1]} has no flash attention (sm_80 has)"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"flash attention computes bf16 and fp16, not {str(dtype).removeprefix('torch.')}"
+    if softcap is not None:
+        return "flash attention caps no scores"
+    if head_size % 8 or head_size > (256 if capability in _WIDE_HEADS else 192):
+        return f"flash attention has no heads of size {head_size}"
+    return None
+
+
+def _rounded_to(tensor: Tensor) -> torch.dtype:
+    """What a product computes this in."""
+    on = tensor.device.type
+    return torch.get_autocast_dtype(on) if torch.is_autocast_enabled(on) else tensor.dtype
+
+
+def flash(
+    query: Tensor, key: Tensor, value: Tensor, starts: Starts, how: How, first_only: bool = False
+) -> Tensor:
+    """One call for all sequences: (T, heads, head size) -> the same, or that of first tokens.
+
+    torch's public `varlen_attn` has no dropout, and torch before 2.10 has no `varlen_attn`.
+    """
+    # As autocast has it for scaled_dot_product_attention; rotary positions are fp32.
+    query, key, value = (each.to(_rounded_to(query)) for each in (query, key, value))
+    asking, most = starts.cum_seq, starts.most
+    if first_only:
+        query, asking, most = take(query, starts.firsts), starts.each, 1
+    side = -1 if how.window is None else how.window - 1
+    states: Tensor = torch.ops.aten._flash_attention_forward(
+        query, key, value, asking, starts.cum_seq, most, starts.most, how.dropout, how.causal,
+        False, scale=how.scaling, window_size_left=side, window_size_right=side,
+    )[0]  # fmt: skip
+    return states
+
+
+def _by_groups(
+    query: Tensor, key: Tensor, value: Tensor, layout: Layout, how: How, first_only: bool
+) -> Tensor:
+    """(T, heads, head size) -> the same, or that of first tokens."""
+    parts = []
+    split = [layout.split(each) for each in (query, key, value)]
+    for group, *tokens in zip(layout.groups, *split, strict=True):
+        q, k, v = (group.apart(each).transpose(1, 2) for each in tokens)
+        q = q[:, :, :1] if first_only else q
+        states = _attend(q, k, v, group, how).transpose(1, 2)
+        parts.append(states.flatten(0, 1) if first_only else group.together(states))
+    return torch.cat(parts)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, group: Group, how: How) -> Tensor:
+    """Attention of a group's padded sequences: all (sequences, heads, length, head size).
+
+    On CPUs torch's own is slow backwards in bf16, and with dropout; every sequence has tokens, so
+    no row of its mask needs the care that it takes of rows without any. It caps no scores.
+    """
+    window = how.window if how.window and how.window < group.length else None
+    slow = query.device.type == "cpu" and (query.dtype.itemsize < 4 or how.dropout > 0)
+    repeats = query.shape[1] // key.shape[1]
+    if how.softcap is None and not (slow and group.length <= SHORT):
+        plain = how.causal and window is None
+        return scaled_dot_product_attention(
+            query, key, value, None if plain else group.bias(how.causal, window, query),
+            dropout_p=how.dropout, is_causal=plain, scale=how.scaling, enable_gqa=repeats > 1,
+        )  # fmt: skip
+    if repeats > 1:
+        key, value = (x.repeat_interleave(repeats, 1) for x in (key, value))
+    scale = query.shape[-1] ** -0.5 if how.scaling is None else how.scaling
+    scores = torch.matmul(query * scale, key.transpose(2, 3))
+    if how.softcap is not None:
+        scores = how.softcap * torch.tanh(scores / how.softcap)
+    bias = group.bias(how.causal, window, query)
+    if bias is not None:
+        scores = scores + bias
+    return torch.matmul(drop(scores.softmax(-1), how.dropout), value)
+
+
+def group_by_group(own: Callable[..., Any], positions: str, *args: Any, **named: Any) -> Any:
+    """The forward of an attention module that knows padded sequences alone, for packed ones.
+
+    Args:
+        own: the module's.
+        positions: its argument that tells of them, of the longest: (..., length, length).
+    """
+    if in_force is None:
+        return own(*args, **named)
+    given = inspect.signature(own).bind(*args, **named)
+    states, told = (given.arguments[name] for name in ("hidden_states", positions))
+    parts = []
+    for group, tokens in zip(in_force.groups, in_force.split(states[0]), strict=True):
+        bias = group.bias(False, None, states)
+        bias = states.new_zeros(1, 1, 1, 1) if bias is None else bias
+        given.arguments["hidden_states"] = group.apart(tokens)
+        given.arguments["attention_mask"] = bias if positions == "position_bias" else bias == 0
+        given.arguments[positions] = told[..., : group.length, : group.length]
+        parts.append(group.together(own(*given.args, **given.kwargs)[0]))
+    return torch.cat(parts).unsqueeze(0), None
+
+
+def of_longest(own: Callable[..., Any], states: Tensor, *args: Any) -> Any:
+    """What tells of positions, of the longest sequence alone."""
+    return own(states[:, : in_force.longest] if in_force else states, *args)
