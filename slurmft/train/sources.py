@@ -10,6 +10,7 @@ from typing import Any
 
 from slurmft.core.config import flag
 from slurmft.core.errors import UsageError
+from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
 from slurmft.core.hub import is_local
 from slurmft.core.permissions import user_name
@@ -35,12 +36,18 @@ def localize(train: TrainConfig) -> TrainConfig:
     if train.model is not None and is_local(train.model):
         folder = _folder("--model", train.model)
         if not (folder / "config.json").is_file():
+            is_adapter = (folder / "adapter_config.json").is_file()
             raise UsageError(
-                f"--model {train.model!r} holds no config.json",
-                "give a folder that save_pretrained wrote",
+                f"--model {train.model!r} holds {'an adapter of PEFT, and ' * is_adapter}no "
+                "config.json",
+                "merge the adapter into its model (--merge, in the run that trains it)"
+                if is_adapter
+                else "give a folder that save_pretrained wrote",
             )
         if not any(folder.glob("*.safetensors")):
             raise no_safetensors(train.model)
+        if train.preset == "chat" and not _has_chat_template(folder):
+            raise no_chat_template(train.model)
         changes["model"] = str(folder)
     return dataclasses.replace(train, **changes)
 
@@ -56,6 +63,21 @@ def no_safetensors(model: str) -> UsageError:
         "are not loaded",
         f"if you trust it: python -c {shlex.quote(convert)}, copy the tokenizer's files there, "
         "and give --model safe",
+    )
+
+
+def _has_chat_template(folder: Path) -> bool:
+    """In a file of its own, or in that of the tokenizer."""
+    said = read_json(folder / "tokenizer_config.json") or {}
+    return "chat_template" in said or any(folder.glob("*chat_template*"))
+
+
+def no_chat_template(model: str | None) -> UsageError:
+    """What to say of a model that is not one for chats."""
+    return UsageError(
+        f"the tokenizer of {model!r} has no chat template",
+        "give a model for chats (often named -Instruct), put a chat_template.jinja beside the "
+        "tokenizer, or give --preset completion with prompts and completions",
     )
 
 

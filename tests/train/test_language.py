@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +293,32 @@ def test_tokenizers_that_lack_something(made: dict[str, Any], message: str, tmp_
     preset = "chat" if "template" in made else "completion"
     with pytest.raises(UsageError, match=message):
         task_of(data, model, preset=preset).prepare()
+    if "template" in made:  # found out at submission; of a model on the hub, in the job
+        config = TrainConfig.resolve(task="sft", data=str(data), model=str(model), preset=preset)
+        with pytest.raises(UsageError, match=message):
+            tasks.get(config).prepare()
+
+
+def test_a_chat_template_is_found(decoder: Path, tmp_path: Path) -> None:
+    """In a file of its own, as transformers writes it, or in the tokenizer's."""
+    data = write_rows(tmp_path / "data", {"messages": [USER, ANSWER]})
+    model = shutil.copytree(decoder, tmp_path / "model")
+    assert config_of(data, model).model == str(model)
+    (template,) = model.glob("*chat_template*")
+    told = json.loads((model / "tokenizer_config.json").read_text())
+    told["chat_template"] = template.read_text()
+    (model / "tokenizer_config.json").write_text(json.dumps(told))
+    template.unlink()
+    assert config_of(data, model).model == str(model)
+
+
+def test_an_adapter_is_no_model(decoder: Path, tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "data", {"messages": [USER, ANSWER]})
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/adapter_config.json").write_text("{}")
+    with pytest.raises(UsageError, match="holds an adapter of PEFT, and no config") as error:
+        config_of(data, tmp_path / "adapter")
+    assert "--merge" in str(error.value.hint)
 
 
 def test_a_row_that_the_template_refuses(tmp_path: Path, decoder: Path) -> None:

@@ -41,7 +41,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma3Text": DECODER | SLIDING | {"query_pre_attn_scalar": 8},
     "GPT2": {
         "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 40, "vocab_size": 60,
-        "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
     },
     "Llama": DECODER,
     "Mistral": DECODER | {"sliding_window": 6},

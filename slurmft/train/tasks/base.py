@@ -114,5 +114,6 @@ def set_dropout(model_config: Any, dropout: float | None) -> None:
     if dropout is None:
         return
     for name, value in model_config.to_dict().items():
-        if "dropout" in name and (value is None or isinstance(value, (int, float))):
+        is_one = "dropout" in name or name.endswith("_pdrop")  # as GPT-2 calls them
+        if is_one and (value is None or isinstance(value, (int, float))):
             setattr(model_config, name, dropout)

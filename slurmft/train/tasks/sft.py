@@ -13,6 +13,7 @@ from slurmft.core.errors import UsageError
 from slurmft.train.data import IGNORED, TokenTable
 from slurmft.train.formats import format_of
 from slurmft.train.rows import row_words
+from slurmft.train.sources import no_chat_template
 from slurmft.train.tasks import causal_lm
 from slurmft.train.tasks.hub import Rows
 
@@ -116,9 +117,5 @@ class Task(causal_lm.Task):
         if not tokenizer.is_fast:
             raise UsageError(f"{what} does not tell where tokens are")
         if self.config.preset == "chat" and tokenizer.chat_template is None:
-            raise UsageError(
-                f"{what} has no chat template",
-                "give a model for chats (often named -Instruct), put a chat_template.jinja beside "
-                "the tokenizer, or give --preset completion with prompts and completions",
-            )
+            raise no_chat_template(self.config.model)
         return tokenizer
