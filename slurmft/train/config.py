@@ -155,6 +155,11 @@ class TrainConfig:
     activation_checkpointing: bool = option(
         False, "compute layers again in the backward pass rather than keep what they computed"
     )
+    cuda_graphs: bool = option(
+        False,
+        "let CUDA graphs launch the kernels of layers, those of BERT's and DistilBERT's kinds, in "
+        "bf16; no GPU has tried it yet",
+    )
     dropout: float | None = option(
         None, "dropout everywhere in the model (default: the model's own)"
     )
@@ -188,6 +193,7 @@ class TrainConfig:
             check_value(self, name, lambda v: v >= 1, "at least 1")
         _check_optimizer(self)
         _check_shard(self)
+        _check_graphs(self)
         check_value(
             self, "doc_stride", lambda v: v < (self.max_length or v + 1), "below --max-length"
         )
@@ -274,6 +280,18 @@ def _check_shard(train: TrainConfig) -> None:
             raise UsageError(
                 f"--shard {train.shard} cannot be used with {flag(name)}{value}",
                 f"{other}, or leave --shard out",
+            )
+
+
+def _check_graphs(train: TrainConfig) -> None:
+    """What --cuda-graphs goes with: layers that it knows, whole, in bf16."""
+    works = {"shard": ("none",), "batching": BATCHINGS[:2], "precision": ("auto", "bf16")}
+    for name, values in (works | {"activation_checkpointing": (False,), "lora": (None,)}).items():
+        given = getattr(train, name)
+        if train.cuda_graphs and given not in values:
+            value = "" if given is True else f" {given}"
+            raise UsageError(
+                f"--cuda-graphs cannot be used with {flag(name)}{value}", "leave one of them out"
             )
 
 

@@ -239,7 +239,7 @@ def attention(
     first_only = getattr(module, FIRST_TOKEN_ONLY, False)
     how = How(causal, sliding_window or None, dropout, scaling, softcap)
     q, k, v = (each.squeeze(0).transpose(0, 1) for each in (query, key, value))
-    reason = why_no_flash(q.device, _rounded_to(q), q.shape[-1], softcap)
+    reason = why_no_flash(q.device, computed_in(q), q.shape[-1], softcap)
     if reason is None and not (first_only and (causal or how.window)):
         states = flash(q, k, v, in_force.starts, how, first_only)
     else:
@@ -273,7 +273,7 @@ def why_no_flash(
     return None
 
 
-def _rounded_to(tensor: Tensor) -> torch.dtype:
+def computed_in(tensor: Tensor) -> torch.dtype:
     """What a product computes this in."""
     on = tensor.device.type
     return torch.get_autocast_dtype(on) if torch.is_autocast_enabled(on) else tensor.dtype
@@ -287,7 +287,7 @@ def flash(
     torch's public `varlen_attn` has no dropout, and torch before 2.10 has no `varlen_attn`.
     """
     # As autocast has it for scaled_dot_product_attention; rotary positions are fp32.
-    query, key, value = (each.to(_rounded_to(query)) for each in (query, key, value))
+    query, key, value = (each.to(computed_in(query)) for each in (query, key, value))
     asking, most = starts.cum_seq, starts.most
     if first_only:
         query, asking, most = take(query, starts.firsts), starts.each, 1

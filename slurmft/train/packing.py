@@ -22,8 +22,10 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from slurmft.train import fused_layers, packed_attention
+from slurmft.core.errors import UsageError
+from slurmft.train import fused_layers, gpu_layers, packed_attention
 from slurmft.train.fused_layers import Layer, Rows, layer_of
+from slurmft.train.gpu_layers import GpuLayers
 from slurmft.train.packed_attention import FIRST_TOKEN_ONLY, SHORT, Layout, attention, take
 
 NAME = "slurmft_packed"
@@ -70,7 +72,9 @@ class Packing:
         encoders = (m for n, m in self.base.named_children() if n in ENCODERS)
         self.encoder: Any = next((m for m in encoders if hasattr(m, "layer")), None)
         self.layers: list[Layer] = []
-        """What computes batches of short sequences in place of the encoder; none: nothing does."""
+        """What computes batches in place of the encoder; none: nothing does."""
+        self.gpu_layers: GpuLayers | None = None
+        """That on a GPU; made for the first batch."""
         self._announced: Layout | None = None
         self._ends_with_longest = False
         """Whether its positions do: there can be no longer sequence of padding."""
@@ -191,18 +195,25 @@ class Packing:
         return own(*(take(each.squeeze(0), firsts).unsqueeze(0) for each in rows))
 
     def _encoded(self, own: Any, hidden_states: Tensor, *args: Any, **named: Any) -> Any:
-        """That of the encoder: by fused layers, where sequences are short."""
-        layout = packed_attention.in_force
-        if layout is None or not self.layers or layout.longest > SHORT:
+        """That of the encoder: by our own layers; on CPUs, where sequences are short."""
+        layout, tokens = packed_attention.in_force, hidden_states.squeeze(0)
+        if layout is None or not self.layers:
             return own(hidden_states, *args, **named)
-        tokens, on = hidden_states.squeeze(0), hidden_states.device.type
-        autocast = torch.is_autocast_enabled(on)
-        dtype = torch.get_autocast_dtype(on) if autocast else tokens.dtype
-        rows = Rows.of(layout.lengths, self.layers[0].heads, dtype)
-        padded = torch.nn.functional.pad(tokens.to(dtype), (0, 0, 0, rows.count - len(tokens)))
+        device, dtype = tokens.device, packed_attention.computed_in(tokens)
+        training = self.model.training
         again = getattr(self.encoder.layer[0], "gradient_checkpointing", False)
-        states = fused_layers.run(self.layers, padded, rows, self.model.training, again)
-        states = states if self.is_first_token_only else states[: rows.tokens]
+        if gpu_layers.why_not(self.layers[0], device, dtype) is None:
+            if self.gpu_layers is None:
+                self.gpu_layers = GpuLayers(self.layers, device, dtype)
+            states = self.gpu_layers.run(tokens, layout.starts, training, again)
+            states = states[: layout.sequences] if self.is_first_token_only else states
+        elif device.type == "cpu" and layout.longest <= SHORT:
+            rows = Rows.of(layout.lengths, self.layers[0].heads, dtype)
+            padded = torch.nn.functional.pad(tokens.to(dtype), (0, 0, 0, rows.count - len(tokens)))
+            states = fused_layers.run(self.layers, padded, rows, training, again)
+            states = states if self.is_first_token_only else states[: rows.tokens]
+        else:
+            return own(hidden_states, *args, **named)
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states.unsqueeze(0))
 
     # --- what is found out by trial ---------------------------------------------------------------
@@ -295,7 +306,7 @@ def pack(model: Any, fuse: bool = True, longest: int | None = None) -> Packing |
 
     Args:
         model: or one of PEFT around it.
-        fuse: let fused layers compute, where they can; for CPUs.
+        fuse: let our own layers compute, where they can.
         longest: tokens of the longest text that is to come; None: any.
 
     Returns:
@@ -324,6 +335,27 @@ def pack(model: Any, fuse: bool = True, longest: int | None = None) -> Packing |
             return packing
         packing.undo()
     return f"{name} gives other outputs without padding ({cause})"
+
+
+def use_graphs(packed: Packing | str, device: torch.device, dtype: torch.dtype) -> None:
+    """Lets CUDA graphs compute a model's layers in training.
+
+    Args:
+        packed: what `pack` returned.
+        device: where the model will compute.
+        dtype: what it will compute in, under autocast.
+
+    Raises:
+        UsageError: they cannot.
+    """
+    reason: str | None = packed if isinstance(packed, str) else "its layers are of another kind"
+    if isinstance(packed, Packing) and packed.layers:
+        reason = gpu_layers.why_not(packed.layers[0], device, dtype)
+        if reason is None:
+            packed.gpu_layers = GpuLayers(packed.layers, device, dtype)
+            packed.gpu_layers.use_graphs()
+            return
+    raise UsageError(f"--cuda-graphs cannot be used: {reason}", "leave it out")
 
 
 def _layout() -> Layout:

@@ -274,7 +274,10 @@ class Training:
             return None
         tables = (self.data.train, self.data.validation)
         longest = max(int(np.diff(table.offsets).max()) for table in tables)
-        packed = packing.pack(model, self.world.device.type == "cpu" and not self.sharding, longest)
+        packed = packing.pack(model, not self.sharding, longest)
+        if self.config.cuda_graphs:
+            dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
+            packing.use_graphs(packed, self.world.device, dtype)
         if isinstance(packed, packing.Packing):
             return packed
         self.job.warn(f"{packed}; batches are padded to their longest sample")

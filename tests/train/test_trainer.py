@@ -343,16 +343,28 @@ def test_cancelled_at_once(tmp_path: Path) -> None:
     assert_gone(done.run)
 
 
-def test_fp16_without_a_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("asked", "said", "cure"),
+    [
+        ("--precision fp16", "--precision fp16 needs GPUs", "bf16"),
+        (
+            "--precision bf16 --cuda-graphs",
+            "--cuda-graphs cannot be used: flash attention is for NVIDIA's GPUs",
+            "leave it out",
+        ),
+    ],
+)
+def test_what_needs_a_gpu(asked: str, said: str, cure: str, tmp_path: Path) -> None:
     done = slurmft(
         *("submit", "--cluster", "local", "--follow", "--runs-dir", str(tmp_path)),
-        *("--precision", "fp16"),
+        *asked.split(),
         env={"CUDA_VISIBLE_DEVICES": ""},
         imported=True,
     )
     assert done.code == 2
-    assert "--precision fp16 needs GPUs" in done.err
-    assert "bf16" in done.err
+    assert said in done.err
+    assert cure in done.err
+    assert "Traceback" not in done.err
 
 
 LONG = (

@@ -1,0 +1,191 @@
+"""Layers as GPUs compute them, on a CPU in a GPU's place; see also test_packed_attention."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from slurmft.core.errors import UsageError
+from slurmft.train import gpu_layers, packing
+from slurmft.train.config import TrainConfig
+from slurmft.train.packing import Form
+from tests.support import cuda_graphs, flash_attention
+from tests.train.test_fused_layers import dropping
+from tests.train.test_packed_attention import errors
+from tests.train.test_packing import DISTIL, LENGTHS, announced, batch, make, pack
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", cuda_graphs.make_graphed_callables)
+    cuda_graphs.captures.clear()
+    with flash_attention.as_on_an_h100(monkeypatch):
+        yield
+
+
+def ours(packed: packing.Packing) -> gpu_layers.GpuLayers:
+    assert packed.gpu_layers is not None
+    return packed.gpu_layers
+
+
+def step(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Logits, and all gradients."""
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(**inputs).logits
+    torch.autograd.backward(logits.float().square().sum())
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return logits.detach(), torch.cat([g.flatten() for g in gradients])
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("name", ["Bert", "DistilBert", "Electra", "Roberta"])
+@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification"])
+def test_outputs_and_gradients(name: str, head: str, again: bool) -> None:
+    """They are as near to fp32's as those of padded batches under autocast."""
+    exact = make(name, head)
+    rounded, bare = copy.deepcopy(exact), copy.deepcopy(exact)
+    packed = pack(bare, True, Form.FIRST if "Sequence" in head else Form.FLAT)
+    if again:
+        bare.gradient_checkpointing_enable()
+    whole = batch(exact, LENGTHS).inputs
+    there = whole["attention_mask"].bool()
+    found = []
+    for model in (exact, rounded, bare):
+        inputs = announced(packed, LENGTHS).inputs if model is bare else whole
+        with torch.autocast("cpu", torch.bfloat16, enabled=model is not exact):
+            logits = model.train()(**inputs).logits
+        logits = logits[there] if logits.shape[:2] == there.shape else logits
+        logits.float().square().sum().backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        found.append([logits.detach().flatten(), torch.cat([g.flatten() for g in gradients])])
+    assert flash_attention.calls.count("forward") == 2 * (1 + again)
+    assert ours(packed)
+    for own, of_padded in zip(errors(found[2], found[0]), errors(found[1], found[0]), strict=True):
+        assert own < 2 * of_padded + 0.01
+
+
+class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+    """Operations that launch kernels. A CPU takes three where a GPU takes one for dropout."""
+
+    NONE = {"empty", "empty_like", "detach", "alias", "_unsafe_view", "bernoulli_", "div_"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.split("::")[1]
+        if not func.is_view and name not in self.NONE and "record_function" not in name:
+            self.count[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_kernels_of_a_step() -> None:
+    """Of DistilBERT's six layers, forwards, backwards, clipping and AdamW."""
+    model = transformers.DistilBertForSequenceClassification(
+        transformers.DistilBertConfig(**(DISTIL | {"n_layers": 6, "seq_classif_dropout": 0.0}))
+    )
+    packed = pack(model, True)
+    optimizer = torch.optim.AdamW(model.train().parameters(), fused=True)
+    for _ in range(2):
+        inputs = announced(packed, [22] * 64).inputs
+        with Kernels() as kernels:
+            with torch.autocast("cpu", torch.bfloat16):
+                logits = model(**inputs).logits
+            loss = cross_entropy(logits.float(), torch.zeros(64, dtype=torch.int64))
+            torch.autograd.backward(loss)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert kernels.count["_flash_attention_forward"] == 6
+    assert kernels.count["_foreach_copy_"] == 12
+    assert kernels.count.total() <= 300, kernels.count.most_common()
+
+
+def losses(graphs: bool, batches: list[list[int]], micro_steps: int = 1) -> list[float]:
+    """Of some steps of training with dropout."""
+    model = dropping()
+    packed = pack(model, True)
+    if graphs:
+        packing.use_graphs(packed, torch.device("cpu"), torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-2, fused=True)
+    found = []
+    torch.manual_seed(5)
+    for i, lengths in enumerate(batches):
+        inputs = announced(packed, lengths).inputs
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(**inputs).logits
+        loss = cross_entropy(logits.float(), torch.arange(len(lengths)) % 3)
+        torch.autograd.backward(loss)
+        found.append(loss.item())
+        if i % micro_steps == micro_steps - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+    return found
+
+
+SHORTER = [4, 4, 3, 3, 2, 2, 2, 2, 2]
+"""As many sequences as in LENGTHS, of fewer tokens."""
+
+
+@pytest.mark.parametrize("micro_steps", [1, 2])
+def test_graphs_compute_the_same(micro_steps: int) -> None:
+    """Also with dropout, shapes that take turns, and gradients of several batches in one."""
+    batches = [LENGTHS, SHORTER, [2, 2], LENGTHS, *[SHORTER, LENGTHS] * 4, [5]]
+    eager = losses(False, batches, micro_steps)
+    assert losses(True, batches, micro_steps) == eager
+    assert {len(shape) for shape in cuda_graphs.captures} == {2}
+    assert sorted(cuda_graphs.captures) == [torch.Size([32, 32]), torch.Size([64, 32])]
+
+
+def test_graphs_are_for_few_shapes_and_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_layers, "_GRAPHS", 1)
+    model = make("Bert")
+    packed = pack(model, True)
+    packing.use_graphs(packed, torch.device("cpu"), torch.bfloat16)
+    for training in (False, True):
+        model.train(training)
+        for _ in range(4):
+            step(model, announced(packed, LENGTHS).inputs)
+            step(model, announced(packed, SHORTER).inputs)
+        assert len(cuda_graphs.captures) == training
+
+
+@pytest.mark.parametrize(
+    ("activation", "dtype", "said"),
+    [
+        ("relu", torch.bfloat16, "its layers are of another kind"),
+        ("gelu", torch.float32, "layers are computed so in bf16, not float32"),
+        (None, torch.bfloat16, "T5Model cannot work without padding"),
+    ],
+)
+def test_graphs_that_cannot_be(activation: str | None, dtype: torch.dtype, said: str) -> None:
+    packed: Any = "T5Model cannot work without padding"
+    if activation:
+        packed = packing.pack(make("Bert", hidden_act=activation))
+    with pytest.raises(UsageError, match=f"^--cuda-graphs cannot be used: {said}"):
+        packing.use_graphs(packed, torch.device("cpu"), dtype)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"precision": "fp16"}, "--precision fp16"),
+        ({"batching": "dynamic"}, "--batching dynamic"),
+        ({"shard": "full"}, "--shard full"),
+        ({"activation_checkpointing": True}, "--activation-checkpointing"),
+        ({"lora": 4, "merge": True}, "--lora 4"),
+    ],
+)
+def test_what_graphs_do_not_go_with(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=f"--cuda-graphs cannot be used with {said}"):
+        TrainConfig.resolve(cuda_graphs=True, **values)
