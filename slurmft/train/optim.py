@@ -9,10 +9,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from slurmft.core.errors import UsageError
 from slurmft.train.step_plan import Plan
 
 Groups = list[dict[str, Any]]
+
+_MOMENTUM = 0.95
+"""Muon's."""
+
+_TOGETHER = 2**26
+"""Numbers of matrices that are made orthogonal together: large ones gain nothing by it."""
 
 
 def make_optimizer(
@@ -23,9 +28,6 @@ def make_optimizer(
     Args:
         fused: let AdamW work on all of its weights in one kernel.
         divided: let each rank do a part of Muon's work: gradients are the same on all ranks.
-
-    Raises:
-        UsageError: this torch has no Muon.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     if plan.optimizer == "adamw":
@@ -66,86 +68,77 @@ def hidden_matrices(model: torch.nn.Module) -> list[torch.nn.Parameter]:
 
 
 class MuonAdamW(Optimizer):
-    """PyTorch's Muon for the hidden matrices and its AdamW for all other weights, as one: one state
-    to save, one schedule, one step for fp16 to skip.
+    """Muon for the hidden matrices and PyTorch's AdamW for all other weights, as one: one state to
+    save, one schedule, one step for fp16 to skip.
 
     Muon makes all singular values of a step nearly equal, so that weak directions move as far as
-    strong ones: few steps get far. Its steps are scaled to be as large as AdamW's, so that both
-    take the same learning rate. To make a step orthogonal is work of its own. Every rank does it
-    for a part of the matrices and sends them to the others; the momentum all ranks keep, whole.
+    strong ones: few steps get far. It computes what `torch.optim.Muon` does, of matrices of one
+    shape together. Its steps are scaled to be as large as AdamW's, so that both take the same
+    learning rate. To make a step orthogonal is work of its own. Every rank does it for a part of
+    the matrices and sends them to the others; the momentum all ranks keep, whole.
     """
 
     def __init__(
         self, hidden: Groups, others: Groups, lr: float, fused: bool, divided: bool = True
     ) -> None:
-        """See `torch.optim.Muon` and `AdamW`.
-
-        Raises:
-            UsageError: this torch has no Muon.
-        """
-        self._muon = _muon()(hidden, lr=lr, adjust_lr_fn="match_rms_adamw")
         self._adamw = AdamW(others, lr=lr, fused=fused)
-        self._divided = divided and dist.is_initialized()
-        self._count = len(self._muon.param_groups)
-        super().__init__([*self._muon.param_groups, *self._adamw.param_groups], {})
+        self._divided = divided and dist.is_initialized() and dist.get_world_size() > 1
+        self._count = len(hidden)
+        ours = [{"lr": lr, "momentum": _MOMENTUM, **group} for group in hidden]
+        super().__init__([*ours, *self._adamw.param_groups], {})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """One step of both, on gradients that are the same on every rank."""
         assert closure is None
         # A schedule, or a resume, may have put other groups and another state here.
-        self._muon.state = self._adamw.state = self.state
+        self._adamw.state = self.state
         self._adamw.param_groups = self.param_groups[self._count :]
         self._adamw.step()
         for group in self.param_groups[: self._count]:
-            with_gradient = [p for p in group["params"] if p.grad is not None]
-            if self._divided and dist.get_world_size() > 1:
-                self._step_together(group, split(with_gradient, dist.get_world_size()))
-            else:
-                self._muon.param_groups = [{**group, "params": with_gradient}]
-                self._muon.step()
+            if matrices := [p for p in group["params"] if p.grad is not None]:
+                self._step_hidden(group, matrices)
 
-    def _step_together(self, group: dict[str, Any], parts: list[list[Tensor]]) -> None:
-        """Muon's step, of which each rank computes a part.
+    def _step_hidden(self, group: dict[str, Any], matrices: list[Tensor]) -> None:
+        """Muon's step. Ranks send each other their directions, which are numbers of 16 bits."""
+        gradients: list[Any] = [p.grad for p in matrices]
+        for p in matrices:
+            self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+        moments = [self.state[p]["momentum_buffer"] for p in matrices]
+        torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
+        parts = split(matrices, dist.get_world_size()) if self._divided else [matrices]
+        own = parts[dist.get_rank() if self._divided else 0]
+        found = self._directions(group["momentum"], own)
+        torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+        for p, direction in share(parts, found) if self._divided else zip(own, found, strict=True):
+            # As torch's match_rms_adamw scales a step.
+            p.add_(direction, alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape)))
 
-        Ranks send each other the directions, which are numbers of 16 bits, and move all weights.
-        """
-        own = parts[dist.get_rank()]
-        moves = [torch.zeros_like(p) for p in own]  # what Muon does to zeros is its direction
-        for move, p in zip(moves, own, strict=True):
-            move.grad = p.grad
-        self._muon.state = {move: self.state[p] for move, p in zip(moves, own, strict=True)}
-        alike = {"lr": 1.0, "weight_decay": 0.0}
-        self._muon.param_groups = [{**group, **alike, "params": moves}]
-        self._muon.step()
-        self._keep_momentum(group, [p for part in parts if part is not own for p in part])
-        directions = [move.div_(-_step_size(p)) for move, p in zip(moves, own, strict=True)]
-        for p, direction in share(parts, directions):
-            p.mul_(1 - group["lr"] * group["weight_decay"])
-            p.add_(direction, alpha=-group["lr"] * _step_size(p))
-
-    def _keep_momentum(self, group: dict[str, Any], theirs: list[Tensor]) -> None:
-        """Muon's momentum of the matrices that other ranks update: any rank may save it."""
-        for p in theirs:
-            state = self.state[p]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(p)
-            assert p.grad is not None
-            state["momentum_buffer"].lerp_(p.grad, 1 - group["momentum"])
+    def _directions(self, momentum: float, matrices: list[Tensor]) -> list[Tensor]:
+        """Of each matrix's step, in bf16."""
+        found: dict[Tensor, Tensor] = {}
+        for shape in {p.shape: None for p in matrices}:
+            alike = [p for p in matrices if p.shape == shape]
+            together = max(1, _TOGETHER // shape.numel())
+            for i in range(0, len(alike), together):
+                part: list[Any] = alike[i : i + together]
+                moments = [self.state[p]["momentum_buffer"] for p in part]
+                updates = torch._foreach_lerp([p.grad for p in part], moments, momentum)
+                found |= zip(part, orthogonal(torch.stack(updates)), strict=True)
+        return [found[p] for p in matrices]
 
 
-def _muon() -> Any:
-    if not hasattr(torch.optim, "Muon"):
-        raise UsageError(
-            f"--optimizer muon needs torch 2.9 or later, and this is {torch.__version__}",
-            "update torch, or use --optimizer adamw",
-        )
-    return torch.optim.Muon
-
-
-def _step_size(matrix: Tensor) -> float:
-    """Of a step at a learning rate of 1, as torch's match_rms_adamw has it."""
-    return 0.2 * math.sqrt(max(matrix.shape))
+def orthogonal(updates: Tensor) -> Tensor:
+    """Matrices with the singular vectors of others, and singular values near 1: Newton-Schulz, as
+    `torch.optim.Muon` has it: (n, rows, columns) -> the same in bf16."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    is_tall = updates.shape[1] > updates.shape[2]
+    x = updates.bfloat16().mT if is_tall else updates.bfloat16()
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if is_tall else x
 
 
 def split(matrices: list[Tensor], ranks: int) -> list[list[Tensor]]:
