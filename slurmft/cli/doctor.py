@@ -140,7 +140,7 @@ def _this_node(job: JobConfig) -> list[str]:
         UsageError: the node cannot serve what was asked for.
     """
     here = hardware.detect(os.environ)
-    binding = ccl.choose(job.backend, bool(here.gpus))
+    binding = ccl.choose(job.backend, profiles.name_of(here, job) == "gpu")
     profile = profiles.choose(here, job, uses_ccl=binding is not None)
     return [*_facts(profile), "", *profiles.describe(profile, os.environ)]
 
@@ -153,7 +153,7 @@ def _facts(profile: Profile) -> list[str]:
         "Slurm": here.slurm_cpus and f"{here.slurm_cpus} CPUs",
         "cgroup": here.quota_cpus and f"{here.quota_cpus:g} CPUs",
     }
-    gpus = [f"{g.name}: {g.model}, {g.precision}" for g in here.gpus]
+    gpus = [f"{g.name}: {g.vendor} {g.model}, {g.precision}" for g in here.gpus]
     processes = [
         hardware.as_list(own) + (f" and {hardware.as_list(comm)} for communication" if comm else "")
         for own, comm in zip(profile.cores, profile.comm_cores, strict=True)

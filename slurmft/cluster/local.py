@@ -1,7 +1,7 @@
 """Jobs without Slurm: N simulated nodes on this machine, in one job of submitit's local executor.
 
-submitit runs one process, `python -m slurmft.cluster.local RUN_DIR [GPU ...]`, in place of srun: it
-starts a task for each node, and when one fails, it ends the others and returns its exit code.
+submitit runs one process, `python -m slurmft.cluster.local RUN_DIR`, in place of srun: it starts a
+task for each node, and when one fails, it ends the others and returns its exit code.
 """
 
 import os
@@ -20,7 +20,7 @@ from slurmft.core.config import RunConfig, time_limit_min
 from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
 from slurmft.core.files import read_json, write_json, write_text
 from slurmft.node import rendezvous, signals
-from slurmft.node.hardware import visible_gpus
+from slurmft.node.hardware import Gpu, select, visible_gpus
 from slurmft.runs import attempts
 from slurmft.runs.rundir import ATTEMPT, RunDir
 
@@ -33,9 +33,9 @@ _TIME_LIMIT = signal.SIGUSR2
 class LocalNodes:
     """What srun is on a cluster, in the job's one process."""
 
-    def __init__(self, run: RunDir, gpus: Sequence[str] = ()) -> None:
-        """`gpus`: those of all nodes, which they share out."""
-        self.run, self.gpus = run, gpus
+    def __init__(self, run: RunDir) -> None:
+        self.run, self.gpus = run, visible_gpus(os.environ)
+        """The nodes share out the GPUs."""
         self.tasks: list[subprocess.Popen[bytes]] = []
         self.stopped_by = 0
         """The signal that ends the job: SIGTERM by `slurmft cancel`, or the time limit's."""
@@ -90,10 +90,9 @@ class LocalNodes:
         return outcome
 
     def _start(
-        self, node: int, shared: dict[str, str], gpus: Sequence[str]
+        self, node: int, shared: dict[str, str], gpus: Sequence[Gpu]
     ) -> subprocess.Popen[bytes]:
-        own = {rendezvous.LOCAL_NODE: str(node), "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
-        environment = os.environ | shared | own
+        environment = os.environ | shared | {rendezvous.LOCAL_NODE: str(node)} | select(gpus)
         command = [sys.executable, "-m", "slurmft.node.task", str(self.run.path)]
         with open(self.run.logs / f"task-{node:03d}.log", "ab") as log:
             # A session of its own, so that a signal reaches the node as srun would send it: whole.
@@ -150,10 +149,10 @@ def submit(config: RunConfig, run: RunDir) -> str:
             f"--nodes {config.job.nodes} simulated nodes, but this machine has {len(gpus)} GPU(s)",
             f"use --nodes {len(gpus)}, or hide the GPUs: CUDA_VISIBLE_DEVICES= slurmft submit ...",
         )
-    return start(config, run, __name__, *gpus)
+    return start(config, run, __name__)
 
 
-def start(config: RunConfig, run: RunDir, module: str, *arguments: str) -> str:
+def start(config: RunConfig, run: RunDir, module: str) -> str:
     """Starts a module with the run directory on this machine, in the background; returns the job's
     id, its process id."""
     import submitit
@@ -167,7 +166,7 @@ def start(config: RunConfig, run: RunDir, module: str, *arguments: str) -> str:
 
         @property
         def _submitit_command_str(self) -> str:
-            command = [sys.executable, "-u", "-m", module, str(run.path), *arguments]
+            command = [sys.executable, "-u", "-m", module, str(run.path)]
             return shlex.join(["bash", str(script), *command])
 
         @classmethod
@@ -237,4 +236,4 @@ def _start_time(pid: int) -> str | None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main(lambda: LocalNodes(RunDir.open(sys.argv[1]), sys.argv[2:])()))
+    raise SystemExit(run_main(lambda: LocalNodes(RunDir.open(sys.argv[1]))()))

@@ -22,7 +22,7 @@ import torch.distributed as distributed
 from slurmft.core import process
 from slurmft.core.files import write_json
 from slurmft.doctor.agent import REQUEST
-from slurmft.job import process_group
+from slurmft.job import devices, process_group
 from slurmft.node.profiles import bind_rank
 
 _PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -41,10 +41,9 @@ def main(argv: list[str]) -> None:
     folder, rank = Path(argv[0]), os.environ["RANK"]
     request = json.loads((folder / REQUEST).read_text())
     bind_rank(os.environ)
-    device = torch.device("cpu")
-    if torch.cuda.is_available() and request["backend"] in ("auto", "nccl"):
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    found: dict[str, Any] = {"device": name_of(device), "threads": torch.get_num_threads()}
+    on_gpu = request["backend"] in ("auto", "nccl") and devices.usable()[0]
+    device = devices.take(int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    found: dict[str, Any] = {"device": devices.name_of(device), "threads": torch.get_num_threads()}
     found["tflop_s"] = {name: matmul_tflop_s(device, kind) for name, kind in _PRECISIONS.items()}
     write_json(folder / f"rank-{rank}.json", found)
     world = process_group.init(request["backend"])
@@ -55,13 +54,9 @@ def main(argv: list[str]) -> None:
     process_group.leave()
 
 
-def name_of(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
 def matmul_tflop_s(device: torch.device, kind: torch.dtype) -> float:
     """The throughput of a matmul of two square matrices: median over half a second, in TFLOP/s."""
-    width = _WIDTH_GPU if device.type == "cuda" else _WIDTH_CPU
+    width = _WIDTH_CPU if device.type == "cpu" else _WIDTH_GPU
     left, right = (torch.randn(width, width, device=device).to(kind) for _ in range(2))
     times: list[float] = []
     _timed(device, lambda: left @ right)  # the first one prepares the library
@@ -82,7 +77,7 @@ def all_reduces(world: process_group.World, limit_s: float) -> Iterator[list[dic
     for size in SIZES_BYTES:
         grows = min(16.0, size / found[-1]["bytes"]) if found else 1.0  # a small one is all latency
         fits = time.monotonic() + 3 * last_s * grows < deadline
-        fits &= size <= _MOST_BYTES_CPU or world.device.type == "cuda"
+        fits &= size <= _MOST_BYTES_CPU or world.device.type != "cpu"
         if not world.share_object(fits):  # the main rank's clock decides for all
             break
         tensor = torch.zeros(max(1, size // 4), device=world.device)
@@ -101,8 +96,7 @@ def all_reduces(world: process_group.World, limit_s: float) -> Iterator[list[dic
 def _timed(device: torch.device, work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # the call above only queued it
+    torch.get_device_module(device).synchronize()  # on a GPU the call above only queued it
     return time.perf_counter() - began
 
 

@@ -7,13 +7,15 @@ until a timeout: so each tells the others by the rendezvous store.
 import importlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import torch
+from torch.distributed.distributed_c10d import get_default_backend_for_device
 
-from slurmft.core.errors import UsageError
+from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.text import shown, some
+from slurmft.job import devices
 from slurmft.node import ccl
 from slurmft.node.hardware import host_name
 
@@ -23,8 +25,24 @@ class Offer(NamedTuple):
 
     host: str
     gpus: int
+    """Those that its torch can use."""
     ccl_problem: str | None = None
     """Why it cannot use ccl, if that was tried."""
+    gpu_problem: str | None = None
+    """Why its torch cannot use the GPUs that are there."""
+    processes: int = 1
+    """Ranks of its node."""
+    uuid: str | None = None
+    """Of its GPU, where it sees one alone, and its node has more ranks."""
+    gpu_backend: str = "nccl"
+
+
+class BadHostError(SlurmftError):
+    """GPUs of some hosts cannot be used, while those of others can."""
+
+    def __init__(self, message: str, hint: str, hosts: set[str]) -> None:
+        super().__init__(message, hint)
+        self.hosts = hosts
 
 
 def agree(asked: str, store: Any, rank: int, world_size: int) -> tuple[str, str | None]:
@@ -43,9 +61,19 @@ def agree(asked: str, store: Any, rank: int, world_size: int) -> tuple[str, str 
 
 def offer(asked: str) -> Offer:
     """What this rank can use. Where ccl may be chosen, its binding is imported."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    tries_ccl = asked == "ccl" or (asked == "auto" and not gpus)
-    return Offer(host_name(), gpus, _import_binding() if tries_ccl else None)
+    # A driver that is asked about its GPUs takes memory of the host, at least.
+    gpus, problem = devices.usable() if asked in ("auto", "nccl") else (0, None)
+    tries_ccl = asked == "ccl" or (asked == "auto" and not (gpus or problem))
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return Offer(
+        host=host_name(),
+        gpus=gpus,
+        ccl_problem=_import_binding() if tries_ccl else None,
+        gpu_problem=problem,
+        processes=processes,
+        uuid=devices.uuid() if gpus == 1 < processes else None,
+        gpu_backend=get_default_backend_for_device(devices.kind()),
+    )
 
 
 def _import_binding() -> str | None:
@@ -65,18 +93,21 @@ def choose(asked: str, offers: Sequence[Offer]) -> tuple[str, str | None]:
     """The backend asked for, or the fastest that all ranks can use; and a warning, if hosts have
     oneCCL's binding and cannot use it.
 
+    Args:
+        asked: `--backend`; nccl means what the GPUs' vendor has in its place, too.
+        offers: of all ranks; equal ones may be left out.
+
     Raises:
         UsageError: a host lacks what was asked for, or some have GPUs and others none.
+        BadHostError: some hosts have GPUs that cannot be used, and others can use theirs.
     """
-    has_gpus = [offer.gpus > 0 for offer in offers]
-    if asked == "nccl" or (asked == "auto" and any(has_gpus)):
-        if all(has_gpus):
-            return "nccl", None
-        counts = _by_host((offer.host, str(offer.gpus)) for offer in offers)
-        raise UsageError(
-            f"--backend {asked}: not every host has GPUs that torch sees; {counts}",
-            "request GPUs on every node (--gpus-per-node), or none: --backend gloo --profile cpu",
-        )
+    has_gpus = any(offer.gpus or offer.gpu_problem for offer in offers)
+    if asked == "nccl" or (asked == "auto" and has_gpus):
+        own = Counter(host for host, uuid in {(o.host, o.uuid) for o in offers} if uuid)
+        few = [o for o in offers if max(o.gpus, own[o.host]) < o.processes]
+        if not few:
+            return offers[0].gpu_backend, None
+        raise _too_few_gpus(asked, offers, few)
     problems = [(offer.host, offer.ccl_problem) for offer in offers if offer.ccl_problem]
     if asked == "gloo" or not problems:
         return ("gloo" if asked == "gloo" else "ccl"), None
@@ -84,6 +115,21 @@ def choose(asked: str, offers: Sequence[Offer]) -> tuple[str, str | None]:
         raise UsageError(f"--backend ccl {_by_host(problems)}", ccl.hint())
     is_anywhere = {offer.ccl_problem for offer in offers} != {ccl.problem_of(None)}
     return "gloo", f"collectives use gloo; {_by_host(problems)}" if is_anywhere else None
+
+
+def _too_few_gpus(asked: str, offers: Sequence[Offer], few: Sequence[Offer]) -> SlurmftError:
+    """The error where not every process has a GPU."""
+    counts = _by_host(
+        (o.host, o.gpu_problem or f"{o.gpus} for {o.processes} process(es)") for o in offers
+    )
+    message = f"--backend {asked}: torch does not see a GPU for every process; {counts}"
+    bad = {o.host for o in few}
+    if all(o.gpu_problem for o in few) and bad != {o.host for o in offers}:
+        return BadHostError(message, f"nvidia-smi there; or --sbatch exclude={','.join(bad)}", bad)
+    hint = "request GPUs on every node (--gpus-per-node)"
+    if any(o.gpu_problem for o in few):
+        hint = "install a torch for these GPUs and their driver (https://pytorch.org)"
+    return UsageError(message, f"{hint}, or compute on CPUs: --profile cpu")
 
 
 def _by_host(found: Iterable[tuple[str, str]]) -> str:

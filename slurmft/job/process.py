@@ -6,9 +6,11 @@ import errno
 import faulthandler
 import os
 import platform
+import re
 import signal
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,7 +18,7 @@ from slurmft.core import process
 from slurmft.core.credentials import redact
 from slurmft.core.errors import SlurmftError
 from slurmft.node import heartbeat, signals
-from slurmft.node.hardware import host_name
+from slurmft.node.hardware import host_name, visible_gpus
 from slurmft.node.heartbeat import Heart
 from slurmft.node.signals import StopRequest
 from slurmft.runs import log_times, rundir
@@ -24,6 +26,14 @@ from slurmft.runs.rundir import RunDir
 
 LOST_PEER = ("connection closed by peer", "connection reset", "broken pipe", "gloo/transport")
 """Signs of errors that only say that another rank is gone, in lower case."""
+
+_BROKEN_GPU = re.compile(
+    r"\b(?:cuda|hip)\b.*(?:unknown error|uncorrectable|hardware stack error|busy or unavailable|"
+    r"no \S+-capable device|system not yet initialized)|gpu is lost|device[ _]lost|off the bus",
+    re.IGNORECASE,
+)
+"""What drivers say of a GPU that has failed. Errors that a program can make by itself, as a failed
+assertion on the device, are not among them."""
 
 
 def receive_signals() -> StopRequest:
@@ -81,11 +91,17 @@ def record_failure(error: Exception, run: RunDir, rank: int, step: int, meetings
     shown = explain(error, run, rank)
     trace = None if isinstance(error, SlurmftError) else "".join(traceback.format_exception(error))
     print(redact(trace or f"error: {shown}"), file=sys.stderr, flush=True)
-    where, secondary = f"rank {rank} on {host_name()}", is_secondary(error)
+    host = host_name()
+    where = f"rank {rank} on {host}"
+    hosts = getattr(error, "hosts", None)  # a BadHostError's
+    bad_host = host if has_broken_gpu(error) or host in (hosts or ()) else None
+    secondary = bad_host is None and (hosts is not None or is_secondary(error))
+    # Started again on a bad host, the ranks would have the same GPUs.
     lasting = not secondary and (
-        trace is None or failed_so_before(run, shown, where, step, meetings)
+        bad_host is not None or trace is None or failed_so_before(run, shown, where, step, meetings)
     )
-    run.add_failure(where, shown, trace, secondary=secondary, step=step, meetings=meetings)
+    told = partial(run.add_failure, secondary=secondary, step=step, meetings=meetings)
+    told(where, shown, trace, bad_host=bad_host)
     if lasting and node_folder() is not None:
         os.kill(os.getppid(), signal.SIGHUP)
     return int(shown.code)
@@ -113,7 +129,17 @@ def explain(error: Exception, run: RunDir, rank: int) -> SlurmftError:
     message, hint = f"{type(error).__name__}: {error}", f"log: {run.rank_log(rank)}"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = f"make room on the file system of {run.path}"
+    if has_broken_gpu(error):
+        gpus, local_rank = visible_gpus(os.environ), int(os.environ.get("LOCAL_RANK", "0"))
+        name = gpus[min(local_rank, len(gpus) - 1)].name if gpus else local_rank
+        message = f"GPU {name} of {host_name()} failed: {error}".partition("\n")[0]
+        hint = "a host that fails twice is left out; nvidia-smi and the kernel's log there say more"
     return SlurmftError(message, hint)
+
+
+def has_broken_gpu(error: Exception) -> bool:
+    """Whether a GPU of this host has failed, by its driver's words."""
+    return isinstance(error, RuntimeError) and bool(_BROKEN_GPU.search(str(error)))
 
 
 def is_secondary(error: Exception) -> bool:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from slurmft.core.errors import SlurmftError
+from slurmft.job import devices
 from slurmft.job.backend import agree
 from slurmft.job.process import LOST_PEER
 from slurmft.node import torchrun
@@ -141,7 +142,7 @@ def init(backend: str) -> World:
     Accelerate uses a process group that is there: so it works with ccl, too.
 
     Raises:
-        UsageError: as `backend.choose`.
+        SlurmftError: as `backend.choose`.
     """
     owned = not dist.is_initialized()
     name, warning = dist.get_backend() if not owned else "", None
@@ -150,10 +151,7 @@ def init(backend: str) -> World:
         store, rank, size = next(rendezvous("env://", timeout=_TIMEOUT))
         name, warning = agree(backend, store, rank, size)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    device = torch.device("cpu")
-    if torch.cuda.is_available() and name == "nccl":
-        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
+    device = devices.take(local_rank) if name in ("nccl", "xccl") else torch.device("cpu")
     if owned:
         dist.init_process_group(name, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
     return World(

@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,19 @@ class Gpu:
     """One GPU that this process may use."""
 
     name: str
-    """As CUDA_VISIBLE_DEVICES names it."""
+    """As the variable of its vendor names it (`select`)."""
+    vendor: str = "NVIDIA"
     model: str = "unknown"
     capability: float | None = None
-    """Compute capability: 7.0 is Volta, 8.0 Ampere, 9.0 Hopper."""
+    """Compute capability: 7.0 is Volta, 8.0 Ampere, 9.0 Hopper; of AMD's, 9.4 is gfx942 (MI300)."""
     memory_mib: int | None = None
     near_cpus: tuple[int, ...] = ()
     """Logical CPUs on its side of the node."""
+
+    @property
+    def is_mig(self) -> bool:
+        """Whether it is a part of one: a MIG instance."""
+        return self.name.startswith("MIG-")
 
     @property
     def precision(self) -> str:
@@ -127,11 +133,12 @@ def detect(environment: Mapping[str, str], root: Path = Path("/")) -> Hardware:
     """Detects the hardware of this node.
 
     Args:
-        environment: CUDA_VISIBLE_DEVICES and Slurm's variables are read from it.
-        root: where /proc and /sys are.
+        environment: Slurm's variables, and those that choose among GPUs, are read from it.
+        root: where /dev, /proc and /sys are.
     """
     info = _cpuinfo(root)
-    known = _nvidia_smi() if glob.glob(str(root / "dev/nvidia[0-9]*")) else {}
+    gpus = visible_gpus(environment, root)
+    known = _nvidia_smi(gpus) if _nvidia(root) else {}
     mask = os.sched_getaffinity(0) if root == Path("/") else set(_present(root))
     granted = environment.get("SLURM_CPUS_PER_TASK") or environment.get("SLURM_CPUS_ON_NODE")
     return Hardware(
@@ -144,7 +151,7 @@ def detect(environment: Mapping[str, str], root: Path = Path("/")) -> Hardware:
         slurm_cpus=int(granted) if granted else None,
         quota_cpus=_quota_cpus(root),
         memory_mib=_memory_mib(root),
-        gpus=tuple(known.get(n, Gpu(name=n)) for n in visible_gpus(environment, root)),
+        gpus=tuple(known.get(gpu.name, gpu) for gpu in gpus),
         interfaces=tuple(network.name for network in networks(root)),
     )
 
@@ -264,24 +271,94 @@ def _memory_mib(root: Path) -> int:
 # --- GPUs and networks ----------------------------------------------------------------------------
 
 
-def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        names = (name.strip() for name in visible.split(","))
-        # CUDA stops at the first invalid name.
+_SELECT = {
+    "NVIDIA": (("CUDA_VISIBLE_DEVICES",),),
+    "AMD": (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),
+    "Intel": (("ZE_AFFINITY_MASK",),),
+}
+"""Variables that choose among a vendor's GPUs: in turn, each among those that the one before has
+left; of several in one place the first that is set."""
+
+
+def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[Gpu, ...]:
+    """The GPUs that this process may use; of NVIDIA's the names alone."""
+    gpus = _nvidia(root) or _amd(root) or _intel(root)
+    vendor = gpus[0].vendor if gpus else "NVIDIA"
+    for variables in _SELECT[vendor]:
+        known = {str(index): gpu for index, gpu in enumerate(gpus)}
+        chosen = next((environment[v] for v in variables if v in environment), ",".join(known))
+        names = (name.strip() for name in chosen.split(","))
+        # The drivers stop at the first invalid name.
         good = itertools.takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), names)
-        return tuple(good)
-    # One device file a GPU, in containers too, where only the granted ones are mounted.
+        gpus = [replace(known.get(n, Gpu(name=n, vendor=vendor)), name=n) for n in good]
+    return tuple(gpus)
+
+
+def select(gpus: Iterable[Gpu]) -> dict[str, str]:
+    """The variable by which a process sees these alone."""
+    found = list(gpus)
+    variable = _SELECT[found[0].vendor if found else "NVIDIA"][-1][0]
+    return {variable: ",".join(gpu.name for gpu in found)}
+
+
+def _may_use(file: Path) -> bool:
+    """In containers only the device files of granted GPUs are there."""
+    return os.access(file, os.R_OK | os.W_OK)
+
+
+def _nvidia(root: Path) -> list[Gpu]:
     files = glob.glob(str(root / "dev/nvidia[0-9]*"))
-    return tuple(str(i) for i in range(sum(os.access(f, os.R_OK | os.W_OK) for f in files)))
+    return [Gpu(name=str(i)) for i in range(sum(_may_use(Path(f)) for f in files))]
 
 
-def _nvidia_smi() -> dict[str, Gpu]:
-    """The GPUs that nvidia-smi lists, by index and by uuid; empty where it fails."""
+def _amd(root: Path) -> list[Gpu]:
+    """Those nodes of the topology that have SIMD units; the others are CPUs."""
+    found = []
+    folders = (root / "sys/class/kfd/kfd/topology/nodes").glob("[0-9]*")
+    for folder in sorted(folders, key=lambda path: int(path.name)):
+        # Of a GPU that the cgroup denies, the kernel does not let the properties be read.
+        facts = dict(re.findall(r"(\w+) (\d+)", _read(folder / "properties") or ""))
+        minor = facts.get("drm_render_minor")
+        if int(facts.get("simd_count", 0)) and _may_use(root / f"dev/dri/renderD{minor}"):
+            number = int(facts.get("gfx_target_version", 0))  # 90402 is gfx942
+            version, revision, step = number // 10000, number // 100 % 100, number % 100
+            device = root / f"sys/class/drm/renderD{minor}/device"
+            found.append(_of_sysfs("AMD", f"gfx{version}{revision:x}{step:x}", device))
+            found[-1] = replace(found[-1], capability=version + revision / 10)
+    return found
+
+
+def _intel(root: Path) -> list[Gpu]:
+    """Data centre GPUs: display controllers that drive no screen (PCI class 0x0380). A processor's
+    own graphics may be of that class, too, but is always on the bus 0000:00."""
+    found = []
+    for device in sorted((root / "sys/class/drm").glob("renderD*/device")):
+        kind = f"{_read(device / 'vendor')} {_read(device / 'class')}"
+        is_own = device.resolve().name.startswith("0000:00:")
+        may_use = _may_use(root / "dev/dri" / device.parent.name)
+        if kind.startswith("0x8086 0x0380") and may_use and not is_own:
+            # Each tile is a device of its own, by default: xe's folders, and i915's.
+            tiles = [*device.glob("tile[0-9]*"), *device.glob("drm/card[0-9]*/gt/gt[0-9]*")]
+            found += [_of_sysfs("Intel", "Data Center GPU", device)] * max(1, len(tiles))
+    return found
+
+
+def _of_sysfs(vendor: str, model: str, device: Path) -> Gpu:
+    memory = _read(device / "mem_info_vram_total")
+    memory_mib = int(memory) // 2**20 if memory else None
+    near = tuple(numbers(_read(device / "local_cpulist") or ""))
+    return Gpu(name="", vendor=vendor, model=model, memory_mib=memory_mib, near_cpus=near)
+
+
+def _nvidia_smi(gpus: Iterable[Gpu]) -> dict[str, Gpu]:
+    """What nvidia-smi says of the GPUs on the node, by index and by uuid; of MIG instances, if some
+    are wanted. Empty where it fails."""
     query = "--query-gpu=index,uuid,name,compute_cap,memory.total,pci.bus_id"
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
-    return parse_nvidia_smi(process.output(command, 20) or "")
+    whole = parse_nvidia_smi(process.output(command, 20) or "")
+    if not any(gpu.is_mig for gpu in gpus):
+        return whole
+    return parse_mig(process.output(["nvidia-smi", "-L"], 20) or "", whole)
 
 
 def parse_nvidia_smi(text: str, root: Path = Path("/")) -> dict[str, Gpu]:
@@ -303,6 +380,19 @@ def parse_nvidia_smi(text: str, root: Path = Path("/")) -> dict[str, Gpu]:
                     memory_mib=int(memory),
                     near_cpus=tuple(numbers(near or "")),
                 )
+    return found
+
+
+def parse_mig(text: str, whole: Mapping[str, Gpu]) -> dict[str, Gpu]:
+    """MIG instances by uuid, from lines of `nvidia-smi -L`: below each GPU those that it has."""
+    found: dict[str, Gpu] = {}
+    parent = Gpu(name="")
+    for line in text.splitlines():
+        if gpu := re.match(r"GPU (\d+): ", line):
+            parent = whole.get(gpu[1], parent)
+        elif mig := re.match(r"\s+(MIG (\S*?(\d+)gb\S*)) .*\(UUID: (MIG-\S+)\)", line):
+            memory_mib, model = int(mig[3]) * 1024, f"{parent.model} {mig[1]}"
+            found[mig[4]] = replace(parent, name=mig[4], model=model, memory_mib=memory_mib)
     return found
 
 

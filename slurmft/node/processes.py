@@ -13,7 +13,7 @@ import time
 from slurmft.core import process
 from slurmft.core.errors import UsageError, run_main
 from slurmft.node import signals
-from slurmft.node.hardware import host_name, visible_gpus
+from slurmft.node.hardware import host_name, select, visible_gpus
 
 _END_S, _POLL_S = 5.0, 0.05
 
@@ -42,7 +42,7 @@ def environments(
                 "request them: --gpus-per-node N; or use --per process",
             )
         for variables, gpu in zip(found, gpus, strict=False):
-            variables["CUDA_VISIBLE_DEVICES"] = gpu
+            variables |= select([gpu])
     return found
 
 

@@ -6,6 +6,7 @@ its reason; values that the user has set take precedence.
 
 import contextlib
 import glob
+import importlib.metadata
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,9 +19,13 @@ from slurmft.node.hardware import Cpu, Hardware, as_list, numbers
 
 CORES = "SLURMFT_CORES"
 """The cores of each process of a node, as "0-3;4-7"; for the ranks."""
+GPUS = "SLURMFT_GPUS"
+"""The GPUs that torch has to see on a node that has some, as "4 NVIDIA"; 0: none is to be used."""
 
 _TCMALLOC = ("libtcmalloc.so", "libtcmalloc.so.4", "libtcmalloc_minimal.so.4")
 _IOMP = ("libiomp5.so",)
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Settings of torch's allocator on GPUs, and their name up to torch 2.8."""
 
 
 class Setting(NamedTuple):
@@ -60,6 +65,12 @@ class Profile:
         if self.pinned:
             pairs = zip(self.cores, self.comm_cores, strict=True)
             values[CORES] = ";".join(as_list(own + comm) for own, comm in pairs)
+        gpus = self.hardware.gpus
+        if gpus:
+            values[GPUS] = f"{len(gpus)} {gpus[0].vendor}" if self.name == "gpu" else "0"
+        if self.name == "gpu" and gpus[0].vendor == "NVIDIA":
+            is_old = importlib.metadata.version("torch").startswith("2.8.")
+            values[_ALLOCATOR[is_old]] = "expandable_segments:True"
         if self.name != "gpu":
             values |= self._memory() | {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": 512} | self._ccl()
         reasons = _REASONS | {CORES: self.pinning}
@@ -95,6 +106,8 @@ class Profile:
 _REASONS = {
     "OMP_NUM_THREADS": "compute cores of each process",
     "TOKENIZERS_PARALLELISM": "one process tokenizes for all",
+    GPUS: "GPUs that torch has to see on this node; 0: the ranks compute on CPUs",
+    **dict.fromkeys(_ALLOCATOR, "packed batches have many sizes: memory of one serves the next"),
     "LD_PRELOAD": "tcmalloc: fewer page faults in training; on Xeons Intel's OpenMP",
     "KMP_BLOCKTIME": "idle threads sleep after 1 ms",
     "KMP_AFFINITY": "a thread stays on its core",
@@ -123,19 +136,19 @@ def choose(
 
     Args:
         hardware: of the node.
-        job: `--profile` and `--nproc-per-node` are read.
+        job: `--profile`, `--backend` and `--nproc-per-node` are read.
         uses_ccl: the collectives are oneCCL's, which needs cores of its own.
         part: index and number of the simulated nodes that share this machine.
 
     Raises:
         UsageError: this node does not have what was asked for.
     """
-    name = _name(hardware, job.profile)
+    name = name_of(hardware, job)
     places = hardware.places("numa" if name == "xeon" else "socket")
-    nproc = job.nproc_per_node or (len(hardware.gpus) if name == "gpu" else len(places))
+    nproc = job.nproc_per_node or (_usable_gpus(hardware) if name == "gpu" else len(places))
     if part is not None and job.nproc_per_node is None and name != "gpu":
         nproc = 1  # a part of a machine has at most one socket
-    _check_processes(hardware, name, nproc, part)
+    _check_processes(hardware, name, nproc, job, part)
     cores = list(hardware.cores)
     if part is not None:
         index, count = part
@@ -159,12 +172,13 @@ def choose(
     )
 
 
-def _name(hardware: Hardware, asked: str) -> str:
+def name_of(hardware: Hardware, job: JobConfig) -> str:
     """The requested profile, if this node supports it; auto: the one that fits the node."""
+    asked = job.profile
     if asked == "gpu" and not hardware.gpus:
         raise UsageError(
             f"--profile gpu, but this job sees no GPU on {hardware.host}: looked at "
-            "CUDA_VISIBLE_DEVICES and /dev/nvidia*",
+            "CUDA_VISIBLE_DEVICES and its like, /dev/nvidia*, /sys/class/kfd and /sys/class/drm",
             "request GPUs (--gpus-per-node), or use --profile auto",
         )
     if asked == "xeon" and "avx512f" not in hardware.flags:
@@ -174,18 +188,28 @@ def _name(hardware: Hardware, asked: str) -> str:
         )
     if asked != "auto":
         return asked
-    if hardware.gpus:
+    if hardware.gpus and job.backend not in ("gloo", "ccl"):
         return "gpu"
     intel = hardware.vendor == "GenuineIntel" and "avx512f" in hardware.flags
     return "xeon" if intel else "cpu"
 
 
+def _usable_gpus(hardware: Hardware) -> int:
+    """How many GPUs processes can use together: of MIG instances CUDA shows a process the first
+    one alone, and NCCL does not connect two of one GPU."""
+    return 1 if any(gpu.is_mig for gpu in hardware.gpus) else len(hardware.gpus)
+
+
 def _check_processes(
-    hardware: Hardware, name: str, nproc: int, part: tuple[int, int] | None
+    hardware: Hardware, name: str, nproc: int, job: JobConfig, part: tuple[int, int] | None
 ) -> None:
-    if name == "gpu" and nproc > len(hardware.gpus):
+    usable = _usable_gpus(hardware)
+    # mpirun may show each rank a GPU of its own: the ranks find out.
+    if name == "gpu" and nproc > usable and not (job.cluster == "mpirun" and usable == 1):
+        of_mig = ", as MIG instances, of which torch and NCCL can use one a node"
+        mig = of_mig if usable < len(hardware.gpus) else ""
         raise UsageError(
-            f"--nproc-per-node {nproc}, but this node has {len(hardware.gpus)} GPUs",
+            f"--nproc-per-node {nproc}, but {hardware.host} has {len(hardware.gpus)} GPUs{mig}",
             "each process needs a GPU of its own; leave the flag out to use all of them",
         )
     if name != "gpu" and part is None and nproc > len(hardware.cores):
@@ -205,7 +229,7 @@ def _slice(cores: list[Cpu], index: int, count: int) -> list[Cpu]:
 def _near_gpus(hardware: Hardware, nproc: int) -> list[list[Cpu]] | None:
     """For each GPU its share of the cores near it; None: which are near is not known."""
     gpus = hardware.gpus[:nproc]
-    if not all(gpu.near_cpus for gpu in gpus):
+    if len(gpus) < nproc or not all(gpu.near_cpus for gpu in gpus):
         return None
     shares = []
     for gpu in gpus:

@@ -51,7 +51,8 @@ def use_of_node(config: RunConfig, environment: Mapping[str, str]) -> Profile:
     """
     here = hardware.detect(environment)
     profiles.check_precision(here, config.program.precision)
-    binding = ccl.choose(config.job.backend, bool(here.gpus))
+    uses_gpus = profiles.name_of(here, config.job) == "gpu"
+    binding = ccl.choose(config.job.backend, uses_gpus)
     part = None
     if LOCAL_NODE in environment:
         part = (int(environment[LOCAL_NODE]), config.job.nodes)

@@ -131,6 +131,9 @@ class TrainConfig:
         "auto: bf16 where the hardware computes it natively, else fp16 on GPUs, fp32 on CPUs",
         choices=PRECISIONS,
     )
+    tf32: bool = option(
+        False, "on GPUs, multiply what is in fp32 as TF32: faster, with 10 of 23 bits of mantissa"
+    )
     batching: str = option(
         "packed",
         "padding: none (packed), none with length bucketing (grouped), to the longest of the "

@@ -15,6 +15,7 @@ import torch
 
 import slurmft
 from slurmft.core.files import read_json
+from slurmft.job import devices
 from slurmft.node import hardware, heartbeat, profiles, staged_env
 
 _PACKAGES = (
@@ -46,12 +47,11 @@ def import_times(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 def describe_rank(world: Any) -> dict[str, Any]:
     """What a rank runs on."""
-    gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
     return {
         "rank": world.rank,
         "node": os.environ.get("GROUP_RANK", "0"),
         "host": platform.node(),
-        "device": gpu or hardware.cpu_model(),
+        "device": devices.name_of(world.device),
         "threads": torch.get_num_threads(),
         "cores": hardware.as_list(os.sched_getaffinity(0)),
         "cores_asked": cores_asked(os.environ),
@@ -87,6 +87,6 @@ def versions() -> dict[str, str]:
 
 def peak_memory_bytes(device: torch.device) -> int:
     """The most memory that this rank ever held: of its GPU, or resident on the CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+    if device.type != "cpu":
+        return int(torch.get_device_module(device).max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -5,14 +5,15 @@ with. Frozen weights are in no checkpoint: a resume reads them from the model's 
 """
 
 import hashlib
+import importlib
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from slurmft.core.errors import UsageError
-from slurmft.core.text import some
+from slurmft.core.errors import UsageError, one_line
+from slurmft.core.text import shown, some
 from slurmft.train.checkpoint import Tensors
 from slurmft.train.config import TrainConfig
 from slurmft.train.sources import check_packages
@@ -98,17 +99,34 @@ def check_same(checkpoint: str, before: dict[str, Any] | None, adapter: Adapter 
 
 
 def quantization(config: TrainConfig) -> dict[str, Any]:
-    """What `from_pretrained` gets for --load-in-4bit; UsageError without GPU or bitsandbytes."""
+    """What `from_pretrained` gets for --load-in-4bit; UsageError without GPU, or a bitsandbytes
+    that works with it."""
     if not config.load_in_4bit:
         return {}
-    if not torch.cuda.is_available():
+    if not torch.accelerator.is_available():
         raise UsageError("--load-in-4bit needs a GPU, and this process has none", "leave it out")
     check_packages(config)
+    _check_bitsandbytes()
     from transformers import BitsAndBytesConfig
 
     bits: Any = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
     rounded = BitsAndBytesConfig(load_in_4bit=True, **bits)
-    return {"quantization_config": rounded, "device_map": {"": torch.cuda.current_device()}}
+    here = torch.accelerator.current_device_index()
+    return {"quantization_config": rounded, "device_map": {"": here}}
+
+
+def _check_bitsandbytes() -> None:
+    """Raises UsageError where its compiled part cannot be used."""
+    try:
+        native = importlib.import_module("bitsandbytes.cextension").lib
+        problem = getattr(native, "formatted_error", None)  # of the stand-in, if it has none
+    except Exception as error:  # whatever the import of another build raises
+        problem = one_line(error)
+    if problem and torch.cuda.is_available():  # on XPUs it does without
+        raise UsageError(
+            f"--load-in-4bit: bitsandbytes does not work here: {shown(problem, 200)}",
+            f"install one for torch {torch.__version__} and its GPUs, or leave the flag out",
+        )
 
 
 def _heads(model: Any) -> list[str]:

@@ -49,8 +49,9 @@ def rng_state(device: torch.device) -> dict[str, Any]:
         "numpy": [legacy[0], _encode(legacy[1]), *legacy[2:]],
         "torch": _encode(torch.get_rng_state().numpy()),
     }
-    if device.type == "cuda":
-        state["cuda"] = _encode(torch.cuda.get_rng_state(device).numpy())
+    if device.type != "cpu":
+        own = torch.get_device_module(device).get_rng_state(device)
+        state[device.type] = _encode(own.numpy())
     return state
 
 
@@ -61,8 +62,9 @@ def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, _decode(keys, np.uint32), *rest))
     torch.set_rng_state(torch.from_numpy(_decode(state["torch"], np.uint8)))
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(torch.from_numpy(_decode(state["cuda"], np.uint8)), device)
+    if device.type in state:
+        own = torch.from_numpy(_decode(state[device.type], np.uint8))
+        torch.get_device_module(device).set_rng_state(own, device)
 
 
 def _encode(array: np.ndarray) -> str:

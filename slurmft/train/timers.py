@@ -13,13 +13,12 @@ class PhaseClock:
 
     def __init__(self, device: torch.device) -> None:
         self.seconds = {"train": 0.0, "evaluate": 0.0, "metric": 0.0, "broadcast": 0.0}
-        self._on_gpu = device.type == "cuda"
+        self._device = torch.get_device_module(device)
         self.restart()
 
     def restart(self) -> None:
         """Begins a phase: time since the last one belongs to none."""
-        if self._on_gpu:
-            torch.cuda.synchronize()
+        self._device.synchronize()  # nothing, for the CPU
         self._since = time.perf_counter()
 
     def lap(self, phase: str) -> None:
@@ -38,7 +37,7 @@ class OwnClock:
 
     def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
         """Measures `model`: what the parallel wrapper calls, after its own exchanges."""
-        self._on_gpu = device.type == "cuda"
+        self._on_gpu, self._device = device.type != "cpu", torch.get_device_module(device)
         self._began: Any = None
         self._seconds = 0.0
         self._passes: deque[tuple[Any, Any]] = deque()
@@ -67,6 +66,6 @@ class OwnClock:
     def _now(self) -> Any:
         if not self._on_gpu:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call, unused-ignore]
+        event = self._device.Event(enable_timing=True)
         event.record()
         return event

@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
 from slurmft.core import fingerprint
-from slurmft.core.errors import Exit, SlurmftError, UsageError, one_line
+from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.core.files import new_folder
 from slurmft.job import Job
 from slurmft.job.checkpoints import BadCheckpointError, checkpoint_name, verify
@@ -147,7 +147,7 @@ class Training:
     def join(self) -> None:
         """Joins the other ranks, and settles what all of them have to know first."""
         self.world = self.job.join()
-        self.precision = choose_precision(self.config.precision, self.world)
+        self.precision = choose_precision(self.config, self.world)
         if self.config.shard != "none" and self.precision == "fp16":
             self.precision = "fp32"
         self.accelerator = Accelerator(
@@ -791,18 +791,23 @@ def checkpoint_suffix(predicted: int, evaluated: bool) -> str:
     return f"-e{predicted:08d}" if predicted else "-evaluated" if evaluated else ""
 
 
-def choose_precision(asked: str, world: World) -> str:
-    """The precision asked for, or the fastest that every rank's hardware computes natively.
+def choose_precision(config: TrainConfig, world: World) -> str:
+    """The precision asked for, or the fastest that every rank's hardware computes natively. What
+    remains in fp32 is computed in TF32 from then on, if that is asked for.
 
     Raises:
-        SlurmftError: fp16 on a CPU.
+        UsageError: fp16 or TF32 on a CPU.
     """
-    on_gpu = world.device.type == "cuda"
-    if asked == "fp16" and not on_gpu:
-        raise SlurmftError("--precision fp16 needs GPUs", "use --precision bf16", Exit.USAGE)
+    asked, on_gpu = config.precision, world.device.type != "cpu"
+    if not on_gpu and (asked == "fp16" or config.tf32):
+        flag = "--tf32" if config.tf32 else "--precision fp16"
+        raise UsageError(f"{flag} needs GPUs", "use --precision bf16")
+    if config.tf32:
+        torch.set_float32_matmul_precision("high")
     if asked != "auto":
         return asked
-    native = torch.cuda.is_bf16_supported(False) if on_gpu else hardware.computes_bf16()
+    gpu = torch.get_device_module(world.device)
+    native = gpu.is_bf16_supported(False) if on_gpu else hardware.computes_bf16()
     if all(world.all_values(float(native))):
         return "bf16"
     return "fp16" if on_gpu else "fp32"

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from slurmft.core.errors import UsageError
-from slurmft.job.backend import Offer, choose
+from slurmft.job.backend import BadHostError, Offer, choose
 from slurmft.node import ccl
+from slurmft.node.profiles import GPUS
 from slurmft.node.rendezvous import free_ports
 from tests.support import prepared
 from tests.support.ccl import stand_in, torch_version
@@ -25,11 +28,46 @@ def test_gpus() -> None:
     assert choose("auto", some[:3]) == choose("nccl", some[:3]) == ("nccl", None)
     assert choose("gloo", some) == ("gloo", None)
     for asked in ("auto", "nccl"):
-        with pytest.raises(UsageError, match="; on n1, n2: 4; on n3: 0\nhint") as error:
+        words = r"on n1, n2: 4 for 1 process\(es\); on n3: 0 for 1 process\(es\)\nhint"
+        with pytest.raises(UsageError, match=words) as error:
             choose(asked, some)
-        assert "--backend gloo --profile cpu" in str(error.value.hint)
-    with pytest.raises(UsageError, match="not every host has GPUs that torch sees; on n3: 0"):
+        assert "--gpus-per-node), or compute on CPUs: --profile cpu" in str(error.value.hint)
+    with pytest.raises(UsageError, match="a GPU for every process; on n3: 0 for 1"):
         choose("nccl", some[3:])
+    assert choose("auto", [Offer("n1", 8, gpu_backend="xccl")]) == ("xccl", None)
+
+
+def test_torch_that_does_not_fit_the_gpus() -> None:
+    """On all hosts: the environment is wrong, and none of them is to blame."""
+    problem = "torch 2.13.0+cpu has no CUDA, and the host has 4 NVIDIA GPU(s)"
+    offers = [Offer(host, 0, gpu_problem=problem, processes=4) for host in ("n1", "n2")]
+    for asked in ("auto", "nccl"):
+        with pytest.raises(UsageError, match=rf"--backend {asked}: .*; on n1, n2: torch 2.13") as e:
+            choose(asked, offers)
+        assert str(e.value.hint).startswith("install a torch for these GPUs")
+    assert choose("gloo", offers) == ("gloo", None)
+
+
+def test_host_that_lost_a_gpu() -> None:
+    lost = Offer("n2", 3, gpu_problem="torch 2.13.0 can use 3 of 4 NVIDIA GPU(s)", processes=4)
+    with pytest.raises(BadHostError, match=r"on n1: 4 for 4 process.*; on n2: torch 2") as error:
+        choose("auto", [Offer("n1", 4, processes=4), lost])
+    assert error.value.hosts == {"n2"}
+    assert "--sbatch exclude=n2" in str(error.value.hint)
+    assert choose("auto", [Offer("n1", 4, processes=3), lost._replace(processes=3)])[0] == "nccl"
+    without = Offer("n3", 0, processes=4)  # never had any: another mistake
+    with pytest.raises(UsageError):
+        choose("auto", [Offer("n1", 4, processes=4), lost, without])
+
+
+def test_each_process_sees_one_gpu() -> None:
+    own = [Offer("n1", 1, processes=2, uuid=uuid) for uuid in ("GPU-a", "GPU-b")]
+    assert choose("auto", own) == ("nccl", None)
+    shared = [own[0], own[0]]
+    with pytest.raises(UsageError, match="on n1: 1 for 2 process"):
+        choose("auto", shared)
+    with pytest.raises(UsageError, match="on n1, n2: 1 for 2 process"):
+        choose("auto", [*own, Offer("n2", 1, processes=2, uuid="GPU-c")])
 
 
 def test_ccl() -> None:
@@ -78,4 +116,19 @@ def test_host_without_the_binding(tmp_path: Path) -> None:
 def test_host_without_gpus() -> None:
     for code, text in join("auto", {"GPUS": "2"}, {}):
         assert code == 2
-        assert "not every host has GPUs that torch sees; on n1: 2; on n2: 0\nhint: " in text
+        assert "; on n1: 2 for 1 process(es); on n2: 0 for 1 process(es)\nhint: " in text
+
+
+def test_torch_without_cuda_on_a_host_with_gpus() -> None:
+    """It would train on CPUs without a word. One such host among others: all say so."""
+    began = time.monotonic()
+    gpus = {GPUS: "4 NVIDIA"}
+    problem = f"torch {torch.__version__} has no CUDA, and the host has 4 NVIDIA GPU(s)"
+    for code, text in join("auto", gpus, gpus):
+        assert code == 2
+        assert f"; on n1, n2: {problem}\nhint: install a torch" in text
+    for code, text in join("auto", gpus | {"GPUS": "4"}, gpus):
+        assert code == 1
+        assert f"; on n1: 4 for 1 process(es); on n2: {problem}\nhint: " in text
+    assert join("auto", {GPUS: "0"}, {GPUS: "0"})[0][0] == 0  # --profile cpu
+    assert time.monotonic() - began < 60

@@ -11,6 +11,7 @@ import pytest
 
 from slurmft.core.errors import SlurmftError
 from slurmft.job import process
+from slurmft.job.backend import BadHostError
 from slurmft.node import heartbeat
 from slurmft.node.hardware import host_name
 from slurmft.runs.rundir import ATTEMPT, RunDir
@@ -108,3 +109,58 @@ def test_rank_that_was_started_by_hand_has_no_torchrun(
     monkeypatch.delenv(heartbeat.FOLDER)
     process.record_failure(SlurmftError("the loss is nan"), run, 0, 7, 1)
     assert ended == []
+
+
+BROKEN = [
+    "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronously",
+    "CUDA error: unknown error\nCUDA kernel errors might be asynchronously reported",
+    "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+    "CUDA error: no CUDA-capable device is detected",
+    "CUDA unknown error - this may be due to an incorrectly set up environment",
+    "HIP error: unknown error",
+    "GPU is lost",
+    "level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)",
+]
+OTHERS = [
+    "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported",
+    "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.10 GiB",
+    "CUDA error: an illegal memory access was encountered",
+    "mat1 and mat2 shapes cannot be multiplied; unknown error",
+]
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_gpu_that_fails(
+    message: str, run: RunDir, ended: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host is to blame; a restart on it would not help, and another attempt may."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    process.record_failure(RuntimeError(message), run, 3, 7, 2)
+    (failure,) = run.all_failures()
+    assert failure["message"].startswith(f"GPU 6 of {host_name()} failed: {message[:9]}")
+    assert "\n" not in failure["message"]
+    assert (failure["bad_host"], failure["retry"]) == (host_name(), True)
+    assert not failure["secondary"]
+    assert ended == [signal.SIGHUP]
+    assert run.bad_hosts() == []
+    run.add_failure("node", SlurmftError("again"), bad_host=host_name(), attempt=1)
+    assert run.bad_hosts() == [host_name()]
+
+
+@pytest.mark.parametrize("message", OTHERS)
+def test_errors_that_a_program_makes_on_a_gpu(message: str, run: RunDir, ended: list[int]) -> None:
+    process.record_failure(RuntimeError(message), run, 3, 7, 2)
+    (failure,) = run.all_failures()
+    assert (failure["bad_host"], failure["retry"], ended) == (None, False, [])
+
+
+@pytest.mark.parametrize("is_bad", [True, False])
+def test_host_whose_gpus_cannot_be_used(is_bad: bool, run: RunDir, ended: list[int]) -> None:
+    """Every rank refuses; the one there is the cause."""
+    hosts = {host_name()} if is_bad else {"n2"}
+    process.record_failure(BadHostError("no GPU", "nvidia-smi", hosts), run, 3, 0, 1)
+    (failure,) = run.all_failures()
+    assert failure["bad_host"] == (host_name() if is_bad else None)
+    assert failure["secondary"] is not is_bad
+    assert ended == ([signal.SIGHUP] if is_bad else [])

@@ -199,7 +199,7 @@ def test_gpus_and_the_cores_near_them(tmp_path: Path) -> None:
     profile = choose(Hardware(**fields | {"gpus": gpus}), JobConfig())
     assert (profile.name, profile.nproc) == ("gpu", 4)
     assert [as_list(cores) for cores in profile.cores] == ["0-9", "10-19", "20-29", "30-39"]
-    with pytest.raises(UsageError, match="--nproc-per-node 5, but this node has 4 GPUs"):
+    with pytest.raises(UsageError, match=r"--nproc-per-node 5, but \S+ has 4 GPUs\n"):
         choose(Hardware(**fields | {"gpus": gpus}), JobConfig(nproc_per_node=5))
 
 
@@ -210,6 +210,159 @@ def test_gpus_without_nvidia_smi(tmp_path: Path) -> None:
     named = node(tmp_path, CUDA_VISIBLE_DEVICES="1,GPU-ab")
     assert [gpu.name for gpu in named.gpus] == ["1", "GPU-ab"]
     assert [gpu.name for gpu in node(tmp_path, CUDA_VISIBLE_DEVICES="1,-1,2").gpus] == ["1"]
+
+
+def mi300(count: int, first: int = 2) -> dict[str, str]:
+    """Files of a node with so many MI300X, after the nodes of its CPUs."""
+    files = {"dev/kfd": ""}
+    topology = "sys/class/kfd/kfd/topology/nodes"
+    for number in range(first):
+        text = "cpu_cores_count 96\nsimd_count 0\ngfx_target_version 0\ndrm_render_minor 0\n"
+        files[f"{topology}/{number}/properties"] = text
+    for gpu in range(count):
+        minor, device = 128 + gpu, f"sys/class/drm/renderD{128 + gpu}/device"
+        files |= {
+            f"{topology}/{first + gpu}/properties": "cpu_cores_count 0\nsimd_count 1216\n"
+            f"gfx_target_version 90402\ndrm_render_minor {minor}\n",
+            f"dev/dri/renderD{minor}": "",
+            f"{device}/mem_info_vram_total": str(192 * 2**30),
+            f"{device}/local_cpulist": "0-31" if gpu < count / 2 else "32-63",
+        }
+    return files
+
+
+def test_amd_gpus(tmp_path: Path) -> None:
+    """They have no /dev/nvidia*: the node would train on its CPUs."""
+    here = node(tmp_path, files=mi300(4), flags="avx2", vendor="AuthenticAMD")
+    (first, *_), profile = here.gpus, choose(here, JobConfig())
+    assert (first.vendor, first.model, first.capability) == ("AMD", "gfx942", 9.4)
+    assert (first.memory_mib, first.precision) == (192 * 2**10, "bf16")
+    assert (profile.name, profile.nproc) == ("gpu", 4)
+    assert [as_list(cores) for cores in profile.cores] == ["0-15", "16-31", "32-47", "48-63"]
+    found = settings(profile)
+    assert found[profiles.GPUS] == "4 AMD"
+    assert "PYTORCH_ALLOC_CONF" not in found  # ROCm has no such segments in all versions
+    (tmp_path / "dev/dri/renderD129").unlink()  # a container with some of them
+    assert len(hardware.detect({}, tmp_path).gpus) == 3
+
+
+@pytest.mark.parametrize(
+    ("variables", "names"),
+    [
+        ({"ROCR_VISIBLE_DEVICES": "2,3"}, ["0", "1"]),  # HIP numbers what ROCr leaves it
+        ({"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "1"}, ["1"]),
+        ({"HIP_VISIBLE_DEVICES": "3"}, ["3"]),
+        ({"CUDA_VISIBLE_DEVICES": "0,2"}, ["0", "2"]),  # HIP reads it, too
+        ({"ROCR_VISIBLE_DEVICES": ""}, []),
+        ({"ZE_AFFINITY_MASK": "0"}, ["0", "1", "2", "3"]),
+    ],
+)
+def test_variables_that_choose_among_amd_gpus(
+    variables: dict[str, str], names: list[str], tmp_path: Path
+) -> None:
+    node(tmp_path, files=mi300(4))
+    here = hardware.detect(variables, tmp_path)
+    assert [gpu.name for gpu in here.gpus] == names
+    if "2,3" in variables.get("ROCR_VISIBLE_DEVICES", ""):
+        assert here.gpus[0].near_cpus == tuple(range(32, 64))
+    assert hardware.select(here.gpus[:1]) == (
+        {"HIP_VISIBLE_DEVICES": names[0]} if names else {"CUDA_VISIBLE_DEVICES": ""}
+    )
+
+
+def intel_gpu(root: Path, minor: int, bus: str, pci_class: str, tiles: int = 0) -> None:
+    device = root / f"sys/devices/pci{bus[:7]}/{bus}"
+    device.mkdir(parents=True)
+    for name, text in {"vendor": "0x8086", "class": pci_class, "local_cpulist": "0-31"}.items():
+        (device / name).write_text(f"{text}\n")
+    for tile in range(tiles):
+        (device / f"tile{tile}").mkdir()
+    drm = root / f"sys/class/drm/renderD{minor}"
+    drm.mkdir(parents=True)
+    (drm / "device").symlink_to(device)
+    (root / "dev/dri").mkdir(parents=True, exist_ok=True)
+    (root / f"dev/dri/renderD{minor}").touch()
+
+
+def test_intel_gpus(tmp_path: Path) -> None:
+    intel_gpu(tmp_path, 128, "0000:29:00.0", "0x038000", tiles=2)  # a Max 1550: two devices
+    intel_gpu(tmp_path, 129, "0000:4d:00.0", "0x038000")
+    here = node(tmp_path)
+    assert [f"{gpu.vendor} {gpu.name}" for gpu in here.gpus] == ["Intel 0", "Intel 1", "Intel 2"]
+    assert settings(choose(here, JobConfig()))[profiles.GPUS] == "3 Intel"
+    masked = hardware.detect({"ZE_AFFINITY_MASK": "0.1,2", "CUDA_VISIBLE_DEVICES": ""}, tmp_path)
+    assert [gpu.name for gpu in masked.gpus] == ["0.1", "2"]
+    assert hardware.select(masked.gpus) == {"ZE_AFFINITY_MASK": "0.1,2"}
+
+
+@pytest.mark.parametrize(
+    ("bus", "pci_class"),
+    [("0000:00:02.0", "0x030000"), ("0000:00:02.0", "0x038000"), ("0000:03:00.0", "0x030000")],
+)
+def test_graphics_of_a_desktop_are_no_gpus(bus: str, pci_class: str, tmp_path: Path) -> None:
+    """A processor's own, without a screen, too; and a card that drives one."""
+    intel_gpu(tmp_path, 128, bus, pci_class)
+    assert choose(node(tmp_path), JobConfig()).name == "xeon"
+
+
+MIG = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5b)
+  MIG 3g.20gb     Device  0: (UUID: MIG-c6d4)
+  MIG 1g.5gb+me   Device  1: (UUID: MIG-ba72)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-77aa)
+"""
+
+
+def test_mig_instances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "0, GPU-5d5b, NVIDIA A100-SXM4-40GB, 8.0, 40960, 00000000:07:00.0\n"
+    whole = hardware.parse_nvidia_smi(lines, tmp_path)
+    known = hardware.parse_mig(MIG, whole)
+    assert known.keys() == {"MIG-c6d4", "MIG-ba72"}
+    one = known["MIG-c6d4"]
+    assert (one.model, one.capability) == ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 8.0)
+    assert (one.memory_mib, known["MIG-ba72"].memory_mib) == (20 * 1024, 5 * 1024)
+    answers = {"--query-gpu": lines, "-L": MIG}
+    monkeypatch.setattr(
+        "slurmft.core.process.output",
+        lambda command, _: next(t for k, t in answers.items() if command[1].startswith(k)),
+    )
+    here = node(tmp_path, gpus=1, CUDA_VISIBLE_DEVICES="MIG-c6d4,MIG-ba72")
+    assert [gpu.model.split()[-1] for gpu in here.gpus] == ["3g.20gb", "1g.5gb+me"]
+    assert choose(here, JobConfig()).nproc == 1  # CUDA shows a process one alone
+    with pytest.raises(UsageError, match="2 GPUs, as MIG instances, of which torch and NCCL can"):
+        choose(here, JobConfig(nproc_per_node=2))
+
+
+def test_one_visible_gpu_for_each_rank_of_mpirun(tmp_path: Path) -> None:
+    """Its ranks find out whether it is their own; a node's one task knows that it is not."""
+    here = node(tmp_path, gpus=4, CUDA_VISIBLE_DEVICES="3")
+    of_mpirun = JobConfig(nproc_per_node=4, cluster="mpirun")
+    assert len(choose(here, of_mpirun).cores) == 4
+    with pytest.raises(UsageError, match=r"--nproc-per-node 4, but \S+ has 1 GPUs"):
+        choose(here, JobConfig(nproc_per_node=4))
+
+
+def test_a_node_with_gpus_that_computes_on_cpus(tmp_path: Path) -> None:
+    here = node(tmp_path, gpus=4)
+    for job in (JobConfig(profile="cpu"), JobConfig(backend="gloo"), JobConfig(backend="ccl")):
+        profile = choose(here, job)
+        assert (profile.name != "gpu", profile.nproc) == (True, 2)
+        assert settings(profile)[profiles.GPUS] == "0"
+    assert choose(here, JobConfig(profile="gpu", backend="gloo")).name == "gpu"
+    assert profiles.GPUS not in settings(choose(node(tmp_path / "none"), JobConfig()))
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [("2.8.0+cu128", "PYTORCH_CUDA_ALLOC_CONF"), ("2.13.0+cu130", "PYTORCH_ALLOC_CONF")],
+)
+def test_allocator_that_keeps_no_fragments(
+    version: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda package: version)
+    found = settings(choose(node(tmp_path, gpus=2), JobConfig()))
+    assert found[name] == "expandable_segments:True"
+    assert found[profiles.GPUS] == "2 NVIDIA"
+    assert sum("ALLOC_CONF" in each for each in found) == 1
 
 
 def test_nvidia_smi_is_asked_once_a_node(tmp_path: Path) -> None:
@@ -233,7 +386,7 @@ def test_nvidia_smi_is_asked_once_a_node(tmp_path: Path) -> None:
 def test_profile_that_the_node_cannot_serve(tmp_path: Path) -> None:
     amd = node(tmp_path, flags="avx2", vendor="AuthenticAMD")
     assert choose(amd, JobConfig()).name == "cpu"
-    with pytest.raises(UsageError, match="looked at CUDA_VISIBLE_DEVICES and /dev/nvidia"):
+    with pytest.raises(UsageError, match=r"looked at CUDA_VISIBLE_DEVICES and .* /sys/class/kfd"):
         choose(amd, JobConfig(profile="gpu"))
     with pytest.raises(UsageError, match="has no AVX-512"):
         choose(amd, JobConfig(profile="xeon"))

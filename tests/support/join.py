@@ -8,15 +8,12 @@ from __future__ import annotations
 import os
 import sys
 
-import torch
-
 from slurmft.core.errors import SlurmftError
 from slurmft.job import process_group
+from tests.support.gpus import FakeGpus
 
 if __name__ == "__main__":
-    gpus = int(os.environ["GPUS"])
-    torch.cuda.is_available = lambda: gpus > 0
-    torch.cuda.device_count = lambda: gpus
+    FakeGpus(int(os.environ["GPUS"])).install(setattr)
     try:
         world = process_group.init(sys.argv[1])
     except SlurmftError as error:

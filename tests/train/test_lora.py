@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -433,3 +434,28 @@ def test_four_bits_need_a_gpu() -> None:
     assert lora.quantization(config()) == {}
     with pytest.raises(UsageError, match="--load-in-4bit needs a GPU"):
         lora.quantization(config(load_in_4bit=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("class lib:\n    formatted_error = 'CUDA 13.0 not found'", "CUDA 13.0 not found"),
+        ("raise OSError('libcudart.so.12: cannot open')", "libcudart.so.12: cannot open"),
+    ],
+)
+def test_bitsandbytes_of_another_build(
+    text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "bitsandbytes"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "cextension.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("bitsandbytes", "bitsandbytes.cextension"):
+        monkeypatch.setitem(sys.modules, name, None)  # is put back at the end
+        del sys.modules[name]
+    for module in (torch.cuda, torch.accelerator):
+        monkeypatch.setattr(module, "is_available", lambda: True)
+    with pytest.raises(UsageError, match=f"bitsandbytes does not work here: .*{words}") as error:
+        lora.quantization(config(load_in_4bit=True))
+    assert f"torch {torch.__version__}" in str(error.value.hint)

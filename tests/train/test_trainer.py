@@ -11,13 +11,17 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from slurmft.runs import log_times
 from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
 from slurmft.train.environment import import_times
+from slurmft.train.trainer import choose_precision
 from tests.conftest import HOSTILE, Done, Following, records, slurmft
 from tests.support.models import LABELS, write_emotion, write_model
 
@@ -347,6 +351,7 @@ def test_cancelled_at_once(tmp_path: Path) -> None:
     ("asked", "said", "cure"),
     [
         ("--precision fp16", "--precision fp16 needs GPUs", "bf16"),
+        ("--tf32", "--tf32 needs GPUs", "bf16"),
         (
             "--precision bf16 --cuda-graphs",
             "--cuda-graphs cannot be used: flash attention is for NVIDIA's GPUs",
@@ -365,6 +370,16 @@ def test_what_needs_a_gpu(asked: str, said: str, cure: str, tmp_path: Path) -> N
     assert said in done.err
     assert cure in done.err
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_tf32_is_switched_on(tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)
+    world: Any = SimpleNamespace(device=torch.device("cuda", 0))
+    config = TrainConfig.resolve(task="synthetic", precision="fp32", tf32=tf32)
+    assert choose_precision(config, world) == "fp32"
+    assert asked == (["high"] if tf32 else [])
 
 
 LONG = (
