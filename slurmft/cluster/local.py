@@ -28,6 +28,7 @@ _KILL_AFTER_S = 20
 """Between SIGTERM and SIGKILL to the other nodes when one has failed."""
 _TIME_LIMIT = signal.SIGUSR2
 """What submitit's local controller sends shortly before the time limit."""
+_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class LocalNodes:
@@ -159,7 +160,9 @@ def start(config: RunConfig, run: RunDir, module: str) -> str:
 
     _pid_file(run).unlink(missing_ok=True)  # of the job before, where this is a resume
     script = run.submitit / "setup.sh"
-    write_text(script, "\n".join(["set -e", *config.job.setup, "set +e", 'exec "$@"', ""]))
+    given = os.environ.get(_GPUS)  # submitit hides all GPUs
+    gpus = f"unset {_GPUS}" if given is None else f"export {_GPUS}={shlex.quote(given)}"
+    write_text(script, "\n".join([gpus, "set -e", *config.job.setup, "set +e", 'exec "$@"', ""]))
 
     class Executor(submitit.LocalExecutor):  # type: ignore[misc, unused-ignore]
         """submitit's executor, with bash for the setup lines, as on Slurm."""

@@ -40,9 +40,7 @@ class Offer(NamedTuple):
 class BadHostError(SlurmftError):
     """GPUs of some hosts cannot be used, while those of others can."""
 
-    def __init__(self, message: str, hint: str, hosts: set[str]) -> None:
-        super().__init__(message, hint)
-        self.hosts = hosts
+    hosts: frozenset[str] = frozenset()
 
 
 def agree(asked: str, store: Any, rank: int, world_size: int) -> tuple[str, str | None]:
@@ -123,9 +121,11 @@ def _too_few_gpus(asked: str, offers: Sequence[Offer], few: Sequence[Offer]) -> 
         (o.host, o.gpu_problem or f"{o.gpus} for {o.processes} process(es)") for o in offers
     )
     message = f"--backend {asked}: torch does not see a GPU for every process; {counts}"
-    bad = {o.host for o in few}
+    bad = frozenset(o.host for o in few)
     if all(o.gpu_problem for o in few) and bad != {o.host for o in offers}:
-        return BadHostError(message, f"nvidia-smi there; or --sbatch exclude={','.join(bad)}", bad)
+        error = BadHostError(message, f"look there; or: --sbatch exclude={','.join(sorted(bad))}")
+        error.hosts = bad
+        return error
     hint = "request GPUs on every node (--gpus-per-node)"
     if any(o.gpu_problem for o in few):
         hint = "install a torch for these GPUs and their driver (https://pytorch.org)"

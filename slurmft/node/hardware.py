@@ -365,21 +365,13 @@ def parse_nvidia_smi(text: str, root: Path = Path("/")) -> dict[str, Gpu]:
     """From lines "index, uuid, name, capability, MiB, bus"."""
     found: dict[str, Gpu] = {}
     for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) != 6:
-            continue
-        index, uuid, model, capability, memory, bus = fields
-        domain, _, rest = bus.lower().partition(":")
-        near = _read(root / f"sys/bus/pci/devices/{domain[-4:]}:{rest}/local_cpulist")
-        for name in (index, uuid):
-            with contextlib.suppress(ValueError):
-                found[name] = Gpu(
-                    name=name,
-                    model=model,
-                    capability=float(capability),
-                    memory_mib=int(memory),
-                    near_cpus=tuple(numbers(near or "")),
-                )
+        with contextlib.suppress(ValueError):  # of lines of other kinds, and values it lacks
+            index, uuid, model, capability, memory, bus = map(str.strip, line.split(","))
+            domain, _, rest = bus.lower().partition(":")
+            device = root / f"sys/bus/pci/devices/{domain[-4:]}:{rest}"
+            gpu = _of_sysfs("NVIDIA", model, device)
+            gpu = replace(gpu, capability=float(capability), memory_mib=int(memory))
+            found |= {name: replace(gpu, name=name) for name in (index, uuid)}
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 
 from slurmft.job import devices
 from slurmft.job.backend import offer
+from slurmft.node.hardware import host_name
 from slurmft.node.profiles import GPUS
 from tests.conftest import slurmft
 from tests.support.gpus import FakeGpus
@@ -125,6 +127,24 @@ def test_ranks_on_cpus_ask_no_driver(
     fake.install(monkeypatch.setattr)
     found = offer(asked)
     assert (found.gpus, found.gpu_problem, fake.asked) == (0, None, [])
+
+
+def test_run_with_a_torch_for_cpus_on_a_node_with_gpus(tmp_path: Path) -> None:
+    """It is refused at once, with host, cause and cure; it would train on CPUs."""
+    version = torch.__version__
+    if torch.version.cuda is not None:
+        pytest.skip("this torch is for CUDA")
+    began = time.monotonic()
+    flags = ("--cluster", "local", "--nodes", "2", "--runs-dir", str(tmp_path))
+    done = slurmft("submit", "--follow", *flags, env={"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert done.code == 2
+    where = f"on {host_name()}: torch {version} has no CUDA, and the host has 1 NVIDIA GPU(s)"
+    assert f"torch does not see a GPU for every process; {where}" in done.err
+    assert "hint: install a torch for these GPUs and their driver" in done.err
+    assert done.err.count("error: ") == 1
+    for rank in range(2):
+        assert where in done.run.rank_log(rank).read_text()
+    assert time.monotonic() - began < 60
 
 
 def test_run_on_cpus_leaves_the_gpus_alone(tmp_path: Path) -> None:

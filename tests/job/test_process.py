@@ -159,7 +159,9 @@ def test_errors_that_a_program_makes_on_a_gpu(message: str, run: RunDir, ended: 
 def test_host_whose_gpus_cannot_be_used(is_bad: bool, run: RunDir, ended: list[int]) -> None:
     """Every rank refuses; the one there is the cause."""
     hosts = {host_name()} if is_bad else {"n2"}
-    process.record_failure(BadHostError("no GPU", "nvidia-smi", hosts), run, 3, 0, 1)
+    error = BadHostError("no GPU")
+    error.hosts = frozenset(hosts)
+    process.record_failure(error, run, 3, 0, 1)
     (failure,) = run.all_failures()
     assert failure["bad_host"] == (host_name() if is_bad else None)
     assert failure["secondary"] is not is_bad
