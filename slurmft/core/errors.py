@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from slurmft.core.credentials import redact
@@ -35,6 +35,9 @@ class SlurmftError(Exception):
         hint: what to do; None where there is nothing better to say than the message.
         code: exit code of the process that ends with this error: an `Exit`, or a job's own.
     """
+
+    bad_hosts: Sequence[str] = ()
+    """Hosts that are to blame, where others could go on without them."""
 
     def __init__(self, message: str, hint: str | None = None, code: int = Exit.FAILED) -> None:
         super().__init__(message)

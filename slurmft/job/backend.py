@@ -37,12 +37,6 @@ class Offer(NamedTuple):
     gpu_backend: str = "nccl"
 
 
-class BadHostError(SlurmftError):
-    """GPUs of some hosts cannot be used, while those of others can."""
-
-    hosts: frozenset[str] = frozenset()
-
-
 def agree(asked: str, store: Any, rank: int, world_size: int) -> tuple[str, str | None]:
     """As `choose`, by what all ranks offer; all of them call it."""
     keys = [f"backend/{each}" for each in range(world_size)]
@@ -97,7 +91,7 @@ def choose(asked: str, offers: Sequence[Offer]) -> tuple[str, str | None]:
 
     Raises:
         UsageError: a host lacks what was asked for, or some have GPUs and others none.
-        BadHostError: some hosts have GPUs that cannot be used, and others can use theirs.
+        SlurmftError: some hosts (`bad_hosts`) cannot use their GPUs, and others can.
     """
     has_gpus = any(offer.gpus or offer.gpu_problem for offer in offers)
     if asked == "nccl" or (asked == "auto" and has_gpus):
@@ -121,10 +115,10 @@ def _too_few_gpus(asked: str, offers: Sequence[Offer], few: Sequence[Offer]) -> 
         (o.host, o.gpu_problem or f"{o.gpus} for {o.processes} process(es)") for o in offers
     )
     message = f"--backend {asked}: torch does not see a GPU for every process; {counts}"
-    bad = frozenset(o.host for o in few)
-    if all(o.gpu_problem for o in few) and bad != {o.host for o in offers}:
-        error = BadHostError(message, f"look there; or: --sbatch exclude={','.join(sorted(bad))}")
-        error.hosts = bad
+    bad = sorted({o.host for o in few})
+    if all(o.gpu_problem for o in few) and len(bad) < len({o.host for o in offers}):
+        error = SlurmftError(message, f"look there; or: --sbatch exclude={','.join(bad)}")
+        error.bad_hosts = bad
         return error
     hint = "request GPUs on every node (--gpus-per-node)"
     if any(o.gpu_problem for o in few):

@@ -93,9 +93,8 @@ def record_failure(error: Exception, run: RunDir, rank: int, step: int, meetings
     print(redact(trace or f"error: {shown}"), file=sys.stderr, flush=True)
     host = host_name()
     where = f"rank {rank} on {host}"
-    hosts = getattr(error, "hosts", None)  # a BadHostError's
-    bad_host = host if has_broken_gpu(error) or host in (hosts or ()) else None
-    secondary = bad_host is None and (hosts is not None or is_secondary(error))
+    bad_host = host if host in shown.bad_hosts else None
+    secondary = bad_host is None and (bool(shown.bad_hosts) or is_secondary(error))
     # Started again on a bad host, the ranks would have the same GPUs.
     lasting = not secondary and (
         bad_host is not None or trace is None or failed_so_before(run, shown, where, step, meetings)
@@ -126,20 +125,22 @@ def explain(error: Exception, run: RunDir, rank: int) -> SlurmftError:
     """An error as its reader needs it: its own words, or where to look for more."""
     if isinstance(error, SlurmftError):
         return error
+    if isinstance(error, RuntimeError) and _BROKEN_GPU.search(str(error)):
+        return _broken_gpu(error)
     message, hint = f"{type(error).__name__}: {error}", f"log: {run.rank_log(rank)}"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = f"make room on the file system of {run.path}"
-    if has_broken_gpu(error):
-        gpus, local_rank = visible_gpus(os.environ), int(os.environ.get("LOCAL_RANK", "0"))
-        name = gpus[min(local_rank, len(gpus) - 1)].name if gpus else local_rank
-        message = f"GPU {name} of {host_name()} failed: {error}".partition("\n")[0]
-        hint = "a host that fails twice is left out; nvidia-smi and the kernel's log there say more"
     return SlurmftError(message, hint)
 
 
-def has_broken_gpu(error: Exception) -> bool:
-    """Whether a GPU of this host has failed, by its driver's words."""
-    return isinstance(error, RuntimeError) and bool(_BROKEN_GPU.search(str(error)))
+def _broken_gpu(error: Exception) -> SlurmftError:
+    """The error for a GPU of this host that has failed."""
+    gpus, local_rank = visible_gpus(os.environ), int(os.environ.get("LOCAL_RANK", "0"))
+    name = gpus[min(local_rank, len(gpus) - 1)].name if gpus else local_rank
+    words = f"GPU {name} of {host_name()} failed: {error}".partition("\n")[0]
+    shown = SlurmftError(words, "nvidia-smi and the kernel's log there may say more")
+    shown.bad_hosts = [host_name()]
+    return shown
 
 
 def is_secondary(error: Exception) -> bool:

@@ -43,11 +43,6 @@ class Gpu:
     """Logical CPUs on its side of the node."""
 
     @property
-    def is_mig(self) -> bool:
-        """Whether it is a part of one: a MIG instance."""
-        return self.name.startswith("MIG-")
-
-    @property
     def precision(self) -> str:
         """The reduced precision that it computes natively."""
         if self.capability is None:
@@ -356,7 +351,7 @@ def _nvidia_smi(gpus: Iterable[Gpu]) -> dict[str, Gpu]:
     query = "--query-gpu=index,uuid,name,compute_cap,memory.total,pci.bus_id"
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     whole = parse_nvidia_smi(process.output(command, 20) or "")
-    if not any(gpu.is_mig for gpu in gpus):
+    if not any(gpu.name.startswith("MIG-") for gpu in gpus):
         return whole
     return parse_mig(process.output(["nvidia-smi", "-L"], 20) or "", whole)
 

@@ -197,7 +197,8 @@ def name_of(hardware: Hardware, job: JobConfig) -> str:
 def _usable_gpus(hardware: Hardware) -> int:
     """How many GPUs processes can use together: of MIG instances CUDA shows a process the first
     one alone, and NCCL does not connect two of one GPU."""
-    return 1 if any(gpu.is_mig for gpu in hardware.gpus) else len(hardware.gpus)
+    is_mig = any(gpu.name.startswith("MIG-") for gpu in hardware.gpus)
+    return 1 if is_mig else len(hardware.gpus)
 
 
 def _check_processes(

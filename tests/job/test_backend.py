@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from slurmft.core.errors import UsageError
-from slurmft.job.backend import BadHostError, Offer, choose
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.job.backend import Offer, choose
 from slurmft.node import ccl
 from slurmft.node.profiles import GPUS
 from slurmft.node.rendezvous import free_ports
@@ -50,9 +50,9 @@ def test_torch_that_does_not_fit_the_gpus() -> None:
 
 def test_host_that_lost_a_gpu() -> None:
     lost = Offer("n2", 3, gpu_problem="torch 2.13.0 can use 3 of 4 NVIDIA GPU(s)", processes=4)
-    with pytest.raises(BadHostError, match=r"on n1: 4 for 4 process.*; on n2: torch 2") as error:
+    with pytest.raises(SlurmftError, match=r"on n1: 4 for 4 process.*; on n2: torch 2") as error:
         choose("auto", [Offer("n1", 4, processes=4), lost])
-    assert error.value.hosts == {"n2"}
+    assert error.value.bad_hosts == ["n2"]
     assert "--sbatch exclude=n2" in str(error.value.hint)
     assert choose("auto", [Offer("n1", 4, processes=3), lost._replace(processes=3)])[0] == "nccl"
     without = Offer("n3", 0, processes=4)  # never had any: another mistake

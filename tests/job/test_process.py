@@ -11,7 +11,6 @@ import pytest
 
 from slurmft.core.errors import SlurmftError
 from slurmft.job import process
-from slurmft.job.backend import BadHostError
 from slurmft.node import heartbeat
 from slurmft.node.hardware import host_name
 from slurmft.runs.rundir import ATTEMPT, RunDir
@@ -158,9 +157,9 @@ def test_errors_that_a_program_makes_on_a_gpu(message: str, run: RunDir, ended: 
 @pytest.mark.parametrize("is_bad", [True, False])
 def test_host_whose_gpus_cannot_be_used(is_bad: bool, run: RunDir, ended: list[int]) -> None:
     """Every rank refuses; the one there is the cause."""
-    hosts = {host_name()} if is_bad else {"n2"}
-    error = BadHostError("no GPU")
-    error.hosts = frozenset(hosts)
+    hosts = [host_name()] if is_bad else ["n2"]
+    error = SlurmftError("no GPU")
+    error.bad_hosts = hosts
     process.record_failure(error, run, 3, 0, 1)
     (failure,) = run.all_failures()
     assert failure["bad_host"] == (host_name() if is_bad else None)
