@@ -169,7 +169,7 @@ def changed(is_plain: bool, whole_table: bool) -> Iterator[None]:
 
     def plain(self: Any, accelerator: Any, model: Any, optimizer: Any) -> Any:
         accelerator.ddp_handler = None
-        return accelerator.prepare(model, optimizer)
+        return accelerator.prepare_model(model)
 
     before = GradientCommunication.prepare, vocab_trim._SAVED_BYTES
     if is_plain:

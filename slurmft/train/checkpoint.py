@@ -113,6 +113,11 @@ class Saver:
         """The main rank's value, on every rank that saves."""
         return value
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
     def wait(self) -> None:
         """Waits for the save under way."""
         if self._thread is not None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -20,7 +22,12 @@ if TYPE_CHECKING:
     import torch
 
 Array = np.ndarray
+_Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
 _ARRAYS = ("tokens", "offsets", "labels", "types", "token_labels", "label_counts")
+
+_ALIGNMENT = 16
+"""Bytes; a tensor of any type may begin at a multiple of it."""
 
 BUCKET_STEPS = 50
 """Steps whose samples are sorted by length together."""
@@ -188,18 +195,70 @@ class Batch:
     lengths: torch.Tensor
     """Tokens of each: int64, (samples,)."""
     padded_tokens: int
+    buffer: torch.Tensor | None = None
+    """What inputs and targets are views of: uint8, (bytes,)."""
 
     @property
     def tokens(self) -> int:
         return int(self.lengths.sum())
 
+    def joined(self) -> Batch:
+        """The same in one buffer, so that one copy takes all of it to a GPU."""
+        import torch
+
+        size = sum(_place(t) for group in (self.inputs, self.targets) for t in group.values())
+        joined = self._within(torch.empty(size, dtype=torch.uint8))
+        for own, other in ((self.inputs, joined.inputs), (self.targets, joined.targets)):
+            for name, tensor in own.items():
+                other[name].copy_(tensor)
+        return joined
+
     def to(self, device: torch.device) -> Batch:
-        """The same on a device; lengths stay on the CPU."""
-        inputs, targets = (
-            {name: tensor.to(device, non_blocking=True) for name, tensor in group.items()}
-            for group in (self.inputs, self.targets)
-        )
-        return dataclasses.replace(self, inputs=inputs, targets=targets)
+        """The same on a device, without waiting for it; lengths stay here."""
+        if device.type == "cpu":
+            return self
+        assert self.buffer is not None
+        return self._within(self.buffer.pin_memory().to(device, non_blocking=True))
+
+    def _within(self, buffer: torch.Tensor) -> Batch:
+        """With tensors of the same types and shapes that are views of a buffer."""
+        start, groups = 0, []
+        for group in (self.inputs, self.targets):
+            views = {}
+            for name, tensor in group.items():
+                part = buffer[start : start + tensor.nbytes]
+                views[name] = part.view(tensor.dtype).view(tensor.shape)
+                start += _place(tensor)
+            groups.append(views)
+        return dataclasses.replace(self, inputs=groups[0], targets=groups[1], buffer=buffer)
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Bytes that a tensor takes in a buffer."""
+    return -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def with_made(
+    items: Iterable[_Item], make: Callable[[_Item], _Made], device: torch.device
+) -> Iterator[tuple[_Item, _Made]]:
+    """Items, each with what `make` makes of it. For a GPU a thread makes it, one item ahead; a CPU
+    has no time to spare for that. The thread leaves the GPU alone: another may capture a graph.
+
+    Raises:
+        Exception: whatever `make` raises, when its item's turn comes.
+    """
+    if device.type == "cpu":
+        yield from ((item, make(item)) for item in items)
+        return
+    with ThreadPoolExecutor(1, "batches") as thread:
+        waiting: deque[tuple[_Item, Future[_Made]]] = deque()
+        for item in items:
+            waiting.append((item, thread.submit(make, item)))
+            if len(waiting) > 1:
+                first, made = waiting.popleft()
+                yield first, made.result()
+        for item, made in waiting:
+            yield item, made.result()
 
 
 @dataclass(frozen=True, slots=True)

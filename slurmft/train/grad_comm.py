@@ -50,28 +50,31 @@ class GradientCommunication:
         self._averaging: PeriodicAveraging | None = None
         self._has_local_steps = False
 
-    def prepare(self, accelerator: Any, model: Any, optimizer: Any) -> tuple[Any, Any]:
-        """Model and optimizer as Accelerate prepares them, with the same weights on all ranks."""
+    def prepare(self, accelerator: Any, model: Any, optimizer: Any) -> Any:
+        """The model as Accelerate prepares it, on its device, with the same weights on all ranks.
+
+        Args:
+            optimizer: torch's own, of this model: Accelerate's looks for packages in every step.
+        """
         if self.used == "none" or self.period > 1:
             return self._prepare_without_ddp(accelerator, model, optimizer)
         if self.world.device.type == "cpu":
             self.tables = Tables.of(model)
         model._ddp_params_and_buffers_to_ignore = self._ignored(model)  # DDP's own name
         accelerator.ddp_handler = self._ddp_options(model)
-        model, optimizer = accelerator.prepare(model, optimizer)
+        ddp = accelerator.prepare_model(model)
         if self.used == "bf16":
             # By another name: DDP refuses this hook without NCCL.
-            model.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
-        return model, optimizer
+            ddp.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
+        return ddp
 
-    def _prepare_without_ddp(self, accelerator: Any, model: Any, optimizer: Any) -> tuple[Any, Any]:
+    def _prepare_without_ddp(self, accelerator: Any, model: Any, optimizer: Any) -> Any:
         """The same without DDP: one rank, or local SGD."""
+        prepared = accelerator.prepare_model(model, evaluation_mode=True)
         if self.used != "none":
-            broadcast_weights(model.state_dict().values())
-        prepared = accelerator.prepare_model(model, evaluation_mode=True)  # on its device
-        if self.used != "none":
+            broadcast_weights(model.state_dict().values())  # on its device: nccl sends no other
             self._averaging = PeriodicAveraging(model, optimizer)
-        return prepared, accelerator.prepare(optimizer)
+        return prepared
 
     def _ignored(self, model: Any) -> list[str]:
         """Names of what DDP leaves alone: our tables, and buffers that cannot differ.
@@ -91,6 +94,10 @@ class GradientCommunication:
         return DistributedDataParallelKwargs(bucket_cap_mb=mib, gradient_as_bucket_view=True)
 
     # --- in a step --------------------------------------------------------------------------------
+
+    def clip_grad_norm_(self, weights: list[torch.Tensor], norm: float) -> torch.Tensor:
+        """Clips the gradients to a norm; returns what it was: a scalar, on their device."""
+        return torch.nn.utils.clip_grad_norm_(weights, norm)
 
     def reduce(self) -> None:
         """Sums over ranks what DDP did not. After the last backward pass of an optimizer step."""

@@ -21,7 +21,7 @@ _TOGETHER = 2**26
 
 
 def make_optimizer(
-    model: torch.nn.Module, plan: Plan, fused: bool, divided: bool = True
+    model: torch.nn.Module, plan: Plan, fused: bool = True, divided: bool = True
 ) -> Optimizer:
     """The optimizer of the plan, on all weights that train.
 
@@ -47,6 +47,11 @@ def make_optimizer(
         fused=fused,
         divided=divided,
     )
+
+
+def steps_taken(optimizer: Optimizer) -> int:
+    """Steps that moved weights: AdamW counts them on its device, where fp16 may skip some."""
+    return max(int(state["step"]) for state in optimizer.state.values() if "step" in state)
 
 
 def decay_groups(weights: list[torch.nn.Parameter], plan: Plan) -> Groups:

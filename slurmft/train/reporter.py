@@ -4,9 +4,13 @@ import contextlib
 import math
 import platform
 import time
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
@@ -20,12 +24,14 @@ from slurmft.train.data import Batch
 from slurmft.train.environment import describe_rank, import_times, peak_memory_bytes, versions
 from slurmft.train.model_flops import ModelFlops
 from slurmft.train.step_plan import Plan
-from slurmft.train.timers import OwnClock, PhaseClock
+from slurmft.train.timers import OwnClock, PhaseClock, has_passed, now, seconds_between
 
 OF_RANK = ("tokens", "padded_tokens", "flops")
 """What each rank counts for itself."""
 _COUNTED = ("samples", *OF_RANK, "evaluated", "loss", "startup_s")
 _EVALUATE_RECORD_EVERY_S = 1.0
+STEADIER = "lower --learning-rate, lengthen --warmup-ratio, or use --precision bf16 or fp32"
+"""What to do where numbers are no longer finite."""
 
 _RANKS_EVERY_S = 10.0
 _RANKS_AT_MOST_EVERY_S = 60.0
@@ -35,8 +41,9 @@ _RANKS_AT_MOST_EVERY_S = 60.0
 class Reporter:
     """Counts what a rank does; the main rank's writes the files.
 
-    Losses stay on the device until a record is due. Then one all-reduce turns the ranks' shares
-    into means that every rank knows.
+    Losses stay on the device until a window of steps is full. Then one all-reduce turns the ranks'
+    shares into means that every rank knows. Nobody waits for a GPU's: they are read when they are
+    there, at the latest a window later.
     """
 
     def __init__(
@@ -67,7 +74,9 @@ class Reporter:
         self._ran_before_s = 0.0
         self._steps: list[dict[str, Any]] = []
         self._losses: list[Any] = []
-        self._window_start = self._window_samples = 0.0
+        self._norms: list[Any] = []
+        self._full: deque[_Window] = deque()
+        self._window_samples = 0
         self._evaluation_recorded_at = 0.0
         self._facts: dict[str, Any] = {}
         self._own_s = [0.0] * world.size
@@ -129,13 +138,17 @@ class Reporter:
         """Begins what the next throughput is measured over."""
         if not self.startup_s:
             self.startup_s = time.time() - self.job.began_at
-        self._window_start, self._window_samples = time.perf_counter(), 0
+        self._window_began, self._window_samples = now(self.world.device), 0
 
     def count(self, batch: Batch) -> None:
         """Counts the tokens of a training batch, and what the model computes for them."""
         self.tokens += batch.tokens
         self.padded_tokens += batch.padded_tokens
         self.flops += self._model_flops.of_batch(batch.lengths)
+
+    def gradients(self, norm: Any) -> None:
+        """Notes the norm of a step's gradients, which is to be finite. Before `step`."""
+        self._norms.append(norm)
 
     def step(self, step: int, loss: Any, learning_rate: float, samples: int) -> None:
         """Notes an optimizer step.
@@ -152,7 +165,8 @@ class Reporter:
         epoch = step / self.plan.steps_per_epoch
         self._steps.append({"step": step, "epoch": epoch, "learning_rate": learning_rate})
         if step % self.plan.config.log_every == 0:
-            self.flush()
+            self._end_window()
+        self._read(1)
 
     def counts(self) -> dict[str, Any]:
         """What a resumed run does not count from 0; tokens are those of this rank."""
@@ -178,34 +192,52 @@ class Reporter:
         Raises:
             SlurmftError: a loss is not finite. On every rank alike.
         """
+        self._end_window()
+        self._read(0)
+
+    def _end_window(self) -> None:
+        """Has the noted losses summed over ranks, and of every rank the seconds of its own work
+        since the last window and its peak memory in MiB: all by one reduction."""
         if not self._steps:
             return
-        losses, own_s, memory_mib = self._sums()
-        for record, loss in zip(self._steps, losses, strict=True):
-            record["loss"] = loss
-        last = self._steps[-1]
-        seconds = time.perf_counter() - self._window_start
-        left = self.plan.total_steps - last["step"]
-        last["samples_per_s"] = self._window_samples / seconds
-        last["left_s"] = left * seconds / len(losses)
-        last["total_steps"] = self.plan.total_steps
-        self.job.record("step", *self._steps)
-        self._record_ranks(last["step"], len(losses), own_s, memory_mib)
-        self.loss, self._steps, self._losses = losses[-1], [], []
-        self.begin_window()
-        self._check_finite(losses, last["step"])
-
-    def _sums(self) -> tuple[list[float], list[float], list[float]]:
-        """The noted losses, and of every rank the seconds of its own work since the last call and
-        its peak memory in MiB: all by one reduction."""
-        size, rank = self.world.size, self.world.rank
-        own = torch.zeros(2, size, dtype=torch.float64)
+        device, size, rank = self.world.device, self.world.size, self.world.rank
+        own = torch.zeros(2, size, dtype=torch.float64, pin_memory=device.type != "cpu")
         own[0, rank] = self.own_clock.seconds()
-        own[1, rank] = peak_memory_bytes(self.world.device) >> 20
-        losses = torch.stack(self._losses).double()
-        sums = self.world.sum(torch.cat([losses, own.flatten().to(losses.device)]))
-        count = len(losses)
-        return sums[:count], sums[count : count + size], sums[count + size :]
+        own[1, rank] = peak_memory_bytes(device) >> 20
+        noted = torch.stack(self._losses + self._norms).double()
+        sums = torch.cat([own.flatten().to(device, non_blocking=True), noted])
+        dist.all_reduce(sums)
+        if device.type != "cpu":
+            pinned = torch.empty_like(sums, device="cpu", pin_memory=True)
+            sums = pinned.copy_(sums, non_blocking=True)
+        began, ended = self._window_began, now(device)
+        self._full.append(_Window(self._steps, self._window_samples, sums, began, ended))
+        self._steps, self._losses, self._norms = [], [], []
+        self.begin_window()
+
+    def _read(self, left: int) -> None:
+        """Records the full windows that the device has done with, and waits for all but `left` of
+        them. Raises what `flush` does."""
+        while self._full and (len(self._full) > left or has_passed(self._full[0].ended)):
+            self._record(self._full.popleft())
+
+    def _record(self, window: "_Window") -> None:
+        seconds = seconds_between(window.began, window.ended)
+        size, count = self.world.size, len(window.steps)
+        numbers = iter(window.sums.tolist())
+        own_s, memory_mib, losses = (list(islice(numbers, n)) for n in (size, size, count))
+        for record, loss in zip(window.steps, losses, strict=True):
+            record["loss"] = loss
+        last = window.steps[-1]
+        left = self.plan.total_steps - last["step"]
+        last["samples_per_s"] = window.samples / seconds
+        last["left_s"] = left * seconds / count
+        last["total_steps"] = self.plan.total_steps
+        self.job.record("step", *window.steps)
+        self._record_ranks(last["step"], count, own_s, memory_mib)
+        self.loss = losses[-1]
+        for what, values in (("the loss is", losses), ("the gradients' norm is", list(numbers))):
+            _check_finite(what, values, last["step"])
 
     def _record_ranks(
         self, step: int, steps: int, own_s: list[float], memory_mib: list[float]
@@ -221,14 +253,6 @@ class Reporter:
         memory = [int(mib) for mib in memory_mib]
         self.job.record("ranks", step=step, own_ms=own_ms, memory_mib=memory)
         self._own_s, self._own_steps, self._ranks_recorded_at = [0.0] * self.world.size, 0, now
-
-    def _check_finite(self, losses: list[float], step: int) -> None:
-        bad = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
-        if bad is not None:
-            raise SlurmftError(
-                f"the loss is {losses[bad]} at step {step - len(losses) + 1 + bad}",
-                "lower --learning-rate, lengthen --warmup-ratio, or use --precision bf16 or fp32",
-            )
 
     def evaluating(self, done: int, total: int) -> None:
         """Notes this rank's progress in an evaluation; the main rank's stands for all."""
@@ -281,3 +305,21 @@ class Reporter:
         with contextlib.suppress(OSError, ValueError):  # `slurmft push` writes it, too
             model_card.write(self.run_dir, result)
         self.job.say(result_table(result))
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Steps that are recorded together."""
+
+    steps: list[dict[str, Any]]
+    samples: int
+    sums: torch.Tensor
+    """Over ranks: seconds and MiB of each, losses, norms of gradients; there when it has ended."""
+    began: Any
+    ended: Any
+
+
+def _check_finite(what: str, values: list[float], last: int) -> None:
+    bad = next((i for i, value in enumerate(values) if not math.isfinite(value)), None)
+    if bad is not None:
+        raise SlurmftError(f"{what} {values[bad]} at step {last - len(values) + 1 + bad}", STEADIER)

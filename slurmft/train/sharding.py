@@ -103,20 +103,23 @@ class Sharding(GradientCommunication):
         if trim := cpu.glibc_trim():
             trim()  # the whole model's memory
 
-    def prepare(self, accelerator: Any, model: Any, optimizer: Any) -> tuple[Any, Any]:
+    def prepare(self, accelerator: Any, model: Any, _: Any) -> Any:
         model = accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
         if inner := getattr(model, "_original_forward", None):  # without hooks, too
             model._original_forward = lambda **inputs: model.unshard() or inner(**inputs)
-        return model, accelerator.prepare(optimizer)
+        return model
 
     @torch.no_grad()
-    def clip_grad_norm_(self, _: Any, norm: float) -> None:
-        """Clips the gradients to a norm, that of all shares."""
+    def clip_grad_norm_(self, _: Any, norm: float) -> torch.Tensor:
+        """Clips the gradients to a norm, that of all shares; returns what it was."""
         shares = [p.grad.to_local() for p in self._weights.values() if p.grad is not None]
         square = torch.stack([share.float().pow(2).sum() for share in shares]).sum()
         square = square.to(self.world.device)
         dist.all_reduce(square, group=self._mesh.get_group(self._mesh.ndim - 1))
-        torch._foreach_mul_(shares, min(1.0, norm / (float(square.sqrt()) + 1e-6)))
+        found = square.sqrt()
+        factor = (norm / (found.double() + 1e-6)).clamp(max=1.0).to(shares[0])
+        torch._foreach_mul_(shares, factor)
+        return found
 
     # --- checkpoints ------------------------------------------------------------------------------
 

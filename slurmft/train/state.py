@@ -20,8 +20,8 @@ class Predicted:
 
     samples: np.ndarray
     """int64, (n,): indices into the split, without repetition."""
-    values: np.ndarray
-    """int64 or float64, (n, ...)."""
+    values: Any
+    """int64 or float64, (n, ...): an array; or a tensor, where nobody has waited for the device."""
 
     @classmethod
     def union(cls, parts: list["Predicted"]) -> "Predicted":
@@ -30,14 +30,15 @@ class Predicted:
         # Empty parts of a resumed training know neither type nor shape of what is to come.
         filled = [p for p in parts if len(p.samples)] or [cls(nothing, nothing)]
         samples, first = np.unique(np.concatenate([p.samples for p in filled]), return_index=True)
-        return cls(samples, np.concatenate([p.values for p in filled])[first])
+        values = [torch.as_tensor(p.values).cpu().numpy() for p in filled]
+        return cls(samples, np.concatenate(values)[first])
 
     @classmethod
     def from_tensors(cls, tensors: Tensors) -> "Predicted":
         return cls(tensors["samples"].numpy(), tensors["values"].numpy())
 
     def tensors(self) -> Tensors:
-        return {"samples": torch.from_numpy(self.samples), "values": torch.from_numpy(self.values)}
+        return {"samples": torch.from_numpy(self.samples), "values": torch.as_tensor(self.values)}
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class OwnClock:
 
     def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
         """Measures `model`: what the parallel wrapper calls, after its own exchanges."""
-        self._on_gpu, self._device = device.type != "cpu", torch.get_device_module(device)
+        self._device = device
         self._began: Any = None
         self._seconds = 0.0
         self._passes: deque[tuple[Any, Any]] = deque()
@@ -47,25 +47,39 @@ class OwnClock:
     def seconds(self) -> float:
         """What was measured since the last call."""
         while self._passes and self._passes[0][1].query():
-            began, ended = self._passes.popleft()
-            self._seconds += began.elapsed_time(ended) / 1000
+            self._seconds += seconds_between(*self._passes.popleft())
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
     def _begin(self, model: torch.nn.Module, _: Any) -> None:
-        self._began = self._now() if model.training else None
+        self._began = now(self._device) if model.training else None
 
     def _end(self, model: torch.nn.Module, _: Any, __: Any) -> None:
         if self._began is None:
             return
-        if self._on_gpu:
-            self._passes.append((self._began, self._now()))
+        ended = now(self._device)
+        if self._device.type == "cpu":
+            self._seconds += ended - self._began
         else:
-            self._seconds += time.perf_counter() - self._began
+            self._passes.append((self._began, ended))
 
-    def _now(self) -> Any:
-        if not self._on_gpu:
-            return time.perf_counter()
-        event = self._device.Event(enable_timing=True)
-        event.record()
-        return event
+
+def now(device: torch.device) -> Any:
+    """Seconds; of a GPU an event, which passes when the GPU has done all that it was given."""
+    if device.type == "cpu":
+        return time.perf_counter()
+    event = torch.get_device_module(device).Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def has_passed(moment: Any) -> bool:
+    return isinstance(moment, float) or bool(moment.query())
+
+
+def seconds_between(began: Any, ended: Any) -> float:
+    """Of two that `now` returned; waits for the second."""
+    if isinstance(ended, float):
+        return ended - float(began)
+    ended.synchronize()
+    return float(began.elapsed_time(ended)) / 1000

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch
 import transformers.modeling_utils  # noqa: F401 - models need it: time it as an import
 from accelerate import Accelerator
 from safetensors import SafetensorError
+from torch.distributed.tensor import DTensor
 from transformers.utils.logging import disable_progress_bar
 
 from slurmft.core import fingerprint
@@ -47,11 +49,13 @@ from slurmft.train.data import (
     TokenTable,
     bucket_by_length,
     epoch_order,
+    with_made,
 )
+from slurmft.train.environment import peak_memory_bytes
 from slurmft.train.grad_comm import GradientCommunication
 from slurmft.train.model_flops import ModelFlops
-from slurmft.train.optim import make_optimizer, make_scheduler
-from slurmft.train.reporter import OF_RANK, Reporter
+from slurmft.train.optim import make_optimizer, make_scheduler, steps_taken
+from slurmft.train.reporter import OF_RANK, STEADIER, Reporter
 from slurmft.train.sharding import ShardedSaver, Sharding
 from slurmft.train.state import (
     Predicted,
@@ -143,6 +147,8 @@ class Training:
             self._finish()
         except _Stopped:
             self._save_last()
+        except torch.OutOfMemoryError as error:
+            raise self._explain(error) from error
 
     def join(self) -> None:
         """Joins the other ranks, and settles what all of them have to know first."""
@@ -235,17 +241,12 @@ class Training:
             self.sharding.in_turns(self._load_model)
         else:
             self._load_model()
-        model = self.bare_model
-        # A fused optimizer skips fp16's overflowing steps by itself: the schedule would not know.
-        optimizer = make_optimizer(
-            model,
-            self.plan,
-            fused=self.precision != "fp16",
-            divided=self.communication.period == 1,
-        )
-        self.bare_optimizer = optimizer
-        self.model, self.optimizer = self.communication.prepare(self.accelerator, model, optimizer)
-        self.scheduler = make_scheduler(optimizer, self.plan)
+        model, divided = self.bare_model, self.communication.period == 1
+        self.optimizer = make_optimizer(model, self.plan, divided=divided)
+        self.model = self.communication.prepare(self.accelerator, model, self.optimizer)
+        self.weights = [p for p in model.parameters() if p.requires_grad]
+        self.scaler = self.accelerator.scaler
+        self.scheduler = make_scheduler(self.optimizer, self.plan)
         seed_everything(self.config.seed + 1 + self.world.rank)  # dropout differs between ranks
 
     def _load_model(self) -> None:
@@ -302,15 +303,14 @@ class Training:
         self.job.begin_phase()
         self.reporter.begin_window()
         self.clock.restart()
-        for samples in self._global_batches(at.epoch, at.batch):
-            if at.step == self.plan.total_steps:
-                break
+        steps = islice(self._global_batches(at.epoch, at.batch), self.plan.total_steps - at.step)
+        for samples, parts in with_made(steps, self._parts, self.world.device):
             # Only where all ranks have the same weights.
             can_save = self.communication.is_synchronized_after(at.step + 1)
             if can_save:
                 self.job.begin_step()
             learning_rate = self.scheduler.get_last_lr()[0]
-            loss = self._step(samples)
+            loss = self._step(samples, parts)
             at.step += 1
             at.batch += 1
             self.reporter.step(at.step, loss, learning_rate, len(samples))
@@ -349,50 +349,74 @@ class Training:
         for start in range(done * size, len(order), size):
             yield order[start : start + size]
 
-    def _step(self, samples: Any) -> Any:
+    def _parts(self, samples: Any) -> list[tuple[Batch, bool]]:
+        """This rank's part of a global batch for each micro-step; and whether it counts.
+
+        A rank without a share computes any sample with weight 0: the others wait for it.
+        """
+        parts = np.array_split(samples, self.plan.parts)  # the last batch of an epoch is small
+        own = parts[self.world.rank :: self.world.size]
+        batch = partial(self._batch, self.data.train)
+        return [(batch(part if len(part) else samples[:1]), len(part) > 0) for part in own]
+
+    def _step(self, samples: Any, parts: list[tuple[Batch, bool]] | None = None) -> Any:
         """One optimizer step on a global batch; returns this rank's share of its loss.
 
         The loss is the mean over the terms of the global batch, however samples and their lengths
         divide among ranks and micro-steps. Summed over all ranks, the shares give that mean.
-        """
-        total = 0
-        terms = self.task.count(self.data.train, samples)
-        for micro_step in range(self.plan.micro_steps):
-            last = micro_step == self.plan.micro_steps - 1
-            # Whole gradients, not yet sent, would need the memory that sharding saves.
-            now = last or self.sharding
-            with contextlib.nullcontext() if now else self.accelerator.no_sync(self.model):
-                total = total + self._backward(samples, micro_step, terms)
-        self.communication.reduce()
-        if self.config.max_grad_norm:
-            clips = self.sharding or self.accelerator
-            clips.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
-        self.optimizer.step()
-        if not self.accelerator.optimizer_step_was_skipped:  # fp16 skips steps that overflow
-            self.scheduler.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return total
 
-    def _backward(self, samples: Any, micro_step: int, terms: float, dry_run: bool = False) -> Any:
+        Args:
+            parts: what `_parts` has made of the samples, if it has.
+        """
+        losses: list[Any] = []
+        parts = parts or self._parts(samples)
+        terms = self.task.count(self.data.train, samples)
+        for batch, counts in parts:
+            if counts:
+                self.reporter.count(batch)
+            # Whole gradients, not yet sent, would need the memory that sharding saves.
+            now = len(losses) == len(parts) - 1 or self.sharding
+            with contextlib.nullcontext() if now else self.accelerator.no_sync(self.model):
+                losses.append(self._backward(batch, counts / (terms or 1)))
+        self.communication.reduce()
+        self._update()
+        return sum(losses[1:], losses[0])
+
+    def _backward(self, batch: Batch, weight: float) -> Any:
         """Gradients of this rank's part of a global batch; returns its share of the mean loss.
 
         Args:
-            terms: of the loss of the global batch (see `Task.count`).
+            weight: of each term of its loss.
         """
-        parts = np.array_split(samples, self.plan.parts)  # the last batch of an epoch is small
-        part = parts[micro_step * self.world.size + self.world.rank]
-        # A rank without a share computes any sample with weight 0: the others wait for it.
-        batch = self._batch(self.data.train, part if len(part) else samples[:1])
-        if len(part) and not dry_run:
-            self.reporter.count(batch)
-        batch = batch.to(self.world.device)
+        batch = self._sent(batch, self.data.train)
         loss, count = self.task.loss(self.model(**batch.inputs), batch)
         self._check_count(count, batch)
-        loss = loss * (bool(len(part)) / (terms or 1))
+        loss = loss * weight
         # DDP divides the sum of the ranks' gradients by their number.
-        self.accelerator.backward(loss * self.world.size)
+        whole = loss * self.world.size if self.world.size > 1 else loss
+        (self.scaler.scale(whole) if self.scaler else whole).backward()
         self.heap.after_batch()
         return loss.detach().float()
+
+    def _update(self) -> None:
+        """Clips the gradients, and moves the weights.
+
+        fp16's scaler skips a step that overflows. The schedule goes on: it belongs to the steps, as
+        the data does, and to skip with it would need to wait for the device in every step.
+        """
+        if self.config.max_grad_norm:
+            if self.scaler:
+                self.scaler.unscale_(self.optimizer)
+            norm = self.communication.clip_grad_norm_(self.weights, self.config.max_grad_norm)
+            if not self.scaler:
+                self.reporter.gradients(norm)
+        if self.scaler:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad(set_to_none=True)
 
     def _check_count(self, count: Any, batch: Batch) -> None:
         """Of the first batch: that the loss sums as many terms as the task counts beforehand.
@@ -412,15 +436,22 @@ class Training:
             )
 
     def _batch(self, table: TokenTable, samples: Any) -> Batch:
-        """The samples as the model takes them."""
-        return self.task.batch(self._table_batch(table, samples), table)
+        """The samples as the model takes them. Any thread may call it."""
+        batch = self.task.batch(self._table_batch(table, samples), table)
+        return batch if self.world.device.type == "cpu" else batch.joined()
+
+    def _sent(self, batch: Batch, table: TokenTable) -> Batch:
+        """A batch on the device, which the model gets next."""
+        self._batch_tokens = batch.tokens
+        if self.packing:
+            lengths = torch.from_numpy(table.lengths(batch.indices))
+            self.packing.expect(lengths, self.world.device)
+        return batch.to(self.world.device)
 
     def _table_batch(self, table: TokenTable, samples: Any) -> Batch:
         if self.packing:
-            batch = table.packed(samples)
-            self.packing.expect(batch.lengths, self.world.device)
-            return batch
-        on_gpu = self.world.device.type == "cuda"
+            return table.packed(samples)
+        on_gpu = self.world.device.type != "cpu"
         multiple = 8 if on_gpu and self.precision != "fp32" else 1  # fills tensor cores
         least = 0
         if self.config.batching == "padded":
@@ -488,32 +519,59 @@ class Training:
             part: its samples.
             most: how many the rank with the most has.
         """
-        size = self.config.eval_batch_size
+        size, done = self.config.eval_batch_size, 0
         assert size is not None
         by_length = np.argsort(self.data.validation.lengths(part), kind="stable")
-        predictions = [np.empty((0, *self.task.prediction_shape), self.task.prediction_dtype)]
+        predictions: list[torch.Tensor] = []
         self.bare_model.eval()
         self.job.begin_phase()
-        for start in range(0, most, size):  # as many boundaries on every rank
+        # As many boundaries on every rank.
+        batches = (part[by_length[start : start + size]] for start in range(0, most, size))
+        for indices, batch in with_made(batches, self._validation_batch, self.world.device):
             self.job.begin_step()
-            indices = part[by_length[start : start + size]]
             if len(indices):
-                predictions.append(self._predict(indices))
+                predictions.append(self._predict(batch))
                 self.predicted.append(Predicted(indices, predictions[-1]))
             elif self.sharding:  # the others wait for its shares
-                self._predict(np.zeros(1, dtype=np.int64))
-            self.reporter.evaluating(min(start + size, len(part)), len(part))
+                self._predict(batch)
+            done += len(indices)
+            self.reporter.evaluating(done, len(part))
             self.job.alive("evaluate")
             self._stop_or_save()
-        return np.concatenate(predictions)[np.argsort(by_length)]
+        found = [np.empty((0, *self.task.prediction_shape), self.task.prediction_dtype)]
+        found += [torch.cat(predictions).cpu().numpy()] if predictions else []
+        return np.concatenate(found)[np.argsort(by_length)]
+
+    def _validation_batch(self, samples: Any) -> Batch:
+        return self._batch(self.data.validation, samples if len(samples) else np.zeros(1, np.int64))
 
     @torch.no_grad()  # not inference_mode: weights that are gathered then could not train
-    def _predict(self, indices: Any) -> Any:
-        batch = self._batch(self.data.validation, indices)
+    def _predict(self, batch: Batch) -> Any:
+        """Predictions of validation samples, on the device."""
         model = self.bare_model
         if self.task.evaluates_in_fp32:  # Accelerate's wrapper lets it compute in bf16 or fp16
             model = getattr(model, "_original_forward", model)
-        return self.task.evaluate(model, batch.to(self.world.device), self.data).cpu().numpy()
+        return self.task.evaluate(model, self._sent(batch, self.data.validation), self.data)
+
+    def _explain(self, error: torch.OutOfMemoryError) -> SlurmftError:
+        """A device's memory was too small: what for, and what needs less."""
+        config, trains = self.config, self.position.phase == "train"
+        size = (config.batch_size if trains else config.eval_batch_size) or 1
+        asked, rest, *_ = f"{error}. ".split(". ")
+        when = "in step" if trains else "in the evaluation after step"
+        used_gib = peak_memory_bytes(self.world.device) / 2**30
+        message = (
+            f"{asked} {when} {self.position.step + trains}, on a batch of {size} samples and "
+            f"{self._batch_tokens:,} tokens, with {used_gib:.1f} GiB used. {rest}"
+        )
+        if not trains:
+            return SlurmftError(message, f"use --eval-batch-size {max(1, size // 2)}")
+        steps = 2 * config.gradient_accumulation_steps
+        halves = f"--batch-size {size // 2} --gradient-accumulation-steps {steps}"
+        cures = [f"{halves} (the global batch stays)"] if size > 1 else []
+        cures += [] if config.activation_checkpointing else ["--activation-checkpointing"]
+        cures += [] if config.shard == "full" else ["--shard full on several GPUs"]
+        return SlurmftError(message, f"use {', or '.join(cures) or 'a smaller model'}")
 
     # --- checkpoints ------------------------------------------------------------------------------
 
@@ -531,8 +589,17 @@ class Training:
             self.job.record("checkpoint", checkpoint=name, step=self.position.step, copy_s=copy_s)
 
     def _snapshot(self, is_best: bool = False) -> Snapshot | None:
-        """The state of the run, in memory, on the main rank; on the others None, or their share."""
+        """The state of the run, in memory, on the main rank; on the others None, or their share.
+
+        Raises:
+            SlurmftError: losses, gradients or weights are not finite: no checkpoint has them.
+        """
+        if self.world.share_object(self.saver.is_busy):  # one copy at a time
+            self.job.alive("save")
+            # In the next step the others would wait for this rank in nccl, which gives up.
+            self.world.on_main(self.saver.wait)
         self.reporter.flush()
+        self.world.on_some(True, self._check_weights)
         self.clock.lap("evaluate" if self.position.phase == "evaluate" else "train")
         own = {
             "rng": rng_state(self.world.device),
@@ -540,12 +607,11 @@ class Training:
             "predicted": Predicted.union(self.predicted),
         }
         ranks = self.world.gather_objects(own)
-        self.saver.wait()  # one copy at a time
-        shares = self.sharding.state(self.bare_optimizer) if self.sharding else {}
+        shares = self.sharding.state(self.optimizer) if self.sharding else {}
         if not self.world.is_main:
             return Snapshot("", {"step": self.position.step}, {}, shares) if shares else None
         predicted = Predicted.union([rank["predicted"] for rank in ranks])
-        optimizer_tensors, optimizer_groups = split_optimizer(self.bare_optimizer)
+        optimizer_tensors, optimizer_groups = split_optimizer(self.optimizer)
         done = self.position.phase == "done"  # after the evaluation of its last step
         suffix = checkpoint_suffix(len(predicted.samples), is_best or done)
         best = self.job.best_checkpoint
@@ -556,7 +622,6 @@ class Training:
         tensors = {"predicted": predicted.tensors()}
         if not self.sharding:
             tensors |= {"model": lora.trained(self.bare_model), "optimizer": optimizer_tensors}
-        scaler = self.accelerator.scaler
         counts = self.reporter.counts()
         for kind in OF_RANK:
             counts[kind] = sum(rank["counts"][kind] for rank in ranks)
@@ -572,13 +637,20 @@ class Training:
             "tokens_sha256": self.tokens_sha256,
             "lora": self.adapter and self.adapter.facts,
             "scheduler": self.scheduler.state_dict(),
-            "scaler": scaler.state_dict() if scaler else None,
+            "scaler": self.scaler.state_dict() if self.scaler else None,
             "optimizer": optimizer_groups,
             "rng": [rank["rng"] for rank in ranks],
             "counts": counts,
             "phases_s": self.clock.seconds,
         }
         return Snapshot(suffix, json.loads(json.dumps(state)), copied(tensors), shares)
+
+    def _check_weights(self) -> None:
+        weights = (p.detach() for p in self.weights)
+        own = [p.to_local() if isinstance(p, DTensor) else p for p in weights]
+        largest = torch.nn.utils.get_total_norm([p for p in own if p.numel()], torch.inf)
+        if not largest.isfinite():
+            raise SlurmftError(f"weights are not finite after step {self.position.step}", STEADIER)
 
     def find_checkpoint(self) -> Snapshot | None:
         """The newest checkpoint that is whole, read by the main rank for all."""
@@ -624,16 +696,16 @@ class Training:
             self.job.keep_as_best(self.position.best_checkpoint)
         if self.sharding:
             path = self.run_dir.checkpoints / name
-            self.sharding.load(path, self.bare_optimizer, state["optimizer"])
+            self.sharding.load(path, self.optimizer, state["optimizer"])
         else:
             weights = checkpoint.tensors["model"]
             self.bare_model.load_state_dict(weights, strict=not self.adapter)
-            join_optimizer(self.bare_optimizer, checkpoint.tensors["optimizer"], state["optimizer"])
+            join_optimizer(self.optimizer, checkpoint.tensors["optimizer"], state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self._dry_run_backward()
         self.communication.restored()
-        if self.accelerator.scaler and state["scaler"]:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
+        if self.scaler and state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
         if self.world.rank < len(state["rng"]):
             set_rng_state(state["rng"][self.world.rank], self.world.device)
         counts = state["counts"]
@@ -676,7 +748,7 @@ class Training:
             return
         self.model.train()
         samples = np.arange(min(self.plan.global_batch_size, len(self.data.train)))
-        self._backward(samples, self.plan.micro_steps - 1, len(samples), dry_run=True)
+        self._backward(self._parts(samples)[-1][0], 1 / len(samples))
         self.communication.forget()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -707,6 +779,8 @@ class Training:
             self._return_to_best()
         self.world.on_main(self.saver.wait)
         facts = self.reporter.result_facts(self.position.step, self.communication.facts())
+        if self.scaler:
+            facts["skipped_steps"] = self.position.step - steps_taken(self.optimizer)
         facts["pipeline"] = self.task.facts.pipeline or self.config.preset
         size = self.parameters * next(self.bare_model.parameters()).element_size()
         self._save_patiently("the model", size, self._save_model)

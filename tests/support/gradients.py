@@ -44,11 +44,9 @@ class Rank:
         self.communication = GradientCommunication(asked, world, precision)
         self.accelerator = Accelerator(cpu=True)
         self.bare = model or make()
-        optimizer = torch.optim.AdamW(self.bare.parameters(), lr=1e-3)
+        self.optimizer = torch.optim.AdamW(self.bare.parameters(), lr=1e-3)
         self.world, self.step_number = world, 0
-        self.model, self.optimizer = self.communication.prepare(
-            self.accelerator, self.bare, optimizer
-        )
+        self.model = self.communication.prepare(self.accelerator, self.bare, self.optimizer)
 
     def backward(self, micro_steps: int = 1) -> None:
         for number in range(micro_steps):

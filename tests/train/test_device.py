@@ -1,0 +1,109 @@
+"""What a step asks of a GPU, shown without one: see `tests/support/on_device.py`."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from slurmft.job.process_group import World
+from slurmft.train.data import Batch, TokenTable, with_made
+from slurmft.train.grad_comm import GradientCommunication
+from tests.support import on_device, prepared
+
+META = torch.device("meta")
+CHECKS = {
+    "numbers": (
+        "check_packages_are_not_looked_for", "check_overflow", "check_windows_are_read_late",
+        "check_gradients_that_are_not_finite", "check_memory",
+    ),
+    "meta": ("check_no_waits", "check_evaluation_waits_once"),
+}  # fmt: skip
+
+
+def check(processes: int, place: Path, *names: str) -> None:
+    script = ("--standalone", f"--nproc-per-node={processes}", "-m", "tests.support.on_device")
+    command = [*prepared.command("torch.distributed.run"), *script, str(place), *names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines().count("done") == processes
+
+
+@pytest.mark.parametrize("group", CHECKS)
+def test_steps(group: str, tmp_path: Path) -> None:
+    check(1, tmp_path, *CHECKS[group])
+
+
+def test_a_slow_save(tmp_path: Path) -> None:
+    check(2, on_device.new_run(tmp_path), "check_slow_save")
+
+
+def test_local_sgd_sends_what_is_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """nccl refuses tensors of the CPU."""
+    sent: list[torch.device] = []
+    monkeypatch.setattr(dist, "broadcast", lambda tensor, src: sent.append(tensor.device))
+    world = World(rank=0, size=2, local_rank=0, device=META, backend="nccl", control=None)
+    model = torch.nn.Linear(3, 3)
+    accelerator = SimpleNamespace(prepare_model=lambda model, evaluation_mode: model.to(META))
+    communication = GradientCommunication("local:2", world, "fp32")
+    optimizer = torch.optim.AdamW(model.parameters())
+    communication.prepare(accelerator, model, optimizer)
+    assert sent == [META, META]
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+def test_batches_are_made_one_ahead() -> None:
+    made: list[int] = []
+
+    def make(item: int) -> int:
+        made.append(item)
+        if item == 3:
+            raise ValueError("of item 3")
+        return 10 * item
+
+    pairs = with_made(range(5), make, META)
+    assert [next(pairs) for _ in range(3)] == [(0, 0), (1, 10), (2, 20)]
+    with pytest.raises(ValueError, match="of item 3"):
+        next(pairs)
+    assert made == [0, 1, 2, 3] or made == [0, 1, 2, 3, 4]
+    assert list(with_made(range(1), str, META)) == [(0, "0")]
+    assert list(with_made([], make, META)) == []
+
+
+def test_batches_of_cpus_are_made_when_their_turn_comes() -> None:
+    made: list[int] = []
+    pairs = with_made(range(3), lambda item: made.append(item), torch.device("cpu"))
+    next(pairs)
+    assert made == [0]
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_one_copy_takes_a_batch_to_a_gpu(pack: bool) -> None:
+    table = TokenTable.build([[5, 6, 7], [8], [9, 10]], [0.5, 1.5, 2.5], [[0, 0, 1], [1], [0, 1]])
+    indices = torch.arange(3).numpy()
+    batch = table.packed(indices) if pack else table.batch(indices, pad_id=0)
+    joined = batch.joined()
+    assert_equal(batch, joined)
+    assert joined.buffer is not None
+    whole = joined.buffer.untyped_storage().data_ptr()
+    tensors = [*joined.inputs.values(), *joined.targets.values()]
+    assert all(each.untyped_storage().data_ptr() == whole for each in tensors)
+
+
+def assert_equal(batch: Batch, other: Batch) -> None:
+    groups: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (batch.inputs, other.inputs),
+        (batch.targets, other.targets),
+    ]
+    for own, found in groups:
+        assert own.keys() == found.keys()
+        for name, tensor in own.items():
+            assert tensor.dtype == found[name].dtype
+            assert torch.equal(tensor, found[name])
