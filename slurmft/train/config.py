@@ -195,8 +195,7 @@ class TrainConfig:
         for name in _AT_LEAST_1:
             check_value(self, name, lambda v: v >= 1, "at least 1")
         _check_optimizer(self)
-        _check_shard(self)
-        _check_graphs(self)
+        _check_excluded(self)
         check_value(
             self, "doc_stride", lambda v: v < (self.max_length or v + 1), "below --max-length"
         )
@@ -271,30 +270,30 @@ def _check_optimizer(train: TrainConfig) -> None:
             )
 
 
-def _check_shard(train: TrainConfig) -> None:
-    """Options that need, or rule out, --shard."""
+def _check_excluded(train: TrainConfig) -> None:
+    """What --shard and --cuda-graphs rule out."""
     if train.cpu_offload and train.shard == "none":
         raise UsageError("--cpu-offload moves shares, and there are none", "add --shard full")
+    off: dict[str, tuple[Any, ...]] = dict.fromkeys(("merge", "load_in_4bit"), (False,))
     works = {"grad_comm": GRAD_COMMS, "optimizer": OPTIMIZERS[:1], "precision": PRECISIONS[:3]}
-    for name, values in (works | dict.fromkeys(("merge", "load_in_4bit"), (False,))).items():
-        given = getattr(train, name)
-        if train.shard != "none" and given not in values:
-            value, other = ("", "leave it") if given is True else (f" {given}", f"use {values[0]}")
-            raise UsageError(
-                f"--shard {train.shard} cannot be used with {flag(name)}{value}",
-                f"{other}, or leave --shard out",
-            )
+    if train.shard != "none":
+        _exclude(train, f"--shard {train.shard}", works | off)
+    off = {"shard": ("none",), "activation_checkpointing": (False,), "lora": (None,)}
+    works = {"precision": ("bf16", "auto"), "batching": BATCHINGS[:2]}
+    if train.cuda_graphs:
+        _exclude(train, "--cuda-graphs", works | off)
 
 
-def _check_graphs(train: TrainConfig) -> None:
-    """What --cuda-graphs goes with: layers that it knows, whole, in bf16."""
-    works = {"shard": ("none",), "batching": BATCHINGS[:2], "precision": ("auto", "bf16")}
-    for name, values in (works | {"activation_checkpointing": (False,), "lora": (None,)}).items():
+def _exclude(train: TrainConfig, owner: str, works: dict[str, tuple[Any, ...]]) -> None:
+    """Raises UsageError where an option has none of the values that another one works with."""
+    for name, values in works.items():
         given = getattr(train, name)
-        if train.cuda_graphs and given not in values:
+        if given not in values:
             value = "" if given is True else f" {given}"
+            other = f"use {values[0]}" if values[0] else "leave it"
             raise UsageError(
-                f"--cuda-graphs cannot be used with {flag(name)}{value}", "leave one of them out"
+                f"{owner} cannot be used with {flag(name)}{value}",
+                f"{other}, or leave {owner.split()[0]} out",
             )
 
 

@@ -5,11 +5,10 @@ kernels are casts: of each weight, bias and input by itself. Here one kernel rou
 layer, one product makes queries, keys and values, and hidden states stay in 16 bits between layers.
 """
 
-import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,11 +19,8 @@ from slurmft.train import packed_attention
 from slurmft.train.fused_layers import Layer
 from slurmft.train.packed_attention import How, Starts, flash, take
 
-_SEEN = 3
-"""A graph is captured when batches of its shape come for this time: rare ones are not worth it."""
-
-_GRAPHS = 16
-"""At most: each keeps the memory of its activations' gradients."""
+_SEEN, _GRAPHS = 3, 16
+"""Batches of a shape before its graph is captured; and graphs at most, as each takes memory."""
 
 
 def why_not(layer: Layer, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -39,7 +35,7 @@ def why_not(layer: Layer, device: torch.device, dtype: torch.dtype) -> str | Non
 
 
 class _Rounded(torch.autograd.Function):
-    """The weights of a layer, in copies whose memory stays the same; backwards, gradients."""
+    """Copies the weights of a layer into rounded ones; backwards, gradients."""
 
     @staticmethod
     def forward(ctx: Any, copies: list[Tensor], *weights: Tensor) -> tuple[Tensor, ...]:
@@ -56,24 +52,58 @@ class _Rounded(torch.autograd.Function):
 
 
 def _parts(copies: Sequence[Tensor]) -> list[Tensor]:
-    """As `Layer.parameters`: queries, keys and values are one copy."""
+    """As `Layer.parameters`: in copies, queries, keys and values are one."""
     in_weights, in_biases = (each.chunk(3) for each in copies[:2])
     return [*itertools.chain(*zip(in_weights, in_biases, strict=True)), *copies[2:]]
+
+
+class GpuLayer:
+    """A layer, and its rounded weights in memory that stays: graphs know its addresses."""
+
+    def __init__(self, layer: Layer, device: torch.device, dtype: torch.dtype) -> None:
+        weights = layer.parameters()
+        self._layer = layer
+        joined = [torch.cat(weights[:6:2]), torch.cat(weights[1:6:2]), *weights[6:]]
+        self.copies = [each.detach().to(device, dtype, copy=True) for each in joined]
+
+    def rounded(self) -> Any:
+        return _Rounded.apply(self.copies, *self._layer.parameters())  # type: ignore[no-untyped-call]
+
+    def compute(self, x: Tensor, starts: Starts, training: bool, copies: Any = None) -> Tensor:
+        """(T, hidden) -> the same, or (sequences, hidden) of first tokens.
+
+        Args:
+            copies: the rounded weights; without, they are made here, so that DDP sends a layer's
+                gradients while the next is computed.
+        """
+        layer = self._layer
+        w_in, b_in, w_out, b_out, w_up, b_up, w_down, b_down, *norms = copies or self.rounded()
+        query, key, value = linear(x, w_in, b_in).view(len(x), 3, layer.heads, -1).unbind(1)
+        how = How(False, None, layer.p_scores if training else 0.0, layer.scaling, None)
+        attended = flash(query, key, value, starts, how, layer.first_only)
+        x = take(x, starts.firsts) if layer.first_only else x
+        out = dropout(linear(attended.flatten(1), w_out, b_out), layer.p_out, training)
+        a = layer_norm(x + out, x.shape[1:], norms[0], norms[1], layer.norm.eps)
+        down = linear(gelu(linear(a, w_up, b_up)), w_down, b_down)
+        down = dropout(down, layer.p_down, training)
+        return layer_norm(a + down, x.shape[1:], norms[2], norms[3], layer.last_norm.eps)
 
 
 class GpuLayers:
     """The layers of an encoder."""
 
-    def __init__(self, layers: list[Layer], device: torch.device, dtype: torch.dtype) -> None:
-        self._layers, self._dtype = layers, dtype
-        self._copies = [_copies(layer, device, dtype) for layer in layers]
-        self._graphs: dict[Any, Callable[..., Tensor]] | None = None
+    def __init__(
+        self, layers: list[Layer], device: torch.device, dtype: torch.dtype, graphs: bool = False
+    ) -> None:
+        """
+        Args:
+            graphs: let CUDA graphs compute batches in training, where their shape is not rare.
+        """
+        self._layers, self._dtype = [GpuLayer(each, device, dtype) for each in layers], dtype
+        self._uses_graphs = graphs
+        self._graphs: dict[Any, Any] = {}
         self._seen: Counter[Any] = Counter()
         self._pool: Any = None
-
-    def use_graphs(self) -> None:
-        """Lets batches in training be computed by CUDA graphs, where their shape is not rare."""
-        self._graphs = {}
 
     def run(self, x: Tensor, starts: Starts, training: bool, again: bool) -> Tensor:
         """Hidden states (T, hidden) through all layers; the last may return first tokens alone.
@@ -83,76 +113,37 @@ class GpuLayers:
         """
         x = x.to(self._dtype)
         with torch.autocast(x.device.type, enabled=False):
-            if training and torch.is_grad_enabled() and (graph := self._graph(x, starts)):
-                # Graphs begin and end with the copies: nothing of theirs stays in a gradient.
-                pairs = zip(self._layers, self._copies, strict=True)
-                rounded = [_rounded(layer, copies) for layer, copies in pairs]
-                return graph(x, starts.cum_seq, *itertools.chain(*rounded))
-            for layer, copies in zip(self._layers, self._copies, strict=True):
-                call = functools.partial(_round_and_compute, layer, copies, starts, training)
-                x = checkpoint(call, x, use_reentrant=False) if again and training else call(x)
+            graphs = self._uses_graphs and training and torch.is_grad_enabled()
+            if graphs and (graph := self._graph(x, starts)):
+                # Its gradients are those of copies: what it overwrites is no weight's gradient.
+                rounded = itertools.chain(*(layer.rounded() for layer in self._layers))
+                return graph(x, starts.cum_seq, *rounded)
+            for layer in self._layers:
+                if again and training:
+                    x = checkpoint(layer.compute, x, starts, training, use_reentrant=False)
+                else:
+                    x = layer.compute(x, starts, training)
         return x
 
     def _graph(self, x: Tensor, starts: Starts) -> Callable[..., Tensor] | None:
         """That of this shape; None: there is none, or none yet."""
-        if self._graphs is None:
-            return None
-        key = x.shape, x.requires_grad, starts.cum_seq.shape, starts.most
+        key = x.shape, starts.cum_seq.shape, starts.most
         self._seen[key] += 1
         if key not in self._graphs and self._seen[key] >= _SEEN and len(self._graphs) < _GRAPHS:
             self._graphs[key] = self._capture(x, starts)
         return self._graphs.get(key)
 
-    def _capture(self, x: Tensor, starts: Starts) -> Callable[..., Tensor]:
+    def _capture(self, x: Tensor, starts: Starts) -> Any:
         def compute(x: Tensor, cum_seq: Tensor, *copies: Tensor) -> Tensor:
-            same, each = Starts(cum_seq, starts.most), len(self._copies[0])
-            for i, layer in enumerate(self._layers):
-                x = _compute(layer, x, copies[i * each : (i + 1) * each], same, True)
+            each = zip(*[iter(copies)] * len(self._layers[0].copies), strict=True)
+            for layer, own in zip(self._layers, each, strict=True):
+                x = layer.compute(x, Starts(cum_seq, starts.most), True, own)
             return x
 
         sample = [x.detach().clone().requires_grad_(x.requires_grad), starts.cum_seq.clone()]
-        copies = [each.detach().requires_grad_() for each in itertools.chain(*self._copies)]
+        sample += [c.detach().requires_grad_() for layer in self._layers for c in layer.copies]
         on_gpu = x.device.type == "cuda"
         self._pool = self._pool or (torch.cuda.graph_pool_handle() if on_gpu else None)
         # Warming up draws numbers: a resumed run, which captures at other steps, would see others.
-        with torch.random.fork_rng([x.device.index] if on_gpu else []):
-            graph: Any = torch.cuda.make_graphed_callables(
-                compute, (*sample, *copies), pool=self._pool
-            )
-        return cast(Callable[..., Tensor], graph)
-
-
-def _copies(layer: Layer, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-    """Where a layer's rounded weights are: see `_parts`."""
-    weights = layer.parameters()
-    joined = [(3 * len(weights[0]), *weights[0].shape[1:]), (3 * len(weights[1]),)]
-    shapes: Iterable[Any] = [*joined, *(each.shape for each in weights[6:])]
-    return [torch.empty(shape, device=device, dtype=dtype) for shape in shapes]
-
-
-def _rounded(layer: Layer, copies: list[Tensor]) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...] = _Rounded.apply(copies, *layer.parameters())  # type: ignore[no-untyped-call]
-    return found
-
-
-def _round_and_compute(
-    layer: Layer, copies: list[Tensor], starts: Starts, training: bool, x: Tensor
-) -> Tensor:
-    # Layer by layer: DDP sends the gradients of one while another is computed.
-    return _compute(layer, x, _rounded(layer, copies), starts, training)
-
-
-def _compute(
-    layer: Layer, x: Tensor, copies: Sequence[Tensor], starts: Starts, training: bool
-) -> Tensor:
-    """One layer: (T, hidden) -> the same, or (sequences, hidden) of first tokens."""
-    w_in, b_in, w_out, b_out, w_up, b_up, w_down, b_down, w_norm, b_norm, w_last, b_last = copies
-    query, key, value = linear(x, w_in, b_in).view(len(x), 3, layer.heads, -1).unbind(1)
-    how = How(False, None, layer.p_scores if training else 0.0, layer.scaling, None)
-    attended = flash(query, key, value, starts, how, layer.first_only)
-    x = take(x, starts.firsts) if layer.first_only else x
-    out = dropout(linear(attended.flatten(1), w_out, b_out), layer.p_out, training)
-    a = layer_norm(x + out, x.shape[1:], w_norm, b_norm, layer.norm.eps)
-    down = linear(gelu(linear(a, w_up, b_up)), w_down, b_down)
-    down = dropout(down, layer.p_down, training)
-    return layer_norm(a + down, x.shape[1:], w_last, b_last, layer.last_norm.eps)
+        with torch.random.fork_rng([x.device] if on_gpu else []):
+            return torch.cuda.make_graphed_callables(compute, tuple(sample), pool=self._pool)

@@ -87,27 +87,18 @@ class Group:
         return self._biases[key]
 
 
-class Starts:
+class Starts(NamedTuple):
     """Where sequences start among the tokens of a packed batch, as flash attention is told."""
 
-    def __init__(self, cum_seq: Tensor, most: int) -> None:
-        """
-        Args:
-            cum_seq: the first token of each, and the end of the last: int32, (sequences + 1,).
-            most: no sequence has more tokens.
-        """
-        self.cum_seq, self.most = cum_seq, most
+    cum_seq: Tensor
+    """The first token of each, and the end of the last: int32, (sequences + 1,)."""
+    most: int
+    """No sequence has more tokens."""
 
-    @functools.cached_property
+    @property
     def firsts(self) -> Tensor:
         """int64, (sequences,)."""
         return self.cum_seq[:-1].long()
-
-    @functools.cached_property
-    def each(self) -> Tensor:
-        """`cum_seq` where every sequence has one token."""
-        count = len(self.cum_seq)
-        return torch.arange(count, dtype=torch.int32, device=self.cum_seq.device)
 
 
 class Layout:
@@ -123,17 +114,17 @@ class Layout:
         """
         sizes, part = lengths.tolist(), -(-len(lengths) // GROUPS)
         self.sequences, self.tokens, self.longest = len(sizes), sum(sizes), sizes[-1]
-        """Those of the batch itself."""
-        self.lengths = [sizes[i : i + part] for i in range(0, len(sizes), part)]
-        """In groups of near length."""
+        """Without padding."""
         self.padding = multiple - self.tokens % multiple if multiple else 0
         """Tokens of it."""
-        if self.padding:
-            self.lengths.append([self.padding])
+        self.lengths = [sizes[i : i + part] for i in range(0, len(sizes), part)]
+        """In groups of near length; padding is the last."""
+        self.lengths += [[self.padding]] if multiple else []
         self._device = device
-        ends = torch.tensor([0, *sizes, *[self.padding][: self.padding]]).cumsum(0)
+        self._sizes = [*sizes, self.padding] if multiple else sizes
+        ends = torch.tensor([0, *self._sizes]).cumsum(0).int()
         most = 2 ** (max(self.longest, multiple) - 1).bit_length()  # few values
-        self.starts = Starts(_sent(ends.int(), device), most)
+        self.starts = Starts(_sent(ends, device), most)
 
     @property
     def firsts(self) -> Tensor:
@@ -152,9 +143,8 @@ class Layout:
 
     @functools.cached_property
     def all(self) -> Group:
-        """The sequences of the batch itself."""
-        sizes = [size for part in self.lengths for size in part]
-        return Group(sizes[: self.sequences], self._device)
+        """The sequences, without padding."""
+        return Group(self._sizes[: self.sequences], self._device)
 
     def split(self, tokens: Tensor) -> tuple[Tensor, ...]:
         """(T, ...) by group. Backwards one copy; slices would be added up."""
@@ -213,18 +203,10 @@ class How(NamedTuple):
 
 
 def attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    _: Any = None,
-    sliding_window: int | None = None,
-    is_causal: bool | None = None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    **__: Any,
-) -> tuple[Tensor, None]:
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, _: Any = None,
+    sliding_window: int | None = None, is_causal: bool | None = None, dropout: float = 0.0,
+    scaling: float | None = None, softcap: float | None = None, **__: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """Attention of each sequence to itself; the interface is that of transformers.
 
     Args:
@@ -290,7 +272,8 @@ def flash(
     query, key, value = (each.to(computed_in(query)) for each in (query, key, value))
     asking, most = starts.cum_seq, starts.most
     if first_only:
-        query, asking, most = take(query, starts.firsts), starts.each, 1
+        asking = torch.arange(len(asking), dtype=torch.int32, device=asking.device)
+        query, most = take(query, starts.firsts), 1
     side = -1 if how.window is None else how.window - 1
     states: Tensor = torch.ops.aten._flash_attention_forward(
         query, key, value, asking, starts.cum_seq, most, starts.most, how.dropout, how.causal,

@@ -4,9 +4,9 @@ A batch of B sequences holds T tokens, one sequence after another, sorted by len
 (1, T), and no attention mask. Embeddings, linear layers, norms and dropouts compute these and no
 other. Only attention tells sequences apart, see `packed_attention`. The head gets what it looks at,
 see `Form`; where that is first tokens alone, the last layer of BERT and its relatives computes no
-other beyond its keys and values.
-Outputs and gradients are those of the padded batch, up to rounding. On CPUs whole layers are fused,
-see `fused_layers`. Batches with padding are computed as ever: evaluation may generate texts.
+other beyond its keys and values. Outputs and gradients are those of the padded batch, up to
+rounding. Layers that we know are computed by `fused_layers` on CPUs, by `gpu_layers` on GPUs.
+Batches with padding are computed as ever: evaluation may generate texts.
 """
 
 import contextlib
@@ -337,25 +337,19 @@ def pack(model: Any, fuse: bool = True, longest: int | None = None) -> Packing |
     return f"{name} gives other outputs without padding ({cause})"
 
 
-def use_graphs(packed: Packing | str, device: torch.device, dtype: torch.dtype) -> None:
-    """Lets CUDA graphs compute a model's layers in training.
-
-    Args:
-        packed: what `pack` returned.
-        device: where the model will compute.
-        dtype: what it will compute in, under autocast.
+def use_graphs(packed: Any, device: torch.device, dtype: torch.dtype) -> None:
+    """Lets CUDA graphs compute in training the layers of what `pack` returned; device and type are
+    those of its products then.
 
     Raises:
         UsageError: they cannot.
     """
-    reason: str | None = packed if isinstance(packed, str) else "its layers are of another kind"
-    if isinstance(packed, Packing) and packed.layers:
-        reason = gpu_layers.why_not(packed.layers[0], device, dtype)
-        if reason is None:
-            packed.gpu_layers = GpuLayers(packed.layers, device, dtype)
-            packed.gpu_layers.use_graphs()
-            return
-    raise UsageError(f"--cuda-graphs cannot be used: {reason}", "leave it out")
+    reason: str | None = "the model's layers are not of BERT's or DistilBERT's kind"
+    if layers := getattr(packed, "layers", []):
+        reason = gpu_layers.why_not(layers[0], device, dtype)
+    if reason:
+        raise UsageError(f"--cuda-graphs cannot be used: {reason}", "leave it out")
+    packed.gpu_layers = GpuLayers(layers, device, dtype, graphs=True)
 
 
 def _layout() -> Layout:

@@ -21,7 +21,7 @@ from slurmft.train.packing import Form
 from tests.support import cuda_graphs, flash_attention
 from tests.train.test_fused_layers import dropping
 from tests.train.test_packed_attention import errors
-from tests.train.test_packing import DISTIL, LENGTHS, announced, batch, make, pack
+from tests.train.test_packing import CPU, DISTIL, LENGTHS, announced, batch, make, pack
 
 
 @pytest.fixture(autouse=True)
@@ -108,23 +108,27 @@ def test_kernels_of_a_step() -> None:
             optimizer.zero_grad()
     assert kernels.count["_flash_attention_forward"] == 6
     assert kernels.count["_foreach_copy_"] == 12
+    assert not kernels.count.keys() & cuda_graphs.WAITS
     assert kernels.count.total() <= 300, kernels.count.most_common()
 
 
-def losses(graphs: bool, batches: list[list[int]], micro_steps: int = 1) -> list[float]:
+def losses(
+    graphs: bool, batches: list[list[int]], micro_steps: int = 1, device: torch.device = CPU
+) -> list[float]:
     """Of some steps of training with dropout."""
     model = dropping()
     packed = pack(model, True)
     if graphs:
-        packing.use_graphs(packed, torch.device("cpu"), torch.bfloat16)
+        packing.use_graphs(packed, device, torch.bfloat16)
+    model.to(device)
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-2, fused=True)
     found = []
     torch.manual_seed(5)
     for i, lengths in enumerate(batches):
-        inputs = announced(packed, lengths).inputs
-        with torch.autocast("cpu", torch.bfloat16):
+        inputs = announced(packed, lengths, device).to(device).inputs
+        with torch.autocast(device.type, torch.bfloat16):
             logits = model(**inputs).logits
-        loss = cross_entropy(logits.float(), torch.arange(len(lengths)) % 3)
+        loss = cross_entropy(logits.float(), torch.arange(len(lengths), device=device) % 3)
         torch.autograd.backward(loss)
         found.append(loss.item())
         if i % micro_steps == micro_steps - 1:
@@ -163,9 +167,9 @@ def test_graphs_are_for_few_shapes_and_training(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("activation", "dtype", "said"),
     [
-        ("relu", torch.bfloat16, "its layers are of another kind"),
+        ("relu", torch.bfloat16, "the model's layers are not of BERT"),
         ("gelu", torch.float32, "layers are computed so in bf16, not float32"),
-        (None, torch.bfloat16, "T5Model cannot work without padding"),
+        (None, torch.bfloat16, "the model's layers are not of BERT"),
     ],
 )
 def test_graphs_that_cannot_be(activation: str | None, dtype: torch.dtype, said: str) -> None:
@@ -189,3 +193,14 @@ def test_graphs_that_cannot_be(activation: str | None, dtype: torch.dtype, said:
 def test_what_graphs_do_not_go_with(values: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=f"--cuda-graphs cannot be used with {said}"):
         TrainConfig.resolve(cuda_graphs=True, **values)
+
+
+@pytest.mark.parametrize("kept", ["hidden_dropout_prob", "attention_probs_dropout_prob"])
+def test_each_dropout_drops_in_training_alone(kept: str) -> None:
+    model = dropping(classifier_dropout=0.0, **{kept: 0.0})
+    packed = pack(model, True)
+    model.bert.embeddings.dropout.p = 0.0
+    for is_training in (True, False):
+        model.train(is_training)
+        first, second = (step(model, announced(packed, LENGTHS).inputs)[0] for _ in range(2))
+        assert torch.equal(first, second) != is_training

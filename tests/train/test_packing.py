@@ -97,10 +97,10 @@ def batch(model: Any, lengths: list[int], width: int = 0) -> Batch:
     return texts.batch(order, model.config.pad_token_id, least=width)
 
 
-def announced(found: packing.Packing, lengths: list[int]) -> Batch:
+def announced(found: packing.Packing, lengths: list[int], device: torch.device = CPU) -> Batch:
     """The packed batch that the model gets next."""
     batch = table(found.model, lengths).packed(np.arange(len(lengths)))
-    found.expect(batch.lengths, CPU)
+    found.expect(batch.lengths, device)
     return batch
 
 
