@@ -131,9 +131,8 @@ class OwnProgram:
     def program(self, name: str, **more: Any) -> Program:
         """As the toolkit knows it."""
         return Program(
-            kind=KIND, name=name, module=MODULE, precision="any",
-            settings=dataclasses.asdict(self), **more,
-        )  # fmt: skip
+            kind=KIND, name=name, module=MODULE, settings=dataclasses.asdict(self), **more
+        )
 
     def path(self, name: str) -> Path:
         """A file or folder of its own, which may be given from where it runs."""

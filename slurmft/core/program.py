@@ -6,8 +6,7 @@ from typing import Any
 from slurmft.core.files import fits
 
 _SHAPE = {
-    "kind": str, "name": str, "module": str, "needs_hub": bool, "precision": str, "paths": [str],
-    "code": str,
+    "kind": str, "name": str, "module": str, "needs_hub": bool, "paths": [str], "code": str,
     "inputs": {...: {"bytes": int, "mtime_ns": int, "sha256": str, "what": str}},
     "settings": dict,
 }  # fmt: skip
@@ -26,8 +25,6 @@ class Program:
     """Every rank runs `python -m MODULE RUN_DIR`."""
     needs_hub: bool = False
     """Whether it loads something from the Hugging Face hub, or from its cache."""
-    precision: str = "auto"
-    """What it computes in; a node that cannot is refused before the ranks start."""
     paths: tuple[str, ...] = ()
     """Files and folders that it reads, besides the run directory: a container must show them."""
     code: str = ""

@@ -258,15 +258,6 @@ def _pinning(
     return True, "each process on cores of its own"
 
 
-def check_precision(hardware: Hardware, precision: str) -> None:
-    """Raises UsageError where this node cannot train in the requested precision."""
-    if precision == "fp16" and not hardware.gpus:
-        raise UsageError(
-            f"--precision fp16 needs GPUs, and this job sees none on {hardware.host}",
-            "use --precision bf16 on CPUs, or request GPUs: --gpus-per-node",
-        )
-
-
 def merge(settings: list[Setting], environment: Mapping[str, str]) -> dict[str, str]:
     """The settings as variables, without those that the user has set, even if to nothing."""
     return {s.name: s.value for s in settings if s.name not in environment}

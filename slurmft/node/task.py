@@ -50,7 +50,6 @@ def use_of_node(config: RunConfig, environment: Mapping[str, str]) -> Profile:
         UsageError: this node does not have what was asked for.
     """
     here = hardware.detect(environment)
-    profiles.check_precision(here, config.program.precision)
     uses_gpus = profiles.name_of(here, config.job) == "gpu"
     binding = ccl.choose(config.job.backend, uses_gpus)
     part = None

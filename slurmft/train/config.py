@@ -235,7 +235,6 @@ class TrainConfig:
             code=own_task.code(self.task),
             module="slurmft.train.rank",
             needs_hub=len(local) < len(sources),
-            precision=self.precision,
             paths=tuple(local),
             settings=dataclasses.asdict(self) | {"task_option": list(self.task_option)},
         )

@@ -390,8 +390,6 @@ def test_profile_that_the_node_cannot_serve(tmp_path: Path) -> None:
         choose(amd, JobConfig(profile="gpu"))
     with pytest.raises(UsageError, match="has no AVX-512"):
         choose(amd, JobConfig(profile="xeon"))
-    with pytest.raises(UsageError, match="--precision fp16 needs GPUs"):
-        profiles.check_precision(amd, "fp16")
 
 
 def test_what_the_user_has_set_wins(tmp_path: Path) -> None:
