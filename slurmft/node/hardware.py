@@ -275,6 +275,10 @@ _SELECT = {
 left; of several in one place the first that is set."""
 
 
+_INSTINCT = "gfx(9(0[068a]|[45].)|125.)"
+"""From MI25 on: MI100 is gfx908, MI300X gfx942."""
+
+
 def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[Gpu, ...]:
     """The GPUs that this process may use; of NVIDIA's the names alone."""
     gpus = _nvidia(root) or _amd(root) or _intel(root)
@@ -307,19 +311,18 @@ def _nvidia(root: Path) -> list[Gpu]:
 
 
 def _amd(root: Path) -> list[Gpu]:
-    """Those nodes of the topology that have SIMD units; the others are CPUs."""
+    """Data centre GPUs among the nodes of the topology: CPUs, and graphics of desktops, too."""
     found = []
     folders = (root / "sys/class/kfd/kfd/topology/nodes").glob("[0-9]*")
     for folder in sorted(folders, key=lambda path: int(path.name)):
         # Of a GPU that the cgroup denies, the kernel does not let the properties be read.
         facts = dict(re.findall(r"(\w+) (\d+)", _read(folder / "properties") or ""))
-        minor = facts.get("drm_render_minor")
-        if int(facts.get("simd_count", 0)) and _may_use(root / f"dev/dri/renderD{minor}"):
-            number = int(facts.get("gfx_target_version", 0))  # 90402 is gfx942
-            version, revision, step = number // 10000, number // 100 % 100, number % 100
-            device = root / f"sys/class/drm/renderD{minor}/device"
-            found.append(_of_sysfs("AMD", f"gfx{version}{revision:x}{step:x}", device))
-            found[-1] = replace(found[-1], capability=version + revision / 10)
+        minor, number = facts.get("drm_render_minor"), int(facts.get("gfx_target_version", 0))
+        version, revision, step = number // 10000, number // 100 % 100, number % 100
+        model = f"gfx{version}{revision:x}{step:x}"  # of 90402: gfx942
+        if re.fullmatch(_INSTINCT, model) and _may_use(root / f"dev/dri/renderD{minor}"):
+            gpu = _of_sysfs("AMD", model, root / f"sys/class/drm/renderD{minor}/device")
+            found.append(replace(gpu, capability=version + revision / 10))
     return found
 
 

@@ -246,6 +246,13 @@ def test_amd_gpus(tmp_path: Path) -> None:
     assert len(hardware.detect({}, tmp_path).gpus) == 3
 
 
+@pytest.mark.parametrize("version", ["100306", "90012", "110000"])
+def test_radeons_of_desktops_are_no_gpus(version: str, tmp_path: Path) -> None:
+    """A Ryzen's own (gfx1036, gfx90c), and a card (gfx1100)."""
+    files = {k: t.replace("90402", version) for k, t in mi300(1).items()}
+    assert choose(node(tmp_path, files=files, vendor="AuthenticAMD"), JobConfig()).name == "cpu"
+
+
 @pytest.mark.parametrize(
     ("variables", "names"),
     [
