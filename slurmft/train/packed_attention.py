@@ -266,7 +266,7 @@ def flash(
 ) -> Tensor:
     """One call for all sequences: (T, heads, head size) -> the same, or that of first tokens.
 
-    torch's public `varlen_attn` has no dropout, and torch before 2.10 has no `varlen_attn`.
+    By what torch's public `varlen_attn` calls, too: that has no dropout.
     """
     # As autocast has it for scaled_dot_product_attention; rotary positions are fp32.
     query, key, value = (each.to(computed_in(query)) for each in (query, key, value))
