@@ -26,9 +26,6 @@ _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 _ARRAYS = ("tokens", "offsets", "labels", "types", "token_labels", "label_counts")
 
-_ALIGNMENT = 16
-"""Bytes; a tensor of any type may begin at a multiple of it."""
-
 BUCKET_STEPS = 50
 """Steps whose samples are sorted by length together."""
 IGNORED = -100
@@ -234,11 +231,11 @@ class Batch:
 
 
 def _place(tensor: torch.Tensor) -> int:
-    """Bytes that a tensor takes in a buffer."""
-    return -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+    """Bytes that a tensor takes in a buffer: behind them one of any type may begin."""
+    return -(-tensor.nbytes // 16) * 16
 
 
-def with_made(
+def prepared(
     items: Iterable[_Item], make: Callable[[_Item], _Made], device: torch.device
 ) -> Iterator[tuple[_Item, _Made]]:
     """Items, each with what `make` makes of it. For a GPU a thread makes it, one item ahead; a CPU

@@ -43,14 +43,7 @@ from slurmft.train.checkpoint import Saver, Snapshot, copied
 from slurmft.train.checkpoint import read as read_checkpoint
 from slurmft.train.config import TrainConfig
 from slurmft.train.cpu import Heap
-from slurmft.train.data import (
-    Batch,
-    TokenData,
-    TokenTable,
-    bucket_by_length,
-    epoch_order,
-    with_made,
-)
+from slurmft.train.data import Batch, TokenData, TokenTable, bucket_by_length, epoch_order, prepared
 from slurmft.train.environment import peak_memory_bytes
 from slurmft.train.grad_comm import GradientCommunication
 from slurmft.train.model_flops import ModelFlops
@@ -304,7 +297,7 @@ class Training:
         self.reporter.begin_window()
         self.clock.restart()
         steps = islice(self._global_batches(at.epoch, at.batch), self.plan.total_steps - at.step)
-        for samples, parts in with_made(steps, self._parts, self.world.device):
+        for samples, parts in prepared(steps, self._parts, self.world.device):
             # Only where all ranks have the same weights.
             can_save = self.communication.is_synchronized_after(at.step + 1)
             if can_save:
@@ -527,7 +520,7 @@ class Training:
         self.job.begin_phase()
         # As many boundaries on every rank.
         batches = (part[by_length[start : start + size]] for start in range(0, most, size))
-        for indices, batch in with_made(batches, self._validation_batch, self.world.device):
+        for indices, batch in prepared(batches, self._validation_batch, self.world.device):
             self.job.begin_step()
             if len(indices):
                 predictions.append(self._predict(batch))
