@@ -9,7 +9,8 @@ and modernbert (ModernBERT-base, 22). Every case is a process of its own, in tur
 all. slurmft's are whole runs of `slurmft submit`, by their own results, without the first steps.
 The Trainer has its own loader, pads to the longest text of batches that it groups by length, and
 takes torch's attention; where flash-attn is installed, once more with that: transformers' way
-without padding. Its clock is read with the device idle, after the warm-up and at the end.
+without padding. Its clock is read with the device idle, after the warm-up and at the end. Besides:
+what a checkpoint costs, and how long a run that is resumed takes to its first step.
 
 Utilisation is that of the model's operations on real tokens, over what a product of two large
 matrices reaches on this device. Of ten steps of slurmft a trace is summed up: kernels, waits of the
@@ -29,7 +30,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from harness import ONE_RANK, Steps, call, make_run, parser, result, save, submit, train_by_trainer
+from harness import (
+    Steps,
+    call,
+    make_run,
+    one_rank,
+    parser,
+    records,
+    result,
+    save,
+    submit,
+    train_by_trainer,
+)
 
 MODELS = {"distilbert": "DistilBert", "distilbert-128": "DistilBert128", "modernbert": "ModernBert"}
 BATCH_SIZES = (64, 256, 1024)
@@ -70,13 +82,14 @@ def main(asked: Any) -> None:
                 found[f"{model}, batch {size}"] = summary(runs, peak)
                 show(found)
         model, size = asked.models[0], asked.batch_sizes[0]
-        trace = in_process(Path(folder), "trace", model, size, "packed", asked)
-    print(json.dumps(trace, indent=1))
+        more = in_process(Path(folder), "trace", model, size, "packed", asked)
+        more |= resumed(Path(folder), model, size, asked)
+    print(json.dumps(more, indent=1))
     if asked.try_out:
         print("tried out: nothing is written")
         return
     device = torch.cuda.get_device_name()
-    save("gpu", {"device": device, "peak_tflop_per_s": peak, "found": found, "trace": trace})
+    save("gpu", {"device": device, "peak_tflop_per_s": peak, "found": found, **more})
 
 
 def summary(runs: dict[str, list[dict[str, float]]], peak: float) -> dict[str, Any]:
@@ -109,8 +122,7 @@ def measure(folder: Path, model: str, size: int, name: str, asked: Any) -> dict[
     program, how = CASES[name]
     if program == "trainer":
         return in_process(folder, program, model, size, how, asked)
-    flags = [f"--{k.replace('_', '-')}={v}" for k, v in settings(model, size, asked).items()]
-    flags += ["--cluster", "local", "--nproc-per-node", "1", "--batching", how]
+    flags = [*flags_of(settings(model, size, asked)), "--batching", how]
     run = submit(folder / "runs", *flags, timeout_s=900, cwd=Path(__file__).parent)
     measured = result(run)
     return {
@@ -123,6 +135,38 @@ def measure(folder: Path, model: str, size: int, name: str, asked: Any) -> dict[
     }
 
 
+def flags_of(options: dict[str, Any]) -> list[str]:
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    return [*flags, "--cluster", "local", "--nproc-per-node", "1"]
+
+
+def resumed(folder: Path, model: str, size: int, asked: Any) -> dict[str, float]:
+    """Seconds to the first step of a run that was cancelled after its first checkpoint."""
+    options = settings(model, size, asked) | {"checkpoint_every_steps": 5, "epochs": 1000}
+    del options["max_steps"]
+    runs = folder / "resumed"
+    command = [sys.executable, "-m", "slurmft"]
+    call(
+        *(*command, "submit", "--runs-dir", str(runs), *flags_of(options)),
+        timeout_s=60, cwd=Path(__file__).parent,
+    )  # fmt: skip
+    while not list(runs.glob("*/checkpoints/step-*")):
+        time.sleep(0.2)
+    (run,) = (path for path in runs.iterdir() if (path / "records.jsonl").exists())
+    call(*command, "cancel", str(run), timeout_s=120)
+    call(*command, "follow", str(run), timeout_s=120, fails=True)  # until it is no more
+    before = len(records(run, "step"))
+    call(*command, "resume", str(run), timeout_s=60)
+    while len(records(run, "step")) == before:
+        time.sleep(0.2)
+    call(*command, "cancel", str(run), timeout_s=120)
+    call(*command, "follow", str(run), timeout_s=120, fails=True)
+    first = [records(run, "step")[at]["time"] for at in (0, before)]
+    history = json.loads((run / "state.json").read_text())["history"]
+    began = [each["time"] for each in history if each["state"] == "running"]
+    return {"cold_start_s": first[0] - began[0], "resumed_start_s": first[1] - began[-1]}
+
+
 def in_process(
     folder: Path, what: str, model: str, size: int, how: str, asked: Any
 ) -> dict[str, Any]:
@@ -130,7 +174,7 @@ def in_process(
     output = folder / "measured.json"
     words = ["--try-out"] if asked.try_out else []
     command = [sys.executable, __file__, "case", what, model, str(size), how, str(output), *words]
-    call(*command, timeout_s=900, env=os.environ | ONE_RANK, cwd=Path(__file__).parent)
+    call(*command, timeout_s=900, env=os.environ | one_rank(), cwd=Path(__file__).parent)
     found: dict[str, Any] = json.loads(output.read_text())
     return found
 
@@ -243,6 +287,7 @@ def trace(path: Path, how: str, given: Any) -> dict[str, Any]:
             times_s[event.name] += event.device_time_total / 1e6
         elif event.name in WAITS:
             waits[event.name] += 1
+    cost_s = statistics.median(checkpoint_cost_s(steps) for _ in range(3))
     longest = {name: value / seconds for name, value in times_s.most_common(12)}
     return {
         "seconds_per_step": seconds / TRACED,
@@ -250,7 +295,23 @@ def trace(path: Path, how: str, given: Any) -> dict[str, Any]:
         "waits_per_step": {name: count / TRACED for name, count in waits.items()},
         "share_of_time_in_kernels": sum(times_s.values()) / seconds,
         "longest_kernels": longest,
+        "checkpoint_cost_percent_of_a_minute": 100 * cost_s / 60,
     }
+
+
+def checkpoint_cost_s(steps: Steps) -> float:
+    """What a checkpoint adds to the time of the steps that it is written beside."""
+    seconds = []
+    for saves in (False, True):
+        began = time.perf_counter()
+        if saves:
+            steps.training._checkpoint()
+        for _ in range(50):
+            loss = steps.step()
+        float(loss)  # the device is done
+        seconds.append(time.perf_counter() - began)
+        steps.training.saver.wait()
+    return seconds[1] - seconds[0]
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import random
 import statistics
 import sys
 import sysconfig
@@ -29,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import ONE_RANK, Steps, call, make_run, parser, peak_memory_mib, save, train_by_trainer
+from harness import Steps, call, make_run, one_rank, parser, peak_memory_mib, save, train_by_trainer
 
 ROUNDS, WARM_UP = 3, 2
 TEXT_BYTES = 10_000_000
@@ -88,8 +87,7 @@ def main(name: str) -> None:
 def run(folder: Path, name: str, program: str) -> dict[str, Any]:
     """One case in a process of its own."""
     output = folder / "measured.json"
-    environment = ONE_RANK | {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
-    environment["MASTER_PORT"] = str(random.randrange(20_000, 30_000))
+    environment = one_rank() | {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
     command = [sys.executable, __file__, "case", name, program, str(folder), str(output)]
     call(*command, timeout_s=900, env=os.environ | environment)
     found: dict[str, Any] = json.loads(output.read_text())

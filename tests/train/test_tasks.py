@@ -289,7 +289,12 @@ ANSWER = {"id": "q1", "question": "joy", "context": "fear joy"}
 @pytest.mark.parametrize(
     ("task", "row", "flags", "fact"),
     [
-        ("mrpc", GOOD, ["--profile", "gpu"], "looked at CUDA_VISIBLE_DEVICES and /dev/nvidia*"),
+        (
+            "mrpc",
+            GOOD,
+            ["--profile", "gpu"],
+            "looked at CUDA_VISIBLE_DEVICES and its like, /dev/nvidia*",
+        ),
         ("mrpc", GOOD | {"label": 0.5}, [], "row 1 has the label 0.5"),
         (
             "squad",
