@@ -176,7 +176,8 @@ class JobConfig:
     max_restarts: int = option(3, "restarts of all ranks within a job, after one of them failed")
     hang_timeout_s: int = option(
         600,
-        "a rank without a step for so long counts as hung (longer if steps are long); 0: never",
+        "a rank without a step for so long counts as hung; after some steps of the built-in "
+        "training 10 times the slowest of the last, from 60 s on; 0: never",
         metavar="SECONDS",
     )
 

@@ -6,6 +6,7 @@ A beat costs a microsecond and no system call. The file is in memory, local to t
 import mmap
 import struct
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,10 @@ def hardware_file(folder: Path) -> Path:
 OUTPUT = "output"
 """The phase of beats that are lines of output: those of a program that tells no steps."""
 
-_LAYOUT = struct.Struct("<ddq16s")
+_STEP, _LAST_STEPS = "train", 50
+"""The phase after a step of training; and how many steps tell how long the next one takes."""
+
+_LAYOUT = struct.Struct("<dddq16s")
 _PATIENCE = {"start": 6.0, "save": 6.0, OUTPUT: 1.0}
 """How many times longer than a step these phases may take: imports, tokenizing and compilation;
 the last save."""
@@ -40,6 +44,8 @@ class Beat:
     """On CLOCK_MONOTONIC, which all processes of a node share."""
     slowest_s: float
     """The longest time from one beat of this rank to the next, outside of patient phases."""
+    slowest_step_s: float
+    """That of the last steps of training; 0: too few are known, or something else is under way."""
     step: int
     phase: str
 
@@ -55,6 +61,7 @@ class Heart:
     def __init__(self, path: Path | None, phase: str = "start") -> None:
         self._map: mmap.mmap | None = None
         self._last, self.slowest_s = time.monotonic(), 0.0
+        self._steps_s: deque[float] = deque(maxlen=_LAST_STEPS)
         self._phase = phase
         if path is not None:
             with open(path, "w+b") as file:
@@ -67,9 +74,13 @@ class Heart:
         now = time.monotonic()
         if self._phase not in _PATIENCE:
             self.slowest_s = max(self.slowest_s, now - self._last)
+        if phase == self._phase == _STEP:
+            self._steps_s.append(now - self._last)
         self._last, self._phase = now, phase
         if self._map is not None:
-            _LAYOUT.pack_into(self._map, 0, now, self.slowest_s, step, phase.encode())
+            known = phase == _STEP and len(self._steps_s) >= _LAST_STEPS / 5
+            step_s = max(self._steps_s) if known else 0.0
+            _LAYOUT.pack_into(self._map, 0, now, self.slowest_s, step_s, step, phase.encode())
 
 
 def read(path: Path) -> Beat | None:
@@ -80,5 +91,6 @@ def read(path: Path) -> Beat | None:
         return None
     if len(data) < _LAYOUT.size:
         return None
-    when, slowest_s, step, phase = _LAYOUT.unpack(data)
-    return Beat(when, slowest_s, step, phase.rstrip(b"\0").decode()) if when else None
+    when, slowest_s, slowest_step_s, step, phase = _LAYOUT.unpack(data)
+    text = phase.rstrip(b"\0").decode()
+    return Beat(when, slowest_s, slowest_step_s, step, text) if when else None

@@ -124,16 +124,17 @@ def run_child(
     profile: Profile,
 ) -> int:
     """Runs the child in the environment of this node's ranks; returns the task's exit code."""
+    own = OwnProgram.of(config.program)
     environment = training_environment(profile, rendezvous, os.environ)
     if config.program.needs_hub and "HF_HUB_OFFLINE" not in environment and not hub_in_reach():
         environment["HF_HUB_OFFLINE"] = "1"
     with (
         staged_env.environment(os.environ, lambda: bool(supervisor.stop_signal)) as staged,
-        contextlib.closing(Watchdog(config.job.hang_timeout_s)) as watchdog,
+        contextlib.closing(Watchdog(config.job.hang_timeout_s, own is None)) as watchdog,
     ):
         python, variables = staged
         environment |= variables
-        if (own := OwnProgram.of(config.program)) and own.accelerate_config:
+        if own and own.accelerate_config:
             environment |= own_environment.accelerate_variables(own, environment)
         environment |= locks.environment(config.job.file_locks, environment)
         environment[heartbeat.FOLDER] = str(watchdog.folder)

@@ -26,8 +26,13 @@ _DUMP_S = 5.0
 _ASLEEP_S = 10
 """A watchdog that did not check for so long was itself stopped."""
 
-_SLOW_STEPS = 20
-"""A rank may take this many times its slowest step."""
+_SLOW_BEATS = 20
+"""A rank may take this many times its longest pause between beats, where more than steps are told:
+an evaluation, a program of the user's."""
+_SLOW_STEPS, _LEAST_S = 10, 60
+"""In training, this many times the slowest of its last steps, and so long at least."""
+_SLOWER_STEPS = 3
+"""The same where steps are long beside the timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,14 @@ class Hang:
 class Watchdog:
     """Watches the ranks of one node by their heartbeats."""
 
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, timeout_s: float, knows_steps: bool = False) -> None:
+        """
+        Args:
+            timeout_s: what a rank may take at most; 0: any time.
+            knows_steps: ranks tell what they do besides steps, so that a step can have a limit of
+                its own. A program of the user's may evaluate without a word.
+        """
+        self._timeout_s, self._knows_steps = timeout_s, knows_steps
         self._dumped = False
         self._checked_at = self._awake_since = time.monotonic()
         place = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
@@ -111,11 +122,19 @@ class Watchdog:
         return int((self.folder / f"pid-{rank}").read_text() or 0)
 
     def _is_late(self, rank: int, beat: heartbeat.Beat) -> bool:
-        limit_s = self._timeout_s * beat.patience
+        return time.monotonic() - max(beat.time, self._awake_since) > self._limit_s(rank, beat)
+
+    def _limit_s(self, rank: int, beat: heartbeat.Beat) -> float:
+        """How long a rank may take from this beat to the next."""
+        step_s = beat.slowest_step_s
+        if self._knows_steps and step_s:
+            limit_s = min(max(_SLOW_STEPS * step_s, _LEAST_S), self._timeout_s)
+            return max(limit_s, _SLOWER_STEPS * step_s)
+        limit_s = self._timeout_s
         # A stopped rank does not wait for others.
         if process_state(self._pid(rank)) not in _STOPPED:
-            limit_s = max(limit_s, _SLOW_STEPS * beat.slowest_s * beat.patience)
-        return time.monotonic() - max(beat.time, self._awake_since) > limit_s
+            limit_s = max(limit_s, _SLOW_BEATS * beat.slowest_s)
+        return limit_s * beat.patience
 
 
 def _prefix() -> str:

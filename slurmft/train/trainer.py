@@ -517,6 +517,7 @@ class Training:
         by_length = np.argsort(self.data.validation.lengths(part), kind="stable")
         predictions: list[torch.Tensor] = []
         self.bare_model.eval()
+        self.job.alive("evaluate")
         self.job.begin_phase()
         # As many boundaries on every rank.
         batches = (part[by_length[start : start + size]] for start in range(0, most, size))
@@ -587,8 +588,8 @@ class Training:
         Raises:
             SlurmftError: losses, gradients or weights are not finite: no checkpoint has them.
         """
+        self.job.alive("save")
         if self.world.share_object(self.saver.is_busy):  # one copy at a time
-            self.job.alive("save")
             # In the next step the others would wait for this rank in nccl, which gives up.
             self.world.on_main(self.saver.wait)
         self.reporter.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -103,6 +104,60 @@ def test_limit_grows_with_the_steps(clock: Clock, dog: Watchdog) -> None:
     assert dog.check() is None  # steps of 30 s: 600 s are no hang
     clock.sleep(dog, 305)
     assert dog.check() is not None
+
+
+@pytest.mark.parametrize(
+    ("step_s", "pause_s", "limit_s"),
+    [
+        pytest.param(1, 1, 60, id="short steps"),
+        pytest.param(5, 20, 200, id="ten times the slowest of the last"),
+        pytest.param(90, 90, 600, id="at most the timeout"),
+        pytest.param(400, 400, 1200, id="steps that are long beside the timeout"),
+    ],
+)
+def test_limit_of_a_step_is_that_of_the_last_ones(
+    clock: Clock, step_s: int, pause_s: int, limit_s: int
+) -> None:
+    with contextlib.closing(Watchdog(timeout_s=600, knows_steps=True)) as dog:
+        beats = heart(dog, 0)
+        for step in range(1, 200):
+            clock.now += 5000 if step == 10 else pause_s if step == 180 else step_s
+            beats.beat(step, "train")
+        dog.check()
+        clock.sleep(dog, limit_s - 5)
+        assert dog.check() is None
+        clock.sleep(dog, 10)
+        assert dog.check() is not None
+
+
+@pytest.mark.parametrize("phase", ["evaluate", "save"])
+def test_other_phases_have_the_timeout(clock: Clock, phase: str) -> None:
+    with contextlib.closing(Watchdog(timeout_s=600, knows_steps=True)) as dog:
+        beats = heart(dog, 0)
+        for step in range(1, 50):
+            clock.now += 1
+            beats.beat(step, "train")
+        beats.beat(49, phase)
+        dog.check()
+        clock.sleep(dog, 595)
+        assert dog.check() is None
+        beats.beat(50, "train")  # and after it a step has its own limit again
+        clock.sleep(dog, 70)
+        assert dog.check() is not None
+
+
+@pytest.mark.parametrize(("steps", "knows_steps"), [(5, True), (200, False)])
+def test_too_few_steps_or_a_program_of_the_users(
+    clock: Clock, steps: int, knows_steps: bool
+) -> None:
+    with contextlib.closing(Watchdog(timeout_s=600, knows_steps=knows_steps)) as dog:
+        beats = heart(dog, 0)
+        for step in range(1, steps):
+            clock.now += 1
+            beats.beat(step, "train")
+        dog.check()
+        clock.sleep(dog, 595)
+        assert dog.check() is None
 
 
 def test_suspended_job_does_not_hang(clock: Clock, dog: Watchdog) -> None:
