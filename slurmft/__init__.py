@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from slurmft.core.errors import SlurmftError
     from slurmft.job import Job, attach
 
-__version__ = "0.1.0"
+try:  # written by the build, from git's tags
+    from slurmft._version import __version__ as __version__
+except ImportError:  # a checkout that was never installed
+    __version__ = "0+unknown"
 
 __all__ = ["Job", "Run", "SlurmftError", "attach", "run", "submit"]
 

@@ -31,6 +31,7 @@ COMMANDS = {
     "compare": "whether one run is faster or better than another, or it is noise",
     "doctor": "check the cluster; doctor node, doctor locks DIR: parts of it",
     "render": "print Kubernetes manifests",
+    "examples": "list or copy the studies, tables and batch scripts that come along",
     "completion": "print the TAB completion script for bash or zsh",
     "prepare": "within a job: called by the files in sbatch/",
 }

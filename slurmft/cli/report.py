@@ -6,8 +6,8 @@ no other file.
 examples:
   slurmft report runs                                      # tables of all runs below runs/
   slurmft report studies/scaling --output report           # and plots, and report/report.html
-  slurmft report studies/scaling --published results/published/mn4_emotion.json
-  slurmft report results/published/mn4_benchmark.json --format markdown
+  slurmft report studies/scaling --published mn4_emotion   # `slurmft examples` has the names
+  slurmft report mn4_benchmark --format markdown
   slurmft report runs --format csv > runs.csv              # every measure of every cell
 """
 

@@ -4,7 +4,8 @@
   slurmft study status FILE    which runs have finished, run, wait, failed or are missing
   slurmft study cancel FILE    end all its jobs
 
-FILE may also be the study's folder, studies/NAME.
+FILE may also be the study's folder, studies/NAME, or the name of a study that comes along
+(`slurmft examples`).
 
 a study file:
   name = "scaling"
@@ -29,7 +30,7 @@ a program of one's own in place of a training:
 examples:
   slurmft study run scaling.toml --dry-run
   slurmft study run scaling.toml --partition gpu --data /gpfs/emotion --model /gpfs/distilbert
-  slurmft study run results/studies/lab-train.toml --cluster local
+  slurmft study run lab-train --cluster local
   slurmft study status scaling.toml --json
 """
 

@@ -1,6 +1,7 @@
 """Jobs on Kubernetes: manifests of Kubeflow's two kinds of job, for users to apply."""
 
 import dataclasses
+import importlib.metadata
 import json
 import re
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ KINDS = ("pytorchjob", "trainjob")
 RUNS = "/runs"
 """Where the volume claim is mounted."""
 
-_FOLDER = Path(__file__).parent
+_FOLDER, _PACKAGE = Path(__file__).parent, Path(slurmft.__file__).parent
 _USER = 1000
 """Of the image, and of its group."""
 _NAME_MAX = 40
@@ -105,21 +106,31 @@ def manifest(kind: str, config: RunConfig, cluster: Cluster) -> str:
 
 
 def dockerfile() -> str:
-    """An image with slurmft, built in its source folder."""
-    return fill(_FOLDER / "Dockerfile.jinja", user=_USER)
+    """An image with slurmft, built in a checkout, or in the folder of the installed package."""
+    needs = [] if _is_checkout() else importlib.metadata.requires("slurmft") or []
+    return fill(
+        _FOLDER / "Dockerfile.jinja",
+        user=_USER,
+        is_checkout=_is_checkout(),
+        version=slurmft.__version__,
+        requirements=[need for need in needs if "extra ==" not in need],
+    )
+
+
+def _is_checkout() -> bool:
+    return (_PACKAGE.parent / "pyproject.toml").is_file()
 
 
 def commands(kind: str, cluster: Cluster, folder: Path | None) -> list[str]:
     """Shell lines that build, deploy, watch and delete a job."""
-    place, source = str(folder or "."), Path(slurmft.__file__).parent.parent
-    has_source = (source / "constraints.txt").is_file()  # else it is installed without
+    place = str(folder or ".")
     text = fill(
         _FOLDER / "kubernetes.sh.jinja",
         kind=kind,
         cluster=cluster,
         folder=place,
         manifest=f"{place}/{cluster.name}.yaml",
-        source=str(source) if has_source else ".",
+        source=str(_PACKAGE.parent if _is_checkout() else _PACKAGE),
         kubectl=f"kubectl --namespace {cluster.namespace}",
     )
     return text.rstrip("\n").split("\n")

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurmft.core import shipped
 from slurmft.core.config import WORDS, is_repeatable
 from slurmft.core.errors import UsageError, unknown
 from slurmft.core.filesystem import absolute
@@ -51,6 +52,7 @@ _NOT_VARIED = {
     "after_any": "the whole study waits: give it in [fixed]",
     "repeat": "its values are 1 to repeats",
 }
+_NO_STUDY = "give a study file, the folder of a study, or a name that slurmft examples lists"
 _PROCESSES = ("nodes", "nproc_per_node")
 _MAX_RUNS = 100_000
 
@@ -97,14 +99,14 @@ def read_study(given: str | Path, with_published: bool = True) -> Study:
     Raises:
         UsageError: there is no such file, or it is not a study.
     """
-    path = absolute(given)
+    path = absolute(shipped.find("studies", given))
     in_folder = path.is_dir()
     path = path / FILE if in_folder else path
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         what = f"{str(given)!r} holds no {FILE}" if in_folder else f"{str(given)!r}: no such file"
-        raise UsageError(what, "give a study file, or the folder of a study") from None
+        raise UsageError(what, _NO_STUDY) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"cannot read the study file {str(given)!r}: {error}", "check that it is a text file"

@@ -76,6 +76,7 @@ RULES = (
         how=READ,
         why="somebody else's; of pip, test_pip checks what it is told",
     ),
+    Rule(begins="git tag |uv build$", how=READ, why="test_installed builds from a tag"),
     Rule(begins=r"(\S+ -m )?pytest ", how=READ, why="that is these tests: .ci/run calls them so"),
     Rule(begins=r"bash \.ci/", how=READ, why="installs for minutes, then calls these tests"),
     Rule(
@@ -154,6 +155,7 @@ RULES = (
     # Models, manifests, locks.
     Rule(begins="slurmft fetch ", how=READ, why="no hub here; test_hub fetches from a stand-in"),
     Rule(begins="slurmft push ", how=LOGIN),
+    Rule(begins="slurmft examples", how=LOGIN),
     Rule(begins="slurmft render ", how=LOGIN),
     Rule(begins=r"(python|torchrun .*) -m slurmft\.locks run ", how=LOGIN),
 )

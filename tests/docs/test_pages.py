@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 import slurmft
 from slurmft.cli import COMMANDS
@@ -189,3 +190,15 @@ def test_drawing_shows_contract_and_code(tmp_path: Path) -> None:
     assert boxes[5:8] == ["cellar", "Holds wine", "1 module · imports nothing"]
     (tmp_path / "house/roof/gutter.py").touch()
     assert draw(*root, "--check").returncode == 1
+
+
+# --- what others read -----------------------------------------------------------------------------
+
+
+def test_citation() -> None:
+    """What GitHub and Zenodo read; `cffconvert --validate` finds it valid."""
+    found = yaml.safe_load((CHECKOUT / "CITATION.cff").read_text())
+    assert found.keys() >= {"cff-version", "message", "title", "authors"}  # what CFF asks for
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    assert (found["title"], found["license"]) == (project["name"], project["license"])
+    assert found["authors"] == project["authors"]

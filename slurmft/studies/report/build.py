@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import slurmft
+from slurmft.core import shipped
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_bytes
 from slurmft.core.filesystem import absolute
@@ -118,6 +119,7 @@ def collect_sections(
     Raises:
         UsageError: a path holds nothing that can be shown.
     """
+    paths, beside = ([shipped.find("published", p) for p in given] for given in (paths, beside))
     folders = [Path(resolve.folder_of(str(path))) for path in paths if not absolute(path).is_file()]
     files = [path for path in paths if absolute(path).is_file()]
     found, problems = scan.find(folders)

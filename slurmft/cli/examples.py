@@ -1,0 +1,34 @@
+"""Lists the files that come with slurmft: studies, published tables, batch scripts, patches. With
+a folder, copies them there, to be changed; files that are there already stay as they are.
+
+examples:
+  slurmft examples                       # what there is
+  slurmft examples slurmft-examples      # copies; then:
+  sbatch slurmft-examples/sbatch/multi_node.sbatch --task emotion
+"""
+
+import textwrap
+from pathlib import Path
+
+from slurmft.cli.parser import Parser
+from slurmft.core import shipped
+from slurmft.core.errors import Exit
+
+
+def parser() -> Parser:
+    made = Parser("slurmft examples", __doc__)
+    made.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="copy the files there")
+    return made
+
+
+def main(argv: list[str]) -> int:
+    folder = parser().parse(argv).folder
+    if folder is not None:
+        written = shipped.copy(folder)
+        print(f"{len(written)} files written to {folder}")
+        return Exit.OK
+    for kind, purpose in shipped.KINDS.items():
+        names = ", ".join(file.stem for file in shipped.files(kind))
+        print(f"{kind}: {purpose}\n{textwrap.indent(textwrap.fill(names, 58), '  ')}")
+    print("Next: slurmft examples DIR   # copies them")
+    return Exit.OK
