@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "submit": "submit a training job",
     "run": "run a program of your own as a job",
+    "data": "a look at your data before anything runs",
     "follow": "stream a run's progress until its job ends",
     "logs": "the logs of all ranks as one, after the first failure",
     "watch": "a live view of a run: speed, loss, ranks, time left",

@@ -79,11 +79,13 @@ _UNLIKE = (LookupError, TypeError, ValueError, ArithmeticError)
 
 def describe_start(r: Record) -> str:
     with contextlib.suppress(*_UNLIKE):
-        return (
+        what = (
             f"{r['task']} on {r['world_size']:d} process(es), {r['nodes']:d} node(s): "
             f"{r['precision']}, {r['backend']}, global batch {batch(r)}, {r['total_steps']} steps, "
             f"{parameters(r)}{vocabulary(r)}"
-        ) + (f"\nimports took {imports(r)}" if r.get("imports_s") else "")
+        )
+        took = [f"imports took {imports(r)}"] if r.get("imports_s") else []
+        return "\n".join([*r.get("data", ()), what, *took])
     return f"{r['total_steps']} steps"
 
 

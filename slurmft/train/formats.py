@@ -5,7 +5,7 @@ queue is refused at submission. It needs neither torch nor numpy.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.recipes import facts
 from slurmft.train.rows import SQUAD_COLUMNS, check_texts, is_empty, label_numbers, wrong_label
 
+Text = str | tuple[str, ...]
+"""A text, or a pair of them."""
 Columns = Sequence[Sequence[Any]]
 """Values of some rows, by column."""
 
@@ -47,6 +49,10 @@ class RowFormat(ABC):
         """The labels that are classes, each with the number of its row."""
         yield from ()
 
+    def texts(self, values: Columns) -> Iterable[Text]:
+        """What a model reads of each row: for lengths, and to find what is there twice."""
+        return values[0]
+
 
 def format_of(train: TrainConfig) -> RowFormat:
     """What the rows of a configuration's task are."""
@@ -74,6 +80,9 @@ class Texts(RowFormat):
 
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
         return enumerate(values[-1], start) if self.has_classes else iter(())
+
+    def texts(self, values: Columns) -> Iterable[Text]:
+        return values[0] if len(values) == 2 else zip(*values[:-1], strict=True)
 
 
 @dataclass(frozen=True)
@@ -113,6 +122,10 @@ class ManyLabels(RowFormat):
                 raise wrong_label(where, row, None, "a text without classes has the labels []")
         return [row for column in texts for row in check_texts(column, where, start)]
 
+    def texts(self, values: Columns) -> Iterable[Text]:
+        texts, _ = self._parts(values)
+        return texts[0] if len(texts) == 1 else zip(*texts, strict=True)
+
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
         _, columns = self._parts(values)
         for row, cells in enumerate(zip(*columns, strict=True), start):
@@ -150,6 +163,9 @@ class Words(RowFormat):
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
         return ((row, label) for row, own in enumerate(values[-1], start) for label in own)
 
+    def texts(self, values: Columns) -> Iterable[Text]:
+        return map(" ".join, values[0])
+
 
 ROLES = ("system", "developer", "user", "tool", "assistant")
 
@@ -178,6 +194,9 @@ class Chats(RowFormat):
                 raise self._wrong(where, row, "no message of the assistant")
             empty += [row] if all(map(is_empty, learnt)) else []
         return empty
+
+    def texts(self, values: Columns) -> Iterable[Text]:
+        return ("\n".join(each["content"] for each in messages) for messages in values[0])
 
     @staticmethod
     def _wrong(where: str, row: int, what: str) -> UsageError:
@@ -213,6 +232,9 @@ class Questions(RowFormat):
         for row in zip(*values, strict=True):
             Question.of(row, where, self.may_have_none)
         return empty
+
+    def texts(self, values: Columns) -> Iterable[Text]:
+        return zip(*values[1:3], strict=True)
 
 
 @dataclass(frozen=True, slots=True)

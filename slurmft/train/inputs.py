@@ -1,9 +1,10 @@
 """The rows of local data, checked at submission as the ranks will check them."""
 
 import functools
+import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,22 @@ from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.core.files import read_json
 from slurmft.core.hub import is_local
 from slurmft.core.terminal import overwritten
+from slurmft.core.text import some
 from slurmft.train.config import TrainConfig
 from slurmft.train.formats import RowFormat, format_of
 from slurmft.train.recipes import facts
-from slurmft.train.rows import Labels, label_ids, read_chunks, row_words
+from slurmft.train.rows import Labels, label_ids, no_column, read_chunks, row_words
 from slurmft.train.sources import find_split
+from slurmft.train.texts import Lengths, LocalTokenizer, Texts
 
 CHECK_S = 10.0
 """How long the check of a file may take: about a gigabyte. The ranks read the rest."""
 _TELL_EVERY_S = 0.5
+_MUCH_SHARED = 0.01
+"""Part of a split's texts that training data has, too, of which a warning tells."""
+
+Chunks = Iterable[tuple[float, list[list[Any]]]]
+"""Some rows each: the share of a split that is read by then, and the values of each column."""
 
 
 def check(train: TrainConfig, processes: int = 1) -> dict[str, dict[str, Any]]:
@@ -41,17 +49,64 @@ def check(train: TrainConfig, processes: int = 1) -> dict[str, dict[str, Any]]:
     """
     inputs: dict[str, dict[str, Any]] = {}
     if train.data is not None and is_local(train.data):
-        rows, splits = format_of(train), []
-        for path in (find_split(Path(train.data), s) for s in facts(train.task).splits):
-            found = inputs[str(path)] = _fingerprint(path)
-            splits.append(_read(path, found["sha256"], rows))
-            found["what"] = splits[-1].words()
-        names = _check_labels(train.task, rows, splits)
-        for text in _warnings(splits, train, processes, names):
+        splits, told = look(train, processes)
+        for split in splits:
+            inputs[split.where] = _fingerprint(Path(split.where)) | {"what": split.words()}
+        for text in told:
             warnings.warn(text, SlurmftWarning, stacklevel=3)
     if train.model is not None and is_local(train.model):
         inputs[train.model] = _fingerprint(Path(train.model)) | {"what": "model"}
     return inputs
+
+
+def look(train: TrainConfig, processes: int = 1) -> tuple[list["Split"], list[str]]:
+    """What the splits of the data have, and warnings of what looks like a mistake. A data set of
+    the hub is read from its cache. Raises what `check` does."""
+    assert train.data is not None
+    rows, names = format_of(train), facts(train.task).splits
+    if is_local(train.data):
+        paths = [find_split(Path(train.data), name) for name in names]
+        splits = [_read(str(p), _fingerprint(p)["sha256"], rows) for p in paths]
+    else:
+        splits = [_read_split(*cached_split(train, name), rows) for name in names]
+    classes = _check_labels(train.task, rows, splits)
+    tokenizer = LocalTokenizer.of(train.model)
+    seen = splits[0].texts.seen
+    for name, split in zip(names, splits, strict=True):
+        split.name, split.shared = name, 0 if split is splits[0] else len(split.texts.seen & seen)
+        split.count_tokens(train, tokenizer)
+    return splits, list(_warnings(splits, train, processes, classes))
+
+
+def cached_split(train: TrainConfig, name: str) -> tuple[str, Chunks]:
+    """What to call a split of a data set of the hub, and its columns; from the cache alone.
+
+    Raises:
+        UsageError: it is not there.
+    """
+    os.environ["HF_HUB_OFFLINE"] = "1"  # before the libraries are imported
+    from slurmft.train.tasks import hub, sequence
+
+    data = str(train.data)
+    subset = train.task if data in sequence.GLUE_IDS else None
+    try:
+        dataset = hub.from_hub("--data", data, lambda: hub.load_split(data, subset, name))
+    except UsageError as error:
+        raise UsageError(
+            f"--data {data!r} is no folder, and not in the cache: {error.message}",
+            f"slurmft fetch {train.model} {data} --task {train.task}; or give its folder",
+        ) from error
+    columns = format_of(train).columns
+    for column in columns:
+        if column not in dataset.column_names:
+            raise no_column(f"{data} ({name})", column, dataset.column_names)
+
+    def chunks() -> Iterator[tuple[float, list[list[Any]]]]:
+        for start in range(0, len(dataset), 1000):
+            part = dataset[start : start + 1000]
+            yield min(1.0, (start + 1000) / len(dataset)), [part[c] for c in columns]
+
+    return f"{data} ({name})", chunks()
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
@@ -63,32 +118,74 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Split:
-    """What was found in the file of a split."""
+    """What was found in a split."""
 
-    path: Path
+    where: str
+    """Its file, or what to call it in messages."""
     labels: Labels
     """None are counted where they are numbers, or spans of text."""
+    texts: Texts = field(default_factory=Texts)
     rows: int = 0
     without_text: list[int] = field(default_factory=list)
     share: float = 1.0
-    """How much of the file was read."""
+    """How much of it was read."""
+    name: str = ""
+    shared: int = 0
+    """Texts that the training data has, too."""
+    tokens: Lengths | None = None
+    """None: there is no tokenizer here."""
+    cut: str = ""
+    """How many texts are longer than what is kept of them, in words."""
+
+    def count_tokens(self, train: TrainConfig, local: LocalTokenizer | None) -> None:
+        """Counts the tokens of a sample of the texts, if there is a tokenizer."""
+        self.tokens, self.cut = None, ""
+        if local is None:
+            return
+        counts, longest = self.texts.token_counts(local.tokenizer, train.source_prefix or "")
+        self.tokens = Lengths.of(counts)._replace(longest=longest)
+        limit = min(train.max_length or local.most, local.most)
+        cuts = facts(train.task).rows in ("Texts", "ManyLabels", "Words") or train.source_prefix
+        long = sum(count > limit for count in counts)
+        if (cuts or train.task == "seq2seq") and longest > limit:
+            part = f"{long:,} texts" if len(counts) == self.rows else f"{long / len(counts):.1%}"
+            part = "few" if not long else part.replace("%", " %")
+            self.cut = f"{part} cut to {limit:,} tokens"
+
+    def lengths(self) -> str:
+        """ "tokens: median 20, 95 % up to 45, longest 87"; words, where there is no tokenizer."""
+        return f"tokens: {self.tokens}" if self.tokens else f"words: {Lengths.of(self.texts.words)}"
+
+    def remarks(self) -> list[str]:
+        """What is not as it should be, in a few words each."""
+        found = {
+            "empty": len(self.without_text),
+            "twice or more": self.texts.repeated,
+            "also in train": self.shared,
+        }
+        return [*filter(None, [self.cut]), *(f"{n:,} {what}" for what, n in found.items() if n)]
 
     def words(self) -> str:
-        """ "16,000 rows, 6 classes: 'joy' 5,362, ..." """
+        """ "16,000 rows, 6 classes: 'joy' 5,362 (34 %), ...; tokens: median 20, ...; 31 twice" """
         count = len(self.labels.counts)
         classes = f", {count:,} classes: {self.labels.shares()}" if count else ""
         part = f" in the first {self.share:.0%} of the file" if self.share < 1 else ""
-        return f"{self.rows:,} rows{classes}{part}"
+        rows = f"{self.rows:,} rows{classes}{part}"
+        return "; ".join(filter(None, (rows, self.lengths(), ", ".join(self.remarks()))))
 
 
 @functools.lru_cache  # the cells of a study have the same data
-def _read(path: Path, version: str, rows: RowFormat) -> Split:
+def _read(path: str, version: str, rows: RowFormat) -> Split:
+    return _read_split(path, read_chunks(Path(path), rows.columns), rows)
+
+
+def _read_split(where: str, chunks: Chunks, rows: RowFormat) -> Split:
     """Reads and checks a split, as far as it can in time; shows its progress on a terminal."""
-    where = str(path)
-    found, began, told_s = Split(path, Labels(where)), time.monotonic(), 0.0
-    for share, values in read_chunks(path, rows.columns):
+    found, began, told_s = Split(where, Labels(where)), time.monotonic(), 0.0
+    for share, values in chunks:
         found.without_text += rows.check(values, where, found.rows + 1)
         found.labels.add(rows.labels(values, found.rows + 1))
+        found.texts.add(rows.texts(values))
         found.rows += len(values[0])
         seconds = time.monotonic() - began
         if share < 1 and seconds > CHECK_S:
@@ -96,7 +193,7 @@ def _read(path: Path, version: str, rows: RowFormat) -> Split:
             break
         if seconds > told_s + _TELL_EVERY_S:
             told_s = seconds
-            overwritten(f"checking {path.name!r}: {share:.0%}")
+            overwritten(f"checking {os.path.basename(where)!r}: {share:.0%}")
     if told_s:
         overwritten("")
     found.labels.check_empty()
@@ -126,7 +223,7 @@ def _warnings(
         UsageError: there are fewer rows than processes.
     """
     for split in splits:
-        where = repr(str(split.path))
+        where = repr(split.where)
         if split.share < 1:
             yield (
                 f"{where}: the first {split.share:.0%} were checked, {split.rows:,} rows, in "
@@ -135,20 +232,29 @@ def _warnings(
         if split.without_text:
             count = f"{len(split.without_text):,} of {split.rows:,}"
             yield f"{where}: {count} rows have an empty text: {row_words(split.without_text)}"
-        yield from split.labels.look_alikes()
+        yield from split.labels.oddities()
+        if split.shared > _MUCH_SHARED * split.rows:
+            yield (
+                f"{where}: {split.shared:,} of its {split.rows:,} texts are in the training data, "
+                "too: its metrics are those of texts that the model has seen"
+            )
+        lacks = splits[0].labels.counts.keys() - split.labels.counts.keys()
+        if lacks and split.share == 1:
+            lacking = some(sorted(repr(value) for _, value in lacks), 5)
+            yield f"{where} has no row of classes that the training data has: {lacking}"
     first = splits[0]
     if first.share < 1 or not facts(train.task).rows_are_samples:
         return
     if first.rows < processes:
         raise UsageError(
-            f"{str(first.path)!r} has {first.rows:,} rows for {processes:,} processes",
+            f"{first.where!r} has {first.rows:,} rows for {processes:,} processes",
             "fewer --nodes or --nproc-per-node; each process needs a row",
         )
     step = (train.batch_size or 1) * processes * train.gradient_accumulation_steps
     step = min(step, train.max_global_batch_size or step)
     if first.rows < step:
         yield (
-            f"{str(first.path)!r} has {first.rows:,} rows, fewer than the {step:,} of an optimizer "
+            f"{first.where!r} has {first.rows:,} rows, fewer than the {step:,} of an optimizer "
             "step: an epoch is one step (smaller --batch-size)"
         )
     if names and train.model is not None and is_local(train.model):

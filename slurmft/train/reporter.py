@@ -83,10 +83,13 @@ class Reporter:
         self._own_steps = 0
         self._ranks_recorded_at = 0.0
 
-    def start(self, parameters: int, trained: int, rows: dict[str, int] | None) -> None:
+    def start(
+        self, parameters: int, trained: int, rows: dict[str, int] | None, data: list[str]
+    ) -> None:
         """Writes the environment and the first record. Called on every rank.
 
         Args:
+            data: what it has, in lines.
             trained: parameters that train.
             rows: of the embedding table: all, and those in use; None: all are in use.
         """
@@ -115,7 +118,7 @@ class Reporter:
             "optimizer": self.plan.optimizer,
             "learning_rate": self.plan.learning_rate,
         }
-        self.job.record("start", self._facts)
+        self.job.record("start", self._facts | {"data": data})
         self._warn_of_nodes(ranks)
 
     def _warn_of_nodes(self, ranks: list[dict[str, Any]]) -> None:

@@ -5,6 +5,7 @@ hours in a queue is refused at submission. It needs neither torch nor numpy. Row
 1; the header of a .csv is none.
 """
 
+import codecs
 import contextlib
 import csv
 import gzip
@@ -12,6 +13,8 @@ import itertools
 import json
 import math
 import os
+import re
+import shlex
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +37,7 @@ _LINE_BYTES = 2**26
 
 
 def read_chunks(path: Path, names: Sequence[str]) -> Iterator[tuple[float, list[list[Any]]]]:
-    """Columns of a .jsonl, .csv, .txt (.gz too) or .parquet file, some rows at a time.
+    """Columns of a .jsonl, .csv, .tsv, .txt (.gz too) or .parquet file, some rows at a time.
 
     Yields:
         The share of the file that is read by then, and the values of each column.
@@ -69,18 +72,59 @@ def _lines(raw: BinaryIO, path: Path) -> Iterator[str]:
         try:
             text: str = line.decode()
         except UnicodeDecodeError as error:
-            byte = line[error.start]
-            raise UsageError(
-                f"{str(path)!r}: line {number} is not UTF-8: it has the byte 0x{byte:02x}",
-                "convert the file: iconv -f WINDOWS-1252 -t UTF-8, or what it was written in",
-            ) from None
+            raise _not_utf8(path, number, line, error.start) from None
+        if number == 1 and "\0" in text:
+            raise _not_utf8(path, number, line, text.index("\0"))
         yield text.removeprefix("\ufeff") if number == 1 else text  # Excel's byte order mark
+
+
+def _not_utf8(path: Path, number: int, line: bytes, at: int) -> UsageError:
+    """What to say of a line that has a byte, at that place, which UTF-8 does not have there."""
+    what = f"{str(path)!r}: line {number} is not UTF-8"
+    convert = f"iconv -f {{}} -t UTF-8 {shlex.quote(path.name)} > new{path.suffix}"
+    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or not line[at]:
+        kind = "UTF-16" if line[0] > 0x7F else "UTF-16LE" if at % 2 else "UTF-16BE"
+        return UsageError(
+            f"{what} but {kind}, as Excel's Unicode text is", f"convert it: {convert.format(kind)}"
+        )
+    *_, before = line[:at].decode("cp1252", "replace").split(" ")
+    after, *_ = re.split(r"[\s,;]", line[at:].decode("cp1252", "replace"))
+    return UsageError(
+        f"{what}: it has the byte 0x{line[at]:02x}",
+        f"if {shown(before[-30:] + after[:30])!r} is right there, the file is Windows-1252 "
+        f"(latin-1): {convert.format('WINDOWS-1252')}",
+    )
+
+
+def _separator(header: str, path: Path, names: Sequence[str]) -> str:
+    """What stands between the cells of a file, by its first line: a comma or a tab.
+
+    Raises:
+        UsageError: it seems to be a semicolon.
+    """
+    if path.name.removesuffix(".gz").endswith(".tsv"):
+        return "\t"
+    if "," in header or "\t" in header:
+        return "," if "," in header else "\t"
+    if ";" in header and header.strip() not in names:
+        name = shlex.quote(path.name)
+        write = "pandas.read_csv(n, sep=';', dtype=str).to_csv(n, index=False)"
+        raise UsageError(
+            f"{str(path)!r}: its cells are separated by semicolons: {shown(header)!r}",
+            "separate them by commas or tabs: "
+            f'python -c "import pandas, sys; n = sys.argv[1]; {write}" {name}',
+        )
+    return ","
 
 
 def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
     csv.field_size_limit(_LINE_BYTES)
-    reader = csv.reader(_lines(raw, path), strict=True)
-    where = str(path)
+    lines, where = _lines(raw, path), str(path)
+    first = list[str]()
+    while not (first and first[-1].strip()) and (line := next(lines, "")):
+        first.append(line)
+    separator = _separator("".join(first[-1:]), path, names)
+    reader = csv.reader(itertools.chain(first, lines), delimiter=separator, strict=True)
     try:
         header = next(filter(None, reader), [])
         places = [_place(where, name, header) for name in names if header]
@@ -89,7 +133,9 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
                 raise UsageError(
                     f"{where!r}: line {reader.line_num} has {len(row)} cells, not the header's "
                     f"{len(header)}",
-                    'a cell that holds a comma is written in quotes: "a, b"',
+                    'a cell that holds a comma is written in quotes: "a, b"'
+                    if separator == ","
+                    else "cells are separated by tabs; one that holds a tab is written in quotes",
                 )
             yield [row[place] for place in places]
     except csv.Error as error:
@@ -140,7 +186,7 @@ def _text(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]
         yield ["".join(part)]
 
 
-_READERS = {"csv": _csv, "jsonl": _json, "parquet": _parquet, "txt": _text}
+_READERS = {"csv": _csv, "tsv": _csv, "jsonl": _json, "parquet": _parquet, "txt": _text}
 
 
 def _place(where: str, name: str, found: list[str]) -> int:
@@ -213,7 +259,8 @@ class Labels:
         (kind, _), *_ = self.first
         for (own, value), row in self.first.items():
             if own is not kind or kind not in (str, int, bool):
-                hint = f"labels are all texts or all whole numbers; {_CHOOSE_LABEL_COLUMN}"
+                number = "; numbers on a scale: --task text-regression" * (kind is float)
+                hint = f"labels are all texts or all whole numbers{number}; {_CHOOSE_LABEL_COLUMN}"
                 raise wrong_label(self.where, row, value, hint)
         values = [value for _, value in self.counts]
         if len(values) == 1 or len(values) == self.rows:
@@ -224,13 +271,21 @@ class Labels:
         written = kind is str and all(value.isdecimal() for value in values)
         return [str(value) for value in sorted(values, key=int if written else None)]
 
-    def shares(self, most: int = 20) -> str:
-        """ "'joy' 5,362, 'anger' 2,159" """
-        parts = [f"{value!r} {count:,}" for (_, value), count in self.counts.most_common()]
-        return some(parts, most)
+    def shares(self, most: int = 6) -> str:
+        """ "'joy' 5,362 (34 %), 'anger' 2,159 (13 %)" """
+        total = self.counts.total()
+        parts = (f"{v!r} {n:,} ({n / total:.0%})" for (_, v), n in self.counts.most_common())
+        return some([part.replace("%", " %") for part in parts], most)
 
-    def look_alikes(self) -> Iterator[str]:
-        """A warning for labels that differ only by white space or case."""
+    def oddities(self) -> Iterator[str]:
+        """Warnings of labels that differ only by white space or case, or are written as floats."""
+        written = [v for kind, v in self.counts if kind is str and _WHOLE.fullmatch(v)]
+        if written and len(written) == len(self.counts):
+            yield (
+                f"{self.where!r} has whole numbers as labels that are written as floats, which "
+                f"become the names of the classes: {some([repr(v) for v in sorted(written)])}; "
+                f"{_AS_FLOATS}; numbers on a scale: --task text-regression"
+            )
         alike = defaultdict(list)
         for value in (value for kind, value in self.counts if kind is str):
             alike[" ".join(value.split()).casefold()].append(value)
@@ -258,7 +313,13 @@ def is_empty(value: Any) -> bool:
     return value is None or value != value  # NaN, as pandas writes
 
 
+_WHOLE = re.compile(r"-?\d+\.0+")
+_AS_FLOATS = "pandas writes them so where a cell was empty: .astype('Int64') writes 1, not 1.0"
+
+
 def wrong_label(where: str, row: int, value: Any, hint: str = _CHOOSE_LABEL_COLUMN) -> UsageError:
+    if _WHOLE.fullmatch(str(value)):
+        hint = f"it is a whole number, written as a float; {_AS_FLOATS}; {hint}"
     return UsageError(f"{where!r}: row {row} has the label {value!r}", hint)
 
 

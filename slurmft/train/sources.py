@@ -17,7 +17,9 @@ from slurmft.core.permissions import user_name
 from slurmft.train.config import TrainConfig
 from slurmft.train.recipes import facts
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet", ".txt", ".txt.gz")
+SUFFIXES = (
+    ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".txt", ".txt.gz",
+)  # fmt: skip
 
 
 def localize(train: TrainConfig) -> TrainConfig:

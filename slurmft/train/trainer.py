@@ -218,7 +218,13 @@ class Training:
         self.reporter = Reporter(
             self.job, self.world, self.plan, self.clock, own_clock, self._imports_s, self.flops
         )
-        self.reporter.start(self.parameters, self.trained_parameters, rows)
+        self.reporter.start(self.parameters, self.trained_parameters, rows, self._data_words())
+
+    def _data_words(self) -> list[str]:
+        """What the data has, in lines: as it was found at submission, where that was read there."""
+        found = self.job.config.program.inputs.items()
+        read = [f"{Path(p).name}: {v['what']}" for p, v in found if p != self.config.model]
+        return read or (self.data.words() if self.task.facts.splits else [])
 
     def _fetch_model(self) -> None:
         """Fetches the model's files from the hub: the main rank first, then one rank of every other

@@ -61,8 +61,8 @@ LOGIN, CLUSTER, READ = How
 _SUBMIT = r"(slurmft submit|\S+ -m slurmft\.submit)"
 
 MERE_NAME = Rule(
-    begins="slurmft (cancel|compare|completion|fetch|follow|logs|plan|push|render|report|resume"
-    "|run|submit|watch|doctor node|study( run| status| cancel)?)$",
+    begins="slurmft (cancel|compare|completion|data|fetch|follow|logs|plan|push|render|report"
+    "|resume|run|submit|watch|doctor node|study( run| status| cancel)?)$",
     how=READ,
     why="inline code that only names a command, of which more must be said",
 )
@@ -119,6 +119,8 @@ RULES = (
         leave_out=" --gpus-per-node=4",
         why="no GPUs here",
     ),
+    Rule(begins="slurmft data DIR", how=READ, why="a word for any folder"),
+    Rule(begins="slurmft data ", how=LOGIN),
     # Living with runs.
     Rule(begins="slurmft (cancel |resume |status last)", how=CLUSTER, waits=True),
     Rule(begins="slurmft follow ", how=CLUSTER),

@@ -27,12 +27,13 @@ from slurmft.train.configure import configure
 from slurmft.train.rows import Labels, label_ids, label_numbers, read_columns
 from slurmft.train.sources import localize
 from tests.conftest import assert_two_lines, slurmft
-from tests.support.models import write_splits
+from tests.support.models import write_model, write_splits
 
 TICKETS = "text,label\nlost,delivery\nlate,delivery\ncharged,billing\ntwice,billing\n"
+OTHERS = "text,label\nit came late,delivery\nit came twice,billing\n"
 
 
-def folder_of(folder: Path, train: str | bytes = TICKETS, validation: str = TICKETS) -> Path:
+def folder_of(folder: Path, train: str | bytes = TICKETS, validation: str = OTHERS) -> Path:
     folder.mkdir()
     for name, content in (("train.csv", train), ("validation.csv", validation)):
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -52,8 +53,68 @@ def check(data: Path, processes: int = 1, **given: Any) -> tuple[list[str], list
 
 def test_what_there_is(tmp_path: Path) -> None:
     words, said = check(folder_of(tmp_path / "data"))
-    assert words == ["4 rows, 2 classes: 'delivery' 2, 'billing' 2"] * 2
+    assert words == [
+        "4 rows, 2 classes: 'delivery' 2 (50 %), 'billing' 2 (50 %); words: median 1, 95 % up to "
+        "1, longest 1",
+        "2 rows, 2 classes: 'delivery' 1 (50 %), 'billing' 1 (50 %); words: median 3, 95 % up to "
+        "3, longest 3",
+    ]
     assert not said
+
+
+def test_what_is_not_as_it_should_be(tmp_path: Path) -> None:
+    """Texts that are empty, twice there, or in both splits; a class that a split lacks; what
+    --max-length cuts, by the model's tokenizer."""
+    long = "it came late and it was broken"
+    train = TICKETS + f"late,delivery\n,billing\n,billing\n{long},delivery\n"
+    data = folder_of(tmp_path / "data", train, "text,label\nlate,delivery\nnever,delivery\n")
+    model = write_model(tmp_path / "model")
+    words, said = check(data, model=str(model), max_length=8)
+    tokens = [len(text.split()) + 2 for text in ("lost", "", long)]
+    assert words[0].endswith(
+        f"tokens: median {tokens[0]}, 95 % up to {tokens[0]}, longest {tokens[2]}; "
+        "1 texts cut to 8 tokens, 2 empty, 1 twice or more"
+    )
+    assert words[1].endswith("longest 3; 1 also in train")
+    where = str(data / "validation.csv")
+    assert said[1:] == [
+        f"{where!r}: 1 of its 2 texts are in the training data, too: its metrics are those of "
+        "texts that the model has seen",
+        f"{where!r} has no row of classes that the training data has: 'billing'",
+    ]
+
+
+@pytest.mark.parametrize("name", ["train.tsv", "train.csv", "train.tsv.gz"])
+def test_tabs_between_cells(name: str, tmp_path: Path) -> None:
+    data = folder_of(tmp_path / "data")
+    (data / "train.csv").unlink()
+    content = TICKETS.replace(",", "\t").replace("late", "late, alas; so").encode()
+    (data / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    assert check(data)[0][0].startswith("4 rows, 2 classes: 'delivery' 2")
+    assert read_columns(data / name, ["text"])["text"][1] == "late, alas; so"
+
+
+@pytest.mark.parametrize(
+    ("labels", "fact"),
+    [
+        ((1.0, 2.0), "row 1 has the label 1.0\nhint: it is a whole number, written as a float"),
+        ((1.5, 2.0), "numbers on a scale: --task text-regression"),
+    ],
+)
+def test_labels_that_are_floats(labels: tuple[float, float], fact: str, tmp_path: Path) -> None:
+    rows = [{"text": f"text {i}", "label": labels[i % 2]} for i in range(6)]
+    with pytest.raises(UsageError) as error:
+        check(write_splits(tmp_path / "data", {"train": rows, "validation": rows[:2]}))
+    assert fact in str(error.value)
+
+
+def test_labels_of_a_csv_that_are_floats(tmp_path: Path) -> None:
+    """They are texts there, and so may be meant as they are."""
+    said = check(
+        folder_of(tmp_path / "data", "text,label\na,1.0\nb,2.0\nc,1.0\n", "text,label\nd,2.0\n")
+    )[1]
+    assert "has whole numbers as labels that are written as floats" in said[0]
+    assert "'1.0', '2.0'; pandas writes them so" in said[0]
 
 
 @pytest.mark.parametrize(
@@ -68,9 +129,16 @@ def test_what_there_is(tmp_path: Path) -> None:
         (TICKETS + '"never closed,billing\n', "'{}': line 6: unexpected end of data"),
         (
             TICKETS.encode() + b"caf\xe9,billing\n",
-            "'{}': line 6 is not UTF-8: it has the byte 0xe9",
+            "'{}': line 6 is not UTF-8: it has the byte 0xe9\nhint: if 'café' is right there, the "
+            "file is Windows-1252 (latin-1): iconv -f WINDOWS-1252 -t UTF-8 train.csv > new.csv",
         ),
-        (TICKETS.encode("utf-16"), "'{}': line 1 is not UTF-8"),
+        (TICKETS.encode("utf-16"), "'{}': line 1 is not UTF-8 but UTF-16, as Excel's"),
+        (TICKETS.encode("utf-16le"), "'{}': line 1 is not UTF-8 but UTF-16LE"),
+        (TICKETS.encode("utf-16be"), "'{}': line 1 is not UTF-8 but UTF-16BE"),
+        (
+            TICKETS.replace(",", ";"),
+            "'{}': its cells are separated by semicolons: 'text;label'\nhint: separate them by",
+        ),
         ("text,label\n", "'{}' has no rows"),
         ("", "'{}' has no rows"),
         ("text,class\nlost,delivery\n", "'{}' has no column 'label'\nhint: it has text, class;"),
@@ -209,7 +277,7 @@ def test_labels_that_look_alike(tmp_path: Path) -> None:
     data = folder_of(tmp_path / "data", TICKETS + "x,delivery \ny,Delivery\nz,delivery \n")
     words, said = check(data)
     assert words[0].startswith("7 rows, 4 classes")
-    assert said == [
+    assert said[:1] == [
         f"{str(data / 'train.csv')!r} has labels that differ only by white space or case, and are "
         "classes of their own: 'delivery' (2 rows), 'delivery ' (2 rows), 'Delivery' (1 rows)"
     ]
@@ -220,8 +288,8 @@ def test_numbers_in_csv(tmp_path: Path) -> None:
     data = folder_of(
         tmp_path / "data", "text,label\n" + "a,10\nb,1\nc,2\nd,1\n", "text,label\na,2\n"
     )
-    words, said = check(data)
-    assert (words[0], said) == ("4 rows, 3 classes: '1' 2, '10' 1, '2' 1", [])
+    words, _ = check(data)
+    assert words[0].startswith("4 rows, 3 classes: '1' 2 (50 %), '10' 1 (25 %), '2' 1 (25 %); ")
     task: Any = tasks.get(TrainConfig.resolve(task="text-classification", data=str(data)))
     assert task.label_names(task.rows("train")) == ["1", "2", "10"]
     assert task.labels(task.rows("validation"), ["1", "2", "10"]) == [1]
@@ -270,7 +338,9 @@ def test_a_check_that_takes_too_long_says_how_far_it_came(
     rows = "".join(f"text {number},{'ab'[number > 15_000]}\n" for number in range(20_000))
     data = folder_of(tmp_path / "data", "text,label\n" + rows, "text,label\n" + "x,b\n")
     words, said = check(data)
-    assert words[0] == "1,000 rows, 1 classes: 'a' 1,000 in the first 4% of the file"
+    assert words[0].startswith(
+        "1,000 rows, 1 classes: 'a' 1,000 (100 %) in the first 4% of the file; "
+    )
     assert "the first 4% were checked, 1,000 rows, in 0 s; the job checks the rest" in said[0]
 
 
@@ -333,9 +403,10 @@ def test_dry_run_shows_the_data_and_imports_nothing_heavy(tmp_path: Path) -> Non
     done = slurmft("submit", *source, "--cluster", "local", "--dry-run")
     assert done.code == 0
     assert (
-        f"{data}/train.csv: 5 rows, 3 classes: 'delivery' 2, 'billing' 2, 'Billing' 1" in done.out
+        f"{data}/train.csv: 5 rows, 3 classes: 'delivery' 2 (40 %), 'billing' 2 (40 %), "
+        "'Billing' 1 (20 %); words: median 1" in done.out
     )
-    assert done.err.splitlines() == [
+    assert done.err.splitlines()[:1] == [
         f"warning: {str(data / 'train.csv')!r} has labels that differ only by white space or case, "
         "and are classes of their own: 'billing' (2 rows), 'Billing' (1 rows)"
     ]
@@ -344,5 +415,7 @@ def test_dry_run_shows_the_data_and_imports_nothing_heavy(tmp_path: Path) -> Non
 @pytest.mark.skipif("SLURMFT_TEST_DATA" not in os.environ, reason="no folder of real data sets")
 def test_real_data() -> None:
     words, said = check(Path(os.environ["SLURMFT_TEST_DATA"]) / "emotion", task="emotion")
-    assert words[0] == "16,000 rows, 6 classes: 1 5,362, 0 4,666, 3 2,159, 4 1,937, 2 1,304, 5 572"
+    assert words[0].startswith("16,000 rows, 6 classes: 1 5,362 (34 %), 0 4,666 (29 %), ")
+    assert words[0].endswith("31 twice or more")  # as the folder's README says
+    assert words[1].endswith("5 also in train")
     assert not said

@@ -49,7 +49,7 @@ class Task(Pretrained):
         column, values = self._label_column, rows.column(self._label_column)
         labels = Labels(rows.where, values if names else ())
         labels.check_empty()
-        for text in labels.look_alikes() if not is_local(str(self.config.data)) else ():
+        for text in labels.oddities() if not is_local(str(self.config.data)) else ():
             warnings.warn(text, SlurmftWarning, stacklevel=2)  # of local data submit has told
         by_number = self.facts.labels is not None or column in rows.names
         if not names:

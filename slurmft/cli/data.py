@@ -1,0 +1,136 @@
+"""Look at the data of a run before anything runs: texts, classes, lengths, what looks wrong. It is
+read as the run will read it.
+
+examples:
+  slurmft data /gpfs/tickets                              train.csv and validation.csv
+  slurmft data /gpfs/tickets --text-column body --label-column team --model /gpfs/distilbert
+  slurmft data /gpfs/chats --task sft
+  slurmft data dair-ai/emotion --task emotion             of the hub's cache; see slurmft fetch
+"""
+
+from typing import Any
+
+from slurmft.cli.parser import Parser, add_options, given
+from slurmft.core.config import options
+from slurmft.core.errors import Exit
+from slurmft.core.files import to_json
+from slurmft.core.text import aligned, shown
+from slurmft.train import recipes
+from slurmft.train.config import TrainConfig
+from slurmft.train.inputs import Split, look
+from slurmft.train.sources import localize
+from slurmft.train.texts import SAMPLE, Lengths
+
+_FLAGS = (
+    "task", "task_option", "recipe", "preset", "model", "text_column", "text_pair_column",
+    "label_column", "max_length", "source_prefix",
+)  # fmt: skip
+_CLASSES_SHOWN = 20
+
+
+def parser() -> Parser:
+    command = Parser("slurmft data", __doc__)
+    text = "folder with train and validation, or hub id (default: the recipe's)"
+    command.add_argument("data", metavar="DIR|ID", nargs="?", help=text)
+    command.add_argument("--json", action="store_true", help="the same, as JSON")
+    add_options(command, TrainConfig, "how to read it, as slurmft submit does", _FLAGS)
+    return command
+
+
+def facts(splits: list[Split], warnings: list[str]) -> dict[str, Any]:
+    """What was found, as JSON has it."""
+
+    def of(split: Split) -> dict[str, Any]:
+        lengths = {name: Lengths.of(getattr(split.texts, name)) for name in ("words", "characters")}
+        lengths |= {"tokens": split.tokens} if split.tokens else {}
+        return {
+            "where": split.where,
+            "texts": split.rows,
+            "share_read": split.share,
+            "empty": len(split.without_text),
+            "repeated": split.texts.repeated,
+            "also_in_train": split.shared,
+            "cut": split.cut or None,
+            "classes": {str(value): n for (_, value), n in split.labels.counts.most_common()},
+            **{name: values._asdict() for name, values in lengths.items()},
+        }
+
+    return {"splits": {split.name: of(split) for split in splits}, "warnings": warnings}
+
+
+def text(splits: list[Split], known: tuple[str, ...] = ()) -> str:
+    """What was found, as lines of less than 60 columns.
+
+    Args:
+        known: names of the classes that data may give by their numbers.
+    """
+    names = [split.name for split in splits]
+    rows = [
+        ["", *names],
+        ["texts", *(f"{split.rows:,}" for split in splits)],
+        ["empty", *(f"{len(split.without_text):,}" for split in splits)],
+        ["twice or more", *(f"{split.texts.repeated:,}" for split in splits)],
+        ["also in train", "", *(f"{split.shared:,}" for split in splits[1:])],
+    ]
+    lines = [*aligned(rows), *_classes(splits, known), *_lengths(splits)]
+    for split in splits:
+        if split.share < 1:
+            lines.append(f"{split.name}: the first {split.share:.0%} of the file, no more")
+    return "\n".join(lines)
+
+
+def _classes(splits: list[Split], known: tuple[str, ...]) -> list[str]:
+    """A row for each class: how many texts have it."""
+    order = [label for label, _ in splits[0].labels.counts.most_common()]
+    if not order:
+        return []
+    some = order if len(order) <= _CLASSES_SHOWN else [*order[:10], *order[-5:]]
+    rows = [["class", *(split.name for split in splits)]]
+    for label in some:
+        name = str(label[1])
+        name += f" {known[int(name)]}" if name.isdecimal() and int(name) < len(known) else ""
+        own = [split.labels.counts[label] for split in splits]
+        totals = [split.labels.counts.total() or 1 for split in splits]
+        cells = (f"{n:,} ({100 * n / of:.1f} %)" for n, of in zip(own, totals, strict=True))
+        rows.append([shown(name, 20), *cells])
+    lines = ["", *aligned(rows)]
+    if len(some) < len(order):
+        lines.insert(12, f"... {len(order) - len(some):,} more; then the smallest:")
+    return lines
+
+
+def _lengths(splits: list[Split]) -> list[str]:
+    """How long texts are, in tokens where there is a tokenizer."""
+    kinds = ["tokens"] if splits[0].tokens else ["words", "characters"]
+    rows = [["length in", "median", "95 % up to", "longest"]]
+    for split in splits:
+        for kind in kinds:
+            found = split.tokens or Lengths.of(getattr(split.texts, kind))
+            cells = (f"{value:,}" for value in found)
+            rows.append([f"{kind}, {split.name}", *cells])
+    lines = ["", *aligned(rows)]
+    if splits[0].tokens is None:
+        lines.append("no tokenizer here: --model DIR gives tokens")
+    elif any(split.rows > SAMPLE for split in splits):
+        lines.append(f"of {SAMPLE:,} texts of a split; the longest of all")
+    return lines + [f"{split.name}: {split.cut}" for split in splits if split.cut]
+
+
+def main(argv: list[str]) -> int:
+    arguments = parser().parse(argv)
+    from slurmft.train.configure import resolve  # --help need not wait for it
+
+    flags: dict[str, Any] = {"data": arguments.data} if arguments.data else {}
+    flags |= given(arguments, options(TrainConfig).keys() - {"data"})
+    if not {"task", "recipe"} & flags.keys():
+        flags["task"] = "text-classification"
+    train = localize(resolve(flags)[0])
+    splits, warnings = look(train)
+    if arguments.json:
+        print(to_json(facts(splits, warnings), indent=2))
+        return Exit.OK
+    known = recipes.facts(train.task).labels or ()
+    print(f"{train.data}, read as --task {train.task}\n\n{text(splits, known)}")
+    for each in warnings:
+        print(f"warning: {each}")
+    return Exit.OK
