@@ -13,6 +13,8 @@ def main(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
         return Exit.OK if argv else Exit.USAGE
+    if argv[0] == "help":
+        return main([*argv[1:], "--help"])
     if argv[0] == "--version":
         print(f"slurmft {slurmft.__version__}")
         return Exit.OK

@@ -1,7 +1,10 @@
 """The commands: one module each, which parses, calls and prints. Its docstring is its help; its
 `parser()` has the command line, `main` carries it out and returns the exit code."""
 
+import os
 import shlex
+import shutil
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from os import PathLike
@@ -47,7 +50,7 @@ def usage() -> str:
             "",
             *lines,
             "",
-            "slurmft COMMAND --help shows a command's flags; start with: slurmft submit --follow",
+            "slurmft help COMMAND shows a command's flags; start with: slurmft submit --follow",
         )
     )
 
@@ -56,9 +59,37 @@ def next_commands(
     run_dir: PathLike[str], which: Sequence[str] = ("follow", "watch", "logs", "cancel", "resume")
 ) -> str:
     """The commands that a user types next, with this run's path in them."""
-    path = shlex.quote(str(run_dir))
-    lines = [f"  python -m slurmft {name} {path}   # {COMMANDS[name]}" for name in which]
+    path = pasted(run_dir)
+    return next_lines([(shlex.join([*typed(), name, path]), COMMANDS[name]) for name in which])
+
+
+def next_lines(commands: Sequence[tuple[str, str]]) -> str:
+    """Commands and what they do; without these words where the terminal has no room for them."""
+    width = max(len(command) for command, _ in commands)
+    lines = [f"  {command:<{width}}  # {words}" for command, words in commands]
+    if max(map(len, lines)) > shutil.get_terminal_size((10**6, 24)).columns:
+        lines = [f"  {command}" for command, _ in commands]
     return "\n".join(["Next:", *lines])
+
+
+def typed() -> list[str]:
+    """How the user calls slurmft: `slurmft`, or by a path; or by a Python, with -m."""
+    program, words = sys.argv[0], sys.orig_argv
+    if os.path.basename(program) == "slurmft":
+        found = shutil.which("slurmft")
+        is_on_path = found is not None and os.path.realpath(found) == os.path.realpath(program)
+        return ["slurmft" if is_on_path else program]
+    return [*words[: words.index("-m") + 1], "slurmft"] if "-m" in words else ["slurmft"]
+
+
+def pasted(path: PathLike[str]) -> str:
+    """A path as one types it in this folder: a short one, if it lies below."""
+    text = os.fspath(path)
+    try:
+        below = os.path.relpath(text)
+    except OSError:  # this folder is gone
+        return text
+    return text if below.startswith((".", "-", "~")) else below
 
 
 _WHERE = {
@@ -72,13 +103,18 @@ def submit_or_show(config: "RunConfig", arguments: Namespace, command: str, argv
     """Submits a run, says where it is, and follows it with --follow; with --dry-run shows what
     would be submitted. Returns the exit code."""
     from slurmft.cluster import launcher, submit  # not above: --help need not wait for them
+    from slurmft.core.files import to_json
 
     cluster = submit.check(config.job)
     if arguments.dry_run:
-        print(submit.dry_run(config, cluster))
+        print(config.to_json() if arguments.json else submit.dry_run(config, cluster))
         return Exit.OK
     run = submit.submit_with(config, cluster, submit.provenance(command, argv))
     cluster, job_id = launcher.job_of(run)
+    if arguments.json:
+        facts = {"run": str(run.path), "name": run.path.name, "job": job_id, "cluster": cluster}
+        print(to_json(facts, indent=2))
+        return Exit.OK
     print(f"job {job_id} submitted {_WHERE[cluster].format(config.job.nodes)}")
     print(f"run directory: {run.path}", flush=True)
     if not arguments.follow:

@@ -32,7 +32,7 @@ def parser() -> Parser:
     command.add_argument("model", nargs="?", help="hub id or folder (default: the task's)")
     command.add_argument("data", nargs="?", help="hub id or folder (default: the task's)")
     task = "what they are for (default: emotion)"
-    command.add_argument("--task", choices=tuple(TASKS), help=task)
+    command.add_argument("--task", choices=tuple(TASKS), metavar="NAME", help=task)
     return command
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import inspect
 import re
 import shutil
@@ -28,12 +29,36 @@ class Parser(argparse.ArgumentParser):
             documentation: a docstring. Its first paragraph begins the help, the others end it.
         """
         about, _, more = inspect.cleandoc(documentation or "").partition("\n\n")
-        about = textwrap.fill(about, shutil.get_terminal_size().columns - 2)
+        width, about = min(80, shutil.get_terminal_size().columns), wrapped(about)
         super().__init__(command, None, about, more, allow_abbrev=False)
-        self.formatter_class = argparse.RawDescriptionHelpFormatter
+        self.formatter_class = functools.partial(
+            argparse.RawDescriptionHelpFormatter, width=width - 2, max_help_position=28
+        )
+        self.usual: frozenset[str] = frozenset()
         # What argparse takes for negative numbers, which may be values: --host-suffix -ib0, too.
         self._negative_number_matcher = re.compile("-[^-]")
         self.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+
+    def show_usual(self, *names: str) -> None:
+        """Lets --help show these options of those that `add_options` added, --help-all the rest."""
+        self.usual = frozenset(names)
+        text = "show all flags of this command, and exit"
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, help=text)
+
+    def format_help(self) -> str:
+        """The help, no wider than 80 columns; with usual options, of these alone."""
+        rare = [a for a in self._actions if a.default is argparse.SUPPRESS and a.dest != "help"]
+        rare = [a for a in rare if self.usual and a.dest not in self.usual]
+        before = [action.help for action in rare]
+        for action in rare:
+            action.help = argparse.SUPPRESS
+        self.epilog, text = None, self.epilog
+        try:
+            return "\n".join(filter(None, (super().format_help(), text and f"{wrapped(text)}\n")))
+        finally:
+            self.epilog = text
+            for action, text in zip(rare, before, strict=True):
+                action.help = text
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, f"see {self.prog} --help")
@@ -63,6 +88,42 @@ class Parser(argparse.ArgumentParser):
         return [f for action in self._actions for f in action.option_strings if f.startswith("--")]
 
 
+def wrapped(text: str) -> str:
+    """Paragraphs and examples, as wide as the terminal, at most 80 columns."""
+    width = min(80, shutil.get_terminal_size().columns) - 1
+    blocks = [part.splitlines() for part in text.strip("\n").split("\n\n")]
+    return "\n\n".join(
+        "\n".join(line for part in block for line in _wrapped_line(part, width))
+        if any(line.startswith(" ") for line in block)
+        else textwrap.fill(" ".join(block), width)
+        for block in blocks
+    )
+
+
+def _wrapped_line(line: str, width: int) -> list[str]:
+    """An example, and what it does; lines of a command end with backslashes."""
+    if len(line) <= width:
+        return [line]
+    both = re.match(r"(.*\S)\s{2,}(\S.*)", line)
+    command, words = both.groups() if both else (line, "")
+    fill = functools.partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
+    indent = line[: -len(line.lstrip())] if line.startswith(" ") else ""
+    if not indent:
+        return fill(line, width)
+    lines = fill(command, width - 2, subsequent_indent=f"{indent}    ")
+    return [
+        " \\\n".join(lines),
+        *fill(words, width, initial_indent="      ", subsequent_indent=" " * 6),
+    ]
+
+
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: Any, *_: Any) -> None:
+        parser.usual = frozenset()
+        parser.print_help()
+        parser.exit()
+
+
 class Part(NamedTuple):
     """A part of a command, such as `run` of `slurmft study run`."""
 
@@ -79,7 +140,7 @@ def run_part(command: str, parts: Mapping[str, Part], argv: list[str], descripti
     if argv and argv[0] in parts:
         return parts[argv[0]].main(argv[1:])
     if argv and argv[0] in ("-h", "--help"):
-        print(f"usage: {command} {{{','.join(parts)}}} ...\n\n{description}")
+        print(f"usage: {command} {{{','.join(parts)}}} ...\n\n{wrapped(description)}")
         return Exit.OK
     if argv:
         raise unknown(f"{command} command", argv[0], list(parts))
@@ -144,12 +205,13 @@ def add_runs_dir(parser: Parser) -> None:
     parser.add_argument("--runs-dir", metavar="DIR", help=text)
 
 
-def add_follow(parser: Parser, dry_run: bool = True) -> None:
-    """Adds --follow, and --dry-run, for commands that submit a run."""
-    if dry_run:
-        text = "show what would run; submit nothing"
-        parser.add_argument("--dry-run", action="store_true", help=text)
-    parser.add_argument("--follow", action="store_true", help="stream progress until the job ends")
+def add_follow(parser: Parser, json: str = "print run, name, job and cluster as JSON") -> None:
+    """Adds --dry-run and either --follow or --json, for commands that submit a run."""
+    text = "show what would run; submit nothing"
+    parser.add_argument("--dry-run", action="store_true", help=text)
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--follow", action="store_true", help="stream progress until the job ends")
+    either.add_argument("--json", action="store_true", help=json)
 
 
 def count(text: str) -> int:

@@ -25,12 +25,21 @@ from slurmft.core.site import site_file
 _EXAMPLE = "slurmft run --nodes 4 -- train.py --epochs 3"
 
 
+USUAL = (
+    "env", "per", "integrate", "stop_signal", "checkpoint_dir", "resume_args", "finished_file",
+    "result_file", "accelerate_config", "name", "nodes", "nproc_per_node", "partition", "account",
+    "time", "gpus_per_node", "cpus_per_task", "mem", "setup", "runs_dir",
+)  # fmt: skip
+"""The options that --help shows; --help-all shows the others, too."""
+
+
 def parser() -> Parser:
     """The command line of `slurmft run`, up to `--`."""
     command = Parser("slurmft run", __doc__)
     add_follow(command)
     add_options(command, OwnProgram, "the program", FLAGS)
     add_options(command, JobConfig, "where to run it")
+    command.show_usual(*USUAL)
     command.usage = "%(prog)s [FLAG ...] -- PROGRAM [ARGUMENT ...]"
     return command
 

@@ -43,6 +43,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from slurmft.cli import next_lines, pasted, typed
 from slurmft.cli.parser import Parser, Part, add_options, confirmed, given, run_part
 from slurmft.cluster import status as cluster_status
 from slurmft.cluster.slurm import job_array
@@ -83,7 +84,8 @@ def run_parser() -> Parser:
     yes = f"submit more than {ASK_ABOVE:,} runs, and count runs with other settings as the same"
     add("--yes", action="store_true", help=yes)
     add_options(parser, TrainConfig, "what to train")
-    add_options(parser, JobConfig, "where to run it", set(options(JobConfig)) - {"runs_dir"})
+    of_studies = {"runs_dir", "name"}
+    add_options(parser, JobConfig, "where to run it", set(options(JobConfig)) - of_studies)
     return parser
 
 
@@ -404,19 +406,18 @@ def _dry_arrays(todo: Submission, due: Sequence[Repeat]) -> list[str]:
 
 def next_commands(todo: Submission, status: StudyStatus) -> str:
     """The commands that a user types after `study run`."""
-    folder = shlex.quote(str(todo.folder))
-    again = shlex.join(["python", "-m", "slurmft", "study", "run", *todo.argv])
-    report = f"  {_report_command(todo.folder)}   # tables, plots, a page"
+    folder = pasted(todo.folder)
+    again = shlex.join([*typed(), "study", "run", *todo.argv])
+    report = _report_command(todo.folder), "tables, plots, a page"
     finished = status.count("finished")
     if finished == len(status.repeats):
-        return f"Next:\n{report}"
+        return next_lines([report])
     lines = [
-        "Next:",
-        f"  python -m slurmft study status {folder}   # its progress",
-        f"  python -m slurmft study cancel {folder}   # end all its jobs",
-        f"  {again}   # submit again what failed",
+        (shlex.join([*typed(), "study", "status", folder]), "its progress"),
+        (shlex.join([*typed(), "study", "cancel", folder]), "end all its jobs"),
+        (again, "submit again what failed"),
     ]
-    return "\n".join(lines + ([report] if finished else []))
+    return next_lines([*lines, *([report] if finished else [])])
 
 
 def next_command(study: Study, folder: Path, status: StudyStatus) -> str:
@@ -429,7 +430,8 @@ def next_command(study: Study, folder: Path, status: StudyStatus) -> str:
     if not status.count("missing") and not status.count("failed"):
         alive = [t for t in status.tries() if t.is_alive]
         newest = min(alive, key=lambda t: t.outcome != "running").run.path
-        return f"Next: wait; or look: slurmft follow {shlex.quote(str(newest))}{so_far}"
+        look = shlex.join([*typed(), "follow", pasted(newest)])
+        return f"Next: wait; or look: {look}{so_far}"
     submissions = [t.run.config["submission"] for t in status.tries()]
     last: dict[str, Any] = max(submissions, key=lambda s: str(s.get("time")), default={})
     again = last.get("command") or shlex.join(["slurmft", "study", "run", str(study.path)])
@@ -438,5 +440,5 @@ def next_command(study: Study, folder: Path, status: StudyStatus) -> str:
 
 def _report_command(folder: Path) -> str:
     """The command that writes a report to the study's folder."""
-    output = str(folder / "report")
-    return shlex.join(["python", "-m", "slurmft", "report", str(folder), "--output", output])
+    output = pasted(folder / "report")
+    return shlex.join([*typed(), "report", pasted(folder), "--output", output])

@@ -84,10 +84,11 @@ def git_state(folder: Path) -> dict[str, Any] | None:
     return {"commit": commit.strip(), "dirty": bool(changes)}
 
 
-def dry_run(config: RunConfig, cluster: str) -> str:
-    """What would be submitted: configuration, job, and the command of the first node."""
+def dry_run(config: RunConfig, cluster: str, run: RunDir | None = None) -> str:
+    """What would be submitted: configuration, job, and the command of the first node. `run`: the
+    one that resumes."""
     config = dependency.settled(config, cluster, config.job.runs_dir)
-    run = RunDir(Path(config.job.runs_dir) / f"{config.program.name}-<time>-<random>")
+    run = run or RunDir(Path(config.job.runs_dir) / f"{config.name}-<time>-<random>")
     return "\n".join(
         (
             f"# configuration, written to {run.config}",
@@ -208,20 +209,35 @@ def resume(run: RunDir, flags: dict[str, Any], submission: dict[str, Any]) -> st
             f"you cannot write to the run {str(run.path)!r}", "its owner can resume it"
         )
     with _alone(run):
-        old = run.load_own_config()
-        _check_ended(run, moves="cluster" in flags)
-        if run.attempt.exists():  # what it waited for is over
-            flags = dict.fromkeys(dependency.KINDS, ()) | flags
-        job = with_absolute_paths(dataclasses.replace(old.job, **flags))
+        config, cluster = _resumed(run, flags)
+        job, old = config.job, config.submission
         permissions.settle(job.share_with_group)
-        again = [*old.submission.get("resumed", []), submission]
-        cluster = check(job)
-        config = dataclasses.replace(old, job=job, submission=old.submission | {"resumed": again})
+        again = old | {"resumed": [*old.get("resumed", []), submission]}
+        config = dataclasses.replace(config, submission=again)
         config = dependency.settled(config, cluster, job.runs_dir)
         with _restored(run):
             write_text(run.config, config.to_json())
             run.set_state("submitted", "resumed")  # before the job can say that it runs
             return _submit_job(config, run, cluster)
+
+
+def show_resume(run: RunDir, flags: dict[str, Any]) -> str:
+    """What `resume` would submit.
+
+    Raises:
+        UsageError: it would not; see there.
+    """
+    return dry_run(*_resumed(run, flags), run)
+
+
+def _resumed(run: RunDir, flags: dict[str, Any]) -> tuple[RunConfig, str]:
+    """The configuration of a run that resumes, and its cluster."""
+    old = run.load_own_config()
+    _check_ended(run, moves="cluster" in flags)
+    if run.attempt.exists():  # what it waited for is over
+        flags = dict.fromkeys(dependency.KINDS, ()) | flags
+    job = with_absolute_paths(dataclasses.replace(old.job, **flags))
+    return dataclasses.replace(old, job=job), check(job)
 
 
 @contextlib.contextmanager

@@ -55,6 +55,9 @@ def option(
 class JobConfig:
     """Where to run it: the cluster, its nodes, and what Slurm is asked for."""
 
+    name: str | None = option(
+        None, "what the run is called: the first part of its directory's name", metavar="NAME"
+    )
     nodes: int = option(1, "nodes; one Slurm task and one torchrun on each", sbatch="nodes")
     nproc_per_node: int | None = option(
         None, "processes a node (default: one a GPU; without GPUs one a CPU socket)"
@@ -89,7 +92,12 @@ class JobConfig:
     share_with_group: bool = option(
         False, "let the run directory's group read it (default: nobody but you)"
     )
-    job_name: str = option("slurmft", "name of the Slurm job", sbatch="job-name", metavar="NAME")
+    job_name: str | None = option(
+        None,
+        "name of the Slurm job (default: --name, else slurmft)",
+        sbatch="job-name",
+        metavar="NAME",
+    )
     partition: str | None = option(None, "Slurm partition", sbatch="partition", metavar="NAME")
     account: str | None = option(None, "Slurm account", sbatch="account", metavar="NAME")
     qos: str | None = option(None, "Slurm quality of service", sbatch="qos", metavar="NAME")
@@ -210,6 +218,7 @@ class JobConfig:
                 "Slurm chooses the hosts by itself; add --cluster mpirun, or leave the file out",
             )
         check_value(self, "stage_dir", lambda v: v.startswith("/"), "an absolute path")
+        _check_run_name(self.name)
         for name in self.trackers:
             if name not in TRACKERS:
                 raise unknown("--log-with", name, list(TRACKERS))
@@ -218,6 +227,11 @@ class JobConfig:
         for pair in self.sbatch:
             _check_sbatch_pair(self, pair)
         _check_runs_dir(self.runs_dir)
+
+    @property
+    def project(self) -> str:
+        """What Slurm and trackers call the job."""
+        return self.job_name or self.name or "slurmft"
 
     @property
     def trackers(self) -> tuple[str, ...]:
@@ -250,6 +264,11 @@ class RunConfig:
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
 
+    @property
+    def name(self) -> str:
+        """What begins the name of the run's directory: --name, or what its program does."""
+        return self.job.name or self.program.name
+
     @classmethod
     def from_json(cls, text: str) -> "RunConfig":
         raw: dict[str, Any] = json.loads(text)
@@ -260,6 +279,26 @@ class RunConfig:
             job=build(JobConfig, raw["job"]),
             submission=raw["submission"],
         )
+
+
+STAMP = re.compile(r"-(\d{8}-\d{6})-")
+"""In the name of a run's directory: when it was submitted."""
+
+
+def _check_run_name(name: str | None) -> None:
+    """Raises UsageError where a name of a run could be taken for something else."""
+    if name is None or (
+        re.fullmatch(r"[A-Za-z][\w.-]{0,63}", name, re.ASCII)
+        and name != "last"
+        and not STAMP.search(f"{name}-")
+    ):
+        return
+    safe = re.sub(r"[^\w.-]+", "-", STAMP.split(f"{name}-")[0], flags=re.ASCII).strip("-._")
+    raise UsageError(
+        f"--name {name!r} cannot be the name of a run",
+        "give a letter, then at most 63 letters, digits, hyphens, underscores and dots, not 'last'"
+        + (f": --name {safe}" if re.fullmatch(r"(?!last$)[A-Za-z].{0,63}", safe) else ""),
+    )
 
 
 def flag(name: str) -> str:

@@ -1,13 +1,13 @@
-"""Which run a name means: a path, a prefix of its folder's name, a job's id, or `last`."""
+"""Which run a name means: a path, a --name, the first letters of a folder, a job's id, `last`."""
 
 import os
-import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurmft.core import site
+from slurmft.core.config import STAMP
 from slurmft.core.errors import UsageError, nearest
 from slurmft.core.filesystem import absolute
 from slurmft.core.text import some
@@ -18,8 +18,6 @@ from slurmft.runs.scan import MeasuredRun
 
 LAST = "last"
 """The name of the newest of one's own runs."""
-
-_STAMP = re.compile(r"-(\d{8}-\d{6})-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +35,8 @@ def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
     """The run that a name means.
 
     Args:
-        name: a path; a unique beginning of its folder's name; the id of its job; or `last`, the
-            newest run of the user who asks.
+        name: a path; its --name, if no other run has that; a unique beginning of its folder's name;
+            the id of its job; or `last`, the newest run of the user who asks.
         runs_dir: where to look; the site file's, or `runs`, where it is not given.
 
     Raises:
@@ -104,12 +102,14 @@ def problem_line(problems: Sequence[str]) -> str:
 
 
 def matching(name: str, paths: Sequence[Path]) -> list[Path]:
-    """The runs of that very name; else those with that job; else those whose name so begins."""
+    """The runs of that very name; else those with that job; else those that were given that name;
+    else those whose name so begins."""
     if exact := [path for path in paths if path.name == name]:
         return exact
     if is_job_id(name) and (of_job := [p for p in paths if job_id(RunDir(p)) == name]):
         return of_job
-    return [path for path in paths if path.name.startswith(name)]
+    given = [path for path in paths if STAMP.split(path.name)[0] == name]
+    return given or [path for path in paths if path.name.startswith(name)]
 
 
 def job_id(run: RunDir) -> str:
@@ -137,7 +137,7 @@ def submitted(path: Path) -> tuple[str, float]:
     """What sorts runs by when they were submitted, which their folders' names tell."""
     about = _stat(RunDir(path).config)
     made = about.st_mtime if about else 0.0
-    stamp = _STAMP.search(path.name)
+    stamp = STAMP.search(path.name)
     return stamp[1] if stamp else time.strftime("%Y%m%d-%H%M%S", time.localtime(made)), made
 
 

@@ -81,15 +81,13 @@ class RunDir:
 
         It is its user's alone, or its group's to read (`--share-with-group`), as is all that this
         process writes from then on. Its name is task, time, a mark if there is one, and a random
-        part: runs-dir/emotion-20261120-093012-a1b2c3.
+        part: runs-dir/emotion-20261120-093012-a1b2c3. --name takes the place of the task.
 
         Raises:
             UsageError: the folder cannot be made or written to.
             NotOwnError: everybody can rename what lies in a folder above it.
         """
-        start = "-".join(
-            [config.program.name, time.strftime("%Y%m%d-%H%M%S"), *filter(None, [mark])]
-        )
+        start = "-".join([config.name, time.strftime("%Y%m%d-%H%M%S"), *filter(None, [mark])])
         made = False
         try:
             while not made:

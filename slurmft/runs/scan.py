@@ -20,7 +20,7 @@ from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import FINAL_STATES, RunDir
 
 _NOT_VARIED = frozenset({
-    "runs_dir", "share_with_group", "job_name", "comment", "log_with", "seed", "--seed",
+    "name", "runs_dir", "share_with_group", "job_name", "comment", "log_with", "seed", "--seed",
     "after", "after_any",
 })  # fmt: skip
 """Fields in which repeats of one measurement may differ."""

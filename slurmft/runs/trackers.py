@@ -185,7 +185,7 @@ def _settings(
         purge = {"purge_step": after_step + 1} if old else {}
         return run.path.name, {"logging_dir": str(run.tracking / "tensorboard"), **purge}
     if name == "wandb":
-        return os.environ.get("WANDB_PROJECT", job.job_name), {
+        return os.environ.get("WANDB_PROJECT", job.project), {
             "name": run.path.name,
             "dir": str(run.tracking),
             # Compute nodes have no internet; `wandb sync` brings it there later.
@@ -199,7 +199,7 @@ def _settings(
         # Its other store is SQLite, which shared file systems do not lock well.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         importlib.import_module("mlflow").set_tracking_uri((run.tracking / "mlruns").as_uri())
-    return job.job_name, {"run_id": old, "run_name": run.path.name}
+    return job.project, {"run_id": old, "run_name": run.path.name}
 
 
 def _id_of(name: str, tracker: Any) -> str:

@@ -156,7 +156,7 @@ def parse_study(text: str, path: Path) -> Study:
 
 def _check_top(path: Path, raw: dict[str, Any]) -> None:
     for key, value in raw.items():
-        if key in OPTIONS:
+        if key in OPTIONS.keys() - _DEFAULTS:
             raise UsageError(f"{path}: {key!r} belongs to a table", "put it below [fixed]")
         if key not in _DEFAULTS:
             raise in_file(path, unknown("key", key, list(_DEFAULTS)))

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from slurmft import Run
+from slurmft.cli import COMMANDS, pasted, run, status, submit, typed
+from slurmft.core.config import JobConfig, flag, options
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.runs import resolve
+from slurmft.runs.rundir import RunDir
 from tests.conftest import HOSTILE, assert_two_lines, slurmft
+from tests.support.made_runs import write_run
 
 HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "submitit", "pyarrow")
 
@@ -104,8 +114,111 @@ def test_mistakes_name_fact_and_cure(
     assert_two_lines(slurmft(*filled, env={"CUDA_VISIBLE_DEVICES": ""}), fact)
 
 
+@pytest.mark.parametrize("name", [*COMMANDS, "study run", "study status", "doctor node"])
+def test_help_fits_80_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a wide terminal: long lines are hard to read."""
+    monkeypatch.setenv("COLUMNS", "200")
+    for words in (["help", *name.split()], [*name.split(), "--help"]):
+        done = slurmft(*words)
+        assert done.code == 0
+        assert "usage: slurmft" in done.out
+        assert max(map(len, done.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", [submit, run])
+def test_help_shows_the_usual_flags(command: Any) -> None:
+    usual = command.USUAL
+    assert len(usual) == len(set(usual)) == 20
+    short = slurmft("help", command.parser().prog.split()[1]).out
+    whole = slurmft(command.parser().prog.split()[1], "--help-all").out
+    for field in options(JobConfig):
+        line = re.compile(rf"^  {flag(field)}[ ,]", re.MULTILINE)
+        assert bool(line.search(short)) == (field in usual)
+        assert line.search(whole)
+    assert "examples:" in short
+    assert "examples:" in whole
+
+
+def test_json_of_a_submission(tmp_path: Path) -> None:
+    """And of a dry run, and of a resume that is only shown."""
+    flags = ("--cluster", "local", "--max-steps", "2000", "--runs-dir", str(tmp_path))
+    dry = json.loads(slurmft("submit", *flags, "--dry-run", "--json").out)
+    assert dry["program"]["settings"]["max_steps"] == 2000
+    assert list(tmp_path.iterdir()) == []
+    both = slurmft("submit", *flags, "--json", "--follow")
+    assert_two_lines(both, "--follow: not allowed with argument --json")
+    found = json.loads(slurmft("submit", *flags, "--json", "--name", "mine").out)
+    made = RunDir.open(found["run"])
+    assert found == {
+        "run": str(made.path), "name": made.path.name, "job": made.read_job()["id"],
+        "cluster": "local",
+    }  # fmt: skip
+    assert re.fullmatch(r"mine-\d{8}-\d{6}-[0-9a-f]{6}", made.path.name)
+    slurmft("cancel", "mine", "--runs-dir", str(tmp_path))
+    with pytest.raises(SlurmftError):
+        Run(made.path).wait(60)
+    before = {path: path.read_bytes() for path in (made.config, made.state, made.job)}
+    where = ("mine", "--runs-dir", str(tmp_path))
+    shown = slurmft("resume", *where, "--nodes", "2", "--dry-run")
+    assert shown.code == 0, shown.err
+    for text in ("# would resume from ", '"nodes": 2', str(made.path), "dry run"):
+        assert text in shown.out
+    as_json = json.loads(slurmft("resume", *where, "--dry-run", "--json").out)
+    assert as_json == {"run": str(made.path), "job": None, "checkpoint": made.newest_checkpoint()}
+    assert before == {path: path.read_bytes() for path in before}
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "found"),
+    [
+        ("/usr/bin/slurmft", ["python3", "/usr/bin/slurmft", "list"], ["/usr/bin/slurmft"]),
+        (".venv/bin/slurmft", ["python3", ".venv/bin/slurmft"], [".venv/bin/slurmft"]),
+        ("/x/slurmft/__main__.py", ["py", "-m", "slurmft"], ["py", "-m", "slurmft"]),
+        ("/x/slurmft/submit.py", ["../py", "-m", "slurmft.submit"], ["../py", "-m", "slurmft"]),
+        ("notebook", ["notebook"], ["slurmft"]),
+    ],
+)
+def test_next_commands_are_as_typed(
+    program: str, words: list[str], found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [program])
+    monkeypatch.setattr(sys, "orig_argv", words)
+    assert typed() == found
+
+
+def test_next_commands_of_a_run_below_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are short, and what they name is found from there."""
+    made = write_run(tmp_path / "elsewhere" / "a-20261120-093012-a1b2c3", state="failed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert status.main(["a", "--runs-dir", "elsewhere"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.endswith(" follow elsewhere/a-20261120-093012-a1b2c3")
+    assert resolve.find(line.split()[-1]).path == made.path
+    monkeypatch.chdir("/")
+    assert pasted(made.path) == str(made.path)[1:]
+    assert pasted(Path("-x/y").absolute()) == "/-x/y"
+
+
+def test_names_of_runs(tmp_path: Path) -> None:
+    for name in ("a", "a-b", "a-b"):
+        write_run(tmp_path / f"{name}-20261120-09301{len(list(tmp_path.iterdir()))}-a1b2c3")
+    assert resolve.find("a", tmp_path).path.name == "a-20261120-093010-a1b2c3"
+    with pytest.raises(UsageError, match="2 runs are called 'a-b'") as error:
+        resolve.find("a-b", tmp_path)
+    assert "one of: a-b-20261120-093012-a1b2c3, a-b-20261120-093011" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["last", "12", "a b", "../x", "-a", "a-20261120-093012", "", "é"])
+def test_names_that_mean_something_else(name: str, tmp_path: Path) -> None:
+    assert_two_lines(slurmft("submit", "--name", name), "cannot be the name of a run")
+
+
 def test_commands() -> None:
     assert slurmft().code == 2
+    assert slurmft("help").out == slurmft("--help").out
     assert "submit" in slurmft("--help").out
     assert "did you mean submit?" in slurmft("submt").err
     assert "is not a run directory" in slurmft("follow", "/").err

@@ -444,7 +444,7 @@ def test_status(three: Path, queue: FakeQueue, capsys: pytest.CaptureFixture[str
         "1 in all, 2.0 KiB",
         "the disk is full",
         "attempt 1, rank 3 on n1: the loss is nan",
-        f"slurmft cancel {run.path}",
+        f"slurmft cancel runs/{run.path.name}",
     ):
         assert text in shown
     assert "resume" not in shown
@@ -459,7 +459,7 @@ def test_status_of_a_finished_run(three: Path, capsys: pytest.CaptureFixture[str
     assert cli_status.main([OLD]) == 0
     shown = capsys.readouterr().out
     assert "phases" in shown
-    assert f"slurmft report {three / OLD}" in shown
+    assert f"slurmft report runs/{OLD}" in shown
 
 
 # --- clean ----------------------------------------------------------------------------------------

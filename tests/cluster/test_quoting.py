@@ -62,6 +62,7 @@ class Shell:
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     monkeypatch.setattr(sys, "executable", "python")
+    monkeypatch.setattr(sys, "orig_argv", ["slurmft"])
     folder = tmp_path / "bin"
     folder.mkdir()
     return Shell(folder)
@@ -74,7 +75,7 @@ def test_next_commands(shell: Shell, name: str) -> None:
     run = RunDir(Path("/runs") / name)
     path = str(run.path)
     calls = shell.run(next_commands(run.path).removeprefix("Next:\n"))
-    python = ["python", "-m", "slurmft"]
+    python = ["slurmft"]
     usual = ("follow", "watch", "logs", "cancel", "resume")
     assert calls == [[*python, command, path] for command in usual]
     hint = attempts._resume_hint(run).rpartition("then: ")[2]
@@ -88,7 +89,7 @@ def test_next_commands_of_studies(shell: Shell, name: str, argument: str) -> Non
     todo: Any = SimpleNamespace(folder=folder, argv=["--text-column", argument])
     now: Any = SimpleNamespace(count=lambda state: 1, repeats=[1, 2])
     calls = shell.run(study.next_commands(todo, now).removeprefix("Next:\n"))
-    python = ["python", "-m", "slurmft", "study"]
+    python = ["slurmft", "study"]
     assert calls[0] == [*python, "status", str(folder)]
     assert calls[1] == [*python, "cancel", str(folder)]
     assert calls[2] == [*python, "run", "--text-column", argument]

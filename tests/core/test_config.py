@@ -24,7 +24,7 @@ max_grad_norm precision tf32 batching grad_comm shard cpu_offload activation_che
 cuda_graphs dropout
 lora lora_alpha lora_dropout lora_targets use_rslora use_dora merge load_in_4bit seed
 early_stopping log_every"""
-JOB_FLAGS = """nodes nproc_per_node profile cluster hostfile dialect backend runs_dir
+JOB_FLAGS = """name nodes nproc_per_node profile cluster hostfile dialect backend runs_dir
 share_with_group job_name
 partition account qos time gpus_per_node cpus_per_task mem constraint exclusive reservation
 comment sbatch setup container container_runtime stage_env stage_dir log_with host_suffix

@@ -22,6 +22,7 @@ def request(config: RunConfig) -> dict[str, str | None]:
         more["kill-on-invalid-dep"] = "yes"  # many sites let such a job wait for ever
     return {
         **of_fields(job, (n for n, o in options(JobConfig).items() if "sbatch" in o.metadata)),
+        "job-name": job.project,
         **more,
         # Slurm itself does it when a node dies.
         "requeue" if job.requeue else "no-requeue": None,
