@@ -58,13 +58,13 @@ class Follower:
         return show_outcome(self.job)
 
     def _show_records(self) -> None:
+        for record in self._records.read():
+            if self._log is None or record["event"] in ("preflight", "warning"):
+                self.progress.show(record)
         if self._log is not None:  # what a program of the user's own prints: it may record nothing
             for line in self._log.lines(whole=False):
                 if not read_log_head(line.text):
                     self.progress.say(line.text)
-            return
-        for record in self._records.read():
-            self.progress.show(record)
 
     def _say_waiting(self) -> None:
         """Says once what the job does, and what it waits for."""

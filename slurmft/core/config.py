@@ -156,6 +156,12 @@ class JobConfig:
     rdzv_timeout_s: int = option(
         45, "how long a node tries to resolve and reach the head node", metavar="SECONDS"
     )
+    preflight: str = option(
+        "auto",
+        "examine all nodes before the program starts, and go on without bad ones; auto: from 8 "
+        "nodes on; under Slurm",
+        choices=("auto", "on", "off"),
+    )
 
     stop_lead_s: int | None = option(
         None,
@@ -217,6 +223,8 @@ class JobConfig:
                 f"--hostfile {self.hostfile!r} is for --cluster mpirun, not {self.cluster}",
                 "Slurm chooses the hosts by itself; add --cluster mpirun, or leave the file out",
             )
+        if self.preflight == "on" and self.cluster == "mpirun":
+            raise UsageError("--preflight on is not for --cluster mpirun", "leave it out")
         check_value(self, "stage_dir", lambda v: v.startswith("/"), "an absolute path")
         _check_run_name(self.name)
         for name in self.trackers:

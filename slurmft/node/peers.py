@@ -5,15 +5,19 @@ the run directory every second are more than a file system takes.
 """
 
 import contextlib
+import json
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
-FAILED, HANG, STOP = "failed", "hang", "stop"
-"""Words: a task ends with a failure; ranks hang; the job is to stop."""
-_WORDS = frozenset({FAILED, HANG, STOP})
+FAILED, HANG, STOP, PASSED = "failed", "hang", "stop", "passed"
+"""Words: a task ends with a failure; ranks hang; the job is to stop; all nodes are good."""
+_WORDS = frozenset({FAILED, HANG, STOP, PASSED})
+_REPORT, _LONGEST = "report ", 2**14
+"""What begins a line that is for the head alone; and characters of a line at most."""
 
 
 class Peers:
@@ -36,6 +40,8 @@ class Peers:
         self._greeting = greeting
         self._news = threading.Condition()
         self._words: list[str] = []
+        self._reports: list[tuple[float, Any]] = []
+        self._rests: dict[socket.socket, bytes] = {}
         self._links: set[socket.socket] = set()
         self._selector = selectors.DefaultSelector()
         for server in servers:
@@ -61,6 +67,25 @@ class Peers:
         with self._news:
             return self._news.wait_for(lambda: word in self._words, wait_s)
 
+    def heard_any(self, words: Sequence[str], wait_s: float) -> str | None:
+        """The first of these words that is told within a time."""
+        with self._news:
+            self._news.wait_for(lambda: set(words) & set(self._words), wait_s)
+            return next((word for word in words if word in self._words), None)
+
+    def report(self, facts: Any) -> None:
+        """Tells the head alone, as JSON."""
+        for link in self._links:
+            with contextlib.suppress(OSError):  # that task has ended
+                link.sendall(f"{_REPORT}{json.dumps(facts)}\n".encode())
+
+    def reports(self, count: int, wait_s: float) -> list[tuple[float, Any]]:
+        """What was reported to the head, once there are so many, or a time has passed; and when
+        it came, by this host's clock."""
+        with self._news:
+            self._news.wait_for(lambda: len(self._reports) >= count, wait_s)
+            return list(self._reports)
+
     def _accept(self, server: socket.socket) -> None:
         link = server.accept()[0]
         with self._news:
@@ -80,14 +105,25 @@ class Peers:
                 except OSError:
                     time.sleep(0.1)  # too many open files?
 
+    def _hear_line(self, line: str, link: socket.socket) -> None:
+        if not line.startswith(_REPORT):
+            self.tell(line, link)
+            return
+        with self._news, contextlib.suppress(ValueError):
+            self._reports.append((time.time(), json.loads(line.removeprefix(_REPORT))))
+            self._news.notify_all()
+
     def _take(self, link: socket.socket) -> None:
         data = b""
         with contextlib.suppress(OSError):
             data = link.recv(4096)
-        for word in data.decode(errors="replace").split():
-            self.tell(word, link)
+        *lines, rest = (self._rests.get(link, b"") + data).split(b"\n")
+        self._rests[link] = rest[-_LONGEST:]
+        for line in lines:
+            self._hear_line(line.decode(errors="replace"), link)
         if not data:  # that task has ended
             with self._news:
                 self._links.discard(link)
+            del self._rests[link]
             self._selector.unregister(link)
             link.close()

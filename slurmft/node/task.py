@@ -16,8 +16,18 @@ from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import write_json
 from slurmft.core.hub import hub_in_reach
 from slurmft.core.own_program import OwnProgram
-from slurmft.node import ccl, hardware, heartbeat, own_environment, profiles, signals, staged_env
+from slurmft.node import (
+    ccl,
+    hardware,
+    heartbeat,
+    own_environment,
+    preflight,
+    profiles,
+    signals,
+    staged_env,
+)
 from slurmft.node.hardware import host_name
+from slurmft.node.preflight import Preflight
 from slurmft.node.profiles import Profile
 from slurmft.node.rendezvous import LISTEN, LOCAL_NODE, Rendezvous
 from slurmft.node.supervisor import Child, Supervisor, await_cause, run_task, signal_name
@@ -39,8 +49,21 @@ def run_node(supervisor: Supervisor) -> int:
     config = run.load_own_config()  # it names the module that the ranks run
     run.settle_permissions()
     rendezvous = Rendezvous.of_node(config.job, os.environ)
-    supervisor.peers = rendezvous.check(config.job.rdzv_timeout_s)
+    if not meet(supervisor, config, rendezvous):
+        return Exit.FAILED
     return run_torchrun(supervisor, config, rendezvous)
+
+
+def meet(supervisor: Supervisor, config: RunConfig, rendezvous: Rendezvous) -> bool:
+    """Connects this task with the others; whether all nodes pass the preflight, if there is one.
+
+    Raises:
+        RendezvousError: the head cannot be reached.
+    """
+    due, timeout_s = preflight.is_due(config, os.environ), config.job.rdzv_timeout_s
+    examination = Preflight(supervisor.run, rendezvous) if due else None
+    supervisor.peers = rendezvous.check(timeout_s)
+    return examination is None or examination.passes(supervisor.peers, timeout_s)
 
 
 def use_of_node(config: RunConfig, environment: Mapping[str, str]) -> Profile:

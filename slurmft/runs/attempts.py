@@ -169,6 +169,9 @@ def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
     if by_itself and run.newest_checkpoint() is None:  # its tasks never came so far as to say why
         return Outcome("failed", f"the tasks ended with code {code}", code)
     reason = _reason(run, code, failure)
+    starts = len(_failed_preflights(run)) if failure and failure.get("exclude") else 0
+    if starts > _PREFLIGHTS:
+        return Outcome("failed", f"{reason}; {starts} starts had bad nodes", Exit.FAILED)
     settings = run.load_config().job
     stalled = attempts_without_progress(run)
     if current_attempt() > run.attempt_number():  # a full disk took no record: Slurm has counted
@@ -178,6 +181,17 @@ def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
     if stalled > settings.max_requeues:
         return _no_progress(stalled, reason, failure["code"] if failure else Exit.FAILED)
     return Outcome("requeued", reason, Exit.STOPPED)
+
+
+_PREFLIGHTS = 2
+"""Requeues at most for bad nodes that a preflight finds."""
+
+
+def _failed_preflights(run: RunDir) -> set[int]:
+    """The attempts of the last submission that ended in the preflight."""
+    states = itertools.takewhile(lambda s: s["state"] != "submitted", reversed(run.history()))
+    own = {s.get("attempt") for s in states}
+    return {f["attempt"] for f in run.all_failures() if f.get("exclude")} & own
 
 
 def _reason(run: RunDir, code: int, failure: dict[str, Any] | None) -> str:

@@ -158,6 +158,7 @@ _DESCRIBED: dict[str, Callable[[Record], str]] = {
     "resume": describe_resume,
     "stopping": lambda r: f"stopping after step {r['step']}: {r['reason']}",
     "warning": lambda r: f"warning: {r['text']}",
+    "preflight": lambda r: f"preflight: {r['text']}",
 }
 
 

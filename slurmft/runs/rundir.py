@@ -349,6 +349,7 @@ class RunDir:
         bad_host: str | None = None,
         attempt: int | None = None,
         meetings: int | None = None,
+        exclude: bool = False,
     ) -> dict[str, Any]:
         """Keeps what went wrong in one process; returns it as it is kept; see `tell`.
 
@@ -362,6 +363,7 @@ class RunDir:
             bad_host: the host that may be to blame, by Slurm's name.
             attempt: the attempt that failed; the current one, if not given.
             meetings: how many meetings of the ranks this one has seen; None: it is no rank's own.
+            exclude: the host is bad for sure, and not to be used again.
         """
         failure = {
             "where": where,
@@ -373,6 +375,7 @@ class RunDir:
             "step": step,
             "retry": retry or bad_host is not None,
             "bad_host": bad_host,
+            "exclude": exclude,
             "attempt": current_attempt() if attempt is None else attempt,
             "meetings": meetings,
             "time": time.time(),
@@ -421,11 +424,12 @@ class RunDir:
         return next(iter(self.failures_of(number, names)), None)
 
     def bad_hosts(self) -> list[str]:
-        """Hosts that were to blame in two attempts or more."""
+        """Hosts that were to blame in two attempts or more, or are bad for sure."""
         failures = [f for f in self.all_failures() if f["bad_host"] and not f["secondary"]]
         blamed = {(f["bad_host"], f["attempt"]) for f in failures}
         counts = Counter(host for host, _ in blamed)
-        return sorted(host for host, count in counts.items() if count >= 2)
+        sure = {f["bad_host"] for f in failures if f.get("exclude")}
+        return sorted(host for host, count in counts.items() if count >= 2 or host in sure)
 
 
 def _random_part() -> str:

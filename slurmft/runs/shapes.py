@@ -36,7 +36,7 @@ STARTED: Shape = {"attempt": int, "meetings": int}
 FAILURE: Shape = {
     "where": str, "message": str, "hint": _TEXT, "code": _EXIT, "traceback": _TEXT, "time": float,
     "secondary": bool, "step": int, "retry": bool, "bad_host": _TEXT, "attempt": int,
-    "meetings?": _COUNT,
+    "meetings?": _COUNT, "exclude?": bool,
 }  # fmt: skip
 
 ENVIRONMENT: Shape = {
@@ -61,6 +61,7 @@ _RECORDS: dict[str, Shape] = {
     "stopping": {"step": int, "reason": str},
     "early_stop": {"step": int, "evaluations": int, "metric": str},
     "warning": {"text": str},
+    "preflight": {"text": str},
     "ranks": {"own_ms": [float], "memory_mib": [float]},
 }  # fmt: skip
 

@@ -21,6 +21,7 @@ from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.files import read_json
 from slurmft.core.program import Program
 from slurmft.runs import log_times
+from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import FINAL_STATES, RunDir
 from tests.support import CHECKOUT
 from tests.support.cluster import Cluster
@@ -93,6 +94,10 @@ def main() -> None:
             state = await_end(run)
             assert state == "finished", (run.path, run.get_state())
             rows.append(times(run).row())
+            rows += [
+                f"       preflight: {each['text']}"
+                for each in RecordReader(run.records).read("preflight")
+            ]
             cluster.wait_idle(120)
     print("\n".join(rows))
 

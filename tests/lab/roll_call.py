@@ -15,8 +15,10 @@ import time
 
 import slurmft
 from slurmft import SlurmftError
+from slurmft.core.errors import Exit
 from slurmft.node.rendezvous import Rendezvous
 from slurmft.node.supervisor import Child, Supervisor, run_task
+from slurmft.node.task import meet as meet_nodes
 from slurmft.node.task import record_torchrun_failure, run_child, use_of_node
 from slurmft.runs import log_times
 
@@ -30,7 +32,8 @@ def run_node(supervisor: Supervisor) -> int:
     rendezvous = Rendezvous.of_node(config.job, os.environ)
     if config.program.settings.get("late") == rendezvous.node_rank:
         time.sleep(LATE_S)
-    supervisor.peers = rendezvous.check(config.job.rdzv_timeout_s)
+    if not meet_nodes(supervisor, config, rendezvous):
+        return Exit.FAILED
     profile = use_of_node(config, os.environ)
     os.environ |= {"RANK": str(rendezvous.node_rank), "WORLD_SIZE": str(len(rendezvous.hosts))}
     os.environ |= {"MASTER_ADDR": rendezvous.head, "MASTER_PORT": str(rendezvous.port)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from slurmft.cluster.slurm.batch_script import sbatch_text
 from slurmft.runs import log_times
 from tests import conftest
 from tests.conftest import HOSTILE, Done, Following, modes, records
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, network
 from tests.support.made_runs import write_run
 from tests.support.models import write_emotion, write_model
 
@@ -113,6 +114,26 @@ def test_submit_returns_at_once_with_the_next_commands(
     followed = slurmft(idle_cluster, "follow", str(done.run.path))
     assert followed.code == 5
     assert "was cancelled" in followed.err
+
+
+def test_preflight_leaves_a_bad_node_out(idle_cluster: Cluster, tmp_path: Path) -> None:
+    """n2 has no route to n3, which all others reach; the job is requeued without the latter."""
+    inside = ["nsenter", f"--net={network.namespace('n2')}", "ip", "rule"]
+    rule = ["to", network.address("n3"), "unreachable"]
+    subprocess.run([*inside, "add", *rule], check=True)
+    try:
+        done = submit(
+            idle_cluster,
+            tmp_path,
+            *("--nodes", "3", "--follow", "--preflight", "on", "--rdzv-timeout-s", "20"),
+            *QUICK,
+        )
+    finally:
+        subprocess.run([*inside, "del", *rule], check=True)
+    assert done.code == 0, done.err
+    assert "bad: n3" in done.out
+    assert any(state["reason"].endswith("(without n3)") for state in done.run.history())
+    assert (done.run.read_attempt() or {})["hosts"] == ["n1", "n2", "n4"]
 
 
 def test_living_with_runs(idle_cluster: Cluster, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
 from slurmft.node import rendezvous, signals, staged_env
 from slurmft.runs import log_times
-from slurmft.runs.attempts import await_failure, begin, check_turn, decide, note_result
+from slurmft.runs.attempts import Outcome, await_failure, begin, check_turn, decide, note_result
 from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import ATTEMPT, RunDir, current_attempt
 
@@ -118,11 +118,11 @@ def note_job(run: RunDir) -> None:
 def avoid_hosts(run: RunDir) -> int:
     """Requeues the job before it has begun: Slurm itself requeued it onto a bad host."""
     exclude = excludable_hosts(run)
-    return requeue(run, f"{', '.join(exclude)} failed twice", exclude, avoided=True)
+    return requeue(run, f"{', '.join(exclude)} failed before", exclude, avoided=True)
 
 
 def excludable_hosts(run: RunDir) -> list[str]:
-    """The hosts that failed twice, unless the job might not fit without them."""
+    """The hosts that failed twice, or a preflight, unless the job might not fit without them."""
     bad, job = run.bad_hosts(), run.load_config().job
     keys = {pair.lstrip("-").partition("=")[0] for pair in job.sbatch}
     if job.constraint or job.reservation or keys & {"nodelist", "exclude", "nodefile"}:
@@ -171,7 +171,10 @@ def end_attempt(run: RunDir, code: int) -> int:
         return code
     outcome = decide(run, code, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
     if outcome.state == "requeued":
-        return requeue(run, outcome.reason, excludable_hosts(run))
+        exclude, failure = excludable_hosts(run), run.root_failure(current_attempt()) or {}
+        if exclude or not failure.get("exclude"):
+            return requeue(run, outcome.reason, exclude)
+        outcome = Outcome("failed", f"{outcome.reason}; no other nodes can be had", Exit.FAILED)
     if outcome.state == "finished":
         note_result(run)
     run.set_state(outcome.state, outcome.reason, outcome.code)
