@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from slurmft.core.files import pick
 from slurmft.core.terminal import plain, raw
 from slurmft.core.text import duration, in_bytes, number
-from slurmft.runs import shapes
+from slurmft.runs import classes, shapes
 
 Record = dict[str, Any]
 
@@ -178,6 +178,8 @@ def result_table(result: Record) -> str:
     rows = [row for row in rows if row[1]]
     width = max((len(name) for name, _ in rows), default=0)
     lines = [f"  {name:<{width}}  {value}" for name, value in rows]
+    if own := classes.lines(result):
+        lines += ["", *(f"  {line}" for line in own)]
     bar = "-" * max(map(len, lines), default=0)
     return "\n".join([bar, *lines, bar])
 

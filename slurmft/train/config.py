@@ -28,6 +28,7 @@ GRAD_COMMS = ("auto", "fp32", "bf16")
 SHARDS = ("none", "full", "node")
 OPTIMIZERS = ("adamw", "muon", "auto")
 LR_RULES = ("none", "sqrt", "linear")
+CLASS_WEIGHTS = ("none", "balanced")
 LR_SCHEDULES = ("linear", "cosine", "constant")
 _AT_LEAST_1 = (
     "epochs", "max_steps", "batch_size", "eval_batch_size", "max_length", "reference_batch_size",
@@ -182,6 +183,11 @@ class TrainConfig:
     merge: bool = option(False, "save the whole model, adapters merged into it")
     load_in_4bit: bool = option(False, "frozen weights in 4 bits, by bitsandbytes; GPUs only")
     seed: int = option(42, "seed of weights, dropout and data order")
+    class_weights: str = option(
+        "none",
+        "balanced: in the loss rare classes count as much as others (as scikit-learn's 'balanced')",
+        choices=CLASS_WEIGHTS,
+    )
     early_stopping: int | None = option(
         None,
         "end after this many evaluations in a row without a new best",
@@ -209,6 +215,8 @@ class TrainConfig:
         for name in ("dropout", "lora_dropout"):
             check_value(self, name, lambda v: 0 <= v < 1, "0 or more and below 1")
         _check_lora(self)
+        if self.class_weights != "none":
+            _check_class_weights(self.task)
 
     @property
     def saves_adapter(self) -> bool:
@@ -294,6 +302,22 @@ def _exclude(train: TrainConfig, owner: str, works: dict[str, tuple[Any, ...]]) 
                 f"{owner} cannot be used with {flag(name)}{value}",
                 f"{other}, or leave {owner.split()[0]} out",
             )
+
+
+def _check_class_weights(task: str) -> None:
+    """Raises UsageError where the loss of a task is not one of classes."""
+    if task not in TASKS:
+        why = "a task of your own has a loss of its own"
+    elif task == "multi-label":
+        why = "each of its classes is a decision of its own"
+    elif TASKS[task].rows not in ("Texts", "Words") or TASKS[task].labels == ():
+        why = "it has no classes"
+    else:
+        return
+    raise UsageError(
+        f"--class-weights balanced cannot be used with --task {task}: {why}",
+        "leave it out" if task in TASKS else "weigh them in loss() and count() of the task",
+    )
 
 
 def _check_lora(train: TrainConfig) -> None:

@@ -317,6 +317,17 @@ class TokenData:
         return cls(train, validation, **meta, folder=folder)
 
 
+def balanced(table: TokenTable, classes: int) -> Array:
+    """Weights by which each class counts as much as another one, as scikit-learn defines them:
+    n / (classes that occur * samples of the class), 1 where there are none: float32, (classes,)."""
+    labels = table.labels if table.token_labels is None else table.token_labels
+    counts = np.bincount(labels[labels != IGNORED], minlength=classes)
+    occurs = counts > 0
+    found = np.ones(classes)
+    found[occurs] = counts.sum() / (occurs.sum() * counts[occurs])
+    return found.astype(np.float32)
+
+
 def offsets_of(lengths: Array) -> Array:
     """Start of every sample in a flat array, and the end of the last."""
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))

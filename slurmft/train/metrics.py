@@ -98,6 +98,41 @@ SCORES = {
 }
 
 
+def by_class(
+    predictions: np.ndarray, labels: np.ndarray, names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Of each class precision, recall and f1, as scikit-learn defines them (0.0 where they are
+    undefined), and its samples (support); where samples have one class each, also what those of it
+    were predicted as, which is a row of the confusion matrix: class -> count.
+
+    Args:
+        predictions: int64, (samples,), or 0 and 1: (samples, classes).
+        labels: of the same shape.
+        names: of the classes.
+    """
+    count, rows = len(names), dict[str, dict[str, Any]]()
+    sums: tuple[np.ndarray, ...]
+    if predictions.ndim == 2:
+        sums = ((predictions & labels).sum(0), predictions.sum(0), labels.sum(0))
+    else:
+        found = (labels[labels == predictions], predictions, labels)
+        sums = tuple(np.bincount(values, minlength=count) for values in found)
+    for name, right, predicted, true in zip(names, *(s.tolist() for s in sums), strict=True):
+        rows[name] = {
+            "precision": right / (predicted or 1),
+            "recall": right / (true or 1),
+            "f1": 2 * right / ((predicted + true) or 1),
+            "support": true,
+        }
+    if predictions.ndim == 1:
+        for row in rows.values():
+            row["predicted_as"] = {}
+        pairs = np.unique(labels.astype(np.int64) * count + predictions, return_counts=True)
+        for pair, times in zip(*(values.tolist() for values in pairs), strict=True):
+            rows[names[pair // count]]["predicted_as"][names[pair % count]] = times
+    return rows
+
+
 # --- texts ----------------------------------------------------------------------------------------
 
 

@@ -25,8 +25,8 @@ _SETTINGS = (
     "recipe", "epochs", "max_steps", "batch_size", "gradient_accumulation_steps", "learning_rate",
     "lr_schedule", "warmup_steps", "warmup_ratio", "weight_decay", "max_grad_norm", "max_length",
     "max_target_length", "source_prefix", "num_beams", "doc_stride", "batching", "dropout", "seed",
-    "early_stopping", "lora", "lora_alpha", "lora_dropout", "lora_targets", "use_rslora",
-    "use_dora", "merge",
+    "early_stopping", "class_weights", "lora", "lora_alpha", "lora_dropout", "lora_targets",
+    "use_rslora", "use_dora", "merge",
 )  # fmt: skip
 _USED = ("precision", "global_batch_size", "backend", "optimizer", "learning_rate")
 """What a run chose for itself, or may have: as its result has it."""

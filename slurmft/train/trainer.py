@@ -43,7 +43,15 @@ from slurmft.train.checkpoint import Saver, Snapshot, copied
 from slurmft.train.checkpoint import read as read_checkpoint
 from slurmft.train.config import TrainConfig
 from slurmft.train.cpu import Heap
-from slurmft.train.data import Batch, TokenData, TokenTable, bucket_by_length, epoch_order, prepared
+from slurmft.train.data import (
+    Batch,
+    TokenData,
+    TokenTable,
+    balanced,
+    bucket_by_length,
+    epoch_order,
+    prepared,
+)
 from slurmft.train.environment import peak_memory_bytes
 from slurmft.train.grad_comm import GradientCommunication
 from slurmft.train.model_flops import ModelFlops
@@ -87,6 +95,8 @@ class Position:
     """train, evaluate (after an epoch), done."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the last evaluation."""
+    by_class: dict[str, Any] = field(default_factory=dict)
+    """Of the same, see `Task.by_class`; on the main rank."""
     best: float | None = None
     """Best value of the task's first metric."""
     best_checkpoint: str | None = None
@@ -166,6 +176,8 @@ class Training:
         """Tokens: the main rank makes them, all ranks load them."""
         self.world.on_main(self._prepare_tokens)
         self.data = TokenData.load(self.run_dir.tokens)
+        if self.config.class_weights == "balanced":
+            self.task.class_weights = balanced(self.data.train, len(self.data.labels))
         if self.world.is_main:
             self.tokens_sha256 = fingerprint.of(self.run_dir.tokens / "train")["sha256"]
             for note in self.data.notes:
@@ -475,6 +487,7 @@ class Training:
             assert gathered is not None  # on the main rank, which alone computes
             whole = Predicted.union([before, Predicted(left, gathered)])  # sorted by sample
             metrics = self.task.compute(whole.values, self.data)
+            at.by_class = self.task.by_class(whole.values, self.data)
             self.clock.lap("metric")
             return metrics
 
@@ -781,6 +794,8 @@ class Training:
         facts = self.reporter.result_facts(self.position.step, self.communication.facts())
         if self.scaler:
             facts["skipped_steps"] = self.position.step - steps_taken(self.optimizer)
+        if self.position.by_class:
+            facts["classes"] = self.position.by_class
         facts["pipeline"] = self.task.facts.pipeline or self.config.preset
         size = self.parameters * next(self.bare_model.parameters()).element_size()
         self._save_patiently("the model", size, self._save_model)
@@ -841,6 +856,7 @@ class Training:
                 return None, self.position.metrics
             if not self.sharding:
                 self.bare_model.load_state_dict(best.tensors["model"], strict=not self.adapter)
+            self.position.by_class = best.state["position"]["by_class"]
             return path, best.state["position"]["metrics"]
 
         path, self.position.metrics = self.world.on_main(read)

@@ -23,7 +23,7 @@ reference_batch_size max_global_batch_size lr_schedule warmup_steps warmup_ratio
 max_grad_norm precision tf32 batching grad_comm shard cpu_offload activation_checkpointing
 cuda_graphs dropout
 lora lora_alpha lora_dropout lora_targets use_rslora use_dora merge load_in_4bit seed
-early_stopping log_every"""
+class_weights early_stopping log_every"""
 JOB_FLAGS = """name nodes nproc_per_node profile cluster hostfile dialect backend runs_dir
 share_with_group job_name
 partition account qos time gpus_per_node cpus_per_task mem constraint exclusive reservation
@@ -59,6 +59,16 @@ def test_config_survives_json() -> None:
         ({"warmup_ratio": 1.5}, "between 0 and 1"),
         ({"dropout": 1.0}, "below 1"),
         ({"seed": 2**32}, "below 2^32"),
+        ({"class_weights": "even"}, "unknown --class-weights 'even'"),
+        *(
+            ({"class_weights": "balanced", "task": task}, why)
+            for task, why in {
+                "text-regression": "it has no classes",
+                "seq2seq": "it has no classes",
+                "squad": "it has no classes",
+                "multi-label": "each of its classes is a decision of its own",
+            }.items()
+        ),
         ({"doc_stride": 64, "max_length": 64}, "--doc-stride 64 must be below --max-length"),
     ],
 )

@@ -177,3 +177,43 @@ def test_synthetic_repeats_its_samples() -> None:
     third = len(table.tokens) // 3
     assert np.array_equal(table.tokens[:third], table.tokens[2 * third :])
     assert np.array_equal(table.labels[:10], table.labels[20:])
+
+
+def test_balanced_weights_are_scikit_learns() -> None:
+    from sklearn.utils.class_weight import compute_class_weight
+
+    from slurmft.train.data import IGNORED, TokenTable, balanced
+
+    labels = [0, 0, 0, 2, 2, 4]
+    table = TokenTable.build([[1]] * 6, labels)
+    theirs = compute_class_weight("balanced", classes=np.unique(labels), y=labels)
+    assert balanced(table, 5)[[0, 2, 4]] == pytest.approx(theirs)
+    assert balanced(table, 5)[[1, 3]].tolist() == [1, 1]
+    tokens = TokenTable.build([[1, 1, 1], [1]], token_labels=[[0, IGNORED, 1], [0]])
+    assert balanced(tokens, 2) == pytest.approx([3 / 4, 3 / 2])
+
+
+def test_weighted_loss_is_torchs() -> None:
+    """The sum over its count is torch's weighted mean, of samples and of tokens."""
+    from types import SimpleNamespace
+
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from slurmft.train import tasks
+    from slurmft.train.config import TrainConfig
+    from slurmft.train.data import IGNORED, TokenTable, balanced
+
+    task = tasks.get(TrainConfig.resolve(task="synthetic", class_weights="balanced"))
+    of_samples = TokenTable.build([[1]] * 6, [0, 0, 0, 1, 1, 2])
+    of_tokens = TokenTable.build([[1, 1, 1], [1, 1, 1]], token_labels=[[0, IGNORED, 0], [0, 1, 2]])
+    for table, chosen in ((of_samples, [0, 1, 3, 5]), (of_tokens, [0, 1])):
+        task.class_weights = balanced(table, 3)
+        batch = table.batch(np.array(chosen), 0)
+        shape = (*batch.targets["labels"].shape, 3)
+        logits = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        total, count = task.loss(SimpleNamespace(logits=logits), batch)
+        assert float(count) == pytest.approx(task.count(table, np.array(chosen)), rel=1e-9)
+        weights = torch.from_numpy(task.class_weights)
+        expected = cross_entropy(logits.view(-1, 3), batch.targets["labels"].view(-1), weights)
+        assert float(total / count) == pytest.approx(float(expected))

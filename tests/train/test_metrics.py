@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics as sk
 
-from slurmft.train.metrics import SCORES, squad
+from slurmft.train.metrics import SCORES, by_class, squad
 
 Pairs = list[tuple[int, int]]
 """(prediction, label) of each sample."""
@@ -308,3 +308,30 @@ def test_the_module_imports_nothing_slow() -> None:
     code = f"import sys, slurmft.train.metrics; print({slow} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "set()\n"
+
+
+@quick
+@given(pairs_of(st.integers(0, 4)))
+def test_classes_are_scikit_learns(pairs: Pairs) -> None:
+    predictions, labels = (np.array(values) for values in zip(*pairs, strict=True))
+    names = [f"class {i}" for i in range(5)]
+    found = by_class(predictions, labels, names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = sk.precision_recall_fscore_support(
+            labels, predictions, labels=range(5), zero_division=0.0
+        )
+    for key, values in zip(("precision", "recall", "f1", "support"), theirs, strict=True):
+        assert [found[name][key] for name in names] == pytest.approx(list(values))
+    matrix = [[found[true]["predicted_as"].get(p, 0) for p in names] for true in names]
+    assert matrix == sk.confusion_matrix(labels, predictions, labels=range(5)).tolist()
+
+
+def test_classes_of_samples_that_have_several() -> None:
+    rng = np.random.default_rng(0)
+    predictions, labels = rng.integers(2, size=(2, 50, 3))
+    found = by_class(predictions, labels.astype(np.int8), ["a", "b", "c"])
+    theirs = sk.precision_recall_fscore_support(labels, predictions)
+    for key, values in zip(("precision", "recall", "f1", "support"), theirs, strict=True):
+        assert [row[key] for row in found.values()] == pytest.approx(list(values))
+    assert all("predicted_as" not in row for row in found.values())

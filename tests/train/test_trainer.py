@@ -137,6 +137,34 @@ def test_result(four_ranks: Done) -> None:
     assert four_ranks.out.count("accuracy") >= 3  # after each epoch, and in the table
 
 
+def test_classes_of_the_result(four_ranks: Done) -> None:
+    """They add up to the accuracy; the screen shows them, and what is taken for what."""
+    classes = four_ranks.result["classes"]
+    assert list(classes) == LABELS
+    right = sum(row["predicted_as"].get(name, 0) for name, row in classes.items())
+    assert right / 67 == pytest.approx(four_ranks.result["metrics"]["accuracy"])
+    assert sum(row["support"] for row in classes.values()) == 67
+    joy = f"joy       {classes['joy']['precision']:.4f}     {classes['joy']['recall']:.4f}  "
+    assert joy in four_ranks.out
+    report = slurmft("report", str(four_ranks.run.path)).out
+    assert f"Classes, {four_ranks.run.path.name}" in report
+    assert "What texts of a class were predicted as" in report
+
+
+def test_class_weights(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:
+    """Losses are equal on any number of ranks, and those of a weighted mean."""
+    runs = [
+        train(
+            tmp_path, *emotion(tiny_data, tiny_model), *EXACT, "--class-weights", "balanced",
+            *("--nodes", nodes, "--batch-size", size, "--epochs", "1", "--log-every", "1"),
+            *("--learning-rate", "0.01"),
+        )
+        for nodes, size in (("3", "16"), ("1", "48"))
+    ]  # fmt: skip
+    one, other = ([r["loss"] for r in records(done.run, "step")] for done in runs)
+    assert one == pytest.approx(other, abs=1e-5)
+
+
 def test_imports_of_the_nodes(four_ranks: Done) -> None:
     ranks = json.loads(four_ranks.run.environment.read_text())["ranks"]
     found = four_ranks.result["imports_s"]  # forked with all imports done: a few milliseconds

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from slurmft.runs import classes
 from slurmft.studies.report import measures
 from slurmft.studies.report.formats import Column, Table, Value, column, decimals_of
 from slurmft.studies.report.measures import METRIC, SCALED, Measure, Row, RunSet, Spread, label
@@ -27,6 +28,35 @@ def phase_table(rows: Sequence[Row], runset: RunSet) -> Table:
     shown += [m for m in measures.TIMES if m.key.endswith("gib") or m.rank]
     columns = [*_leading(rows, runset.fields), *(_medians(m, rows, plain=True) for m in shown)]
     return Table(f"{runset.title}: phases of a run, medians", columns)
+
+
+def class_tables(rows: Sequence[Row]) -> list[Table]:
+    """Of the newest run with classes: precision and recall of each, and the confusion matrix."""
+    runs = [run for row in rows for run in row.finished if classes.of(run.result)]
+    if not runs:
+        return []
+    newest = max(runs, key=lambda run: float(run.state["time"]))
+    found = dict(list(classes.of(newest.result).items())[: classes.SHOWN])
+    shown = [
+        Column(key, [Value.of(values[key], digits) for values in found.values()])
+        for key, digits in (("precision", 4), ("recall", 4), ("f1", 4), ("support", 0))
+    ]
+    columns = [column("class", found, numeric=False), *shown]
+    total = len(newest.result["classes"]) if newest.result else 0
+    note = f"the {len(found)} of {total:,} classes with the lowest f1; all are in result.json"
+    made = [Table(f"Classes, {newest.name}", columns, [note] if total > len(found) else [])]
+    if total == len(found) and all("predicted_as" in values for values in found.values()):
+        cells = [
+            column(
+                f"as {name}",
+                (values["predicted_as"].get(name, 0) for values in found.values()),
+                rank=1,
+            )
+            for name in found
+        ]
+        title = f"What texts of a class were predicted as, {newest.name}"
+        made.append(Table(title, [column("class", found, numeric=False), *cells]))
+    return made
 
 
 def data_table(rows: Sequence[Row], runset: RunSet) -> Table:

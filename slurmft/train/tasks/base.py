@@ -11,7 +11,7 @@ import numpy as np
 from slurmft.train import own_task
 from slurmft.train.config import TrainConfig
 from slurmft.train.data import IGNORED, Batch, TokenData, TokenTable
-from slurmft.train.metrics import NAN, SCORES, check_numbers
+from slurmft.train.metrics import NAN, SCORES, by_class, check_numbers
 from slurmft.train.recipes import facts
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ class Task(ABC):
     """Of one prediction: () where it is one value."""
     evaluates_in_fp32: bool = False
     """Whether rounded logits would be seen in the metrics, as where a best span is chosen."""
+
+    class_weights: np.ndarray | None = None
+    """Of each class in the loss: float32, (classes,). None: all count alike."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
@@ -62,7 +65,13 @@ class Task(ABC):
 
     def count(self, table: TokenTable, samples: np.ndarray) -> float:
         """The terms that the loss of these samples sums: they themselves, or their tokens that have
-        a label. Every rank knows them of all, so that the mean is over the global batch."""
+        a label, or the weights of their classes. Every rank knows them of all, so that the mean is
+        over the global batch."""
+        if self.class_weights is not None:
+            own = table.labels[samples]
+            if table.token_labels is not None:
+                own = table.token_labels[table.places(samples)]
+            return float(self.class_weights[own[own != IGNORED]].sum(dtype=np.float64))
         if table.label_counts is None:
             return len(samples)
         return int(table.label_counts[samples].sum())
@@ -72,8 +81,17 @@ class Task(ABC):
         from torch.nn.functional import cross_entropy
 
         logits, labels = output.logits.flatten(0, -2), batch.targets["labels"].flatten()
-        total = cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
-        return total, (labels != IGNORED).sum()
+        counts = labels != IGNORED
+        if self.class_weights is None:
+            total = cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
+            return total, counts.sum()
+        import torch
+
+        weights = torch.from_numpy(self.class_weights).to(logits.device, non_blocking=True)
+        total = cross_entropy(
+            logits.float(), labels, weights, reduction="sum", ignore_index=IGNORED
+        )
+        return total, (weights.double()[labels.clamp_min(0)] * counts).sum()
 
     def evaluate(self, model: Any, batch: Batch, data: TokenData) -> Any:
         """Predictions of a batch of validation samples; see `predict`."""
@@ -98,6 +116,14 @@ class Task(ABC):
         check_numbers(predictions)
         labels = data.validation.labels
         return {name: SCORES[name](predictions, labels) for name in self.metric_names}
+
+    def by_class(self, predictions: np.ndarray, data: TokenData) -> dict[str, dict[str, Any]]:
+        """Precision and recall of each class, see `metrics.by_class`; none where predictions are
+        something else."""
+        labels = data.validation.labels
+        if not data.labels or predictions.shape != labels.shape or predictions.dtype.kind != "i":
+            return {}
+        return by_class(predictions, labels, data.labels)
 
 
 def label_maps(labels: list[str]) -> dict[str, Any]:
