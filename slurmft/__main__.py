@@ -10,6 +10,12 @@ from slurmft.core.errors import Exit, run_main, unknown
 
 
 def main(argv: list[str]) -> int:
+    if any(word == "--on" or word.startswith("--on=") for word in argv):
+        from slurmft.remote import forward  # not for commands that run here
+
+        clusters, rest = forward.split(argv)
+        if clusters and rest[:1] not in [[name] for name in forward.HERE]:
+            return forward.forward(clusters, rest)
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
         return Exit.OK if argv else Exit.USAGE

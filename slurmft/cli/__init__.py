@@ -28,6 +28,7 @@ COMMANDS = {
     "cancel": "end the job of a run",
     "clean": "remove what is no longer needed",
     "fetch": "fill the caches, for nodes without internet",
+    "pull": "fetch a run from a cluster that you use by --on",
     "push": "upload the model of a finished run to the hub",
     "study": "run a grid of settings: study run, status, cancel",
     "report": "tables, plots and a page of results",
@@ -51,6 +52,7 @@ def usage() -> str:
             *lines,
             "",
             "slurmft help COMMAND shows a command's flags; start with: slurmft submit --follow",
+            "--on CLUSTER runs any command on a cluster, by ssh",
         )
     )
 
@@ -73,7 +75,10 @@ def next_lines(commands: Sequence[tuple[str, str]]) -> str:
 
 
 def typed() -> list[str]:
-    """How the user calls slurmft: `slurmft`, or by a path; or by a Python, with -m."""
+    """How the user calls slurmft: `slurmft`, or by a path; or by a Python, with -m; or from
+    elsewhere, with --on."""
+    if on := os.environ.get("SLURMFT_ON"):
+        return ["slurmft", "--on", on]
     program, words = sys.argv[0], sys.orig_argv
     if os.path.basename(program) == "slurmft":
         found = shutil.which("slurmft")
@@ -109,13 +114,16 @@ def submit_or_show(config: "RunConfig", arguments: Namespace, command: str, argv
     if arguments.dry_run:
         print(config.to_json() if arguments.json else submit.dry_run(config, cluster))
         return Exit.OK
-    run = submit.submit_with(config, cluster, submit.provenance(command, argv))
+    submission = submit.provenance(command, argv)
+    run = submit.submit_with(config, cluster, submission)
     cluster, job_id = launcher.job_of(run)
     if arguments.json:
         facts = {"run": str(run.path), "name": run.path.name, "job": job_id, "cluster": cluster}
         print(to_json(facts, indent=2))
         return Exit.OK
     print(f"job {job_id} submitted {_WHERE[cluster].format(config.job.nodes)}")
+    if run.load_config().submission.get("time") != submission["time"]:
+        print("before the connection was cut; to submit another, type the command once more")
     print(f"run directory: {run.path}", flush=True)
     if not arguments.follow:
         print(next_commands(run.path))

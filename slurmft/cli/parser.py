@@ -38,6 +38,8 @@ class Parser(argparse.ArgumentParser):
         # What argparse takes for negative numbers, which may be values: --host-suffix -ib0, too.
         self._negative_number_matcher = re.compile("-[^-]")
         self.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+        on = "run the command there, by ssh; see docs/from-a-laptop.md"
+        self.add_argument("--on", metavar="CLUSTER", help=on)
 
     def show_usual(self, *names: str) -> None:
         """Lets --help show these options of those that `add_options` added, --help-all the rest."""

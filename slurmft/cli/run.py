@@ -15,12 +15,14 @@ A silent program is not taken for a hang, unless --hang-timeout-s is given.
 How its stop, end and checkpoints are read: docs/your-own-program.md
 """
 
+import os
+
 from slurmft.cli import submit_or_show
 from slurmft.cli.parser import Parser, add_follow, add_options, given
 from slurmft.core.config import JobConfig, options
 from slurmft.core.errors import UsageError
 from slurmft.core.own_program import FLAGS, OwnProgram
-from slurmft.core.site import site_file
+from slurmft.core.site import OPTIONS_OF_ON, site_file
 
 _EXAMPLE = "slurmft run --nodes 4 -- train.py --epochs 3"
 
@@ -56,7 +58,7 @@ def main(argv: list[str]) -> int:
 
     known = options(JobConfig) | FLAGS
     flags = given(arguments, known)
-    if site_file().is_file():  # which may have options of trainings, too
+    if site_file().is_file() or OPTIONS_OF_ON in os.environ:  # with options of trainings, too
         from slurmft.train.configure import OPTIONS
 
         known |= OPTIONS

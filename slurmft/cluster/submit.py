@@ -8,6 +8,7 @@ import getpass
 import os
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -27,7 +28,7 @@ from slurmft.core.own_program import OwnProgram
 from slurmft.core.site import site_file
 from slurmft.core.text import in_bytes
 from slurmft.node.rendezvous import Rendezvous
-from slurmft.runs import trackers
+from slurmft.runs import request, resolve, trackers
 from slurmft.runs.rundir import RunDir
 
 
@@ -63,7 +64,7 @@ def provenance_of(command: str) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "code": fingerprint.of_code(),
         "git": git_state(Path.cwd()),
-    }
+    } | request.facts()
 
 
 def user() -> str:
@@ -140,12 +141,36 @@ def placeholder(config: RunConfig, cluster: str) -> Rendezvous:
 
 
 def submit(config: RunConfig, cluster: str, mark: str = "") -> RunDir:
-    """Submits a job; returns its run directory, whose name has `mark`.
+    """Submits a job; returns its run directory, whose name has `mark`. A request that comes again,
+    as after a cut connection, gets the run that it has submitted.
 
     Raises:
         SlurmftError: the job was refused, or would wait forever. The run directory is removed.
     """
     config = dependency.settled(config, cluster, config.job.runs_dir)
+    if asked := config.submission.get("request"):
+        runs_dir = Path(config.job.runs_dir)
+        # Whoever typed it may be gone meanwhile: with the connection, or its terminal.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with request.alone(runs_dir, asked):
+            if (before := request.run_of(runs_dir, asked)) and _was_submitted(before, cluster):
+                return before
+            return _submit_new(config, cluster, mark)
+    return _submit_new(config, cluster, mark)
+
+
+def _was_submitted(run: RunDir, cluster: str) -> bool:
+    """Whether the run of a request has a job: whoever submitted it may have been killed before it
+    could record the job. Without one, the run is removed."""
+    found = resolve.job_id(run) or (cluster == "slurm" and commands.job_of_script(run.submitit))
+    if found and not run.read_job():
+        cluster_launcher.note_job(run, cluster, found, cluster_launcher.location(cluster))
+    if not found:
+        run.discard()
+    return bool(found)
+
+
+def _submit_new(config: RunConfig, cluster: str, mark: str) -> RunDir:
     run = create(config, mark)
     try:
         _submit_job(run.load_config(), run, cluster)
@@ -209,11 +234,18 @@ def resume(run: RunDir, flags: dict[str, Any], submission: dict[str, Any]) -> st
             f"you cannot write to the run {str(run.path)!r}", "its owner can resume it"
         )
     with _alone(run):
+        last, job_before = _last_resume(run), run.read_job().get("id")
+        again = "request" in last and last["request"] == submission.get("request")
+        if again and job_before and job_before != last.get("job_before"):
+            return str(job_before)  # it was submitted, and the answer was lost
+        if "request" in submission:
+            submission = submission | {"job_before": job_before}
         config, cluster = _resumed(run, flags)
         job, old = config.job, config.submission
         permissions.settle(job.share_with_group)
-        again = old | {"resumed": [*old.get("resumed", []), submission]}
-        config = dataclasses.replace(config, submission=again)
+        config = dataclasses.replace(
+            config, submission=old | {"resumed": [*old.get("resumed", []), submission]}
+        )
         config = dependency.settled(config, cluster, job.runs_dir)
         with _restored(run):
             write_text(run.config, config.to_json())
@@ -238,6 +270,11 @@ def _resumed(run: RunDir, flags: dict[str, Any]) -> tuple[RunConfig, str]:
         flags = dict.fromkeys(dependency.KINDS, ()) | flags
     job = with_absolute_paths(dataclasses.replace(old.job, **flags))
     return dataclasses.replace(old, job=job), check(job)
+
+
+def _last_resume(run: RunDir) -> dict[str, Any]:
+    found: list[dict[str, Any]] = run.load_own_config().submission.get("resumed") or [{}]
+    return found[-1]
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """The site file: what a site always needs, written once, in TOML; its keys are the flags."""
 
 import dataclasses
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,9 @@ from slurmft.core.config import WORDS, JobConfig, is_repeatable, options, value_
 from slurmft.core.errors import UsageError, unknown
 
 Option = dataclasses.Field[Any]
+
+OPTIONS_OF_ON = "SLURMFT_SITE_OPTIONS"
+"""Variable with site options, in JSON, of a command that came from elsewhere by `--on`."""
 
 
 def site_file() -> Path:
@@ -27,15 +31,22 @@ def site_defaults(known: Mapping[str, Option]) -> dict[str, Any]:
         UsageError: the file cannot be read, has an unknown key, or a value of another type than
             its field's.
     """
-    path, values = site_file(), read_site_file()
-    return typed_values(path, values, known)
+    return typed_values(site_file(), read_site_file(), known) | typed_values(
+        "site options of --on", _options_of_on(), known
+    )
 
 
 def job_default(name: str) -> Any:
     """The value that the site file has for an option of the job, else its default."""
-    known, values = options(JobConfig), read_site_file()
+    known, values = options(JobConfig), read_site_file() | _options_of_on()
     given = {k: v for k, v in values.items() if k == name}
     return typed_values(site_file(), given, known).get(name, known[name].default)
+
+
+def _options_of_on() -> dict[str, Any]:
+    """Site options that came with a command from elsewhere; they take precedence."""
+    found: dict[str, Any] = json.loads(os.environ.get(OPTIONS_OF_ON) or "{}")
+    return found
 
 
 def read_site_file() -> dict[str, Any]:

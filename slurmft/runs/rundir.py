@@ -81,18 +81,19 @@ class RunDir:
 
         It is its user's alone, or its group's to read (`--share-with-group`), as is all that this
         process writes from then on. Its name is task, time, a mark if there is one, and a random
-        part: runs-dir/emotion-20261120-093012-a1b2c3. --name takes the place of the task.
+        part, a request's own: runs-dir/emotion-20261120-093012-a1b2c3. --name takes the place of
+        the task.
 
         Raises:
             UsageError: the folder cannot be made or written to.
             NotOwnError: everybody can rename what lies in a folder above it.
         """
         start = "-".join([config.name, time.strftime("%Y%m%d-%H%M%S"), *filter(None, [mark])])
-        made = False
+        made, part = False, config.submission.get("request", "")[:6]
         try:
             while not made:
-                run = cls(Path(config.job.runs_dir) / f"{start}-{_random_part()}")
-                made = run.make(config)
+                run = cls(Path(config.job.runs_dir) / f"{start}-{part or _random_part()}")
+                made, part = run.make(config), ""
             with permissions.own_folder(run.path):  # the job would refuse others' writing
                 write_text(run.config, config.to_json())
             run.set_state("submitted")

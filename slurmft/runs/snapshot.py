@@ -83,7 +83,7 @@ def source(
             there is too much.
     """
     program = program.parent.resolve() / program.name
-    found = Source(*_choose(program, mode))
+    found = Source(*choose(program, mode))
     if found.mode == "none":
         return found
     if found.root in (Path("/"), filesystem.absolute("~").resolve()):
@@ -108,8 +108,8 @@ def source(
     return found
 
 
-def _choose(program: Path, mode: str) -> tuple[str, Path]:
-    """What auto means; and the folder to copy."""
+def choose(program: Path, mode: str) -> tuple[str, Path]:
+    """What auto means for a program; and the folder to copy."""
     if mode not in MODES:
         raise unknown("--snapshot", mode, list(MODES))
     folder, here = program if program.is_dir() else program.parent, Path.cwd()

@@ -61,7 +61,7 @@ LOGIN, CLUSTER, READ = How
 _SUBMIT = r"(slurmft submit|\S+ -m slurmft\.submit)"
 
 MERE_NAME = Rule(
-    begins="slurmft (cancel|compare|completion|data|fetch|follow|logs|plan|push|render|report"
+    begins="slurmft (cancel|compare|completion|data|fetch|follow|logs|plan|pull|push|render|report"
     "|resume|run|submit|watch|doctor node|study( run| status| cancel)?)$",
     how=READ,
     why="inline code that only names a command, of which more must be said",
@@ -69,6 +69,11 @@ MERE_NAME = Rule(
 
 RULES = (
     MERE_NAME,
+    Rule(
+        begins=r"slurmft .*--on |ssh ",
+        how=READ,
+        why="no cluster of that name here: tests/remote has a real sshd",
+    ),
     # Of others.
     Rule(begins="python3 -m venv ", how=READ, why=".ci/run makes an environment so"),
     Rule(

@@ -16,6 +16,7 @@ import yaml
 import slurmft
 from slurmft.cli import COMMANDS
 from slurmft.core import site
+from slurmft.remote import clusters
 from slurmft.studies import spec
 from slurmft.train import own_task
 from slurmft.train.configure import OPTIONS
@@ -132,9 +133,14 @@ def test_messages_are_slurmfts_own(message: str) -> None:
 
 @pytest.mark.parametrize("block", pages.blocks("toml"))
 def test_toml(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a study file, all keys are those of a study; of a site file, all are options."""
+    """Of a study file, all keys are those of a study; of a site file, all are options; of the file
+    that names clusters, all are theirs."""
     (tmp_path / "file.toml").write_text(block)
-    if study_name(block):
+    if block.startswith("[juwels]"):
+        monkeypatch.setenv("SLURMFT_CLUSTERS", str(tmp_path / "file.toml"))
+        assert [c.name for c in clusters.named("all")] == list(tomllib.loads(block))
+        assert clusters.named("juwels")[0].site.keys() <= OPTIONS.keys()
+    elif study_name(block):
         assert spec.read_study(str(tmp_path / "file.toml")).cells
     else:
         monkeypatch.setenv("SLURMFT_SITE", str(tmp_path / "file.toml"))

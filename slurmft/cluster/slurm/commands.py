@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmft.core.config import time_limit_min
@@ -365,6 +366,21 @@ def sbatch(arguments: Sequence[str], script: str) -> str:
     if done.returncode:
         raise refusal(done.stderr, done.returncode)
     return done.stdout.strip().partition(";")[0]  # "12", or "12;cluster"
+
+
+def job_of_script(folder: Path) -> str:
+    """The queued job of this user whose script lies in a folder; "": there is none.
+
+    Raises:
+        SlurmftError: the controller does not answer.
+    """
+    return parse_job_of_script(call("squeue", "--noheader", "--me", "--format=%i|%o"), folder)
+
+
+def parse_job_of_script(text: str, folder: Path) -> str:
+    """From lines of `squeue --format=%i|%o`."""
+    rows = (line.strip().partition("|") for line in text.splitlines())
+    return next((job for job, _, script in rows if script.startswith(f"{folder}/")), "")
 
 
 def max_array_size() -> int:

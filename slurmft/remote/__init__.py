@@ -1,0 +1,1 @@
+"""Commands on a cluster from elsewhere: its address, what is sent, run there, and fetched."""

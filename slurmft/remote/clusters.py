@@ -1,0 +1,106 @@
+"""The clusters that a laptop knows, by name: host, folder, how slurmft starts there; in TOML."""
+
+import os
+import shlex
+import tomllib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from slurmft.core.errors import UsageError, unknown
+from slurmft.core.files import fits
+from slurmft.core.site import in_file
+
+_EXAMPLE = '[juwels]\\nhost = "juwels"\\npython = "~/slurmft-venv/bin/python"'
+_STRINGS = [str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """A cluster that commands run on by ssh."""
+
+    name: str
+    host: str = ""
+    """As OpenSSH knows it, with user, keys and jump hosts from ~/.ssh/config; default: its name."""
+    folder: str = "slurmft"
+    """Where projects and runs are there; from the home folder, if it is relative."""
+    python: str = ""
+    """The Python there that has slurmft."""
+    uv: str = ""
+    """Or the uv project there whose environment has it."""
+    setup: list[str] = field(default_factory=list)
+    """Shell lines that run before each command there."""
+    site: dict[str, Any] = field(default_factory=dict)
+    """Site options; they take precedence over the site file there."""
+    ssh: str = "ssh"
+    """The command."""
+
+    @property
+    def start(self) -> str:
+        """The shell's words that start slurmft there."""
+        if self.uv:
+            return f"uv run --project {word(self.uv)} python -m slurmft"
+        return f"{word(self.python)} -m slurmft"
+
+
+def word(path: str) -> str:
+    """A path as a word of a shell, which expands the home folder alone."""
+    home, rest = ('"$HOME"/', path[2:]) if path.startswith("~/") else ("", path)
+    return home + shlex.quote(rest)
+
+
+def clusters_file() -> Path:
+    """$SLURMFT_CLUSTERS, or ~/.config/slurmft/clusters.toml."""
+    given = os.environ.get("SLURMFT_CLUSTERS") or "~/.config/slurmft/clusters.toml"
+    return Path(given).expanduser()
+
+
+def named(names: str) -> list[Cluster]:
+    """The clusters in a list with commas; `all` are those of the file.
+
+    Raises:
+        UsageError: the file cannot be read, lacks one of them, or has a value that cannot be right.
+    """
+    known = _read(clusters_file())
+    wanted = list(known) if names == "all" else list(filter(None, names.split(",")))
+    for name in wanted:
+        if name not in known:
+            raise in_file(clusters_file(), unknown("cluster", name, list(known)))
+    if not wanted:
+        raise UsageError(f"--on {names!r} names no cluster", f"known: {', '.join(known)}")
+    return [_cluster(name, known[name]) for name in dict.fromkeys(wanted)]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(
+            f"--on needs a file that names clusters: {path}",
+            f"write it: printf '{_EXAMPLE}\\n' > {shlex.quote(str(path))}",
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise UsageError(f"cannot read the clusters' file {path}: {error}") from None
+
+
+def _cluster(name: str, values: Any) -> Cluster:
+    where, known = f"{clusters_file()}: [{name}]", {f.name: f for f in fields(Cluster)}
+    if not isinstance(values, dict):
+        raise UsageError(f"{where} must be a table, not {values!r}", f"such as {_EXAMPLE}")
+    for key, value in values.items():
+        if key not in known or key == "name":
+            raise in_file(where, unknown("key", key, list(known)[1:]))
+        shape = {"setup": _STRINGS, "site": dict}.get(key, str)
+        if not fits(value, shape):
+            kind = {"setup": "a list of strings", "site": "a table"}.get(key, "a text")
+            raise UsageError(f"{where}: {key} must be {kind}, not {value!r}")
+    given: dict[str, Any] = {"name": name, "host": name} | values
+    made = Cluster(**given)
+    if bool(made.python) == bool(made.uv):
+        raise UsageError(
+            f"{where} needs one of python and uv: what starts slurmft there",
+            'such as python = "~/slurmft-venv/bin/python"',
+        )
+    if made.host.startswith("-") or not made.folder:
+        raise UsageError(f"{where}: host {made.host!r}, folder {made.folder!r} cannot be right")
+    return made

@@ -1,0 +1,290 @@
+"""A command line that is typed here and runs on a cluster: `slurmft COMMAND ... --on CLUSTER`.
+
+Sent are the snapshot of this folder, for commands that read it, and what their flags name; all else
+means what is there. A submission carries a request of its own: if the connection is cut before its
+answer is here, the same command again finds the run that the first has submitted.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from slurmft.core.credentials import redact
+from slurmft.core.errors import Exit, UsageError
+from slurmft.core.files import read_json, write_json
+from slurmft.core.site import OPTIONS_OF_ON
+from slurmft.remote.clusters import Cluster, named, word
+from slurmft.remote.connection import CUT, Connection
+from slurmft.runs import snapshot
+from slurmft.runs.request import ON, REQUEST
+
+SUBMITS = ("submit", "run", "resume", "predict")
+READS_FOLDER = ("run", "study")
+"""Commands that run what is in this folder; so does `submit` with a task of one's own."""
+LISTS = ("list", "doctor")
+"""Commands that may be for several clusters."""
+HERE = ("completion", "pull")
+"""Commands that do their work here."""
+_INPUTS = (
+    "--data", "--model", "--task", "--accelerate-config", "--hostfile", "--container",
+    "--published",
+)  # fmt: skip
+_FILE_ARGUMENTS = ("study", "data", "predict")
+"""Commands whose arguments may be files here."""
+
+
+def split(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """The value of --on, "" without one, and the command line without it."""
+    own = list(argv[: argv.index("--")] if "--" in argv else argv)
+    found, rest = "", []
+    words = iter(own)
+    for each in words:
+        if each == "--on":
+            found = next(words, "")
+            if not found:
+                raise UsageError("--on names no cluster", "slurmft list --on CLUSTER")
+        elif each.startswith("--on="):
+            found = each.removeprefix("--on=")
+        else:
+            rest.append(each)
+    return found, [*rest, *argv[len(own) :]]
+
+
+def forward(names: str, argv: list[str]) -> int:
+    """Runs a command on the clusters of these names; returns its exit code.
+
+    Raises:
+        UsageError: no such cluster, or the command is not for several.
+        SlurmftError: there is no connection, or it was cut.
+    """
+    clusters = named(names)
+    command = argv[0] if argv else ""
+    if len(clusters) == 1:
+        return Forwarded(clusters[0], argv).run()
+    if command not in LISTS:
+        raise UsageError(f"--on {names}: slurmft {command} runs on one cluster", "name one")
+    return _on_each(clusters, argv)
+
+
+def _on_each(clusters: list[Cluster], argv: list[str]) -> int:
+    """Runs a command on several clusters at once, and prints one answer after the other."""
+    with ThreadPoolExecutor(len(clusters)) as pool:
+        answers = list(pool.map(lambda c: Forwarded(c, argv).answer(), clusters))
+    if "--json" in argv:
+        found = {c.name: _loaded(out) for c, (_, out, _) in zip(clusters, answers, strict=True)}
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    for number, (cluster, (_, out, err)) in enumerate(zip(clusters, answers, strict=True)):
+        if "--json" not in argv:
+            print("\n" * (number > 0) + f"{cluster.name}\n{out.rstrip()}", flush=True)
+        print("".join(f"{cluster.name}: {x}\n" for x in err.splitlines()), end="", file=sys.stderr)
+    return max(code for code, _, _ in answers)
+
+
+def _loaded(text: str) -> Any:
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
+    return None  # the cluster did not answer: stderr says why
+
+
+class Forwarded:
+    """One command line for one cluster."""
+
+    def __init__(self, cluster: Cluster, argv: list[str]) -> None:
+        self.cluster, self.typed = cluster, argv
+        self.argv, self.command = list(argv), argv[0] if argv else ""
+        self.connection = Connection(cluster)
+        self.here = Path.cwd().resolve()
+        self._end = argv.index("--") if "--" in argv else len(argv)
+        self.root, self.found = self._snapshot()
+        project = f"{self.root.name or 'root'}-{_hash(os.uname().nodename, str(self.root))}"
+        self.project = f"{cluster.folder}/{project}"
+        below = os.path.relpath(self.here, self.root)
+        self.folder = self.project if below == "." else f"{self.project}/{below}"
+        """Where the command runs there."""
+        self.fetched: tuple[str, Path] | None = None
+
+    def run(self) -> int:
+        """Sends, runs, and fetches; returns the exit code."""
+        self._send()
+        self._redirect_output()
+        with self._request() as facts:
+            done = self.connection.run(self._script(facts))
+            if done.returncode == CUT:
+                raise self.connection.no_connection()
+        if self.fetched is not None and done.returncode == Exit.OK:
+            folder, into = self.fetched
+            self.connection.fetch(folder, into.parent)
+            print(f"fetched from {self.cluster.name}: {into}")
+        if self.command in SUBMITS and "--follow" in self.argv and done.returncode == Exit.OK:
+            run = shlex.join(["slurmft", "pull", "last", "--on", self.cluster.name])
+            print(f"to fetch model and records: {run}")
+        return done.returncode
+
+    def answer(self) -> tuple[int, str, str]:
+        """The exit code, and what is printed there, of a command that only tells something."""
+        done = self.connection.run(self._script({}), capture=True)
+        if done.returncode == CUT:
+            return Exit.SUBMIT, "", f"error: {self.connection.no_connection(done.stderr)}"
+        return done.returncode, done.stdout, done.stderr
+
+    # --- what is sent -----------------------------------------------------------------------------
+
+    def _snapshot(self) -> tuple[Path, snapshot.Source | None]:
+        """The folder that this one belongs to, and what of it is sent."""
+        mode, limit = self._value("--snapshot") or "auto", self._value("--snapshot-limit-mb")
+        is_own = self.command == "submit" and ":" in (self._value("--task") or "")
+        if self.command in READS_FOLDER or is_own:
+            limit_mb = int(limit) if limit and limit.isdecimal() else snapshot.LIMIT_MB
+            runs = self.here / "runs"
+            found = snapshot.source(self.here, mode, runs_dir=runs, limit_mb=limit_mb)
+            return found.root.resolve(), None if found.mode == "none" else found
+        return snapshot.choose(self.here, "auto")[1].resolve(), None
+
+    def _value(self, flag: str) -> str | None:
+        """What the command line gives for a flag."""
+        for number, each in enumerate(self.argv[: self._end]):
+            if each == flag:
+                return self.argv[number + 1] if number + 1 < self._end else None
+            if each.startswith(f"{flag}="):
+                return each.partition("=")[2]
+        return None
+
+    def _send(self) -> None:
+        names = list(self.found.files) if self.found else []
+        if self.found:
+            self._say(f"sends {self.found.describe()}")
+        for number, (before, path) in self._inputs():
+            place = self._send_input(path, names)
+            self.argv[number] = before + place
+        if not names:
+            return
+        record = _state("sent", f"{self.cluster.name}-{_hash(self.project)}.json")
+        sent = (read_json(record, {"names": [str]}) or {"names": []})["names"]
+        gone = [n for n in sent if n not in set(names) and not os.path.lexists(self.root / n)]
+        self.connection.send(self.root, [*names, *gone], self.project)
+        write_json(record, {"names": names})
+        self._warn_of_left_out(names)
+
+    def _inputs(self) -> Iterator[tuple[int, tuple[str, Path]]]:
+        """The words of the command line that name files or folders here: their number, what comes
+        before the path, and the path. CLUSTER:PATH is a path there."""
+        flag = ""
+        for number, each in enumerate(self.argv[: self._end]):
+            own, equals, value = each.partition("=")
+            name, before, text = (
+                (own, own + equals, value) if each.startswith("--") and equals else (flag, "", each)
+            )
+            flag = each if each.startswith("--") and not equals else ""
+            is_argument = not name and number and self.command in _FILE_ARGUMENTS
+            if name not in _INPUTS and not is_argument:
+                continue
+            there = text.removeprefix(f"{self.cluster.name}:")
+            if there != text:
+                self.argv[number] = before + there
+                continue
+            path = Path(text).expanduser().absolute()
+            # A study's folder is there; its file is here.
+            is_here = path.is_file() if is_argument and self.command == "study" else path.exists()
+            if text and is_here:
+                yield number, (before, path)
+
+    def _send_input(self, path: Path, names: list[str]) -> str:
+        """Sends an input; returns its path there, from the folder where the command runs."""
+        if path.is_relative_to(self.root):
+            below = os.path.relpath(path, self.root)
+            if not any(n == below or n.startswith(f"{below}/") for n in names):
+                self._say(f"sends {path}")
+                names.append(below)
+            return os.path.relpath(path, self.here)
+        self._say(f"sends {path}")
+        folder = f"{self.cluster.folder}/inputs/{_hash(os.uname().nodename, str(path.parent))}"
+        self.connection.send(path.parent, [path.name], folder)
+        place = f"{folder}/{path.name}"
+        return place if place.startswith("/") else os.path.relpath(place, self.folder)
+
+    def _warn_of_left_out(self, names: Sequence[str]) -> None:
+        """Names what a program's command line names, and the snapshot lacks."""
+        for each in self.argv[self._end + 1 :]:
+            path = os.path.normpath(self.here / each.rpartition("=")[2])
+            below = os.path.relpath(path, self.root)
+            if each.startswith("/") or below.startswith("..") or not os.path.exists(path):
+                continue
+            if below != "." and not any(n == below or n.startswith(f"{below}/") for n in names):
+                self._say(f"{each} is not sent: it is not in the snapshot (ignored by git?)")
+
+    def _say(self, words: str) -> None:
+        print(f"{self.cluster.name}: {redact(words)}", file=sys.stderr, flush=True)
+
+    # --- what runs --------------------------------------------------------------------------------
+
+    def _redirect_output(self) -> None:
+        """Lets the command write there what --output names here; it is fetched."""
+        if (given := self._value("--output")) is None:
+            return
+        into = Path(given).expanduser().absolute()
+        place = f"{self.cluster.folder}/outputs/{_hash(os.uname().nodename, str(into))}"
+        there = os.path.relpath(f"{place}/{into.name}", self.folder)
+        at = next(n for n, w in enumerate(self.argv) if w.partition("=")[0] == "--output")
+        self.argv[at : at + 2 - ("=" in self.argv[at])] = ["--output", there]
+        self.fetched = place, into
+
+    def _script(self, facts: dict[str, Any]) -> str:
+        """What a shell there runs."""
+        top = self.cluster.folder
+        runs = f"{top}/runs" if top.startswith(("/", "~")) else f"~/{top}/runs"
+        made = [self.folder, f"{top}/runs", *([self.fetched[0]] if self.fetched else [])]
+        site = {"runs_dir": runs} | self.cluster.site
+        variables: dict[str, Any] = {ON: self.cluster.name, OPTIONS_OF_ON: site}
+        variables |= {REQUEST: facts} if facts else {}
+        if self.command in LISTS and sys.stdout.isatty():
+            variables["COLUMNS"] = str(shutil.get_terminal_size().columns)
+        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in variables.items()}
+        lines = [
+            f"mkdir -p {' '.join(word(each) for each in made)} && cd {word(self.folder)} || exit",
+            *(f"export {name}={shlex.quote(text)}" for name, text in texts.items()),
+            *self.cluster.setup,
+            f"exec {self.cluster.start} {shlex.join(self.argv)}",
+        ]
+        return "\n".join(lines)
+
+    @contextlib.contextmanager
+    def _request(self) -> Iterator[dict[str, Any]]:
+        """What a submission says of itself. Its id is kept until there is an answer: the same
+        command has the same id again, if the connection is cut or this machine fails."""
+        if self.command not in SUBMITS:
+            yield {}
+            return
+        asked = [w for n, w in enumerate(self.typed) if w != "--follow" or n > self._end]
+        key = _hash(self.cluster.name, str(self.here), *asked)
+        record = _state("requests", f"{key}.json")
+        kept = read_json(record, {"id": str})
+        facts = kept or {"id": os.urandom(16).hex(), "time": time.time()}
+        write_json(record, facts)
+        git = self.found if self.found and self.found.mode == "git" else None
+        yield {
+            "request": facts["id"],
+            "command": redact(shlex.join(["slurmft", "--on", self.cluster.name, *self.typed])),
+            "from": f"{os.uname().nodename}:{self.here}",
+        } | ({"git": {"commit": git.commit, "dirty": git.changed > 0}} if git else {})
+        record.unlink(missing_ok=True)
+
+
+def _state(*names: str) -> Path:
+    """A file of what is known here of what was done there."""
+    top = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    path = Path(top, "slurmft", *names).expanduser()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def _hash(*words: str) -> str:
+    return hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()[:10]

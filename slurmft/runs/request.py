@@ -1,0 +1,51 @@
+"""What a command knows that came from elsewhere, by `--on`; and that a request makes one run only,
+however often it comes."""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from slurmft.core.files import read_json
+from slurmft.runs import shapes
+from slurmft.runs.rundir import RunDir
+
+ON, REQUEST = "SLURMFT_ON", "SLURMFT_REQUEST"
+"""Variables of such a command: its cluster's name; what the submission says of itself, in JSON."""
+
+
+def facts() -> dict[str, Any]:
+    """What the submission says of itself: request (an id), command, from, git; else nothing."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(os.environ.get(REQUEST, "{}"))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def run_of(runs_dir: Path, request: str) -> RunDir | None:
+    """The run that a request has made, if it did so before."""
+    for path in runs_dir.glob(f"*-{mark(request)}"):
+        config = read_json((run := RunDir(path)).config, shapes.CONFIG)
+        if config and config["submission"].get("request") == request and run.is_own():
+            return run
+    return None
+
+
+def mark(request: str) -> str:
+    """The last part of the name of its run."""
+    return request[:6]
+
+
+@contextlib.contextmanager
+def alone(runs_dir: Path, request: str) -> Iterator[None]:
+    """Lets one process at a time submit what a request asks for: the first may still be at it."""
+    runs_dir.mkdir(parents=True, exist_ok=True)
+    path = runs_dir / f".request-{mark(request)}"
+    with open(path, "ab") as file:
+        with contextlib.suppress(OSError):  # no locks here
+            fcntl.lockf(file, fcntl.LOCK_EX)
+        yield
+    path.unlink(missing_ok=True)

@@ -1,0 +1,63 @@
+"""`--on`: a laptop, a real sshd, and the real Slurm behind it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from slurmft.runs.rundir import RunDir
+from tests.remote.conftest import Laptop, laptop, sshd, until
+from tests.support.cluster import Cluster
+
+pytestmark = pytest.mark.slurm
+__all__ = ["laptop", "sshd"]
+
+RUN = ("run", "--on", "lab", "--nodes", "2", "--", "train.py")
+
+
+def test_one_job_whatever_is_cut(idle_cluster: Cluster, laptop: Laptop, tmp_path: Path) -> None:
+    """The connection is cut before sbatch, and right after it; whoever submits is killed between
+    sbatch's answer and the record."""
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    real = idle_cluster.run(["which", "sbatch"]).stdout.strip()
+    sbatch.write_text(
+        f"#!/bin/bash\ntouch {tmp_path}/asked; [ -e {tmp_path}/slow ] && sleep 3\n"
+        f'{real} "$@"; touch {tmp_path}/accepted\n'
+        f"[ -e {tmp_path}/kill ] && kill -9 $PPID; [ -e {tmp_path}/slow ] && sleep 3; exit 0\n"
+    )
+    sbatch.chmod(0o755)
+    exports = [f"export {k}={shlex.quote(v)}" for k, v in idle_cluster.env.items()]
+    path = f"export PATH={shlex.quote(str(sbatch.parent))}:$PATH"
+    laptop.name(
+        "lab", setup=[*exports, path], site='cluster = "slurm"\ntime = "5"\njob_name = "cut"'
+    )
+
+    for number, moment in enumerate(("asked", "accepted", "kill"), start=1):
+        for name in ("asked", "accepted", "kill", "slow"):
+            (tmp_path / name).unlink(missing_ok=True)
+        (tmp_path / ("kill" if moment == "kill" else "slow")).touch()
+        first = laptop.start(*RUN)
+        until((tmp_path / ("accepted" if moment == "kill" else moment)).exists)
+        laptop.sshd.cut()
+        assert laptop.end(first).code != 0
+        again = laptop.slurmft(*RUN[:-2], "--follow", *RUN[-2:])
+        assert again.code == 0, again.err
+        assert "before the connection was cut" in again.out
+        assert len(laptop.runs()) == number
+        assert len(job_ids(idle_cluster)) == number, moment
+    assert {run.get_state()["state"] for run in laptop.runs()} == {"finished"}
+    assert {run.read_job()["id"] for run in laptop.runs()} <= job_ids(idle_cluster)
+    found = json.loads(laptop.slurmft("list", "--on", "lab", "--json").out)["runs"]
+    assert [run["state"] for run in found] == ["finished"] * 3
+    assert isinstance(laptop.runs()[0], RunDir)
+
+
+def job_ids(cluster: Cluster) -> set[str]:
+    """All jobs of this test's name that Slurm has ever had."""
+    text = cluster.run(["sacct", "-nPX", "--starttime=now-10minutes", "--format=JobID,JobName"])
+    rows = (line.split("|") for line in text.stdout.splitlines())
+    return {job for job, name in rows if name == "cut"}
