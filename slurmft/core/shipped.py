@@ -1,5 +1,5 @@
 """Files that come with slurmft, installed or in a checkout: studies, published tables, batch
-scripts, patches, and the versions that the tests ran with."""
+scripts, patches, a data set, and the versions that the tests ran with."""
 
 import os
 import shutil
@@ -9,10 +9,11 @@ from slurmft.core.errors import UsageError
 from slurmft.core.filesystem import absolute
 
 FOLDER = Path(__file__).parents[1] / "shipped"
-"""In a checkout, its entries are links to where the files live."""
+"""In a checkout, most of its entries are links to where the files live."""
 KINDS = {
     "studies": "for slurmft study run NAME",
     "published": "for slurmft report NAME and --published NAME",
+    "tickets": "a made-up data set, for slurmft submit --data",
     "sbatch": "batch scripts, for plain sbatch",
     "patches": "for historic releases of datasets and evaluate",
 }

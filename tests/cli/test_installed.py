@@ -132,8 +132,9 @@ def test_metadata(built: tuple[Path, Path]) -> None:
 def test_version_without_git(source: Path, tmp_path: Path) -> None:
     """A tarball, and a shallow clone where there is no program git, can be built, too."""
     clone = tmp_path / "clone"
-    git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{CHECKOUT}", str(clone))
-    shutil.copytree(source, clone, symlinks=True, dirs_exist_ok=True)
+    shutil.copytree(source, clone, symlinks=True)
+    git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{CHECKOUT}", "there")
+    (tmp_path / "there/.git").rename(clone / ".git")
     here = tmp_path / "here"
     here.mkdir()
     for folder, path in ((source, os.environ["PATH"]), (clone, str(here))):

@@ -82,6 +82,9 @@ RULES = (
         why="somebody else's; of pip, test_pip checks what it is told",
     ),
     Rule(begins="git tag |uv build$", how=READ, why="test_installed builds from a tag"),
+    Rule(
+        begins="mkdocs serve$", how=READ, why="serves until it is stopped; .ci/run builds the site"
+    ),
     Rule(begins=r"(\S+ -m )?pytest ", how=READ, why="that is these tests: .ci/run calls them so"),
     Rule(begins=r"bash \.ci/", how=READ, why="installs for minutes, then calls these tests"),
     Rule(
@@ -89,7 +92,7 @@ RULES = (
         how=READ,
         why="no such group here; test_shared_caches makes one",
     ),
-    Rule(begins="(mkdir|export|unset) ", how=LOGIN),
+    Rule(begins="(mkdir|export|unset|head) ", how=LOGIN),
     Rule(begins="source ", how=READ, why="of the environment that these tests run in"),
     Rule(begins="(sinfo|squeue|sacct|scontrol show)( |$)", how=CLUSTER),
     Rule(begins="python docs/draw_", how=READ, why="writes a file; test_drawing_is_true checks it"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from slurmft.core import shipped
 from slurmft.core.files import write_json
 from slurmft.studies import spec
 from slurmft.studies.runner import configurations, with_flags
@@ -63,7 +64,7 @@ _PROGRAMS = {
     "dry/apptainer": 'echo "a dry run calls $0 $*" >&2; exit 9',
     "dry/sbatch": 'echo "a dry run calls $0 $*" >&2; exit 9',
 }
-_SYSTEM = ("bash", "sh", "env", "cat", "mkdir", "git", "uname", "hostname")
+_SYSTEM = ("bash", "sh", "env", "cat", "head", "mkdir", "git", "uname", "hostname")
 """Programs that commands and slurmft call; Slurm's are not among them."""
 
 
@@ -80,6 +81,8 @@ class World:
         """For bash, as it stands there, with names from here for its examples."""
         names = {"RUN_A": "runs/fp32", "RUN_B": "runs/bf16", "RUN": self.run, "NAME": "batch"}
         names["PROGRAM"] = "train.py"
+        of_hub = "sentence-transformers/all-MiniLM-L6-v2"
+        names[of_hub] = "/gpfs/models/distilbert-base-uncased"
         return [
             "bash",
             "-c",
@@ -113,6 +116,7 @@ def make(folder: Path, model: Path, data: Path) -> World:
         write_decoder(folder / "gpfs/models" / name)
     write_documents(folder / "gpfs/data/papers", train=20, validation=5)
     write_chats(folder / "gpfs/data/chats", train=20, validation=5)
+    shipped.copy(folder / "examples")
     prompts = [{"prompt": "joy", "completion": " love"}] * 20
     write_splits(folder / "gpfs/data/prompts", {"train": prompts, "validation": prompts})
     for place in ("gpfs/proj42/hf", "gpfs/images"):
