@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ from pathlib import Path
 import pytest
 from packaging.metadata import Metadata
 
+from slurmft import __version__
+from slurmft.cluster import kubernetes
 from slurmft.core import shipped
 from slurmft.core.errors import UsageError
 from slurmft.studies import published, spec
@@ -68,14 +71,20 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The wheel and the sdist of a tag."""
+def tagged(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of these files, with a tag."""
     tagged = tmp_path_factory.mktemp("tagged") / "slurmft"
     shutil.copytree(source, tagged, symlinks=True)
     git(tagged, "init", "--quiet")
     git(tagged, "add", "--all")
     git(tagged, "commit", "--quiet", "--message", "All")
-    git(tagged, "tag", f"v{VERSION}")
+    git(tagged, "tag", "--annotate", f"v{VERSION}", "--message", "A release")
+    return tagged
+
+
+@pytest.fixture(scope="module")
+def built(tagged: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The wheel and the sdist of the tag."""
     wheel, sdist = build(tagged, tmp_path_factory.mktemp("built"), **OF_GIT)
     return wheel, sdist
 
@@ -127,6 +136,15 @@ def test_metadata(built: tuple[Path, Path]) -> None:
     assert found.description_content_type == "text/markdown"
     assert message_from_bytes(text).get_payload().startswith("# slurmft")  # type: ignore[union-attr]
     assert set(found.provides_extra or ()) == PROJECT["optional-dependencies"].keys()
+
+
+def test_version_of_an_archive(tagged: Path, tmp_path: Path) -> None:
+    """What hosts of repositories offer as the source of a tag, without git's folder."""
+    git(tagged, "archive", "--prefix", "there/", "--output", str(tmp_path / "a.tar"), "HEAD")
+    with tarfile.open(tmp_path / "a.tar") as archive:
+        archive.extractall(tmp_path, filter="data")
+    (wheel,) = build(tmp_path / "there", tmp_path / "built", "--wheel")
+    assert wheel.name == f"slurmft-{VERSION}-py3-none-any.whl"
 
 
 def test_version_without_git(source: Path, tmp_path: Path) -> None:
@@ -193,6 +211,20 @@ def test_image(python: Path, tmp_path: Path) -> None:
         sys.executable, "-m", "slurmft", "--version", cwd=tmp_path, PYTHONPATH=str(tmp_path / "opt")
     )
     assert done.out == f"slurmft {VERSION}\n"
+
+
+def test_image_of_a_checkout(source: Path, tmp_path: Path) -> None:
+    """What the Dockerfile copies of a checkout is enough to build it, without git."""
+    text = kubernetes.dockerfile()
+    copied = [n for names in re.findall(r"^COPY (.*) \S+$", text, re.M) for n in names.split()]
+    (tmp_path / "image").mkdir()
+    cp = ["cp", "--archive", "--parents", *copied, str(tmp_path / "image")]
+    subprocess.run(cp, cwd=source, check=True, timeout=30)
+    assert f"RUN SETUPTOOLS_SCM_PRETEND_VERSION_FOR_SLURMFT={__version__} " in text
+    made = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_SLURMFT": "4.5.6"}
+    (wheel,) = build(tmp_path / "image", tmp_path / "built", "--wheel", **made)
+    assert wheel.name == "slurmft-4.5.6-py3-none-any.whl"
+    assert {f"slurmft/{name}" for name in SHIPPED} <= set(zipfile.ZipFile(wheel).namelist())
 
 
 def test_examples(python: Path, tmp_path: Path) -> None:
