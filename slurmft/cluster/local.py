@@ -21,7 +21,7 @@ from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
 from slurmft.core.files import read_json, write_json, write_text
 from slurmft.node import rendezvous, signals
 from slurmft.node.hardware import Gpu, select, visible_gpus
-from slurmft.runs import attempts
+from slurmft.runs import attempts, notification
 from slurmft.runs.rundir import ATTEMPT, RunDir
 
 _KILL_AFTER_S = 20
@@ -88,6 +88,7 @@ class LocalNodes:
         else:
             return attempts.end(run, code)
         run.set_state(outcome.state, outcome.reason, outcome.code)
+        notification.start(run)
         return outcome
 
     def _start(

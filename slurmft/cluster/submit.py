@@ -28,7 +28,7 @@ from slurmft.core.own_program import OwnProgram
 from slurmft.core.site import site_file
 from slurmft.core.text import in_bytes
 from slurmft.node.rendezvous import Rendezvous
-from slurmft.runs import request, resolve, trackers
+from slurmft.runs import notification, request, resolve, trackers
 from slurmft.runs.rundir import RunDir
 
 
@@ -43,6 +43,7 @@ def check(job: JobConfig) -> str:
     container.check(job, cluster)
     stage_env.check(job, cluster)
     trackers.check(job)
+    notification.check(job)
     return cluster
 
 

@@ -14,6 +14,7 @@ from slurmft.cluster.slurm.commands import JobState
 from slurmft.core import permissions
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import exists_now
+from slurmft.runs import notification
 from slurmft.runs.log_times import split
 from slurmft.runs.rundir import RunDir
 
@@ -84,6 +85,7 @@ class JobWatch:
         mark = recorded["state"], recorded.get("time")
         if mark != self._recorded:
             self._recorded, self._news_at = mark, now
+            notification.start(self.run, later=True)
             return True
         with contextlib.suppress(OSError):
             size = self.run.records.stat().st_size
@@ -135,6 +137,7 @@ class JobWatch:
         if is_its_job and os.access(self.run.path, os.W_OK):
             name = "cancelled" if error.code == Exit.CANCELLED else "failed"
             self.run.set_state(name, error.message, error.code)  # the job could not, perhaps
+            notification.start(self.run, later=True)
         raise error
 
     def _ask(self) -> JobState:

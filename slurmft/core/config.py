@@ -184,6 +184,15 @@ class JobConfig:
     strict: bool = option(
         False, "do not start if code, data, model or packages have changed since the submission"
     )
+    notify: tuple[str, ...] = option(
+        (),
+        "tell of the end, a failure, a hang: file:PATH or env:NAME, which have URLs of apprise's; "
+        "or such a URL without a secret; repeatable",
+        metavar="WHERE",
+    )
+    notify_command: str | None = option(
+        None, "the same by a shell command, which reads the message on stdin", metavar="COMMAND"
+    )
     max_requeues: int = option(
         3, "give up after this many requeues without a new checkpoint in between"
     )
@@ -363,6 +372,10 @@ _PATHS = ("runs_dir", "hostfile", "container")
 def with_absolute_paths(job: JobConfig) -> JobConfig:
     given = {name: getattr(job, name) for name in _PATHS}
     paths: dict[str, Any] = {k: str(absolute(v)) for k, v in given.items() if v is not None}
+    files = (n.removeprefix("file:") if n.startswith("file:") else None for n in job.notify)
+    paths["notify"] = tuple(
+        f"file:{absolute(f)}" if f else n for f, n in zip(files, job.notify, strict=True)
+    )
     if image_kind(job.container or "") == "registry":
         del paths["container"]
     return dataclasses.replace(job, **paths)

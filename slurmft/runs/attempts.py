@@ -15,6 +15,7 @@ from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import is_number, read_json
 from slurmft.core.own_program import OwnProgram
 from slurmft.core.text import some
+from slurmft.runs import notification
 from slurmft.runs.records import RecordWriter
 from slurmft.runs.rundir import RunDir, current_attempt
 
@@ -125,6 +126,7 @@ def end(run: RunDir, code: int) -> Outcome:
     if outcome.state == "finished":
         note_result(run)
     run.set_state(outcome.state, outcome.reason, outcome.code)
+    notification.start(run)
     return outcome
 
 

@@ -64,6 +64,7 @@ class RunDir:
     checkpoints = _Below("checkpoints")
     attempt = _Below("attempt.json")
     claims = _Below("submissions")
+    notifications = _Below("notifications")
     packages = _Below("packages.json")
     started = _Below("started.json")
     rendezvous = _Below("meeting.json")

@@ -30,7 +30,7 @@ partition account qos time gpus_per_node cpus_per_task mem constraint exclusive 
 comment sbatch setup container container_runtime stage_env stage_dir log_with host_suffix
 interface rdzv_timeout_s preflight stop_lead_s
 file_locks
-after after_any requeue strict max_requeues max_restarts hang_timeout_s
+after after_any requeue strict notify notify_command max_requeues max_restarts hang_timeout_s
 checkpoint_every checkpoint_every_steps keep_checkpoints"""
 
 

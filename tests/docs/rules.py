@@ -109,6 +109,7 @@ RULES = (
         add="--dry-run",
         why="no GPUs, 64 nodes, second network, Apptainer or Pyxis here",
     ),
+    Rule(begins=f"{_SUBMIT} .*--notify file", how=READ, why="test_notification has such a file"),
     Rule(
         begins=f"{_SUBMIT} .*--cluster mpirun ",
         how=LOGIN,

@@ -22,7 +22,7 @@ from slurmft.core import permissions
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
 from slurmft.node import rendezvous, signals, staged_env
-from slurmft.runs import log_times
+from slurmft.runs import log_times, notification
 from slurmft.runs.attempts import Outcome, await_failure, begin, check_turn, decide, note_result
 from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import ATTEMPT, RunDir, current_attempt
@@ -138,11 +138,13 @@ def requeue(run: RunDir, reason: str, exclude: list[str], avoided: bool = False)
     without = f" (without {', '.join(exclude)})" if exclude else ""
     run.set_state("requeued", f"{reason}{without}", Exit.STOPPED, avoided=avoided)
     print(f"slurmft: requeue: {reason}{without}", file=sys.stderr, flush=True)
+    sending = notification.start(run)  # Slurm may end this script at once
     try:
         warning = commands.requeue(own_job_id(os.environ), exclude)
     except SlurmftError as error:
         run.set_state("failed", f"{reason}; Slurm refuses to requeue: {error.message}", error.code)
         raise
+    notification.finish(sending)
     if warning:
         print(f"slurmft: {', '.join(exclude)} could not be excluded: {warning}", file=sys.stderr)
     return Exit.STOPPED
@@ -180,6 +182,7 @@ def end_attempt(run: RunDir, code: int) -> int:
     run.set_state(outcome.state, outcome.reason, outcome.code)
     if run.get_state()["state"] != outcome.state:
         commands.note(own_job_id(os.environ), f"{outcome.state}: {outcome.reason}")
+    notification.finish(notification.start(run))
     return outcome.code
 
 
@@ -205,7 +208,11 @@ def main(argv: list[str]) -> int:
             raise
         return end_unread(RunDir(Path(argv[1])), int(argv[2]), error)
     if argv[0] == "begin":
-        return begin_attempt(run)
+        try:
+            return begin_attempt(run)
+        except SlurmftError:
+            notification.finish(notification.start(run))
+            raise
     if argv[0] == "avoid":
         return avoid_hosts(run)
     return end_attempt(run, int(argv[2]))
