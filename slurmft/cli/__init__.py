@@ -28,6 +28,7 @@ COMMANDS = {
     "cancel": "end the job of a run",
     "clean": "remove what is no longer needed",
     "fetch": "fill the caches, for nodes without internet",
+    "predict": "predict the rows of a file with a finished run's model",
     "pull": "fetch a run from a cluster that you use by --on",
     "push": "upload the model of a finished run to the hub",
     "study": "run a grid of settings: study run, status, cancel",

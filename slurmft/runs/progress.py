@@ -200,6 +200,7 @@ def _time(r: Record) -> str:
 
 
 _ROWS: dict[str, Callable[[Record], str]] = {
+    "predictions": lambda r: f"{r['output']:s}",
     "loss": lambda r: f"{r['loss']:.4f}",
     "processes": lambda r: f"{r['world_size']:d} on {r['nodes']:d} node(s)",
     "global batch": lambda r: f"{r['global_batch_size']:d} samples, {r['steps']:d} steps",

@@ -14,6 +14,7 @@ from slurmft.core.config import (
     check_value,
     flag,
     option,
+    options,
 )
 from slurmft.core.errors import UsageError, unknown
 from slurmft.core.hub import is_local
@@ -231,7 +232,8 @@ class TrainConfig:
     @classmethod
     def of(cls, program: Program) -> "TrainConfig":
         """The configuration of a run of this program."""
-        return build(cls, program.settings)
+        known = options(cls)  # that of a prediction has others, too
+        return build(cls, {k: v for k, v in program.settings.items() if k in known})
 
     def program(self) -> Program:
         """The built-in program with these options, as the toolkit knows it."""

@@ -45,9 +45,14 @@ def main(run_dir: str) -> None:
     """Trains as one rank, to the end or to an agreed stop."""
     with attach(run_dir) as job:
         prepare()  # here, what fails in it is recorded, too
-        from slurmft.train.trainer import Training
+        if job.config.program.kind == "predict":
+            from slurmft.train.inference import Prediction
 
-        Training(job, _imports_s).run()
+            Prediction(job, _imports_s).run()
+        else:
+            from slurmft.train.trainer import Training
+
+            Training(job, _imports_s).run()
     end(0)
 
 

@@ -17,12 +17,13 @@ import re
 import shlex
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from slurmft.core.errors import UsageError
+from slurmft.core.files import aside_of, to_json
 from slurmft.core.text import shown, some
 
 SQUAD_COLUMNS = ("id", "question", "context", "answers")
@@ -38,6 +39,9 @@ _LINE_BYTES = 2**26
 
 def read_chunks(path: Path, names: Sequence[str]) -> Iterator[tuple[float, list[list[Any]]]]:
     """Columns of a .jsonl, .csv, .tsv, .txt (.gz too) or .parquet file, some rows at a time.
+
+    Args:
+        names: of the columns; none: all of them, and their names come as the first row.
 
     Yields:
         The share of the file that is read by then, and the values of each column.
@@ -57,6 +61,50 @@ def read_chunks(path: Path, names: Sequence[str]) -> Iterator[tuple[float, list[
         raise UsageError(f"cannot read {str(path)!r}: {error}") from None
     if not share:
         raise UsageError(f"{str(path)!r} has no rows")
+
+
+def read_all(path: Path, most: int | None = None) -> dict[str, list[Any]]:
+    """All columns of a file; see `read_chunks`. Of a .jsonl those of its first row.
+
+    Args:
+        most: thousands of rows to read; None: all.
+    """
+    chunks = [columns for _, columns in itertools.islice(read_chunks(path, ()), most)]
+    whole = (list(itertools.chain(*parts)) for parts in zip(*chunks, strict=True))
+    return {values[0]: values[1:] for values in whole}
+
+
+def write_rows(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Writes columns as a .csv, .tsv, .jsonl or .parquet file, which is there whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    aside, kind = aside_of(path), path.suffix[1:]
+    try:
+        if kind == "parquet":
+            import pyarrow.parquet
+
+            pyarrow.parquet.write_table(pyarrow.table(dict(columns)), aside)
+        else:
+            with open(aside, "x", encoding="utf-8", newline="") as file:
+                rows = zip(*columns.values(), strict=True)
+                if kind == "jsonl":
+                    file.writelines(
+                        f"{to_json(dict(zip(columns, row, strict=True)))}\n" for row in rows
+                    )
+                else:
+                    writer = csv.writer(file, delimiter="\t" if kind == "tsv" else ",")
+                    writer.writerow(columns)
+                    writer.writerows([_cell(value) for value in row] for row in rows)
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _cell(value: Any) -> Any:
+    """A value in a .csv: of lists and objects their JSON."""
+    return to_json(value) if isinstance(value, list | dict) else value
 
 
 def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
@@ -127,6 +175,9 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
     reader = csv.reader(itertools.chain(first, lines), delimiter=separator, strict=True)
     try:
         header = next(filter(None, reader), [])
+        if not names:
+            names = header
+            yield header
         places = [_place(where, name, header) for name in names if header]
         for row in filter(None, reader):
             if len(row) != len(header):
@@ -160,6 +211,9 @@ def _json(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]
                 f"{str(path)!r}: line {number} is no JSON object: {shown(line)!r}{end}",
                 'each line is one row: {"text": "...", "label": "..."}',
             )
+        if not names:
+            names = list(row)
+            yield list(names)
         first = first or [_place(str(path), name, list(row)) for name in names]
         yield [row.get(name) for name in names]
 
@@ -169,6 +223,9 @@ def _parquet(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[A
 
     try:
         file = pyarrow.parquet.ParquetFile(raw)
+        if not names:
+            names = file.schema_arrow.names
+            yield list(names)
         for name in names:
             _place(str(path), name, file.schema_arrow.names)
         for batch in file.iter_batches(_CHUNK_ROWS, columns=list(names)):

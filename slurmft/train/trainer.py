@@ -77,7 +77,7 @@ _ROOM_RETRY_S, _ROOM_PATIENCE_S = 5.0, 3600.0
 """A finished training waits for room on the disk: how often it tries, and how long its nodes do."""
 
 
-class _Stopped(Exception):
+class Stopped(Exception):
     """The ranks agreed to stop."""
 
 
@@ -148,7 +148,7 @@ class Training:
                     self._train_epoch()
                 self._evaluate()
             self._finish()
-        except _Stopped:
+        except Stopped:
             self._save_last()
         except torch.OutOfMemoryError as error:
             raise self._explain(error) from error
@@ -338,10 +338,10 @@ class Training:
         """The point between two steps where all ranks can stop, or save.
 
         Raises:
-            _Stopped: on every rank, after the same step.
+            Stopped: on every rank, after the same step.
         """
         if self.job.should_stop():
-            raise _Stopped
+            raise Stopped
         if self.job.checkpoint_due():
             self._checkpoint()
 
@@ -784,7 +784,7 @@ class Training:
         """Saves the model and the result; the best checkpoint stays.
 
         Raises:
-            _Stopped: there is no room for them, and the job is to stop.
+            Stopped: there is no room for them, and the job is to stop.
             SlurmftError: there was none for an hour.
         """
         self.job.alive("save")
@@ -836,7 +836,7 @@ class Training:
             if self.job.should_stop():
                 if problem:
                     self.run_dir.add_failure(f"rank 0 on {platform.node()}", problem, retry=True)
-                raise _Stopped
+                raise Stopped
             time.sleep(_ROOM_RETRY_S)
 
     def _return_to_best(self) -> None:

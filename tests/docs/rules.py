@@ -61,8 +61,8 @@ LOGIN, CLUSTER, READ = How
 _SUBMIT = r"(slurmft submit|\S+ -m slurmft\.submit)"
 
 MERE_NAME = Rule(
-    begins="slurmft (cancel|compare|completion|data|fetch|follow|logs|plan|pull|push|render|report"
-    "|resume|run|submit|watch|doctor node|study( run| status| cancel)?)$",
+    begins="slurmft (cancel|compare|completion|data|fetch|follow|logs|plan|predict|pull|push"
+    "|render|report|resume|run|submit|watch|doctor node|study( run| status| cancel)?)$",
     how=READ,
     why="inline code that only names a command, of which more must be said",
 )
@@ -128,6 +128,7 @@ RULES = (
         leave_out=" --gpus-per-node=4",
         why="no GPUs here",
     ),
+    Rule(begins="slurmft predict ", how=READ, why="test_predict runs such, on a trained model"),
     Rule(begins="slurmft data DIR", how=READ, why="a word for any folder"),
     Rule(begins="slurmft data ", how=LOGIN),
     # Living with runs.

@@ -63,6 +63,8 @@ def group_by_study(runs: Sequence[MeasuredRun], title: str = "") -> list[RunSet]
     studies: dict[tuple[str, Path | None], list[MeasuredRun]] = {}
     others: dict[str, list[MeasuredRun]] = {}
     for run in runs:
+        if run.config["program"].get("kind") == "predict":
+            continue  # it has trained nothing
         name = (run.study or {}).get("name")
         if isinstance(name, str) and isinstance((run.study or {}).get("cell"), dict):
             studies.setdefault((name, _study_folder(run.path)), []).append(run)

@@ -64,7 +64,7 @@ class Task(Pretrained):
             np.array([*label_ids(own, names, f"{rows.where}: row {row}"), IGNORED])
             for row, own in enumerate(labels, start=1)
         ]
-        first = [_first_of_word(each.word_ids) for each in encoded.encodings]
+        first = [first_of_word(each.word_ids) for each in encoded.encodings]
         return TokenTable.build(
             encoded["input_ids"],
             token_labels=[own[at] for own, at in zip(ids, first, strict=True)],
@@ -95,7 +95,7 @@ class Task(Pretrained):
         return dict(zip(self.metric_names, (f1, precision, recall, accuracy), strict=True))
 
 
-def _first_of_word(words: Sequence[int | None]) -> list[int]:
+def first_of_word(words: Sequence[int | None]) -> list[int]:
     """Of each token the word that it begins; -1 for others."""
     before = [None, *words[:-1]]
     return [-1 if w is None or w == b else w for w, b in zip(words, before, strict=True)]

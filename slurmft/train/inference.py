@@ -1,0 +1,267 @@
+"""Batch inference as one rank runs it: the evaluation of the trainer, on rows without labels."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from slurmft.core.files import read_json
+from slurmft.train import evaluation
+from slurmft.train.checkpoint import Saver, Snapshot, copied
+from slurmft.train.data import IGNORED, Batch, TokenData, TokenTable
+from slurmft.train.predict import check_absent, texts_of
+from slurmft.train.recipes import TASKS
+from slurmft.train.rows import read_all, write_rows
+from slurmft.train.state import Predicted
+from slurmft.train.step_plan import Plan
+from slurmft.train.tasks.tokens import entities, first_of_word
+from slurmft.train.timers import PhaseClock
+from slurmft.train.trainer import Stopped, Training, checkpoint_suffix
+
+_RECORD_EVERY_S = 1.0
+
+
+class Prediction(Training):
+    """One rank's part of a prediction. Its samples are the rows of the file."""
+
+    def run(self) -> None:
+        """Predicts, and writes the rows with their predictions. An agreed stop ends it before that;
+        what is predicted is saved then."""
+        self.join()
+        if self.world.share_object(self.run_dir.result.exists()):
+            return
+        self.prepare_data()
+        checkpoint = self.find_checkpoint()
+        self.build(checkpoint)
+        if checkpoint:
+            self.restore(checkpoint)
+        try:
+            self._write_patiently(self._predict_all())
+        except Stopped:
+            self._save_last()
+        except torch.OutOfMemoryError as error:
+            raise self._explain(error) from error
+
+    def _fill_tokens(self, folder: Path) -> None:
+        """Those of the file. The training table is one that nobody reads."""
+        model, file = Path(str(self.config.model)), Path(str(self.config.data))
+        known = (read_json(model / "config.json") or {}).get("id2label") or {}
+        labels = [known[str(i)] for i in range(len(known))] if self.task.facts.labels != () else []
+        task: Any = self.task
+        tokenizer = task.tokenizer()
+        table = _table(self.task, tokenizer, texts_of(self.config, file))
+        first = TokenTable.build([table.tokens[: table.offsets[1]]], [0])
+        told, pad_id = tuple(task.warnings), tokenizer.pad_token_id
+        TokenData(first, table, labels, pad_id, texts=[], warnings=told).save(folder)
+        self.task.save_tokenizer(folder / "tokenizer")
+
+    def build(self, checkpoint: Snapshot | None) -> None:
+        """The model, which does not train; and what is to come out of it."""
+        self.plan = Plan(
+            config=self.config, world_size=self.world.size, precision=self.precision,
+            train_samples=1, validation_samples=len(self.data.validation),
+        )  # fmt: skip
+        self.clock, self.saver = PhaseClock(self.world.device), Saver(self.job)
+        self._load_model()
+        self.accelerator.prepare_model(self.bare_model, evaluation_mode=True)
+        self.position.phase = "evaluate"
+        self.kind = _kind(self.task, self.bare_model, self.data)
+        vars(self.task).update(
+            evaluate=self.kind.evaluate,
+            batch=self._unlabelled,
+            prediction_shape=self.kind.shape,
+            prediction_dtype=np.dtype(self.kind.dtype),
+        )
+        self.reporter: Any = self
+        self._told_s, self._told = 0.0, 0
+
+    def _trim_vocabulary(self, model: Any) -> None:
+        """All rows stay: they are no longer trained."""
+
+    def _unlabelled(self, batch: Batch, table: TokenTable) -> Batch:
+        return batch
+
+    def restore(self, checkpoint: Snapshot) -> None:
+        self.predicted = [Predicted.from_tensors(checkpoint.tensors["predicted"])]
+        count = len(self.predicted[0].samples)
+        self.job.say(f"{count:,} of {len(self.data.validation):,} rows were predicted before")
+
+    def _snapshot(self, is_best: bool = False) -> Snapshot | None:
+        """What is predicted by now, on the main rank."""
+        parts = self.world.gather_objects(Predicted.union(self.predicted))
+        if not self.world.is_main:
+            return None
+        whole = Predicted.union(parts)
+        state = {"step": 0, "shard": "none", "tokens_sha256": self.tokens_sha256}
+        suffix = checkpoint_suffix(len(whole.samples), evaluated=False)
+        return Snapshot(suffix, state, copied({"predicted": whole.tensors()}))
+
+    def evaluating(self, done: int, total: int) -> None:
+        """Records how far it is: a step is a row."""
+        rows, now = len(self.data.validation), time.monotonic()
+        if now - self._told_s >= _RECORD_EVERY_S or done == total:
+            before = rows - self._left
+            samples = min(done * self.world.size, self._left)
+            self.job.step(before + samples, rows, samples=samples - self._told)
+            self._told_s, self._told = now, samples
+
+    def _predict_all(self) -> np.ndarray | None:
+        """Of every row what is predicted: (rows, ...); on the main rank."""
+        before = Predicted.union(self.predicted)
+        left = np.setdiff1d(np.arange(len(self.data.validation)), before.samples)
+        self._left = len(left)
+        parts = np.array_split(left, self.world.size)
+        sizes = [len(part) for part in parts]
+        own = self._predictions(parts[self.world.rank], most=max(sizes))
+        gathered = evaluation.gather(self.world, own, sizes)
+        self.clock.lap("evaluate")
+        if gathered is None:
+            return None
+        return np.asarray(Predicted.union([before, Predicted(left, gathered)]).values)
+
+    def _write_patiently(self, values: np.ndarray | None) -> None:
+        """Writes the rows with their predictions, and the result; waits where a disk is full."""
+        settings = self.job.config.program.settings
+        source, output = Path(str(self.config.data)), Path(settings["output"])
+
+        def write() -> None:
+            assert values is not None  # on the main rank
+            if not settings["overwrite"]:
+                check_absent(output)
+            columns = read_all(source)
+            texts = columns[str(self.config.text_column)]
+            write_rows(output, columns | self.kind.columns(texts, values))
+
+        self._save_patiently("the predictions", 2 * source.stat().st_size, write)
+        rows, seconds = len(self.data.validation), self.clock.seconds["evaluate"]
+        facts = {
+            "task": self.config.task,
+            "output": str(output),
+            "precision": self.precision,
+            "backend": self.world.backend,
+            "phases_s": {"evaluate": seconds},
+            "steps": rows,
+            "evaluate_samples_per_s": self._left / seconds if seconds else None,
+        }
+        self._save_patiently("the result", 2**14, lambda: self._note(facts))
+        self.job.say(f"{rows:,} rows with predictions: {output}")
+        self.world.on_main(self.job.remove_checkpoints)
+
+    def _note(self, facts: dict[str, Any]) -> None:
+        self.job.result(facts)
+
+
+def _table(task: Any, tokenizer: Any, texts: list[list[Any]]) -> TokenTable:
+    """The rows of a file as tokens."""
+    limit, what = task.config.max_length, "texts"
+    if TASKS[task.config.task].module == "tokens":
+        longest = min(limit, tokenizer.model_max_length)
+        encoded = tokenizer(texts[0], is_split_into_words=True, truncation=True, max_length=longest)
+        first = [np.array(first_of_word(each.word_ids)) for each in encoded.encodings]
+        marks = [np.where(own < 0, IGNORED, 0) for own in first]
+        return TokenTable.build(encoded["input_ids"], token_labels=marks)
+    prefix = task.config.source_prefix
+    given = [[prefix + text for text in values] for values in texts] if prefix else texts
+    encoded = list(task.encode(tokenizer, given, limit, what))
+    apart = len(texts) > 1 and task.tells_texts_apart(tokenizer)
+    types = [types for _, types in encoded] if apart else None
+    return TokenTable.build([ids for ids, _ in encoded], [0] * len(encoded), types)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is predicted of a row, as numbers and as columns of a file."""
+
+    shape: tuple[int, ...]
+    dtype: type
+    evaluate: Callable[[Any, Batch, TokenData], Any]
+    """Of a batch: (batch, *shape)."""
+    columns: Callable[[Sequence[Any], np.ndarray], dict[str, list[Any]]]
+    """Of the texts of all rows, and what is predicted of them."""
+
+
+def _kind(task: Any, model: Any, data: TokenData) -> Kind:
+    module = TASKS[task.config.task].module
+    if module == "multi_label":
+        several = partial(_several, data.labels)
+        return Kind((len(data.labels),), np.float64, _probabilities, several)
+    if module == "tokens":
+        most = int(data.validation.label_counts.max())  # type: ignore[union-attr]
+        return Kind((most,), np.int64, partial(_words, most), partial(_entities, data.labels))
+    if module == "seq2seq":
+        most, words = task.config.max_target_length + 1, task._words
+        return Kind((most,), np.int64, partial(_generated, most, words), partial(_texts, words))
+    if not data.labels:
+        return Kind((), np.float64, _numbers, lambda _, v: {"prediction": v.tolist()})
+    return Kind((2,), np.float64, _best, partial(_classes, data.labels))
+
+
+def _best(model: Any, batch: Batch, data: TokenData) -> torch.Tensor:
+    best = model(**batch.inputs).logits.double().softmax(-1).max(-1)
+    return torch.stack([best.indices.double(), best.values], 1)
+
+
+def _classes(names: list[str], _: Any, values: np.ndarray) -> dict[str, list[Any]]:
+    return {
+        "prediction": [names[int(i)] for i in values[:, 0]],
+        "probability": values[:, 1].round(6).tolist(),
+    }
+
+
+def _numbers(model: Any, batch: Batch, data: TokenData) -> Any:
+    return model(**batch.inputs).logits.squeeze(-1).double()
+
+
+def _probabilities(model: Any, batch: Batch, data: TokenData) -> Any:
+    return model(**batch.inputs).logits.double().sigmoid()
+
+
+def _several(names: list[str], _: Any, values: np.ndarray) -> dict[str, list[Any]]:
+    chosen = [np.flatnonzero(row >= 0.5).tolist() for row in values]
+    return {
+        "prediction": [[names[i] for i in own] for own in chosen],
+        "probability": [
+            [round(float(row[i]), 6) for i in own] for row, own in zip(values, chosen, strict=True)
+        ],
+    }
+
+
+def _words(most: int, model: Any, batch: Batch, data: TokenData) -> torch.Tensor:
+    """The label of each word; -1 behind the last."""
+    logits = model(**batch.inputs).logits.flatten(0, -2)
+    is_first = batch.targets["labels"].flatten() != IGNORED
+    chosen = logits[is_first].argmax(-1).cpu()
+    counts = data.validation.label_counts[batch.indices].tolist()  # type: ignore[index]
+    found = torch.full((len(counts), most), -1)
+    for row, own in enumerate(chosen.split(counts)):
+        found[row, : len(own)] = own
+    return found
+
+
+def _entities(names: list[str], rows: Sequence[Any], values: np.ndarray) -> dict[str, list[Any]]:
+    found = []
+    for words, own in zip(rows, values, strict=True):
+        spans = entities([names[i] for i in own if i >= 0])
+        found.append(
+            [
+                {"entity": kind, "first": a, "last": b, "text": " ".join(words[a : b + 1])}
+                for kind, a, b in spans
+            ]
+        )
+    return {"prediction": found}
+
+
+def _generated(most: int, words: Any, model: Any, batch: Batch, data: TokenData) -> torch.Tensor:
+    """Tokens of each text, with padding behind them."""
+    inputs = {name: batch.inputs[name] for name in ("input_ids", "attention_mask")}
+    tokens = model.generate(**inputs)
+    return torch.nn.functional.pad(tokens, (0, most - tokens.shape[1]), value=words.pad_token_id)
+
+
+def _texts(words: Any, _: Any, values: np.ndarray) -> dict[str, list[Any]]:
+    return {"prediction": words.batch_decode(values, skip_special_tokens=True)}
