@@ -5,6 +5,7 @@ Both call the functions that the commands call, and import no torch.
 
 import math
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from slurmft.cluster import launcher, own_program
 from slurmft.cluster import status as cluster_status
 from slurmft.cluster import submit as cluster_submit
 from slurmft.cluster import wait as cluster_wait
+from slurmft.cluster.follow import Follower
 from slurmft.core import site
 from slurmft.core.config import JobConfig, RunConfig, options
 from slurmft.core.errors import unknown
@@ -20,6 +22,7 @@ from slurmft.core.own_program import FLAGS
 from slurmft.runs import log_text, resolve
 from slurmft.runs import records as runs_records
 from slurmft.runs.logfiles import Choice
+from slurmft.runs.progress import Progress
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
@@ -38,8 +41,8 @@ class Run:
         """An existing run.
 
         Args:
-            name: its path; a unique beginning of its folder's name; the id of its job; or "last",
-                the newest of one's own.
+            name: its path; its `name`, if no other run has that; a unique beginning of its
+                folder's name; the id of its job; or "last", the newest of one's own.
             runs_dir: the folder where to look for names; the site file's, or "runs".
 
         Raises:
@@ -129,8 +132,12 @@ class Run:
         ranks = (rank,) if isinstance(rank, int) else tuple(rank or ())
         return log_text.text_of(self._files, Choice(ranks, str(node), attempt), tail)
 
-    def wait(self, timeout_s: float | None = None) -> dict[str, Any]:
+    def wait(self, timeout_s: float | None = None, bar: bool | None = None) -> dict[str, Any]:
         """Waits until its job has ended, requeues and all; returns the result.
+
+        Args:
+            timeout_s: how long at most.
+            bar: whether stderr has a bar of the steps; where not given, on a terminal.
 
         Raises:
             SlurmftError: it failed or was cancelled: what happened, where, and what to do. Its
@@ -138,8 +145,17 @@ class Run:
                 another cluster or host, and has not ended.
             TimeoutError: it has not ended in so many seconds; the job keeps running.
         """
-        limit_s = math.inf if timeout_s is None else timeout_s
-        return cluster_wait.JobWatch(self._files).wait(limit_s)
+        live = sys.stderr.isatty() if bar is None else bar
+        return self._follow(timeout_s, Progress(sys.stderr, live, only_bar=True))
+
+    def follow(self, timeout_s: float | None = None) -> dict[str, Any]:
+        """The same, and prints its progress as `slurmft follow` does."""
+        return self._follow(timeout_s, Progress())
+
+    def _follow(self, timeout_s: float | None, progress: Progress) -> dict[str, Any]:
+        follower = Follower(self._files, progress=progress)
+        follower.follow(math.inf if timeout_s is None else timeout_s)
+        return follower.job.outcome()
 
     def cancel(self) -> bool:
         """Ends its job; False: it had ended already.

@@ -129,6 +129,6 @@ def submit_or_show(config: "RunConfig", arguments: Namespace, command: str, argv
     if not arguments.follow:
         print(next_commands(run.path))
         return Exit.OK
-    from slurmft.cli.follow import Follower
+    from slurmft.cli.follow import follow
 
-    return Follower(run).follow()
+    return follow(run)

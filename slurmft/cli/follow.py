@@ -12,69 +12,24 @@ import sys
 
 from slurmft.cli import next_commands
 from slurmft.cli.parser import Parser, add_run
+from slurmft.cluster.follow import Follower
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit, SlurmftError
-from slurmft.core.own_program import OwnProgram
 from slurmft.runs import trackers
-from slurmft.runs.logfiles import log_of_rank
-from slurmft.runs.progress import Progress, result_table
-from slurmft.runs.records import RecordReader
-from slurmft.runs.rundir import RunDir, read_log_head
+from slurmft.runs.progress import result_table
+from slurmft.runs.rundir import RunDir
 
 
-class Follower:
-    """Follows one run from the login node, by its run directory and its job's state."""
-
-    def __init__(self, run: RunDir, only_new: bool = False) -> None:
-        """Shows the last records of the run and those to come, or only these."""
-        self.run = run
-        self.job = JobWatch(run)
-        self.progress = Progress()
-        self._records = RecordReader(run.records)
-        recent = self._records.read_recent("start")
-        self._recent = [] if only_new else recent
-        is_own = OwnProgram.of(run.load_config().program) is not None
-        self._log = log_of_rank(run, 0) if is_own else None
-        self._said = ""
-
-    def follow(self) -> int:
-        """Shows progress until the job ends; returns the exit code of the job."""
-        try:
-            for record in self._recent:
-                self.progress.show(record)
-            while not self.job.has_ended():
-                self._say_waiting()
-                self.job.pause()
-                self._show_records()
-            self.job.await_result()
-            self._show_records()
-        except KeyboardInterrupt:
-            self.progress.close()
-            job_id = self.job.job_id
-            print(f"\nno longer following; job {job_id} continues. {next_commands(self.run.path)}")
-            return 130
-        finally:
-            self.progress.close()
-        return show_outcome(self.job)
-
-    def _show_records(self) -> None:
-        for record in self._records.read():
-            if self._log is None or record["event"] in ("preflight", "warning"):
-                self.progress.show(record)
-        if self._log is not None:  # what a program of the user's own prints: it may record nothing
-            for line in self._log.lines(whole=False):
-                if not read_log_head(line.text):
-                    self.progress.say(line.text)
-
-    def _say_waiting(self) -> None:
-        """Says once what the job does, and what it waits for."""
-        state = self.job.state
-        text = f"job {self.job.job_id} is {state.name.lower()}"
-        if state.reason:
-            text += f" ({state.reason})"
-        if (state.name != "UNKNOWN" or state.reason) and text != self._said:
-            self._said = text
-            self.progress.say(text)
+def follow(run: RunDir, only_new: bool = False) -> int:
+    """Shows progress until the job of a run ends; returns the exit code of the job."""
+    follower = Follower(run, only_new)
+    try:
+        follower.follow()
+    except KeyboardInterrupt:
+        job_id = follower.job.job_id
+        print(f"\nno longer following; job {job_id} continues. {next_commands(run.path)}")
+        return 130
+    return show_outcome(follower.job)
 
 
 def show_outcome(job: JobWatch) -> int:
@@ -100,4 +55,4 @@ def parser() -> Parser:
 def main(argv: list[str]) -> int:
     _, run = parser().parse_run(argv)
     run.settle_permissions()
-    return Follower(run).follow()
+    return follow(run)

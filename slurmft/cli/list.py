@@ -1,56 +1,112 @@
-"""The runs in a folder: their state, by their own records and by Slurm's, their progress, speed and
-metrics.
+"""The runs in a folder: their state, by their own records and by Slurm's, data, model, progress,
+speed and metrics, or why they failed. A narrow terminal gets fewer columns, --json gets all.
 
 examples:
   slurmft list                              newest last
   slurmft list --state running --state requeued
+  slurmft list --name bert --data tickets --sort accuracy
   slurmft list --runs-dir /gpfs/jane/runs --newest 10
   slurmft list --json | jq '.runs[] | select(.state == "failed") | .path'
 """
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from slurmft.cli.parser import Parser, add_runs_dir, count
 from slurmft.cluster import status
 from slurmft.cluster.status import list_runs, note
+from slurmft.core.config import STAMP
 from slurmft.core.errors import Exit, unknown
 from slurmft.core.files import to_json
-from slurmft.core.text import aligned, duration, shown
+from slurmft.core.text import ScreenColumn, brief, duration, on_screen
 from slurmft.runs import resolve
 from slurmft.runs.progress import metrics_words
 from slurmft.runs.resolve import problem_line
 
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
-    """A line for every run."""
+    """A line for every run; of the columns, those that the terminal has room for."""
     several = len({run["user"] for run in runs}) > 1
-    heads = ["run", *(["user"] if several else []), "job", "state", "steps", "samples/s", "left"]
-    rows = [[*heads, "metrics", ""]]
-    for run in runs:
-        user = [str(run["user"] or "-")] if several else []
-        rows.append([run["name"], *user, str(run["job"] or "-"), run["state"], *_cells(run)])
-    return "\n".join(aligned(rows))
-
-
-def _cells(run: dict[str, Any]) -> list[str]:
-    total, speed, left = run["steps_total"], run["samples_per_s"], run["left_s"]
-    return [
-        f"{run['steps_done']}/{total}" if total else "-",
-        "-" if speed is None else f"{speed:,.0f}",
-        duration(left) if left else "-",
-        metrics_words(run["metrics"]) or "-",
-        shown(note(run)),
+    names = Counter(_without_random(run["name"]) for run in runs)
+    columns = [
+        ScreenColumn("run", [_short_name(run["name"], names) for run in runs], 0, 26),
+        ScreenColumn("user", [str(run["user"] or "-") if several else "-" for run in runs], 4),
+        ScreenColumn("job", [str(run["job"] or "-") for run in runs], 5),
+        ScreenColumn("state", [run["state"] for run in runs]),
+        ScreenColumn("data", [_last_part(run["data"] or run["task"]) for run in runs], 1, 8),
+        ScreenColumn("model", [_last_part(run["model"]) for run in runs], 2, 8),
+        ScreenColumn("steps", [_steps(run) for run in runs], 3),
+        ScreenColumn("samples/s", [_speed(run["samples_per_s"]) for run in runs], 7),
+        ScreenColumn("left", [duration(s) if (s := run["left_s"]) else "-" for run in runs], 6),
+        ScreenColumn("result", [_result(run) for run in runs], 0, 15),
     ]
+    return "\n".join(on_screen(columns))
+
+
+def _without_random(name: str) -> str:
+    """What is told apart by time needs no random part."""
+    return name.rpartition("-")[0] if STAMP.search(name) else name
+
+
+def _short_name(name: str, names: Counter[str]) -> str:
+    short = _without_random(name)
+    return short if names[short] == 1 else name
+
+
+def _last_part(source: str | None) -> str:
+    """Of a path, or of a hub's id."""
+    return (source or "-").rstrip("/").rpartition("/")[2]
+
+
+def _steps(run: dict[str, Any]) -> str:
+    return f"{run['steps_done']}/{run['steps_total']}" if run["steps_total"] else "-"
+
+
+def _speed(samples_per_s: float | None) -> str:
+    return "-" if samples_per_s is None else f"{samples_per_s:,.0f}"
+
+
+def _result(run: dict[str, Any]) -> str:
+    """What it has reached; of one that failed, why."""
+    words = [brief(note(run)), metrics_words(run["metrics"])]
+    return "; ".join(filter(None, words if run["state"] in _FAILED else reversed(words))) or "-"
+
+
+_FAILED = ("failed", "vanished", "cancelled")
+_SORTED_BY = (
+    "submitted", "name", "state", "user", "task", "data", "model", "nodes", "steps_done",
+    "samples_per_s", "left_s", "loss",
+)  # fmt: skip
+
+
+def in_order(runs: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    """The runs by a value, or by a metric, the largest last; those without it come first.
+
+    Raises:
+        UsageError: no run has such a value.
+    """
+    metrics = dict.fromkeys(name for run in runs for name in run["metrics"] or {})
+    if key not in (*_SORTED_BY, *metrics):
+        raise unknown("--sort", key, [*_SORTED_BY, *metrics])
+    values = [run[key] if key in _SORTED_BY else (run["metrics"] or {}).get(key) for run in runs]
+    pairs = sorted(zip(values, runs, strict=True), key=lambda p: (p[0] is not None, p[0] or 0))
+    return [run for _, run in pairs]
 
 
 def parser() -> Parser:
     command = Parser("slurmft list", __doc__)
     add_runs_dir(command)
+    for name in ("name", "data", "model", "user"):
+        text = f"only runs with this in their {name}; * stands for anything"
+        command.add_argument(f"--{name}", metavar="TEXT", help=text)
     states = f"only runs in this state, repeatable: {', '.join(status.STATES)}"
     command.add_argument("--state", action="append", default=[], metavar="STATE", help=states)
     command.add_argument("--newest", type=count, metavar="N", help="at most the N newest of them")
+    sort = f"largest last: {', '.join(_SORTED_BY)}, or a metric (default: submitted)"
+    command.add_argument("--sort", metavar="KEY", help=sort)
+    command.add_argument("--reverse", action="store_true", help="the other way round")
     command.add_argument("--json", action="store_true", help="runs_dir, runs, problems, as JSON")
     return command
 
@@ -60,7 +116,12 @@ def main(argv: list[str]) -> int:
     for state in arguments.state:
         if state not in status.STATES:
             raise unknown("--state", state, list(status.STATES))
-    found = list_runs(resolve.folder(arguments.runs_dir), arguments.state, arguments.newest)
+    having = {k: v for k in ("name", "data", "model", "user") if (v := getattr(arguments, k))}
+    found = list_runs(resolve.folder(arguments.runs_dir), arguments.state, arguments.newest, having)
+    if arguments.sort:
+        found["runs"] = in_order(found["runs"], arguments.sort)
+    if arguments.reverse:
+        found["runs"].reverse()
     if arguments.json:
         print(to_json(found, indent=2))
         return Exit.OK

@@ -8,7 +8,8 @@ examples:
   slurmft report studies/scaling --output report           # and plots, and report/report.html
   slurmft report studies/scaling --published mn4_emotion   # `slurmft examples` has the names
   slurmft report mn4_benchmark --format markdown
-  slurmft report runs --format csv > runs.csv              # every measure of every cell
+  slurmft report runs --format csv > runs.csv              # every measure and metric of every cell
+  slurmft report runs --format latex > runs.tex            # for papers: booktabs, graphicx
 """
 
 import sys
@@ -16,9 +17,10 @@ from pathlib import Path
 
 from slurmft.cli.parser import Parser, above_zero
 from slurmft.core.errors import Exit, unknown
+from slurmft.core.text import screen_width
 from slurmft.studies.report import plots
 from slurmft.studies.report.build import collect_sections, tables_text, write_report
-from slurmft.studies.report.formats import FORMATS
+from slurmft.studies.report.formats import FORMATS, WIDTH
 
 
 def main(argv: list[str]) -> int:
@@ -37,7 +39,8 @@ def main(argv: list[str]) -> int:
         if not plots.is_available():
             print(f"without plots: {plots.HINT}", file=sys.stderr)
     if form is not None or arguments.output is None:
-        print(tables_text(sections, problems, form or "text"), end="")
+        width = min(WIDTH, screen_width())
+        print(tables_text(sections, problems, form or "text", width), end="")
     return Exit.OK
 
 
@@ -59,5 +62,5 @@ def parser() -> Parser:
         "model FLOPs utilisation then"
     )
     add("--peak-tflop-per-s", type=above_zero, metavar="X", help=peak)
-    add("--title", default="", metavar="TEXT", help="of the page, and of runs of no study")
+    add("--title", default="", metavar="TEXT", help="of the page, its tables and studies")
     return made

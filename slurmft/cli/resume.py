@@ -9,7 +9,7 @@ examples:
 from typing import Any
 
 from slurmft.cli import next_commands
-from slurmft.cli.follow import Follower
+from slurmft.cli.follow import follow
 from slurmft.cli.parser import Parser, add_follow, add_options, add_run, given
 from slurmft.cluster.submit import provenance, resume, show_resume
 from slurmft.core.config import JobConfig, options
@@ -44,6 +44,6 @@ def main(argv: list[str]) -> int:
     print(f"job {job_id} submitted; the run resumes from {place}", flush=True)
     print(f"run directory: {run.path}", flush=True)
     if arguments.follow:
-        return Follower(run, only_new=True).follow()
+        return follow(run, only_new=True)
     print(next_commands(run.path))
     return Exit.OK

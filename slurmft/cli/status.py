@@ -17,9 +17,10 @@ from slurmft.cluster.status import note, run_facts
 from slurmft.core import fingerprint
 from slurmft.core.errors import Exit
 from slurmft.core.files import fits, to_json
-from slurmft.core.text import ago, clock, duration, in_bytes, number, shown, some
+from slurmft.core.text import ago, brief, clock, duration, hanging, in_bytes, number, some
 from slurmft.runs import resolve
 from slurmft.runs.progress import metrics_words, result_table
+from slurmft.runs.rundir import failure_words
 
 _HISTORY_SHOWN = 12
 _WARNINGS_SHOWN = 5
@@ -30,7 +31,8 @@ _WARNINGS_SHOWN = 5
 
 def text(facts: dict[str, Any]) -> str:
     """A run in full, as lines."""
-    what = filter(None, (facts["task"], facts["model"], f"{facts['nodes']} node(s)"))
+    named = (facts["task"], facts["data"], facts["model"], f"{facts['nodes']} node(s)")
+    what = filter(None, named)
     rows = [
         ("state", state_words(facts)),
         ("what", ", ".join(what)),
@@ -45,10 +47,11 @@ def text(facts: dict[str, Any]) -> str:
         ("model", facts["model_path"] or ""),
         ("logs", facts["logs"]),
     ]
-    lines = [facts["path"], *(f"  {name:<12} {value}" for name, value in rows if value)]
+    lines = [facts["path"]]
+    lines += [hanging(f"  {name:<12} ", value, 15) for name, value in rows if value]
     lines += _history(facts["history"])
     lines += _section("warnings", facts["warnings"][-_WARNINGS_SHOWN:])
-    failures = [f"attempt {f['attempt']}, {f['where']}: {f['message']}" for f in facts["failures"]]
+    failures = [f"{failure_words(f)}, attempt {f['attempt']}" for f in facts["failures"]]
     lines += _section("failures", failures[-_WARNINGS_SHOWN:])
     if facts["state"] == "finished":
         lines.append(result_table(facts["result"]))
@@ -57,7 +60,7 @@ def text(facts: dict[str, Any]) -> str:
 
 def state_words(facts: dict[str, Any]) -> str:
     """ "requeued: BeginTime; starts about 2026-11-22 14:05:00; requeued 2 times" """
-    notes = note(facts)
+    notes = brief(note(facts))
     return f"{facts['state']}: {notes}" if notes else str(facts["state"])
 
 
@@ -102,7 +105,7 @@ def _where(facts: dict[str, Any]) -> str:
         return ""
     hosts = f", on {some(facts['hosts'])}" if facts["hosts"] else ""
     cluster = " ".join(filter(None, (facts["cluster"], facts["where"])))
-    return shown(f"job {facts['job']} ({cluster}){hosts}", 100)
+    return f"job {facts['job']} ({cluster}){hosts}"
 
 
 def _submitted(facts: dict[str, Any]) -> str:
@@ -110,7 +113,7 @@ def _submitted(facts: dict[str, Any]) -> str:
     with contextlib.suppress(KeyError, ValueError):
         when = clock(datetime.fromisoformat(submission["time"]).timestamp())
         who = f"{submission['user']} on {submission['host']}"
-        return f"{when} by {who}: {shown(submission['command'], 80)}"
+        return f"{when} by {who}: {submission['command']}"
     return ""
 
 
@@ -130,14 +133,14 @@ def _history(history: list[dict[str, Any]]) -> list[str]:
     lines = []
     for each in history[-_HISTORY_SHOWN:]:
         code = f" (exit code {each['exit_code']})" if each.get("exit_code") else ""
-        reason = f": {shown(each['reason'], 80)}" if each.get("reason") else ""
+        reason = f": {brief(each['reason'])}" if each.get("reason") else ""
         lines.append(f"{clock(each['time'])}  {each['state']}{reason}{code}")
     more = len(history) - len(lines)
     return _section("history" + (f" ({more} before)" if more else ""), lines)
 
 
 def _section(title: str, lines: list[str]) -> list[str]:
-    return [title, *(f"  {shown(line, 120)}" for line in lines)] if lines else []
+    return [title, *(hanging("  ", line) for line in lines)] if lines else []
 
 
 def next_of(state: str) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from slurmft.cli.follow import Follower, show_outcome
+from slurmft.cli.follow import follow, show_outcome
 from slurmft.cli.parser import Parser, add_run
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.files import Shape, fits
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     _, run = parser().parse_run(argv)
     console = Console(file=raw(sys.stdout))
     if not console.is_terminal or console.is_dumb_terminal:
-        return Follower(run).follow()
+        return follow(run)
     job, reader = JobWatch(run), RecordReader(run.records)
     view = RunView(run.path.name, footer="Ctrl-C quits; the job keeps running")
     records: Iterable[Record] = reader.read_recent(*_SHOWN, samples=_SAMPLES)

@@ -2,8 +2,9 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -222,13 +223,19 @@ def _job_words(state: JobState) -> str:
     return f"{state.name.lower()} {state.reason}".strip()
 
 
-def list_runs(top: Path, states: Sequence[str] = (), newest: int | None = None) -> dict[str, Any]:
+def list_runs(
+    top: Path,
+    states: Sequence[str] = (),
+    newest: int | None = None,
+    having: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """The runs in a folder, as `slurmft list --json` prints them.
 
     Args:
         top: the folder.
         states: states to show; all of them, if none is given.
         newest: how many to show at most.
+        having: texts, or patterns with `*`, that values of `summary` must have in them.
 
     Returns:
         runs_dir; runs: a list of what `summary` returns, oldest first; problems: a line for
@@ -238,38 +245,51 @@ def list_runs(top: Path, states: Sequence[str] = (), newest: int | None = None) 
         UsageError: there is no such folder.
     """
     runs, problems = read_all(resolve.look(top))
+    runs = [run for run in runs if _has(run, having or {})]
     found = [s for s in run_statuses(runs) if not states or s.state in states]
     shown = found[-newest:] if newest else found
     return {"runs_dir": str(top), "runs": [summary(s) for s in shown], "problems": problems}
+
+
+def _has(run: MeasuredRun, having: Mapping[str, str]) -> bool:
+    values = _described(run)
+    return all(
+        fnmatch(str(values[name] or "").lower(), f"*{text.lower()}*")
+        for name, text in having.items()
+    )
+
+
+def _described(run: MeasuredRun) -> dict[str, Any]:
+    """What a run is, by its configuration."""
+    submission = run.config["submission"]
+    fields = {name: run.value(name) for name in ("task", "model", "data", "nodes")}
+    return {"name": run.name, "path": str(run.path), "user": submission.get("user")} | fields
 
 
 def summary(status: RunStatus, latest: Latest | None = None) -> dict[str, Any]:
     """A run as `slurmft list --json` prints it.
 
     Returns:
-        name, path, user, task, model, nodes, submitted (ISO time), cluster (slurm, local, ...),
-        where (the Slurm cluster's name, or the host), job, state (one of STATES), reason,
+        name, path, user, task, model, data, nodes, submitted (ISO time), cluster (slurm, local,
+        ...), where (the Slurm cluster's name, or the host), job, state (one of STATES), reason,
         expected_start (local time), requeues, steps_done, steps_total, epoch, samples_per_s, left_s
         (seconds of training), loss, metrics (of the last evaluation). None is what is not known.
     """
     run = status.run
-    submission = run.config["submission"]
-    return {
-        "name": run.name,
-        "path": str(run.path),
-        "user": submission.get("user"),
-        "task": run.value("task"),
-        "model": run.value("model"),
-        "nodes": run.value("nodes"),
-        "submitted": submission.get("time"),
-        "cluster": status.cluster or None,
-        "where": status.where or None,
-        "job": status.job or None,
-        "state": status.state,
-        "reason": status.reason,
-        "expected_start": status.expected_start or None,
-        "requeues": status.requeues,
-    } | _progress(status, latest)
+    return (
+        _described(run)
+        | {
+            "submitted": run.config["submission"].get("time"),
+            "cluster": status.cluster or None,
+            "where": status.where or None,
+            "job": status.job or None,
+            "state": status.state,
+            "reason": status.reason,
+            "expected_start": status.expected_start or None,
+            "requeues": status.requeues,
+        }
+        | _progress(status, latest)
+    )
 
 
 def _progress(status: RunStatus, latest: Latest | None) -> dict[str, Any]:
@@ -281,7 +301,7 @@ def _progress(status: RunStatus, latest: Latest | None) -> dict[str, Any]:
         return {
             "steps_done": known["steps"],
             "steps_total": known["total_steps"] or known["steps"],
-            "epoch": known["epochs"] or pick(status.run.settings, {"epochs": int})["epochs"],
+            "epoch": known["epochs"],
             "samples_per_s": known["train_samples_per_s"],
             "left_s": 0.0,
             "loss": known["loss"],

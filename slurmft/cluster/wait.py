@@ -16,7 +16,7 @@ from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import exists_now
 from slurmft.runs import notification
 from slurmft.runs.log_times import split
-from slurmft.runs.rundir import RunDir
+from slurmft.runs.rundir import RunDir, failure_words
 
 _LOOK_EVERY_S = 0.3, 2.0
 """How often the run's files are looked at: after news, and at most as seldom."""
@@ -107,9 +107,13 @@ class JobWatch:
         """
         while not self.has_ended():
             if time.monotonic() - self._began >= timeout_s:
-                raise TimeoutError(f"the job {self.job_id} has not ended after {timeout_s:g} s")
+                raise TimeoutError(self.late(timeout_s))
             self.pause()
         return self.outcome()
+
+    def late(self, timeout_s: float) -> str:
+        """What is said of a job that takes longer than somebody waits."""
+        return f"the job {self.job_id} has not ended after {timeout_s:g} s"
 
     def await_result(self) -> None:
         """Waits for the result of a job that succeeded: the file may become visible here seconds
@@ -223,8 +227,7 @@ def _last_lines(run: RunDir, job_id: str) -> list[str]:
 
 
 def _failure_error(failure: dict[str, Any]) -> SlurmftError:
-    message = f"{failure['where']}: {failure['message']}"
-    error = SlurmftError(message, failure["hint"], failure["code"])
+    error = SlurmftError(failure_words(failure), failure["hint"], failure["code"])
     if failure["traceback"]:
         error.add_note(failure["traceback"].rstrip())
     return error

@@ -17,7 +17,7 @@ from slurmft.core.own_program import OwnProgram
 from slurmft.core.text import some
 from slurmft.runs import notification
 from slurmft.runs.records import RecordWriter
-from slurmft.runs.rundir import RunDir, current_attempt
+from slurmft.runs.rundir import RunDir, current_attempt, failure_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
     # Where ranks only lost their neighbours, a node may have gone without a word.
     own = failure is not None and not failure["retry"] and not failure["secondary"]
     if code != Exit.STOPPED and failure and own:
-        return Outcome("failed", f"{failure['where']}: {failure['message']}", failure["code"])
+        return Outcome("failed", failure_words(failure), failure["code"])
     by_itself = failure is None and code not in (Exit.STOPPED, *range(128, 256))
     if by_itself and run.newest_checkpoint() is None:  # its tasks never came so far as to say why
         return Outcome("failed", f"the tasks ended with code {code}", code)
@@ -198,7 +198,7 @@ def _failed_preflights(run: RunDir) -> set[int]:
 
 def _reason(run: RunDir, code: int, failure: dict[str, Any] | None) -> str:
     """Why an attempt ended. That ranks have lost others tells less than how a task was killed."""
-    words = f"{failure['where']}: {failure['message']}" if failure else ""
+    words = failure_words(failure) if failure else ""
     if failure and not failure["secondary"]:
         return words
     if code == Exit.STOPPED:

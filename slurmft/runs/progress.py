@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from slurmft.core.files import pick
 from slurmft.core.terminal import plain, raw
-from slurmft.core.text import duration, in_bytes, number
+from slurmft.core.text import duration, hanging, in_bytes, number
 from slurmft.runs import classes, shapes
 
 Record = dict[str, Any]
@@ -20,7 +20,10 @@ Record = dict[str, Any]
 class Progress:
     """Shows the records of a run as they come, on a terminal as a bar, elsewhere as lines."""
 
-    def __init__(self, stream: TextIO | None = None, live: bool | None = None) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, live: bool | None = None, only_bar: bool = False
+    ) -> None:
+        self.only_bar = only_bar
         self._stream = stream or sys.stdout
         self._live = self._stream.isatty() if live is None else live
         self._bar: Any = None
@@ -40,6 +43,8 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line above the bar."""
+        if self.only_bar:
+            return
         if self._bar is not None:
             self._bar.write(plain(text), file=raw(self._stream))
         else:
@@ -59,11 +64,13 @@ class Progress:
         self._bar = tqdm(total=total, desc=what, unit="step", file=raw(self._stream), leave=False)
 
     def _show_step(self, record: Record) -> None:
+        if self._bar is None and self._live and record.get("total_steps"):  # of a user's program
+            self._open_bar(record["total_steps"], "train")
         if self._bar is not None:
-            self._bar.set_description(f"epoch {record['epoch']:.2f}")
-            self._bar.set_postfix_str(
-                f"loss {number(record['loss'])}, {record['samples_per_s']:.0f} samples/s"
-            )
+            if "epoch" in record:
+                self._bar.set_description(f"epoch {record['epoch']:.2f}")
+            loss = f"loss {number(record['loss'])}, " if "loss" in record else ""
+            self._bar.set_postfix_str(f"{loss}{record['samples_per_s']:.0f} samples/s")
             self._bar.update(record["step"] - self._bar.n)
         elif not self._live:
             self.say(describe_step(record))
@@ -139,7 +146,9 @@ def metrics_words(metrics: dict[str, Any] | None) -> str:
 
 def describe_epoch(r: Record) -> str:
     after = f"after step {r['step']}" if "step" in r else "evaluation"
-    when = f"epoch {r['epoch']:g} done" if "epoch" in r else after
+    epoch = float(r.get("epoch", 0))
+    when = f"epoch {epoch:g} done" if epoch.is_integer() and epoch else after
+    when += f" (epoch {epoch:.2f})" if not epoch.is_integer() else ""
     loss = f"loss {number(r['loss'])}" if "loss" in r else ""
     return f"{when}: " + "  ".join(filter(None, [loss, metrics_words(r["metrics"])]))
 
@@ -177,10 +186,10 @@ def result_table(result: Record) -> str:
             rows.append((name, words(result)))
     rows = [row for row in rows if row[1]]
     width = max((len(name) for name, _ in rows), default=0)
-    lines = [f"  {name:<{width}}  {value}" for name, value in rows]
+    lines = [hanging(f"  {name:<{width}}  ", value, width + 4) for name, value in rows]
     if own := classes.lines(result):
         lines += ["", *(f"  {line}" for line in own)]
-    bar = "-" * max(map(len, lines), default=0)
+    bar = "-" * max((len(part) for line in lines for part in line.splitlines()), default=0)
     return "\n".join([bar, *lines, bar])
 
 

@@ -434,6 +434,11 @@ class RunDir:
         return sorted(host for host, count in counts.items() if count >= 2 or host in sure)
 
 
+def failure_words(failure: dict[str, Any]) -> str:
+    """The cause of a failure, and then where it was."""
+    return f"{failure['message']} ({failure['where']})"
+
+
 def _random_part() -> str:
     """Of a run's name; where two draw the same, the later draws again."""
     return os.urandom(3).hex()

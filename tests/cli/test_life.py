@@ -225,9 +225,9 @@ def test_a_run_of_pods_is_believed(queue: FakeQueue, tmp_path: Path) -> None:
     assert (found.state, found.is_sure, queue.calls) == ("running", False, [])
 
 
-@pytest.mark.parametrize(("result", "epoch"), [({"epochs": 0.5}, 0.5), ({}, 3)])
+@pytest.mark.parametrize(("result", "epoch"), [({"epochs": 0.5}, 0.5), ({}, None)])
 def test_finished_run_shows_the_epochs_that_it_ran(
-    tmp_path: Path, result: dict[str, Any], epoch: float
+    tmp_path: Path, result: dict[str, Any], epoch: float | None
 ) -> None:
     """With --max-steps, or early stopping, they are fewer than it was to have."""
     run = write_run(tmp_path / "r", epochs=3, max_steps=20, result=result)
@@ -387,8 +387,8 @@ def test_latest_of_a_resumed_run_and_of_none(tmp_path: Path, clock_s: float) -> 
 
 # --- list and status ------------------------------------------------------------------------------
 
-SUMMARY = """name path user task model nodes submitted cluster where job state reason expected_start
-requeues steps_done steps_total epoch samples_per_s left_s loss metrics"""
+SUMMARY = """name path user task model data nodes submitted cluster where job state reason
+expected_start requeues steps_done steps_total epoch samples_per_s left_s loss metrics"""
 FULL = """program job_options submission hosts history changed attempts last_record evaluating
 checkpoints warnings failures result model_path logs"""
 
@@ -401,9 +401,11 @@ def test_list(three: Path, queue: FakeQueue, capsys: pytest.CaptureFixture[str])
     assert list_command.main([]) == 0
     shown = capsys.readouterr()
     heads, *rows = shown.out.splitlines()
-    assert heads.split()[:4] == ["run", "job", "state", "steps"]
-    assert [row.split()[0] for row in rows] == [OLD, MIDDLE, NEW, "mrpc-20261121-000000-abcd"]
-    assert rows[-1].split()[1:] == ["21", "running", "20/20", "320", "-", "-"]
+    assert heads.split()[:5] == ["run", "job", "state", "data", "steps"]
+    names = [name.rpartition("-")[0] for name in (OLD, MIDDLE, NEW, "mrpc-20261121-000000-abcd")]
+    assert [row.split()[0] for row in rows] == names
+    assert rows[-1].split()[1:3] == ["21", "running"]
+    assert rows[-1].split()[-3:] == ["20/20", "320", "-"]
     assert "accuracy 0.9000" in rows[0]
     assert shown.err.count("\n") == 1
     assert "broken" in shown.err
@@ -443,7 +445,7 @@ def test_status(three: Path, queue: FakeQueue, capsys: pytest.CaptureFixture[str
         "step-00000010, ",
         "1 in all, 2.0 KiB",
         "the disk is full",
-        "attempt 1, rank 3 on n1: the loss is nan",
+        "the loss is nan (rank 3 on n1), attempt 1",
         f"slurmft cancel runs/{run.path.name}",
     ):
         assert text in shown
@@ -709,7 +711,7 @@ def test_failed_run_in_a_script(three: Path, queue: FakeQueue) -> None:
     write_json(run.attempt, {"number": 1, "job": "21", "hosts": ["n1"], "time": time.time() + 1})
     error = SlurmftError("the loss is nan", "lower --learning-rate")
     run.add_failure("rank 3 on n1", error, "Traceback: here", attempt=1)
-    with pytest.raises(SlurmftError, match="rank 3 on n1: the loss is nan") as caught:
+    with pytest.raises(SlurmftError, match=r"the loss is nan \(rank 3 on n1\)") as caught:
         slurmft.Run("bad").wait()
     assert (caught.value.hint, caught.value.__notes__) == (error.hint, ["Traceback: here"])
 

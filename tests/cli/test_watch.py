@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import os
-import pty
 import re
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyte
 import pytest
 from rich.console import Console
 from rich.screen import Screen
@@ -29,6 +22,7 @@ from slurmft.core.files import write_json
 from slurmft.runs.records import RecordWriter
 from slurmft.runs.rundir import RunDir
 from tests.conftest import slurmft
+from tests.support import terminal
 from tests.support.made_runs import write_run
 
 
@@ -145,51 +139,11 @@ def live(tmp_path: Path) -> Iterator[LiveRun]:
     made.job.wait()
 
 
-class Terminal:
+class Terminal(terminal.Terminal):
     """`slurmft watch` on a terminal of 80 x 24."""
 
-    def __init__(self, run: RunDir, **env: str) -> None:
-        self.screen = pyte.Screen(80, 24)
-        self._stream = pyte.ByteStream(self.screen)
-        self._pid, self._fd = pty.fork()
-        if self._pid == 0:
-            os.environ.update({"TERM": "xterm", "LC_ALL": "C.UTF-8"} | env)
-            command = [sys.executable, "-m", "slurmft", "watch", str(run.path)]
-            os.execv(sys.executable, command)
-        self.resize(80, 24)
-        self.raw = b""
-
-    def resize(self, columns: int, lines: int) -> None:
-        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        self.screen.resize(lines, columns)
-
-    def until(self, seen: Callable[[str], bool]) -> str:
-        """Reads on until the screen's text fulfils a condition."""
-        deadline = time.monotonic() + 60
-        while not seen(text := "\n".join(self.screen.display)):
-            assert self._read(), text
-            assert time.monotonic() < deadline, text
-        return text
-
-    def _read(self) -> bool:
-        ready, _, _ = select.select([self._fd], [], [], 1)
-        try:
-            data = os.read(self._fd, 1 << 16) if ready else None
-        except OSError:  # how Linux says that the other side is closed
-            data = b""
-        self.raw += data or b""
-        self._stream.feed(data or b"")
-        return data != b""
-
-    def press(self, keys: bytes) -> None:
-        os.write(self._fd, keys)
-
-    def end(self) -> int:
-        """The exit code."""
-        while self._read():
-            pass
-        os.close(self._fd)
-        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+    def __init__(self, run: RunDir, **env: Any) -> None:
+        super().__init__("watch", str(run.path), **env)
 
 
 def test_watched_to_its_end(live: LiveRun) -> None:

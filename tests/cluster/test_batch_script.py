@@ -220,7 +220,7 @@ def test_end_on_a_full_disk_has_its_exit_code(
     fill(run.path.parent)
     assert end(run, code) == code
     (note,) = slurm.changes()
-    words = "rank 0 on n1: the loss is nan" if code else ""
+    words = "the loss is nan (rank 0 on n1)" if code else ""
     assert note == f"scontrol update JobId=7 Comment=slurmft: {state}: {words}".rstrip()
 
 

@@ -348,7 +348,7 @@ def test_end_of_another_job_says_nothing_of_the_run(queue: Queue, run: RunDir) -
     ("recorded", "name", "message"),
     [
         ("failed", "FAILED", "the task of a node was killed by SIGKILL"),
-        ("running", "FAILED", "rank 0 on n1: Connection closed by peer"),
+        ("running", "FAILED", "Connection closed by peer (rank 0 on n1)"),
         ("running", "TIMEOUT", "the job 7 ended as TIMEOUT"),
     ],
 )

@@ -192,7 +192,9 @@ def test_limit_of_none_ends_the_first_attempt_without_a_checkpoint(
     run.add_failure("node n1", SlurmftError("it broke", code=9), retry=True, attempt=1)
     outcome = attempts.end(run, code)
     assert (outcome.state, outcome.code) == ("failed", 9)
-    assert outcome.reason == "node n1: it broke; no new checkpoint in this attempt (--max-requeues)"
+    assert (
+        outcome.reason == "it broke (node n1); no new checkpoint in this attempt (--max-requeues)"
+    )
 
 
 def test_attempts_without_progress(tmp_path: Path) -> None:
@@ -249,7 +251,7 @@ def test_failures_are_those_of_the_own_attempt(
     monkeypatch.setenv(ATTEMPT, "2")
     assert attempts.decide(run, 1).reason == "the tasks ended with code 1"
     run.add_failure("rank 1 on n1", SlurmftError("no such label"), attempt=2)
-    assert attempts.decide(run, 1).reason == "rank 1 on n1: no such label"
+    assert attempts.decide(run, 1).reason == "no such label (rank 1 on n1)"
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waits"))
     attempts.await_failure(run, 1)
 
@@ -548,8 +550,8 @@ def test_killed_process_is_the_reason_not_its_echo(tmp_path: Path) -> None:
     late.start()
     attempts.await_failure(run, 1)
     late.join()
-    assert attempts.end(run, 1).reason == f"node n2: {killed.message}"
-    assert run.history()[-1]["reason"] == f"node n2: {killed.message}"
+    assert attempts.end(run, 1).reason == f"{killed.message} (node n2)"
+    assert run.history()[-1]["reason"] == f"{killed.message} (node n2)"
 
 
 @pytest.mark.parametrize(
@@ -557,14 +559,14 @@ def test_killed_process_is_the_reason_not_its_echo(tmp_path: Path) -> None:
     [
         (137, None, "the task of a node was killed by SIGKILL (out of memory?)"),
         (137, "echo", "the task of a node was killed by SIGKILL (out of memory?)"),
-        (137, "cause", "node n1: it broke"),
+        (137, "cause", "it broke (node n1)"),
         (143, "echo", "the task of a node was killed by SIGTERM"),
-        (1, "echo", "node n1: it broke"),
-        (1, "cause", "node n1: it broke"),
+        (1, "echo", "it broke (node n1)"),
+        (1, "cause", "it broke (node n1)"),
         (128, None, "the tasks ended with code 128"),
         (Exit.STOPPED, None, "stopped; the newest checkpoint is step-00000005"),
         (Exit.STOPPED, "echo", "stopped; the newest checkpoint is step-00000005"),
-        (Exit.STOPPED, "cause", "node n1: it broke"),
+        (Exit.STOPPED, "cause", "it broke (node n1)"),
     ],
 )
 def test_reason(tmp_path: Path, code: int, recorded: str | None, reason: str) -> None:

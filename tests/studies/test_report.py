@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from slurmft.runs import scan
 from slurmft.studies.report.measures import Row, group_by_study, rows_of, state_of
+from slurmft.studies.report.plots import charts_of
 from tests.conftest import slurmft
 from tests.support import CHECKOUT
 from tests.support.made_runs import write_run
@@ -310,6 +312,106 @@ def test_text_fits_a_terminal(tmp_path: Path) -> None:
     assert max(map(len, report(tmp_path).splitlines())) <= 120
 
 
+def test_narrow_terminals_keep_what_matters(tmp_path: Path) -> None:
+    """Cells by the last parts of their paths, training time, and the metric."""
+    for nodes in (1, 2):
+        write_run(
+            tmp_path / str(nodes), nodes=nodes, data=f"/gpfs/projects/abc/folder/{nodes}/data"
+        )
+    for width in (60, 80):
+        text = report(tmp_path, env={"COLUMNS": str(width)})
+        assert max(map(len, text.splitlines())) <= width
+        table = text.partition("- a row is")[0]
+        for word in ("1/data", "2/data", "accuracy", "train", "devices"):
+            assert word in table
+        assert "/gpfs" not in table
+    rows = csv_of(report(tmp_path, "--format", "csv"))
+    assert rows[0]["data"] == "/gpfs/projects/abc/folder/1/data"
+
+
+# --- every metric, and curves ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_f1(tmp_path: Path) -> Path:
+    """Two runs with two metrics and three evaluations each."""
+    for nodes in (1, 2):
+        metrics = {"accuracy": 0.9, "macro_f1": {1: 0.81, 2: 0.82}[nodes]}
+        run = write_run(tmp_path / "runs" / str(nodes), nodes=nodes, result={"metrics": metrics})
+        with run.records.open("a") as records:
+            for epoch in (1, 2, 3):
+                found = {"accuracy": 0.3 * epoch, "macro_f1": 0.2 * epoch}
+                record = {"event": "epoch", "epoch": epoch, "metrics": found, "time": 1.0}
+                records.write(json.dumps(record) + "\n")
+    return tmp_path / "runs"
+
+
+def test_every_metric_is_everywhere(with_f1: Path) -> None:
+    texts = {form: report(with_f1, "--format", form) for form in ("text", "markdown", "latex")}
+    for form, text in texts.items():
+        assert "0.8100" in text, form
+        assert "0.8200" in text, form
+    rows = csv_of(report(with_f1, "--format", "csv"))
+    assert [(row["metric"], row["metric_macro_f1"]) for row in rows] == [
+        ("0.9", "0.81"), ("0.9", "0.82"),
+    ]  # fmt: skip
+    assert "metric_accuracy" not in rows[0]  # it is the primary one
+
+
+def test_curves_over_steps_and_epochs(with_f1: Path) -> None:
+    found, _ = scan.find([with_f1])
+    (runset,) = group_by_study(found)
+    charts = {chart.key: chart for chart in charts_of(rows_of(runset), runset, [])}
+    assert {"metric", "metric_macro_f1"} <= charts.keys()  # over devices
+    assert [y.median for _, y in charts["metric_macro_f1"].series["measured"]] == [0.81, 0.82]
+    curve = charts["metric-macro_f1"]
+    assert (curve.x_label, curve.y_label) == ("epoch", "macro_f1")
+    assert list(curve.series) == ["nodes 1", "nodes 2"]  # several runs in one plot
+    points = [(x, round(y.median, 9)) for x, y in curve.series["nodes 2"]]
+    assert points == [(1.0, 0.2), (2.0, 0.4), (3.0, 0.6)]
+    steps, epochs = (charts[key].series["nodes 1"] for key in ("loss", "loss-epochs"))
+    assert [y for _, y in steps] == [y for _, y in epochs]
+    assert [x for x, _ in steps] == pytest.approx([20 * x for x, _ in epochs])
+
+
+def test_repeats_of_a_single_cell_are_a_curve_each(tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        write_run(tmp_path / f"seed-{seed}", seed=seed)
+    found, _ = scan.find([tmp_path])
+    (runset,) = group_by_study(found)
+    (loss,) = (c for c in charts_of(rows_of(runset), runset, []) if c.key == "loss")
+    assert list(loss.series) == ["seed-1", "seed-2", "seed-3"]
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs a LaTeX: pdflatex")
+def test_latex_fits_a_page(with_f1: Path, tmp_path: Path) -> None:
+    """Many rows, long fields, and characters that mean something to LaTeX."""
+    for i in range(90):
+        write_run(
+            with_f1 / f"x{i}", data=f"/gpfs/a_b/50%/c{i}&d/{'long-' * 6}e#f", batch_size=i + 1
+        )
+    text = report(with_f1, "--format", "latex", "--title", "10 % of {all} & more")
+    packages = r"\usepackage{booktabs,graphicx}"
+    (tmp_path / "t.tex").write_text(
+        rf"\documentclass{{article}}{packages}\begin{{document}}{text}\end{{document}}"
+    )
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+    log = (tmp_path / "t.log").read_text(errors="replace")
+    assert "Overfull" not in log
+    assert "Float too large" not in log
+    assert int(re.search(r"\((\d+) pages", log)[1]) > 2  # type: ignore[index]
+
+
+def test_a_title_of_ones_own(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", 'title = "Of the file"', [{"nodes": 1}, {"nodes": 2}])
+    write_run(tmp_path / "alone")
+    text = report(tmp_path, "--title", "Mine")
+    assert text.startswith("Mine: Of the file\n")
+    assert "\nMine\n" in text
+
+
 # --- files ----------------------------------------------------------------------------------------
 
 
@@ -320,7 +422,7 @@ def test_all_files_are_written(tmp_path: Path) -> None:
     done = slurmft("report", str(tmp_path / "runs"), "--output", str(tmp_path / "out" / "here"))
     assert done.code == 0, done.err
     names = {path.name for path in (tmp_path / "out" / "here").iterdir()}
-    assert {"tables.txt", "tables.md", "runs.csv", "report.html"} <= names
+    assert {"tables.txt", "tables.md", "tables.tex", "runs.csv", "report.html"} <= names
     plots = {n.removesuffix(".svg") for n in names if n.endswith(".svg")}
     assert plots == {n.removesuffix(".png") for n in names if n.endswith(".png")}
     assert {"runs-speedup", "runs-loss", "runs-train-s"} <= plots

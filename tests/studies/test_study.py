@@ -500,7 +500,7 @@ def test_what_to_type_next(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) 
         assert study.main(["status", "s.toml"]) == 0
         return capsys.readouterr().out
 
-    look = f"slurmft report {Path.cwd()}/studies/s --output {Path.cwd()}/studies/s/report"
+    look = "slurmft report studies/s --output studies/s/report"
     run()
     assert look not in status()
     runs = list(runs_of().values())

@@ -17,7 +17,7 @@ from slurmft.runs import resolve, scan
 from slurmft.studies import published
 from slurmft.studies.published import PublishedTable
 from slurmft.studies.report import plots
-from slurmft.studies.report.formats import FORMATS, Table, as_csv, as_list
+from slurmft.studies.report.formats import FORMATS, WIDTH, Table, as_csv, as_list, as_text
 from slurmft.studies.report.matching import as_published, beside, keys_of, matches, measured_of
 from slurmft.studies.report.measures import RunSet, group_by_study, rows_of
 from slurmft.studies.report.plots import Chart, charts_of
@@ -139,7 +139,18 @@ def collect_sections(
             named_by_studies.append(given_here)
             sections.append(of_published(given_here))
     sections += [of_published(tables) for tables in given]
-    return _with_own_keys(sections), problems
+    return _with_own_keys([_titled(section, title) for section in sections]), problems
+
+
+def _titled(section: Section, title: str) -> Section:
+    """A section, and its tables, under the user's own title, where its own one does not have it."""
+    if not title or section.title.startswith(title):
+        return section
+    tables = [
+        replace(t, title=f"{title}: {t.title}") if section.title in t.title else t
+        for t in section.tables
+    ]
+    return replace(section, title=f"{title}: {section.title}", tables=tables)
 
 
 def _study_tables(runset: RunSet) -> list[PublishedTable]:
@@ -170,17 +181,19 @@ def _with_own_keys(sections: Sequence[Section]) -> list[Section]:
 # --- printing -------------------------------------------------------------------------------------
 
 
-def tables_text(sections: Sequence[Section], problems: Sequence[str], form: str) -> str:
-    """All tables in one format."""
+def tables_text(
+    sections: Sequence[Section], problems: Sequence[str], form: str, width: int = WIDTH
+) -> str:
+    """All tables in one format; `width`: of text, in characters."""
     if form == "csv":
         return _csv_text(sections)
-    write_table, _ = FORMATS[form]
+    write_table = functools.partial(as_text, width=width) if form == "text" else FORMATS[form][0]
     parts = []
     for section in sections:
         parts += [write_table(table) for table in section.tables]
-        parts.append(as_list("Where this comes from", section.origins, form))
-        parts.append(as_list("Problems", section.problems, form))
-    parts.append(as_list("Could not be read", problems, form))
+        parts.append(as_list("Where this comes from", section.origins, form, width))
+        parts.append(as_list("Problems", section.problems, form, width))
+    parts.append(as_list("Could not be read", problems, form, width))
     return "\n".join(part for part in parts if part)
 
 

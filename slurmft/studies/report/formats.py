@@ -1,9 +1,11 @@
-"""Tables: columns, values as they are and as they are shown; as text, Markdown and CSV."""
+"""Tables: columns, values as they are and as they are shown; as text, Markdown, LaTeX and CSV."""
 
 import csv
 import io
 import math
+import re
 import textwrap
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -87,7 +89,8 @@ def as_text(table: Table, width: int = WIDTH) -> str:
         width: columns of the terminal.
     """
     fitted = _fitted(table, width)
-    lines = [_line(fitted.title), "", _grid(fitted), "", *_bullets(fitted.notes, width)]
+    title = textwrap.fill(_line(fitted.title), width)
+    lines = [title, "", _grid(fitted), "", *_bullets(fitted.notes, width)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -95,7 +98,7 @@ def _fitted(table: Table, width: int = WIDTH) -> Table:
     """A table as wide as a terminal; a note names the columns that were left out for that."""
     left_out: list[str] = []
     while max(len(line) for line in _grid(table).splitlines()) > width:
-        last = max(table.columns, key=lambda column: column.rank)
+        last = max(reversed(table.columns), key=lambda column: column.rank)
         if last.rank == 0:
             break  # what names a row stays, even if the line is too long
         left_out.append(last.words)
@@ -119,6 +122,59 @@ def as_markdown(table: Table) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+_LATEX = """\
+% \\usepackage{{booktabs,graphicx}}
+\\begin{{table}}
+  \\centering\\small
+  \\caption{{{title}}}
+  \\resizebox{{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}}{{!}}{{%
+{tabular}}}
+\\end{{table}}
+{notes}"""
+_ROWS_OF_A_PAGE = 40
+
+
+def as_latex(table: Table) -> str:
+    """A table for papers: no wider than a line, and on as many pages as it needs."""
+    parts, rows = [], max(1, len(table.rows))
+    for first in range(0, rows, _ROWS_OF_A_PAGE):
+        last = first + _ROWS_OF_A_PAGE
+        page = [replace(c, values=c.values[first:last]) for c in table.columns]
+        notes = table.notes if last >= rows else ()
+        shown = _fitted(Table(table.title, page, notes))
+        tabular = _tabulate(shown, [c.words for c in shown.columns], "latex_booktabs", _ascii)
+        title = latex(table.title) + (f" ({first // _ROWS_OF_A_PAGE + 1})" if first else "")
+        listed = as_list("", shown.notes, "latex")
+        parts.append(_LATEX.format(title=title, tabular=tabular, notes=listed))
+    return "\n".join(parts)
+
+
+def latex(text: str) -> str:
+    """Text with LaTeX's special characters escaped."""
+    return "".join(tabulate.LATEX_ESCAPE_RULES.get(c, c) for c in _ascii(text))
+
+
+def _ascii(text: str) -> str:
+    """The characters that every LaTeX can set."""
+    for sign, words in {"\u00b1": "+-", "\u00d7": "x", "\u2013": "-"}.items():
+        text = text.replace(sign, words)
+    plain = unicodedata.normalize("NFKD", _line(text)).encode("ascii", "replace")
+    return plain.decode()
+
+
+def without_folders(texts: Sequence[str]) -> list[str]:
+    """Texts whose long paths have no more folders than tell them apart."""
+    for most in range(1, 4):
+        end = re.compile(rf"{_PATH}/([^/\s,'\"]+(?:/[^/\s,'\"]+){{{most - 1}}})(?=[\s,'\"]|$)")
+        found = [end.sub(r"\1", text) for text in texts]
+        if len(set(found)) == len(set(texts)):
+            return found
+    return list(texts)
+
+
+_PATH = r"(?<![\w./])(?:/[^/\s,'\"]+)+"
+
+
 def as_csv(table: Table) -> str:
     """All columns, values unrounded; without title and notes. An absent value is an empty field."""
     made = io.StringIO()
@@ -129,13 +185,17 @@ def as_csv(table: Table) -> str:
     return made.getvalue()
 
 
-def as_list(title: str, lines: Sequence[str], form: str) -> str:
+def as_list(title: str, lines: Sequence[str], form: str, width: int = WIDTH) -> str:
     """A list below the tables."""
     if not lines or form == "csv":
         return ""
+    if form == "latex":
+        head = f"{latex(title)}:\n" if title else ""
+        items = "".join(f"  \\item {latex(line)}\n" for line in lines)
+        return f"{head}\\begin{{itemize}}\\footnotesize\n{items}\\end{{itemize}}\n"
     if form == "markdown":
         return "\n".join((f"{title}:", "", *(f"- {markdown(line)}" for line in lines))) + "\n"
-    return "\n".join((f"{title}:", *_bullets(lines, WIDTH))) + "\n"
+    return "\n".join((f"{title}:", *_bullets(lines, width))) + "\n"
 
 
 def _bullets(lines: Sequence[str], width: int) -> list[str]:
@@ -146,6 +206,7 @@ def _bullets(lines: Sequence[str], width: int) -> list[str]:
 FORMATS: dict[str, tuple[Callable[[Table], str], str]] = {
     "text": (as_text, "txt"),
     "markdown": (as_markdown, "md"),
+    "latex": (as_latex, "tex"),
     "csv": (as_csv, "csv"),
 }
 """Format -> its function and the ending of its files."""

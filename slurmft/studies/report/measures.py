@@ -230,10 +230,10 @@ SPEED = (
     Measure("evaluate_samples_per_s_per_device", "evaluate samples/s per device",
             _rate("evaluate"), rank=5),
 )  # fmt: skip
-METRIC = Measure(
-    "metric", "metric", lambda r: r["metrics"][r["primary_metric"]], rank=2, decimals=4
-)
+METRIC = Measure("metric", "metric", lambda r: r["metrics"][r["primary_metric"]], decimals=4)
 """The task's primary metric; its column has the metric's name."""
+OTHERS_RANK = 3
+"""Of the columns of other metrics."""
 TIMES = (
     Measure("train_tokens_per_s_per_device", "train tokens/s per device",
             lambda r: r["train_tokens_per_s"] / r["world_size"]),
@@ -257,15 +257,23 @@ MEASURES = {m.key: m for m in (*SPEED, METRIC, *TIMES)}
 
 def measures_of(runset: RunSet) -> list[Measure]:
     """What its runs measure: of a program of the user's own, the time and its metrics."""
-    if not runset.is_own:
-        return list(MEASURES.values())
-    results = (result_of(run)["metrics"] for run in runset.runs if run.is_finished)
-    names = dict.fromkeys(n for found in results if isinstance(found, dict) for n in found)
-    return [SPEED[0], *(_metric(name) for name in names)]
+    most = [SPEED[0]] if runset.is_own else list(MEASURES.values())
+    return most + other_metrics(runset)
+
+
+def other_metrics(runset: RunSet) -> list[Measure]:
+    """The metrics of its runs; of trainings, those besides the primary one."""
+    results = [result_of(run) for run in runset.runs if run.is_finished]
+    found = [r["metrics"] for r in results if isinstance(r["metrics"], dict)]
+    names = dict.fromkeys(name for metrics in found for name in metrics)
+    primary = {str(r.get("primary_metric")) for r in results}
+    if not runset.is_own and len(primary) == 1:  # its column has the name
+        names.pop(primary.pop(), None)
+    return [_metric(name) for name in names]
 
 
 def _metric(name: str) -> Measure:
-    return Measure(f"metric_{name}", name, lambda r: r["metrics"][name], rank=2, ranged=True)
+    return Measure(f"metric_{name}", name, lambda r: r["metrics"][name], OTHERS_RANK, ranged=True)
 
 
 @dataclass(slots=True)

@@ -14,9 +14,16 @@ from slurmft.runs.records import Curve
 from slurmft.runs.scan import MeasuredRun
 from slurmft.studies.published import PublishedTable, with_unit
 from slurmft.studies.report import measures
-from slurmft.studies.report.formats import Column, Table, Value, column, decimals_of
+from slurmft.studies.report.formats import (
+    Column,
+    Table,
+    Value,
+    column,
+    decimals_of,
+    without_folders,
+)
 from slurmft.studies.report.matching import keys_of
-from slurmft.studies.report.measures import DEVICE_FIELDS, MEASURES, Row, RunSet, Spread, label
+from slurmft.studies.report.measures import DEVICE_FIELDS, Row, RunSet, Spread, label
 
 HINT = "plots need matplotlib: pip install matplotlib"
 
@@ -80,10 +87,8 @@ def charts_of(
     rows: Sequence[Row], runset: RunSet, published: Iterable[PublishedTable]
 ) -> list[Chart]:
     """All plots of a set of runs that have data."""
-    made = [*_over_field(rows, runset), _losses(rows, runset.fields)]
-    if not runset.is_own:
-        made = [*_over_devices(rows, runset, published), made[-1]]
-    return [chart for chart in made if chart.series]
+    own = _over_field(rows, runset) if runset.is_own else _over_devices(rows, runset, published)
+    return [c for c in (*own, *_curves(rows, runset.fields)) if c.series]
 
 
 def _over_field(rows: Sequence[Row], runset: RunSet) -> list[Chart]:
@@ -110,13 +115,16 @@ def _over_devices(
     """The measures over devices, and the speedup beside the published ones."""
     groups = _groups(rows, runset.fields)
     x_label, charts = "devices (ranks)", []
-    for key, title in (*_OVER_DEVICES.items(), ("speedup", "Speedup")):
+    labels = {m.key: m.label for m in measures.measures_of(runset)}
+    labels["metric"] = measures.metric_name(rows)
+    metrics = ["metric", *(m.key for m in measures.other_metrics(runset))]
+    titles = _OVER_DEVICES | {key: f"{labels[key]} of the last evaluation" for key in metrics}
+    for key, title in (*titles.items(), ("speedup", "Speedup")):
         series = {name: _points(key, members) for name, members in groups.items()}
         series = {name: points for name, points in series.items() if points}
         if len({x for points in series.values() for x, _ in points}) < 2:
             continue
-        y_label = MEASURES[key].label if key in MEASURES else key
-        chart = Chart(key, title, x_label, y_label, _some(series))
+        chart = Chart(key, title, x_label, labels.get(key, key), _some(series))
         if len(series) > len(chart.series):
             chart.notes.append(
                 f"{_MOST_SERIES} of {len(series)} series, evenly chosen; the tables have all."
@@ -188,31 +196,50 @@ def _spread_out(values: Sequence[Any], most: int) -> list[Any]:
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
-def _losses(rows: Sequence[Row], fields: Sequence[str]) -> Chart:
-    """The losses of one run of each cell that is shown; only their records are read."""
+def _curves(rows: Sequence[Row], fields: Sequence[str]) -> list[Chart]:
+    """The loss over steps and over epochs, and the metrics of the evaluations, of one run of each
+    cell that is shown; of a single cell, of its runs. Only their records are read."""
     begun = [row for row in rows if row.runs]
-    shown = _spread_out(begun, _MOST_SERIES)
-    chart = Chart(
-        "loss", "Training loss", "optimizer step", "loss", {}, are_curves=True, legend="cell"
-    )
-    for row in shown:
-        run = (row.finished or row.runs)[0]
-        points = _loss_points(run)
-        if len(points) > 1:
-            chart.series[label(row, fields) if fields else run.name] = points
-    if len(shown) < len(begun):
-        chart.notes.append(f"one run each of {len(shown)} of {len(begun)} cells, evenly chosen.")
-    return chart
+    shown = {label(row, fields): (row.finished or row.runs)[0] for row in begun}
+    if len(begun) == 1:
+        shown = {run.name: run for run in begun[0].runs}
+    charts: dict[str, Chart] = {}
+    names = _spread_out(list(shown), _MOST_SERIES)
+    for name in names:
+        for (key, title, x_label, y_label), points in _curves_of(shown[name]).items():
+            if len(points) > 1:
+                new = Chart(key, title, x_label, y_label, {}, are_curves=True, legend="cell")
+                charts.setdefault(key, new).series[name] = points
+    for chart in charts.values() if len(names) < len(shown) else ():
+        chart.notes.append(f"one run each of {len(names)} of {len(shown)} cells, evenly chosen.")
+    return list(charts.values())
 
 
-def _loss_points(run: MeasuredRun) -> Points:
-    """Step and loss; of a step that was repeated after a restart, the last."""
-    curve = Curve(_MOST_POINTS)
-    for record in run.records("step"):
-        step, loss = record.get("step"), record.get("loss")
-        if isinstance(step, int) and isinstance(loss, (int, float)):
-            curve.add(step, float(loss))
-    return [(x, spread) for x, y in curve.points() if (spread := _exactly(y))]
+def _curves_of(run: MeasuredRun) -> dict[tuple[str, str, str, str], Points]:
+    """Key, title and labels of a curve -> its points; of a step that was repeated after a restart,
+    the last."""
+    losses, step_of_epoch = Curve(_MOST_POINTS), 0.0
+    found: dict[tuple[str, str, str, str], dict[float, float]] = {}
+    for record in run.records():
+        event, step = record.get("event"), record.get("step")
+        epoch = measures.number_of(record.get("epoch"))
+        if event == "step" and isinstance(step, int) and is_number(record.get("loss")):
+            losses.add(step, float(record["loss"]))
+            step_of_epoch = step / epoch if epoch else step_of_epoch
+        for name, value in record["metrics"].items() if event == "epoch" else ():
+            key = (f"metric-{name}", f"{name} of the evaluations", "epoch", name)
+            if is_number(value) and epoch:
+                found.setdefault(key, {})[epoch] = float(value)
+    points = losses.points()
+    over_steps = ("loss", "Training loss", "optimizer step", "loss")
+    over_epochs = ("loss-epochs", "Training loss over epochs", "epoch", "loss")
+    found = {over_steps: dict(points)} | found
+    if step_of_epoch:
+        found |= {over_epochs: {step / step_of_epoch: loss for step, loss in points}}
+    return {
+        what: [(x, spread) for x, y in sorted(values.items()) if (spread := _exactly(y))]
+        for what, values in found.items()
+    }
 
 
 # --- drawing --------------------------------------------------------------------------------------
@@ -232,12 +259,12 @@ def draw(chart: Chart) -> tuple[str, bytes]:
     from matplotlib.figure import Figure
 
     with style.context(Path(__file__).with_suffix(".mplstyle")):
-        labels = [_shortened(name) for name in chart.series]
+        labels = _shortened(list(chart.series))
         columns = max(1, 90 // (max(map(len, labels)) + 8))
         figure = Figure(figsize=(_WIDTH_IN, 2.7 + 0.17 * (len(labels) // columns)))
         axes = figure.add_subplot()
         axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
-        _lines(axes, chart)
+        _lines(axes, chart, labels)
         if len(labels) > 1 or labels[0] != "measured":
             legend = {"title": chart.legend or None, "alignment": "left"}
             figure.legend(loc="outside lower left", ncols=columns, **legend)
@@ -247,24 +274,24 @@ def draw(chart: Chart) -> tuple[str, bytes]:
     return svg.getvalue(), png.getvalue()
 
 
-def _shortened(name: str) -> str:
-    """A label for the legend: long ones lose their middle, as paths differ at their ends."""
-    text = name if len(name) <= 60 else f"{name[:28]}...{name[-29:]}"
+def _shortened(names: Sequence[str]) -> list[str]:
+    """Labels for the legend: long ones lose the folders of paths, then their middle."""
+    cut = [n if len(n) <= 60 else f"{n[:28]}...{n[-29:]}" for n in without_folders(names)]
     # matplotlib leaves out labels that begin with an underscore
-    return f" {text}" if text.startswith("_") else text
+    return [f" {text}" if text.startswith("_") else text for text in cut]
 
 
-def _lines(axes: Any, chart: Chart) -> None:
+def _lines(axes: Any, chart: Chart, labels: Sequence[str]) -> None:
     """Lines over devices or another field, with the range of the repeats; or curves."""
     from matplotlib.ticker import LogLocator
 
-    for name, points in chart.series.items():
+    for (name, points), words in zip(chart.series.items(), labels, strict=True):
         x, y = [x for x, _ in points], [s.median for _, s in points]
         ranges = [[s.median - s.low for _, s in points], [s.high - s.median for _, s in points]]
         style: dict[str, Any] = {"markevery": 0.2} if chart.are_curves else {}
         style |= {"color": "#555555", "mfc": "white"} if name.startswith("published: ") else {}
         some = ranges if any(map(any, ranges)) else None
-        axes.errorbar(x, y, some, label=_shortened(name), elinewidth=0.8, **style)
+        axes.errorbar(x, y, some, label=words, elinewidth=0.8, **style)
     if chart.are_curves:
         return
     places = sorted({x for points in chart.series.values() for x, _ in points})

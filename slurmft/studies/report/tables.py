@@ -5,7 +5,15 @@ from dataclasses import replace
 
 from slurmft.runs import classes
 from slurmft.studies.report import measures
-from slurmft.studies.report.formats import Column, Table, Value, column, decimals_of
+from slurmft.studies.report.formats import (
+    NOTHING,
+    Column,
+    Table,
+    Value,
+    column,
+    decimals_of,
+    without_folders,
+)
 from slurmft.studies.report.measures import METRIC, SCALED, Measure, Row, RunSet, Spread, label
 
 
@@ -18,7 +26,8 @@ def speed_table(rows: Sequence[Row], runset: RunSet) -> Table:
     *before, last = (m for m in measures.SPEED if m.key != "train_samples_per_s")
     columns += [_medians(measure, rows) for measure in before]
     metric = replace(_medians(METRIC, rows), label=measures.metric_name(rows))
-    columns += [*_scaled(rows), metric, _medians(last, rows)]
+    others = [_medians(measure, rows) for measure in measures.other_metrics(runset)]
+    columns += [*_scaled(rows), metric, *others, _medians(last, rows)]
     return Table(runset.title, columns, _notes(rows, runset))
 
 
@@ -83,7 +92,9 @@ def _leading(rows: Sequence[Row], fields: Sequence[str]) -> list[Column]:
     for name in measures.in_order(fields):
         values = [row.cell.get(name) for row in rows]
         numeric = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
-        made.append(column(name, values, numeric=numeric))
+        texts = without_folders([NOTHING if v is None else str(v) for v in values])
+        shown = [Value(v, text) for v, text in zip(values, texts, strict=True)]
+        made.append(Column(name, shown, numeric=numeric))
     made.append(column("devices", (row.devices for row in rows)))
     made.append(column("n", (len(row.finished) for row in rows)))
     return made + _state_column(rows)
@@ -94,10 +105,10 @@ def _medians(measure: Measure, rows: Sequence[Row], plain: bool = False) -> Colu
     found = [row.measures.get(measure.key) for row in rows]
     decimals = measure.decimals
     if decimals is None:
-        figures = 4 if measure.rank == METRIC.rank else 3  # of a metric, of whatever size
+        figures = 4 if measure.rank == measures.OTHERS_RANK else 3  # of a metric, of whatever size
         decimals = decimals_of((s.median for s in found if s), figures, 10 if figures == 4 else 4)
     values = [_median(s, decimals, measure.ranged and not plain) for s in found]
-    return Column(measure.key, values, measure.label, rank=measure.rank)
+    return Column(measure.key, values, measure.label, rank=1 + measure.rank)
 
 
 def _median(spread: Spread | None, decimals: int, ranged: bool) -> Value:
@@ -110,7 +121,8 @@ def _scaled(rows: Sequence[Row]) -> list[Column]:
     """Speedup and efficiency; no columns where all rows are their own baseline."""
     if not any(row.baseline not in (None, row) for row in rows):
         return []
-    return [Column(key, [Value.of(row.scaled.get(key), 2) for row in rows]) for key in SCALED]
+    found = {key: [Value.of(row.scaled.get(key), 2) for row in rows] for key in SCALED}
+    return [Column(key, values, rank=2) for key, values in found.items()]
 
 
 def _state_column(rows: Sequence[Row]) -> list[Column]:

@@ -1,0 +1,109 @@
+"""What commands show on terminals of 80 and of 60 columns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slurmft.cli import list as list_command
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.core.files import write_json
+from slurmft.runs.rundir import RunDir
+from tests.support.made_runs import write_run
+from tests.support.terminal import Terminal
+
+HEADS = {
+    60: ["run", "state", "steps", "result"],
+    80: ["run", "state", "data", "model", "steps", "result"],
+    140: ["run", "job", "state", "data", "model", "steps", "samples/s", "result"],
+}
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A run of each kind; the paths in them are long."""
+    found, long = tmp_path / "runs", "/gpfs/projects/a-very-long-name"
+    write_run(found / "synthetic-20261120-093012-a1b2c3", task="synthetic")
+    named = write_run(
+        found / "bert-small-20261121-174409-9c1d80", task="text-classification", state="failed",
+        data=f"{long}/tickets", model=f"{long}/distilbert", text_column="a", label_column="b",
+    )  # fmt: skip
+    cause = SlurmftError(f"the disk of {long}/tickets/cache is full", f"free {long}")
+    named.add_failure("rank 3 on n4", cause, attempt=1)
+    named.state.unlink()
+    named.set_state("failed", f"{cause.message} (rank 3 on n4)", 1)
+    write_json(named.job, {"cluster": "slurm", "id": "8123"})
+    write_run(found / "emotion-20261121-180233-77ab78", task="emotion", state="running")
+    return found
+
+
+@pytest.mark.parametrize("columns", HEADS)
+def test_list(runs: Path, columns: int) -> None:
+    screen = Terminal("list", "--runs-dir", str(runs), columns=columns, PATH="")
+    head, *lines = screen.shown()
+    assert (screen.code, head.split()) == (0, HEADS[columns])
+    assert len(lines) == 3  # none is wider than the screen
+    assert [line.split()[0] for line in lines] == [
+        "synthetic-20261120-093012", "bert-small-20261121-174409", "emotion-20261121-180233",
+    ]  # fmt: skip
+    result = lines[1][head.index("result") :]
+    assert result.startswith("the disk of")
+    if columns == 140:
+        assert result == "the disk of .../cache is full"
+        assert "8123  failed    tickets    distilbert" in lines[1]
+    assert lines[0].endswith("accuracy 0.9000")
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_status(runs: Path, columns: int) -> None:
+    name = "bert-small"
+    screen = Terminal("status", name, "--runs-dir", str(runs), columns=columns, lines=80, PATH="")
+    lines = screen.shown()
+    text = " ".join(" ".join(lines).split())
+    assert screen.code == 0
+    assert "state failed: the disk of .../cache is full" in text
+    assert text.count("(rank 3 on n4), attempt 1") == 1
+    # A path is not broken: on a narrow screen it alone may go on in the next line.
+    whole = [line for line in lines if len(line) >= columns and "/" not in line]
+    assert whole == []
+
+
+def test_list_sorts_and_filters(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    better = runs / "synthetic-20261122-000000-000000"
+    write_run(better, result={"metrics": {"accuracy": 0.7}}, data="hub/other")
+
+    def names(*arguments: str) -> list[str]:
+        assert list_command.main(["--runs-dir", str(runs), "--json", *arguments]) == 0
+        found = json.loads(capsys.readouterr().out)["runs"]
+        return [run["name"].split("-")[0] + run["name"][-2:] for run in found]
+
+    assert names() == ["syntheticc3", "bert80", "emotion78", "synthetic00"]
+    assert names("--sort", "accuracy")[-2:] == ["synthetic00", "syntheticc3"]
+    assert names("--sort", "accuracy", "--reverse")[0] == "syntheticc3"
+    assert names("--sort", "name") == ["bert80", "emotion78", "syntheticc3", "synthetic00"]
+    assert (
+        names("--name", "BERT")
+        == names("--data", "tick")
+        == names("--model", "long*distil")
+        == ["bert80"]
+    )
+    assert names("--data", "other", "--name", "synth") == ["synthetic00"]
+    assert names("--name", "synth", "--newest", "1") == ["synthetic00"]
+    assert names("--state", "failed") == ["bert80"]
+    assert names("--user", "nobody") == []
+    with pytest.raises(UsageError, match="unknown --sort 'acuracy'") as error:
+        names("--sort", "acuracy")
+    assert error.value.hint == "did you mean accuracy?"
+
+
+def test_epochs_of_a_run_that_ends_early(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By what it did, not by what it was asked for."""
+    run = write_run(runs / "short-20261123-000000-000000", max_steps=5, result={"epochs": 0.2344})
+    assert list_command.main(["--runs-dir", str(runs), "--name", "short", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["epoch"] == 0.2344
+    assert RunDir(run.path).load_config().program.settings["epochs"] > 1
