@@ -1,7 +1,7 @@
 """Within a Slurm job: makes its run directory, or finds it again after a requeue, and prints the
 path of the script that runs it.
 
-examples (the files in sbatch/ do this):
+examples (the files in sbatch/ do this; `slurmft examples .` copies them):
   sbatch --nodes=4 --time=30 sbatch/multi_node.sbatch --task emotion --data /gpfs/emotion
   job=$(python3 -m slurmft prepare --task emotion) && exec bash "$job"
 """
