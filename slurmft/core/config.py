@@ -24,7 +24,10 @@ from slurmft.core.program import Program
 BACKENDS = ("auto", "gloo", "nccl", "ccl")
 PROFILES = ("auto", "gpu", "xeon", "cpu")
 CLUSTERS = ("auto", "slurm", "local", "mpirun")
-TRACKERS = ("tensorboard", "wandb", "mlflow")
+TRACKERS = (
+    "tensorboard", "wandb", "mlflow", "trackio", "aim", "comet_ml", "clearml", "dvclive", "swanlab",
+)  # fmt: skip
+"""As Accelerate calls them, and Python their packages."""
 RUNTIMES = ("auto", "apptainer", "pyxis", "charliecloud", "podman")
 DIALECTS = ("auto", "intel", "openmpi")
 

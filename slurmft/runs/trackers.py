@@ -1,4 +1,4 @@
-"""Trackers: TensorBoard, Weights & Biases, MLflow, by Accelerate's own classes for them.
+"""Trackers: those that Accelerate knows, by its own classes for them.
 
 They get copies of what `records.jsonl` has. A tracker works in a thread of its own: one that
 raises, or hangs, costs a warning, never the run or a step of it.
@@ -15,7 +15,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from slurmft.core.config import JobConfig
@@ -52,6 +52,16 @@ def next_commands(run: RunDir) -> list[str]:
     if offline:
         # Later attempts continue the run of the first.
         lines.append(shlex.join(["wandb", "sync", "--append", *map(str, offline)]))
+    if comet := sorted(folder.glob("comet_ml/*.zip")):
+        lines.append(shlex.join(["comet", "upload", *map(str, comet)]))
+    if swanlab := sorted(folder.glob("swanlab/run-*")):
+        lines.append(shlex.join(["swanlab", "sync", *map(str, swanlab)]))
+    if "trackio" in names:
+        project = run.load_config().job.project
+        place = f"TRACKIO_DIR={shlex.quote(str(folder / 'trackio'))}"
+        lines.append(f"{place} trackio show --project {shlex.quote(project)}")
+    if "aim" in names:
+        lines.append(shlex.join(["aim", "up", "--repo", str(folder)]))
     if (folder / "mlruns").is_dir():
         uri = shlex.quote((folder / "mlruns").as_uri())
         lines.append(f"MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri {uri}")
@@ -181,28 +191,88 @@ def _settings(
         old: the tracker's id of the run, if it resumes.
         after_step: the steps that are done: what a crash did after them is done again.
     """
-    if name == "tensorboard":
-        purge = {"purge_step": after_step + 1} if old else {}
-        return run.path.name, {"logging_dir": str(run.tracking / "tensorboard"), **purge}
-    if name == "wandb":
-        return os.environ.get("WANDB_PROJECT", job.project), {
-            "name": run.path.name,
-            "dir": str(run.tracking),
-            # Compute nodes have no internet; `wandb sync` brings it there later.
-            "mode": os.environ.get("WANDB_MODE", "offline"),
-            "id": old or re.sub(r"[^A-Za-z0-9_-]", "-", run.path.name),
-            "resume": "allow",
-            # A git remote may hold a token; our logs have the output.
-            "settings": {"disable_git": True, "save_code": False, "console": "off"},
-        }
-    if not os.environ.get("MLFLOW_TRACKING_URI"):
-        # Its other store is SQLite, which shared file systems do not lock well.
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        importlib.import_module("mlflow").set_tracking_uri((run.tracking / "mlruns").as_uri())
-    return job.project, {"run_id": old, "run_name": run.path.name}
+    title, folder = run.path.name, str(run.tracking / name)
+    for variable, value in _OFFLINE.get(name, {}).items():
+        os.environ.setdefault(variable, value.format(folder=folder))
+    alone: dict[str, Any]
+    more: dict[str, Any]
+    match name:
+        case "tensorboard":
+            purge = {"purge_step": after_step + 1} if old else {}
+            return title, {"logging_dir": folder} | purge
+        case "wandb":
+            return os.environ.get("WANDB_PROJECT", job.project), {
+                "name": title,
+                "dir": str(run.tracking),
+                "id": old or re.sub(r"[^A-Za-z0-9_-]", "-", title),
+                "resume": "allow",
+                "settings": {"disable_git": True, "save_code": False, "console": "off"},
+            }
+        case "mlflow":
+            if not os.environ.get("MLFLOW_TRACKING_URI"):
+                # Its other store is SQLite, which shared file systems do not lock well.
+                os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+                store = (run.tracking / "mlruns").as_uri()
+                importlib.import_module(name).set_tracking_uri(store)
+            return job.project, {"run_id": old, "run_name": title}
+        case "trackio":
+            return job.project, {"name": title, "resume": "allow", "embed": False}
+        case "aim":
+            alone = {"system_tracking_interval": None, "capture_terminal_logs": False}
+            more = {"logging_dir": str(run.tracking), "experiment": job.project, "run_hash": old}
+            return title, more | alone
+        case "comet_ml":
+            config = importlib.import_module(name).ExperimentConfig(
+                name=title,
+                **dict.fromkeys(_COMETS_OWN, False),
+            )
+            return job.project, {
+                "experiment_key": old, "mode": "get_or_create", "experiment_config": config,
+            }  # fmt: skip
+        case "clearml":
+            alone = dict.fromkeys(_CLEARMLS_OWN, False)
+            return job.project, alone | {"task_name": title, "continue_last_task": old or False}
+        case "dvclive":
+            alone = {"save_dvc_exp": False, "dvcyaml": None}
+            return title, {"dir": folder, "resume": old is not None} | alone
+        case _:  # swanlab; offline it knows no runs of before
+            mode = os.environ["SWANLAB_MODE"]
+            again = {"id": old, "resume": "allow"} if mode == "online" else {}
+            return job.project, {"name": title, "log_dir": folder, "mode": mode} | again
+
+
+_COMETS_OWN = (
+    "log_code", "log_git_metadata", "log_git_patch", "log_env_details", "parse_args",
+    "auto_output_logging",
+)  # fmt: skip
+_CLEARMLS_OWN = (
+    "auto_connect_streams", "auto_connect_arg_parser", "auto_connect_frameworks",
+    "auto_resource_monitoring", "reuse_last_task_id",
+)  # fmt: skip
+"""What they would gather by themselves."""
+_OFFLINE = {
+    "wandb": {"WANDB_MODE": "offline"},
+    "trackio": {"TRACKIO_DIR": "{folder}"},
+    "comet_ml": {"COMET_START_ONLINE": "0", "COMET_OFFLINE_DIRECTORY": "{folder}"},
+    "clearml": {
+        "CLEARML_OFFLINE_MODE": "1",
+        "CLEARML_CACHE_DIR": "{folder}",
+        "CLEARML_VCS_REPO_URL": "none",
+    },
+    "swanlab": {"SWANLAB_MODE": "offline", "SWANLAB_PROBE_GIT": "false"},
+}
+"""Compute nodes have no internet: variables that keep a tracker's data in the run directory, unless
+the user has set them. Of the code, no tracker gets more than the run's settings, where that can be
+switched off: a git remote may hold a token."""
 
 
 def _id_of(name: str, tracker: Any) -> str:
-    if name == "wandb":
-        return str(tracker.run.id)
-    return str(tracker.active_run.info.run_id) if name == "mlflow" else "here"
+    ids: dict[str, Callable[[], Any]] = {
+        "wandb": lambda: tracker.run.id,
+        "mlflow": lambda: tracker.active_run.info.run_id,
+        "aim": lambda: tracker.writer.hash,
+        "comet_ml": lambda: tracker.writer.get_key(),
+        "clearml": lambda: tracker.task.id,
+        "swanlab": lambda: tracker.run.id,
+    }
+    return str(ids[name]()) if name in ids else "here"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import subprocess
 import sys
 import threading
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.config import TRACKERS, JobConfig, RunConfig
 from slurmft.core.errors import UsageError
 from slurmft.runs import trackers
 from slurmft.runs.rundir import RunDir
@@ -144,6 +147,43 @@ def test_run_whose_tracker_fails(tmp_path: Path) -> None:
     assert read(done.run, "train/loss") == [(2, round(losses[1], 3)), (4, round(losses[3], 3))]
     assert read(done.run, "eval/accuracy")[0][1] == round(done.result["metrics"]["accuracy"], 3)
     assert f"tensorboard --logdir {done.run.tracking}" in done.out
+
+
+def test_names_are_those_of_accelerate() -> None:
+    assert set(TRACKERS) == {*LOGGER_TYPE_TO_CLASS}
+
+
+def test_comet_goes_on(tmp_path: Path) -> None:
+    """Offline, under one key; without the code and its git remote."""
+    run = make_run(tmp_path / "runs", "comet_ml")
+    program = (
+        "import sys, json; from pathlib import Path; from accelerate import PartialState\n"
+        "from slurmft.runs import rundir, trackers; PartialState(cpu=True)\n"
+        "found = trackers.Tracking(rundir.RunDir(Path(sys.argv[1])))\n"
+        "for record in json.loads(sys.argv[2]): found.take(record)\n"
+        "found.close(60); print(json.dumps(list(found.messages())))"
+    )
+    attempts: list[list[dict[str, Any]]] = [
+        [START, step(5, 0.9), {"event": "epoch", "epoch": 1, "metrics": {"accuracy": 0.25}}],
+        [START, {"event": "resume", "step": 5}, step(10, 0.7)],
+    ]
+    for records_of in attempts:
+        command = [sys.executable, "-c", program, str(run.path), json.dumps(records_of)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        assert done.stdout.splitlines()[-1] == "[]"
+    found: dict[str, dict[int, float]] = {"train/loss": {}, "eval/accuracy": {}}
+    archives = sorted(run.tracking.glob("comet_ml/*.zip"))
+    assert len({path.name.partition("-")[0] for path in archives}) == 1  # its key
+    for path in archives:
+        with zipfile.ZipFile(path) as archive:
+            text = archive.read("messages.json").decode()
+        assert "git_metadata" not in text
+        for line in text.splitlines():
+            metric = json.loads(line).get("payload", {}).get("metric", {})
+            if metric and metric["metricName"] in found:
+                found[metric["metricName"]][metric["step"]] = metric["metricValue"]
+    assert found == {"train/loss": {5: 0.9, 10: 0.7}, "eval/accuracy": {5: 0.25}}
+    assert trackers.next_commands(run) == [f"comet upload {' '.join(map(str, archives))}"]
 
 
 def test_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
