@@ -28,7 +28,7 @@ _SETTINGS = (
     "early_stopping", "class_weights", "lora", "lora_alpha", "lora_dropout", "lora_targets",
     "use_rslora", "use_dora", "merge",
 )  # fmt: skip
-_USED = ("precision", "global_batch_size", "backend", "optimizer", "learning_rate")
+_USED = ("epochs", "precision", "global_batch_size", "backend", "optimizer", "learning_rate")
 """What a run chose for itself, or may have: as its result has it."""
 _EXAMPLES = {
     "multi-label": '"a text", top_k=None',
@@ -47,6 +47,23 @@ model = AutoModelForSeq2SeqLM.from_pretrained("FOLDER or USER/NAME")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER or USER/NAME")
 tokens = model.generate(**tokenizer("{prefix}a text", return_tensors="pt"))
 print(tokenizer.decode(tokens[0], skip_special_tokens=True))"""
+_GLUE = "nyu-mll/glue"
+_TYPES = {
+    "f1": ("f1", "F1"),
+    "f1_macro": ("f1", "Macro F1"),
+    "f1_micro": ("f1", "Micro F1"),
+    "squad_f1": ("f1", "F1"),
+    "squad_exact_match": ("exact_match", "Exact match"),
+    "subset_accuracy": ("accuracy", "Subset accuracy"),
+    "token_accuracy": ("accuracy", "Token accuracy"),
+    "pearson": ("pearsonr", "Pearson"),
+    "spearman": ("spearmanr", "Spearman"),
+    "rouge1": ("rouge", "ROUGE-1"),
+    "rouge2": ("rouge", "ROUGE-2"),
+    "rougeL": ("rouge", "ROUGE-L"),
+    "eval_loss": ("loss", "Loss"),
+}
+"""What the hub calls a metric, and what it shows; others have their own names."""
 _PACKAGES = ("slurmft", "torch", "transformers", "accelerate", "peft", "datasets", "tokenizers")
 
 
@@ -118,17 +135,33 @@ def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:
 
     metrics = {k: v for k, v in result["metrics"].items() if v is not None}
     task, data = _pipeline(train, result), _data(train)
+    base = train.model if train.model and not is_local(train.model) else None
+    relation: dict[str, Any] = (
+        {"base_model_relation": "adapter" if train.saves_adapter else "finetune"} if base else {}
+    )
+    types = {name: _TYPES.get(name, (name, name.replace("_", " "))) for name in metrics}
     return ModelCardData(
         model_name=name,
         library_name="peft" if train.saves_adapter else "transformers",
         pipeline_tag=task,
         tags=["generated_from_trainer", "slurmft"] + (["lora"] if train.lora else []),
-        base_model=train.model if train.model and not is_local(train.model) else None,
+        base_model=base,
+        **relation,
         datasets=[train.data] if train.data and not is_local(train.data) else None,
-        metrics=list(metrics),
+        metrics=list(dict.fromkeys(kind for kind, _ in types.values())),
         eval_results=[
-            EvalResult(task, data, data, metric, value, dataset_split="validation")
-            for metric, value in metrics.items()
+            EvalResult(
+                task_type=task,
+                task_name=task.replace("-", " ").title(),
+                dataset_type=data,
+                dataset_name=data,
+                dataset_config=train.task if train.data == _GLUE else None,
+                dataset_split="validation",
+                metric_type=kind,
+                metric_name=words,
+                metric_value=metrics[name],
+            )
+            for name, (kind, words) in types.items()
         ]
         or None,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, metadata_eval_result
 
 from slurmft.cli.push import check_finished
 from slurmft.core.config import JobConfig, RunConfig
@@ -78,6 +78,33 @@ def test_card(run: RunDir) -> None:
         assert words in text
     assert str(run.path.parent) not in text
     assert "/" not in text.split("fine-tuned on")[0].split("# ")[1]
+
+
+def test_card_has_the_form_of_the_hub() -> None:
+    """A metric is what the library's own function would write, with the words that are shown."""
+    train = TrainConfig.resolve(task="mrpc", model="me/base", lora=4)
+    facts = RESULT | {"metrics": {"f1_macro": 0.8, "f1": 0.7, "f1_micro": None}, "epochs": 0.23}
+    text = model_card.text(train, facts, {}, "a-run")
+    found = data_of(text)
+    own = metadata_eval_result(
+        model_pretty_name="a-run", task_pretty_name="Text Classification",
+        task_id="text-classification", metrics_pretty_name="Macro F1", metrics_id="f1",
+        metrics_value=0.8, dataset_pretty_name="nyu-mll/glue", dataset_id="nyu-mll/glue",
+        dataset_config="mrpc", dataset_split="validation",
+    )  # fmt: skip
+    (results,) = found.to_dict()["model-index"]
+    (result,) = results["results"]  # one for the data, whatever the metrics
+    (expected,) = own["model-index"][0]["results"]
+    assert result["metrics"][0] == expected["metrics"][0]
+    assert (result["task"], result["dataset"]) == (expected["task"], expected["dataset"])
+    assert [metric["name"] for metric in result["metrics"]] == ["Macro F1", "F1"]
+    assert (found.metrics, found.datasets, found.base_model) == (
+        ["f1"],
+        ["nyu-mll/glue"],
+        "me/base",
+    )
+    assert (found.library_name, found.base_model_relation) == ("peft", "adapter")
+    assert "| epochs | 0.2300 |" in text  # what was done, not what was asked for
 
 
 def test_card_of_a_model_of_the_hub() -> None:
