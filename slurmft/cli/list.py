@@ -5,6 +5,7 @@ examples:
   slurmft list                              newest last
   slurmft list --state running --state requeued
   slurmft list --name bert --data tickets --sort accuracy
+  slurmft list --cost
   slurmft list --runs-dir /gpfs/jane/runs --newest 10
   slurmft list --json | jq '.runs[] | select(.state == "failed") | .path'
 """
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slurmft.cli.parser import Parser, add_runs_dir, count
-from slurmft.cluster import status
+from slurmft.cluster import cost, status
 from slurmft.cluster.status import list_runs, note
 from slurmft.core.config import STAMP
 from slurmft.core.errors import Exit, unknown
@@ -107,6 +108,8 @@ def parser() -> Parser:
     sort = f"largest last: {', '.join(_SORTED_BY)}, or a metric (default: submitted)"
     command.add_argument("--sort", metavar="KEY", help=sort)
     command.add_argument("--reverse", action="store_true", help="the other way round")
+    spent = "what they cost: hours of nodes, GPUs and CPUs over all attempts, memory, energy"
+    command.add_argument("--cost", action="store_true", help=spent)
     command.add_argument("--json", action="store_true", help="runs_dir, runs, problems, as JSON")
     return command
 
@@ -117,7 +120,8 @@ def main(argv: list[str]) -> int:
         if state not in status.STATES:
             raise unknown("--state", state, list(status.STATES))
     having = {k: v for k in ("name", "data", "model", "user") if (v := getattr(arguments, k))}
-    found = list_runs(resolve.folder(arguments.runs_dir), arguments.state, arguments.newest, having)
+    top = resolve.folder(arguments.runs_dir)
+    found = list_runs(top, arguments.state, arguments.newest, having, arguments.cost)
     if arguments.sort:
         found["runs"] = in_order(found["runs"], arguments.sort)
     if arguments.reverse:
@@ -127,7 +131,10 @@ def main(argv: list[str]) -> int:
         return Exit.OK
     if found["problems"]:
         print(f"warning: left out: {problem_line(found['problems'])}", file=sys.stderr)
-    if found["runs"]:
+    if found["runs"] and arguments.cost:
+        runs = found["runs"]
+        print("\n".join(cost.table([r["name"] for r in runs], [r["cost"] for r in runs])))
+    elif found["runs"]:
         print(table(found["runs"]))
     else:
         print(f"no such runs in {found['runs_dir']}")

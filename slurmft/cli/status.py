@@ -13,6 +13,7 @@ from typing import Any
 
 from slurmft.cli import next_commands
 from slurmft.cli.parser import Parser, add_run
+from slurmft.cluster import cost
 from slurmft.cluster.status import note, run_facts
 from slurmft.core import fingerprint
 from slurmft.core.errors import Exit
@@ -43,6 +44,8 @@ def text(facts: dict[str, Any]) -> str:
         ("progress", progress_words(facts)),
         ("speed", _speed(facts)),
         ("metrics", metrics_words(facts["metrics"])),
+        ("cost", cost.words(facts["cost"]) if facts["cost"]["node_hours"] else ""),
+        ("advice", facts["cost"]["advice"]),
         ("checkpoints", _checkpoints(facts["checkpoints"])),
         ("model", facts["model_path"] or ""),
         ("logs", facts["logs"]),

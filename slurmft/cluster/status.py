@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from slurmft.cluster import launcher
+from slurmft.cluster import cost, launcher
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.commands import JobState
 from slurmft.core import fingerprint
@@ -228,6 +228,7 @@ def list_runs(
     states: Sequence[str] = (),
     newest: int | None = None,
     having: Mapping[str, str] | None = None,
+    with_cost: bool = False,
 ) -> dict[str, Any]:
     """The runs in a folder, as `slurmft list --json` prints them.
 
@@ -236,6 +237,7 @@ def list_runs(
         states: states to show; all of them, if none is given.
         newest: how many to show at most.
         having: texts, or patterns with `*`, that values of `summary` must have in them.
+        with_cost: whether they have `cost`, too; see `costs_of`.
 
     Returns:
         runs_dir; runs: a list of what `summary` returns, oldest first; problems: a line for
@@ -248,7 +250,11 @@ def list_runs(
     runs = [run for run in runs if _has(run, having or {})]
     found = [s for s in run_statuses(runs) if not states or s.state in states]
     shown = found[-newest:] if newest else found
-    return {"runs_dir": str(top), "runs": [summary(s) for s in shown], "problems": problems}
+    rows = [summary(s) for s in shown]
+    if with_cost:
+        spent = cost.costs_of([s.run for s in shown])
+        rows = [row | {"cost": each} for row, each in zip(rows, spent, strict=True)]
+    return {"runs_dir": str(top), "runs": rows, "problems": problems}
 
 
 def _has(run: MeasuredRun, having: Mapping[str, str]) -> bool:
@@ -323,7 +329,8 @@ def run_facts(run: RunDir) -> dict[str, Any]:
     """All that is known of a run, as `slurmft status --json` prints it.
 
     Returns:
-        What `summary` returns, and: program, job_options (the configuration), submission, hosts,
+        What `summary` returns, and: cost (of `costs_of`, and advice), program, job_options (the
+        configuration), submission, hosts,
         history (a list of state, time, reason, exit_code), changed (since submission: path -> how,
         in words), attempts, last_record (Unix seconds),
         evaluating (samples done and in all), checkpoints (a list of name, bytes, time), warnings,
@@ -339,7 +346,9 @@ def run_facts(run: RunDir) -> dict[str, Any]:
     changed = (run.read_attempt() or {}).get("changed", {})
     if status.is_alive and (status.state == "requeued" or run.awaits_begin()):
         changed = fingerprint.changes(run.load_config()) | changed
+    (spent,) = cost.costs_of([status.run])
     return summary(status, latest) | {
+        "cost": spent | {"advice": cost.advice(spent, status.run)},
         "program": status.run.config["program"],
         "job_options": status.run.config["job"],
         "submission": status.run.config["submission"],

@@ -158,8 +158,6 @@ def message(run: RunDir, number: int) -> tuple[str, str] | None:
     what = filter(None, (config.program.settings.get("task"), config.program.settings.get("model")))
     starts = [each for each in past[: number + 1] if each["state"] == "running"]
     failure = run.root_failure() if state in ("failed", "requeued") else None
-    if failure and reason.startswith(own := f"{failure['where']}: {failure['message']}"):
-        reason = f"{failure['message']}{reason[len(own) :]} ({failure['where']})"
     rows = [
         redact(reason),
         f"hint: {redact(failure['hint'])}" if failure and failure["hint"] else "",

@@ -389,7 +389,7 @@ def test_latest_of_a_resumed_run_and_of_none(tmp_path: Path, clock_s: float) -> 
 
 SUMMARY = """name path user task model data nodes submitted cluster where job state reason
 expected_start requeues steps_done steps_total epoch samples_per_s left_s loss metrics"""
-FULL = """program job_options submission hosts history changed attempts last_record evaluating
+FULL = """cost program job_options submission hosts history changed attempts last_record evaluating
 checkpoints warnings failures result model_path logs"""
 
 

@@ -76,6 +76,28 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Slurm]:
     return set_up
 
 
+def test_uses_of_starts_and_steps() -> None:
+    """Requeued once, on two nodes; a step's tasks are of both starts."""
+    text = """\
+7|60|billing=8,cpu=8,gres/gpu=2,mem=128G,node=2|billing=8,cpu=8,gres/gpu=2,mem=128G,node=2||500
+7.batch|60||cpu=4,mem=64G,node=1|100M|
+7.0|61||cpu=8,node=2|9.50G|
+7|30|cpu=8,mem=128G,node=2|cpu=8,node=2||0
+7_3|0|cpu=1,mem=100M,node=1|||
+junk
+"""
+    found = commands.parse_job_uses(text)
+    first, second = found["7"]
+    assert first == commands.JobUse(
+        elapsed_s=60, nodes=2, cpus=8, gpus=2, memory_bytes=128 * 2**30,
+        peak_bytes=int(9.5 * 2**30), energy_j=500,
+    )  # fmt: skip
+    assert (second.elapsed_s, second.gpus, second.peak_bytes, second.energy_j) == (30, 0, 0, 0)
+    assert second.memory_bytes == 128 * 2**30
+    assert found["7_3"][0].elapsed_s == 0
+    assert commands.parse_job_uses("") == {}
+
+
 def test_squeue() -> None:
     assert commands.parse_squeue("PENDING|Resources\n") == JobState(
         name="PENDING", reason="Resources"

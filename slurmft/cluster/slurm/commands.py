@@ -277,6 +277,75 @@ def job_states(job_ids: Iterable[str], only_queued: Iterable[str] = ()) -> dict[
     return {job: state for job, state in both if state is not None}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobUse:
+    """What one start of a job used, as accounting has it."""
+
+    elapsed_s: int
+    nodes: int
+    cpus: int
+    gpus: int
+    memory_bytes: int
+    """Allocated, or asked for, on all nodes."""
+    peak_bytes: int
+    """The most that a task took; 0: unknown."""
+    energy_j: int
+    """0: unknown."""
+
+
+_SACCT_USES = (
+    *("sacct", "-nP", "--duplicates"),
+    "--format=JobID,ElapsedRaw,ReqTRES,AllocTRES,MaxRSS,ConsumedEnergyRaw",
+)
+
+
+def job_uses(job_ids: Iterable[str]) -> dict[str, list[JobUse]]:
+    """What each start of jobs used, requeued ones included, oldest first.
+
+    Raises:
+        SlurmftError: accounting does not answer.
+    """
+    ids, found = sorted(filter(is_job_id, job_ids)), dict[str, list[JobUse]]()
+    for i in range(0, len(ids), _JOBS_A_CALL):
+        jobs = f"--jobs={','.join(ids[i : i + _JOBS_A_CALL])}"
+        found |= parse_job_uses(call(*_SACCT_USES, jobs, timeout_s=10))
+    return found
+
+
+def parse_job_uses(text: str) -> dict[str, list[JobUse]]:
+    """From lines of `sacct -nP --duplicates`: each start's line, then those of its steps."""
+    found: dict[str, list[JobUse]] = {}
+    for line in text.splitlines():
+        if line.count("|") != 5:
+            continue
+        job_id, elapsed, *tres, peak, energy = line.split("|")
+        job, _, step = job_id.partition(".")
+        starts = found.setdefault(job, [])
+        if step and starts:
+            last, size = starts[-1], _bytes(peak)
+            starts[-1] = dataclasses.replace(last, peak_bytes=max(last.peak_bytes, size))
+        elif not step:
+            # The requested first: of memory that sites do not allocate, it is all that is known.
+            pairs = (pair.split("=", 1) for text in tres for pair in text.split(",") if "=" in pair)
+            given = dict(pairs)
+            starts.append(JobUse(
+                elapsed_s=int(elapsed or 0),
+                nodes=int(given.get("node", 0)),
+                cpus=int(given.get("cpu", 0)),
+                gpus=int(given.get("gres/gpu", 0)),
+                memory_bytes=_bytes(given.get("mem", "")),
+                peak_bytes=_bytes(peak),
+                energy_j=int(energy) if energy.isdecimal() else 0,
+            ))  # fmt: skip
+    return found
+
+
+def _bytes(text: str) -> int:
+    """ "512K", "1.50G", "" -> bytes; accounting's K are KiB."""
+    match = re.fullmatch(r"([\d.]+)([KMGTP]?)", text)
+    return int(float(match[1]) * 1024 ** (" KMGTP".index(match[2] or " "))) if match else 0
+
+
 def _of_task(found: dict[str, JobState], job_id: str) -> JobState | None:
     """The state of a job by its own line, or its array's: accounting has only that at first where
     the array was cancelled before it started."""

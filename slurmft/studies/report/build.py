@@ -22,7 +22,13 @@ from slurmft.studies.report.matching import as_published, beside, keys_of, match
 from slurmft.studies.report.measures import RunSet, group_by_study, rows_of
 from slurmft.studies.report.plots import Chart, charts_of
 from slurmft.studies.report.provenance import changes, origins
-from slurmft.studies.report.tables import class_tables, data_table, phase_table, speed_table
+from slurmft.studies.report.tables import (
+    class_tables,
+    cost_tables,
+    data_table,
+    phase_table,
+    speed_table,
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,7 @@ def of_runs(runset: RunSet, beside_them: Sequence[PublishedTable]) -> Section:
     key = slug(runset.name)
     tables = [speed, *([] if runset.is_own else [phase_table(rows, runset)])]
     tables += [] if runset.study else class_tables(rows)
+    tables += cost_tables(rows, runset)
     data = [(key, data_table(rows, runset))]
     problems = [*runset.problems]
     for i, theirs in enumerate(beside_them):

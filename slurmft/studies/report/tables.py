@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+from slurmft.cluster import cost
 from slurmft.runs import classes
 from slurmft.studies.report import measures
 from slurmft.studies.report.formats import (
@@ -37,6 +39,44 @@ def phase_table(rows: Sequence[Row], runset: RunSet) -> Table:
     shown += [m for m in measures.TIMES if m.key.endswith("gib") or m.rank]
     columns = [*_leading(rows, runset.fields), *(_medians(m, rows, plain=True) for m in shown)]
     return Table(f"{runset.title}: phases of a run, medians", columns)
+
+
+def cost_tables(rows: Sequence[Row], runset: RunSet) -> list[Table]:
+    """What all runs of a row cost, those that failed included; none, where nothing is known."""
+    costs = dict(zip(map(id, runset.runs), cost.costs_of(runset.runs), strict=True))
+    if not any(each["node_hours"] for each in costs.values()):
+        return []
+    of_rows = [[costs[id(run)] for run in row.runs] for row in rows]
+    shown = {
+        label: [_total(found, key, scale) for found in of_rows] for label, key, scale in _COSTS
+    }
+    peaks = ([c["peak_memory_bytes"] or 0 for c in found] for found in of_rows)
+    shown["GiB a node"] = [max(each, default=0) / 2**30 or None for each in peaks]
+    columns = [_of_three_digits(label, values) for label, values in shown.items()]
+    said = (cost.advice(costs[id(run)], run) for run in runset.runs)
+    notes = list(dict.fromkeys(filter(None, said)))
+    sources = dict.fromkeys(each["source"] for each in costs.values())
+    notes.append(f"by {' and '.join(sources)}; n/a: unknown")
+    title = f"{runset.title}: cost, all attempts"
+    return [Table(title, [*_leading(rows, runset.fields), *columns], notes)]
+
+
+def _of_three_digits(key: str, values: Sequence[float | None]) -> Column:
+    digits = decimals_of([v for v in values if v], 3, 4)
+    return Column(key, [Value.of(value, digits) for value in values])
+
+
+_COSTS = (
+    ("node-hours", "node_hours", 1.0),
+    ("GPU-hours", "gpu_hours", 1.0),
+    ("CPU-hours", "cpu_hours", 1.0),
+    ("energy (kWh)", "energy_j", 1 / 3.6e6),
+)
+
+
+def _total(costs: Sequence[dict[str, Any]], key: str, scale: float) -> float | None:
+    known = [scale * each[key] for each in costs if each[key] is not None]
+    return sum(known) if known else None
 
 
 def class_tables(rows: Sequence[Row]) -> list[Table]:

@@ -1,0 +1,183 @@
+"""What runs cost: hours of nodes, GPUs and CPUs over all attempts, memory, energy; and what to ask
+for next time. Slurm's accounting says it, else a run's own records."""
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from slurmft.cluster.slurm import commands
+from slurmft.cluster.slurm.commands import JobUse
+from slurmft.core.config import time_limit_min
+from slurmft.core.errors import SlurmftError
+from slurmft.core.files import is_number
+from slurmft.core.text import ScreenColumn, duration, in_bytes, on_screen
+from slurmft.node.hardware import numbers
+from slurmft.runs.rundir import FINAL_STATES, RunDir
+from slurmft.runs.scan import MeasuredRun
+
+_HOURS = ("node_hours", "gpu_hours", "cpu_hours")
+_ROOM = 1.5
+"""Memory to ask for, in peaks: Slurm measures it every half a minute."""
+_MUCH_BYTES, _MUCH_TIME = 4 * 2**30, 4
+
+
+def costs_of(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
+    """What each run cost; Slurm's accounting is asked once for all of them.
+
+    Returns:
+        For each run node_hours, gpu_hours, cpu_hours, peak_memory_bytes and asked_memory_bytes (of
+        a node), energy_j, longest_s (of its attempts), source. None is what is not known.
+    """
+    here = commands.cluster_name() if any(_is_slurm(run) for run in runs) else ""
+    jobs = [_jobs(run, here) if here and _is_slurm(run) else [] for run in runs]
+    used: dict[str, list[JobUse]] = {}
+    with contextlib.suppress(SlurmftError):  # there is no accounting
+        used = commands.job_uses({job for found in jobs for job in found})
+    both = zip(runs, jobs, strict=True)
+    return [_cost(run, [use for job in found for use in used.get(job, ())]) for run, found in both]
+
+
+def _is_slurm(run: MeasuredRun) -> bool:
+    return RunDir(run.path).read_job().get("cluster") == "slurm"
+
+
+def _jobs(run: MeasuredRun, here: str) -> list[str]:
+    """The jobs that a run had on this Slurm cluster: of resumes, too."""
+    files = RunDir(run.path)
+    job, claims = files.read_job(), files.claims
+    if job.get("where", here) != here:
+        return []
+    found = {str(job["id"])}
+    with contextlib.suppress(OSError):
+        found |= {os.readlink(claims / name) for name in os.listdir(claims)}
+    return sorted(found)
+
+
+def _cost(run: MeasuredRun, uses: Sequence[JobUse]) -> dict[str, Any]:
+    own = _own_peak(run)
+    if not uses:
+        return _by_records(run) | {"peak_memory_bytes": own}
+    energy = sum(use.energy_j for use in uses)
+    peak = max([own or 0, *(use.peak_bytes for use in uses)])
+    return {
+        "node_hours": sum(use.elapsed_s * use.nodes for use in uses) / 3600,
+        "gpu_hours": sum(use.elapsed_s * use.gpus for use in uses) / 3600,
+        "cpu_hours": sum(use.elapsed_s * use.cpus for use in uses) / 3600,
+        "peak_memory_bytes": peak or None,
+        "asked_memory_bytes": uses[-1].memory_bytes // max(1, uses[-1].nodes) or None,
+        "energy_j": energy or None,
+        "longest_s": max(use.elapsed_s for use in uses),
+        "source": "Slurm's accounting",
+    }
+
+
+def _by_records(run: MeasuredRun) -> dict[str, Any]:
+    """By the times of its attempts, and what its ranks said of their nodes."""
+    past: list[dict[str, Any]] = run.state.get("history", [])
+    times = []
+    for number, entry in enumerate(past):
+        if entry["state"] == "running":
+            after = (e["time"] for e in past[number + 1 :] if e["state"] not in _WITHIN)
+            now = time.time() if run.state["state"] not in FINAL_STATES else entry["time"]
+            times.append(next(after, now) - entry["time"])
+    hours = sum(times) / 3600
+    ranks = (RunDir(run.path).read_environment())["ranks"]
+    nodes = {r["host"]: r["hardware"] for r in ranks if isinstance(r.get("hardware"), dict)}
+    # Simulated nodes are one machine.
+    count = 1 if run.value("cluster") == "local" or not _is_slurm(run) else run.value("nodes") or 1
+    is_known = len(nodes) == count
+    return {
+        "node_hours": hours * count,
+        "gpu_hours": hours * sum(len(n.get("gpus", ())) for n in nodes.values())
+        if is_known
+        else None,
+        "cpu_hours": hours * sum(_cpus(n) for n in nodes.values()) if is_known else None,
+        "asked_memory_bytes": None,
+        "energy_j": None,
+        "longest_s": max(times, default=0.0),
+        "source": "its own records",
+    }
+
+
+_WITHIN = ("running", "stopping")
+
+
+def _cpus(hardware: dict[str, Any]) -> int:
+    return len(numbers(str(hardware.get("cpus") or "")))
+
+
+def _own_peak(run: MeasuredRun) -> int | None:
+    """The most that the ranks of a node took, by their own account (bytes)."""
+    each = (run.result or {}).get("peak_memory_bytes")
+    ranks = (RunDir(run.path).read_environment())["ranks"]
+    if not isinstance(each, list) or len(each) != len(ranks) or not all(map(is_number, each)):
+        return None
+    hosts: dict[str, int] = {}
+    for rank, size in zip(ranks, each, strict=True):
+        hosts[rank["host"]] = hosts.get(rank["host"], 0) + int(size)
+    return max(hosts.values(), default=None)
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+def words(cost: dict[str, Any]) -> str:
+    """ "2.50 node-hours, 10.00 GPU-hours; 9.1 GiB of 64.0 GiB a node; energy unknown" """
+    parts = [f"{hours(cost[k])} {n}-hours" for k, n in zip(_HOURS, _NAMES, strict=True) if cost[k]]
+    return "; ".join(filter(None, (", ".join(parts), memory(cost), f"energy {energy(cost)}")))
+
+
+_NAMES = ("node", "GPU", "CPU")
+
+
+def hours(value: float | None) -> str:
+    """ "2.50", "0.0042"; "-" where it is not known."""
+    if value is None:
+        return "-"
+    return f"{value:,.2f}" if value >= 0.1 or not value else f"{value:.2g}"
+
+
+def memory(cost: dict[str, Any]) -> str:
+    """ "9.1 GiB of 64.0 GiB a node"; "" where the peak is not known."""
+    peak, asked = cost["peak_memory_bytes"], cost["asked_memory_bytes"]
+    return f"{in_bytes(peak)}{f' of {in_bytes(asked)}' if asked else ''} a node" if peak else ""
+
+
+def energy(cost: dict[str, Any]) -> str:
+    return f"{cost['energy_j'] / 3.6e6:,.3g} kWh" if cost["energy_j"] else "unknown"
+
+
+def advice(cost: dict[str, Any], run: MeasuredRun) -> str:
+    """What to ask for next time; "" where it fits, or is not known."""
+    peak, asked, limit = cost["peak_memory_bytes"], cost["asked_memory_bytes"], run.value("time")
+    found = []
+    if run.value("mem") and peak and asked and asked - _ROOM * peak > _MUCH_BYTES:
+        enough = math.ceil(_ROOM * peak / 2**30)
+        found.append(
+            f"asked for {in_bytes(asked)} a node, used {in_bytes(peak)}: --mem {enough}G would do"
+        )
+    if run.is_finished and isinstance(limit, str):
+        limit_s, longest_s = 60 * time_limit_min(limit), cost["longest_s"]
+        if limit_s >= 3600 and limit_s > _MUCH_TIME * longest_s:
+            used = duration(longest_s)
+            found.append(f"asked for --time {limit}, ran {used}: a shorter one may start sooner")
+    return "; ".join(found)
+
+
+def table(names: Sequence[str], costs: Sequence[dict[str, Any]]) -> list[str]:
+    """A line for each run, and the sum, as the terminal has room for it."""
+    total = {key: sum(cost[key] or 0 for cost in costs) for key in (*_HOURS, "energy_j")}
+    rows = [*costs, total]
+    memories = [memory(cost).removesuffix(" a node") or "-" for cost in costs]
+    return on_screen([
+        ScreenColumn("run", [*names, "in all"], 0, 20),
+        *(
+            ScreenColumn(f"{name}-h", [hours(row[key]) for row in rows], rank)
+            for rank, name, key in zip((0, 1, 3), _NAMES, _HOURS, strict=True)
+        ),
+        ScreenColumn("memory a node", [*memories, ""], 2),
+        ScreenColumn("energy", [energy(row) for row in rows], 4),
+    ])  # fmt: skip

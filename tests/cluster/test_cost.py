@@ -1,0 +1,83 @@
+"""What runs cost, by their own records, and what to ask for next time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmft.cluster import cost
+from slurmft.runs.scan import MeasuredRun
+
+GIB = 2**30
+COST: dict[str, Any] = {
+    "node_hours": 2.5, "gpu_hours": 10.0, "cpu_hours": 0.0, "energy_j": 7.2e6, "longest_s": 3700,
+    "peak_memory_bytes": 9 * GIB, "asked_memory_bytes": 64 * GIB, "source": "x",
+}  # fmt: skip
+
+
+def made(folder: Path, history: list[tuple[str, float]], **job: Any) -> MeasuredRun:
+    """A run of two nodes that two jobs of no known scheduler had."""
+    states = [{"state": s, "time": t, "reason": "", "exit_code": None} for s, t in history]
+    ranks = [
+        {"rank": n, "host": f"n{n}", "hardware": {"cpus": "0-3,8", "gpus": [{}, {}]}}
+        for n in range(2)
+    ]
+    files: dict[str, Any] = {
+        "config.json": {"program": {}, "job": {"nodes": 2} | job, "submission": {}},
+        "state.json": states[-1] | {"history": states},
+        "job.json": {"cluster": "slurm", "id": "7", "where": "another"},
+        "environment.json": {"ranks": ranks},
+    }
+    for name, value in files.items():
+        (folder / name).write_text(json.dumps(value))
+    return MeasuredRun.read(folder)
+
+
+def test_all_attempts_count(tmp_path: Path) -> None:
+    """Time in the queue between them does not."""
+    history = [("submitted", 0), ("running", 100), ("stopping", 3600), ("requeued", 3700)]
+    run = made(tmp_path, [*history, ("running", 9000), ("failed", 10800)])
+    (found,) = cost.costs_of([run])
+    assert found["node_hours"] == pytest.approx(2 * 1.5)
+    assert found["cpu_hours"] == pytest.approx(10 * 1.5)
+    assert found["gpu_hours"] == pytest.approx(4 * 1.5)
+    assert found["longest_s"] == 3600
+    assert found["energy_j"] is found["peak_memory_bytes"] is None
+    assert cost.words(found) == "3.00 node-hours, 6.00 GPU-hours, 15.00 CPU-hours; energy unknown"
+
+
+def test_words() -> None:
+    assert cost.words(COST) == (
+        "2.50 node-hours, 10.00 GPU-hours; 9.0 GiB of 64.0 GiB a node; energy 2 kWh"
+    )
+    lines = cost.table(["a", "b"], [COST, COST | {"gpu_hours": None, "energy_j": None}])
+    assert lines[2].split() == [
+        "b",
+        "2.50",
+        "-",
+        "0.00",
+        "9.0",
+        "GiB",
+        "of",
+        "64.0",
+        "GiB",
+        "unknown",
+    ]
+    assert lines[3].split() == ["in", "all", "5.00", "10.00", "0.00", "2", "kWh"]
+
+
+@pytest.mark.parametrize(
+    ("job", "more", "words"),
+    [
+        ({"mem": "64G"}, {}, "asked for 64.0 GiB a node, used 9.0 GiB: --mem 14G would do"),
+        ({}, {}, ""),  # the site gives so much
+        ({"mem": "64G"}, {"peak_memory_bytes": 40 * GIB}, ""),
+        ({"mem": "64G"}, {"peak_memory_bytes": None}, ""),
+    ],
+)
+def test_advice(tmp_path: Path, job: dict[str, Any], more: dict[str, Any], words: str) -> None:
+    run = made(tmp_path, [("submitted", 0), ("failed", 1)], **job)
+    assert cost.advice(COST | more, run) == words

@@ -1,0 +1,89 @@
+"""What a run cost, by the accounting of a real Slurm; and who is told of its end."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmft.runs.rundir import RunDir
+from tests.conftest import Done, slurmft
+from tests.support.cluster import Cluster
+from tests.support.own_programs import write
+
+pytestmark = pytest.mark.slurm
+
+PROGRAM = """\
+import time
+taken = b"x" * 400 * 2**20
+time.sleep(8)
+"""
+
+
+def test_all_attempts_are_counted(idle_cluster: Cluster, tmp_path: Path) -> None:
+    """The job is requeued by an admin, in the middle of it."""
+    program = write(tmp_path, "program.py", PROGRAM)
+    told = tmp_path / "told"
+    done = command(
+        idle_cluster,
+        *("run", "--runs-dir", str(tmp_path / "runs"), "--nodes", "2", "--cpus-per-task", "1"),
+        *("--time", "1:00:00", "--mem", "2G", "--notify-command", f"cat >> '{told}'"),
+        *("--", str(program)),
+    )
+    run, job = done.run, json.loads((done.run.job).read_text())["id"]
+    wait_for(run, "running", attempts=1)
+    time.sleep(4)
+    idle_cluster.run(["scontrol", "requeue", job])
+    wait_for(run, "finished", attempts=2)
+    idle_cluster.wait_idle(60)
+
+    facts = status(idle_cluster, run)
+    cost = facts["cost"]
+    shown = idle_cluster.run(["sacct", "-nPXD", "-j", job, "--format=ElapsedRaw,AllocCPUS"]).stdout
+    starts = [[int(each) for each in line.split("|")] for line in shown.splitlines()]
+    assert len(starts) == 2
+    assert cost["source"] == "Slurm's accounting"
+    assert cost["node_hours"] == pytest.approx(sum(s for s, _ in starts) * 2 / 3600)
+    assert cost["cpu_hours"] == pytest.approx(sum(s * n for s, n in starts) / 3600)
+    assert cost["gpu_hours"] == 0
+    assert 400 * 2**20 < cost["peak_memory_bytes"] < 2 * 2**30
+    assert cost["asked_memory_bytes"] == 2 * 2**30
+    assert cost["energy_j"] is None  # no plugin counts it here
+    assert "asked for --time 1:00:00, ran " in cost["advice"]
+
+    where = ("--runs-dir", str(tmp_path / "runs"))
+    text = command(idle_cluster, "status", "last", *where).out
+    assert "of 2.0 GiB a node" in text
+    assert "energy unknown" in text
+    assert "2.0 GiB" in command(idle_cluster, "list", "--cost", *where).out
+    assert "node-hours" in command(idle_cluster, "report", str(tmp_path / "runs")).out
+    (line,) = (x for x in told.read_text().splitlines() if x.startswith("slurmft: "))
+    assert line == f"slurmft: {run.path.name}: finished"
+
+
+def command(cluster: Cluster, *arguments: str) -> Done:
+    done = slurmft(*arguments, env=cluster.env)
+    assert done.code == 0, done.err
+    return done
+
+
+def status(cluster: Cluster, run: RunDir) -> dict[str, Any]:
+    """When accounting has the job's end."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found: dict[str, Any] = json.loads(command(cluster, "status", str(run.path), "--json").out)
+        if found["cost"]["peak_memory_bytes"]:
+            return found
+        time.sleep(1)
+    raise AssertionError(found)
+
+
+def wait_for(run: RunDir, state: str, attempts: int) -> None:
+    deadline = time.monotonic() + 120
+    while (run.get_state()["state"], run.attempt_number()) != (state, attempts):
+        assert time.monotonic() < deadline, (run.get_state(), sys.stderr)
+        time.sleep(0.2)
