@@ -317,7 +317,8 @@ class RunDir:
 
     def checkpoint_names(self) -> list[str]:
         """The checkpoints, oldest first: step-00000120, step-00000120-e00000512 (within the
-        evaluation after that step), step-00000120-evaluated.
+        evaluation after that step), step-00000120-evaluated, step-00000120-t00000512 (within
+        that of the test split).
 
         Raises:
             OSError: the file system fails; there may be some.

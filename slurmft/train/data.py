@@ -280,6 +280,13 @@ class TokenData:
     """What a user should know, such as how many texts are cut."""
     folder: Path | None = None
     """Where it was loaded from."""
+    test: TokenData | None = None
+    """The test split, as its validation; None: there is none."""
+
+    @property
+    def tables(self) -> list[TokenTable]:
+        """Those of all splits."""
+        return [self.train, self.validation, *([self.test.validation] if self.test else [])]
 
     def read_texts(self) -> Any:
         """The texts: they stay on disk until then, as one rank alone wants them."""
@@ -291,7 +298,7 @@ class TokenData:
         """ "train: 16,000 samples: joy 34 %, ...; tokens: median 20, ..." and the same of the
         validation."""
         found = []
-        for name, table in (("train", self.train), ("validation", self.validation)):
+        for name, table in zip(("train", "validation", "test"), self.tables, strict=False):
             lengths = Lengths.of(np.diff(table.offsets).tolist())
             shares = list[str]()
             if self.labels and table.labels.ndim == 1:
@@ -303,6 +310,7 @@ class TokenData:
         return found
 
     def save(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
         self.train.save(folder / "train")
         self.validation.save(folder / "validation")
         names = ("labels", "pad_id", "sizes", "notes", "warnings")
@@ -314,7 +322,8 @@ class TokenData:
     def load(cls, folder: Path) -> TokenData:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         train, validation = (TokenTable.load(folder / s) for s in ("train", "validation"))
-        return cls(train, validation, **meta, folder=folder)
+        test = cls.load(folder / "test") if (folder / "test").is_dir() else None
+        return cls(train, validation, **meta, folder=folder, test=test)
 
 
 def balanced(table: TokenTable, classes: int) -> Array:

@@ -80,6 +80,9 @@ class Prediction(Training):
         self.reporter: Any = self
         self._told_s, self._told = 0.0, 0
 
+    def _fill_test(self, folder: Path) -> None:
+        """The file has no splits."""
+
     def _trim_vocabulary(self, model: Any) -> None:
         """All rows stay: they are no longer trained."""
 

@@ -19,7 +19,7 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.formats import RowFormat, format_of
 from slurmft.train.recipes import facts
 from slurmft.train.rows import Labels, label_ids, no_column, read_chunks, row_words
-from slurmft.train.sources import find_split
+from slurmft.train.sources import find_split, may_have_test
 from slurmft.train.texts import Lengths, LocalTokenizer, Texts
 
 CHECK_S = 10.0
@@ -69,13 +69,24 @@ def look(train: TrainConfig, processes: int = 1) -> tuple[list["Split"], list[st
         splits = [_read(str(p), _fingerprint(p)["sha256"], rows) for p in paths]
     else:
         splits = [_read_split(*cached_split(train, name), rows) for name in names]
-    classes = _check_labels(train.task, rows, splits)
+    classes, told = _check_labels(train.task, rows, splits), list[str]()
+    if is_local(train.data) and may_have_test(train):
+        try:
+            path = find_split(Path(train.data), "test")
+            test = _read(str(path), _fingerprint(path)["sha256"], rows)
+            _check_labels(train.task, rows, [splits[0], test])
+            names, splits = (*names, "test"), [*splits, test]
+        except UsageError as error:
+            told.append(
+                f"the test split is not evaluated at the end: {error.message} (slurmft predict "
+                "needs no labels)"
+            )
     tokenizer = LocalTokenizer.of(train.model)
     seen = splits[0].texts.seen
     for name, split in zip(names, splits, strict=True):
         split.name, split.shared = name, 0 if split is splits[0] else len(split.texts.seen & seen)
         split.count_tokens(train, tokenizer)
-    return splits, list(_warnings(splits, train, processes, classes))
+    return splits, [*told, *_warnings(splits, train, processes, classes)]
 
 
 def cached_split(train: TrainConfig, name: str) -> tuple[str, Chunks]:

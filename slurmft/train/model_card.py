@@ -108,7 +108,7 @@ def text(
 
 ## Results
 
-{_table("metric of the validation data", result["metrics"])}
+{_table("metric of the validation data, or test_ data", result["metrics"])}
 
 {result["steps"]:,} optimizer steps in {result["wall_s"]:,.0f} s on {result["nodes"]} node(s) with \
 {result["world_size"]} process(es); {result["train_samples_per_s"]:,.1f} training samples/s; the \
@@ -139,7 +139,7 @@ def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:
     relation: dict[str, Any] = (
         {"base_model_relation": "adapter" if train.saves_adapter else "finetune"} if base else {}
     )
-    types = {name: _TYPES.get(name, (name, name.replace("_", " "))) for name in metrics}
+    types = {name: _type(name.removeprefix("test_")) for name in metrics}
     return ModelCardData(
         model_name=name,
         library_name="peft" if train.saves_adapter else "transformers",
@@ -156,7 +156,7 @@ def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:
                 dataset_type=data,
                 dataset_name=data,
                 dataset_config=train.task if train.data == _GLUE else None,
-                dataset_split="validation",
+                dataset_split="test" if name.startswith("test_") else "validation",
                 metric_type=kind,
                 metric_name=words,
                 metric_value=metrics[name],
@@ -165,6 +165,11 @@ def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:
         ]
         or None,
     )
+
+
+def _type(metric: str) -> tuple[str, str]:
+    """What the hub calls a metric, and a name for people."""
+    return _TYPES.get(metric, (metric, metric.replace("_", " ")))
 
 
 def _pipeline(train: TrainConfig, result: Mapping[str, Any]) -> str:

@@ -121,7 +121,7 @@ def _lines(raw: BinaryIO, path: Path) -> Iterator[str]:
             text: str = line.decode()
         except UnicodeDecodeError as error:
             raise _not_utf8(path, number, line, error.start) from None
-        if number == 1 and "\0" in text:
+        if number == 1 and text.count("\0") > len(text) / 4:
             raise _not_utf8(path, number, line, text.index("\0"))
         yield text.removeprefix("\ufeff") if number == 1 else text  # Excel's byte order mark
 

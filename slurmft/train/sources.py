@@ -126,6 +126,17 @@ def find_split(folder: Path, split: str) -> Path:
     return found[0]
 
 
+def may_have_test(train: TrainConfig) -> bool:
+    """Whether the data may have a test split to evaluate: a folder that has its file, or a data set
+    of the hub that is not one of GLUE's, whose tests have no labels."""
+    names = facts(train.task)
+    if train.data is None or len(names.splits) != 2:
+        return False
+    if is_local(train.data):
+        return any((Path(train.data) / f"test{suffix}").is_file() for suffix in SUFFIXES)
+    return names.labels is None or train.task == "text-regression"
+
+
 def _folder(flag: str, name: str) -> Path:
     path = absolute(name)
     if not path.is_dir():

@@ -58,6 +58,7 @@ from slurmft.train.model_flops import ModelFlops
 from slurmft.train.optim import make_optimizer, make_scheduler, steps_taken
 from slurmft.train.reporter import OF_RANK, STEADIER, Reporter
 from slurmft.train.sharding import ShardedSaver, Sharding
+from slurmft.train.sources import may_have_test
 from slurmft.train.state import (
     Predicted,
     join_optimizer,
@@ -92,11 +93,13 @@ class Position:
     batch: int = 0
     """Optimizer steps done in the current epoch."""
     phase: str = "train"
-    """train, evaluate (after an epoch), done."""
+    """train, evaluate (after an epoch), done; test (once, after all that)."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the last evaluation."""
     by_class: dict[str, Any] = field(default_factory=dict)
     """Of the same, see `Task.by_class`; on the main rank."""
+    test: dict[str, float] = field(default_factory=dict)
+    """Metrics of the test split, of the model that is saved."""
     best: float | None = None
     """Best value of the task's first metric."""
     best_checkpoint: str | None = None
@@ -143,10 +146,12 @@ class Training:
         if checkpoint:
             self.restore(checkpoint)
         try:
-            while self.position.phase != "done":
+            while self.position.phase not in ("done", "test"):
                 if self.position.phase == "train":
                     self._train_epoch()
                 self._evaluate()
+            self._choose_weights()
+            self._test()
             self._finish()
         except Stopped:
             self._save_last()
@@ -188,6 +193,7 @@ class Training:
             # All cores: the other ranks wait.
             with profiles.all_cores(os.environ), new_folder(self.run_dir.tokens) as folder:
                 self._fill_tokens(folder)
+                self._fill_test(folder)
             for text in TokenData.load(self.run_dir.tokens).warnings:
                 self.job.warn(text)
 
@@ -210,6 +216,19 @@ class Training:
                 token_cache.keep(cache, key, folder)
         except (OSError, SlurmftError) as error:
             self.job.say(f"the tokens cannot be kept in {cache}: {one_line(error)}")
+
+    def _fill_test(self, folder: Path) -> None:
+        """The tokens of a test split, if there is one with labels; in the folder of the others."""
+        if not may_have_test(self.config):
+            return
+        task: Any = tasks.get(self.config)
+        task.facts = dataclasses.replace(task.facts, splits=("test", "test"))
+        task.known_labels = TokenData.load(folder).labels or None
+        try:
+            task.prepare().save(folder / "test")
+        except UsageError as error:
+            if "has no test" not in error.message:
+                self.job.warn(f"the test split is not evaluated: {error.message}")
 
     def build(self, checkpoint: Snapshot | None) -> None:
         """Everything that a step needs, as at the start of a run."""
@@ -284,8 +303,7 @@ class Training:
         """Makes the model compute without padding, if asked to; a warning, where it cannot."""
         if self.config.batching not in ("packed", "grouped"):
             return None
-        tables = (self.data.train, self.data.validation)
-        longest = max(int(np.diff(table.offsets).max()) for table in tables)
+        longest = max(int(np.diff(table.offsets).max()) for table in self.data.tables)
         packed = packing.pack(model, not self.sharding, longest)
         if self.config.cuda_graphs:
             dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
@@ -470,8 +488,30 @@ class Training:
         return table.batch(samples, self.data.pad_id, multiple, least)
 
     def _evaluate(self) -> None:
-        """The metrics of the validation split, equal on every rank."""
+        """The metrics of the validation split."""
         at = self.position
+        at.metrics, at.by_class = self._measured()
+        self.reporter.epoch(self.plan.epochs(at.step), at.metrics)
+        is_best = self._note_best(at.metrics[self.task.metric_names[0]])
+        if is_best:
+            self._checkpoint(is_best=True)
+
+    def _test(self) -> None:
+        """The metrics of the test split, if there is one: once, of the model that is saved."""
+        if self.data.test is None:
+            return
+        self.position.phase = "test"
+        self.job.say(f"evaluating the test split: {len(self.data.test.validation):,} samples")
+        self.data, whole = self.data.test, self.data
+        metrics, _ = self._measured()
+        self.reporter.evaluated += len(self.data.validation)
+        self.data = whole
+        self.position.test = {f"test_{name}": value for name, value in metrics.items()}
+
+    def _measured(self) -> tuple[dict[str, float], dict[str, Any]]:
+        """The metrics of the split that `data` has for validation, equal on every rank; and its
+        classes, see `Task.by_class`, on the main rank."""
+        by_class: dict[str, Any] = {}
         if self.world.is_main:
             evaluation.preload(self.task.metric_names)
         self.clock.restart()
@@ -487,17 +527,14 @@ class Training:
             assert gathered is not None  # on the main rank, which alone computes
             whole = Predicted.union([before, Predicted(left, gathered)])  # sorted by sample
             metrics = self.task.compute(whole.values, self.data)
-            at.by_class = self.task.by_class(whole.values, self.data)
+            by_class.update(self.task.by_class(whole.values, self.data))
             self.clock.lap("metric")
             return metrics
 
-        at.metrics = self.world.on_main(compute)
+        metrics = self.world.on_main(compute)
         self.clock.lap("broadcast")
         self.predicted = []
-        self.reporter.epoch(self.plan.epochs(at.step), at.metrics)
-        is_best = self._note_best(at.metrics[self.task.metric_names[0]])
-        if is_best:
-            self._checkpoint(is_best=True)
+        return metrics, by_class
 
     def _note_best(self, value: float) -> bool:
         """Whether an evaluation was the best so far; decides what follows it.
@@ -613,7 +650,7 @@ class Training:
             self.world.on_main(self.saver.wait)
         self.reporter.flush()
         self.world.on_some(True, self._check_weights)
-        self.clock.lap("evaluate" if self.position.phase == "evaluate" else "train")
+        self.clock.lap("train" if self.position.phase == "train" else "evaluate")
         own = {
             "rng": rng_state(self.world.device),
             "counts": self.reporter.counts(),
@@ -627,6 +664,8 @@ class Training:
         optimizer_tensors, optimizer_groups = split_optimizer(self.optimizer)
         done = self.position.phase == "done"  # after the evaluation of its last step
         suffix = checkpoint_suffix(len(predicted.samples), is_best or done)
+        if self.position.phase == "test":  # after -evaluated
+            suffix = f"-t{len(predicted.samples):08d}"
         best = self.job.best_checkpoint
         if is_best:
             self.position.best_checkpoint = checkpoint_name(self.position.step, suffix)
@@ -780,6 +819,12 @@ class Training:
         else:
             self.world.on_main(save)
 
+    def _choose_weights(self) -> None:
+        """Those that are saved: of the best evaluation after an early stop, else the last ones."""
+        if self.config.early_stopping and self.position.since_best:
+            self.job.alive("save")
+            self._return_to_best()
+
     def _finish(self) -> None:
         """Saves the model and the result; the best checkpoint stays.
 
@@ -788,8 +833,6 @@ class Training:
             SlurmftError: there was none for an hour.
         """
         self.job.alive("save")
-        if self.config.early_stopping and self.position.since_best:
-            self._return_to_best()
         self.world.on_main(self.saver.wait)
         facts = self.reporter.result_facts(self.position.step, self.communication.facts())
         if self.scaler:
@@ -799,7 +842,7 @@ class Training:
         facts["pipeline"] = self.task.facts.pipeline or self.config.preset
         size = self.parameters * next(self.bare_model.parameters()).element_size()
         self._save_patiently("the model", size, self._save_model)
-        write = partial(self.reporter.finish, facts, self.position.metrics)
+        write = partial(self.reporter.finish, facts, self.position.metrics | self.position.test)
         self._save_patiently("the result", 2**14, write)
         self.world.on_main(self.job.remove_checkpoints)
 

@@ -135,7 +135,7 @@ def _tokens(data: TokenData, module: torch.nn.Embedding) -> Tensor:
         UsageError: the model does not know one of them.
     """
     seen = np.zeros(module.num_embeddings, dtype=bool)
-    for tokens in (data.train.tokens, data.validation.tokens):
+    for tokens in (table.tokens for table in data.tables):
         for start in range(0, len(tokens), _TOKENS_AT_ONCE):
             part = tokens[start : start + _TOKENS_AT_ONCE]
             if part.max() >= len(seen):

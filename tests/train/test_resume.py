@@ -294,3 +294,26 @@ def test_full_disk_at_the_model(tmp_path: Path, tiny_data: Path) -> None:
         assert max(len(weight) for weight in saved.values()) > 16384  # all words are there
         assert json.loads(job.run.result.read_text())["steps"] == 13
         assert not list(job.run.path.glob(".model*"))
+
+
+def test_stop_in_the_test_evaluation(tmp_path: Path, tiny_model: Path) -> None:
+    """It goes on where it was: every sample of the test split is predicted once."""
+    data = write_emotion(tmp_path / "data", train=24, validation=3000)
+    lines = (data / "validation.jsonl").read_text()
+    (data / "test.jsonl").write_text(lines)
+    (data / "validation.jsonl").write_text("".join(lines.splitlines(keepends=True)[:20]))
+    flags = ("--nodes", "2", "--batch-size", "8", "--epochs", "1", "--eval-batch-size", "1")
+    source = ("--runs-dir", str(tmp_path / "runs"), *emotion(data, tiny_model))
+    job = Following(*EXACT, *flags, *source, imported=True)
+    job.until("epoch 1 done")
+    reader = RecordReader(job.run.records)
+    while not any(r["event"] == "evaluate" and r["total"] > 100 for r in reader.read()):
+        time.sleep(0.01)
+    os.kill(one_rank(job.run), signal.SIGTERM)
+    code, text = job.end(120)
+    assert code == 0, text
+    assert "(from step-00000002-t" in text
+    result = json.loads(job.run.result.read_text())
+    assert result["evaluate_samples"] == 3020
+    whole = slurmft("submit", "--follow", *EXACT, *flags, *source, imported=True)
+    assert whole.result["metrics"] == result["metrics"]

@@ -503,3 +503,25 @@ def test_killed_job_leaves_no_orphans(tmp_path: Path) -> None:
     assert code == 1
     assert "ended without recording why" in text
     assert_gone(job.run)
+
+
+def test_test_split(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:
+    """It is evaluated once at the end, on the saved model: here it is the validation data."""
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    shutil.copy(data / "validation.jsonl", data / "test.jsonl")
+    done = train(tmp_path, *emotion(data, tiny_model), *EXACT, "--nodes", "2", "--epochs", "2")
+    assert done.code == 0, done.err
+    metrics = done.result["metrics"]
+    assert list(metrics) == ["accuracy", "test_accuracy"]
+    assert metrics["test_accuracy"] == metrics["accuracy"]
+    assert done.result["evaluate_samples"] == 3 * 67
+    assert f"test_accuracy  {metrics['accuracy']:.4f}" in done.out
+    assert "test.jsonl: 67 rows, 6 classes" in done.out
+    assert "| test_accuracy |" in (done.run.model / "README.md").read_text()
+    card = (done.run.model / "README.md").read_text()
+    assert "split: test" in card
+    (data / "test.jsonl").write_text('{"text": "joy"}\n')
+    done = train(tmp_path, *emotion(data, tiny_model), *EXACT, "--epochs", "1")
+    assert "warning: the test split is not evaluated" in done.err
+    assert list(done.result["metrics"]) == ["accuracy"]

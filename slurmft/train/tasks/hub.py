@@ -64,6 +64,8 @@ class Pretrained(Task):
 
     hub_subset: str | None = None
     """Which of the data sets to take that a hub id stands for."""
+    known_labels: list[str] | None = None
+    """Names of the classes, where a split is read that does not say which there are."""
     eos_may_pad: bool = False
     """Whether the end-of-text token pads where there is no token for that."""
 

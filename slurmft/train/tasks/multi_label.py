@@ -24,7 +24,7 @@ class Task(sequence.Task):
 
     def label_names(self, train: Rows) -> list[str]:
         form = format_of(self.config)
-        known = list(form.names) or train.names.get(form.columns[-1])
+        known = self.known_labels or list(form.names) or train.names.get(form.columns[-1])
         return known or self.found_labels(train).names()
 
     def labels(self, rows: Rows, names: list[str]) -> list[Any]:

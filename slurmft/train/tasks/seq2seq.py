@@ -30,6 +30,8 @@ class Task(Pretrained):
 
     prediction_dtype = np.dtype(np.float64)
     prediction_shape = (13,)
+    _data: TokenData | None = None
+    """Of which the references are those at hand."""
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
@@ -68,7 +70,6 @@ class Task(Pretrained):
         own |= {"max_new_tokens": None, "num_beams": beams, "do_sample": False}
         model.generation_config.update(**own)
         self._decoder_inputs = model.prepare_decoder_input_ids_from_labels
-        self._references: list[str] = data.read_texts()
         at = data.folder  # the source of the tokenizer may be gone
         self._words = AutoTokenizer.from_pretrained(at / "tokenizer") if at else self.tokenizer()
         return model
@@ -101,6 +102,8 @@ class Task(Pretrained):
         inputs = {name: batch.inputs[name] for name in ("input_ids", "attention_mask")}
         tokens = model.generate(**inputs, logits_processor=[note_nan])
         texts = self._words.batch_decode(tokens, skip_special_tokens=True)
+        if data is not self._data:
+            self._data, self._references = data, data.read_texts()
         wanted = [self._references[i] for i in batch.indices]
         for i, text, target in zip(batch.indices, texts, wanted, strict=True):
             if i < _SHOWN:

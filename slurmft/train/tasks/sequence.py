@@ -35,7 +35,7 @@ class Task(Pretrained):
     def label_names(self, train: Rows) -> list[str]:
         """Names of the classes, by class: those of the task, else those that the data set has for
         its classes, else the labels themselves."""
-        own = self.facts.labels
+        own = self.known_labels or self.facts.labels
         if own is not None:
             return list(own)
         return train.names.get(self._label_column) or self.found_labels(train).names()

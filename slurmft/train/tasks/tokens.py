@@ -42,7 +42,8 @@ class Task(Pretrained):
                 f"the tokenizer of {self.config.model!r} does not tell where words are"
             )
         train, validation = (self.rows(split) for split in self.facts.splits)
-        names = train.names.get(format_of(self.config).columns[-1]) or self._names(train)
+        known = self.known_labels or train.names.get(format_of(self.config).columns[-1])
+        names = known or self._names(train)
         tables = [self._table(tokenizer, rows, names) for rows in (train, validation)]
         told, pad_id = tuple(self.warnings), tokenizer.pad_token_id
         return TokenData(tables[0], tables[1], names, pad_id, warnings=told)
