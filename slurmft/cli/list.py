@@ -21,7 +21,7 @@ from slurmft.cluster.status import list_runs, note
 from slurmft.core.config import STAMP
 from slurmft.core.errors import Exit, unknown
 from slurmft.core.files import to_json
-from slurmft.core.text import ScreenColumn, brief, duration, on_screen
+from slurmft.core.text import ScreenColumn, brief, duration, on_screen, screen_width
 from slurmft.runs import resolve
 from slurmft.runs.progress import metrics_words
 from slurmft.runs.resolve import problem_line
@@ -31,17 +31,18 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     """A line for every run; of the columns, those that the terminal has room for."""
     several = len({run["user"] for run in runs}) > 1
     names = Counter(_without_random(run["name"]) for run in runs)
+    least = 15 if screen_width() >= 80 else 20
     columns = [
         ScreenColumn("run", [_short_name(run["name"], names) for run in runs], 0, 26),
         ScreenColumn("user", [str(run["user"] or "-") if several else "-" for run in runs], 4),
         ScreenColumn("job", [str(run["job"] or "-") for run in runs], 5),
         ScreenColumn("state", [run["state"] for run in runs]),
-        ScreenColumn("data", [_last_part(run["data"] or run["task"]) for run in runs], 1, 8),
+        ScreenColumn("data", [_last_part(run["data"] or run["task"]) for run in runs], 1, 12),
         ScreenColumn("model", [_last_part(run["model"]) for run in runs], 2, 8),
         ScreenColumn("steps", [_steps(run) for run in runs], 3),
         ScreenColumn("samples/s", [_speed(run["samples_per_s"]) for run in runs], 7),
         ScreenColumn("left", [duration(s) if (s := run["left_s"]) else "-" for run in runs], 6),
-        ScreenColumn("result", [_result(run) for run in runs], 0, 15),
+        ScreenColumn("result", [_result(run) for run in runs], 0, least),
     ]
     return "\n".join(on_screen(columns))
 

@@ -15,8 +15,8 @@ from tests.support.made_runs import write_run
 from tests.support.terminal import Terminal
 
 HEADS = {
-    60: ["run", "state", "steps", "result"],
-    80: ["run", "state", "data", "model", "steps", "result"],
+    60: ["run", "state", "result"],
+    80: ["run", "job", "state", "data", "model", "result"],
     140: ["run", "job", "state", "data", "model", "steps", "samples/s", "result"],
 }
 
