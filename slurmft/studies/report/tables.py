@@ -52,7 +52,7 @@ def cost_tables(rows: Sequence[Row], runset: RunSet) -> list[Table]:
     }
     peaks = ([c["peak_memory_bytes"] or 0 for c in found] for found in of_rows)
     shown["GiB a node"] = [max(each, default=0) / 2**30 or None for each in peaks]
-    columns = [_of_three_digits(label, values) for label, values in shown.items()]
+    columns = [_of_three_digits(name, shown[name], rank) for rank, name in enumerate(shown)]
     said = (cost.advice(costs[id(run)], run) for run in runset.runs)
     notes = list(dict.fromkeys(filter(None, said)))
     sources = dict.fromkeys(each["source"] for each in costs.values())
@@ -61,9 +61,9 @@ def cost_tables(rows: Sequence[Row], runset: RunSet) -> list[Table]:
     return [Table(title, [*_leading(rows, runset.fields), *columns], notes)]
 
 
-def _of_three_digits(key: str, values: Sequence[float | None]) -> Column:
+def _of_three_digits(key: str, values: Sequence[float | None], rank: int) -> Column:
     digits = decimals_of([v for v in values if v], 3, 4)
-    return Column(key, [Value.of(value, digits) for value in values])
+    return Column(key, [Value.of(value, digits) for value in values], rank=rank)
 
 
 _COSTS = (
