@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from slurmft.core.files import read_json
-from slurmft.train import evaluation
 from slurmft.train.checkpoint import Saver, Snapshot, copied
 from slurmft.train.data import IGNORED, Batch, TokenData, TokenTable
 from slurmft.train.predict import check_absent, texts_of
@@ -41,7 +40,7 @@ class Prediction(Training):
         if checkpoint:
             self.restore(checkpoint)
         try:
-            self._write_patiently(self._predict_all())
+            self._write_patiently(self._all_predictions())
         except Stopped:
             self._save_last()
         except torch.OutOfMemoryError as error:
@@ -70,15 +69,15 @@ class Prediction(Training):
         self._load_model()
         self.accelerator.prepare_model(self.bare_model, evaluation_mode=True)
         self.position.phase = "evaluate"
-        self.kind = _kind(self.task, self.bare_model, self.data)
+        self.kind = _kind(self.task, self.data)
         vars(self.task).update(
             evaluate=self.kind.evaluate,
-            batch=self._unlabelled,
+            batch=lambda batch, table: batch,
             prediction_shape=self.kind.shape,
             prediction_dtype=np.dtype(self.kind.dtype),
         )
         self.reporter: Any = self
-        self._told_s, self._told = 0.0, 0
+        self._told_s, self._told, self._left = 0.0, 0, len(self.data.validation)
 
     def _fill_test(self, folder: Path) -> None:
         """The file has no splits."""
@@ -86,12 +85,10 @@ class Prediction(Training):
     def _trim_vocabulary(self, model: Any) -> None:
         """All rows stay: they are no longer trained."""
 
-    def _unlabelled(self, batch: Batch, table: TokenTable) -> Batch:
-        return batch
-
     def restore(self, checkpoint: Snapshot) -> None:
         self.predicted = [Predicted.from_tensors(checkpoint.tensors["predicted"])]
         count = len(self.predicted[0].samples)
+        self._left -= count
         self.job.say(f"{count:,} of {len(self.data.validation):,} rows were predicted before")
 
     def _snapshot(self, is_best: bool = False) -> Snapshot | None:
@@ -112,20 +109,6 @@ class Prediction(Training):
             samples = min(done * self.world.size, self._left)
             self.job.step(before + samples, rows, samples=samples - self._told)
             self._told_s, self._told = now, samples
-
-    def _predict_all(self) -> np.ndarray | None:
-        """Of every row what is predicted: (rows, ...); on the main rank."""
-        before = Predicted.union(self.predicted)
-        left = np.setdiff1d(np.arange(len(self.data.validation)), before.samples)
-        self._left = len(left)
-        parts = np.array_split(left, self.world.size)
-        sizes = [len(part) for part in parts]
-        own = self._predictions(parts[self.world.rank], most=max(sizes))
-        gathered = evaluation.gather(self.world, own, sizes)
-        self.clock.lap("evaluate")
-        if gathered is None:
-            return None
-        return np.asarray(Predicted.union([before, Predicted(left, gathered)]).values)
 
     def _write_patiently(self, values: np.ndarray | None) -> None:
         """Writes the rows with their predictions, and the result; waits where a disk is full."""
@@ -188,7 +171,7 @@ class Kind:
     """Of the texts of all rows, and what is predicted of them."""
 
 
-def _kind(task: Any, model: Any, data: TokenData) -> Kind:
+def _kind(task: Any, data: TokenData) -> Kind:
     module = TASKS[task.config.task].module
     if module == "multi_label":
         several = partial(_several, data.labels)

@@ -515,19 +515,12 @@ class Training:
         if self.world.is_main:
             evaluation.preload(self.task.metric_names)
         self.clock.restart()
-        before = Predicted.union(self.predicted)
-        left = np.setdiff1d(np.arange(len(self.data.validation)), before.samples)
-        parts = np.array_split(left, self.world.size)
-        sizes = [len(part) for part in parts]
-        predictions = self._predictions(parts[self.world.rank], most=max(sizes))
-        gathered = evaluation.gather(self.world, predictions, sizes)
-        self.clock.lap("evaluate")
+        values = self._all_predictions()
 
         def compute() -> dict[str, float]:
-            assert gathered is not None  # on the main rank, which alone computes
-            whole = Predicted.union([before, Predicted(left, gathered)])  # sorted by sample
-            metrics = self.task.compute(whole.values, self.data)
-            by_class.update(self.task.by_class(whole.values, self.data))
+            assert values is not None  # on the main rank, which alone computes
+            metrics = self.task.compute(values, self.data)
+            by_class.update(self.task.by_class(values, self.data))
             self.clock.lap("metric")
             return metrics
 
@@ -535,6 +528,20 @@ class Training:
         self.clock.lap("broadcast")
         self.predicted = []
         return metrics, by_class
+
+    def _all_predictions(self) -> np.ndarray | None:
+        """Those of the validation split, in its order; on the main rank. A resumed run goes on with
+        the samples that are left."""
+        before = Predicted.union(self.predicted)
+        left = np.setdiff1d(np.arange(len(self.data.validation)), before.samples)
+        parts = np.array_split(left, self.world.size)
+        sizes = [len(part) for part in parts]
+        predictions = self._predictions(parts[self.world.rank], most=max(sizes))
+        gathered = evaluation.gather(self.world, predictions, sizes)
+        self.clock.lap("evaluate")
+        if gathered is None:
+            return None
+        return np.asarray(Predicted.union([before, Predicted(left, gathered)]).values)
 
     def _note_best(self, value: float) -> bool:
         """Whether an evaluation was the best so far; decides what follows it.
