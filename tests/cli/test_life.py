@@ -717,7 +717,11 @@ def test_failed_run_in_a_script(three: Path, queue: FakeQueue) -> None:
 
 
 def test_submit_wait_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_data: Path, tiny_model: Path
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_data: Path,
+    tiny_model: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """On this machine: a setup line fails, the run goes on without it, and finishes."""
     monkeypatch.chdir(tmp_path)
@@ -730,7 +734,13 @@ def test_submit_wait_resume(
     assert run.state == "failed"
     assert run.resume(setup=[]) is run
     assert slurmft.Run(run.job).path == slurmft.Run().path == run.path
-    result = run.wait()
+    capsys.readouterr()
+    result = run.wait(bar=True)
+    shown = capsys.readouterr()
+    assert (shown.out, "| 0/2 [" in shown.err, "steps" in shown.err) == ("", True, False)
+    assert run.follow(timeout_s=60) == result
+    shown = capsys.readouterr()
+    assert "after step 2 (epoch 0.04): loss" in shown.out
     assert (result["steps"], run.state, run.result) == (2, "finished", result)
     assert result["epochs"] == run.status()["epoch"] == 0.0392  # 2 steps of 51, not 3 epochs
     assert [r["epoch"] for r in run.records("epoch")] == [0.0392]

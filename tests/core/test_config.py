@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmft.cluster.slurm.sbatch_options import request
 from slurmft.core.config import JobConfig, RunConfig, options, time_limit_min
 from slurmft.core.errors import UsageError
 from slurmft.core.site import site_defaults
@@ -38,6 +39,15 @@ def test_flags_are_a_promise() -> None:
     """Scripts and site files name them: none may vanish or change unnoticed."""
     assert list(options(TrainConfig)) == TRAIN_FLAGS.split()
     assert list(options(JobConfig)) == JOB_FLAGS.split()
+
+
+def test_the_job_has_the_name_of_the_run() -> None:
+    config = RunConfig(program=TrainConfig.resolve().program(), job=JobConfig(name="mine"))
+    assert (config.name, config.job.project) == ("mine", "mine")
+    assert request(config)["job-name"] == "mine"
+    other = dataclasses.replace(config, job=JobConfig(name="mine", job_name="theirs"))
+    assert request(other)["job-name"] == "theirs"
+    assert request(dataclasses.replace(config, job=JobConfig()))["job-name"] == "slurmft"
 
 
 def test_config_survives_json() -> None:
