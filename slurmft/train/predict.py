@@ -32,7 +32,7 @@ def configure(
     """The resolved configuration of a prediction.
 
     Args:
-        run: a finished one.
+        run: a finished one, or a prediction of its model.
         file: the rows.
         output: where to write them with their predictions; None: NAME.predictions here.
         overwrite: whether a file may be there already.
@@ -42,7 +42,10 @@ def configure(
         UsageError: the run has no model that can predict, the file has not its columns, or another
             file would be overwritten.
     """
-    train, file = _trained(run, flags), absolute(file)
+    program = run.load_config().program
+    if program.kind == KIND:  # the newest run is often a prediction: the one that it was made by
+        run = RunDir.open(Path(program.settings["model"]).parent)
+    train, file = _trained(run), absolute(file)
     output = absolute(output or f"{file.stem}.predictions{file.suffix}")
     if not file.is_file():
         raise UsageError(f"no such file: {str(file)!r}", "give the rows to predict: .csv, .jsonl")
@@ -80,7 +83,7 @@ def check_absent(output: Path) -> None:
         raise UsageError(f"no such folder: {str(output.parent)!r}", "make it, or change --output")
 
 
-def _trained(run: RunDir, flags: dict[str, Any]) -> TrainConfig:
+def _trained(run: RunDir) -> TrainConfig:
     """What a run has trained, as it predicts.
 
     Raises:

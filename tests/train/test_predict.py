@@ -71,7 +71,7 @@ def test_predictions_are_those_of_the_model(trained: Done, tmp_path: Path, tiny_
         assert float(row["probability"]) == pytest.approx(expected["score"], abs=1e-4)
     assert f"predictions  {tmp_path / 'out.csv'}" in done.out
     assert done.run.checkpoint_names() == []
-    again = predict(trained.run, file, "--output", str(tmp_path / "out.csv"))
+    again = predict(done.run, file, "--output", str(tmp_path / "out.csv"))  # by the same model
     assert_two_lines(again, "exists, and is not overwritten")
     report = slurmft("report", str(done.run.path.parent)).out
     assert "accuracy" in report
