@@ -20,7 +20,7 @@ from slurmft.cluster import cost, status
 from slurmft.cluster.status import list_runs, note
 from slurmft.core.config import STAMP
 from slurmft.core.errors import Exit, unknown
-from slurmft.core.files import to_json
+from slurmft.core.files import is_number, to_json
 from slurmft.core.text import ScreenColumn, brief, duration, on_screen, screen_width
 from slurmft.runs import resolve
 from slurmft.runs.progress import metrics_words
@@ -93,7 +93,8 @@ def in_order(runs: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     if key not in (*_SORTED_BY, *metrics):
         raise unknown("--sort", key, [*_SORTED_BY, *metrics])
     values = [run[key] if key in _SORTED_BY else (run["metrics"] or {}).get(key) for run in runs]
-    pairs = sorted(zip(values, runs, strict=True), key=lambda p: (p[0] is not None, p[0] or 0))
+    keys = ((v is not None, v if is_number(v) else 0, str(v)) for v in values)
+    pairs = sorted(zip(keys, runs, strict=True), key=lambda pair: pair[0])
     return [run for _, run in pairs]
 
 

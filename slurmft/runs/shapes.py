@@ -11,7 +11,8 @@ METRICS = {...: NUMBER}
 
 CONFIG: Shape = {
     "program": {
-        "name?": str, "settings?": {"task?": _TEXT, "model?": _TEXT, "epochs?": _COUNT},
+        "name?": str,
+        "settings?": {"task?": _TEXT, "model?": _TEXT, "data?": _TEXT, "epochs?": _COUNT},
         "inputs?": {...: {"sha256": str}},
     },
     "job": {"nodes?": SOME, "cluster?": str, "requeue?": bool},

@@ -85,6 +85,8 @@ def test_list_sorts_and_filters(
     assert names() == ["syntheticc3", "bert80", "emotion78", "synthetic00"]
     assert names("--sort", "accuracy")[-2:] == ["synthetic00", "syntheticc3"]
     assert names("--sort", "accuracy", "--reverse")[0] == "syntheticc3"
+    for key in ("submitted", "state", "user", "task", "data", "model", "nodes", "loss", "left_s"):
+        assert len(names("--sort", key)) == 4
     assert names("--sort", "name") == ["bert80", "emotion78", "syntheticc3", "synthetic00"]
     assert (
         names("--name", "BERT")
