@@ -114,8 +114,8 @@ class Forwarded:
 
     def run(self) -> int:
         """Sends, runs, and fetches; returns the exit code."""
-        self._send()
         self._redirect_output()
+        self._send()
         with self._request() as facts:
             done = self.connection.run(self._script(facts))
             if done.returncode == CUT:
@@ -124,7 +124,7 @@ class Forwarded:
             folder, into = self.fetched
             self.connection.fetch(folder, into.parent)
             print(f"fetched from {self.cluster.name}: {into}")
-        if self.command in SUBMITS and "--follow" in self.argv and done.returncode == Exit.OK:
+        elif self.command in SUBMITS and "--follow" in self.argv and done.returncode == Exit.OK:
             run = shlex.join(["slurmft", "pull", "last", "--on", self.cluster.name])
             print(f"to fetch model and records: {run}")
         return done.returncode
@@ -228,14 +228,30 @@ class Forwarded:
 
     def _redirect_output(self) -> None:
         """Lets the command write there what --output names here; it is fetched."""
-        if (given := self._value("--output")) is None:
+        is_prediction = self.command == "predict"
+        if is_prediction and "--follow" not in self.argv:  # it is written later
+            return
+        given = self._value("--output") or (self._predictions() if is_prediction else None)
+        if given is None:
             return
         into = Path(given).expanduser().absolute()
         place = f"{self.cluster.folder}/outputs/{_hash(os.uname().nodename, str(into))}"
         there = os.path.relpath(f"{place}/{into.name}", self.folder)
-        at = next(n for n, w in enumerate(self.argv) if w.partition("=")[0] == "--output")
-        self.argv[at : at + 2 - ("=" in self.argv[at])] = ["--output", there]
+        self.argv += ["--output", there]  # of two, the last counts
         self.fetched = place, into
+
+    def _predictions(self) -> str:
+        """The file that `predict` writes, if none is named.
+
+        Raises:
+            UsageError: it is here.
+        """
+        files = [Path(word) for word in self.typed[1:] if Path(word).is_file()]
+        name = f"{files[-1].stem}.predictions{files[-1].suffix}" if files else "predictions.csv"
+        if os.path.exists(name) and "--overwrite" not in self.argv:
+            raise UsageError(f"{name!r} is there", "--overwrite, or another --output")
+        self.argv.append("--overwrite")  # what an earlier command has left there
+        return name
 
     def _script(self, facts: dict[str, Any]) -> str:
         """What a shell there runs."""

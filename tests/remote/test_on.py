@@ -93,6 +93,20 @@ def test_inputs_are_sent(laptop: Laptop, tiny_model: Path, tiny_data: Path) -> N
     assert "'/no/such'" in named.err
 
 
+def test_predictions_come_back(laptop: Laptop, tiny_model: Path, tiny_data: Path) -> None:
+    flags = ("--task", "emotion", "--model", str(tiny_model), "--data", str(tiny_data))
+    trained = laptop.slurmft("submit", "--on", "lab", *flags, "--max-steps", "2", "--follow")
+    assert trained.code == 0, trained.err
+    (laptop.folder / "new.csv").write_text("text\nI am glad\nhow sad\n")
+    predict = ("predict", "last", "new.csv", "--follow", "--on", "lab")
+    done = laptop.slurmft(*predict)
+    assert done.code == 0, done.err
+    assert len((laptop.folder / "new.predictions.csv").read_text().splitlines()) == 3
+    assert_two_lines(laptop.slurmft(*predict), "'new.predictions.csv' is there")
+    pulled = laptop.slurmft("pull", trained.run.path.name, "--on", "lab", "--into", "here")
+    assert f"its model: here/{trained.run.path.name}/model" in pulled.out
+
+
 def test_several_clusters_in_one_list(laptop: Laptop) -> None:
     laptop.name("lab", "lab2")
     assert laptop.slurmft(*RUN).code == 0
