@@ -159,7 +159,11 @@ class Split:
         cuts = facts(train.task).rows in ("Texts", "ManyLabels", "Words") or train.source_prefix
         long = sum(count > limit for count in counts)
         if (cuts or train.task == "seq2seq") and longest > limit:
-            part = f"{long:,} texts" if len(counts) == self.rows else f"{long / len(counts):.1%}"
+            part = (
+                f"{long:,} text{'s' * (long != 1)}"
+                if len(counts) == self.rows
+                else f"{long / len(counts):.1%}"
+            )
             part = "few" if not long else part.replace("%", " %")
             self.cut = f"{part} cut to {limit:,} tokens"
 

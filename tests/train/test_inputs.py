@@ -73,7 +73,7 @@ def test_what_is_not_as_it_should_be(tmp_path: Path) -> None:
     tokens = [len(text.split()) + 2 for text in ("lost", "", long)]
     assert words[0].endswith(
         f"tokens: median {tokens[0]}, 95 % up to {tokens[0]}, longest {tokens[2]}; "
-        "1 texts cut to 8 tokens, 2 empty, 1 twice or more"
+        "1 text cut to 8 tokens, 2 empty, 1 twice or more"
     )
     assert words[1].endswith("longest 3; 1 also in train")
     where = str(data / "validation.csv")
