@@ -203,12 +203,12 @@ def _curves(rows: Sequence[Row], fields: Sequence[str]) -> list[Chart]:
     shown = {label(row, fields): (row.finished or row.runs)[0] for row in begun}
     if len(begun) == 1:
         shown = {run.name: run for run in begun[0].runs}
-    charts: dict[str, Chart] = {}
+    legend, charts = "cell" if len(begun) > 1 else "run", dict[str, Chart]()
     names = _spread_out(list(shown), _MOST_SERIES)
     for name in names:
         for (key, title, x_label, y_label), points in _curves_of(shown[name]).items():
             if len(points) > 1:
-                new = Chart(key, title, x_label, y_label, {}, are_curves=True, legend="cell")
+                new = Chart(key, title, x_label, y_label, {}, True, legend=legend)
                 charts.setdefault(key, new).series[name] = points
     for chart in charts.values() if len(names) < len(shown) else ():
         chart.notes.append(f"one run each of {len(names)} of {len(shown)} cells, evenly chosen.")
