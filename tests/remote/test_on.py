@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 from tests.conftest import assert_two_lines, slurmft
 from tests.remote.conftest import Laptop, until
+from tests.support import CHECKOUT
 
 RUN = ("run", "--on", "lab", "--", "train.py")
 FOLLOWED = ("run", "--on", "lab", "--follow", "--", "train.py")
@@ -105,6 +107,22 @@ def test_predictions_come_back(laptop: Laptop, tiny_model: Path, tiny_data: Path
     assert_two_lines(laptop.slurmft(*predict), "'new.predictions.csv' is there")
     pulled = laptop.slurmft("pull", trained.run.path.name, "--on", "lab", "--into", "here")
     assert f"its model: here/{trained.run.path.name}/model" in pulled.out
+
+
+def test_uv_starts_it_there(laptop: Laptop, tmp_path: Path) -> None:
+    project = tmp_path / "its env"
+    project.mkdir()
+    about = '[project]\nname = "env"\nversion = "1"\nrequires-python = ">=3.11"\n'
+    (project / "pyproject.toml").write_text(about)
+    packages = f"{CHECKOUT}:{Path(pytest.__file__).parents[1]}"
+    path = f"{sys.prefix}/bin:$PATH UV_OFFLINE=1 UV_PYTHON={sys.executable}"
+    laptop.name("lab", setup=[f"export PYTHONPATH={packages} PATH={path}"])
+    text = re.sub("(?m)^python = .*", f'uv = "{project}"', laptop.clusters.read_text())
+    laptop.clusters.write_text(text)
+    done = laptop.slurmft("list", "--on", "lab")
+    assert done.code == 0, done.err
+    assert "no such runs in " in done.out
+    assert (project / ".venv").is_dir()
 
 
 def test_several_clusters_in_one_list(laptop: Laptop) -> None:
