@@ -77,7 +77,8 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UsageError(
             f"--on needs a file that names clusters: {path}",
-            f"write it: printf '{_EXAMPLE}\\n' > {shlex.quote(str(path))}",
+            f"mkdir -p {shlex.quote(str(path.parent))}; "
+            f"printf '{_EXAMPLE}\\n' > {shlex.quote(str(path))}",
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise UsageError(f"cannot read the clusters' file {path}: {error}") from None

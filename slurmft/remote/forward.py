@@ -22,7 +22,7 @@ from slurmft.core.credentials import redact
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.files import read_json, write_json
 from slurmft.core.site import OPTIONS_OF_ON
-from slurmft.remote.clusters import Cluster, named, word
+from slurmft.remote.clusters import Cluster, clusters_file, named, word
 from slurmft.remote.connection import CUT, Connection
 from slurmft.runs import snapshot
 from slurmft.runs.request import ON, REQUEST
@@ -38,6 +38,8 @@ _INPUTS = (
     "--data", "--model", "--task", "--accelerate-config", "--hostfile", "--container",
     "--published",
 )  # fmt: skip
+_NOT_FOUND = 127
+"""A shell's exit code for a command that is not there."""
 _FILE_ARGUMENTS = ("study", "data", "predict")
 """Commands whose arguments may be files here."""
 
@@ -48,14 +50,10 @@ def split(argv: Sequence[str]) -> tuple[str, list[str]]:
     found, rest = "", []
     words = iter(own)
     for each in words:
-        if each == "--on":
-            found = next(words, "")
-            if not found:
-                raise UsageError("--on names no cluster", "slurmft list --on CLUSTER")
-        elif each.startswith("--on="):
-            found = each.removeprefix("--on=")
-        else:
+        if each != "--on" and not each.startswith("--on="):
             rest.append(each)
+        elif not (found := next(words, "") if each == "--on" else each.removeprefix("--on=")):
+            raise UsageError("--on names no cluster", "slurmft list --on CLUSTER")
     return found, [*rest, *argv[len(own) :]]
 
 
@@ -120,6 +118,11 @@ class Forwarded:
             done = self.connection.run(self._script(facts))
             if done.returncode == CUT:
                 raise self.connection.no_connection()
+            if done.returncode == _NOT_FOUND:
+                raise UsageError(
+                    f"{self.cluster.name} cannot start {self.cluster.start}",
+                    f"install slurmft there; python or uv in {clusters_file()} says where it is",
+                )
         if self.fetched is not None and done.returncode == Exit.OK:
             folder, into = self.fetched
             self.connection.fetch(folder, into.parent)

@@ -159,6 +159,13 @@ def test_mistakes_in_the_file(laptop: Laptop, text: str, fact: str) -> None:
 
 def test_mistakes(laptop: Laptop) -> None:
     assert_two_lines(laptop.slurmft("list", "--on", "lap"), "unknown cluster 'lap'")
+    assert_two_lines(laptop.slurmft("list", "--on="), "names no cluster")
+    laptop.clusters.write_text(
+        re.sub("(?m)^python.*", 'python = "/no"', laptop.clusters.read_text())
+    )
+    missing = laptop.slurmft("list", "--on", "lab")
+    assert missing.code == 2
+    assert "error: lab cannot start /no -m slurmft" in missing.err
     laptop.name("lab", "lab2")
     assert_two_lines(laptop.slurmft("submit", "--on", "all"), "runs on one cluster")
     laptop.clusters.unlink()
