@@ -38,6 +38,7 @@ _INPUTS = (
     "--data", "--model", "--task", "--accelerate-config", "--hostfile", "--container",
     "--published",
 )  # fmt: skip
+_SWITCHES = ("--follow", "--json", "--dry-run", "--overwrite", "--yes", "--debug")
 _NOT_FOUND = 127
 """A shell's exit code for a command that is not there."""
 _FILE_ARGUMENTS = ("study", "data", "predict")
@@ -174,7 +175,8 @@ class Forwarded:
         sent = (read_json(record, {"names": [str]}) or {"names": []})["names"]
         gone = [n for n in sent if n not in set(names) and not os.path.lexists(self.root / n)]
         self.connection.send(self.root, [*names, *gone], self.project)
-        write_json(record, {"names": names})
+        if self.found:  # of the code alone: data may be of jobs that still wait
+            write_json(record, {"names": list(self.found.files)})
         self._warn_of_left_out(names)
 
     def _inputs(self) -> Iterator[tuple[int, tuple[str, Path]]]:
@@ -186,7 +188,7 @@ class Forwarded:
             name, before, text = (
                 (own, own + equals, value) if each.startswith("--") and equals else (flag, "", each)
             )
-            flag = each if each.startswith("--") and not equals else ""
+            flag = each if each.startswith("--") and not equals and each not in _SWITCHES else ""
             is_argument = not name and number and self.command in _FILE_ARGUMENTS
             if name not in _INPUTS and not is_argument:
                 continue

@@ -100,7 +100,7 @@ def test_predictions_come_back(laptop: Laptop, tiny_model: Path, tiny_data: Path
     trained = laptop.slurmft("submit", "--on", "lab", *flags, "--max-steps", "2", "--follow")
     assert trained.code == 0, trained.err
     (laptop.folder / "new.csv").write_text("text\nI am glad\nhow sad\n")
-    predict = ("predict", "last", "new.csv", "--follow", "--on", "lab")
+    predict = ("predict", "last", "--follow", "new.csv", "--on", "lab")
     done = laptop.slurmft(*predict)
     assert done.code == 0, done.err
     assert len((laptop.folder / "new.predictions.csv").read_text().splitlines()) == 3
