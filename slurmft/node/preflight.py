@@ -259,4 +259,6 @@ def speeds(reports: Sequence[Mapping[str, Any]]) -> str:
     found = [1000 * report["tflop_s"] for report in reports if report["tflop_s"]]
     if not found:
         return "speed unknown"
-    return f"products of matrices at {min(found):,.0f} to {max(found):,.0f} GFLOP/s"
+    return (
+        f"products of matrices at {min(found):,.0f} to {max(found):,.0f} GFLOP/s a device or core"
+    )
