@@ -26,6 +26,8 @@ from tests.support.lockfs import TwoNodes, missing
 from tests.support.models import write_emotion, write_model
 from tests.support.small_disk import SmallDisk
 
+for _size in ("COLUMNS", "LINES"):  # readline sets them: each test has the terminal that it sets up
+    os.environ.pop(_size, None)
 settings.register_profile("slurmft", deadline=None)  # how fast a busy machine is, is no matter
 settings.load_profile("slurmft")
 

@@ -356,7 +356,7 @@ def test_srun_without_pyxis(idle_cluster: Cluster, tmp_path: Path) -> None:
         *("submit", "--follow", *flags, "--runs-dir", str(tmp_path)), env=idle_cluster.env
     )
     assert done.code == 1
-    assert "error: node n1: --container: there is no Pyxis on this node" in done.err
+    assert "error: --container: there is no Pyxis on this node (node n1)" in done.err
     assert [s["state"] for s in done.run.history()] == ["submitted", "running", "failed"]
 
 

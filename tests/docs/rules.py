@@ -96,7 +96,9 @@ RULES = (
     Rule(begins="source ", how=READ, why="of the environment that these tests run in"),
     Rule(begins="(sinfo|squeue|sacct|scontrol show)( |$)", how=CLUSTER),
     Rule(begins="python docs/draw_", how=READ, why="writes a file; test_drawing_is_true checks it"),
-    Rule(begins=r"python -m tests\.lab ", how=READ, why="sets up file systems for minutes"),
+    Rule(
+        begins=r"python -m tests\.lab(\.nodes)? ", how=READ, why="sets up file systems for minutes"
+    ),
     # The tests' cluster.
     Rule(
         begins=r"python -m tests\.support\.cluster ", how=READ, why="the tests have the cluster up"

@@ -229,7 +229,7 @@ def test_rank_that_raises(idle_cluster: Cluster, tmp_path: Path) -> None:
     )
     assert done.code == 1
     assert done.err.count("Traceback") == 1
-    assert done.err.splitlines()[-2].startswith("error: rank ")
+    assert done.err.splitlines()[-2].startswith("error: ValueError: a text of ")
     assert " on n" in done.err.splitlines()[-2]
     assert_nodes_are_clean(idle_cluster)
     failed = job_fields(idle_cluster, done)
@@ -254,9 +254,10 @@ def test_killed_rank(idle_cluster: Cluster, tmp_path: Path) -> None:
     code, text = job.end()
     assert code == 1
     assert time.monotonic() - began < 60
-    assert f"node {host}: a rank was killed by SIGKILL" in text
+    assert "error: a rank was killed by SIGKILL" in text
     reason = job.run.history()[-1]["reason"]
-    assert reason.startswith(f"node {host}: a rank was killed by SIGKILL"), reason
+    assert reason.startswith("a rank was killed by SIGKILL"), reason
+    assert f"(node {host})" in reason
     assert_nodes_are_clean(idle_cluster)
 
 

@@ -492,8 +492,11 @@ def test_status_as_json(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> 
     assert "step 4/9" in capsys.readouterr().out
 
 
-def test_what_to_type_next(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_to_type_next(
+    fake: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The report is named as soon as there is something to show."""
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "slurmft"])
 
     def status() -> str:
         capsys.readouterr()
