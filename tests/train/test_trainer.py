@@ -480,15 +480,17 @@ def test_ctrl_c_leaves_the_job_running(tmp_path: Path) -> None:
     job.until("step 2/")
     os.killpg(job.process.pid, signal.SIGINT)  # as a terminal sends it: to all in the foreground
     code, text = job.end()
-    assert code == 130
-    assert "no longer following; job" in text
-    assert f"cancel {job.run.path}" in text
-    before = len(records(job.run, "step"))
-    deadline = time.monotonic() + 30
-    while len(records(job.run, "step")) == before:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    slurmft("cancel", str(job.run.path))
+    try:
+        assert code == 130
+        assert "no longer following; job" in text
+        assert f"cancel {job.run.path}" in text
+        before = len(records(job.run, "step"))
+        deadline = time.monotonic() + 30
+        while len(records(job.run, "step")) == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        slurmft("cancel", str(job.run.path))
     assert slurmft("follow", str(job.run.path)).code == 5
     assert_gone(job.run)
 
