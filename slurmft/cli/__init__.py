@@ -68,9 +68,11 @@ def next_commands(
 
 def next_lines(commands: Sequence[tuple[str, str]]) -> str:
     """Commands and what they do; without these words where the terminal has no room for them."""
+    from slurmft.core.text import screen_width  # not above: --help need not wait for it
+
     width = max(len(command) for command, _ in commands)
     lines = [f"  {command:<{width}}  # {words}" for command, words in commands]
-    if max(map(len, lines)) > shutil.get_terminal_size((10**6, 24)).columns:
+    if max(map(len, lines)) > screen_width():
         lines = [f"  {command}" for command, _ in commands]
     return "\n".join(["Next:", *lines])
 
@@ -78,7 +80,9 @@ def next_lines(commands: Sequence[tuple[str, str]]) -> str:
 def typed() -> list[str]:
     """How the user calls slurmft: `slurmft`, or by a path; or by a Python, with -m; or from
     elsewhere, with --on."""
-    if on := os.environ.get("SLURMFT_ON"):
+    from slurmft.runs.request import ON  # not above: --help need not wait for it
+
+    if on := os.environ.get(ON):
         return ["slurmft", "--on", on]
     program, words = sys.argv[0], sys.orig_argv
     if os.path.basename(program) == "slurmft":

@@ -33,13 +33,13 @@ def _core() -> float:
 def _gpus() -> dict[str, Any]:
     import torch
 
-    module = torch.get_device_module(torch.accelerator.current_accelerator())
+    kind = torch.accelerator.current_accelerator() or torch.device("cpu")
+    module = torch.get_device_module(kind)
     speeds, problems = [], []
     for index in range(torch.accelerator.device_count()):
         try:
             module.set_device(index)
-            device = torch.device(torch.accelerator.current_accelerator().type, index)  # type: ignore[union-attr]
-            left, right = torch.randn(2, _WIDTH_GPU, _WIDTH_GPU, device=device).bfloat16()
+            left, right = torch.randn(2, _WIDTH_GPU, _WIDTH_GPU, device=kind).bfloat16()
 
             def multiply(left: Any = left, right: Any = right) -> None:
                 left @ right

@@ -64,11 +64,10 @@ class Peers:
 
     def heard(self, word: str, wait_s: float | None = 0) -> bool:
         """Whether this task or another one told it, within a time; None: waits for it."""
-        with self._news:
-            return self._news.wait_for(lambda: word in self._words, wait_s)
+        return self.heard_any([word], wait_s) is not None
 
-    def heard_any(self, words: Sequence[str], wait_s: float) -> str | None:
-        """The first of these words that is told within a time."""
+    def heard_any(self, words: Sequence[str], wait_s: float | None) -> str | None:
+        """The first of these words that this task or another one told, within a time."""
         with self._news:
             self._news.wait_for(lambda: set(words) & set(self._words), wait_s)
             return next((word for word in words if word in self._words), None)

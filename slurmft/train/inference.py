@@ -20,7 +20,7 @@ from slurmft.train.state import Predicted
 from slurmft.train.step_plan import Plan
 from slurmft.train.tasks.tokens import entities, first_of_word
 from slurmft.train.timers import PhaseClock
-from slurmft.train.trainer import Stopped, Training, checkpoint_suffix
+from slurmft.train.trainer import Training, checkpoint_suffix
 
 _RECORD_EVERY_S = 1.0
 
@@ -28,23 +28,9 @@ _RECORD_EVERY_S = 1.0
 class Prediction(Training):
     """One rank's part of a prediction. Its samples are the rows of the file."""
 
-    def run(self) -> None:
-        """Predicts, and writes the rows with their predictions. An agreed stop ends it before that;
-        what is predicted is saved then."""
-        self.join()
-        if self.world.share_object(self.run_dir.result.exists()):
-            return
-        self.prepare_data()
-        checkpoint = self.find_checkpoint()
-        self.build(checkpoint)
-        if checkpoint:
-            self.restore(checkpoint)
-        try:
-            self._write_patiently(self._all_predictions())
-        except Stopped:
-            self._save_last()
-        except torch.OutOfMemoryError as error:
-            raise self._explain(error) from error
+    def work(self) -> None:
+        """Predicts, and writes the rows with their predictions."""
+        self._write_patiently(self._all_predictions())
 
     def _fill_tokens(self, folder: Path) -> None:
         """Those of the file. The training table is one that nobody reads."""

@@ -331,8 +331,8 @@ class Labels:
     def shares(self, most: int = 6) -> str:
         """ "'joy' 5,362 (34 %), 'anger' 2,159 (13 %)" """
         total = self.counts.total()
-        parts = (f"{v!r} {n:,} ({n / total:.0%})" for (_, v), n in self.counts.most_common())
-        return some([part.replace("%", " %") for part in parts], most)
+        counts = self.counts.most_common()
+        return some([f"{v!r} {n:,} ({100 * n / total:.0f} %)" for (_, v), n in counts], most)
 
     def oddities(self) -> Iterator[str]:
         """Warnings of labels that differ only by white space or case, or are written as floats."""

@@ -133,10 +133,8 @@ class Training:
     # --- the run ----------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Trains, evaluates after every epoch, saves the model and the result.
-
-        An agreed stop ends it before that; its state is saved then.
-        """
+        """Does the work of a run, from its newest checkpoint on. An agreed stop ends it before its
+        end; its state is saved then."""
         self.join()
         if self.world.share_object(self.run_dir.result.exists()):
             return  # an attempt that was killed at its very end had finished
@@ -146,17 +144,25 @@ class Training:
         if checkpoint:
             self.restore(checkpoint)
         try:
-            while self.position.phase not in ("done", "test"):
-                if self.position.phase == "train":
-                    self._train_epoch()
-                self._evaluate()
-            self._choose_weights()
-            self._test()
-            self._finish()
+            self.work()
         except Stopped:
             self._save_last()
         except torch.OutOfMemoryError as error:
             raise self._explain(error) from error
+
+    def work(self) -> None:
+        """What is left to do, to the end.
+
+        Raises:
+            Stopped: the ranks agreed to stop before it.
+        """
+        while self.position.phase not in ("done", "test"):
+            if self.position.phase == "train":
+                self._train_epoch()
+            self._evaluate()
+        self._choose_weights()
+        self._test()
+        self._finish()
 
     def join(self) -> None:
         """Joins the other ranks, and settles what all of them have to know first."""
