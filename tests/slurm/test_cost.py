@@ -40,11 +40,11 @@ def test_all_attempts_are_counted(idle_cluster: Cluster, tmp_path: Path) -> None
     idle_cluster.run(["scontrol", "requeue", job])
     wait_for(run, "finished", attempts=2)
     idle_cluster.wait_idle(60)
+    rows = idle_cluster.accounting(job, "ElapsedRaw,AllocCPUS", "-D")
 
     facts = status(idle_cluster, run)
     cost = facts["cost"]
-    shown = idle_cluster.run(["sacct", "-nPXD", "-j", job, "--format=ElapsedRaw,AllocCPUS"]).stdout
-    starts = [[int(each) for each in line.split("|")] for line in shown.splitlines()]
+    starts = [[int(each) for each in row] for row in rows]
     assert len(starts) == 2
     assert cost["source"] == "Slurm's accounting"
     assert cost["node_hours"] == pytest.approx(sum(s for s, _ in starts) * 2 / 3600)

@@ -364,8 +364,7 @@ def test_two_jobs_on_the_same_nodes(idle_cluster: Cluster, tmp_path: Path) -> No
 def job_fields(cluster: Cluster, done: Done) -> tuple[str, str]:
     """State and exit code of a job, as accounting has them."""
     job = json.loads(done.run.job.read_text())["id"]
-    shown = cluster.run(["sacct", "-nPX", "-j", job, "--format=State,ExitCode"]).stdout
-    state, code = shown.strip().split("|")
+    ((state, code),) = cluster.accounting(job, "State,ExitCode")
     return state, code
 
 

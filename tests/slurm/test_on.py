@@ -57,7 +57,8 @@ def test_one_job_whatever_is_cut(idle_cluster: Cluster, laptop: Laptop, tmp_path
 
 
 def job_ids(cluster: Cluster) -> set[str]:
-    """All jobs of this test's name that Slurm has ever had."""
-    text = cluster.run(["sacct", "-nPX", "--starttime=now-10minutes", "--format=JobID,JobName"])
+    """All jobs of this test's name that Slurm has had in the last minutes (`MinJobAge`): accounting
+    learns of a job up to 5 s later, and of a short one after its end."""
+    text = cluster.run(["squeue", "--noheader", "--states=all", "--format=%i|%j"])
     rows = (line.split("|") for line in text.stdout.splitlines())
     return {job for job, name in rows if name == "cut"}

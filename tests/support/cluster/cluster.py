@@ -284,6 +284,20 @@ class Cluster:
 
         system.wait_until("no job queued, all nodes idle", quiet, timeout_s)
 
+    def accounting(self, job: str, fields: str, *options: str) -> list[list[str]]:
+        """The rows of sacct for a job that has ended, once accounting knows of the end: it learns
+        of a job up to 5 s later."""
+        rows: list[list[str]] = []
+
+        def ended() -> bool:
+            asked = ["sacct", "-nPX", *options, f"--jobs={job}", f"--format=End,{fields}"]
+            lines = self.run(asked).stdout.splitlines()
+            rows[:] = [line.split("|") for line in lines]
+            return bool(rows) and all(row[0] != "Unknown" for row in rows)
+
+        system.wait_until(f"accounting knows how job {job} ended", ended, 30)
+        return [row[1:] for row in rows]
+
     def _all_idle(self) -> bool:
         states = self.node_states()
         return sorted(states) == sorted(self.hosts) and set(states.values()) == {"idle"}
