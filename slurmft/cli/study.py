@@ -295,7 +295,11 @@ def _results(status: StudyStatus) -> dict[str, dict[str, str]]:
     for runset in group_by_study(finished):
         labels = {measure.key: measure.label for measure in measures_of(runset)}
         for row in rows_of(runset):
-            medians = {labels[key]: f"{s.median:.5g}" for key, s in row.measures.items()}
+            medians = {
+                words: f"{row.measures[key].median:.5g}"
+                for key, words in labels.items()
+                if key in row.measures
+            }
             found[spec.key_of(row.cell)] = medians
     return found
 

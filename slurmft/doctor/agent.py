@@ -185,14 +185,9 @@ def _rendezvous(
     hosts: Sequence[str], rank: int, interface: str | None, port: int = 0, id: str = ""
 ) -> Rendezvous:
     """This node's rendezvous; simulated nodes use the loopback interface."""
-    local = rendezvous.LOCAL_NODE in os.environ
+    interface = interface or ("lo" if rendezvous.LOCAL_NODE in os.environ else None)
     return Rendezvous(
-        hosts=tuple(hosts),
-        node_rank=rank,
-        port=port,
-        check_port=0,
-        id=id,
-        interface=interface or ("lo" if local else None),
+        hosts=tuple(hosts), node_rank=rank, port=port, check_port=0, id=id, interface=interface
     )
 
 

@@ -6,6 +6,7 @@ import platform
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -36,7 +37,7 @@ class Level(StrEnum):
     """Jobs do not run."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """One thing that was looked at."""
 
@@ -45,22 +46,21 @@ class Check:
     """A word or two: the lines' first column."""
     text: str
     """What was found, with node and figure."""
-    hint: str | None = None
-    """What to do."""
-    figures: dict[str, Any] = field(default_factory=dict)
-    """The same for programs; units are in the names."""
+    hint: str | None
+    figures: dict[str, Any]
+    """What was found, for programs; units are in the names."""
 
 
 def ok(about: str, text: str, **figures: Any) -> Check:
-    return Check(level=Level.OK, about=about, text=text, figures=figures)
+    return Check(Level.OK, about, text, None, figures)
 
 
 def warning(about: str, text: str, hint: str | None = None, **figures: Any) -> Check:
-    return Check(level=Level.WARNING, about=about, text=text, hint=hint, figures=figures)
+    return Check(Level.WARNING, about, text, hint, figures)
 
 
 def failure(about: str, text: str, hint: str | None = None, **figures: Any) -> Check:
-    return Check(level=Level.FAILURE, about=about, text=text, hint=hint, figures=figures)
+    return Check(Level.FAILURE, about, text, hint, figures)
 
 
 # --- the report ---
@@ -82,19 +82,15 @@ class Report:
         return Exit.FAILED if any(c.level == Level.FAILURE for c in self.checks) else Exit.OK
 
     def text(self) -> str:
-        """For people."""
-        return redact("\n".join([*lines(self.checks), "", self._summary()]))
-
-    def _summary(self) -> str:
-        counts = {level: sum(c.level == level for c in self.checks) for level in Level}
+        counts = Counter(check.level for check in self.checks)
         queued = f", after {self.queued_s:.1f} s in the queue" if self.queued_s else ""
-        return (
+        summary = (
             f"{counts[Level.OK]} ok, {counts[Level.WARNING]} warning(s), {counts[Level.FAILURE]} "
             f"failure(s); took {self.seconds:.1f} s{queued}"
         )
+        return redact("\n".join([*lines(self.checks), "", summary]))
 
     def json(self) -> str:
-        """For programs."""
         return redact(to_json(self._facts()))
 
     def for_support(self) -> str:

@@ -146,7 +146,7 @@ class Examination:
         peers = {
             n: {
                 "token": f"{n} {token}",
-                "ports": {kind: port for kind, port in found.items() if kind != "torchrun"},
+                "ports": {k: found[k] for k in ("rendezvous", "ephemeral")},
             }
             for n, found in ports.items()
         }

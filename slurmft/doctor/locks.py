@@ -37,12 +37,11 @@ class Measurement:
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
-        shared = self.findings is not None
-        facts = {"hosts": self.hosts, "file_system": str(self.file_system), "one_folder": shared}
+        facts = {"hosts": self.hosts, "file_system": str(self.file_system)}
         if self.findings is None:
-            return facts
+            return facts | {"one_folder": False}
         findings = {name: dataclasses.asdict(finding) for name, finding in self.findings.items()}
-        return facts | {"choice": self.choice(), "findings": findings}
+        return facts | {"one_folder": True, "choice": self.choice(), "findings": findings}
 
 
 def probe_job(job: JobConfig, nodes: int | None) -> JobConfig:
@@ -98,18 +97,11 @@ def table(found: Measurement) -> list[str]:
 def _row(name: str, finding: Finding) -> tuple[str, ...]:
     if finding.error:
         return (name, finding.error, *[""] * 4)
-
-    def cell(value: bool | None, yes: str, no: str) -> str:
-        return "unknown" if value is None else yes if value else no
-
-    excludes = ("excludes", "DOES NOT EXCLUDE")
-    released = ("releases", "STAYS LOCKED")
-    return (
-        name,
-        cell(finding.on_node, *excludes),
-        cell(finding.between_nodes, *excludes),
-        *(cell(v, *released) for v in (finding.on_unlock, finding.on_exit, finding.on_kill)),
-    )
+    excludes = {True: "excludes", False: "DOES NOT EXCLUDE", None: "unknown"}
+    releases = {True: "releases", False: "STAYS LOCKED", None: "unknown"}
+    ends = (finding.on_unlock, finding.on_exit, finding.on_kill)
+    between = excludes[finding.between_nodes]
+    return (name, excludes[finding.on_node], between, *(releases[end] for end in ends))
 
 
 def conclude(found: Measurement) -> list[str]:

@@ -29,17 +29,11 @@ _LOW_SHM_BYTES = 2**29
 
 
 def examine_this_host(job: JobConfig) -> list[Check]:
-    """All checks of the login node, at the same time.
-
-    Args:
-        job: the cluster, the runs directory, and the partition and nodes that jobs will ask for.
-    """
-    parts: dict[str, Callable[[], list[Check]]] = {}
-    if job.cluster != "local":
-        parts["Slurm"] = partial(controller, job)
+    """All checks of the login node, at the same time, for such jobs."""
+    parts: dict[str, Callable[[], list[Check]]]
+    parts = {"Slurm": partial(controller, job)} if job.cluster != "local" else {}
     parts |= {"packages": packages, "hub": hub}
-    for name, folder in folders(job.runs_dir).items():
-        parts[name] = partial(place, name, folder)
+    parts |= {name: partial(place, name, where) for name, where in folders(job.runs_dir).items()}
     found: list[Check] = []
     results = call_all(_TIMEOUT_S, list(parts.values()))
     for about, result in zip(parts, results, strict=True):
@@ -145,10 +139,9 @@ def packages() -> list[Check]:
     wanted = [r for r in required if r.marker is None or r.marker.evaluate({"extra": ""})]
     versions = {r.name: installed(r.name) for r in wanted}
     wrong = [
-        f"{r} is required, {versions[r.name] or 'none'} is installed"
+        f"{r} is required, {version or 'none'} is installed"
         for r in wanted
-        if not r.specifier.contains(versions[r.name] or "0", prereleases=True)
-        or versions[r.name] is None
+        if not (version := versions[r.name]) or not r.specifier.contains(version, prereleases=True)
     ]
     if wrong:
         hint = "install slurmft again into this environment, with constraints.txt"

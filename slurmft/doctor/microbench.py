@@ -23,6 +23,7 @@ from slurmft.core import process
 from slurmft.core.files import write_json
 from slurmft.doctor.agent import REQUEST
 from slurmft.job import devices, process_group
+from slurmft.node.matmul import best_tflop_s
 from slurmft.node.profiles import bind_rank
 
 _PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -55,14 +56,10 @@ def main(argv: list[str]) -> None:
 
 
 def matmul_tflop_s(device: torch.device, kind: torch.dtype) -> float:
-    """The throughput of a matmul of two square matrices: median over half a second, in TFLOP/s."""
+    """The throughput of a matmul of two square matrices: the best in half a second, in TFLOP/s."""
     width = _WIDTH_CPU if device.type == "cpu" else _WIDTH_GPU
     left, right = (torch.randn(width, width, device=device).to(kind) for _ in range(2))
-    times: list[float] = []
-    _timed(device, lambda: left @ right)  # the first one prepares the library
-    while sum(times) < _MATMUL_S:
-        times.append(_timed(device, lambda: left @ right))
-    return 2 * width**3 / statistics.median(times) / 1e12
+    return best_tflop_s(lambda: _timed(device, lambda: left @ right), width, _MATMUL_S)
 
 
 def all_reduces(world: process_group.World, limit_s: float) -> Iterator[list[dict[str, float]]]:

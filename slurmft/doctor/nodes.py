@@ -41,12 +41,8 @@ class Site:
 def open_site(
     job: JobConfig, wait_s: float, with_slurm: bool, say: Callable[[str], None]
 ) -> Iterator[Site]:
-    """The nodes of the allocation that this runs in, else of a new one; simulated without Slurm.
-
-    Args:
-        job: nodes, and what salloc is asked for.
-        wait_s: how long a new allocation may wait in the queue.
-        say: is told that it waits.
+    """The nodes of the allocation that this runs in, else of a new one, for which the job says what
+    to ask for, and `wait_s` how long it may wait in the queue; simulated without Slurm.
 
     Raises:
         SlurmftError: salloc refuses, or the nodes are not allocated in time.
@@ -69,7 +65,6 @@ def open_site(
 
 
 def agent_command() -> list[str]:
-    """The command that starts an agent."""
     return [sys.executable, "-m", "slurmft.doctor.agent"]
 
 

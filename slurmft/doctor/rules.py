@@ -1,6 +1,7 @@
 """Diagnostic rules: pure functions from the nodes' answers to checks."""
 
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -39,6 +40,15 @@ def by_value(values: Mapping[str, Any]) -> str:
     return "; ".join(f"{some(names)}: {value}" for value, names in group_by_value(values).items())
 
 
+def of_groups(checks: Mapping[str, Check]) -> list[Check]:
+    """The nodes' checks; nodes with the same text are one line."""
+    groups = group_by_value({name: check.text for name, check in checks.items()})
+    return [
+        dataclasses.replace(checks[names[0]], text=f"{some(names)}: {text}")
+        for text, names in groups.items()
+    ]
+
+
 def differ(values: Mapping[str, Any]) -> bool:
     return len(set(values.values())) > 1
 
@@ -54,21 +64,18 @@ def slow_ones(values: Mapping[str, float], ratio: float) -> dict[str, float]:
     return {name: v / middle for name, v in values.items() if middle > 0 and v < ratio * middle}
 
 
-def blame(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str, list[str]]]:
-    """Failed connections (from, to), by the node that most of them have in common.
-
-    Returns (node, "to" or "from", the other ends), so that few lines name all pairs: a node that
-    nobody reaches is one line, as is one that reaches nobody.
-    """
+def blame(pairs: Iterable[tuple[str, str]]) -> list[tuple[list[str], list[str]]]:
+    """Failed connections (from, to), grouped by the node that most of them have in common: (all who
+    cannot reach, all whom they cannot reach), one of them a single node. So few lines name all
+    pairs: a node that nobody reaches is one line, as is one that reaches nobody."""
     left, found = set(pairs), []
     while left:
-        ends: dict[tuple[str, str], list[str]] = {}
+        groups: dict[tuple[str, str], tuple[list[str], list[str]]] = {}
         for start, goal in sorted(left):
-            ends.setdefault((goal, "to"), []).append(start)
-            ends.setdefault((start, "from"), []).append(goal)
-        (node, way), others = max(ends.items(), key=lambda item: len(item[1]))
-        found.append((node, way, others))
-        left -= {(o, node) if way == "to" else (node, o) for o in others}
+            groups.setdefault(("to", goal), ([], [goal]))[0].append(start)
+            groups.setdefault(("from", start), ([start], []))[1].append(goal)
+        found.append(max(groups.values(), key=lambda ends: len(ends[0]) + len(ends[1])))
+        left -= set(itertools.product(*found[-1]))
     return found
 
 
@@ -77,7 +84,8 @@ def blame(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str, list[str]]]:
 
 def cores(facts: Answers, requested: int | None) -> list[Check]:
     """Whether a job gets the cores that it asks for, and that Slurm counts."""
-    texts, short = {}, set()
+    found = {}
+    hint = "tell the site: the node's definition in Slurm or its cgroups do not fit its hardware"
     for name, fact in facts.items():
         counted, mask = fact["hardware"]["slurm_cpus"], fact["mask_cpus"]
         quota = fact["hardware"]["quota_cpus"]
@@ -86,22 +94,15 @@ def cores(facts: Answers, requested: int | None) -> list[Check]:
         text += f", the affinity mask has {mask}"
         text += f", the cgroup's quota is {quota:g}" if quota is not None else ""
         text += f"; {requested} were requested" if requested is not None else ""
-        texts[name] = text
         usable = mask if quota is None else min(mask, quota)
-        if usable < (counted or 0) or (requested is not None and (counted or mask) < requested):
-            short.add(name)
-    hint = "tell the site: the node's definition in Slurm or its cgroups do not fit its hardware"
-    found = [
-        warning("cores", f"{some(names)}: {text}", hint)
-        if short & set(names)
-        else ok("cores", f"{some(names)}: {text}")
-        for text, names in group_by_value(texts).items()
-    ]
+        short = usable < (counted or 0) or (counted or mask) < (requested or 0)
+        found[name] = warning("cores", text, hint) if short else ok("cores", text)
+    checks = of_groups(found)
     counts = {n: f["cores"] for n, f in facts.items()}
     if differ(counts):
         hint = "the node with the fewest cores sets the pace: choose nodes by --constraint"
-        found.append(warning("cores", f"not the same on all nodes: {by_value(counts)}", hint))
-    return found
+        checks.append(warning("cores", f"not the same on all nodes: {by_value(counts)}", hint))
+    return checks
 
 
 def devices(facts: Answers, requested: int | None) -> list[Check]:
@@ -118,11 +119,11 @@ def devices(facts: Answers, requested: int | None) -> list[Check]:
         hint = "check the site's GRES, and CUDA_VISIBLE_DEVICES in --setup lines"
         text = f"{some(few)}: fewer GPUs than the {requested} requested"
         checks.append(failure("devices", text, hint))
-    if not differ(kinds):
-        return [*checks, ok("devices", by_value(kinds))]
-    hint = "a job is as fast as its slowest node: choose nodes by --constraint"
-    text = f"not the same on all nodes: {by_value(kinds)}"
-    return [*checks, warning("devices", text, hint)]
+    if differ(kinds):
+        hint = "a job is as fast as its slowest node: choose nodes by --constraint"
+        text = f"not the same on all nodes: {by_value(kinds)}"
+        return [*checks, warning("devices", text, hint)]
+    return [*checks, ok("devices", by_value(kinds))]
 
 
 def memory(facts: Answers) -> list[Check]:
@@ -170,13 +171,12 @@ def fabric(networks: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[Check
     texts, better = {}, {}
     for name, interface in chosen.items():
         known = {n[0]: n for n in networks[name]}
-        texts[name] = str(known[interface][3]) if interface in known else str(interface or "any")
-        first = networks[name][0] if networks[name] else None
-        if first is None or interface is None or first[0] == interface:
-            continue
-        speed = known[interface][2] if interface in known else 0
-        if first[1] or (speed and first[2] > 1.5 * speed):
-            better[name] = first[3]
+        _, _, speed, words = known.get(interface, (interface, False, 0, str(interface or "any")))
+        texts[name] = words
+        if known and interface is not None:
+            best, is_infiniband, its_speed, its_words = networks[name][0]
+            if best != interface and (is_infiniband or (speed and its_speed > 1.5 * speed)):
+                better[name] = its_words
     text = f"collectives use {by_value(texts)}"
     if better:
         hint = "--interface NAME, or --host-suffix where the fabric has host names of its own"
@@ -200,12 +200,8 @@ def broken_pairs(seen: Answers, names: Mapping[str, str]) -> set[tuple[str, str]
 
 
 def reach(seen: Answers, names: Mapping[str, str]) -> list[Check]:
-    """Names and ports of the pairs that were tried.
-
-    Args:
-        seen: node -> host -> what `Agent.reach` returns.
-        names: host -> node.
-    """
+    """Names and ports of the pairs that were tried: node -> host -> what `Agent.reach` returns;
+    `names`: host -> node."""
     if len(seen) < 2:
         return []
     found = []
@@ -216,18 +212,16 @@ def reach(seen: Answers, names: Mapping[str, str]) -> list[Check]:
             why = ", ".join(dict.fromkeys(pairs.values()))
             found.append(_unreached(about, kind, some(list(seen)), "each other", why))
             continue
-        for node, way, others in blame(pairs):
-            ends = [(o, node) if way == "to" else (node, o) for o in others]
-            why = ", ".join(dict.fromkeys(pairs[end] for end in ends))
-            starts, goals = (some(others), node) if way == "to" else (node, some(others))
-            if len(others) == 1 and all(any(p & {*ends[0]} == {n} for p in fine) for n in ends[0]):
+        for starts, goals in blame(pairs):
+            why = ", ".join(dict.fromkeys(pairs[p] for p in itertools.product(starts, goals)))
+            ends = {*starts, *goals}
+            if len(ends) == 2 and all(any(pair & ends == {n} for pair in fine) for n in ends):
                 why += "; both reach other nodes"
-            found.append(_unreached(about, kind, starts, goals, why))
+            found.append(_unreached(about, kind, some(starts), some(goals), why))
     failed = {check.about for check in found}
     if not failed:
-        some_pairs = f"all {len(tried):,} pairs that were tried"
-        text = "all pairs" if len(seen) <= _ALL_PAIRS else some_pairs
-        text += " reach each other, on rendezvous and on ephemeral ports"
+        text = "" if len(seen) <= _ALL_PAIRS else f" {len(tried):,} pairs that were tried"
+        text = f"all{text or ' pairs'} reach each other, on rendezvous and on ephemeral ports"
         found.append(ok("ports", text))
     if "names" not in failed:
         found.insert(0, ok("names", f"all {len(seen)} nodes resolve each other's names"))
@@ -272,12 +266,7 @@ def healthy(names: Sequence[str], broken: set[tuple[str, str]]) -> list[str]:
 
 def clocks(seen: Answers, names: Mapping[str, str]) -> list[Check]:
     """Compares each clock with those of the nodes that reached its node, which are right unless
-    most of them are wrong.
-
-    Args:
-        seen: node -> host -> what `Agent.reach` returns.
-        names: host -> node.
-    """
+    most of them are wrong; of the same as `reach`."""
     ahead: dict[str, list[tuple[float, float]]] = {}
     for start, hosts in seen.items():
         for host, what in hosts.items():
@@ -341,15 +330,11 @@ def rooms(what: str, rooms: Mapping[str, Any]) -> list[Check]:
     """Free space in one kind of folder on each node; nodes with the same problem are one line."""
     about = f"{what} on nodes"
     checks = {name: _check_room(what, room) for name, room in rooms.items()}
-    bad = {name: check for name, check in checks.items() if check.level != Level.OK}
-    if not bad:
-        least = min(room["free_bytes"] for room in rooms.values())
-        where = "; ".join(dict.fromkeys(room["path"] for room in rooms.values()))
-        return [ok(about, f"{where}: at least {in_bytes(least)} free on all nodes")]
-    return [
-        dataclasses.replace(bad[names[0]], about=about, text=f"{some(names)}: {text}")
-        for text, names in group_by_value({n: check.text for n, check in bad.items()}).items()
-    ]
+    if bad := {name: check for name, check in checks.items() if check.level != Level.OK}:
+        return [dataclasses.replace(check, about=about) for check in of_groups(bad)]
+    least = min(room["free_bytes"] for room in rooms.values())
+    where = "; ".join(dict.fromkeys(room["path"] for room in rooms.values()))
+    return [ok(about, f"{where}: at least {in_bytes(least)} free on all nodes")]
 
 
 def _check_room(what: str, room: Mapping[str, Any]) -> Check:

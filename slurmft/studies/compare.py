@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from slurmft.core.errors import UsageError
-from slurmft.core.files import fits, is_number
+from slurmft.core.files import Shape, fits, is_number
 from slurmft.runs import resolve, scan
 from slurmft.runs.scan import MeasuredRun
 from slurmft.studies import stats
 from slurmft.studies.report.provenance import of_ranks, readers
-from slurmft.studies.stats import Interval, Windows
+from slurmft.studies.stats import Windows
 
 _LEAST_REPEATS = 3
 _WARM_UP = 0.1
@@ -37,6 +37,11 @@ class Side:
 
     def mean(self, key: str) -> float:
         return float(np.mean(self.results(key)))
+
+    @property
+    def evaluated(self) -> float:
+        """Samples of one evaluation."""
+        return self.mean("evaluate_samples") / self.runs[0].evaluations
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +107,23 @@ def _read_side(name: str, path: str) -> Side:
     return Side(name, tuple(usable), tuple(notes))
 
 
-_NEEDED: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "train_samples_per_s": lambda r: is_number(r.get("train_samples_per_s"), above=0),
-    "global_batch_size": lambda r: is_number(r.get("global_batch_size"), above=0),
-    "evaluate_samples": lambda r: is_number(r.get("evaluate_samples")),
-    "attempts": lambda r: is_number(r.get("attempts", 1)),
-    "phases_s": lambda r: fits(r["phases_s"], {...: float}),
-    "metrics": lambda r: isinstance(r["metrics"], dict),
-    "wall_s": lambda r: is_number(r["wall_s"], above=0),
-}
-"""Value of a result -> whether it can be used."""
+_NEEDED: dict[str, Shape] = {
+    "train_samples_per_s": float, "global_batch_size": float, "evaluate_samples": float,
+    "attempts": int, "phases_s": {...: float}, "metrics": dict,
+}  # fmt: skip
+_NEEDED_OF_OWN: dict[str, Shape] = {"attempts": int, "metrics": dict, "wall_s": float}
+_ABOVE_0 = ("train_samples_per_s", "global_batch_size", "wall_s")
 
 
 def _lacks(run: MeasuredRun) -> str:
     """The required values that a result lacks; "" if it has all."""
-    own, result = ("attempts", "metrics", "wall_s"), run.result or {}
-    names = own if run.is_own else [n for n in _NEEDED if n != "wall_s"]
-    return ", ".join(name for name in names if not _NEEDED[name](result))
+    result = {"attempts": 1} | (run.result or {})
+    needed = _NEEDED_OF_OWN if run.is_own else _NEEDED
+    return ", ".join(
+        name
+        for name, shape in needed.items()
+        if not fits(result.get(name), shape) or (name in _ABOVE_0 and result[name] <= 0)
+    )
 
 
 # --- what differs ---------------------------------------------------------------------------------
@@ -167,19 +172,17 @@ def _notes(a: Side, b: Side) -> list[str]:
         if of_a != of_b:
             lines.append(f"not the same work: {name} {of_a} in A, {of_b} in B")
     for side in (a, b):
-        restarted = [r for r in side.runs if r.result and r.result.get("attempts", 1) > 1]
-        if restarted:
-            names = ", ".join(
-                f"{r.name} ({(r.result or {})['attempts']} starts)" for r in restarted
-            )
+        starts = [(run.name, (run.result or {}).get("attempts", 1)) for run in side.runs]
+        if names := ", ".join(f"{name} ({count} starts)" for name, count in starts if count > 1):
             lines.append(f"restarted: {names} in {side.name}; repeated steps count once")
     lines.append(_order(a, b))
-    if not _has_repeats(a, b):
-        counts = f"{len(a.runs)} and {len(b.runs)} run(s)"
-        lines.append(
-            f"{counts}: how much repeats differ is unknown; {_LEAST_REPEATS} of each would show it"
-        )
-    if not _has_repeats(a, b) and not _is_own(a, b):
+    if _has_repeats(a, b):
+        return lines
+    counts = f"{len(a.runs)} and {len(b.runs)} run(s)"
+    lines.append(
+        f"{counts}: how much repeats differ is unknown; {_LEAST_REPEATS} of each would show it"
+    )
+    if not _is_own(a, b):
         dropped = [sum(w.left_out for w in map(windows, side.runs)) for side in (a, b)]
         lines.append(
             f"the first {_WARM_UP:.0%} of the steps' windows are left out as warm-up: "
@@ -199,7 +202,7 @@ _WORK = {
 
 def _order(a: Side, b: Side) -> str:
     """Whether the sides were interleaved: a machine changes over time."""
-    times = [[run.config.get("submission", {}).get("time", "") for run in s.runs] for s in (a, b)]
+    times = [[run.config["submission"].get("time", "") for run in s.runs] for s in (a, b)]
     if not all(all(side) for side in times):
         return "the times of the runs are unknown"
     if max(times[0]) < min(times[1]) or max(times[1]) < min(times[0]):
@@ -212,15 +215,20 @@ def _order(a: Side, b: Side) -> str:
 
 # --- whether it is noise --------------------------------------------------------------------------
 
+_BY_REPEATS = "Welch's t-interval over repeats"
+_TOO_FEW = f"cannot tell: {_LEAST_REPEATS} repeats of each are needed"
+
 
 def _findings(a: Side, b: Side) -> list[Finding]:
     """Speed of the phases, or of the whole, then metrics."""
-    found = [_whole(a, b)] if _is_own(a, b) else [_training(a, b), _evaluation(a, b)]
-    metrics = [side.results("metrics")[0] for side in (a, b)]
-    return found + [_metric(name, a, b) for name in metrics[0] if name in metrics[1]]
-
-
-_BY_REPEATS = "Welch's t-interval over repeats"
+    if _is_own(a, b):
+        found = [_by_repeats("time", _whole, a, b)]
+    else:
+        by_steps = not _has_repeats(a, b)
+        training = _by_steps(a, b) if by_steps else _by_repeats("training", _training, a, b)
+        found = [training, _by_repeats("evaluation", _evaluation, a, b)]
+    first, second = (side.results("metrics")[0] for side in (a, b))
+    return found + [_metric(name, a, b) for name in first if name in second]
 
 
 def _is_own(a: Side, b: Side) -> bool:
@@ -228,36 +236,53 @@ def _is_own(a: Side, b: Side) -> bool:
     return any(run.is_own for run in (*a.runs, *b.runs))
 
 
-def _whole(a: Side, b: Side) -> Finding:
-    times = [np.array(side.results("wall_s")) for side in (a, b)]
-    shown = (f"{a.mean('wall_s'):,.4g} s", f"{b.mean('wall_s'):,.4g} s")
-    if not _has_repeats(a, b):
-        return Finding("time", *shown, f"cannot tell: {_LEAST_REPEATS} repeats of each are needed")
-    return _speed("time", *shown, stats.ratio_of_repeats(times[0], times[1]), _BY_REPEATS)
-
-
 def _has_repeats(a: Side, b: Side) -> bool:
     return min(len(a.runs), len(b.runs)) >= _LEAST_REPEATS
 
 
-def _training(a: Side, b: Side) -> Finding:
-    if _has_repeats(a, b):
-        times = [1 / np.array(side.results("train_samples_per_s")) for side in (a, b)]
-        found = stats.ratio_of_repeats(times[0], times[1])
-        rates = [1 / float(np.mean(t)) for t in times]
-        shown = (_rate(a, rates[0]), _rate(b, rates[1]))
-        return _speed("training", *shown, found, _BY_REPEATS)
+Times = tuple[str, stats.Array]
+"""In words, and the seconds of the same work in each run, shape (repeats,)."""
+
+
+def _by_repeats(what: str, times_of: Callable[[Side], Times], a: Side, b: Side) -> Finding:
+    (shown_a, a_s), (shown_b, b_s) = times_of(a), times_of(b)
+    if not _has_repeats(a, b) or min(*a_s, *b_s) <= 0:
+        return Finding(what, shown_a, shown_b, _TOO_FEW)
+    found = stats.ratio_of_repeats(a_s, b_s)
+    return Finding(what, shown_a, shown_b, verdict_of_speed(*found), _BY_REPEATS, *found)
+
+
+def _whole(side: Side) -> Times:
+    times = np.array(side.results("wall_s"), dtype=np.float64)
+    return f"{times.mean():,.4g} s", times
+
+
+def _training(side: Side) -> Times:
+    times = 1 / np.array(side.results("train_samples_per_s"), dtype=np.float64)
+    return _rate(side, 1 / float(times.mean())), times
+
+
+def _evaluation(side: Side) -> Times:
+    """With their metrics, for a validation sample."""
+    phases, samples = side.results("phases_s"), side.results("evaluate_samples")
+    seconds = [sum(p.get(n, 0.0) for n in ("evaluate", "metric", "broadcast")) for p in phases]
+    times = np.array(seconds) / np.maximum(1, samples)
+    return f"{1000 * float(times.mean()) * side.evaluated:,.4g} ms each", times
+
+
+def _by_steps(a: Side, b: Side) -> Finding:
+    """The training of runs without repeats."""
     sides = [[windows(run) for run in side.runs] for side in (a, b)]
-    rates = [_mean_rate(side) for side in sides]
-    shown = (_rate(a, rates[0]), _rate(b, rates[1]))
-    interval = stats.ratio_of_windows(sides[0], sides[1])
-    if interval is None:
+    shown = _rate(a, _mean_rate(sides[0])), _rate(b, _mean_rate(sides[1]))
+    found = stats.ratio_of_windows(*sides)
+    if found is None:
         counts = [sum(len(w.steps) for w in side) for side in sides]
         return Finding(
             "training", *shown, f"cannot tell: too few steps ({counts[0]} and {counts[1]} windows "
             f"of them; {stats.LEAST_WINDOWS} are needed: lower --log-every, or more steps)",
         )  # fmt: skip
-    return _speed("training", *shown, interval, "t-interval over steps, as many as are independent")
+    method = "t-interval over steps, as many as are independent"
+    return Finding("training", *shown, verdict_of_speed(*found), method, *found)
 
 
 def _mean_rate(side: Sequence[Windows]) -> float:
@@ -274,31 +299,6 @@ def _rate(side: Side, rate: float) -> str:
     return f"{rate:,.4g} samples/s, {step_ms:,.4g} ms a step"
 
 
-def _evaluation(a: Side, b: Side) -> Finding:
-    """Evaluations, with their metrics: the seconds for a validation sample."""
-    times = [np.array([_sample_seconds(run) for run in side.runs]) for side in (a, b)]
-    shown = (_each_ms(a, times[0]), _each_ms(b, times[1]))
-    if not _has_repeats(a, b) or min(map(min, times)) <= 0:
-        text = f"cannot tell: {_LEAST_REPEATS} repeats of each are needed"
-        return Finding("evaluation", *shown, text)
-    return _speed("evaluation", *shown, stats.ratio_of_repeats(times[0], times[1]), _BY_REPEATS)
-
-
-def _each_ms(side: Side, sample_s: stats.Array) -> str:
-    samples = side.mean("evaluate_samples") / side.runs[0].evaluations
-    return f"{1000 * float(sample_s.mean()) * samples:,.4g} ms each"
-
-
-def _sample_seconds(run: MeasuredRun) -> float:
-    result = run.result or {}
-    seconds = sum(result["phases_s"].get(p, 0.0) for p in ("evaluate", "metric", "broadcast"))
-    return float(seconds / max(1, result["evaluate_samples"]))
-
-
-def _speed(what: str, a: str, b: str, found: Interval, method: str) -> Finding:
-    return Finding(what, a, b, verdict_of_speed(*found), method, *found)
-
-
 def verdict_of_speed(ratio: float, low: float, high: float) -> str:
     """An interval of the speed of B over that of A, in words."""
     if low - 1 > stats.ALIKE:
@@ -311,7 +311,7 @@ def verdict_of_speed(ratio: float, low: float, high: float) -> str:
 def _metric(name: str, a: Side, b: Side) -> Finding:
     """A metric of both; without repeats, only an accuracy has an interval."""
     given = [[m.get(name) for m in side.results("metrics")] for side in (a, b)]
-    values = [np.array([v if is_number(v) else math.nan for v in side]) for side in given]
+    values = [np.array([v if is_number(v) else math.nan for v in found]) for found in given]
     means = [float(np.mean(v)) for v in values]
     shown = (f"{means[0]:.4f}", f"{means[1]:.4f}")
     if not np.isfinite(np.concatenate(values)).all():
@@ -319,13 +319,10 @@ def _metric(name: str, a: Side, b: Side) -> Finding:
     if _has_repeats(a, b):
         found = stats.difference_of_repeats(values[0], values[1])
         return Finding(name, *shown, verdict_of_metric(*found), _BY_REPEATS, *found)
-    samples = [0, 0]
-    if "accuracy" in name and not _is_own(a, b):
-        samples = [
-            round(side.mean("evaluate_samples") / side.runs[0].evaluations) for side in (a, b)
-        ]
+    is_share = "accuracy" in name and not _is_own(a, b)
+    samples = [round(side.evaluated) if is_share else 0 for side in (a, b)]
     if min(samples) < 1:
-        return Finding(name, *shown, f"cannot tell: {_LEAST_REPEATS} repeats of each are needed")
+        return Finding(name, *shown, _TOO_FEW)
     low, high = stats.difference_of_shares(means[0], samples[0], means[1], samples[1])
     found = (means[1] - means[0], low, high)
     method = (
@@ -350,23 +347,19 @@ def windows(run: MeasuredRun) -> Windows:
     found: list[tuple[int, int, float]] = []  # last step, steps, samples/s
     steps = 0
     for record in run.records():
-        if record.get("event") == "start":
+        if record["event"] == "start":
             steps = 0
-        if record.get("event") != "step" or not isinstance(record.get("step"), int):
+        if record["event"] != "step":
             continue
         while found and found[-1][0] >= record["step"]:
             found.pop()
         steps += record["steps"] if is_number(record.get("steps")) else 1
-        if is_number(record.get("samples_per_s"), above=0):
+        if (record.get("samples_per_s") or 0) > 0:
             found.append((record["step"], steps, record["samples_per_s"]))
             steps = 0
     left_out = math.ceil(_WARM_UP * len(found))
-    kept = found[left_out:]
-    return Windows(
-        np.array([count for _, count, _ in kept], dtype=np.float64),
-        1 / np.array([rate for _, _, rate in kept], dtype=np.float64),
-        left_out,
-    )
+    _, counts, rates = np.array(found[left_out:], dtype=np.float64).reshape(-1, 3).T
+    return Windows(counts, 1 / rates, left_out)
 
 
 # --- output ---------------------------------------------------------------------------------------

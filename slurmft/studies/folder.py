@@ -19,7 +19,7 @@ from slurmft.cluster.status import RunStatus, job_of, run_statuses
 from slurmft.core import permissions
 from slurmft.core.credentials import redact
 from slurmft.core.errors import UsageError
-from slurmft.core.files import write_text
+from slurmft.core.files import fits, write_text
 from slurmft.core.filesystem import absolute
 from slurmft.runs import records, scan
 from slurmft.runs.rundir import RunDir
@@ -49,43 +49,34 @@ def exclusive(folder: Path, share_with_group: bool = False) -> Iterator[None]:
 
     Raises:
         HeldError: another command holds it.
-        UsageError: the folder cannot be written.
+        UsageError: the folder cannot be written, or locked.
         NotOwnError: it is another user's, or others can write it.
     """
     path = folder / ".lock"
-    try:
-        permissions.make_folder(folder, share_with_group, exist_ok=True)
-        permissions.settle(share_with_group)
-        with permissions.own_folder(folder):
-            (folder / "runs").mkdir(exist_ok=True)
-        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise UsageError(
-            f"cannot write the study folder {str(folder)!r}: {error.strerror or error}",
-            "give a folder that you can write, which the nodes see: --studies-dir",
-        ) from None
-    with file:
-        _hold(file.fileno(), folder)
+    with contextlib.ExitStack() as opened:
+        try:
+            permissions.make_folder(folder, share_with_group, exist_ok=True)
+            permissions.settle(share_with_group)
+            with permissions.own_folder(folder):
+                (folder / "runs").mkdir(exist_ok=True)
+            file = opened.enter_context(open(path, "a+", encoding="utf-8"))
+            locks.lock(file.fileno(), "lockf")
+        except BlockingIOError:
+            holder = path.read_text(encoding="utf-8", errors="replace") or "another process"
+            raise HeldError(
+                f"another `slurmft study run` or `cancel` is at work in {str(folder)!r}: {holder}",
+                "wait until it ends, or end it there; slurmft study status shows its progress",
+            ) from None
+        except OSError as error:
+            why = error.strerror or error
+            raise UsageError(
+                f"cannot write and lock the study folder {str(folder)!r}: {why}",
+                "give one that you can write, on a file system with POSIX locks: --studies-dir",
+            ) from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {os.uname().nodename}")
         file.flush()
         yield
-
-
-def _hold(descriptor: int, folder: Path) -> None:
-    try:
-        locks.lock(descriptor, "lockf")
-    except BlockingIOError:
-        holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
-        raise HeldError(
-            f"another `slurmft study run` or `cancel` is at work in {str(folder)!r}: {holder}",
-            "wait until it ends, or end it there; slurmft study status shows its progress",
-        ) from None
-    except OSError as error:
-        raise UsageError(
-            f"cannot lock {str(folder / '.lock')!r}: {error.strerror}",
-            "give a folder on a file system with POSIX locks: --studies-dir",
-        ) from None
 
 
 def is_shared(folder: Path) -> bool:
@@ -112,8 +103,8 @@ def keep_copies(study: Study, folder: Path) -> None:
     copy = folder / spec.FILE
     if study.path != copy:
         write_text(copy, redact(study.text))
-    if study.published and study.published != folder / spec.PUBLISHED:
-        write_text(folder / spec.PUBLISHED, study.published.read_text(encoding="utf-8"))
+    if study.published and study.published != (copy := folder / study.published.name):
+        write_text(copy, study.published.read_text(encoding="utf-8"))
 
 
 def discard_cut_off(folder: Path) -> None:
@@ -212,11 +203,10 @@ def find_runs(folder: Path) -> tuple[list[MeasuredRun], list[str]]:
 
 def _key(run: MeasuredRun, name: str) -> tuple[str, int]:
     """Cell and repeat of a run; ("", 0): it belongs to no study, or to another."""
-    found = run.study or {}
-    cell, repeat = found.get("cell"), found.get("repeat")
-    if found.get("name") != name or not isinstance(cell, dict) or not isinstance(repeat, int):
-        return "", 0
-    return spec.key_of(cell), repeat
+    study = run.study
+    if study and study.get("name") == name and fits(study, {"cell": dict, "repeat": int}):
+        return spec.key_of(study["cell"]), study["repeat"]
+    return "", 0
 
 
 def last_step(repeat: Repeat) -> tuple[int, int] | None:

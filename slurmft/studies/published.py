@@ -28,8 +28,6 @@ class PublishedTable:
     """The last column's name, if the file has several tables; else empty."""
     work: str
     """What was measured in all tables of the file."""
-    name: str
-    """The same, with the part."""
     source: str
     notes: tuple[str, ...]
     setup: dict[str, Any]
@@ -41,6 +39,10 @@ class PublishedTable:
     def key(self) -> str:
         """For file names."""
         return "-".join(filter(None, (self.file, self.part)))
+
+    @property
+    def name(self) -> str:
+        return f"{self.work}: {with_unit(self.part)}" if self.part else self.work
 
     def named(self, row: Sequence[Any]) -> dict[str, Any]:
         """A row with the names of its columns."""
@@ -65,8 +67,8 @@ def with_unit(name: str) -> str:
     return name.replace("_per_s_", "/s_").replace("_", " ").replace("gpu", "GPU")
 
 
-def load(path: Path, name: str = "") -> list[PublishedTable]:
-    """The published tables of a file; `name`: of the original, if it is a copy.
+def load(path: Path) -> list[PublishedTable]:
+    """The published tables of a file.
 
     Raises:
         UsageError: it cannot be read, or holds no published table.
@@ -75,10 +77,9 @@ def load(path: Path, name: str = "") -> list[PublishedTable]:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(
-            f"cannot read published tables from {str(path)!r}: {reason}", _HINT
-        ) from None
-    tables = _tables(name or path.stem, raw) if isinstance(raw, dict) else []
+        what = f"cannot read published tables from {str(path)!r}: {reason}"
+        raise UsageError(what, _HINT) from None
+    tables = _tables(path.stem, raw) if isinstance(raw, dict) else []
     if not tables:
         raise UsageError(f"{str(path)!r} holds no published table", _HINT)
     return tables
@@ -96,23 +97,19 @@ def _tables(stem: str, raw: dict[str, Any]) -> list[PublishedTable]:
         return []
     read_off = [f"read off: {raw['read_off']}"] if "read_off" in raw else []
     doubts = [f"doubt: {note}" for note in (notes if isinstance(notes, list) else [notes])]
-    work, found = str(raw.get("name", stem)), []
-    for table in given:
-        part = str(table["columns"][-1]) if "tables" in raw else ""
-        found.append(
-            PublishedTable(
-                file=stem,
-                part=part,
-                work=work,
-                name=f"{work}: {with_unit(part)}" if part else work,
-                source=str(raw.get("source", "not named")),
-                notes=(*read_off, *doubts),
-                setup=setup if isinstance(setup, dict) else {},
-                columns=tuple(map(str, table["columns"])),
-                rows=tuple(map(tuple, table["rows"])),
-            )
+    return [
+        PublishedTable(
+            file=stem,
+            part=str(table["columns"][-1]) if "tables" in raw else "",
+            work=str(raw.get("name", stem)),
+            source=str(raw.get("source", "not named")),
+            notes=(*read_off, *doubts),
+            setup=setup if isinstance(setup, dict) else {},
+            columns=tuple(map(str, table["columns"])),
+            rows=tuple(map(tuple, table["rows"])),
         )
-    return found
+        for table in given
+    ]
 
 
 def _flat(value: Any) -> str:

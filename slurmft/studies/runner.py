@@ -7,13 +7,12 @@ after another.
 """
 
 import contextlib
-import dataclasses
 import json
 import math
 import secrets
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,8 @@ from slurmft.cluster.submit import check, create, provenance, submit
 from slurmft.core.config import RunConfig, flag
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.own_program import FLAGS
-from slurmft.core.site import merge, site_defaults
+from slurmft.core.site import in_file, merge, site_defaults
+from slurmft.core.text import some
 from slurmft.runs.job_ids import array_of, array_task_id
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
@@ -61,7 +61,7 @@ def with_flags(study: Study, flags: dict[str, Any]) -> Study:
     if study.program:
         values = {k: list(v) if isinstance(v, tuple) else v for k, v in flags.items()}
         programs.typed(f"{study.path.name}, flags", values)
-    changed = dataclasses.replace(study, fixed=merge(study.fixed, flags))
+    changed = replace(study, fixed=merge(study.fixed, flags))
     spec.check_work(changed)
     return changed
 
@@ -76,31 +76,26 @@ def configurations(study: Study, folder: Path, make: bool = True) -> Configs:
         UsageError: a value is invalid; the message names the cell.
     """
     found: Configs = {}
-    by_cell: dict[str, RunConfig] = {}
     for repeat, cell in spec.rounds(study):
         key = spec.key_of(cell)
         try:
             if study.program:
                 found[key, repeat] = _configure_own(study, cell, repeat, folder, make)
-            elif key not in by_cell:
-                by_cell[key] = _configure(study, cell, folder)
+            elif repeat == 1:
+                found[key, 1] = _configure(study, cell, folder)
+            else:
+                found[key, repeat] = _with_seed(found[key, 1], repeat)
         except UsageError as error:
-            where = f"the cell {spec.label(cell)!r} of {study.path.name}"
-            raise UsageError(f"{where}: {error.message}", error.hint) from None
-        if not study.program:
-            program = by_cell[key].program
-            settings = program.settings | {"seed": program.settings["seed"] + repeat - 1}
-            program = dataclasses.replace(program, settings=settings)
-            found[key, repeat] = dataclasses.replace(by_cell[key], program=program)
+            raise in_file(f"the cell {spec.label(cell)!r} of {study.path.name}", error) from None
     if study.program:
         programs.check_apart([c.program.settings for c in found.values()], study.varied)
     first = next(iter(found.values()))  # all wait for the same
     waits = dependency.settled(first, first.job.cluster, None)
     paths = {name: getattr(waits.job, name) for name in dependency.KINDS}
-    for which, each in found.items():
-        job = dataclasses.replace(each.job, **paths)
-        found[which] = dataclasses.replace(each, job=job, submission=waits.submission)
-    return found
+    return {
+        which: replace(each, job=replace(each.job, **paths), submission=waits.submission)
+        for which, each in found.items()
+    }
 
 
 def _configure(study: Study, cell: spec.Cell, folder: Path) -> RunConfig:
@@ -110,6 +105,13 @@ def _configure(study: Study, cell: spec.Cell, folder: Path) -> RunConfig:
     plain = {k: v for k, v in values.items() if k != spec.GLOBAL_BATCH_SIZE}
     divided = spec.divide_batch(values, recipes.fill(merge(site, plain)))
     return _placed(configure(divided | {"runs_dir": str(folder / "runs")}))
+
+
+def _with_seed(first: RunConfig, repeat: int) -> RunConfig:
+    """That of a later repeat: the data was checked for the first one."""
+    seed = first.program.settings["seed"] + repeat - 1
+    program = replace(first.program, settings=first.program.settings | {"seed": seed})
+    return replace(first, program=program)
 
 
 def _configure_own(
@@ -127,7 +129,7 @@ def _configure_own(
 def _placed(config: RunConfig) -> RunConfig:
     """The configuration with the cluster that it will run on."""
     cluster = check(config.job)
-    return dataclasses.replace(config, job=dataclasses.replace(config.job, cluster=cluster))
+    return replace(config, job=replace(config.job, cluster=cluster))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ class Submission:
         study = {"name": self.study.name, "cell": repeat.cell, "repeat": repeat.number}
         config = self.configs[repeat.key]
         submission = config.submission | provenance | {"study": study}
-        config = dataclasses.replace(config, submission=submission)
+        config = replace(config, submission=submission)
         return config, f"c{number}-r{repeat.number}-{secrets.token_hex(2)}"
 
 
@@ -208,20 +210,18 @@ def _difference(run: MeasuredRun, config: RunConfig) -> str:
     if run.is_own:  # what it was started with before its code was copied
         words = [settings["file"] if w.startswith(code) else w for w in settings["argv"]]
         settings = settings | {"argv": [w for n, w in enumerate(words) if (n, w) != (1, "-P")]}
-    found = []
-    for old_values, values in (
-        (settings, wanted["program"]["settings"]),
-        (run.config["job"], wanted["job"]),
-    ):
-        for name, value in values.items():
-            old = old_values.get(name, value)  # an older version may not know it
-            if name not in _MAY_DIFFER and old != value:
-                found.append(f"{name} was {old!r}, is {value!r}")
-    before = run.config["program"].get("inputs", {})
+    before = {k: v for k, v in (settings | run.config["job"]).items() if k not in _MAY_DIFFER}
+    now = wanted["job"] | wanted["program"]["settings"]
+    found = [  # an older version may not know a setting
+        f"{name} was {old!r}, is {now[name]!r}"
+        for name, old in before.items()
+        if name in now and now[name] != old
+    ]
+    inputs = run.config["program"].get("inputs", {})
     for path, facts in wanted["program"]["inputs"].items():
-        if before.get(path, facts)["sha256"] != facts["sha256"]:
+        if inputs.get(path, facts)["sha256"] != facts["sha256"]:
             found.append(f"{path} has changed")
-    return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    return some(found, 3)
 
 
 # --- on Slurm -------------------------------------------------------------------------------------
@@ -271,14 +271,12 @@ def _create_all(
     todo: Submission, group: Sequence[Repeat], provenance: dict[str, Any]
 ) -> list[RunDir]:
     """The run directories of a group; all or none."""
-    runs: list[RunDir] = []
-    try:
+    with contextlib.ExitStack() as undo:
+        runs = []
         for repeat in group:
             runs.append(create(*todo.new_run(repeat, provenance)))
-    except SlurmftError:
-        for run in runs:
-            run.discard()
-        raise
+            undo.callback(runs[-1].discard)
+        undo.pop_all()
     return runs
 
 

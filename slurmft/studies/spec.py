@@ -18,7 +18,7 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ from slurmft.core.site import in_file, typed_values
 from slurmft.studies import programs, published
 from slurmft.train.configure import OPTIONS
 
-FILE, PUBLISHED = "study.toml", "published.json"
-"""Names in a study's folder: copies of its file, and of the published figures."""
+FILE = "study.toml"
+"""Name of the copy of a study file in the study's folder."""
 
 SCALINGS = ("strong", "weak", "none")
 GLOBAL_BATCH_SIZE = "global_batch_size"
@@ -43,7 +43,6 @@ _DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 """Keys of a study file; a value has the type of its default."""
 _WORDS = WORDS | {dict: "a table", list: "a list of tables"}
-_NEVER_HERE = {"runs_dir": "the study has its own: --studies-dir"}
 _NOT_VARIED = {
     "cluster": "a study runs on one cluster: give it in [fixed], or as a flag",
     "seed": "the repeats have seeds of their own; the first one goes into [fixed]",
@@ -53,7 +52,6 @@ _NOT_VARIED = {
     "repeat": "its values are 1 to repeats",
 }
 _NO_STUDY = "give a study file, the folder of a study, or a name that slurmft examples lists"
-_PROCESSES = ("nodes", "nproc_per_node")
 _MAX_RUNS = 100_000
 
 Cell = dict[str, Any]
@@ -75,8 +73,6 @@ class Study:
     retries: int
     published: Path | None
     """The file of published figures; in a study's folder, the copy that is there."""
-    published_as: str
-    """The same, as the study file names it; empty: none."""
     fixed: dict[str, Any]
     """Settings of all cells, which may include `global_batch_size`."""
     program: dict[str, Any]
@@ -93,7 +89,6 @@ def read_study(given: str | Path, with_published: bool = True) -> Study:
     """The study of a file, or of a study's folder.
 
     Args:
-        given: the file or folder.
         with_published: check that the file of published figures can be read.
 
     Raises:
@@ -131,25 +126,22 @@ def parse_study(text: str, path: Path) -> Study:
     except (ValueError, RecursionError) as error:  # the latter: thousands of brackets
         raise UsageError(f"{path} is not TOML: {error}", "see slurmft study --help") from None
     _check_top(path, raw)
-    raw |= {k: v for k, v in _DEFAULTS.items() if k not in raw}
-    program = programs.read(path, raw["program"]) if raw["program"] else {}
-    fixed = (programs.typed if program else _settings)(f"{path}: [fixed]", raw["fixed"])
+    given = _DEFAULTS | raw
+    program = programs.read(path, given["program"]) if given["program"] else {}
+    fixed = (programs.typed if program else _settings)(f"{path}: [fixed]", given["fixed"])
+    axes = _axes(path, raw, fixed | program)
     study = Study(
         path=path,
         text=text,
-        title=raw["title"] or raw["name"],
-        published=_published(path, raw["published"]),
-        published_as=raw["published"],
+        title=given["title"] or given["name"],
+        published=_published(path, given["published"]),
         fixed=fixed,
         program=program,
-        cells=_cells(path, raw, fixed | program),
-        **{k: raw[k] for k in ("name", "scaling", "repeats", "at_most", "retries")},
+        cells=_cells(path, axes, given["repeats"]),
+        **{k: given[k] for k in ("name", "scaling", "repeats", "at_most", "retries")},
     )
     if program:
         programs.check_placeholders(path, program, study.varied, fixed)
-    if len(study.cells) * study.repeats > _MAX_RUNS:
-        count = len(study.cells) * study.repeats
-        raise UsageError(f"{path}: {count:,} runs", f"the limit is {_MAX_RUNS:,}: lower repeats")
     check_work(study)
     return study
 
@@ -182,16 +174,16 @@ def _published(path: Path, given: str) -> Path | None:
     """The file of published figures: of a study's folder, the copy that is there."""
     if not given:
         return None
-    copy = path.with_name(PUBLISHED)
+    copy = path.with_name(Path(given).name)
     return copy if path.name == FILE and copy.exists() else path.parent / given
 
 
 def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:
     """Settings converted to the types of their fields, and `global_batch_size`."""
     for key, value in values.items():
-        if key in _NEVER_HERE:
+        if key == "runs_dir":
             what = f"{where}: {key} = {value!r} is not possible in a study"
-            raise UsageError(what, _NEVER_HERE[key])
+            raise UsageError(what, "the study has its own: --studies-dir")
         if key in _DEFAULTS:
             raise UsageError(
                 f"{where}: {key!r} is a key of the study itself", "move it above the first [table]"
@@ -208,68 +200,50 @@ def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:
 # --- cells ----------------------------------------------------------------------------------------
 
 
-def _cells(path: Path, raw: dict[str, Any], fixed: dict[str, Any]) -> tuple[Cell, ...]:
-    """The product of [grid] and [[cells]], in the file's order; what comes first varies slowest."""
-    axes: dict[str, list[Cell]] = {}
+def _axes(path: Path, raw: dict[str, Any], fixed: dict[str, Any]) -> list[list[Cell]]:
+    """What is combined, in the file's order: every list of [grid], and [[cells]]."""
+    axes = []
     for table in [key for key in raw if key in ("grid", "cells")]:
         where = f"{path}: [grid]" if table == "grid" else f"{path}: [[cells]]"
-        cells = (_grid if table == "grid" else _explicit)(path, raw[table])
-        axes[table] = [_typed_cell(where, cell, bool(raw["program"])) for cell in cells]
-        for field in axes[table][0]:
-            _check_varied(path, table, field, fixed)
-    _check_count(path, [len(cells) for cells in axes.values()])
-    both = set(axes["grid"][0]) & set(axes["cells"][0])
-    if both:
+        for axis in _grid(where, raw["grid"]) if table == "grid" else _explicit(path, raw["cells"]):
+            axes.append([_typed_cell(where, cell, bool(raw.get("program"))) for cell in axis])
+            for field in axis[0]:
+                _check_varied(where, field, fixed)
+    named = Counter(field for axis in axes for field in axis[0])
+    if both := sorted(field for field, count in named.items() if count > 1):
         raise UsageError(
-            f"{path}: {', '.join(sorted(both))} is in both [grid] and [[cells]]",
+            f"{path}: {', '.join(both)} is in both [grid] and [[cells]]",
             "leave it out of one of them",
         )
-    combinations = itertools.product(*axes.values())
-    cells = [{k: v for part in parts for k, v in part.items()} for parts in combinations]
-    if not cells[0]:
+    if not axes:
         raise UsageError(f"{path} varies nothing", "give [grid], such as nodes = [1, 2, 4]")
-    counts = Counter(map(key_of, cells))
-    if twice := next((cell for cell in cells if counts[key_of(cell)] > 1), None):
-        raise UsageError(
-            f"{path}: the cell {label(twice)!r} occurs twice", "for more runs of it, raise repeats"
-        )
-    return tuple(cells)
+    return axes
 
 
-def _check_count(path: Path, lengths: Sequence[int]) -> None:
-    if (count := math.prod(lengths)) > _MAX_RUNS:
-        raise UsageError(f"{path}: {count:,} cells", f"the limit is {_MAX_RUNS:,}")
-
-
-def _grid(path: Path, grid: dict[str, Any]) -> list[Cell]:
-    """All combinations of the grid's lists."""
+def _grid(where: str, grid: dict[str, Any]) -> Iterator[list[Cell]]:
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
             raise UsageError(
-                f"{path}: [grid] {key} must be a list of values, not {values!r}",
+                f"{where} {key} must be a list of values, not {values!r}",
                 f"write {key} = [...], or move it to [fixed]",
             )
-    _check_count(path, [len(values) for values in grid.values()])
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+        yield [{key: value} for value in values]
 
 
-def _explicit(path: Path, tables: list[Any]) -> list[Cell]:
-    """The tables of [[cells]], which must name the same fields."""
-    if tables is _DEFAULTS["cells"]:
-        return [{}]
+def _explicit(path: Path, tables: list[Any]) -> list[list[Cell]]:
+    """The tables of [[cells]], which must name the same fields: one axis."""
     if not tables or not all(isinstance(table, dict) and table for table in tables):
         raise UsageError(
             f"{path}: cells must be tables with values, not {tables!r}", "write [[cells]]"
         )
     for table in tables:
-        if table.keys() != tables[0].keys():
-            odd = ", ".join(sorted(table.keys() ^ tables[0].keys()))
+        if odd := ", ".join(sorted(table.keys() ^ tables[0].keys())):
             raise UsageError(
                 f"{path}: the cell {label(table)!r} and the first one differ in their fields: "
                 f"{odd}",
                 "give every [[cells]] the same fields",
             )
-    return [{key: table[key] for key in tables[0]} for table in tables]
+    return [[{key: table[key] for key in tables[0]} for table in tables]]
 
 
 def _typed_cell(where: str, cell: Cell, own: bool) -> Cell:
@@ -278,17 +252,31 @@ def _typed_cell(where: str, cell: Cell, own: bool) -> Cell:
     return {k: list(v) if isinstance(v, tuple) else v for k, v in typed.items()}
 
 
-def _check_varied(path: Path, table: str, field: str, fixed: dict[str, Any]) -> None:
+def _check_varied(where: str, field: str, fixed: dict[str, Any]) -> None:
     """Raises UsageError for a field that cannot be varied, or is fixed."""
     if field in _NOT_VARIED:
-        raise UsageError(f"{path}: [{table}] varies {field}", _NOT_VARIED[field])
+        raise UsageError(f"{where} varies {field}", _NOT_VARIED[field])
     if field in fixed:
         holder = "fixed" if field in OPTIONS or field == GLOBAL_BATCH_SIZE else "program"
         raise UsageError(
-            f"{path}: {field} is varied in [{table}], and [{holder}] has {field} = "
-            f"{fixed[field]!r}",
+            f"{where} varies {field}, but [{holder}] has {field} = {fixed[field]!r}",
             "leave one of them out",
         )
+
+
+def _cells(path: Path, axes: list[list[Cell]], repeats: int) -> tuple[Cell, ...]:
+    """All combinations; what comes first varies slowest."""
+    count = math.prod(map(len, axes))
+    if count * repeats > _MAX_RUNS:
+        what = f"{path}: {count:,} cells x {repeats:,} repeats are {count * repeats:,} runs"
+        raise UsageError(what, f"the limit is {_MAX_RUNS:,}")
+    cells = [dict(itertools.chain(*map(dict.items, parts))) for parts in itertools.product(*axes)]
+    counts = Counter(map(key_of, cells))
+    if twice := next((cell for cell in cells if counts[key_of(cell)] > 1), None):
+        raise UsageError(
+            f"{path}: the cell {label(twice)!r} occurs twice", "for more runs of it, raise repeats"
+        )
+    return tuple(cells)
 
 
 def key_of(cell: Cell) -> str:
@@ -319,11 +307,8 @@ def typed(cell: Cell) -> dict[str, Any]:
 
 
 def divide_batch(values: dict[str, Any], filled: dict[str, Any]) -> dict[str, Any]:
-    """The values with a batch size for each process in place of the global one.
-
-    Args:
-        values: of a cell.
-        filled: the same with values from recipe and site file: the number of processes.
+    """The values of a cell with a batch size for each process in place of the global one; `filled`
+    has the number of processes, which may come from recipe or site file.
 
     Raises:
         UsageError: the number of processes is not given, or does not divide the batch.
@@ -357,7 +342,7 @@ def check_work(study: Study) -> None:
             f"{study.path}: {GLOBAL_BATCH_SIZE} and batch_size contradict each other",
             "leave one of them out",
         )
-    if not set(_PROCESSES) & set(study.varied):
+    if not {"nodes", "nproc_per_node"} & set(study.varied):
         return
     if study.scaling == "weak" and GLOBAL_BATCH_SIZE in named:
         raise UsageError(

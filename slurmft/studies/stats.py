@@ -36,35 +36,29 @@ Interval = tuple[float, float, float]
 
 
 def ratio_of_repeats(a_s: Array, b_s: Array) -> Interval:
-    """Speed of B over that of A, from the times of repeats: Welch's t-interval of their logarithms.
-
-    Args:
-        a_s: seconds of the same work in each run of A, shape (repeats,).
-        b_s: those of B, shape (repeats,).
-    """
-    estimate, low, high = difference_of_repeats(np.log(b_s), np.log(a_s))
-    return math.exp(estimate), math.exp(low), math.exp(high)
+    """Speed of B over that of A: Welch's t-interval of the logarithms of the seconds that each run
+    took for the same work. Arrays of shape (repeats,)."""
+    return _ratio(difference_of_repeats(np.log(b_s), np.log(a_s)))
 
 
 def difference_of_repeats(a: Array, b: Array) -> Interval:
     """Mean of B minus mean of A: Welch's t-interval. Arrays of shape (repeats,)."""
     variances = [float(v.var(ddof=1)) / len(v) for v in (a, b)]
-    half = _t_quantile(variances, [len(a), len(b)]) * math.sqrt(sum(variances))
-    estimate = float(b.mean() - a.mean())
+    return _difference(float(b.mean() - a.mean()), variances, [len(a), len(b)])
+
+
+def _difference(estimate: float, variances: Sequence[float], counts: Sequence[float]) -> Interval:
+    """Of two means with these variances, and as many independent values behind each: Student's
+    t-interval, with the degrees of freedom of Welch and Satterthwaite."""
+    parts = sum(v**2 / (n - 1) for v, n in zip(variances, counts, strict=True))
+    freedom = sum(variances) ** 2 / parts if parts else min(counts) - 1
+    half = float(stdtrit(freedom, 0.975)) * math.sqrt(sum(variances))
     return estimate, estimate - half, estimate + half
 
 
-def _t_quantile(variances: Sequence[float], counts: Sequence[float]) -> float:
-    """The 97.5 % quantile of Student's t for a difference of two means, with the degrees of freedom
-    of Welch and Satterthwaite.
-
-    Args:
-        variances: of the means.
-        counts: independent values behind each.
-    """
-    parts = sum(v**2 / (n - 1) for v, n in zip(variances, counts, strict=True))
-    freedom = sum(variances) ** 2 / parts if parts else min(counts) - 1
-    return float(stdtrit(freedom, 0.975))
+def _ratio(of_logarithms: Interval) -> Interval:
+    estimate, low, high = of_logarithms
+    return math.exp(estimate), math.exp(low), math.exp(high)
 
 
 # --- windows of steps -----------------------------------------------------------------------------
@@ -75,10 +69,6 @@ def ratio_of_windows(a: Sequence[Windows], b: Sequence[Windows]) -> Interval | N
 
     Neighbouring windows are slow together, so n of them count as fewer independent ones: as
     n (1 - rho) / (1 + rho), with their autocorrelation rho (Thiebaux and Zwiers 1984).
-
-    Args:
-        a: the windows of each run of A.
-        b: those of B.
     """
     means, variances, counts = [], [], []
     for side in (a, b):
@@ -95,18 +85,12 @@ def ratio_of_windows(a: Sequence[Windows], b: Sequence[Windows]) -> Interval | N
         means.append(math.log(mean))
         variances.append(float(relative.var(ddof=1)) / independent)
         counts.append(independent)
-    half = _t_quantile(variances, counts) * math.sqrt(sum(variances))
-    estimate = means[0] - means[1]
-    return math.exp(estimate), math.exp(estimate - half), math.exp(estimate + half)
+    return _ratio(_difference(means[0] - means[1], variances, counts))
 
 
 def autocorrelation(values: Array) -> float:
-    """The lag-one autocorrelation, with Kendall's correction of its bias, plus half its standard
-    error: too small a value is the worse mistake.
-
-    Args:
-        values: in the order of time, shape (windows,).
-    """
+    """The lag-one autocorrelation of values in the order of time, with Kendall's correction of its
+    bias, plus half its standard error: too small a value is the worse mistake."""
     count = len(values)
     centred = values - values.mean()
     variance = float((centred**2).sum())
@@ -123,15 +107,8 @@ def autocorrelation(values: Array) -> float:
 def difference_of_shares(
     first: float, first_count: int, second: float, second_count: int
 ) -> tuple[float, float]:
-    """The 95 % interval of the second share minus the first: as of independent normal values, with
-    one right and one wrong answer more of each (Agresti and Caffo 2000).
-
-    Args:
-        first: share of right answers of the first.
-        first_count: answers of it.
-        second: the same of the second.
-        second_count: the same of the second.
-    """
+    """The 95 % interval of the second share of right answers minus the first: as of independent
+    normal values, with one right and one wrong answer more of each (Agresti and Caffo 2000)."""
     counts = np.array([first_count, second_count]) + 2
     shares = (np.array([first, second]) * (counts - 2) + 1) / counts
     half = 1.96 * math.sqrt(float((shares * (1 - shares) / counts).sum()))

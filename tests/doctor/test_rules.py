@@ -25,10 +25,10 @@ def test_slow_ones() -> None:
 
 def test_few_lines_name_all_broken_pairs() -> None:
     others = ["n1", "n2", "n4"]
-    assert rules.blame((o, "n3") for o in others) == [("n3", "to", others)]
-    assert rules.blame(("n3", o) for o in others) == [("n3", "from", others)]
+    assert rules.blame((o, "n3") for o in others) == [(others, ["n3"])]
+    assert rules.blame(("n3", o) for o in others) == [(["n3"], others)]
     both = [("n1", "n3"), ("n2", "n3"), ("n4", "n1")]
-    assert rules.blame(both) == [("n3", "to", ["n1", "n2"]), ("n1", "to", ["n4"])]
+    assert rules.blame(both) == [(["n1", "n2"], ["n3"]), (["n4"], ["n1"])]
     three = {("n1", "n3"), ("n2", "n3"), ("n3", "n4")}
     assert rules.healthy(["n1", "n2", "n3", "n4"], three) == ["n1", "n2", "n4"]
     assert rules.healthy(["n1", "n2"], set()) == ["n1", "n2"]

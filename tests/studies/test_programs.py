@@ -118,7 +118,7 @@ def test_options_of_the_job_stay_options(folder: Path) -> None:
         ("--lr {lr}", "--lr {}", ["has {}", "{{ for a {"]),
         ("[grid]", "[grid]\nnode = [1]", ["node varies", "no {node}", "did you mean nodes?"]),
         ("[grid]", "[grid]\nx9y = [1]", ["x9y varies", "write {x9y} into command"]),
-        ("[grid]", "[grid]\nper = ['node']", ["per is varied in [grid], and [program] has per"]),
+        ("[grid]", "[grid]\nper = ['node']", ["[grid] varies per, but [program] has per"]),
         ("[grid]", "[grid]\nseed = [1]", ["varies seed", "seeds of their own"]),
         ("[grid]", "[grid]\nrepeat = [1]", ["varies repeat", "1 to repeats"]),
         ("[grid]", "[fixed]\nepochs = 2\n[grid]", ["epochs = 2", "no training", "in command"]),

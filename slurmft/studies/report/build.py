@@ -41,7 +41,7 @@ class Section:
     tables: Sequence[Table]
     data: Sequence[tuple[str, Table]]
     """The same for CSV: name of the file, without ending, and table."""
-    make_charts: Callable[[], list[Chart]]
+    make_charts: Callable[[], list[Chart]] = list
     """Makes the plots when they are needed: curves read many records."""
     origins: Sequence[str] = ()
     problems: Sequence[str] = ()
@@ -63,48 +63,50 @@ def slug(text: str) -> str:
 def of_runs(runset: RunSet, beside_them: Sequence[PublishedTable]) -> Section:
     """The section of a run set: its tables, and published tables beside."""
     rows = rows_of(runset)
-    speed = speed_table(rows, runset)
+    key, speed = slug(runset.name), speed_table(rows, runset)
     changed = changes(rows, runset.fields)
-    speed = replace(speed, notes=[*speed.notes, *changed])
-    key = slug(runset.name)
-    tables = [speed, *([] if runset.is_own else [phase_table(rows, runset)])]
+    tables = [replace(speed, notes=[*speed.notes, *changed])]
+    tables += [] if runset.is_own else [phase_table(rows, runset)]
     tables += [] if runset.study else class_tables(rows)
     tables += cost_tables(rows, runset)
     data = [(key, data_table(rows, runset))]
-    problems = [*runset.problems]
-    for i, theirs in enumerate(beside_them):
+    problems, sources = [*runset.problems], origins(rows)
+    for theirs in beside_them:
         if not any(m.published and m.ours for m in matches(theirs, rows)):
             keys = ", ".join(k.replace("_", " ") for k in keys_of(theirs)) or "nothing"
             problems.append(f"no row matches a row of {theirs.name}; compared by: {keys}")
         elif measured_of(theirs):
             table = beside(theirs, rows, runset.fields)
             data.append((f"{key}-{slug(theirs.key)}", table))
-            is_last = all(later.file != theirs.file for later in beside_them[i + 1 :])
-            footnotes = theirs.footnotes if is_last else ()  # once for all tables of a file
-            tables.append(replace(table, notes=[*table.notes, *changed, *footnotes]))
+            tables.append(replace(table, notes=[*table.notes, *changed]))
+            sources += theirs.footnotes
     return Section(
         key=key,
         title=runset.title,
         tables=tables,
         data=data,
         make_charts=lambda: charts_of(rows, runset, beside_them),
-        origins=origins(rows),
+        origins=list(dict.fromkeys(sources)),  # those of published tables are one for each file
         problems=problems,
     )
 
 
-def of_published(tables: Sequence[PublishedTable]) -> Section:
+def of_published(tables: Sequence[PublishedTable], title: str = "") -> Section:
     """The section of a file of published tables, as published."""
     first, shown = tables[0], [as_published(table) for table in tables]
     data = [(f"published-{slug(t.key)}", table) for t, table in zip(tables, shown, strict=True)]
-    shown[-1] = replace(shown[-1], notes=first.footnotes)
     return Section(
         key=f"published-{slug(first.file)}",
-        title=f"Published: {first.work}",
+        title=_titled(title, f"Published: {first.work}"),
         tables=shown,
         data=data,
-        make_charts=list,
+        origins=first.footnotes,
     )
+
+
+def _titled(title: str, own: str) -> str:
+    """A title under the user's, unless it is that."""
+    return own if own.startswith(title) else f"{title}: {own}"
 
 
 # --- collecting ---------------------------------------------------------------------------------
@@ -121,7 +123,7 @@ def collect_sections(
     Args:
         paths: run directories, folders of them, files of published tables.
         beside: further files of published tables.
-        title: of the runs of no study.
+        title: of the runs of no study, and above the others.
         peak_tflop_per_s: what a device could compute, for the model FLOPs utilisation.
 
     Raises:
@@ -141,23 +143,13 @@ def collect_sections(
     names = ", ".join(folder.resolve().name or str(folder) for folder in folders)
     for runset in group_by_study(found, title or f"Runs in {names}"):
         given_here = [table for tables in given or [_study_tables(runset)] for table in tables]
-        sections.append(of_runs(runset, given_here))
+        titled = replace(runset, title=_titled(title, runset.title))
+        sections.append(of_runs(titled, given_here))
         if not given and given_here and given_here not in named_by_studies:
             named_by_studies.append(given_here)
-            sections.append(of_published(given_here))
-    sections += [of_published(tables) for tables in given]
-    return _with_own_keys([_titled(section, title) for section in sections]), problems
-
-
-def _titled(section: Section, title: str) -> Section:
-    """A section, and its tables, under the user's own title, where its own one does not have it."""
-    if not title or section.title.startswith(title):
-        return section
-    tables = [
-        replace(t, title=f"{title}: {t.title}") if section.title in t.title else t
-        for t in section.tables
-    ]
-    return replace(section, title=f"{title}: {section.title}", tables=tables)
+            sections.append(of_published(given_here, title))
+    sections += [of_published(tables, title) for tables in given]
+    return _with_own_keys(sections), problems
 
 
 def _study_tables(runset: RunSet) -> list[PublishedTable]:
@@ -166,7 +158,7 @@ def _study_tables(runset: RunSet) -> list[PublishedTable]:
     if study is None or study.published is None:
         return []
     try:
-        return published.load(study.published, Path(study.published_as).stem)
+        return published.load(study.published)
     except UsageError as error:
         runset.problems.append(error.message)
         return []

@@ -63,9 +63,9 @@ class Column:
         return "decimal" if plain and not ranges else "right"
 
 
-def column(key: str, raw: Iterable[Any], **more: Any) -> Column:
-    """A column of values that are shown as they are; `more`: of the column."""
-    return Column(key, [Value.of(value) for value in raw], **more)
+def column(key: str, raw: Iterable[Any], decimals: int | None = None, **more: Any) -> Column:
+    """A column of values as they are, or of numbers with so many decimals."""
+    return Column(key, [Value.of(value, decimals) for value in raw], **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,7 @@ class Table:
 
 
 def as_text(table: Table, width: int = WIDTH) -> str:
-    """A table for terminals: columns of the highest rank are left out until it fits.
-
-    Args:
-        table: the table.
-        width: columns of the terminal.
-    """
+    """A table for terminals: columns of the highest rank are left out until it fits."""
     fitted = _fitted(table, width)
     title = textwrap.fill(_line(fitted.title), width)
     lines = [title, "", _grid(fitted), "", *_bullets(fitted.notes, width)]
@@ -96,16 +91,15 @@ def as_text(table: Table, width: int = WIDTH) -> str:
 
 def _fitted(table: Table, width: int = WIDTH) -> Table:
     """A table as wide as a terminal; a note names the columns that were left out for that."""
-    left_out: list[str] = []
-    while max(len(line) for line in _grid(table).splitlines()) > width:
-        last = max(reversed(table.columns), key=lambda column: column.rank)
+    columns, left_out = list(table.columns), list[str]()
+    while max(map(len, _grid(replace(table, columns=columns)).splitlines())) > width:
+        last = max(reversed(columns), key=lambda column: column.rank)
         if last.rank == 0:
             break  # what names a row stays, even if the line is too long
+        columns.remove(last)
         left_out.append(last.words)
-        table = replace(table, columns=[c for c in table.columns if c is not last])
-    if not left_out:
-        return table
-    return replace(table, notes=[*table.notes, f"left out here, in CSV: {', '.join(left_out)}"])
+    note = [f"left out here, in CSV: {', '.join(left_out)}"] if left_out else []
+    return replace(table, columns=columns, notes=[*table.notes, *note])
 
 
 def _grid(table: Table) -> str:

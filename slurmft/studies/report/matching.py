@@ -67,19 +67,14 @@ def measured_of(published: PublishedTable) -> list[str]:
 
 
 def key_of(row: Row, name: str, like: Any = None) -> Any:
-    """What one of our rows has in a published key column.
-
-    Args:
-        row: ours.
-        name: the column.
-        like: a published value; for a configuration only what that names is compared.
-    """
+    """What one of our rows has in a published key column; of a configuration, what a published
+    value names of it."""
     if name in ("gpus", "devices"):
         return row.devices
     if name == CONFIGURATION:
-        batch, precision = row.value("batch_size"), row.fact("precision")
+        batch, precision = row.value("batch_size"), row.value("precision")
         return batch if isinstance(like, int) else f"{precision}-{batch}"
-    return row.fact(_FIELDS[name])
+    return row.value(_FIELDS[name])
 
 
 def matches(published: PublishedTable, rows: Sequence[Row]) -> list[Match]:
@@ -104,13 +99,8 @@ def _equal(theirs: Any, ours: Any) -> bool:
 
 
 def beside(published: PublishedTable, rows: Sequence[Row], fields: Sequence[str]) -> Table:
-    """A published table, with a column of ours after each of theirs that we measure.
-
-    Args:
-        published: what was published.
-        rows: ours.
-        fields: what ours differ in; those that the published table does not have name our rows.
-    """
+    """A published table, with a column of ours after each of theirs that we measure. Of the fields
+    in which ours differ, those that it does not have name our rows."""
     found = matches(published, rows)
     ours = [f for f in fields if f not in _used_fields(published)]
     ours = [f for f in ours if len({repr(m.ours.cell.get(f)) for m in found if m.ours}) > 1]
@@ -135,12 +125,12 @@ def _columns(
     keys = keys_of(published)
     columns: list[Column] = []
     for name in published.columns:
-        theirs, measure = [_theirs(m, name, keys) for m in found], _MEASURES.get(name)
-        columns.append(_column(published, name, theirs))
-        if measure:
+        columns.append(_column(published, name, [_theirs(m, name, keys) for m in found]))
+        if measure := _MEASURES.get(name):
             columns[-1] = replace(columns[-1], label=f"{with_unit(name)} published")
-            values = _ours([m.ours for m in found], measure)
-            columns.append(Column(f"{name}_ours", values, f"{with_unit(name)} ours"))
+            ours = [m.ours.median(measure) if m.ours else None for m in found]
+            decimals = 2 if measure in SCALED else 4 if measure == "metric" else decimals_of(ours)
+            columns.append(column(f"{name}_ours", ours, decimals, label=f"{with_unit(name)} ours"))
     for name in fields:
         label = f"{name.replace('_', ' ')} ours"
         cells = (m.ours and m.ours.cell.get(name) for m in found)
@@ -156,13 +146,6 @@ def _theirs(match: Match, name: str, keys: Sequence[str]) -> Any:
     if match.published is not None:
         return match.published[name]
     return key_of(match.ours, name) if name in keys and match.ours else None
-
-
-def _ours(rows: Sequence[Row | None], measure: str) -> list[Value]:
-    scaled = measure in SCALED
-    found = [(r.scaled.get(measure) if scaled else r.median(measure)) if r else None for r in rows]
-    decimals = 2 if scaled else 4 if measure == "metric" else decimals_of(found)
-    return [Value.of(v, decimals) for v in found]
 
 
 def _notes(published: PublishedTable, rows: Sequence[Row], found: Sequence[Match]) -> list[str]:
@@ -186,10 +169,8 @@ def _notes(published: PublishedTable, rows: Sequence[Row], found: Sequence[Match
 def _differences(published: PublishedTable, rows: Sequence[Row]) -> list[str]:
     """Our settings that differ from the published setup."""
     lines = []
-    for name, theirs in published.setup.items():
-        if name not in _FIELDS:
-            continue
-        ours = list(dict.fromkeys(str(row.fact(_FIELDS[name])) for row in rows))
-        if any(not _equal(theirs, value) for value in ours):
-            lines.append(f"{name.replace('_', ' ')} {', '.join(ours)} ({theirs})")
+    for name in (n for n in published.setup if n in _FIELDS):
+        ours = list(dict.fromkeys(str(row.value(_FIELDS[name])) for row in rows))
+        if not all(_equal(published.setup[name], value) for value in ours):
+            lines.append(f"{name.replace('_', ' ')} {', '.join(ours)} ({published.setup[name]})")
     return lines

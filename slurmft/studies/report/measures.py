@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from slurmft.core.errors import UsageError
-from slurmft.core.files import is_number
+from slurmft.core.files import fits, is_number
 from slurmft.runs import scan
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun, varied
@@ -54,39 +54,30 @@ class RunSet:
 
 
 def group_by_study(runs: Sequence[MeasuredRun], title: str = "") -> list[RunSet]:
-    """The runs by study, oldest study first; then those of no study.
-
-    Args:
-        runs: the runs, oldest first.
-        title: of the runs of no study, which are a set for each program.
-    """
+    """The runs (oldest first) by study, oldest study first; then those of no study, a set for each
+    program, with this title."""
     studies: dict[tuple[str, Path | None], list[MeasuredRun]] = {}
     others: dict[str, list[MeasuredRun]] = {}
     for run in runs:
-        if run.config["program"].get("kind") == "predict":
+        program, study = run.config["program"], run.study
+        if program.get("kind") == "predict":
             continue  # it has trained nothing
-        name = (run.study or {}).get("name")
-        if isinstance(name, str) and isinstance((run.study or {}).get("cell"), dict):
-            studies.setdefault((name, _study_folder(run.path)), []).append(run)
+        if study and fits(study, {"name": str, "cell": dict}):
+            studies.setdefault((study["name"], _study_folder(run.path)), []).append(run)
         else:
-            kind = str(run.config["program"].get("name")) if run.is_own else ""
-            others.setdefault(kind, []).append(run)
+            others.setdefault(str(program.get("name")) if run.is_own else "", []).append(run)
     made = [_of_study(name, folder, found) for (name, folder), found in studies.items()]
     for kind, found in others.items():
         words = f"{title or 'Runs'}: {kind}" if len(others) > 1 and kind else title
-        made.append(_of_runs(found, words))
+        fields = scan.varied(found)
+        cells = [({f: c[0].fields.get(f) for f in fields}, c) for c in scan.cells(found)]
+        made.append(RunSet("runs", words or "Runs", fields, cells))
     return made
 
 
 def _study_folder(run: Path) -> Path | None:
     """The nearest folder above a run that has a study.toml; not above its runs' folder's."""
     return next((p for p in list(run.parents)[:3] if (p / spec.FILE).is_file()), None)
-
-
-def _of_runs(runs: list[MeasuredRun], title: str) -> RunSet:
-    fields = scan.varied(runs)
-    cells = [({f: c[0].fields.get(f) for f in fields}, c) for c in scan.cells(runs)]
-    return RunSet("runs", title or "Runs", fields, cells)
 
 
 def _of_study(name: str, folder: Path | None, runs: list[MeasuredRun]) -> RunSet:
@@ -126,13 +117,8 @@ def _read_study(name: str, folder: Path, problems: list[str]) -> Study | None:
 
 
 def planned(study: Study, cell: Cell, common: Mapping[str, Any]) -> Cell:
-    """The fields that a run of a cell would have, as far as they are known.
-
-    Args:
-        study: the study.
-        cell: one of its cells.
-        common: fields that are the same in all existing runs: the study file lacks flags.
-    """
+    """The fields that a run of a cell would have, as far as they are known; `common` are the same
+    in all existing runs: the study file lacks flags."""
     values = study.fixed | spec.typed(cell)
     found = {k: v for k, v in {**common, **values}.items() if v is not None}
     if GLOBAL_BATCH_SIZE in values:
@@ -158,9 +144,6 @@ def _newest_of_repeats(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
 DEVICE_FIELDS = ("nodes", "nproc_per_node", "gpus_per_node")
 """Fields of the configuration that say on how many devices a run is."""
 
-PHASES = ("startup", "train", "evaluate", "metric", "broadcast", "rest")
-"""Parts of a run's time; rest: loading of model and data after start-up, and saving."""
-
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -178,9 +161,7 @@ class Spread:
         return 100 * farthest / abs(self.median) if self.median else 0.0
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Self | None:
-        if not values:
-            return None
+    def of(cls, *values: float) -> Self:
         return cls(statistics.median(values), min(values), max(values), len(values))
 
 
@@ -195,7 +176,8 @@ class Measure:
     rank: int = 0
     """See `formats.Column`."""
     decimals: int | None = None
-    """None: as many as the smallest value needs."""
+    """None: as many as the smallest value needs for its `figures`."""
+    figures: int = 3
     ranged: bool = False
     """Whether the spread is shown beside the median."""
     per_evaluation: bool = False
@@ -211,46 +193,45 @@ def _phase(name: str) -> Callable[[dict[str, Any]], float]:
     return lambda r: float(r["phases_s"][name])
 
 
-def _rate(phase: str) -> Callable[[dict[str, Any]], float]:
-    """Samples/s of a device in a phase."""
-    return lambda r: float(r[f"{phase}_samples_per_s"] / r["world_size"])
+def _a_device(name: str) -> Callable[[dict[str, Any]], float]:
+    """Of a value of all devices, that of one."""
+    return lambda r: float(r[name] / r["world_size"])
 
 
-def _tflop_per_s(result: dict[str, Any]) -> float:
-    """What a device computed for the model, in 10^12 operations a second of training."""
-    return float(result["train_model_tflop_per_s"] / result["world_size"])
-
-
+_TRAIN = Measure("train_s", "train (s)", _phase("train"), ranged=True)
 SPEED = (
     Measure("wall_s", "time (s)", lambda r: r["wall_s"], rank=4, ranged=True),
-    Measure("train_s", "train (s)", _phase("train"), ranged=True),
-    Measure("train_samples_per_s_per_device", "train samples/s per device", _rate("train"),
-            ranged=True),
+    _TRAIN,
+    Measure("train_samples_per_s_per_device", "train samples/s per device",
+            _a_device("train_samples_per_s"), ranged=True),
     Measure("train_samples_per_s", "train samples/s", lambda r: r["train_samples_per_s"], rank=5),
     Measure("evaluate_samples_per_s_per_device", "evaluate samples/s per device",
-            _rate("evaluate"), rank=5),
+            _a_device("evaluate_samples_per_s"), rank=5),
 )  # fmt: skip
 METRIC = Measure("metric", "metric", lambda r: r["metrics"][r["primary_metric"]], decimals=4)
 """The task's primary metric; its column has the metric's name."""
-OTHERS_RANK = 3
-"""Of the columns of other metrics."""
 TIMES = (
-    Measure("train_tokens_per_s_per_device", "train tokens/s per device",
-            lambda r: r["train_tokens_per_s"] / r["world_size"]),
-    Measure("train_model_tflop_per_s_per_device", "model TFLOP/s per device", _tflop_per_s),
-    Measure("mfu", "MFU", lambda r: _tflop_per_s(r) / r["peak_tflop_per_s"], rank=1),
-    Measure("parameters_m", "parameters (M)", lambda r: r["parameters"] / 1e6),
-    Measure("trained_parameters_m", "of these train (M)", lambda r: r["trained_parameters"] / 1e6),
     Measure("startup_s", "start-up (s)", lambda r: r["startup_s"]),
-    Measure("imports_s", "imports of the slowest node (s)", lambda r: r["imports_s"]["max"]),
-    *(Measure(f"{p}_s", f"{p} (s)", _phase(p)) for p in PHASES[1:-1] if p != "train"),
-    Measure("rest_s", "rest (s)",
+    _TRAIN,
+    *(Measure(f"{p}_s", f"{p} (s)", _phase(p)) for p in ("evaluate", "metric", "broadcast")),
+    Measure("rest_s", "rest (s)",  # loading of model and data after start-up, and saving
             lambda r: r["wall_s"] - r["startup_s"] - sum(r["phases_s"].values())),
     Measure("peak_memory_gib", "peak memory (GiB)", lambda r: max(r["peak_memory_bytes"]) / 2**30),
-    Measure("metric_s_per_evaluation", "metric (s) per evaluation", _phase("metric"), rank=1,
+    Measure("train_tokens_per_s_per_device", "train tokens/s per device",
+            _a_device("train_tokens_per_s"), rank=1),
+    Measure("train_model_tflop_per_s_per_device", "model TFLOP/s per device",
+            _a_device("train_model_tflop_per_s"), rank=2),
+    Measure("mfu", "MFU", lambda r: _a_device("train_model_tflop_per_s")(r) / r["peak_tflop_per_s"],
+            rank=1),
+    Measure("parameters_m", "parameters (M)", lambda r: r["parameters"] / 1e6, rank=3),
+    Measure("trained_parameters_m", "of these train (M)", lambda r: r["trained_parameters"] / 1e6,
+            rank=3),
+    Measure("imports_s", "imports of the slowest node (s)", lambda r: r["imports_s"]["max"],
+            rank=3),
+    Measure("metric_s_per_evaluation", "metric (s) per evaluation", _phase("metric"), rank=2,
             per_evaluation=True),
     Measure("broadcast_ms_per_evaluation", "broadcast (ms) per evaluation",
-            lambda r: 1000 * r["phases_s"]["broadcast"], rank=1, per_evaluation=True),
+            lambda r: 1000 * r["phases_s"]["broadcast"], rank=2, per_evaluation=True),
 )  # fmt: skip
 MEASURES = {m.key: m for m in (*SPEED, METRIC, *TIMES)}
 
@@ -273,7 +254,9 @@ def other_metrics(runset: RunSet) -> list[Measure]:
 
 
 def _metric(name: str) -> Measure:
-    return Measure(f"metric_{name}", name, lambda r: r["metrics"][name], OTHERS_RANK, ranged=True)
+    return Measure(
+        f"metric_{name}", name, lambda r: r["metrics"][name], rank=3, figures=4, ranged=True
+    )
 
 
 @dataclass(slots=True)
@@ -289,9 +272,7 @@ class Row:
     """Fields that are the same in all runs of the set; of a cell without runs, all that it would
     have."""
     measures: dict[str, Spread] = field(default_factory=dict)
-    """Key of a measure -> its spread, where a run has it."""
-    scaled: dict[str, float] = field(default_factory=dict)
-    """speedup and efficiency, where there is a row to compare with."""
+    """Key of a measure -> its spread, where a run has it; of SCALED, where there is a baseline."""
     baseline: "Row | None" = None
 
     def median(self, key: str) -> float | None:
@@ -303,22 +284,16 @@ class Row:
         return [run for run in self.runs if run.is_finished]
 
     def value(self, name: str) -> Any:
-        """A field of its configuration; of a cell without runs, the planned one."""
-        if name in self.cell:
-            return self.cell[name]
-        return self.runs[0].value(name) if self.runs else self.common.get(name)
-
-    def fact(self, name: str) -> Any:
-        """A field as its runs resolved it, such as the precision chosen for `auto`."""
-        for run in self.finished:
-            if name in result_of(run):
-                return result_of(run)[name]
-        asked = self.value(name)
-        return self.common.get(name, asked) if asked in (None, "auto") else asked
+        """A field as its runs resolved it, such as the precision chosen for `auto`, else as they
+        were configured; of a cell without runs, the planned one."""
+        resolved = [result_of(run)[name] for run in self.finished if name in result_of(run)]
+        asked = self.cell.get(name, self.runs[0].value(name) if self.runs else None)
+        known = resolved[0] if resolved else asked
+        return self.common.get(name, known) if known in (None, "auto") else known
 
 
 SCALED = ("speedup", "efficiency")
-"""What follows from a row and its baseline."""
+"""Measures that follow from a row and its baseline."""
 
 
 def rows_of(runset: RunSet) -> list[Row]:
@@ -364,9 +339,8 @@ def _row(
 ) -> Row:
     row = Row(cell, runs, _devices(runs, common | cell), state_of(runs, repeats), common)
     for measure in measures:
-        found = Spread.of([v for run in row.finished if (v := _read(measure, run)) is not None])
-        if found:
-            row.measures[measure.key] = found
+        if values := [v for run in row.finished if (v := _read(measure, run)) is not None]:
+            row.measures[measure.key] = Spread.of(*values)
     return row
 
 
@@ -397,10 +371,8 @@ def state_of(runs: Sequence[MeasuredRun], repeats: int) -> str:
     """ "missing", "failed: reason", "1 of 3 failed"; "" where all runs have finished."""
     total = max(len(runs), repeats)
     states = [_state(run) for run in runs if not run.is_finished]
-    missing = total - len(runs)
+    states += [("missing", "")] * (total - len(runs))
     counts = Counter(state for state, _ in states)
-    if missing:
-        counts["missing"] = missing
     reason = next((f": {text}" for _, text in reversed(states) if text), "")
     if len(counts) == 1 and counts.total() == total:
         return f"{next(iter(counts))}{reason}"
@@ -423,24 +395,27 @@ def _state(run: MeasuredRun) -> tuple[str, str]:
 
 
 def _scale(row: Row, rows: Sequence[Row], runset: RunSet) -> None:
-    time = "wall_s" if runset.is_own else "train_s"
-    base = _baseline(row, rows, runset.fields, time)
+    base = _baseline(row, rows, runset)
     if base is None or not row.devices or not base.devices:
         return
     row.baseline = base
-    ratio = row.devices / base.devices
+    if speed := _speed(row, runset):
+        speedup = speed / _speed(base, runset)
+        row.measures["speedup"] = Spread.of(speedup)
+        row.measures["efficiency"] = Spread.of(speedup * base.devices / row.devices)
+
+
+def _speed(row: Row, runset: RunSet) -> float:
+    """Work a second, of all devices of a row; 0: unknown."""
+    devices = row.devices or 0
     if runset.scaling == "strong" or runset.is_own:
-        base_s, row_s = base.median(time), row.median(time)
-        work = 1 if runset.scaling == "strong" else ratio
-        speedup = work * base_s / row_s if base_s and row_s else None
-    else:  # the same as the ratio of times where the work is the same
-        rate, base_rate = (r.median("train_samples_per_s_per_device") for r in (row, base))
-        speedup = ratio * rate / base_rate if rate and base_rate else None
-    if speedup is not None:
-        row.scaled |= {"speedup": speedup, "efficiency": speedup / ratio}
+        seconds = row.median("wall_s" if runset.is_own else "train_s")
+        work = 1 if runset.scaling == "strong" else devices
+        return work / seconds if seconds else 0.0
+    return devices * (row.median("train_samples_per_s_per_device") or 0.0)
 
 
-def _baseline(row: Row, rows: Iterable[Row], fields: Sequence[str], time: str) -> Row | None:
+def _baseline(row: Row, rows: Iterable[Row], runset: RunSet) -> Row | None:
     """The row with the fewest devices among rows equal in all else.
 
     Of rows with as few devices, the one with the nearest batch size, per process or global: fewer
@@ -448,13 +423,13 @@ def _baseline(row: Row, rows: Iterable[Row], fields: Sequence[str], time: str) -
     """
 
     def rest(r: Row) -> dict[str, Any]:
-        return {k: v for k, v in others(r, fields).items() if k not in _BATCH}
+        return {k: v for k, v in others(r, runset.fields).items() if k not in _BATCH}
 
     def distance(r: Row) -> tuple[int, float]:
         pairs = zip(batches_of(row), batches_of(r), strict=True)
         return r.devices or 0, min(abs(math.log(a / b)) if a > 0 and b > 0 else 0 for a, b in pairs)
 
-    found = [r for r in rows if r.devices and r.median(time) and rest(r) == rest(row)]
+    found = [r for r in rows if r.devices and _speed(r, runset) and rest(r) == rest(row)]
     return min(found, key=distance, default=None)
 
 

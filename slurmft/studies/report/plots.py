@@ -75,7 +75,7 @@ class Chart:
         columns = [
             column("series", names, label=self.legend or "series", numeric=False),
             Column("x", [Value(x, f"{x:g}") for x in places], self.x_label),
-            Column("y", [Value.of(y, decimals) for y in heights], self.y_label),
+            column("y", heights, decimals, label=self.y_label),
         ]
         return Table(self.title, columns)
 
@@ -88,7 +88,7 @@ def charts_of(
 ) -> list[Chart]:
     """All plots of a set of runs that have data."""
     own = _over_field(rows, runset) if runset.is_own else _over_devices(rows, runset, published)
-    return [c for c in (*own, *_curves(rows, runset.fields)) if c.series]
+    return own + _curves(rows, runset.fields)
 
 
 def _over_field(rows: Sequence[Row], runset: RunSet) -> list[Chart]:
@@ -113,24 +113,23 @@ def _over_devices(
     rows: Sequence[Row], runset: RunSet, published: Iterable[PublishedTable]
 ) -> list[Chart]:
     """The measures over devices, and the speedup beside the published ones."""
-    groups = _groups(rows, runset.fields)
-    x_label, charts = "devices (ranks)", []
+    groups, charts = _groups(rows, runset.fields), []
+    legend = ", ".join(f.replace("_", " ") for f in runset.fields if f not in DEVICE_FIELDS)
     labels = {m.key: m.label for m in measures.measures_of(runset)}
     labels["metric"] = measures.metric_name(rows)
     metrics = ["metric", *(m.key for m in measures.other_metrics(runset))]
     titles = _OVER_DEVICES | {key: f"{labels[key]} of the last evaluation" for key in metrics}
     for key, title in (*titles.items(), ("speedup", "Speedup")):
-        series = {name: _points(key, members) for name, members in groups.items()}
-        series = {name: points for name, points in series.items() if points}
-        if len({x for points in series.values() for x, _ in points}) < 2:
+        found = {name: _points(key, members) for name, members in groups.items()}
+        names = [name for name, points in found.items() if points]
+        if len({x for points in found.values() for x, _ in points}) < 2:
             continue
-        chart = Chart(key, title, x_label, labels.get(key, key), _some(series))
-        if len(series) > len(chart.series):
-            chart.notes.append(
-                f"{_MOST_SERIES} of {len(series)} series, evenly chosen; the tables have all."
-            )
-        names = [f.replace("_", " ") for f in runset.fields if f not in DEVICE_FIELDS]
-        chart.legend = ", ".join(names)
+        series = {name: found[name] for name in _spread_out(names, _MOST_SERIES)}
+        y_label = labels.get(key, key)
+        chart = Chart(key, title, "devices (ranks)", y_label, series, legend=legend)
+        if len(names) > len(series):
+            counted = f"{len(series)} of {len(names)} series"
+            chart.notes.append(f"{counted}, evenly chosen; the tables have all.")
         charts.append(chart)
         if key == "speedup":
             bases = [r.baseline.devices for r in rows if r.baseline and r.baseline.devices]
@@ -162,13 +161,7 @@ def _groups(rows: Sequence[Row], fields: Sequence[str]) -> dict[str, list[Row]]:
 
 
 def _points(key: str, rows: Sequence[Row]) -> Points:
-    """A measure, or what follows from a row's baseline, over devices."""
-    found = [(r.devices, r.measures.get(key) or _exactly(r.scaled.get(key))) for r in rows]
-    return [(x, spread) for x, spread in found if x and spread]
-
-
-def _exactly(*values: float | None) -> Spread | None:
-    return Spread.of([value for value in values if value is not None])
+    return [(r.devices, r.measures[key]) for r in rows if r.devices and key in r.measures]
 
 
 def _published_speedups(table: PublishedTable) -> dict[str, Points]:
@@ -178,18 +171,14 @@ def _published_speedups(table: PublishedTable) -> dict[str, Points]:
     columns = [c for c in keys_of(table) if c != "gpus"]
     series: dict[str, Points] = {}
     for row in map(table.named, table.rows):
-        speedup = _exactly(row["speedup"]) if is_number(row["speedup"]) else None
-        if speedup and is_number(row["gpus"]):
+        if is_number(row["speedup"]) and is_number(row["gpus"]):
             words = ", ".join(f"{with_unit(c)} {row[c]}" for c in columns)
-            series.setdefault(f"published: {words or 'speedup'}", []).append((row["gpus"], speedup))
+            points = series.setdefault(f"published: {words or 'speedup'}", [])
+            points.append((row["gpus"], Spread.of(row["speedup"])))
     return series
 
 
-def _some(series: dict[str, Points]) -> dict[str, Points]:
-    return {name: series[name] for name in _spread_out(list(series), _MOST_SERIES)}
-
-
-def _spread_out(values: Sequence[Any], most: int) -> list[Any]:
+def _spread_out(values: Sequence[str], most: int) -> list[str]:
     """At most so many of the values, evenly chosen, with the first and the last."""
     if len(values) <= most:
         return list(values)
@@ -206,10 +195,10 @@ def _curves(rows: Sequence[Row], fields: Sequence[str]) -> list[Chart]:
     legend, charts = "cell" if len(begun) > 1 else "run", dict[str, Chart]()
     names = _spread_out(list(shown), _MOST_SERIES)
     for name in names:
-        for (key, title, x_label, y_label), points in _curves_of(shown[name]).items():
+        for words, points in _curves_of(shown[name]).items():
             if len(points) > 1:
-                new = Chart(key, title, x_label, y_label, {}, True, legend=legend)
-                charts.setdefault(key, new).series[name] = points
+                new = Chart(*words, {}, are_curves=True, legend=legend)
+                charts.setdefault(new.key, new).series[name] = points
     for chart in charts.values() if len(names) < len(shown) else ():
         chart.notes.append(f"one run each of {len(names)} of {len(shown)} cells, evenly chosen.")
     return list(charts.values())
@@ -221,25 +210,20 @@ def _curves_of(run: MeasuredRun) -> dict[tuple[str, str, str, str], Points]:
     losses, step_of_epoch = Curve(_MOST_POINTS), 0.0
     found: dict[tuple[str, str, str, str], dict[float, float]] = {}
     for record in run.records():
-        event, step = record.get("event"), record.get("step")
-        epoch = measures.number_of(record.get("epoch"))
-        if event == "step" and isinstance(step, int) and is_number(record.get("loss")):
-            losses.add(step, float(record["loss"]))
-            step_of_epoch = step / epoch if epoch else step_of_epoch
-        for name, value in record["metrics"].items() if event == "epoch" else ():
-            key = (f"metric-{name}", f"{name} of the evaluations", "epoch", name)
-            if is_number(value) and epoch:
-                found.setdefault(key, {})[epoch] = float(value)
+        event, epoch = record["event"], measures.number_of(record.get("epoch"))
+        if event == "step" and record.get("loss") is not None:
+            losses.add(record["step"], record["loss"])
+            step_of_epoch = record["step"] / epoch if epoch else step_of_epoch
+        for name, value in record["metrics"].items() if event == "epoch" and epoch else ():
+            if value is not None:
+                key = (f"metric-{name}", f"{name} of the evaluations", "epoch", name)
+                found.setdefault(key, {})[epoch] = value
     points = losses.points()
-    over_steps = ("loss", "Training loss", "optimizer step", "loss")
-    over_epochs = ("loss-epochs", "Training loss over epochs", "epoch", "loss")
-    found = {over_steps: dict(points)} | found
+    found = {("loss", "Training loss", "optimizer step", "loss"): dict(points)} | found
     if step_of_epoch:
+        over_epochs = ("loss-epochs", "Training loss over epochs", "epoch", "loss")
         found |= {over_epochs: {step / step_of_epoch: loss for step, loss in points}}
-    return {
-        what: [(x, spread) for x, y in sorted(values.items()) if (spread := _exactly(y))]
-        for what, values in found.items()
-    }
+    return {what: [(x, Spread.of(y)) for x, y in sorted(v.items())] for what, v in found.items()}
 
 
 # --- drawing --------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Provenance of measurements: commands, code, versions, hosts, dates, and what changed."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from slurmft.core.text import shown
 from slurmft.runs.scan import MeasuredRun
@@ -23,11 +23,14 @@ def origins(rows: Sequence[Row]) -> list[str]:
     runs = [run for row in rows for run in row.runs]
     if not runs:
         return []
+    commands = _values(runs, lambda run: str(run.config["submission"].get("command", "")))
+    known = {name: _values(runs, _version_of(name)) for name in ("python", *_VERSIONS)}
+    versions = (f"{name} {' and '.join(values)}" for name, values in known.items() if values)
     lines = [
         f"runs: {len(runs)}, {sum(run.is_finished for run in runs)} finished; {_dates(runs)}",
-        f"commands: {_listed(_commands(runs))}",
-        f"code: slurmft {_listed(_values(runs, lambda r: r.code))}",
-        f"versions: {_versions(runs)}",
+        f"commands: {_listed([shown(command, _LONGEST) for command in commands])}",
+        f"code: slurmft {_listed(_values(runs, lambda run: run.code))}",
+        f"versions: {', '.join(versions)}",
         f"hosts: {_listed(list(dict.fromkeys(host for run in runs for host in run.hosts)))}",
         f"devices: {_listed(_values(runs, _device))}",
     ]
@@ -86,27 +89,11 @@ def _listed(values: Sequence[str], separator: str = ", ") -> str:
     return separator.join(values[:_MOST]) + (f" and {more} more" if more > 0 else "")
 
 
-def _commands(runs: Sequence[MeasuredRun]) -> list[str]:
-    found = _values(runs, lambda run: str(run.config.get("submission", {}).get("command", "")))
-    return [shown(command, _LONGEST) for command in found]
-
-
-def _versions(runs: Sequence[MeasuredRun]) -> str:
-    found = {name: _values(runs, _version_of(name)) for name in ("python", *_VERSIONS)}
-    return ", ".join(f"{name} {' and '.join(values)}" for name, values in found.items() if values)
-
-
 def _dates(runs: Sequence[MeasuredRun]) -> str:
     """From the first submission to the last change of state."""
-    submitted = [str(t) for r in runs if (t := r.config.get("submission", {}).get("time"))]
-    ended = [t for r in runs if (t := _moment(r.state.get("time"))) is not None]
-    first = min(submitted, default="")[:16].replace("T", " ")
-    last = f"{max(ended):%Y-%m-%d %H:%M}" if ended else ""
-    return " to ".join(filter(None, (first, last))) + " UTC"
-
-
-def _moment(seconds: Any) -> datetime | None:
-    try:
-        return datetime.fromtimestamp(seconds, UTC)
-    except (TypeError, ValueError, OverflowError, OSError):  # not as slurmft writes it
-        return None
+    first = min(filter(None, (r.config["submission"].get("time") for r in runs)), default="")
+    dates = [first[:16].replace("T", " ")]
+    with contextlib.suppress(ValueError, OverflowError, OSError):  # not as slurmft writes it
+        last = datetime.fromtimestamp(max(run.state["time"] for run in runs), UTC)
+        dates.append(f"{last:%Y-%m-%d %H:%M}")
+    return " to ".join(filter(None, dates)) + " UTC"

@@ -34,10 +34,9 @@ def speed_table(rows: Sequence[Row], runset: RunSet) -> Table:
 
 
 def phase_table(rows: Sequence[Row], runset: RunSet) -> Table:
-    """Time of the phases of a run, and its memory."""
-    shown = [measures.MEASURES[f"{phase}_s"] for phase in measures.PHASES]
-    shown += [m for m in measures.TIMES if m.key.endswith("gib") or m.rank]
-    columns = [*_leading(rows, runset.fields), *(_medians(m, rows, plain=True) for m in shown)]
+    """What the phases of a run took, and more that was measured of it."""
+    known = (m for m in measures.TIMES if any(m.key in row.measures for row in rows))
+    columns = [*_leading(rows, runset.fields), *(_medians(m, rows, plain=True) for m in known)]
     return Table(f"{runset.title}: phases of a run, medians", columns)
 
 
@@ -52,18 +51,16 @@ def cost_tables(rows: Sequence[Row], runset: RunSet) -> list[Table]:
     }
     peaks = ([c["peak_memory_bytes"] or 0 for c in found] for found in of_rows)
     shown["GiB a node"] = [max(each, default=0) / 2**30 or None for each in peaks]
-    columns = [_of_three_digits(name, shown[name], rank) for rank, name in enumerate(shown)]
+    columns = [
+        column(name, values, decimals_of(v or None for v in values), rank=rank)
+        for rank, (name, values) in enumerate(shown.items())
+    ]
     said = (cost.advice(costs[id(run)], run) for run in runset.runs)
     notes = list(dict.fromkeys(filter(None, said)))
     sources = dict.fromkeys(each["source"] for each in costs.values())
     notes.append(f"by {' and '.join(sources)}; n/a: unknown")
     title = f"{runset.title}: cost, all attempts"
     return [Table(title, [*_leading(rows, runset.fields), *columns], notes)]
-
-
-def _of_three_digits(key: str, values: Sequence[float | None], rank: int) -> Column:
-    digits = decimals_of([v for v in values if v], 3, 4)
-    return Column(key, [Value.of(value, digits) for value in values], rank=rank)
 
 
 _COSTS = (
@@ -86,25 +83,23 @@ def class_tables(rows: Sequence[Row]) -> list[Table]:
         return []
     newest = max(runs, key=lambda run: float(run.state["time"]))
     found = dict(list(classes.of(newest.result).items())[: classes.SHOWN])
+    names, values = column("class", found, numeric=False), found.values()
     shown = [
-        Column(key, [Value.of(values[key], digits) for values in found.values()])
+        column(key, (of_class[key] for of_class in values), digits)
         for key, digits in (("precision", 4), ("recall", 4), ("f1", 4), ("support", 0))
     ]
-    columns = [column("class", found, numeric=False), *shown]
-    total = len(newest.result["classes"]) if newest.result else 0
+    total = len(measures.result_of(newest)["classes"])
     note = f"the {len(found)} of {total:,} classes with the lowest f1; all are in result.json"
-    made = [Table(f"Classes, {newest.name}", columns, [note] if total > len(found) else [])]
-    if total == len(found) and all("predicted_as" in values for values in found.values()):
+    notes = [note] if total > len(found) else []
+    made = [Table(f"Classes, {newest.name}", [names, *shown], notes)]
+    if not notes and all("predicted_as" in of_class for of_class in values):
         cells = [
-            column(
-                f"as {name}",
-                (values["predicted_as"].get(name, 0) for values in found.values()),
-                rank=1,
-            )
+            column(f"as {name}", (of_class["predicted_as"].get(name, 0) for of_class in values),
+                   rank=1)
             for name in found
-        ]
+        ]  # fmt: skip
         title = f"What texts of a class were predicted as, {newest.name}"
-        made.append(Table(title, [column("class", found, numeric=False), *cells]))
+        made.append(Table(title, [names, *cells]))
     return made
 
 
@@ -118,7 +113,7 @@ def data_table(rows: Sequence[Row], runset: RunSet) -> Table:
         for suffix, part in (("", "median"), ("_min", "low"), ("_max", "high")):
             found = (spread and getattr(spread, part) for spread in spreads)
             columns.append(column(key + suffix, found))
-    columns += [column(key, (row.scaled.get(key) for row in rows)) for key in SCALED]
+    columns += [column(key, (row.median(key) for row in rows)) for key in SCALED]
     bases = (row.baseline and label(row.baseline, runset.fields) for row in rows)
     columns.append(column("baseline", bases))
     columns.append(column("metric_name", (measures.metric_name([row]) for row in rows)))
@@ -142,11 +137,10 @@ def _leading(rows: Sequence[Row], fields: Sequence[str]) -> list[Column]:
 
 def _medians(measure: Measure, rows: Sequence[Row], plain: bool = False) -> Column:
     """The column of a measure; `plain`: without spreads."""
-    found = [row.measures.get(measure.key) for row in rows]
-    decimals = measure.decimals
+    found, decimals = [row.measures.get(measure.key) for row in rows], measure.decimals
     if decimals is None:
-        figures = 4 if measure.rank == measures.OTHERS_RANK else 3  # of a metric, of whatever size
-        decimals = decimals_of((s.median for s in found if s), figures, 10 if figures == 4 else 4)
+        most = 10 if measure.figures > 3 else 4  # a metric may be of whatever size
+        decimals = decimals_of((s.median for s in found if s), measure.figures, most)
     values = [_median(s, decimals, measure.ranged and not plain) for s in found]
     return Column(measure.key, values, measure.label, rank=1 + measure.rank)
 
@@ -161,8 +155,7 @@ def _scaled(rows: Sequence[Row]) -> list[Column]:
     """Speedup and efficiency; no columns where all rows are their own baseline."""
     if not any(row.baseline not in (None, row) for row in rows):
         return []
-    found = {key: [Value.of(row.scaled.get(key), 2) for row in rows] for key in SCALED}
-    return [Column(key, values, rank=2) for key, values in found.items()]
+    return [column(key, (row.median(key) for row in rows), 2, rank=2) for key in SCALED]
 
 
 def _state_column(rows: Sequence[Row]) -> list[Column]:

@@ -176,13 +176,8 @@ class Fit:
     counts are not made uncertain by it twice."""
 
     def predict(self, devices: int, nodes: int, work: Workload | None = None) -> Prediction:
-        """The time of a run.
-
-        Args:
-            devices: all of them.
-            nodes: that they are on.
-            work: what it does; what the first row did, if not given.
-        """
+        """The time of a run on all these devices, on these nodes; without its work, of that of the
+        first row."""
         work = work or self.rows[0].work
         found = phase_seconds(self.costs, quantities([(work, devices, nodes)]))
         parts = TRAIN_PARTS if "train" in self.covered else ()
@@ -198,8 +193,7 @@ def fit(rows: Sequence[Row], network_gbit_s: float | None = None, seed: int = 0)
 
     Args:
         rows: one run each; one is enough, but then the defaults decide how it scales.
-        network_gbit_s: line rate between nodes, where it is known: rows of one node say nothing
-            of it.
+        network_gbit_s: line rate between nodes, if known: rows of one node say nothing of it.
         seed: of the bootstrap; the same rows and seed give the same draws.
 
     Raises:
@@ -225,28 +219,16 @@ def fit(rows: Sequence[Row], network_gbit_s: float | None = None, seed: int = 0)
 def quantities(runs: Sequence[tuple[Workload, int, int]]) -> Array:
     """What runs have to do, of their work, devices and nodes; shape (quantities, runs)."""
     found = [
-        (
-            devices,
-            nodes,
-            work.steps(devices),
-            work.micro_steps,
-            work.train_samples * work.epochs,
-            work.epochs,
-            work.evaluate_samples,
-            work.parameters * 4,  # bytes of the gradients
-        )
+        (devices, nodes, work.steps(devices), work.micro_steps, work.train_samples * work.epochs,
+         work.epochs, work.evaluate_samples, work.parameters * 4)  # the last: bytes of gradients
         for work, devices, nodes in runs
-    ]
+    ]  # fmt: skip
     return np.array(found, dtype=np.float64).T
 
 
 def phase_seconds(costs: Mapping[str, Array], runs: Array) -> dict[str, Array]:
     """Phase -> seconds, shape (draws, runs); also of the TOTAL, and of what training is made of.
-
-    Args:
-        costs: name -> draws, shape (draws, 1).
-        runs: their quantities.
-    """
+    Of costs (name -> draws, shape (draws, 1)) and the quantities of the runs."""
     devices, nodes, steps, micro_steps, samples, epochs, evaluated, gradient_bytes = runs
     doublings = np.log2(devices)
     # What a rank gets from others, and how much dearer it is where they are on other nodes.
@@ -324,17 +306,14 @@ class _LeastSquares:
         from scipy.optimize import least_squares  # 0.4 s, which --help need not wait for
 
         def residuals(costs: Array) -> Array:
-            found: Array = (self._modelled(costs[None])[0] - targets) / errors
-            return found
+            return np.asarray((self._modelled(costs[None])[0] - targets) / errors)
 
         def jacobian(costs: Array) -> Array:
             moved = self._modelled(costs + 1e-4 * np.eye(len(costs) + 1, len(costs), -1))
-            found: Array = ((moved[1:] - moved[0]) / 1e-4 / errors).T
-            return found
+            return np.asarray((moved[1:] - moved[0]) / 1e-4 / errors).T
 
         found = least_squares(residuals, start, jacobian, method="lm", xtol=1e-4, ftol=1e-4)
-        solution: Array = found.x
-        return solution
+        return np.asarray(found.x)
 
     def _modelled(self, costs: Array) -> Array:
         """Measured times, then the costs, of costs of shape (draws, costs); all as logarithms."""

@@ -40,8 +40,6 @@ class Option:
     """Of the time, shape (draws,)."""
 
 
-_TRAINING = ("computing", "starting", "waiting")
-"""Shares that are the training."""
 _HELPS = {
     "computing": "computing itself: faster devices, or --precision bf16 where they compute it",
     "starting": "fixed costs of each step: a larger --batch-size makes fewer steps",
@@ -146,11 +144,7 @@ def _shares(prediction: Prediction) -> dict[str, float]:
 
 
 def recommend(options: Sequence[Option], deadline_s: float | None) -> tuple[Option, str]:
-    """The number of nodes to take, and why.
-
-    Args:
-        options: of ascending numbers of nodes.
-        deadline_s: the longest time, if there is one.
+    """The number of nodes to take, and why; the options have ascending numbers.
 
     Raises:
         UsageError: no option meets the deadline.
@@ -161,12 +155,15 @@ def recommend(options: Sequence[Option], deadline_s: float | None) -> tuple[Opti
             return options[0], f"none of these has an efficiency of {_EFFICIENT} or more"
         why = f"the most of these with an efficiency of {_EFFICIENT} or more"
         return efficient[-1], f"{why}; --deadline sets a time"
-    limit = _time(deadline_s)
+    unit, scale = unit_of(deadline_s)
+    limit = f"{digits(deadline_s / scale)} {unit}"
     for least, doubt in ((_SURELY, ""), (0.5, ": not sure")):
         for option in options:
             if (chance := float((option.draws_s <= deadline_s).mean())) >= least:
+                # The draws do not resolve more than 99 %.
+                probability = ">99%" if chance > 0.99 else f"{chance:.0%}"
                 text = f"the fewest of these that end within {limit}"
-                return option, f"{text} (probability {_percent(chance)}{doubt})"
+                return option, f"{text} (probability {probability}{doubt})"
     fastest = min(options, key=lambda o: o.time_s.median)
     unit, scale = unit_of(fastest.time_s.median)
     raise UsageError(
@@ -185,25 +182,13 @@ def unit_of(seconds: float) -> tuple[str, float]:
     return next((u for u in units if seconds >= 2 * u[1]), ("s", 1.0))
 
 
-def _time(seconds: float) -> str:
-    """Three digits and a unit: 0.52 s, 16.7 s, 12.3 min, 4.31 h."""
-    unit, scale = unit_of(seconds)
-    return f"{digits(seconds / scale)} {unit}"
-
-
 def digits(value: float) -> str:
     """Three significant digits, without an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _percent(chance: float) -> str:
-    """A probability; the draws do not resolve more than 99 %."""
-    return ">99%" if chance > 0.99 else f"{chance:.0%}"
-
-
 def ranged(of: Interval, scale: float = 1) -> str:
-    low, high = digits(of.low / scale), digits(of.high / scale)
-    median = digits(of.median / scale)
+    low, median, high = (digits(value / scale) for value in (of.low, of.median, of.high))
     return median if low == high else f"{median} ({low} to {high})"
 
 
@@ -233,15 +218,12 @@ def describe_plan(
 
 def _planned(work: Workload) -> str:
     """The planned run; where the measured runs did different work, that of the first."""
-    batch = (
-        f"{work.kept_global_batch:,} in all"
-        if work.kept_global_batch
-        else f"{work.batch_size:,} a device"
-    )
-    micro_steps = f" x {work.micro_steps} micro-steps" if work.micro_steps > 1 else ""
+    kept = work.kept_global_batch
+    batch = f"{kept:,} in all" if kept else f"{work.batch_size:,} a device"
+    batch += f" x {work.micro_steps} micro-steps" if work.micro_steps > 1 else ""
     return (
-        f"planned: {work.train_samples:,} samples x {work.epochs} epoch(s), batch {batch}"
-        f"{micro_steps}, {work.evaluate_samples:,} samples an evaluation"
+        f"planned: {work.train_samples:,} samples x {work.epochs} epoch(s), batch {batch}, "
+        f"{work.evaluate_samples:,} samples an evaluation"
     )
 
 
@@ -258,14 +240,13 @@ def _time_table(options: Sequence[Option]) -> list[str]:
 
 def _share_table(options: Sequence[Option], work: Workload) -> list[str]:
     """Shares of the time, steps, and rates of the training, by number of nodes."""
-    each = {"samples/s": 1.0, "tokens/s": work.tokens_per_sample}
-    rates = {
-        name: number * work.train_samples * work.epochs for name, number in each.items() if number
-    }
+    samples = work.train_samples * work.epochs
+    tokens = {"tokens/s": samples * work.tokens_per_sample} if work.tokens_per_sample else {}
+    rates = {"samples/s": samples} | tokens
     rows = [["nodes", *options[0].shares, "global batch", "steps", *rates]]
     for o in options:
         shares = (f"{share:.0%}" for share in o.shares.values())
-        training_s = o.time_s.median * sum(o.shares.get(part, 0) for part in _TRAINING)
+        training_s = o.time_s.median * sum(o.shares.get(p, 0) for p in model.TRAIN_PARTS)
         shown = (f"{number / training_s:,.0f}" for number in rates.values())
         rows.append([str(o.nodes), *shares, f"{o.global_batch_size:,}", f"{o.steps:,}", *shown])
     return aligned(rows)
@@ -273,10 +254,9 @@ def _share_table(options: Sequence[Option], work: Workload) -> list[str]:
 
 def bottleneck(option: Option) -> str:
     """The largest share of the time besides computing, and what would reduce it."""
-    shares = option.shares
-    others = {name: share for name, share in shares.items() if name != "computing"}
-    if not others or shares.get("computing", 0) > 0.9:
-        return f"{shares['computing']:.0%} is {_HELPS['computing']}"
+    others = dict(option.shares)
+    if (computing := others.pop("computing", 0)) > 0.9 or not others:
+        return f"{computing:.0%} is {_HELPS['computing']}"
     worst = max(others, key=lambda name: others[name])
     return f"after computing, {others[worst]:.0%} is {_HELPS[worst]}"
 

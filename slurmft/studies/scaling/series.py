@@ -1,5 +1,6 @@
 """Measured runs as rows of the scaling model."""
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,14 +67,12 @@ def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
         raise UsageError(f"none of {len(finished)} finished run(s) can be used: {notes[0][10:]}")
     if left := len(runs) - len(finished):
         notes.append(f"{left} run(s) that have not finished are left out")
-    identities = [
-        {n: (run.result or {}).get(n) or run.value(n) for n in _IDENTITY} for run, _ in rows
-    ]  # what a run used, where its configuration may say auto
-    differing = [n for n in _IDENTITY if len({repr(i[n]) for i in identities}) > 1]
+    # What a run used, where its configuration may say auto.
+    used = [{n: (run.result or {}).get(n) or run.value(n) for n in _IDENTITY} for run, _ in rows]
+    named = [n for n in _IDENTITY if n == "task" or len({repr(u[n]) for u in used}) > 1]
     groups: dict[str, list[tuple[MeasuredRun, Row]]] = {}
-    for each, identity in zip(rows, identities, strict=True):
-        name = " ".join(str(identity[n]) for n in dict.fromkeys(("task", *differing)))
-        groups.setdefault(name, []).append(each)
+    for each, identity in zip(rows, used, strict=True):
+        groups.setdefault(" ".join(str(identity[n]) for n in named), []).append(each)
     return {name: _series(name, group, tuple(notes)) for name, group in groups.items()}
 
 
@@ -95,17 +94,14 @@ def row_of(run: MeasuredRun) -> Row:
     Raises:
         UsageError: its result lacks what the model needs, or has impossible values.
     """
-    try:
+    with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
         row = _row(run)
-        counts = (row.devices, row.nodes, row.work.train_samples)
-        times = row.seconds.values()
-        if min(counts) < 1 or "train" not in row.seconds or not all(map(math.isfinite, times)):
-            raise ValueError("impossible run")
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
-        raise UsageError(
-            f"the result of {str(run.path)!r} lacks times, samples or devices, or they are invalid"
-        ) from None
-    return row
+        counts, times = (row.devices, row.nodes, row.work.train_samples), row.seconds.values()
+        if min(counts) >= 1 and "train" in row.seconds and all(map(math.isfinite, times)):
+            return row
+    raise UsageError(
+        f"the result of {str(run.path)!r} lacks times, samples or devices, or they are invalid"
+    )
 
 
 def _row(run: MeasuredRun) -> Row:
