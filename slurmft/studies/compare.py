@@ -183,11 +183,7 @@ def _notes(a: Side, b: Side) -> list[str]:
         f"{counts}: how much repeats differ is unknown; {_LEAST_REPEATS} of each would show it"
     )
     if not _is_own(a, b):
-        dropped = [sum(w.left_out for w in map(windows, side.runs)) for side in (a, b)]
-        lines.append(
-            f"the first {_WARM_UP:.0%} of the steps' windows are left out as warm-up: "
-            f"{dropped[0]} of A, {dropped[1]} of B"
-        )
+        lines.append(f"the first {_WARM_UP:.0%} of the steps are left out as warm-up")
     return lines
 
 
@@ -357,9 +353,9 @@ def windows(run: MeasuredRun) -> Windows:
         if (record.get("samples_per_s") or 0) > 0:
             found.append((record["step"], steps, record["samples_per_s"]))
             steps = 0
-    left_out = math.ceil(_WARM_UP * len(found))
-    _, counts, rates = np.array(found[left_out:], dtype=np.float64).reshape(-1, 3).T
-    return Windows(counts, 1 / rates, left_out)
+    kept = found[math.ceil(_WARM_UP * len(found)) :]
+    _, counts, rates = np.array(kept, dtype=np.float64).reshape(-1, 3).T
+    return Windows(counts, 1 / rates)
 
 
 # --- output ---------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ Such a file has `columns` and `rows`, or several `tables` that have them. No val
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,12 @@ class PublishedTable:
     """The last column's name, if the file has several tables; else empty."""
     work: str
     """What was measured in all tables of the file."""
-    source: str
-    notes: tuple[str, ...]
     setup: dict[str, Any]
     """What was the same in all rows: model, precision, epochs, ..."""
     columns: tuple[str, ...]
-    rows: tuple[tuple[Any, ...], ...]
+    rows: tuple[dict[str, Any], ...]
+    footnotes: tuple[str, ...]
+    """Source, setup, doubts."""
 
     @property
     def key(self) -> str:
@@ -43,20 +42,6 @@ class PublishedTable:
     @property
     def name(self) -> str:
         return f"{self.work}: {with_unit(self.part)}" if self.part else self.work
-
-    def named(self, row: Sequence[Any]) -> dict[str, Any]:
-        """A row with the names of its columns."""
-        return dict(zip(self.columns, row, strict=True))
-
-    def column(self, name: str) -> list[Any]:
-        """The values of a column."""
-        return [row[self.columns.index(name)] for row in self.rows]
-
-    @property
-    def footnotes(self) -> tuple[str, ...]:
-        """Source, setup, doubts."""
-        setup = "; ".join(f"{k}: {_flat(v)}" for k, v in self.setup.items())
-        return (f"source: {self.source}", *([f"setup: {setup}"] if setup else []), *self.notes)
 
 
 def with_unit(name: str) -> str:
@@ -95,18 +80,25 @@ def _tables(stem: str, raw: dict[str, Any]) -> list[PublishedTable]:
         return []
     if any(not t["columns"] or {len(r) for r in t["rows"]} - {len(t["columns"])} for t in given):
         return []
-    read_off = [f"read off: {raw['read_off']}"] if "read_off" in raw else []
-    doubts = [f"doubt: {note}" for note in (notes if isinstance(notes, list) else [notes])]
+    setup = setup if isinstance(setup, dict) else {}
+    words = "; ".join(f"{k}: {_flat(v)}" for k, v in setup.items())
+    footnotes = (
+        f"source: {raw.get('source', 'not named')}",
+        *([f"setup: {words}"] if words else []),
+        *([f"read off: {raw['read_off']}"] if "read_off" in raw else []),
+        *(f"doubt: {note}" for note in (notes if isinstance(notes, list) else [notes])),
+    )
     return [
         PublishedTable(
             file=stem,
             part=str(table["columns"][-1]) if "tables" in raw else "",
             work=str(raw.get("name", stem)),
-            source=str(raw.get("source", "not named")),
-            notes=(*read_off, *doubts),
-            setup=setup if isinstance(setup, dict) else {},
+            setup=setup,
             columns=tuple(map(str, table["columns"])),
-            rows=tuple(map(tuple, table["rows"])),
+            rows=tuple(
+                dict(zip(map(str, table["columns"]), row, strict=True)) for row in table["rows"]
+            ),
+            footnotes=footnotes,
         )
         for table in given
     ]

@@ -24,8 +24,6 @@ class Windows:
     """Steps of each window, shape (windows,)."""
     sample_s: Array
     """Seconds of a sample, over all devices, shape (windows,)."""
-    left_out: int = 0
-    """Windows left out as warm-up."""
 
 
 Interval = tuple[float, float, float]

@@ -65,7 +65,7 @@ def _rows(table: PublishedTable) -> list[tuple[str, Row]]:
     if table.part and table.part not in _CHARTS:
         return []
     make = _of_chart if table.part else _of_time
-    return [make(table, row) for row in map(table.named, table.rows)]
+    return [make(table, row) for row in table.rows]
 
 
 def _network_gbit_s(table: PublishedTable) -> float | None:

@@ -3,7 +3,7 @@
 import base64
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -219,71 +219,62 @@ def write_report(
     Raises:
         UsageError: the folder cannot be written to.
     """
-    folder = absolute(folder)
-    names: list[str] = []
-
-    def put(name: str, content: str | bytes) -> None:
-        raw = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
+    folder, names = absolute(folder), list[str]()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in _files(sections, problems, title, paths):
+            raw = content.encode("utf-8", "replace") if isinstance(content, str) else content
             write_bytes(folder / name, raw)
-        except OSError as error:
-            raise UsageError(
-                f"cannot write to {str(folder)!r}: {error.strerror or error}",
-                "give a folder that you can write: --output",
-            ) from None
-        names.append(name)
+            names.append(name)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {str(folder)!r}: {error.strerror or error}",
+            "give a folder that you can write: --output",
+        ) from None
+    return names
 
+
+def _files(
+    sections: Sequence[Section], problems: Sequence[str], title: str, paths: Sequence[Path]
+) -> Iterator[tuple[str, str | bytes]]:
+    """Names and contents; without matplotlib no plots."""
     for form, (_, ending) in FORMATS.items():
         if form != "csv":
-            put(f"tables.{ending}", tables_text(sections, problems, form))
+            yield f"tables.{ending}", tables_text(sections, problems, form)
     for section in sections:
         for name, table in section.data:
-            put(f"{name}.csv", as_csv(table))
-    drawn = _draw(sections, put)
-    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    origin = f"made by slurmft {slurmft.__version__}, {now}, from {', '.join(map(str, paths))}"
+            yield f"{name}.csv", as_csv(table)
+    images: dict[str, str] = {}
+    for section in sections if plots.is_available() else ():
+        for chart in section.charts:
+            name = section.file_of(chart)
+            svg, png = plots.draw(chart)
+            images[name] = base64.b64encode(svg.encode("utf-8", "replace")).decode()
+            yield f"{name}.svg", svg
+            yield f"{name}.png", png
     more = f" and {len(sections) - 1} more" if len(sections) > 1 else ""
-    heading = title or sections[0].title + more
-    put("report.html", _page(heading, sections, drawn, origin, problems))
-    return names
+    yield "report.html", _page(title or sections[0].title + more, sections, images, problems, paths)
 
 
 def _page(
     title: str,
     sections: Sequence[Section],
-    drawn: Mapping[str, str],
-    origin: str,
+    images: Mapping[str, str],
     problems: Sequence[str],
+    paths: Sequence[Path],
 ) -> str:
-    """The report as one HTML file that needs no server, network or other file; `drawn`: the plots,
-    `Section.file_of` -> SVG."""
+    """The report as one HTML file that needs no server, network or other file; `images`: the plots,
+    `Section.file_of` -> SVG in base64."""
     import jinja2  # 60 ms
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template = Path(__file__).with_name("report.html")
+    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     return environment.from_string(template.read_text(encoding="utf-8")).render(
         title=title,
         sections=sections,
-        images={
-            name: base64.b64encode(svg.encode("utf-8", "replace")).decode()
-            for name, svg in drawn.items()
-        },
-        origin=origin,
-        hint=plots.HINT if any(s.charts for s in sections) and not drawn else "",
+        images=images,
+        origin=f"made by slurmft {slurmft.__version__}, {now}, from {', '.join(map(str, paths))}",
+        hint=plots.HINT if any(s.charts for s in sections) and not images else "",
         problems=problems,
     )
-
-
-def _draw(sections: Sequence[Section], put: Callable[[str, str | bytes], None]) -> dict[str, str]:
-    """Draws and writes the plots; returns name -> SVG. Without matplotlib: none."""
-    drawn: dict[str, str] = {}
-    if not plots.is_available():
-        return drawn
-    for section in sections:
-        for chart in section.charts:
-            name = section.file_of(chart)
-            drawn[name], png = plots.draw(chart)
-            put(f"{name}.svg", drawn[name])
-            put(f"{name}.png", png)
-    return drawn

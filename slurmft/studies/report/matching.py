@@ -41,11 +41,12 @@ _MEASURES = {
 
 def as_published(table: PublishedTable) -> Table:
     """A published table, value for value."""
-    return Table(table.name, [_column(table, c, table.column(c)) for c in table.columns])
+    columns = [_column(table, name, [row[name] for row in table.rows]) for name in table.columns]
+    return Table(table.name, columns)
 
 
 def _column(table: PublishedTable, name: str, raw: Sequence[Any]) -> Column:
-    numeric = all(isinstance(v, (int, float, type(None))) for v in table.column(name))
+    numeric = all(isinstance(row[name], (int, float, type(None))) for row in table.rows)
     return column(name, raw, label=with_unit(name), numeric=numeric)
 
 
@@ -83,7 +84,7 @@ def matches(published: PublishedTable, rows: Sequence[Row]) -> list[Match]:
     keys = keys_of(published)
     found: list[Match] = []
     used: set[int] = set()
-    for theirs in map(published.named, published.rows):
+    for theirs in published.rows:
         same = [r for r in rows if all(_equal(theirs[k], key_of(r, k, theirs[k])) for k in keys)]
         used |= {id(r) for r in same}
         found += [Match(theirs, r) for r in same] or [Match(theirs, None)]

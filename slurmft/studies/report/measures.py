@@ -106,12 +106,10 @@ def _read_study(name: str, folder: Path, problems: list[str]) -> Study | None:
     """The study file in a folder; None, with a problem noted, if it cannot be used."""
     try:
         study = spec.read_study(folder, with_published=False)
+        if study.name != name:
+            raise UsageError(f"{folder / spec.FILE} is of the study {study.name!r}")
     except UsageError as error:
         problems.append(f"missing runs are unknown: {error.message}")
-        return None
-    if study.name != name:
-        path = folder / spec.FILE
-        problems.append(f"missing runs are unknown: {path} is of the study {study.name!r}")
         return None
     return study
 

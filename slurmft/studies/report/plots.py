@@ -170,7 +170,7 @@ def _published_speedups(table: PublishedTable) -> dict[str, Points]:
         return {}
     columns = [c for c in keys_of(table) if c != "gpus"]
     series: dict[str, Points] = {}
-    for row in map(table.named, table.rows):
+    for row in table.rows:
         if is_number(row["speedup"]) and is_number(row["gpus"]):
             words = ", ".join(f"{with_unit(c)} {row[c]}" for c in columns)
             points = series.setdefault(f"published: {words or 'speedup'}", [])
