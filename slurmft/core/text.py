@@ -76,10 +76,10 @@ def brief(reason: str) -> str:
     return _LONG_PATH.sub(".../", _WHERE.sub("", reason))
 
 
-def some(names: Sequence[str], most: int = 8) -> str:
+def some(names: Sequence[str], most: int = 8, separator: str = ", ") -> str:
     """Names, not too many: n1, n2 and 998 more"""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return separator.join(names[:most]) + more
 
 
 def number(value: float | None) -> str:

@@ -205,7 +205,7 @@ def _reach(host: str, token: str, ports: Mapping[str, int], timeout_s: float) ->
     resolve = partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
     resolved = call_all(timeout_s, [resolve])[0]  # name servers have time-outs of their own
     if isinstance(resolved, Exception):
-        return {"problem": one_line(resolved), "ports": {}}
+        return {"problem": one_line(resolved)}
     found: dict[str, Any] = {"problem": None, "ports": {}}
     for name, port in ports.items():
         left_s = max(0.5, (deadline - time.monotonic()) / 2)

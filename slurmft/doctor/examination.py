@@ -4,7 +4,7 @@ asked at once, then `rules` compares their answers."""
 import dataclasses
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,10 +59,7 @@ def examine_cluster(
                 deadline = time.monotonic() + limit_s
                 with Agents(site.commands, site.env) as agents:
                     folders = login.folders(job.runs_dir)
-                    examination = Examination(site, agents, job, folders, deadline, quick)
-                    examination.run()
-                report.checks += examination.checks
-                report.measured |= examination.found
+                    Examination(site, agents, job, folders, deadline, report).run(quick)
         except SlurmftError as error:
             report.checks.append(failure("allocation", error.message, error.hint))
     report.seconds = time.monotonic() - began - report.queued_s
@@ -79,24 +76,23 @@ class Examination:
     folders: dict[str, Path]
     deadline: float
     """By time.monotonic(): what is not measured by then is not measured."""
-    quick: bool = False
-    """Without devices and collectives."""
-    checks: list[Check] = field(default_factory=list)
+    report: Report
+    """Takes the checks, and all that is measured."""
     facts: Answers = field(default_factory=dict)
     """Of each node that answers."""
-    found: dict[str, Any] = field(default_factory=dict)
-    """Everything that was measured, for programs."""
 
-    def run(self) -> None:
-        """One part after another; a part that fails leaves the others alone."""
+    def run(self, quick: bool) -> None:
+        """One part after another; a part that fails leaves the others alone. The quick ones are
+        those without devices and collectives."""
         self._ask_facts()
         parts = [self._nodes, self._network, self._folders]
-        parts += [] if self.quick else [self._speeds]
+        parts += [] if quick else [self._speeds]
         for part in parts if self.facts else ():
             try:
-                part()
+                for check in part():
+                    self.report.checks.append(check)
             except (SlurmftError, OSError) as error:
-                self.checks.append(failure(part.__name__.strip("_"), one_line(error)))
+                self.report.checks.append(failure(part.__name__.strip("_"), one_line(error)))
 
     def _left(self, limit_s: float) -> float:
         return max(0.5, min(limit_s, self.deadline - time.monotonic()))
@@ -113,7 +109,7 @@ class Examination:
         answers = self.agents.ask(operation, arguments, self._left(limit_s))
         errors = {n: a.message for n, a in answers.items() if isinstance(a, AgentError)}
         for text, names in group_by_value(errors).items():
-            self.checks.append(failure(about, f"{some(names)}: {text}", hint))
+            self.report.checks.append(failure(about, f"{some(names)}: {text}", hint))
         return {name: answers[name] for name in arguments if name not in errors}
 
     # --- the nodes ---
@@ -124,25 +120,25 @@ class Examination:
         hint = "exclude it (--sbatch exclude=NODE for runs) and tell the site"
         asked = dict.fromkeys(self.site.hosts, question)
         self.facts = self._ask("facts", asked, _START_S, "nodes", hint)
-        self.found["nodes"] = self.facts
+        self.report.measured["nodes"] = self.facts
         if len(self.facts) == len(asked):
-            self.checks.append(ok("nodes", f"{some(list(self.facts))} answer"))
+            self.report.checks.append(ok("nodes", f"{some(list(self.facts))} answer"))
 
-    def _nodes(self) -> None:
-        self.checks += rules.cores(self.facts, self.job.cpus_per_task)
-        self.checks += rules.devices(self.facts, self.job.gpus_per_node)
-        self.checks += rules.memory(self.facts)
-        self.checks += rules.versions(self.facts, software())
-        self.checks += rules.hub(self.facts)
+    def _nodes(self) -> Iterator[Check]:
+        yield from rules.cores(self.facts, self.job.cpus_per_task)
+        yield from rules.devices(self.facts, self.job.gpus_per_node)
+        yield from rules.memory(self.facts)
+        yield from rules.versions(self.facts, software())
+        yield from rules.hub(self.facts)
 
     # --- the network ---
 
-    def _network(self) -> None:
+    def _network(self) -> Iterator[Check]:
         token = secrets.token_hex(8)
         asked = {n: {"token": f"{n} {token}", "job_id": self.site.job_id} for n in self.facts}
         ports = self._ask("listen", asked, _ANSWER_S, "ports")
-        self.found["ports"] = ports
-        self._fabric(list(ports))
+        self.report.measured["ports"] = ports
+        yield from self._fabric(list(ports))
         peers = {
             n: {
                 "token": f"{n} {token}",
@@ -155,37 +151,38 @@ class Examination:
             for start, goals in rules.partners(list(ports)).items()
         }
         seen = self._ask("reach", question, _REACH_S + 4, "network")
-        self.found["reach"] = seen
+        self.report.measured["reach"] = seen
         names = {self.site.hosts[n]: n for n in ports}
-        self.checks += rules.reach(seen, names)
+        yield from rules.reach(seen, names)
         broken = rules.broken_pairs(seen, names)
-        self.found["usable"] = rules.healthy(list(seen), broken)
-        self.checks += rules.clocks(seen, names)
-        self._links(ports)
+        self.report.measured["usable"] = rules.healthy(list(seen), broken)
+        yield from rules.clocks(seen, names)
+        yield from self._links(ports)
 
-    def _fabric(self, names: Sequence[str]) -> None:
+    def _fabric(self, names: Sequence[str]) -> list[Check]:
         hosts = [self.site.hosts[n] for n in names]
         common = {"hosts": hosts, "interface": self.job.interface}
         asked = {n: common | {"rank": i} for i, n in enumerate(names)}
         chosen = self._ask("socket_interface", asked, _ANSWER_S, "fabric")
-        self.found["interfaces"] = chosen
-        self.checks += rules.fabric({n: self.facts[n]["networks"] for n in chosen}, chosen)
+        self.report.measured["interfaces"] = chosen
+        return rules.fabric({n: self.facts[n]["networks"] for n in chosen}, chosen)
 
-    def _links(self, ports: Answers) -> None:
+    def _links(self, ports: Answers) -> list[Check]:
         """Measures between neighbours in a ring; no node is in two pairs at the same time.
 
         Measures again where one looks slow: something else may have used the link.
         """
         rates: dict[tuple[str, str], float] = {}
         for _ in range(_SEND_TRIES):
-            for pairs in rules.rounds(self.found["usable"]):
+            for pairs in rules.rounds(self.report.measured["usable"]):
                 for pair, rate in self._send(pairs, ports).items():
                     rates[pair] = max(rate, rates.get(pair, 0.0))
             found = rules.links(rates)
             if all(check.level == Level.OK for check in found):
                 break
-        self.found["links_bytes_s"] = {f"{a} to {b}": rate for (a, b), rate in rates.items()}
-        self.checks += found
+        measured = {f"{a} to {b}": rate for (a, b), rate in rates.items()}
+        self.report.measured["links_bytes_s"] = measured
+        return found
 
     def _send(
         self, pairs: Sequence[tuple[str, str]], ports: Answers
@@ -201,11 +198,11 @@ class Examination:
 
     # --- folders and locks ---
 
-    def _folders(self) -> None:
+    def _folders(self) -> Iterator[Check]:
         for what in ("runs", "cache", "tmp", "shm"):
-            self.checks += rules.rooms(what, {n: f["rooms"][what] for n, f in self.facts.items()})
+            yield from rules.rooms(what, {n: f["rooms"][what] for n, f in self.facts.items()})
             if what in self.folders and what != "tmp" and len(self.facts) > 1:
-                self.checks += self._sharing(what, self.folders[what])
+                yield from self._sharing(what, self.folders[what])
 
     def _sharing(self, what: str, folder: Path) -> list[Check]:
         """Whether all nodes see what this host writes there; if so, which locks hold there."""
@@ -249,33 +246,31 @@ class Examination:
 
     # --- devices and collectives ---
 
-    def _speeds(self) -> None:
-        usable = self.found.get("usable", [])
-        ports = self.found.get("ports", {})
+    def _speeds(self) -> Iterator[Check]:
+        usable = self.report.measured.get("usable", [])
+        ports = self.report.measured.get("ports", {})
         if not usable:
             return
         left_s = self.deadline - time.monotonic() - 2
         if left_s < 5:
             text = "not measured: the time limit was reached"
-            self.checks.append(warning("speeds", text, "allow more time: --within 120"))
+            yield warning("speeds", text, "allow more time: --within 120")
             return
-        asked = self._speed_questions(usable, ports[usable[0]]["torchrun"], left_s)
+        common = {
+            "hosts": [self.site.hosts[n] for n in usable],
+            "port": ports[usable[0]]["torchrun"],
+            "id": self.site.job_id,
+            "job": dataclasses.asdict(self.job) | {"nodes": len(usable)},
+            "timeout_s": left_s,
+        }
+        asked = {n: common | {"rank": i} for i, n in enumerate(usable)}
         answers = self._ask("speeds", asked, left_s + 2, "speeds")
         ranks = {n: a["ranks"] for n, a in answers.items()}
-        self.found["speeds"] = ranks
+        self.report.measured["speeds"] = ranks
         missing = [n for n in self.facts if n not in usable]
         if missing:
             text = f"measured without {some(missing)}"
-            self.checks.append(warning("speeds", text, "the checks of names and ports say why"))
-        self.checks += rules.torchrun(answers)
-        self.checks += rules.matmul(ranks)
-        self.checks += rules.all_reduce(ranks.get(usable[0], []))
-
-    def _speed_questions(
-        self, usable: Sequence[str], port: int, left_s: float
-    ) -> dict[str, dict[str, Any]]:
-        hosts = [self.site.hosts[n] for n in usable]
-        job = dataclasses.asdict(self.job) | {"nodes": len(usable)}
-        common = {"hosts": hosts, "port": port, "id": self.site.job_id}
-        common |= {"job": job, "timeout_s": left_s}
-        return {n: common | {"rank": i} for i, n in enumerate(usable)}
+            yield warning("speeds", text, "the checks of names and ports say why")
+        yield from rules.torchrun(answers)
+        yield from rules.matmul(ranks)
+        yield from rules.all_reduce(ranks.get(usable[0], []))

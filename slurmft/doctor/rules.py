@@ -235,8 +235,6 @@ def _problems(
     found: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
     for start, hosts in seen.items():
         for host, what in hosts.items():
-            if names[host] == start:
-                continue
             problems = {("names", ""): what["problem"]}
             problems |= {("ports", kind): why for kind, why in what.get("ports", {}).items()}
             for key, problem in problems.items():

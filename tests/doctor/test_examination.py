@@ -11,6 +11,7 @@ import pytest
 from slurmft.core.agents import Agents
 from slurmft.core.config import JobConfig
 from slurmft.doctor import examination as doctor_examination
+from slurmft.doctor.checks import Report
 from slurmft.doctor.examination import Examination
 from slurmft.doctor.nodes import Site, agent_command
 from slurmft.node.rendezvous import LOCAL_NODE
@@ -53,22 +54,16 @@ def test_sick_nodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     hosts = {name: f"127.0.0.{i + 1}" for i, name in enumerate(names)} | {"n5": "n5.invalid"}
     site = Site(hosts=hosts, commands=commands, env={}, job_id="7", simulated=True)
     folders = {"runs": tmp_path, "cache": tmp_path / "cache"}
+    report = Report()
     with Agents(site.commands) as agents:
-        examination = Examination(
-            site=site,
-            agents=agents,
-            job=JobConfig(nodes=7),
-            folders=folders,
-            deadline=time.monotonic() + 60,
-            quick=True,
-        )
-        examination.run()
-    found = "\n".join(wrong(examination.checks))
+        deadline = time.monotonic() + 60
+        Examination(site, agents, JobConfig(nodes=7), folders, deadline, report).run(quick=True)
+    found = "\n".join(wrong(report.checks))
     assert "failure: n6: no answer in 12 s" in found
     assert "failure: n7: its agent ended: Node failure on n7" in found
     assert "cannot resolve n5: " in found
     assert "cannot reach n4 on a rendezvous port: Connection refused" in found
     assert "failure: n3 is 90.0 s ahead of the others" in found
-    assert examination.found["usable"] == ["n1", "n2", "n3"]
+    assert report.measured["usable"] == ["n1", "n2", "n3"]
     assert not list(tmp_path.iterdir())  # nothing is left in the folders
     assert all(child.returncode is not None for child in agents._processes.values())

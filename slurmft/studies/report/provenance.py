@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from slurmft.core.text import shown
+from slurmft.core.text import shown, some
 from slurmft.runs.scan import MeasuredRun
 from slurmft.studies.report.measures import Row, label
 
@@ -26,13 +26,14 @@ def origins(rows: Sequence[Row]) -> list[str]:
     commands = _values(runs, lambda run: str(run.config["submission"].get("command", "")))
     known = {name: _values(runs, _version_of(name)) for name in ("python", *_VERSIONS)}
     versions = (f"{name} {' and '.join(values)}" for name, values in known.items() if values)
+    hosts = list(dict.fromkeys(host for run in runs for host in run.hosts))
     lines = [
         f"runs: {len(runs)}, {sum(run.is_finished for run in runs)} finished; {_dates(runs)}",
-        f"commands: {_listed([shown(command, _LONGEST) for command in commands])}",
-        f"code: slurmft {_listed(_values(runs, lambda run: run.code))}",
+        f"commands: {some([shown(command, _LONGEST) for command in commands], _MOST)}",
+        f"code: slurmft {some(_values(runs, lambda run: run.code), _MOST)}",
         f"versions: {', '.join(versions)}",
-        f"hosts: {_listed(list(dict.fromkeys(host for run in runs for host in run.hosts)))}",
-        f"devices: {_listed(_values(runs, _device))}",
+        f"hosts: {some(hosts, _MOST)}",
+        f"devices: {some(_values(runs, _device), _MOST)}",
     ]
     return [line for line in lines if not line.endswith(": ")]
 
@@ -47,7 +48,7 @@ def changes(rows: Sequence[Row], fields: Sequence[str]) -> list[str]:
                 found.setdefault(value, []).append(label(row, fields))
         if len(found) > 1:
             kept = max(found, key=lambda v: len(found[v]))
-            parts = [f"{v} in {_listed(found[v], '; ')}" for v in found if v != kept]
+            parts = [f"{v} in {some(found[v], _MOST, '; ')}" for v in found if v != kept]
             lines.append(f"CHANGED between runs: {what}: {kept} in most, {', '.join(parts)}")
     return lines
 
@@ -73,20 +74,13 @@ _device = of_ranks("device")
 
 
 def _version_of(package: str) -> Reader:
-    if package == "python":
-        return lambda run: str(run.environment.get("python", ""))
-    return lambda run: str(run.environment.get("versions", {}).get(package, ""))
+    """Of a package, or of Python."""
+    return lambda run: str((run.environment | run.environment.get("versions", {})).get(package, ""))
 
 
 def _values(runs: Sequence[MeasuredRun], reader: Reader) -> list[str]:
     """The distinct values of the runs, without empty ones."""
     return [value for value in dict.fromkeys(map(reader, runs)) if value]
-
-
-def _listed(values: Sequence[str], separator: str = ", ") -> str:
-    """The first of the values, and how many more there are."""
-    more = len(values) - _MOST
-    return separator.join(values[:_MOST]) + (f" and {more} more" if more > 0 else "")
 
 
 def _dates(runs: Sequence[MeasuredRun]) -> str:
