@@ -177,7 +177,7 @@ class Examination:
             for pairs in rules.rounds(self.report.measured["usable"]):
                 for pair, rate in self._send(pairs, ports).items():
                     rates[pair] = max(rate, rates.get(pair, 0.0))
-            found = rules.links(rates)
+            found = list(rules.links(rates))
             if all(check.level == Level.OK for check in found):
                 break
         measured = {f"{a} to {b}": rate for (a, b), rate in rates.items()}

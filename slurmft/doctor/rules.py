@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from slurmft.core.filesystem import FileSystem, Room
@@ -293,28 +293,27 @@ def rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:
     return [pairs for pairs in (ring[::2], ring[1::2], last) if pairs]
 
 
-def links(rates: Mapping[tuple[str, str], float]) -> list[Check]:
+def links(rates: Mapping[tuple[str, str], float]) -> Iterator[Check]:
     """Bytes per second between neighbours; a node is as fast as the better one of its links."""
     if not rates:
-        return []
+        return
     best: dict[str, float] = {}
     for pair, rate in rates.items():
         best |= {name: max(rate, best.get(name, 0.0)) for name in pair}
     slow, middle = slow_ones(best, _SLOW_LINK), statistics.median_high(best.values())
-    found = []
     for name, share in slow.items():
         text = f"{name} is slow: {_gbit(best[name])}, {share:.0%} of the median"
         hint = "exclude it and tell the site: its cable, port or driver may be bad"
-        found.append(warning("links", text, hint, bytes_s=best[name]))
+        yield warning("links", text, hint, bytes_s=best[name])
     for (start, goal), rate in rates.items():
         if slow.keys() & {start, goal} or rate >= _ONE_SLOW_LINK * middle:
             continue
         text = f"{start} to {goal} is slow: {_gbit(rate)}, {rate / middle:.0%} of the median; "
         hint = "tell the site: what lies between these two may be bad, or busy"
-        found.append(warning("links", f"{text}both are fast with other nodes", hint, bytes_s=rate))
+        yield warning("links", f"{text}both are fast with other nodes", hint, bytes_s=rate)
     text = f"one TCP connection carries {_gbit(middle)} (median of {len(best)} nodes; least "
     text += f"{_gbit(min(best.values()))})"
-    return [*found, ok("links", text, median_bytes_s=middle)]
+    yield ok("links", text, median_bytes_s=middle)
 
 
 def _gbit(bytes_s: float) -> str:
@@ -365,9 +364,8 @@ def torchrun(answers: Answers) -> list[Check]:
     return []
 
 
-def matmul(ranks: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Check]:
+def matmul(ranks: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Check]:
     """The matmul throughput of each device, and the slow devices."""
-    found = []
     for precision in ("fp32", "bf16"):
         rates = {
             name if len(own) == 1 else f"{name} process {i}": float(rank["tflop_s"][precision])
@@ -379,12 +377,11 @@ def matmul(ranks: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Check]:
         for name, share in slow_ones(rates, _SLOW_DEVICE).items():
             text = f"{name} is slow in {precision}: {rates[name]:.3g} TFLOP/s, {share:.0%} of "
             hint = "exclude it; possible causes: clock speed, cooling, other jobs, fewer cores"
-            found.append(warning("matmul", f"{text}the median", hint, tflop_s=rates[name]))
+            yield warning("matmul", f"{text}the median", hint, tflop_s=rates[name])
         middle = statistics.median(rates.values())
         text = f"{precision}: {middle:.3g} TFLOP/s per process (median of {len(rates)}; least "
         text += f"{min(rates.values()):.3g}, most {max(rates.values()):.3g})"
-        found.append(ok("matmul", text, median_tflop_s=middle))
-    return found
+        yield ok("matmul", text, median_tflop_s=middle)
 
 
 def all_reduce(ranks: Sequence[Mapping[str, Any]]) -> list[Check]:

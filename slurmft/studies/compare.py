@@ -1,7 +1,7 @@
 """Compares two runs, or repeats of two: what differs, and whether the difference is noise."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -164,27 +164,23 @@ def _text(value: Any) -> str:
     return "-" if value in (None, "", [], ()) else str(value)
 
 
-def _notes(a: Side, b: Side) -> list[str]:
+def _notes(a: Side, b: Side) -> Iterator[str]:
     """What a reader must know to judge a verdict."""
-    lines = []
     for key, name in _WORK.items():
         of_a, of_b = (" | ".join(dict.fromkeys(map(str, s.results(key)))) for s in (a, b))
         if of_a != of_b:
-            lines.append(f"not the same work: {name} {of_a} in A, {of_b} in B")
+            yield f"not the same work: {name} {of_a} in A, {of_b} in B"
     for side in (a, b):
         starts = [(run.name, (run.result or {}).get("attempts", 1)) for run in side.runs]
         if names := ", ".join(f"{name} ({count} starts)" for name, count in starts if count > 1):
-            lines.append(f"restarted: {names} in {side.name}; repeated steps count once")
-    lines.append(_order(a, b))
+            yield f"restarted: {names} in {side.name}; repeated steps count once"
+    yield _order(a, b)
     if _has_repeats(a, b):
-        return lines
+        return
     counts = f"{len(a.runs)} and {len(b.runs)} run(s)"
-    lines.append(
-        f"{counts}: how much repeats differ is unknown; {_LEAST_REPEATS} of each would show it"
-    )
+    yield (f"{counts}: how much repeats differ is unknown; {_LEAST_REPEATS} of each would show it")
     if not _is_own(a, b):
-        lines.append(f"the first {_WARM_UP:.0%} of the steps are left out as warm-up")
-    return lines
+        yield f"the first {_WARM_UP:.0%} of the steps are left out as warm-up"
 
 
 _WORK = {

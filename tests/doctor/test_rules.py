@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from slurmft.doctor import rules
 from slurmft.doctor.checks import Check, Level
 
 
-def wrong(found: list[Check]) -> list[str]:
+def wrong(found: Iterable[Check]) -> list[str]:
     """What is not ok, in words."""
     return [f"{c.level}: {c.text}" for c in found if c.level != Level.OK]
 

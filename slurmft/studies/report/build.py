@@ -64,7 +64,7 @@ def of_runs(runset: RunSet, beside_them: Sequence[PublishedTable]) -> Section:
     """The section of a run set: its tables, and published tables beside."""
     rows = rows_of(runset)
     key, speed = slug(runset.name), speed_table(rows, runset)
-    changed = changes(rows, runset.fields)
+    changed = list(changes(rows, runset.fields))
     tables = [replace(speed, notes=[*speed.notes, *changed])]
     tables += [] if runset.is_own else [phase_table(rows, runset)]
     tables += [] if runset.study else class_tables(rows)

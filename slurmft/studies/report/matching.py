@@ -1,6 +1,6 @@
 """Published tables, alone and with our rows beside them, matched by what was measured."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -106,7 +106,7 @@ def beside(published: PublishedTable, rows: Sequence[Row], fields: Sequence[str]
     ours = [f for f in fields if f not in _used_fields(published)]
     ours = [f for f in ours if len({repr(m.ours.cell.get(f)) for m in found if m.ours}) > 1]
     title, notes = f"{published.name}: published / ours", _notes(published, rows, found)
-    return Table(title, _columns(published, found, ours), notes)
+    return Table(title, _columns(published, found, ours), list(notes))
 
 
 def _used_fields(published: PublishedTable) -> set[str]:
@@ -149,29 +149,25 @@ def _theirs(match: Match, name: str, keys: Sequence[str]) -> Any:
     return key_of(match.ours, name) if name in keys and match.ours else None
 
 
-def _notes(published: PublishedTable, rows: Sequence[Row], found: Sequence[Match]) -> list[str]:
+def _notes(published: PublishedTable, rows: Sequence[Row], found: Sequence[Match]) -> Iterator[str]:
     """What a reader must know to compare the two."""
-    lines = []
     measured = [m.ours for m in found if m.published and m.ours and m.ours.finished]
     if "time_s" in published.columns:
-        lines.append("our time is that of the training phase, without start-up and evaluation")
+        yield "our time is that of the training phase, without start-up and evaluation"
     name = metric_name(rows)
     for theirs in ("accuracy", "f1"):
         if theirs in published.columns and name != theirs:
-            lines.append(f"our {name} is compared with the published {theirs}")
+            yield f"our {name} is compared with the published {theirs}"
     known = {*keys_of(published), *measured_of(published)}
     for other in (c for c in published.columns if c not in known):
-        lines.append(f"{other} of our runs is unknown: rows that differ only in it show the same")
-    if differing := _differences(published, measured):
-        lines.append(f"not as published: {'; '.join(differing)}")
-    return lines
+        yield f"{other} of our runs is unknown: rows that differ only in it show the same"
+    if differing := "; ".join(_differences(published, measured)):
+        yield f"not as published: {differing}"
 
 
-def _differences(published: PublishedTable, rows: Sequence[Row]) -> list[str]:
+def _differences(published: PublishedTable, rows: Sequence[Row]) -> Iterator[str]:
     """Our settings that differ from the published setup."""
-    lines = []
     for name in (n for n in published.setup if n in _FIELDS):
         ours = list(dict.fromkeys(str(row.value(_FIELDS[name])) for row in rows))
         if not all(_equal(published.setup[name], value) for value in ours):
-            lines.append(f"{name.replace('_', ' ')} {', '.join(ours)} ({published.setup[name]})")
-    return lines
+            yield f"{name.replace('_', ' ')} {', '.join(ours)} ({published.setup[name]})"

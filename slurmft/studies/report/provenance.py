@@ -1,7 +1,7 @@
 """Provenance of measurements: commands, code, versions, hosts, dates, and what changed."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from slurmft.core.text import shown, some
@@ -38,9 +38,8 @@ def origins(rows: Sequence[Row]) -> list[str]:
     return [line for line in lines if not line.endswith(": ")]
 
 
-def changes(rows: Sequence[Row], fields: Sequence[str]) -> list[str]:
+def changes(rows: Sequence[Row], fields: Sequence[str]) -> Iterator[str]:
     """What changed between runs, and in which rows: those are not comparable with the others."""
-    lines = []
     for what, reader in readers([run for row in rows for run in row.runs]).items():
         found: dict[str, list[str]] = {}
         for row in rows:
@@ -49,8 +48,7 @@ def changes(rows: Sequence[Row], fields: Sequence[str]) -> list[str]:
         if len(found) > 1:
             kept = max(found, key=lambda v: len(found[v]))
             parts = [f"{v} in {some(found[v], _MOST, '; ')}" for v in found if v != kept]
-            lines.append(f"CHANGED between runs: {what}: {kept} in most, {', '.join(parts)}")
-    return lines
+            yield f"CHANGED between runs: {what}: {kept} in most, {', '.join(parts)}"
 
 
 def readers(runs: Sequence[MeasuredRun]) -> dict[str, Reader]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -261,24 +261,20 @@ def bottleneck(option: Option) -> str:
     return f"after computing, {others[worst]:.0%} is {_HELPS[worst]}"
 
 
-def _warnings(series: Series, options: Sequence[Option], chosen: Option) -> list[str]:
-    lines = []
+def _warnings(series: Series, options: Sequence[Option], chosen: Option) -> Iterator[str]:
     if any(option.extrapolated for option in options):
         most = series.device_counts[-1]
-        lines.append(
-            f"extrapolated: no run had more than {most} devices; measure before you rely on it"
-        )
+        yield (f"extrapolated: no run had more than {most} devices; measure before you rely on it")
     smallest = min(row.work.global_batch_size(row.devices) for row in series.rows)
     if growing := [o for o in (chosen, options[-1]) if o.global_batch_size > smallest]:
         first = growing[0]
-        lines.append(
+        yield (
             f"accuracy: on {first.nodes} node(s) the global batch grows to "
             f"{first.global_batch_size:,} ({smallest:,} in the smallest run) and leaves "
             f"{first.steps:,} optimizer steps; accuracy may fall "
             "(published for emotion: 0.9375 with 315 steps, 0.56 with 20; yours: slurmft report). "
             "--global-batch keeps it, with smaller speedups"
         )
-    return lines
 
 
 def as_json(
@@ -294,6 +290,6 @@ def as_json(
         "interval": 0.9,
         "counts": [{k: v for k, v in each.items() if k != "draws_s"} for each in counts],
         "bottleneck": bottleneck(chosen),
-        "warnings": _warnings(series, options, chosen),
+        "warnings": list(_warnings(series, options, chosen)),
         "recommended": {"nodes": chosen.nodes, "why": why},
     }
