@@ -187,7 +187,7 @@ class Examination:
     def _send(
         self, pairs: Sequence[tuple[str, str]], ports: Answers
     ) -> dict[tuple[str, str], float]:
-        """Bytes per second of all these pairs, which send at the same time."""
+        """Bytes per second of these pairs, all of which send at the same time."""
         common = {"seconds": _SEND_S, "timeout_s": _REACH_S}
         asked = {
             start: common | {"host": self.site.hosts[goal], "port": ports[goal]["ephemeral"]}

@@ -32,7 +32,6 @@ class Side:
     """What was left out."""
 
     def results(self, key: str) -> list[Any]:
-        """A value of every result."""
         return [run.result.get(key) for run in self.runs if run.result]
 
     def mean(self, key: str) -> float:
@@ -80,7 +79,6 @@ def compare(path_a: str, path_b: str) -> dict[str, Any]:
 
 
 def _read_side(name: str, path: str) -> Side:
-    """The finished runs of one side."""
     found, problems = scan.find([resolve.folder_of(path)])
     done = [run for run in found if run.is_finished]
     usable = [run for run in done if not _lacks(run)]
@@ -165,7 +163,6 @@ def _text(value: Any) -> str:
 
 
 def _notes(a: Side, b: Side) -> Iterator[str]:
-    """What a reader must know to judge a verdict."""
     for key, name in _WORK.items():
         of_a, of_b = (" | ".join(dict.fromkeys(map(str, s.results(key)))) for s in (a, b))
         if of_a != of_b:

@@ -76,13 +76,16 @@ def configurations(study: Study, folder: Path, make: bool = True) -> Configs:
         UsageError: a value is invalid; the message names the cell.
     """
     found: Configs = {}
+    site = site_defaults(OPTIONS | FLAGS if study.program else OPTIONS)
+    named = {} if "job_name" in site else {"job_name": study.name}
+    study = replace(study, fixed=named | study.fixed | {"runs_dir": str(folder / "runs")})
     for repeat, cell in spec.rounds(study):
         key = spec.key_of(cell)
         try:
             if study.program:
-                found[key, repeat] = _configure_own(study, cell, repeat, folder, make)
+                found[key, repeat] = _configure_own(study, cell, repeat, make)
             elif repeat == 1:
-                found[key, 1] = _configure(study, cell, folder)
+                found[key, 1] = _configure(study, cell, site)
             else:
                 found[key, repeat] = _with_seed(found[key, 1], repeat)
         except UsageError as error:
@@ -98,13 +101,9 @@ def configurations(study: Study, folder: Path, make: bool = True) -> Configs:
     }
 
 
-def _configure(study: Study, cell: spec.Cell, folder: Path) -> RunConfig:
-    site, values = site_defaults(OPTIONS), study.fixed | spec.typed(cell)
-    if "job_name" not in site:
-        values = {"job_name": study.name} | values
-    plain = {k: v for k, v in values.items() if k != spec.GLOBAL_BATCH_SIZE}
-    divided = spec.divide_batch(values, recipes.fill(merge(site, plain)))
-    return _placed(configure(divided | {"runs_dir": str(folder / "runs")}))
+def _configure(study: Study, cell: spec.Cell, site: dict[str, Any]) -> RunConfig:
+    values = study.fixed | spec.typed(cell)
+    return _placed(configure(spec.divide_batch(values, recipes.fill(merge(site, values)))))
 
 
 def _with_seed(first: RunConfig, repeat: int) -> RunConfig:
@@ -114,22 +113,18 @@ def _with_seed(first: RunConfig, repeat: int) -> RunConfig:
     return replace(first, program=program)
 
 
-def _configure_own(
-    study: Study, cell: spec.Cell, repeat: int, folder: Path, make: bool
-) -> RunConfig:
+def _configure_own(study: Study, cell: spec.Cell, repeat: int, make: bool) -> RunConfig:
     """The same, of a program of the user's own."""
-    known = OPTIONS | FLAGS
-    named = {} if "job_name" in site_defaults(known) else {"job_name": study.name}
     more = programs.fill(study.program, study.fixed | cell, repeat)
     of_cell = spec.typed({k: v for k, v in cell.items() if k in programs.RUN_OPTIONS})
-    values = named | study.fixed | of_cell | more | {"runs_dir": str(folder / "runs")}
-    return _placed(own_program.configure(values.pop("command"), values, known, make))
+    values = study.fixed | of_cell | more
+    command = values.pop("command")
+    return _placed(own_program.configure(command, values, OPTIONS | FLAGS, make))
 
 
 def _placed(config: RunConfig) -> RunConfig:
     """The configuration with the cluster that it will run on."""
-    cluster = check(config.job)
-    return replace(config, job=replace(config.job, cluster=cluster))
+    return replace(config, job=replace(config.job, cluster=check(config.job)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,20 +178,19 @@ def check_settings(todo: Submission, yes: bool) -> list[str]:
     Raises:
         UsageError: finished or running runs have other settings.
     """
-    different: list[tuple[RunStatus, str]] = []
+    different = []
     for repeat in todo.status.repeats:
         for each in list(repeat.tries):
-            if not (words := _difference(each.run, todo.configs[repeat.key])):
-                continue
-            if each.state == "failed":
+            words = _difference(each.run, todo.configs[repeat.key])
+            if words and each.state == "failed":
                 repeat.tries.remove(each)
-            else:
-                different.append((each, words))
+            elif words:
+                different.append(f"{words} ({each.run.name})")
     if not different:
         return []
     what = (
         f"{len(different)} run(s) in {str(todo.folder)!r} have other settings than the study now: "
-        f"{different[0][1]} ({different[0][0].run.name})"
+        f"{different[0]}"
     )
     if yes:
         return [f"warning: {what}; counted because of --yes"]

@@ -51,7 +51,6 @@ _NOT_VARIED = {
     "after_any": "the whole study waits: give it in [fixed]",
     "repeat": "its values are 1 to repeats",
 }
-_NO_STUDY = "give a study file, the folder of a study, or a name that slurmft examples lists"
 _MAX_RUNS = 100_000
 
 Cell = dict[str, Any]
@@ -101,11 +100,11 @@ def read_study(given: str | Path, with_published: bool = True) -> Study:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         what = f"{str(given)!r} holds no {FILE}" if in_folder else f"{str(given)!r}: no such file"
-        raise UsageError(what, _NO_STUDY) from None
+        hint = "give a study file, the folder of a study, or a name that slurmft examples lists"
+        raise UsageError(what, hint) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"cannot read the study file {str(given)!r}: {error}", "check that it is a text file"
-        ) from None
+        what = f"cannot read the study file {str(given)!r}: {error}"
+        raise UsageError(what, "check that it is a text file") from None
     study = parse_study(text, path)
     if with_published and study.published:
         try:

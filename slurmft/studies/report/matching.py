@@ -82,8 +82,7 @@ def matches(published: PublishedTable, rows: Sequence[Row]) -> list[Match]:
     """Published rows in their order, each with every row of ours that measured the same; then ours
     that were not published."""
     keys = keys_of(published)
-    found: list[Match] = []
-    used: set[int] = set()
+    found, used = list[Match](), set[int]()
     for theirs in published.rows:
         same = [r for r in rows if all(_equal(theirs[k], key_of(r, k, theirs[k])) for k in keys)]
         used |= {id(r) for r in same}
@@ -150,7 +149,6 @@ def _theirs(match: Match, name: str, keys: Sequence[str]) -> Any:
 
 
 def _notes(published: PublishedTable, rows: Sequence[Row], found: Sequence[Match]) -> Iterator[str]:
-    """What a reader must know to compare the two."""
     measured = [m.ours for m in found if m.published and m.ours and m.ours.finished]
     if "time_s" in published.columns:
         yield "our time is that of the training phase, without start-up and evaluation"
@@ -166,7 +164,6 @@ def _notes(published: PublishedTable, rows: Sequence[Row], found: Sequence[Match
 
 
 def _differences(published: PublishedTable, rows: Sequence[Row]) -> Iterator[str]:
-    """Our settings that differ from the published setup."""
     for name in (n for n in published.setup if n in _FIELDS):
         ours = list(dict.fromkeys(str(row.value(_FIELDS[name])) for row in rows))
         if not all(_equal(published.setup[name], value) for value in ours):

@@ -302,7 +302,6 @@ class _LeastSquares:
         return np.concatenate([np.hypot(noise, self._resolution), self._factors])
 
     def _solve(self, targets: Array, errors: Array, start: Array) -> Array:
-        """The costs that are nearest to the targets."""
         from scipy.optimize import least_squares  # 0.4 s, which --help need not wait for
 
         def residuals(costs: Array) -> Array:

@@ -228,7 +228,6 @@ def _planned(work: Workload) -> str:
 
 
 def _time_table(options: Sequence[Option]) -> list[str]:
-    """Time and cost by number of nodes: medians with 90 % intervals."""
     unit, scale = unit_of(min(o.time_s.median for o in options))
     rows = [["nodes", "devices", f"time, {unit}", "speedup", "efficiency", "node-hours", ""]]
     for o in options:
@@ -239,7 +238,6 @@ def _time_table(options: Sequence[Option]) -> list[str]:
 
 
 def _share_table(options: Sequence[Option], work: Workload) -> list[str]:
-    """Shares of the time, steps, and rates of the training, by number of nodes."""
     samples = work.train_samples * work.epochs
     tokens = {"tokens/s": samples * work.tokens_per_sample} if work.tokens_per_sample else {}
     rates = {"samples/s": samples} | tokens
