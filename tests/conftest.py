@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
-from tests.support import prepared
+from tests.support import PATIENCE_S, prepared, until
 from tests.support.cluster import Cluster
 from tests.support.lockfs import TwoNodes, missing
 from tests.support.models import write_emotion, write_model
@@ -28,7 +28,8 @@ from tests.support.small_disk import SmallDisk
 
 for _size in ("COLUMNS", "LINES"):  # readline sets them: each test has the terminal that it sets up
     os.environ.pop(_size, None)
-settings.register_profile("slurmft", deadline=None)  # how fast a busy machine is, is no matter
+# How fast a busy machine is, is no matter.
+settings.register_profile("slurmft", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("slurmft")
 
 HOSTILE = 'it\'s a "test"; echo $HOME é 100% `x`'
@@ -115,7 +116,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 def idle_cluster(cluster: Cluster) -> Cluster:
     """The cluster with no job in it, not even one that a failed test left behind."""
     cluster.run(["scancel", "--user=root"])
-    cluster.wait_idle(60)
+    cluster.wait_idle()
     return cluster
 
 
@@ -250,7 +251,19 @@ class Following:
                 return self.lines[-1]
         raise AssertionError("\n".join(self.lines))
 
-    def end(self, timeout_s: float = 60) -> tuple[int, str]:
+    def at_step(self, step: int) -> None:
+        """Waits until a step is recorded. On the screen it is up to two seconds later, and the run
+        may have come to its end."""
+        reader = RecordReader(self.run.records)
+
+        def is_there() -> bool:
+            found = [r["step"] for r in reader.read("step")]
+            assert self.process.poll() is None or found, self.end()[1]
+            return max(found, default=0) >= step
+
+        until(is_there, self.run.history, every_s=0.02)
+
+    def end(self, timeout_s: float = PATIENCE_S) -> tuple[int, str]:
         """Exit code, and all that was printed."""
         rest, _ = self.process.communicate(timeout=timeout_s)
         self.lines += rest.splitlines()
@@ -260,7 +273,7 @@ class Following:
 def slurmft(
     *arguments: str,
     env: dict[str, str] | None = None,
-    timeout_s: float = 120,
+    timeout_s: float = PATIENCE_S,
     imported: bool = False,
 ) -> Done:
     """Runs a slurmft command as users do: in a process of its own.

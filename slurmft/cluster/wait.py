@@ -136,6 +136,9 @@ class JobWatch:
         self.await_result()
         if self.succeeded and (result := self.run.read_result()) is not None:
             return result
+        is_cancelled = self.state.name == "CANCELLED" and not self.state.reason
+        if is_cancelled and self.cluster == "slurm":  # by whom?
+            self.state = commands.await_accounting(self.job_id, self.state)
         error = job_error(self.run, self.job_id, self.state)
         is_its_job = self.state.ended and cluster_launcher.job_of(self.run)[1] == self.job_id
         if is_its_job and os.access(self.run.path, os.W_OK):

@@ -19,6 +19,7 @@ from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.runs import resolve
 from slurmft.runs.rundir import RunDir
 from tests.conftest import HOSTILE, assert_two_lines, slurmft
+from tests.support import PATIENCE_S
 from tests.support.made_runs import write_run
 
 HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "submitit", "pyarrow")
@@ -46,7 +47,7 @@ def test_no_heavy_imports(arguments: list[str], ending: str, fake_sbatch: dict[s
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         env=fake_sbatch,
         check=True,
     )
@@ -156,7 +157,7 @@ def test_json_of_a_submission(tmp_path: Path) -> None:
     assert re.fullmatch(r"mine-\d{8}-\d{6}-[0-9a-f]{6}", made.path.name)
     slurmft("cancel", "mine", "--runs-dir", str(tmp_path))
     with pytest.raises(SlurmftError):
-        Run(made.path).wait(60)
+        Run(made.path).wait(PATIENCE_S)
     before = {path: path.read_bytes() for path in (made.config, made.state, made.job)}
     where = ("mine", "--runs-dir", str(tmp_path))
     shown = slurmft("resume", *where, "--nodes", "2", "--dry-run")

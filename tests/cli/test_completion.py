@@ -16,6 +16,7 @@ from slurmft.cli import COMMANDS
 from slurmft.cli.submit import parser
 from slurmft.train.recipes import TASKS
 from tests.conftest import slurmft
+from tests.support import PATIENCE_S
 from tests.support.made_runs import write_run
 
 
@@ -102,7 +103,7 @@ def typed(command: list[str], setup: str, keys: str, expected: str, folder: Path
 
 
 def _until(fd: int, text: bytes) -> None:
-    seen, deadline = b"", time.monotonic() + 60
+    seen, deadline = b"", time.monotonic() + PATIENCE_S
     while text not in seen:
         assert time.monotonic() < deadline, seen
         if select.select([fd], [], [], 1)[0]:

@@ -25,7 +25,7 @@ from slurmft.core import shipped
 from slurmft.core.errors import UsageError
 from slurmft.studies import published, spec
 from tests.conftest import Done
-from tests.support import CHECKOUT
+from tests.support import CHECKOUT, PATIENCE_S
 
 VERSION = "1.2.3"
 OF_GIT = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
@@ -36,7 +36,7 @@ PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 def call(*words: str | Path, cwd: Path, **variables: str) -> Done:
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | variables
     done = subprocess.run(
-        words, cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False
+        words, cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     return Done(done.returncode, done.stdout, done.stderr)
 

@@ -29,6 +29,7 @@ from slurmft.runs.scan import MeasuredRun
 from slurmft.train.config import TrainConfig
 from tests.cli.test_commands import HEAVY
 from tests.conftest import slurmft as command
+from tests.support import PATIENCE_S
 from tests.support.made_runs import write_run
 
 OLD, MIDDLE, NEW = (
@@ -638,7 +639,7 @@ def test_public_names_are_cheap() -> None:
         "except AttributeError as error: print(error)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     assert done.stdout.splitlines() == ["[]", "module 'slurmft' has no attribute 'sumbit'"]
 
@@ -646,7 +647,7 @@ def test_public_names_are_cheap() -> None:
 def test_module_submit_is_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "slurmft.submit", "--ndoes", "4"],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (Exit.USAGE, "")
     assert "did you mean --nodes?" in done.stderr
@@ -738,7 +739,7 @@ def test_submit_wait_resume(
     result = run.wait(bar=True)
     shown = capsys.readouterr()
     assert (shown.out, "| 0/2 [" in shown.err, "steps" in shown.err) == ("", True, False)
-    assert run.follow(timeout_s=60) == result
+    assert run.follow(timeout_s=PATIENCE_S) == result
     shown = capsys.readouterr()
     assert "after step 2 (epoch 0.04): loss" in shown.out
     assert (result["steps"], run.state, run.result) == (2, "finished", result)

@@ -148,7 +148,7 @@ class Terminal(terminal.Terminal):
 
 def test_watched_to_its_end(live: LiveRun) -> None:
     terminal = Terminal(live.run)
-    text = terminal.until(lambda text: "step 20/20" in text)
+    text = terminal.until(lambda text: "step 20/20" in text and "Ctrl-C quits" in text)
     lines = [line.rstrip() for line in text.splitlines()]
     assert lines[0] == "emotion-20261120-093012-a1b2"
     assert lines[1] == f"job {live.job.pid} running"

@@ -20,6 +20,7 @@ from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.program import Program
 from slurmft.runs import attempts
 from slurmft.runs.rundir import ATTEMPT, RunDir
+from tests.support import PATIENCE_S, until
 from tests.support.small_disk import fill
 
 PYTHON = """#!/bin/bash
@@ -69,7 +70,7 @@ class Script:
     def run(self, **variables: str) -> tuple[int, str]:
         """Exit code, and what it printed on stderr."""
         running = self.start(**variables)
-        return running.wait(20), running.communicate()[1]
+        return running.wait(PATIENCE_S), running.communicate()[1]
 
     @property
     def calls(self) -> list[str]:
@@ -134,13 +135,10 @@ def test_upgrade_that_breaks_while_the_tasks_run(
 def test_signal_to_the_script_leaves_the_end_to_it(tmp_path: Path, sent: signal.Signals) -> None:
     script = Script(tmp_path)
     running = script.start(WAIT="yes", CODE="75")
-    deadline = time.monotonic() + 20
-    while "srun" not in script.calls:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: "srun" in script.calls, every_s=0.02)
     running.send_signal(sent)
     (tmp_path / "go").touch()
-    assert running.wait(20) == 75
+    assert running.wait(PATIENCE_S) == 75
     assert script.calls == ["begin", "srun", "end", "ended 75"]
     running.communicate()
 

@@ -202,6 +202,13 @@ def test_max_array_size(slurm: Callable[..., Slurm]) -> None:
          JobState(name="CANCELLED", exit_code=143), 3),
         ({"squeue": failed(NO_CONTROLLER), "sacct": "1|COMPLETED|0:0\n"},
          JobState(name="COMPLETED"), 2),
+        # accounting has not heard of its end
+        ({"squeue": "", "sacct": "1|RUNNING|0:0\n", "scontrol": CANCELLED},
+         JobState(name="CANCELLED", exit_code=143), 3),
+        ({"squeue": failed(NO_SUCH_JOB), "sacct": "1|RUNNING|0:0\n",
+          "scontrol": failed(NO_SUCH_JOB)}, JobState(name="RUNNING"), 3),
+        ({"squeue": failed(NO_CONTROLLER), "sacct": "1|RUNNING|0:0\n"},
+         JobState(name="RUNNING"), 2),
         # neither knows it
         ({"squeue": failed(NO_SUCH_JOB), "scontrol": failed(NO_SUCH_JOB)}, None, 3),
         ({"squeue": failed(NO_SUCH_JOB), "sacct": failed(KEEPS_NONE),
@@ -227,6 +234,23 @@ def test_state_of_a_job(
     assert commands.job_state("1") == state
     assert made.asked == ["squeue", "sacct", "scontrol show"][:asked]
     assert all("1" in command[-1] or "--jobs=1" in command for command in made.calls)
+
+
+@pytest.mark.parametrize(
+    ("sacct", "state", "tries"),
+    [
+        (["", "1|RUNNING|0:0", "1|CANCELLED by 0|0:15"],
+         JobState(name="CANCELLED", reason="by 0", exit_code=143), 3),
+        ("1|RUNNING|0:0", JobState(name="CANCELLED"), 11),
+        (failed(KEEPS_NONE), JobState(name="CANCELLED"), 1),
+    ],
+)  # fmt: skip
+def test_who_has_cancelled_a_job(
+    slurm: Callable[..., Slurm], pauses: list[float], sacct: Any, state: JobState, tries: int
+) -> None:
+    made = slurm(sacct=sacct)
+    assert commands.await_accounting("1", JobState(name="CANCELLED")) == state
+    assert made.asked == ["sacct"] * tries
 
 
 def test_names_of_no_answer() -> None:

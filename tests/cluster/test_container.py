@@ -378,9 +378,9 @@ def test_run_and_stop_in_a_container(
     shown = images.mounted(image) if runtime == "charliecloud" else nullcontext(image)
     with shown:
         job = Following(*flags, "--container", str(image), "--container-runtime", runtime, env=env)
-        job.until("step 10/")
+        job.at_step(10)
         idle_cluster.run(["scancel", f"--signal={stop}", job.job_id])
-        code, text = job.end(120)
+        code, text = job.end()
         assert code == 0, text
         idle_cluster.wait_idle()
     assert job.run.attempt_number() == 2

@@ -7,10 +7,8 @@ import dataclasses
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,11 +20,11 @@ from slurmft.cluster import kubernetes
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.node.pod import make_run, pod_index, rendezvous_of
-from slurmft.node.rendezvous import RendezvousError
+from slurmft.node.rendezvous import RendezvousError, free_ports
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.conftest import records, slurmft
-from tests.support import prepared
+from tests.support import PATIENCE_S, prepared, until
 from tests.support.ccl import stand_in, torch_version
 from tests.support.own_programs import PLACES
 
@@ -225,7 +223,7 @@ def test_where_pods_meet(tmp_path: Path) -> None:
 @contextlib.contextmanager
 def pods(kind: str, config: Path, run: RunDir) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Two processes with the variables that the operators set, as two pods."""
-    port, started = free_port(), []
+    port, started = str(free_ports(str(os.getpid()))[0]), []
     for index in range(2):
         env = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port}
         env |= {"PET_NODE_RANK": str(index)}
@@ -258,7 +256,7 @@ def test_pods_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunDir(tmp_path / "runs" / "mrpc")
     config = configured(tmp_path, "trainjob", "--max-steps", "2")
     with pods("trainjob", config, run) as started:
-        assert [pod.wait(110) for pod in started] == [0, 0]
+        assert [pod.wait(PATIENCE_S) for pod in started] == [0, 0]
     result = json.loads(run.result.read_text())
     assert (result["world_size"], result["backend"]) == (2, "ccl")
     assert run.get_state()["state"] == "finished"
@@ -269,27 +267,25 @@ def test_pods_run_a_program_of_ones_own(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "runs" / "place")
     config = configured(tmp_path, "trainjob", program=("--", str(tmp_path / "place.py")))
     with pods("trainjob", config, run) as started:
-        assert [pod.wait(110) for pod in started] == [0, 0]
+        assert [pod.wait(PATIENCE_S) for pod in started] == [0, 0]
     assert [run.rank_log(n).read_text().split()[-6] for n in range(2)] == ["0", "1"]
     assert run.get_state()["state"] == "finished"
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_evicted_pod_and_those_that_start_again(tmp_path: Path) -> None:
     """The first life stops and saves; the second is another attempt, and goes on from there."""
     run = RunDir(tmp_path / "runs" / "mrpc")
     config = configured(tmp_path, "pytorchjob", "--max-steps", "300", "--log-every", "1")
     with pods("pytorchjob", config, run) as started:
-        while not (run.records.exists() and '"step"' in run.records.read_text()):
-            assert [pod.poll() for pod in started] == [None, None]
-            time.sleep(0.1)
+        until(lambda: run.records.exists() and records(run, "step"))
         started[1].terminate()
-        assert [pod.wait(100) for pod in started] == [75, 75]
+        assert [pod.wait(PATIENCE_S) for pod in started] == [75, 75]
     (saved,) = run.checkpoint_names()
     assert run.get_state()["state"] == "requeued"
     run.add_failure("node mrpc-worker-1", SlurmftError("it was killed"), attempt=1)
     with pods("pytorchjob", config, run) as started:
-        assert [pod.wait(150) for pod in started] == [0, 0]
+        assert [pod.wait(PATIENCE_S) for pod in started] == [0, 0]
     assert [s["state"] for s in run.history()] == [
         *("submitted", "running", "requeued", "running", "finished"),
     ]
@@ -297,8 +293,3 @@ def test_evicted_pod_and_those_that_start_again(tmp_path: Path) -> None:
     assert run.attempt_number() == 2
     assert json.loads(run.started.read_text())["attempt"] == 2  # the ranks know it, too
     assert run.root_failure() is None  # that of the first life is none of the second's
-
-
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return str(server.getsockname()[1])

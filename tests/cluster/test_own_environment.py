@@ -25,6 +25,7 @@ from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
 from tests.cluster.test_own_program import here, lines_of, run
 from tests.conftest import assert_two_lines
+from tests.support import PATIENCE_S
 from tests.support.own_programs import write
 
 __all__ = ["here"]  # a fixture: each test has a folder of its own, and is in it
@@ -268,7 +269,7 @@ def test_two_at_once_make_one(project: Path, capfd: pytest.CaptureFixture[str]) 
     other = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     thread = threading.Thread(target=make)
     thread.start()
-    out, err = other.communicate(timeout=60)
+    out, err = other.communicate(timeout=PATIENCE_S)
     thread.join()
     assert [out.strip()] == found
     assert other.returncode == 0, err + capfd.readouterr().err

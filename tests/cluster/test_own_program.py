@@ -17,6 +17,7 @@ from slurmft.core.own_program import OwnProgram
 from slurmft.node.watchdog import process_state
 from slurmft.runs.rundir import RunDir
 from tests.conftest import HOSTILE, Done, assert_two_lines, slurmft
+from tests.support import PATIENCE_S, until
 from tests.support.own_programs import COUNTS, PLACES, write
 
 
@@ -72,10 +73,8 @@ def test_module_and_its_arguments(here: Path) -> None:
 
 def stop_once(done: RunDir) -> None:
     """As `scancel --signal` or a preemption would: every node's task gets the signal."""
-    deadline = time.monotonic() + 60
-    while "did 7" not in (done.rank_log(0).read_text() if done.rank_log(0).exists() else ""):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    log = done.rank_log(0)
+    until(lambda: log.exists() and "did 7" in log.read_text(), every_s=0.02)
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
@@ -94,7 +93,7 @@ def test_stop_and_resume(here: Path, given: str) -> None:
     started = run(
         *("--nodes", "2", "--checkpoint-dir", "out", "--resume-args", "--resume {latest}"),
         *("--result-file", "out/result.json", "--stop-signal", name),
-        *("--", "count.py", "--out", "out", "--on", given),
+        *("--", "count.py", "--out", "out", "--on", given, "--steps", "40"),
         follow=False,
     )
     assert started.code == 0, started.err
@@ -106,7 +105,8 @@ def test_stop_and_resume(here: Path, given: str) -> None:
     assert starts[0] == 0
     before = [int(line.split()[1]) for line in said[: said.index(f"starts after {starts[1]}")]
               if line.startswith("did")]  # fmt: skip
-    assert starts[1] == (5 if given == "none" else before[-1])
+    saved = before[-1] // 5 * 5  # or the one before, where it was killed within a save
+    assert starts[1] in ({saved, max(5, saved - 5)} if given == "none" else {before[-1]})
     assert f"the program gets {name}" in "\n".join(said)
     states = [state["state"] for state in started.run.history()]
     assert states == ["submitted", "running", "stopping", "requeued", "running", "finished"]
@@ -119,9 +119,8 @@ def test_stop_and_resume(here: Path, given: str) -> None:
 def test_finished_in_spite_of_the_signal(here: Path) -> None:
     """With --finished-file, an exit code of 0 after the signal is an end."""
     text = (
-        "import pathlib, time\nprint('did 7')\n"
-        "import signal; signal.signal(signal.SIGTERM, lambda *_: None)\n"
-        "time.sleep(3); pathlib.Path('done').touch()\n"
+        "import pathlib, signal, time\nsignal.signal(signal.SIGTERM, lambda *_: None)\n"
+        "print('did 7')\ntime.sleep(3); pathlib.Path('done').touch()\n"
     )
     write(here, "late.py", text)
     started = run("--finished-file", "done", "--", "late.py", follow=False)
@@ -138,9 +137,9 @@ import slurmft
 with slurmft.attach() as job:
     latest = job.latest_checkpoint()
     first = int((latest / "n").read_text()) + 1 if latest else 1
-    for n in range(first, 31):
+    for n in range(first, 61):
         time.sleep(0.1)
-        job.step(n, total=30, loss=1 / n)
+        job.step(n, total=60, loss=1 / n)
         print("did", n)
         if job.should_stop():
             with job.checkpoint(n) as folder:
@@ -157,7 +156,7 @@ with slurmft.attach() as job:
     assert done.code == 0, done.err
     steps = [r["step"] for r in map(json.loads, started.run.records.read_text().splitlines())
              if r["event"] == "step"]  # fmt: skip
-    assert steps == list(range(1, 31))  # none was done again
+    assert steps == list(range(1, 61))  # none was done again
     assert started.run.attempt_number() == 2
 
 
@@ -180,16 +179,15 @@ def test_exit_code_is_the_programs(here: Path) -> None:
 def test_nothing_is_left_behind(here: Path) -> None:
     done = run("--per", "node", "--", "bash", "-c", "sleep 4711 & echo $!")
     assert done.code == 0, done.err
-    assert process_state(int(lines_of(done.run, 0)[-1])) in ("gone", "Z")
+    left = int(lines_of(done.run, 0)[-1])
+    until(lambda: process_state(left) in ("gone", "Z"))
 
 
 def test_one_process_fails_others_end(here: Path) -> None:
-    text = "import os, time\nif os.environ['RANK'] == '1': raise SystemExit(4)\ntime.sleep(100)\n"
+    text = "import os, time\nif os.environ['RANK'] == '1': raise SystemExit(4)\ntime.sleep(1000)\n"
     write(here, "one.py", text)
-    began = time.monotonic()
     done = run("--per", "process", "--nproc-per-node", "2", "--", "one.py")
     assert done.code == 4
-    assert time.monotonic() - began < 60
 
 
 def test_killed_rank_is_started_again(here: Path) -> None:
@@ -300,7 +298,7 @@ def test_from_python(here: Path) -> None:
         here, "train.py", "import json, sys; json.dump({'x': float(sys.argv[1])}, open('r', 'w'))"
     )
     run = api.run("train.py", "2.5", cluster="local", result_file="r")
-    assert run.wait(60)["metrics"] == {"x": 2.5}
+    assert run.wait(PATIENCE_S)["metrics"] == {"x": 2.5}
     assert run.config.submission["command"].startswith("slurmft.run('train.py', '2.5', cluster=")
     with pytest.raises(UsageError, match="stop_sgnal"):
         api.run("train.py", stop_sgnal="TERM")

@@ -32,7 +32,9 @@ lines = st.text(ANYTHING + "%", min_size=1, max_size=20)
 texts = st.text(ANYTHING + "%\n", min_size=1, max_size=20)
 runs_dirs = st.text(ANYTHING.replace("\\", ""), min_size=1, max_size=20)
 quick = settings(
-    max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    database=None,
 )
 
 
@@ -51,7 +53,7 @@ class Shell:
         env = {"PATH": f"{self.folder}:/usr/bin:/bin", "CALLS": str(self.calls)} | variables
         done = subprocess.run(
             ["/bin/bash", "-c", text], cwd=self.folder, env=env, capture_output=True, text=True,
-            timeout=20, check=False,
+            timeout=60, check=False,
         )  # fmt: skip
         assert done.stderr == "", text
         whole = self.calls.read_text(encoding="utf-8").split("\0\0\n")

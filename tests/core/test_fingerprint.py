@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.configure import configure
 from tests.conftest import assert_two_lines, records
 from tests.conftest import slurmft as command
+from tests.support import until
 from tests.support.models import write_emotion
 from tests.train.test_trainer import EXACT, emotion
 
@@ -140,8 +140,7 @@ def test_data_changed_while_the_job_waited(tmp_path: Path, tiny_model: Path) -> 
     words = "since submission: train.jsonl ("
     assert words in command("status", str(run.path)).out
     (tmp_path / "go").touch()
-    while not run.checkpoint_names():
-        time.sleep(0.2)
+    until(run.checkpoint_names)
     assert command("cancel", str(run.path)).code == 0
     assert command("follow", str(run.path)).code == Exit.CANCELLED
     assert f"changed {words}" in records(run, "warning")[0]["text"]

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.configure import configure
 from slurmft.train.tasks.sequence import Task
 from tests.conftest import assert_two_lines, modes, slurmft
+from tests.support import PATIENCE_S
 
 TOKEN = "hf_" + "AbCdEfGhIjKlMnOp" * 2
 QUICK = ("--max-steps", "2", "--batch-size", "4", "--eval-batch-size", "512", "--precision", "fp32")
@@ -265,14 +265,15 @@ print(sorted(w for w in words if w.endswith((f":{{first}}", f":{{second}}"))))
 @pytest.mark.parametrize("listen", ["n1=127.0.0.7", ""])
 def test_stores_listen_on_one_address(listen: str) -> None:
     """torchrun's and the ranks'; also where the name of the host stands for nothing here."""
-    with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as two:
-        ports = (one.getsockname()[1], two.getsockname()[1])
+    ports = tuple(rendezvous.free_ports(str(os.getpid())))
     code = STORES.format(ports=ports)
     if not listen:
         code = code.replace('"n1"', '"localhost"').replace("n1:", "localhost:")
     env = os.environ | {"SLURMFT_LISTEN": listen}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     address = "127.0.0.7" if listen else "*"
     assert json.loads(done.stdout.replace("'", '"')) == sorted(f"{address}:{p}" for p in ports)

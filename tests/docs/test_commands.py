@@ -22,6 +22,7 @@ from tests.docs import pages, rules
 from tests.docs import world as worlds
 from tests.docs.rules import LOGIN, MERE_NAME, RULES, Command, filled
 from tests.docs.world import World
+from tests.support import PATIENCE_S
 from tests.support.cluster.__main__ import parser as cluster_parser
 from tests.support.hub import Hub
 
@@ -72,7 +73,7 @@ def run(world: World, *command: str, env: dict[str, str] | None = None) -> Done:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)

@@ -15,7 +15,7 @@ import pytest
 
 import slurmft
 from tests.docs import pages
-from tests.support import CHECKOUT
+from tests.support import CHECKOUT, PATIENCE_S
 
 
 class Seen(HTMLParser):
@@ -48,7 +48,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Seen]:
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

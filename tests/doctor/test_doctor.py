@@ -21,7 +21,7 @@ NO_SLURM = {"PATH": f"{Path(sys.executable).parent}:/usr/bin/nowhere", "HF_HUB_O
 def test_two_simulated_nodes(tmp_path: Path) -> None:
     """The whole of it, torchrun included, and the report for support."""
     report = tmp_path / "report.txt"
-    flags = ("--nodes", "2", "--nproc-per-node", "1", "--within", "100", "--output", str(report))
+    flags = ("--nodes", "2", "--nproc-per-node", "1", "--within", "180", "--output", str(report))
     secrets = {"HF_TOKEN": "hf_QWERTYUIOPASDF", "UCX_URL": "http://me:swordfish@proxy:80"}
     env = NO_SLURM | secrets | {"PATH": f"{NO_SLURM['PATH']}:/usr/bin:/bin"}
     done = slurmft("doctor", "--cluster", "local", *flags, "--json", env=env)
@@ -71,13 +71,13 @@ def test_the_login_part_imports_no_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slurm
-@pytest.mark.timeout(180)  # the cluster may have to start first
+@pytest.mark.timeout(600)  # the cluster may have to start first
 def test_four_nodes_that_are_well(
     idle_cluster: Cluster, shared_folder: Path, tmp_path: Path
 ) -> None:
     """With a runs directory whose file system keeps flock to each node."""
     env = idle_cluster.env | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
-    flags = ("--nodes", "4", "--within", "100", "--json", "--runs-dir", str(shared_folder))
+    flags = ("--nodes", "4", "--within", "180", "--json", "--runs-dir", str(shared_folder))
     done = slurmft("doctor", *flags, env=env)
     assert done.code == 0, done.out + done.err
     found = json.loads(done.out)["checks"]

@@ -13,7 +13,7 @@ from slurmft.core.program import Program
 from slurmft.node import heartbeat
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import ATTEMPT, RUN_DIR, RunDir
-from tests.support import CHECKOUT
+from tests.support import CHECKOUT, PATIENCE_S
 
 
 def make_run(folder: Path, **job: Any) -> RunDir:
@@ -41,9 +41,9 @@ class Script:
             stdin=subprocess.DEVNULL,
         )
 
-    def end(self, timeout_s: float = 100) -> int:
+    def end(self) -> int:
         try:
-            return self.process.wait(timeout_s)
+            return self.process.wait(PATIENCE_S)
         finally:
             self.process.kill()
 

@@ -42,6 +42,8 @@ class Signal(Callback):
     def on_train_batch_start(self, trainer, module, batch, index):
         if f"{fit}:{trainer.global_step + 1}" == os.environ.get("AT"):
             os.kill(os.getpid(), getattr(signal, os.environ["SIGNAL"]))
+            while getattr(signal, os.environ["SIGNAL"]) in signal.sigpending():
+                time.sleep(0.01)  # a thread takes it
             time.sleep(0.2)
 
 class Loader(torch.utils.data.DataLoader):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurmft.runs.rundir import RUN_DIR
-from tests.support import CHECKOUT
+from tests.support import CHECKOUT, PATIENCE_S
 
 SHOW = """
 import sys, os
@@ -37,7 +37,7 @@ def run(folder: Path, *command: str) -> tuple[int, str, str]:
     environment["PYTHONPATH"] = str(CHECKOUT)
     done = subprocess.run(
         [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True,
-        timeout=60, check=False,
+        timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
 

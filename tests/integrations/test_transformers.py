@@ -16,6 +16,7 @@ from slurmft.core.errors import Exit
 from slurmft.runs.rundir import RUN_DIR, RunDir
 from tests.conftest import slurmft
 from tests.integrations.scripts import Script, events, make_run
+from tests.support import PATIENCE_S
 
 SCRIPT = """
 import json, os, signal, sys, time
@@ -45,6 +46,8 @@ class Signal(TrainerCallback):
         time.sleep(0.05 * (args.world_size - 1))  # ranks agree every half a second
         if f"{training}:{state.global_step + 1}" == os.environ.get("AT"):
             os.kill(os.getpid(), getattr(signal, os.environ["SIGNAL"]))
+            while getattr(signal, os.environ["SIGNAL"]) in signal.sigpending():
+                time.sleep(0.01)  # a thread takes it
             time.sleep(0.2)
 
 def metrics(prediction):
@@ -107,7 +110,7 @@ def undisturbed(
             environment = {k: v for k, v in os.environ.items() if k != RUN_DIR}
             subprocess.run(
                 [sys.executable, *command, str(known[key]), text],
-                env=environment | {"OMP_NUM_THREADS": "1"}, check=True, timeout=100,
+                env=environment | {"OMP_NUM_THREADS": "1"}, check=True, timeout=PATIENCE_S,
             )  # fmt: skip
         return history(known[key], training)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from slurmft.job.backend import Offer, choose
 from slurmft.node import ccl
 from slurmft.node.profiles import GPUS
 from slurmft.node.rendezvous import free_ports
-from tests.support import prepared
+from tests.support import PATIENCE_S, prepared
 from tests.support.ccl import stand_in, torch_version
 
 NOT_HERE = "oneccl_bindings_for_pytorch is not installed"
@@ -98,7 +97,7 @@ def join(asked: str, *variables: dict[str, str]) -> list[tuple[int, str]]:
         pipe = subprocess.PIPE
         ranks.append(subprocess.Popen(command, env=os.environ | env, stdout=pipe, text=True))
     try:
-        said = [rank.communicate(timeout=60)[0] for rank in ranks]
+        said = [rank.communicate(timeout=PATIENCE_S)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -121,7 +120,6 @@ def test_host_without_gpus() -> None:
 
 def test_torch_without_cuda_on_a_host_with_gpus() -> None:
     """It would train on CPUs without a word. One such host among others: all say so."""
-    began = time.monotonic()
     gpus = {GPUS: "4 NVIDIA"}
     problem = f"torch {torch.__version__} has no CUDA, and the host has 4 NVIDIA GPU(s)"
     for code, text in join("auto", gpus, gpus):
@@ -131,4 +129,3 @@ def test_torch_without_cuda_on_a_host_with_gpus() -> None:
         assert code == 1
         assert f"; on n1: 4 for 1 process(es); on n2: {problem}\nhint: " in text
     assert join("auto", {GPUS: "0"}, {GPUS: "0"})[0][0] == 0  # --profile cpu
-    assert time.monotonic() - began < 60

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -134,7 +133,6 @@ def test_run_with_a_torch_for_cpus_on_a_node_with_gpus(tmp_path: Path) -> None:
     version = torch.__version__
     if torch.version.cuda is not None:
         pytest.skip("this torch is for CUDA")
-    began = time.monotonic()
     flags = ("--cluster", "local", "--nodes", "2", "--runs-dir", str(tmp_path))
     done = slurmft("submit", "--follow", *flags, env={"CUDA_VISIBLE_DEVICES": "0,1"})
     assert done.code == 2
@@ -144,7 +142,6 @@ def test_run_with_a_torch_for_cpus_on_a_node_with_gpus(tmp_path: Path) -> None:
     assert done.err.count("error: ") == 1
     for rank in range(2):
         assert where in done.run.rank_log(rank).read_text()
-    assert time.monotonic() - began < 60
 
 
 def test_run_on_cpus_leaves_the_gpus_alone(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from slurmft.job import Job
 from slurmft.node import heartbeat
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RUN_DIR, RunDir
-from tests.support import CHECKOUT
+from tests.support import CHECKOUT, PATIENCE_S, until
 
 SCRIPT = """
 import sys, time, slurmft
@@ -71,11 +70,8 @@ def events(run: RunDir, event: str) -> list[dict[str, Any]]:
 
 
 def await_steps(process: subprocess.Popen[bytes], run: RunDir, count: int) -> None:
-    deadline = time.monotonic() + 60
-    while len(events(run, "step")) < count:
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.05)
+    until(lambda: process.poll() is not None or len(events(run, "step")) >= count, every_s=0.05)
+    assert process.poll() is None
 
 
 def last_steps(run: RunDir, ranks: int) -> list[str]:
@@ -87,7 +83,7 @@ def test_two_ranks_stop_after_the_same_step_and_resume(tmp_path: Path) -> None:
     torchrun = start(run, SCRIPT, 2, "100000")
     await_steps(torchrun, run, 25)
     torchrun.send_signal(signal.SIGTERM)
-    assert torchrun.wait(60) == Exit.OK
+    assert torchrun.wait(PATIENCE_S) == Exit.OK
     assert (tmp_path / "runs" / "node" / "stopped").exists()
     (stopping,) = events(run, "stopping")
     assert last_steps(run, 2) == [str(stopping["step"])] * 2
@@ -96,7 +92,7 @@ def test_two_ranks_stop_after_the_same_step_and_resume(tmp_path: Path) -> None:
     assert len(names) == 2
 
     total = stopping["step"] + 5
-    assert start(run, SCRIPT, 2, str(total)).wait(60) == Exit.OK
+    assert start(run, SCRIPT, 2, str(total)).wait(PATIENCE_S) == Exit.OK
     assert [step["step"] for step in events(run, "step")] == list(range(1, total + 1))
     assert not (tmp_path / "runs" / "node" / "stopped").exists()
     result = json.loads(run.result.read_text())
@@ -112,7 +108,7 @@ def test_two_ranks_stop_after_the_same_step_and_resume(tmp_path: Path) -> None:
 def test_one_process_needs_no_torch(tmp_path: Path) -> None:
     run = make_run(tmp_path, checkpoint_every_steps=4)
     script = SCRIPT + "assert 'torch' not in sys.modules\n"
-    assert start(run, script, 1, "9").wait(60) == Exit.OK
+    assert start(run, script, 1, "9").wait(PATIENCE_S) == Exit.OK
     assert run.checkpoint_names() == ["step-00000004", "step-00000008"]
     beat = heartbeat.read(tmp_path / "runs" / "node" / "beat-0")
     assert beat is not None
@@ -128,7 +124,7 @@ with slurmft.attach() as job:
     raise ValueError("no such column")
 """
     process = start(run, script, 1)
-    assert process.wait(60) == Exit.FAILED
+    assert process.wait(PATIENCE_S) == Exit.FAILED
     (failure,) = run.all_failures()
     assert failure["message"] == "ValueError: no such column"
     assert failure["step"] == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tests.support import prepared
+from tests.support import PATIENCE_S, prepared
 
 
 def test_ranks_agree(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_ranks_agree(tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

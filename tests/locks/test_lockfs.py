@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import PATIENCE_S
 from tests.support.lockfs import TwoNodes
 
 LOCK = """
@@ -76,7 +77,7 @@ def attempt(path: Path, kind: str) -> str:
 
 def becomes_free(path: Path, kind: str) -> bool:
     """Locks of open file descriptions go shortly after the close, like on any network."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE_S
     while attempt(path, kind) == "busy":
         if time.monotonic() > end:
             return False
@@ -122,11 +123,13 @@ def test_waiting(two_nodes: tuple[Path, Path], kind: str) -> None:
         waiting = [start(there, kind, "wait") for _ in range(15)]  # more than libfuse has threads
         killed = waiting.pop()
         killed.kill()
-        killed.communicate(timeout=10)
+        killed.communicate(timeout=PATIENCE_S)
         (two_nodes[1] / "responsive").write_text("yes")
         assert all(waiter.poll() is None for waiter in waiting)
         process.communicate()
-        assert [waiter.communicate(timeout=20)[0] for waiter in waiting] == ["locked\n"] * 14
+        assert [waiter.communicate(timeout=PATIENCE_S)[0] for waiter in waiting] == [
+            "locked\n"
+        ] * 14
 
 
 def test_leaked_locks(two_nodes: tuple[Path, Path], tmp_path: Path) -> None:

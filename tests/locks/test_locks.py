@@ -22,7 +22,7 @@ from slurmft.core.errors import UsageError
 from slurmft.core.filesystem import FileSystem
 from slurmft.locks import LockShimError
 from tests.conftest import HOSTILE
-from tests.support import evaluate_on_nodes
+from tests.support import PATIENCE_S, evaluate_on_nodes
 
 SHIMMED = ("lockf", "ofd", "soft")
 
@@ -40,7 +40,7 @@ def python(script: str, *arguments: str, **variables: str) -> str:
         [sys.executable, "-c", textwrap.dedent(script), *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         env=os.environ | variables,
         check=False,
     )
@@ -92,7 +92,7 @@ def test_lock_ends_with_its_process(primitive: str, tmp_path: Path) -> None:
     script = OTHER + "\nimport os; os._exit(0)"
     assert python(script, str(tmp_path / "x.lock"), primitive).strip() == "free"
     locks.install(primitive)
-    with filelock.FileLock(tmp_path / "x.lock", timeout=5):
+    with filelock.FileLock(tmp_path / "x.lock", timeout=60):
         pass
 
 
@@ -134,7 +134,7 @@ def test_lock_that_vanishes_while_it_is_taken_is_not_held_for_ever(
         return real(fd, *rest)
 
     monkeypatch.setattr(locks, "lock", lock_unlinked)
-    with filelock.FileLock(path, timeout=5):
+    with filelock.FileLock(path, timeout=60):
         assert len(locks._shim.held) == 1
     assert not locks._shim.held
 
@@ -193,7 +193,7 @@ def test_child_does_not_own_its_parents_lock(primitive: str, tmp_path: Path) -> 
                 filelock.FileLock(path).acquire(timeout=0)
             except filelock.Timeout:
                 os.read(reader, 1)  # the parent has given it up
-                with filelock.FileLock(path, timeout=5):
+                with filelock.FileLock(path, timeout=60):
                     os._exit(0)
             os._exit(1)
         assert other_process(path, primitive) == "locked"
@@ -215,7 +215,7 @@ thread.start()
 entered.wait()
 pid = os.fork()
 if pid == 0:
-    with filelock.FileLock(sys.argv[1], timeout=5):
+    with filelock.FileLock(sys.argv[1], timeout=60):
         os._exit(0)
 leave.set()
 thread.join()
@@ -242,7 +242,7 @@ first.acquire()
 fds = list(locks._shim.held)
 os.close = slow_close
 def take():
-    second.acquire(timeout=5)
+    second.acquire(timeout=60)
     taken.set()
 thread = threading.Thread(target=take)
 thread.start()
@@ -298,7 +298,7 @@ def wheel(requirement: str, folder: Path, request: pytest.FixtureRequest) -> Pat
         [*pip, "-d", str(folder), requirement],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=PATIENCE_S,
         check=False,
     )
     if done.returncode and not request.config.getoption("--slurm"):
@@ -448,7 +448,7 @@ def test_evaluate_between_two_nodes_and_its_traps(two_nodes: tuple[Path, Path]) 
         [sys.executable, "-m", "tests.support.evaluate_on_nodes", plan],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -533,7 +533,7 @@ def run_locks(*arguments: str, **variables: str) -> subprocess.CompletedProcess[
         [sys.executable, "-m", "slurmft.locks", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         env=os.environ | variables,
         check=False,
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import CHECKOUT
+from tests.support import CHECKOUT, PATIENCE_S
 
 PATCHES = CHECKOUT / "patches"
 DATASETS = PATCHES / "datasets-2.0.0-lockf.patch"
@@ -81,7 +81,7 @@ def several():
     barrier, results = context.Barrier(len(folders)), context.Queue()
     for process in range(len(folders)):
         context.Process(target=work, args=(process, barrier, results), daemon=True).start()
-    return dict(results.get(timeout=60) for _ in folders)
+    return dict(results.get(timeout=150) for _ in folders)
 
 
 def two_objects():
@@ -161,7 +161,7 @@ def patch(site: Path, file: Path, *options: str) -> None:
     command = ["patch", "-p1", "--fuzz=0", "--batch", *options]
     with file.open() as text:
         done = subprocess.run(
-            command, stdin=text, cwd=site, capture_output=True, text=True, timeout=20, check=False
+            command, stdin=text, cwd=site, capture_output=True, text=True, timeout=60, check=False
         )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "offset" not in done.stdout
@@ -172,7 +172,7 @@ def compute(python: Path, site: Path, library: str, timeout_s: float, *folders: 
         [python, "-c", METRIC, library, f"{timeout_s}", *folders],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
         env=os.environ | {"PYTHONPATH": str(site), "HF_HOME": str(site / "hf")},
     )

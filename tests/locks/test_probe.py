@@ -16,6 +16,7 @@ from slurmft.core.filesystem import FileSystem
 from slurmft.locks import probe
 from slurmft.locks.probe import Ask, Finding, ProbeError
 from tests.conftest import HOSTILE
+from tests.support import PATIENCE_S
 from tests.support.lockfs import TwoNodes
 
 GOOD = Finding(on_node=True, between_nodes=True, on_unlock=True, on_exit=True, on_kill=True)
@@ -31,7 +32,10 @@ def agents(*folders: Path) -> Iterator[Ask]:
     """An agent on each of the folders, as if they were on as many nodes."""
     names = [f"n{number}" for number in range(len(folders))]
     with Agents(dict.fromkeys(names, (sys.executable, "-m", "slurmft.locks.probe"))) as started:
-        asks = [probe.ask_agents(started, [n], f, 20) for n, f in zip(names, folders, strict=True)]
+        asks = [
+            probe.ask_agents(started, [n], f, PATIENCE_S)
+            for n, f in zip(names, folders, strict=True)
+        ]
         yield lambda node, *what: asks[node](0, *what)
 
 

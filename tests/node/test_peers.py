@@ -23,8 +23,9 @@ from slurmft.node.supervisor import Child, Supervisor
 from slurmft.node.task import record_torchrun_failure
 from slurmft.node.watchdog import Watchdog
 from slurmft.runs.rundir import ATTEMPT, RunDir
+from tests.support import PATIENCE_S
 
-WAIT_S = 20
+WAIT_S = PATIENCE_S
 
 
 def head_and_port() -> tuple[Peers, int]:
@@ -92,7 +93,7 @@ def test_more_tasks_than_the_usual_limit_of_open_files(tmp_path: Path) -> None:
     """Both ends of 600 connections, where 1,024 files may be open at first."""
     program = f"ulimit -S -n 1024; exec {sys.executable} -c '{CROWD}' {tmp_path}"
     command = ["bash", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.stdout, done.returncode) == ("600\n", 0), done.stderr
 
 

@@ -17,6 +17,7 @@ from slurmft.node.matmul import best_tflop_s
 from slurmft.node.peers import Peers
 from slurmft.node.rendezvous import LOCAL_NODE, answer_checks, check_reachable
 from tests.conftest import Done, records, slurmft
+from tests.support import PATIENCE_S
 
 NAMES = [f"n{number}" for number in range(1, 6)]
 
@@ -111,9 +112,14 @@ def test_fewer_gpus_than_granted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_speed_is_that_of_the_fastest_product() -> None:
-    pauses = iter([0.0, 0.02, 0.15, 0.02, *[0.1] * 100])
-    found = best_tflop_s(lambda: time.sleep(next(pauses)), width=1000, seconds=0.2)
-    assert found == pytest.approx(2e9 / 0.02 / 1e12, rel=0.2)
+    now, products_s = 0.0, iter([5.0, 0.03, 0.15, 0.02, *[0.1] * 9])
+
+    def multiply() -> None:
+        nonlocal now
+        now += next(products_s)
+
+    found = best_tflop_s(multiply, width=1000, seconds=0.3, clock=lambda: now)
+    assert found == pytest.approx(2e9 / 0.02 / 1e12)
 
 
 @pytest.mark.parametrize(
@@ -148,11 +154,13 @@ def test_reports_of_64_tasks_reach_the_head() -> None:
     def tell(rank: int) -> None:
         peers[rank].report({"rank": rank, "text": "x" * 3000})
 
-    peers: list[Peers] = [check_reachable("n2", "127.0.0.1", port, "7.0", 20)[1] for _ in range(64)]
+    peers: list[Peers] = [
+        check_reachable("n2", "127.0.0.1", port, "7.0", PATIENCE_S)[1] for _ in range(64)
+    ]
     threads = [threading.Thread(target=tell, args=(rank,)) for rank in range(64)]
     for thread in threads:
         thread.start()
-    found = head.reports(65, 20)
+    found = head.reports(65, PATIENCE_S)
     assert sorted(facts["rank"] for _, facts in found) == list(range(65))
     assert not head.heard("fail")
     stranger.close()

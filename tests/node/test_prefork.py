@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from slurmft.core import process
 from slurmft.node import prefork
 from slurmft.runs.log_times import split
+from tests.support import PATIENCE_S, until
 
 RANK = """
 import os, sys, time
@@ -31,12 +31,12 @@ rank = Rank(work, "python -m a b")
 """
 
 
-def run(do: str, then: str, timeout_s: float = 20) -> str:
+def run(do: str, then: str) -> str:
     """What a process prints that forks a rank."""
     code = RANK.format(do=do, then=then)
     command = [sys.executable, "-c", code, "long enough for a title"]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout_s, check=True
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=True
     ).stdout
 
 
@@ -44,7 +44,7 @@ BEGIN = "rank.begin({'A': 'x\\ny'})\n"
 
 
 def test_a_rank_has_its_environment_a_session_and_a_title() -> None:
-    found = run("os._exit(0)", BEGIN + "print(rank.wait(10), rank.poll())")
+    found = run("os._exit(0)", BEGIN + "print(rank.wait(100), rank.poll())")
     assert found == "x\ny None True python -m a b\n0 0\n"
 
 
@@ -53,7 +53,7 @@ def test_a_rank_has_its_environment_a_session_and_a_title() -> None:
     [("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", -9), ("raise ValueError", 1), ("pass", 1)],
 )
 def test_exit_codes_are_those_of_popen(do: str, code: int) -> None:
-    assert run(do, BEGIN + "print(rank.wait(10))").splitlines()[-1] == str(code)
+    assert run(do, BEGIN + "print(rank.wait(100))").splitlines()[-1] == str(code)
 
 
 def test_waiting_has_a_limit() -> None:
@@ -67,15 +67,14 @@ def test_waiting_has_a_limit() -> None:
 @pytest.mark.parametrize("then", ["", BEGIN])
 def test_a_rank_ends_with_torchrun(then: str) -> None:
     """Also one that has not begun."""
-    then += "time.sleep(0.3)\nprint(rank.pid, flush=True)\nos.kill(os.getpid(), 9)"
+    then += "time.sleep(0.3)\nprint('pid', rank.pid, file=sys.stderr, flush=True)\n"
+    then += "os.kill(os.getpid(), 9)"
     command = [sys.executable, "-c", RANK.format(do="time.sleep(60)", then=then)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == -signal.SIGKILL
-    pid = int(done.stdout.splitlines()[-1])
-    deadline = time.monotonic() + 10
-    while (found := process.stat(pid)) and found[0] != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("pid "))
+    pid = int(line.split()[1])
+    until(lambda: (process.stat(pid) or "Z")[0] == "Z", every_s=0.02)
 
 
 def test_a_process_that_has_a_gpu_open_does_not_fork(
@@ -117,8 +116,8 @@ def torchrun(folder: Path, prepare: str = "", code: int = 0, **variables: str) -
     command += ["--nproc-per-node", "2", "--max-restarts", "1", "--module"]
     variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": ""} | variables
     done = subprocess.run(
-        [*command, "slurmft.a_program", "hello"], cwd=folder, text=True, check=True, timeout=120,
-        stdout=subprocess.PIPE, env=os.environ | variables,
+        [*command, "slurmft.a_program", "hello"], cwd=folder, text=True, check=True,
+        timeout=PATIENCE_S, stdout=subprocess.PIPE, env=os.environ | variables,
     )  # fmt: skip
     return sorted(split(line)[1] for line in done.stdout.splitlines())
 

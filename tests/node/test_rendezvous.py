@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 
 import pytest
 
@@ -12,6 +11,7 @@ from slurmft.core.config import JobConfig
 from slurmft.node import rendezvous
 from slurmft.node.rendezvous import Rendezvous, RendezvousError
 from slurmft.runs.rundir import ATTEMPT
+from tests.support import PATIENCE_S
 
 
 def test_ports_are_outside_the_ephemeral_range_and_differ_between_jobs() -> None:
@@ -25,7 +25,7 @@ def test_ports_are_outside_the_ephemeral_range_and_differ_between_jobs() -> None
 
 
 def test_port_taken_by_a_stale_process_is_passed_over() -> None:
-    first = rendezvous.candidate_ports("4711")[0]
+    first = rendezvous.free_ports("4711")[0]
     with socket.create_server(("", first)):
         assert first not in rendezvous.free_ports("4711")
         assert set(rendezvous.free_ports("4711")) < set(rendezvous.candidate_ports("4711"))
@@ -88,10 +88,8 @@ def test_of_node_never_guesses(variables: dict[str, str]) -> None:
 
 def unreachable(head: str, port: int) -> str:
     """What a node is told that cannot reach the head."""
-    began = time.monotonic()
     with pytest.raises(RendezvousError) as error:
         rendezvous.check_reachable("n3", head, port, "12.0", timeout_s=1.0)
-    assert time.monotonic() - began < 30
     assert f"node n3 cannot reach the head node {head}, port {port}" in error.value.message
     return error.value.message
 
@@ -119,8 +117,8 @@ def test_head_that_starts_later() -> None:
     port = closed_port()
     late = threading.Timer(0.5, rendezvous.answer_checks, [port, "12.0"])
     late.start()
-    rendezvous.check_reachable("n3", "127.0.0.1", port, "12.0", timeout_s=10.0)
-    rendezvous.check_reachable("n4", "127.0.0.1", port, "12.0", timeout_s=10.0)
+    rendezvous.check_reachable("n3", "127.0.0.1", port, "12.0", timeout_s=PATIENCE_S)
+    rendezvous.check_reachable("n4", "127.0.0.1", port, "12.0", timeout_s=PATIENCE_S)
 
 
 def test_interfaces() -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from slurmft.runs.rundir import RunDir
+from tests import support
 from tests.conftest import Done
-from tests.support import CHECKOUT
+from tests.support import CHECKOUT, PATIENCE_S
 from tests.support.sshd import Sshd, missing
 
 
@@ -54,23 +56,30 @@ class Laptop:
             stderr=subprocess.PIPE,
         )
 
-    def slurmft(self, *arguments: str, timeout_s: float = 120) -> Done:
-        return self.end(self.start(*arguments), timeout_s)
+    def slurmft(self, *arguments: str) -> Done:
+        return self.end(self.start(*arguments))
 
-    def end(self, process: subprocess.Popen[str], timeout_s: float = 120) -> Done:
-        out, err = process.communicate(timeout=timeout_s)
+    def end(self, process: subprocess.Popen[str]) -> Done:
+        out, err = process.communicate(timeout=PATIENCE_S)
         return Done(process.returncode, out, err)
 
     def runs(self) -> list[RunDir]:
         """Those on the cluster."""
         return [RunDir(path.parent) for path in sorted(self.there.glob("runs/*/config.json"))]
 
+    def processes(self) -> list[psutil.Process]:
+        """Those that work in the cluster's folder."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if Path(process.cwd()).is_relative_to(self.there):
+                    found.append(process)
+        return found
 
-def until(is_so: Callable[[], object], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+
+def until(met: Callable[[], object]) -> None:
+    """Looks often: what follows is to come at once."""
+    support.until(met, every_s=0.005)
 
 
 @pytest.fixture(scope="session")

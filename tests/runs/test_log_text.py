@@ -19,8 +19,10 @@ from slurmft.runs import log_times, rundir
 from slurmft.runs.logfiles import Choice, Logs
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Following, slurmft
+from tests.support import PATIENCE_S, until
 from tests.support.made_runs import write_run
 from tests.support.models import write_emotion, write_model
+from tests.train.test_resume import held
 
 T = 1_790_000_000.0
 """Some Unix time."""
@@ -78,7 +80,7 @@ def test_printing_process_stamps_its_lines(tmp_path: Path) -> None:
     )
     began = time.time()
     with open(tmp_path / "log", "wb") as log:
-        subprocess.run([sys.executable, "-c", code], stdout=log, stderr=log, timeout=30)
+        subprocess.run([sys.executable, "-c", code], stdout=log, stderr=log, timeout=PATIENCE_S)
     found = [log_times.split(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [text for _, text in found] == ["one", "two", "three", "four", "from C", "five"]
     assert [when is not None for when, _ in found] == [True, True, False, True, False, True]
@@ -253,9 +255,16 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, int, str]:
     task = ("--task", "emotion", "--data", str(data), "--model", str(model), "--log-every", "1")
     where = ("--cluster", "local", "--runs-dir", str(top / "runs"))
     job = Following(*where, *flags, *task, imported=True)
-    done = slurmft("logs", str(job.run.path), "--follow")
+    until(job.run.rank_log(0).exists, every_s=0.02)
+    command = [sys.executable, "-m", "slurmft", "logs", str(job.run.path), "--follow"]
+    with held([int(job.job_id)]):  # the job does not end before it is followed
+        pipe = subprocess.PIPE
+        following = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+        assert following.stdout is not None
+        following.stdout.readline()
+    out, err = following.communicate(timeout=PATIENCE_S)
     job.end()
-    return job.run, done.code, done.out + done.err
+    return job.run, following.returncode, out + err
 
 
 def test_first_failing_rank_of_a_real_run(failed: tuple[RunDir, int, str]) -> None:

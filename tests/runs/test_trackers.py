@@ -21,6 +21,7 @@ from slurmft.runs import trackers
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE, records, slurmft
+from tests.support import PATIENCE_S
 
 START = {"event": "start", "parameters": 5, "vocabulary": None, "precision": "fp32"}
 
@@ -169,7 +170,9 @@ def test_comet_goes_on(tmp_path: Path) -> None:
     ]
     for records_of in attempts:
         command = [sys.executable, "-c", program, str(run.path), json.dumps(records_of)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+        )
         assert done.stdout.splitlines()[-1] == "[]"
     found: dict[str, dict[int, float]] = {"train/loss": {}, "eval/accuracy": {}}
     archives = sorted(run.tracking.glob("comet_ml/*.zip"))

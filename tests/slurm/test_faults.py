@@ -18,14 +18,14 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.conftest import Following, records, slurmft
 from tests.slurm.test_jobs import assert_nodes_are_clean
-from tests.support import CHECKOUT, faults
+from tests.support import CHECKOUT, faults, until
 from tests.support.cluster import Cluster
 from tests.support.faults import BASE, FAULTS, Fault
 from tests.support.small_disk import SmallDisk
-from tests.train.test_resume import assert_same
+from tests.train.test_resume import assert_same, held, rank_pids
 from tests.train.test_trainer import emotion
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
 EPOCHS = 24
 TORCHRUN = next(fault for fault in FAULTS if fault.harm is faults.kill_torchrun)
@@ -52,7 +52,7 @@ class Runs:
         if self.job is not None and max(step_numbers(self.job.run)) > 0.6 * self.steps:
             self.end()
         if self.job is None:
-            self.cluster.wait_idle(60)
+            self.cluster.wait_idle()
             self.job = Following("--runs-dir", str(self.disk), *self.flags, env=self.cluster.env)
             self.suffered.clear()
             self.await_steps(35)
@@ -79,20 +79,18 @@ class Runs:
             fault.check(job.run)
 
     def await_attempt(self, number: int) -> None:
-        deadline = time.monotonic() + 120
-        while self.run.attempt_number() < number:
-            assert time.monotonic() < deadline, self.run.history()
-            time.sleep(0.1)
+        until(lambda: self.run.attempt_number() >= number, self.run.history)
 
     def await_steps(self, more: int) -> None:
         """Waits for so many steps that were never done before."""
         goal = max(step_numbers(self.run), default=0) + more
-        deadline = time.monotonic() + 120
-        while max(step_numbers(self.run), default=0) < goal:
+
+        def done() -> bool:
             assert self.job is not None
             assert self.job.process.poll() is None, self.text()
-            assert time.monotonic() < deadline, self.run.history()
-            time.sleep(0.3)
+            return max(step_numbers(self.run), default=0) >= goal
+
+        until(done, self.run.history, every_s=0.3)
 
     @property
     def run(self) -> RunDir:
@@ -106,7 +104,7 @@ class Runs:
         """Its end is that of the run which nothing has disturbed."""
         assert self.job
         job, self.job = self.job, None
-        code, text = job.end(150)
+        code, text = job.end()
         assert code == 0, text
         assert_same(job.run, self.whole)
         assert not list(job.run.checkpoints.glob(".*")), self.suffered
@@ -173,8 +171,8 @@ exec {python} -m slurmft.cluster.slurm.batch_script end "$run" $code
 """
     (tmp_path / "job.sh").write_text(script)
     options = ["--array=0-1", "--nodes=1", "--time=2", "--requeue", "--wait", "--output=/dev/null"]
-    cluster.run(["sbatch", *options, str(tmp_path / "job.sh")], timeout=90, check=False)
-    cluster.wait_idle(60)
+    cluster.run(["sbatch", *options, str(tmp_path / "job.sh")], check=False)
+    cluster.wait_idle()
     assert sorted(done.read_text().splitlines()) == ["0 1", "0 2", "1 1"]
 
 
@@ -197,16 +195,14 @@ def test_upgrade_in_mid_run(cluster: Cluster, short_job: Following, tmp_path: Pa
     """The job is to stop while its slurmft is being replaced: no step is lost."""
     package = tmp_path / "lib" / "slurmft" / "__init__.py"
     whole = package.read_text()
-    short_job.until("step 60/")
-    package.write_text("raise ImportError('half an upgrade')")
-    faults.scancel_signal(cluster, short_job)
+    short_job.at_step(60)
+    with held(rank_pids(short_job.run)):
+        package.write_text("raise ImportError('half an upgrade')")
+        faults.scancel_signal(cluster, short_job)
     (log,) = short_job.run.submitit.glob("*_0_log.err")
-    deadline = time.monotonic() + 60
-    while "half an upgrade" not in log.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: "half an upgrade" in log.read_text())
     package.write_text(whole)
-    code, text = short_job.end(120)
+    code, text = short_job.end()
     assert code == 0, text
     assert faults.steps_lost(short_job.run) == 0
     assert short_job.run.attempt_number() == 2
@@ -214,15 +210,13 @@ def test_upgrade_in_mid_run(cluster: Cluster, short_job: Following, tmp_path: Pa
 
 def test_run_directory_that_vanishes(cluster: Cluster, short_job: Following) -> None:
     """The job ends as failed, and says why where that can still be read: in Slurm."""
-    short_job.until("step 60/")
+    short_job.at_step(60)
     while short_job.run.path.exists():  # the job still writes
         shutil.rmtree(short_job.run.path, ignore_errors=True)
-    job = short_job.lines[0].split()[1]
-    deadline = time.monotonic() + 120
-    while "JobState=FAILED" not in (shown := cluster.run(["scontrol", "show", "job", job]).stdout):
-        assert time.monotonic() < deadline, shown
-        time.sleep(0.5)
-    assert "Comment=slurmft: failed: the run cannot be read at its end: " in shown
+    command = ["scontrol", "show", "job", short_job.lines[0].split()[1]]
+    until(lambda: "JobState=FAILED" in cluster.run(command).stdout, every_s=0.5)
+    words = "Comment=slurmft: failed: the run cannot be read at its end: "
+    assert words in cluster.run(command).stdout
 
 
 def test_host_that_fails_twice_is_left_out(runs: Runs) -> None:

@@ -12,7 +12,7 @@ from slurmft.runs.rundir import RunDir
 from tests.remote.conftest import Laptop, laptop, sshd, until
 from tests.support.cluster import Cluster
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 __all__ = ["laptop", "sshd"]
 
 RUN = ("run", "--on", "lab", "--nodes", "2", "--", "train.py")
@@ -25,9 +25,11 @@ def test_one_job_whatever_is_cut(idle_cluster: Cluster, laptop: Laptop, tmp_path
     sbatch.parent.mkdir()
     real = idle_cluster.run(["which", "sbatch"]).stdout.strip()
     sbatch.write_text(
-        f"#!/bin/bash\ntouch {tmp_path}/asked; [ -e {tmp_path}/slow ] && sleep 3\n"
-        f'{real} "$@"; touch {tmp_path}/accepted\n'
-        f"[ -e {tmp_path}/kill ] && kill -9 $PPID; [ -e {tmp_path}/slow ] && sleep 3; exit 0\n"
+        f"#!/bin/bash\ncd {tmp_path}\n"
+        'waits() { touch "$1"; [ -e "cut-$1" ] || return\n'
+        "until [ -e cut ]; do sleep 0.1; done; sleep 3; }\n"
+        f'waits asked\n(cd "$OLDPWD" && {real} "$@")\nwaits accepted\n'
+        "[ -e kill ] && kill -9 $PPID; exit 0\n"
     )
     sbatch.chmod(0o755)
     exports = [f"export {k}={shlex.quote(v)}" for k, v in idle_cluster.env.items()]
@@ -37,13 +39,14 @@ def test_one_job_whatever_is_cut(idle_cluster: Cluster, laptop: Laptop, tmp_path
     )
 
     for number, moment in enumerate(("asked", "accepted", "kill"), start=1):
-        for name in ("asked", "accepted", "kill", "slow"):
+        for name in ("asked", "accepted", "kill", "cut", "cut-asked", "cut-accepted"):
             (tmp_path / name).unlink(missing_ok=True)
-        (tmp_path / ("kill" if moment == "kill" else "slow")).touch()
+        (tmp_path / ("kill" if moment == "kill" else f"cut-{moment}")).touch()
         first = laptop.start(*RUN)
         until((tmp_path / ("accepted" if moment == "kill" else moment)).exists)
         laptop.sshd.cut()
         assert laptop.end(first).code != 0
+        (tmp_path / "cut").touch()
         again = laptop.slurmft(*RUN[:-2], "--follow", *RUN[-2:])
         assert again.code == 0, again.err
         assert "before the connection was cut" in again.out

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,11 +13,11 @@ import pytest
 
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Following, records, slurmft
-from tests.support import faults
+from tests.support import faults, until
 from tests.support.cluster import Cluster
 from tests.support.own_programs import ATTACHES, GLUE, NLP, write
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
 JOB = ("--nodes", "2", "--cpus-per-task", "1", "--time", "10", "--max-requeues", "20")
 RESUMES = (
@@ -75,10 +74,7 @@ def start(idle_cluster: Cluster) -> Iterator[Callable[..., Job]]:
 
 
 def await_progress(run: RunDir, steps: Callable[[], int], goal: int) -> None:
-    deadline = time.monotonic() + 90
-    while steps() < goal:
-        assert time.monotonic() < deadline, run.history()
-        time.sleep(0.1)
+    until(lambda: steps() >= goal, run.history)
 
 
 def test_trainer_script(
@@ -89,7 +85,7 @@ def test_trainer_script(
     words = (
         *("--", "own.py", "--model_name_or_path", str(tiny_model)),
         *("--train_file", str(tiny_data / "train.jsonl"), "--use_cpu", "--output_dir", "out"),
-        *("--max_steps", "45", "--save_steps", "5", "--logging_steps", "1", "--report_to", "none"),
+        *("--max_steps", "60", "--save_steps", "5", "--logging_steps", "1", "--report_to", "none"),
         *("--per_device_train_batch_size", "4", "--learning_rate", "1e-3", "--disable_tqdm", "1"),
     )
     write(here, "own.py", GLUE)
@@ -110,12 +106,12 @@ def test_trainer_script(
         await_progress(job.run, newest, 10 * n + 5)
         before = done_twice(job.run)
         HARMS[name](cluster, job)
-        await_progress(job.run, newest, newest() + 6)
+        await_progress(job.run, newest, min(newest() + 6, 60))
         print(f"{name}: {done_twice(job.run) - before} steps done again")
-    code, text = job.end(200)
+    code, text = job.end()
     assert code == 0, text
     assert json.loads((here / "losses.json").read_text()) == pytest.approx(expected, abs=1e-6)
-    assert len(expected) == 45
+    assert len(expected) == 60
     assert job.run.attempt_number() == len(OF_TRAINER)  # one of them is survived within the job
 
 
@@ -138,11 +134,11 @@ def test_accelerate_script(
     )
     await_progress(job.run, lambda: len(list((here / "out").glob("step_*"))), 2)
     faults.scancel_signal(cluster, job)
-    code, text = job.end(120)
+    code, text = job.end()
     assert code == 0, text
     lines = [json.loads(line) for line in (here / "out/losses.jsonl").read_text().splitlines()]
     again = {step for step, _ in lines if [s for s, _ in lines].count(step) > 1}
-    assert len(again) < 5
+    assert min(again, default=6) > 5  # the first of the two checkpoints was whole, at least
     for step in again:
         first, second = (loss for s, loss in lines if s == step)
         assert first == pytest.approx(second, abs=1e-6)
@@ -154,11 +150,11 @@ def test_program_that_attaches(cluster: Cluster, here: Path, start: Callable[...
     """Told before, it loses no step; else those since its last checkpoint. Losses are equal."""
     write(here, "own.py", ATTACHES)
     alone = slurmft(
-        "run", "--follow", "--cluster", "local", "--nodes", "2", "--", "own.py", "100", "0"
+        "run", "--follow", "--cluster", "local", "--nodes", "2", "--", "own.py", "130", "0"
     )
     assert alone.code == 0, alone.err
     job = start(
-        *("--checkpoint-every-steps", "10", "--max-restarts", "20", "--", "own.py", "100", "0.1")
+        *("--checkpoint-every-steps", "10", "--max-restarts", "20", "--", "own.py", "130", "0.1")
     )
 
     def last() -> int:
@@ -169,16 +165,16 @@ def test_program_that_attaches(cluster: Cluster, here: Path, start: Callable[...
         lost = faults.steps_lost(job.run)
         HARMS[name](cluster, job)
         attempt = job.run.attempt_number()
-        await_progress(job.run, last, last() + 12)
+        await_progress(job.run, last, min(last() + 12, 130))
         print(f"{name}: {faults.steps_lost(job.run) - lost} steps done again")
         if name == "scancel --signal=TERM":
             assert job.run.attempt_number() >= attempt
             assert faults.steps_lost(job.run) == lost, name
-    code, text = job.end(120)
+    code, text = job.end()
     assert code == 0, text
     losses = [
         list({r["step"]: r["loss"] for r in records(run, "step")}.values())
         for run in (job.run, alone.run)
     ]
     assert losses[0] == losses[1]
-    assert len(losses[0]) == 100
+    assert len(losses[0]) == 130

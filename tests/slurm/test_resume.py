@@ -6,8 +6,6 @@ import json
 import shlex
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,17 +14,10 @@ from slurmft.cluster import launcher
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Following
 from tests.slurm.test_jobs import LONG, follow, slurmft, submit
-from tests.support import faults
+from tests.support import PATIENCE_S, faults, until
 from tests.support.cluster import Cluster
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
-
-
-def until(met: Callable[[], bool], run: RunDir) -> None:
-    deadline = time.monotonic() + 60
-    while not met():
-        assert time.monotonic() < deadline, run.history()
-        time.sleep(0.1)
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 def end_of_second_job(cluster: Cluster, run: RunDir) -> tuple[str, str]:
@@ -37,7 +28,7 @@ def end_of_second_job(cluster: Cluster, run: RunDir) -> tuple[str, str]:
     launcher.note_job(run, "slurm", job, "")
     cluster.run(["scontrol", "release", job])
     accounted = ["sacct", "-nPX", f"--jobs={job}", "--format=State,ExitCode"]
-    until(lambda: cluster.run(accounted).stdout == "FAILED|2:0\n", run)
+    until(lambda: cluster.run(accounted).stdout == "FAILED|2:0\n", run.history)
     log = (run.submitit / f"{job}_0_log.err").read_text().splitlines()
     (line,) = (line.partition("error: ")[2] for line in log if "error: " in line)
     return job, line
@@ -49,19 +40,19 @@ def test_a_run_has_one_job(idle_cluster: Cluster, tmp_path: Path) -> None:
     go = tmp_path / "go"
     srun = f"srun() {{ until [ -e {shlex.quote(str(go))} ]; do sleep 0.1; done; }}"
     run = submit(idle_cluster, tmp_path / "runs", "--setup", srun).run
-    until(lambda: run.attempt_number() == 1, run)
+    until(lambda: run.attempt_number() == 1, run.history)
     assert slurmft(idle_cluster, "cancel", str(run.path)).code == 0
-    idle_cluster.wait_idle(60)
+    idle_cluster.wait_idle()
 
     command = [sys.executable, "-m", "slurmft", "resume", str(run.path)]
     both = [
         subprocess.Popen(command, env=idle_cluster.env, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    words = [process.communicate(timeout=60)[1] for process in both]
+    words = [process.communicate(timeout=PATIENCE_S)[1] for process in both]
     assert sorted(process.returncode for process in both) == [0, 2], words
     assert any(w in "".join(words) for w in ("is under way", "is pending", "is running"))
-    until(lambda: run.attempt_number() == 2, run)
+    until(lambda: run.attempt_number() == 2, run.history)
     assert len(idle_cluster.run(["squeue", "-h"]).stdout.splitlines()) == 1
     has_it = launcher.job_of(run)[1]
 
@@ -75,7 +66,7 @@ def test_a_run_has_one_job(idle_cluster: Cluster, tmp_path: Path) -> None:
         "submitted", "running", "cancelled", "submitted", "running",
     ]  # fmt: skip
     go.touch()
-    until(lambda: run.get_state()["state"] == "finished", run)
+    until(lambda: run.get_state()["state"] == "finished", run.history)
     third, line = end_of_second_job(idle_cluster, run)
     assert line == f"the job {third} ends at once: the run {run.path} is finished"
     assert run.attempt_number() == 2

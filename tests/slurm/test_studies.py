@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,10 @@ import pytest
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Done, records
 from tests.slurm.test_jobs import LONG, QUICK, slurmft
+from tests.support import until
 from tests.support.cluster import Cluster
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 FILE = """\
 name = "two-shapes"
@@ -44,10 +44,11 @@ def status(cluster: Cluster, folder: Path) -> dict[str, Any]:
 
 
 def await_totals(cluster: Cluster, folder: Path, good: Callable[[dict[str, int]], bool]) -> None:
-    deadline = time.monotonic() + 200
-    while not good(totals := status(cluster, folder)["totals"]):
-        assert time.monotonic() < deadline, totals
-        time.sleep(1)
+    def totals() -> dict[str, int]:
+        found: dict[str, int] = status(cluster, folder)["totals"]
+        return found
+
+    until(lambda: good(totals()), totals, every_s=1)
 
 
 def runs_of(cluster: Cluster, folder: Path) -> list[RunDir]:
@@ -105,7 +106,7 @@ def test_array_task_is_a_job_like_others(idle_cluster: Cluster, tmp_path: Path) 
     assert stopped.get_state()["state"] == "cancelled"
     cancelled = study(idle_cluster, tmp_path, "cancel")
     assert "3 run(s) of two-shapes are being cancelled" in cancelled.out
-    idle_cluster.wait_idle(60)
+    idle_cluster.wait_idle()
     assert status(idle_cluster, tmp_path)["totals"]["failed"] == 4
     resumed = slurmft(idle_cluster, "resume", str(stopped.path))
     assert resumed.code == 0, resumed.err
@@ -126,14 +127,8 @@ def test_refused(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def await_steps(run: RunDir, count: int) -> None:
-    deadline = time.monotonic() + 60
-    while not run.records.exists() or len(records(run, "step")) < count:
-        assert time.monotonic() < deadline, run.get_state()
-        time.sleep(0.2)
+    until(lambda: run.records.exists() and len(records(run, "step")) >= count, run.get_state)
 
 
 def await_state(run: RunDir, state: str) -> None:
-    deadline = time.monotonic() + 60
-    while run.get_state()["state"] != state:
-        assert time.monotonic() < deadline, run.get_state()
-        time.sleep(0.1)
+    until(lambda: run.get_state()["state"] == state, run.get_state)

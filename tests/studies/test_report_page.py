@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import HOSTILE as HOSTILE_NAME
 from tests.conftest import slurmft
-from tests.support import CHECKOUT
+from tests.support import CHECKOUT, PATIENCE_S
 from tests.support.made_runs import write_run
 
 TITLE = "<script>alert(1)</script> \"quoted\" & 'so' $(rm) {{ 7 * 7 }}"
@@ -27,7 +27,9 @@ def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api")
     sandbox = ["--no-sandbox"] if os.getuid() == 0 else []
     with playwright.sync_playwright() as running:
-        made = running.chromium.launch(executable_path=found, args=sandbox)
+        made = running.chromium.launch(
+            executable_path=found, args=sandbox, timeout=1000 * PATIENCE_S
+        )
         yield made
         made.close()
 
@@ -58,6 +60,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 def page(browser: Any, url: str) -> Iterator[Any]:
     """The page on a desktop; whatever it asks for besides itself, or complains of, is an error."""
     context = browser.new_context(offline=True, viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(1000 * PATIENCE_S)
     page = context.new_page()
     wrong: list[str] = []
     page.on("console", lambda message: wrong.append(message.text))

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +27,7 @@ from slurmft.studies import spec
 from slurmft.studies.folder import study_status
 from slurmft.train.config import TrainConfig
 from tests.conftest import slurmft
+from tests.support import PATIENCE_S, until
 from tests.support.models import write_emotion
 
 FILE = """\
@@ -549,14 +549,14 @@ def test_status_imports_nothing_heavy(tmp_path: Path) -> None:
 # --- on this machine ------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(600)
 def test_on_this_machine(tmp_path: Path, tiny_model: Path, tiny_data: Path) -> None:
     """Two cells, then only the one that is missing; interrupted, nothing half is left."""
     (tmp_path / "s.toml").write_text(FILE.replace("repeats = 2", "repeats = 1"))
     source = ["--task", "emotion", "--data", str(tiny_data), "--model", str(tiny_model)]
     command = ["study", "run", str(tmp_path / "s.toml"), "--studies-dir", str(tmp_path)]
     command += ["--cluster", "local", *source]
-    done = slurmft(*command, timeout_s=300, imported=True)
+    done = slurmft(*command, imported=True)
     assert done.code == 0, done.err
     assert "1/2 nodes=1, repeat 1: finished in" in done.out
     runs = runs_of(tmp_path / "s").values()
@@ -570,12 +570,9 @@ def test_on_this_machine(tmp_path: Path, tiny_model: Path, tiny_data: Path) -> N
         stderr=subprocess.STDOUT,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while len(list((tmp_path / "s" / "runs").glob("*/job.json"))) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: len(list((tmp_path / "s" / "runs").glob("*/job.json"))) == 2)
     os.kill(going.pid, signal.SIGINT)
-    out, _ = going.communicate(timeout=120)
+    out, _ = going.communicate(timeout=PATIENCE_S)
     assert going.returncode == 130
     assert "To continue: " in out
     assert len(list((tmp_path / "s" / "runs").iterdir())) == 1

@@ -1,6 +1,22 @@
 """What tests share: made runs and models, ranks, the test cluster, node-local file systems."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[2]
 """The root of the repository."""
+
+PATIENCE_S = 200.0
+"""How long a test waits for what takes seconds on a quiet machine. It looks again and again: a
+busy machine has its time, and a quiet one waits no longer than it must."""
+
+
+def until(
+    met: Callable[[], object], told: Callable[[], object] = lambda: "", every_s: float = 0.1
+) -> None:
+    """Waits until a condition is met; `told` says what is there instead."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not met():
+        assert time.monotonic() < deadline, told()
+        time.sleep(every_s)

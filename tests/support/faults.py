@@ -11,16 +11,16 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurmft.node import heartbeat
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Following, records
+from tests.support import PATIENCE_S, until
 from tests.support.cluster import Cluster
 from tests.support.small_disk import fill
-from tests.train.test_resume import rank_pids
+from tests.train.test_resume import held, pids, rank_pids
 
 Harm = Callable[[Cluster, Following], None]
 
@@ -104,10 +104,9 @@ def kill_slurmd(cluster: Cluster, job: Following) -> None:
     last node go on as in life, in a job that Slurm has given up.
     """
     host = hosts_of(cluster, job)[-1]
-    pids = _pause(job.run)
-    cluster.kill_slurmd(host)
-    cluster.wait_state(host, "down*", 60)
-    _go_on(pids)
+    with held(rank_pids(job.run)):
+        cluster.kill_slurmd(host)
+        cluster.wait_state(host, "down*")
     cluster.start_slurmd(host)
 
 
@@ -116,7 +115,7 @@ def cut_network(cluster: Cluster, job: Following) -> None:
     host = hosts_of(cluster, job)[-1]
     cluster.link(host, up=False)
     try:
-        cluster.wait_state(host, "down*", 60)
+        cluster.wait_state(host, "down*")
     finally:
         cluster.link(host, up=True)
 
@@ -125,7 +124,7 @@ def kill_host(cluster: Cluster, job: Following) -> None:
     """The last node loses its power."""
     host = hosts_of(cluster, job)[-1]
     cluster.kill_host(host)
-    cluster.wait_state(host, "down*", 60)
+    cluster.wait_state(host, "down*")
     cluster.start_slurmd(host)
 
 
@@ -147,38 +146,24 @@ def truncate(cluster: Cluster, job: Following) -> None:
 
 def _damage(run: RunDir, flip: bool) -> None:
     """Stops the ranks meanwhile, so that no newer checkpoint comes in between."""
-    pids = _pause(run)
-    file = run.checkpoints / run.checkpoint_names()[-1] / "optimizer.safetensors"
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data if flip else data[: len(data) // 2])
-    _go_on(pids)
-
-
-def _pause(run: RunDir) -> list[int]:
-    pids = rank_pids(run)
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    return pids
-
-
-def _go_on(pids: list[int]) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+    with held(rank_pids(run)):
+        file = run.checkpoints / run.checkpoint_names()[-1] / "optimizer.safetensors"
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data if flip else data[: len(data) // 2])
 
 
 def kill_during_save(cluster: Cluster, job: Following) -> None:
     """The main rank dies while a checkpoint is half written."""
-    deadline = time.monotonic() + 30
+    ranks = rank_pids(job.run)
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if list(job.run.checkpoints.glob(".step-*/model.safetensors")):
-            pids = _pause(job.run)
-            if list(job.run.checkpoints.glob(".step-*")):
-                for pid in pids:
-                    os.kill(pid, signal.SIGKILL)
-                return
-            _go_on(pids)
+            with held(ranks):
+                if list(job.run.checkpoints.glob(".step-*")):
+                    for pid in ranks:
+                        os.kill(pid, signal.SIGKILL)
+                    return
         time.sleep(0.0005)
     raise AssertionError("no save was caught half way")
 
@@ -186,10 +171,8 @@ def kill_during_save(cluster: Cluster, job: Following) -> None:
 def fill_disk(cluster: Cluster, job: Following) -> None:
     """The file system of the run is full while two checkpoints are due, then has room again."""
     ballast = fill(job.run.path.parent)
-    goal, deadline = furthest_step() + 2 * EVERY, time.monotonic() + 60
-    while furthest_step() < goal:  # the ranks cannot tell it otherwise
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    goal = furthest_step(job.run) + 2 * EVERY
+    until(lambda: furthest_step(job.run) >= goal, every_s=0.05)  # they cannot tell it otherwise
     ballast.unlink()
 
 
@@ -205,10 +188,8 @@ def stop_on_full_disk(cluster: Cluster, job: Following) -> None:
 
 
 def _await_queued(cluster: Cluster, job: Following) -> None:
-    deadline = time.monotonic() + 60
-    while "PENDING" not in cluster.run(["squeue", "-hj", job.job_id, "-o", "%T"]).stdout:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    command = ["squeue", "-hj", job.job_id, "-o", "%T"]
+    until(lambda: "PENDING" in cluster.run(command).stdout)
 
 
 def hang_up(cluster: Cluster, job: Following) -> None:
@@ -216,9 +197,12 @@ def hang_up(cluster: Cluster, job: Following) -> None:
     cluster.run(["scancel", "--batch", "--signal=HUP", job.job_id])
 
 
-def furthest_step() -> int:
-    """The optimizer step that the ranks on this machine have reached, by their heartbeats."""
-    beats = [heartbeat.read(path) for path in Path("/dev/shm").glob("slurmft-*/beat-*")]
+def furthest_step(run: RunDir) -> int:
+    """The optimizer step that the ranks of a run have reached, by their heartbeats on this machine,
+    which has those of others' runs, too."""
+    tasks = pids(run, "slurmft.node.task")
+    paths = [p for pid in tasks for p in Path("/dev/shm").glob(f"slurmft-*-{pid}-*/beat-*")]
+    beats = map(heartbeat.read, paths)
     return max((beat.step for beat in beats if beat), default=0)
 
 

@@ -9,11 +9,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 from types import TracebackType
 
 import psutil
+
+from slurmft.node.rendezvous import free_ports
+from tests.support import until
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:" + os.environ.get("PATH", ""))
 
@@ -31,9 +33,10 @@ class Sshd:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.ssh = f"ssh -F {folder}/config"
+        self._log = folder / "sshd.log"
 
     def __enter__(self) -> Sshd:
-        folder, port = self.folder, free_port()
+        folder, port = self.folder, free_ports(str(os.getpid()))[0]
         for name in ("host_key", "key"):
             command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
             subprocess.run(command, check=True, timeout=30)
@@ -51,7 +54,7 @@ class Sshd:
             os.makedirs("/run/sshd", exist_ok=True)
         assert SSHD is not None
         command = [SSHD, "-D", "-e", "-f", str(folder / "sshd_config")]
-        with open(folder / "sshd.log", "ab") as log:
+        with open(self._log, "ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         self._await(port)
         return self
@@ -78,16 +81,10 @@ class Sshd:
         return killed
 
     def _await(self, port: int) -> None:
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
+        def answers() -> bool:
+            assert self._process.poll() is None, self._log.read_text()
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                return
-            time.sleep(0.05)
-        raise AssertionError((self.folder / "sshd.log").read_text())
+                return True
+            return False
 
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+        until(answers, self._log.read_text, every_s=0.05)

@@ -14,6 +14,8 @@ from collections.abc import Callable
 
 import pyte
 
+from tests.support import PATIENCE_S
+
 
 class Terminal:
     """A command of slurmft on a terminal."""
@@ -37,7 +39,7 @@ class Terminal:
 
     def until(self, seen: Callable[[str], bool]) -> str:
         """Reads on until the screen's text fulfils a condition."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while not seen(text := "\n".join(self.screen.display)):
             assert self._read(), text
             assert time.monotonic() < deadline, text

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from slurmft.core.errors import UsageError
 from slurmft.train.config import TrainConfig, local_steps
 from tests.conftest import Following, records, slurmft
-from tests.support import prepared
+from tests.support import PATIENCE_S, prepared
 from tests.support.models import write_emotion, write_model
 from tests.train.test_resume import EXACT, assert_same, rank_pids, steps_twice
 from tests.train.test_trainer import emotion
@@ -26,7 +26,7 @@ def test_two_ranks(tmp_path: Path) -> None:
         [*torchrun, "--standalone", "--nproc-per-node=2", "-m", "tests.support.gradients"],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -101,9 +101,9 @@ def test_resume_is_exact(
     assert f"{rows['used']:,} of {rows['all']:,} tokens in use" in whole.out
     check_unused_rows(large_model, whole.run.model)
     job = Following(*flags, imported=True)
-    job.until("step 20/")
+    job.at_step(20)
     os.kill(rank_pids(job.run)[1], signal.SIGTERM)
-    code, text = job.end(120)
+    code, text = job.end()
     assert code == 0, text
     assert steps_twice(job.run) == 0
     (stop,) = records(job.run, "stopping")

@@ -282,10 +282,11 @@ def test_stopped_runs_end_as_if_they_had_not_been(
     """To the last bit; checkpoints hold adapters and heads alone."""
     arguments = (*LORA, *SIZES, *emotion(tiny_data, tiny_model), "--nodes", "2")
     job = Following(*arguments, "--runs-dir", str(tmp_path), imported=True)
-    for until in ("step 9/", "resumes after step"):
-        job.until(until)
-        os.kill(one_rank(job.run), signal.SIGUSR2)
-    code, text = job.end(120)
+    job.at_step(9)
+    os.kill(one_rank(job.run), signal.SIGUSR2)
+    job.until("resumes after step")
+    os.kill(one_rank(job.run), signal.SIGUSR2)
+    code, text = job.end()
     assert code == 0, text
     assert len(records(job.run, "resume")) == 2
     assert losses(job.run) == losses(two_ranks.run)

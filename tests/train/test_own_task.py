@@ -51,7 +51,6 @@ def test_documented_task_trains(folder: Path, tiny_model: Path) -> None:
         "submit", "--cluster", "local", "--nodes", "2", "--follow", "--runs-dir", "runs",
         *("--task", name, "--task-option", "most=5", "--data", "data", "--model", str(tiny_model)),
         *("--epochs", "8", "--batch-size", "8", "--learning-rate", "0.01"),
-        timeout_s=120,
     )  # fmt: skip
     assert done.code == 0, done.err
     assert done.result["metrics"]["within_one"] > 0.9

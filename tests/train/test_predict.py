@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 from slurmft.train.rows import read_all, write_rows
 from tests.conftest import Done, Following, assert_two_lines, slurmft
+from tests.support import until
 from tests.support.models import write_many_labels, write_seq2seq_model, write_words
 from tests.train.test_resume import one_rank
 from tests.train.test_trainer import emotion, train
@@ -34,11 +34,10 @@ class Predicting(Following):
     command = "predict"
 
 
-def predict(run: RunDir, file: Path, *flags: str, timeout_s: float = 120) -> Done:
+def predict(run: RunDir, file: Path, *flags: str) -> Done:
     return slurmft(
         *("predict", str(run.path), str(file), "--cluster", "local", "--follow"),
         *("--runs-dir", str(run.path.parent), *flags),
-        timeout_s=timeout_s,
         imported=True,
     )
 
@@ -91,10 +90,9 @@ def test_stop_and_resume(trained: Done, tmp_path: Path, tiny_data: Path) -> None
         imported=True,
     )
     reader = RecordReader(job.run.records)
-    while not any(r["event"] == "step" and r["step"] > 50 for r in reader.read()):
-        time.sleep(0.01)
+    until(lambda: any(r["step"] > 50 for r in reader.read("step")), every_s=0.01)
     os.kill(one_rank(job.run), signal.SIGTERM)
-    code, text = job.end(120)
+    code, text = job.end()
     assert code == 0, text
     assert "rows were predicted before" in (job.run.path / "logs/rank-000.log").read_text()
     assert parts.read_text() == whole.read_text()

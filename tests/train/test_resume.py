@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from slurmft.core.files import write_json
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Done, Following, records, slurmft
+from tests.support import until
 from tests.support.models import write_emotion, write_model
 from tests.support.small_disk import SmallDisk
 from tests.train.test_trainer import assert_gone, emotion, processes_of
@@ -58,6 +59,19 @@ def pids(run: RunDir, words: str, without: str = "\n") -> list[int]:
     """Processes of a run with these words in their command lines, by their number."""
     found = processes_of(run)
     return sorted(pid for pid, line in found.items() if words in line and without not in line)
+
+
+@contextlib.contextmanager
+def held(pids: Sequence[int]) -> Iterator[None]:
+    """Processes are stopped meanwhile: their run does not come to its end before it is harmed."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def losses(run: RunDir) -> list[float]:
@@ -105,17 +119,16 @@ def test_signals_to_any_process(
 ) -> None:
     """Any stop signal, to any one process: all ranks stop at one step, and none is lost."""
     job = Following(*arguments(tiny_data, tiny_model, tmp_path), imported=True)
-    hits: list[tuple[Callable[[RunDir], int], signal.Signals, str]] = [
-        (one_rank, signal.SIGUSR2, "step 20/"),
-        (one_torchrun, signal.SIGTERM, "resumes after step"),
-        (one_node, signal.SIGINT, "resumes after step"),
+    hits: list[tuple[Callable[[RunDir], int], signal.Signals]] = [
+        (one_rank, signal.SIGUSR2),
+        (one_torchrun, signal.SIGTERM),
+        (one_node, signal.SIGINT),
     ]
-    for find, sent, after in hits:
-        job.until(after)
-        if after.startswith("goes"):
-            job.until("step ")
+    job.at_step(20)
+    for find, sent in hits:
         os.kill(find(job.run), sent)
-    code, text = job.end(120)
+        job.until("resumes after step")
+    code, text = job.end()
     assert code == 0, text
     assert text.count("stopping after step") == 3
     assert "SIGUSR2 on rank" in text
@@ -138,7 +151,7 @@ def test_resume_on_fewer_nodes(tmp_path: Path, tiny_data: Path, tiny_model: Path
     whole = slurmft("submit", "--follow", *flags, imported=True)
     assert whole.code == 0, whole.err
     job = Following(*flags, imported=True)
-    job.until("step 20/")
+    job.at_step(20)
     os.kill(one_rank(job.run), signal.SIGUSR2)
     code, text = job.end()
     assert code == 75
@@ -165,12 +178,11 @@ def test_stop_in_the_evaluation(tmp_path: Path, tiny_model: Path) -> None:
     flags = ("--nodes", "2", "--batch-size", "8", "--epochs", "1", "--eval-batch-size", "1")
     source = ("--runs-dir", str(tmp_path / "runs"), *emotion(data, tiny_model))
     job = Following(*EXACT, *flags, *source, imported=True)
-    job.until("step 2/2")
+    job.at_step(2)
     reader = RecordReader(job.run.records)
-    while not any(r["event"] == "evaluate" and r["done"] > 1 for r in reader.read()):
-        time.sleep(0.01)
+    until(lambda: any(r["done"] > 1 for r in reader.read("evaluate")), every_s=0.01)
     os.kill(one_rank(job.run), signal.SIGTERM)
-    code, text = job.end(120)
+    code, text = job.end()
     assert code == 0, text
     assert "stopping after step 2" in text
     assert "(from step-00000002-e" in text
@@ -201,8 +213,9 @@ def test_cancelled_run_can_go_on(
     undisturbed: Done, tmp_path: Path, tiny_data: Path, tiny_model: Path
 ) -> None:
     job = Following(*arguments(tiny_data, tiny_model, tmp_path), imported=True)
-    job.until("step 20/")
-    assert slurmft("cancel", str(job.run.path)).code == 0
+    job.at_step(20)
+    with held(rank_pids(job.run)):
+        assert slurmft("cancel", str(job.run.path)).code == 0
     assert job.end()[0] == 5
     done = slurmft("resume", str(job.run.path), "--follow", imported=True)
     assert done.code == 0, done.err
@@ -230,13 +243,9 @@ def test_early_stopping_keeps_the_best_model(
     flags = (*emotion(tiny_data, tiny_model), "--precision", "fp32", "--epochs", "30")
     flags += ("--batch-size", "8", "--learning-rate", "0.05", "--early-stopping", "3")
     job = Following("--cluster", "local", *flags, "--runs-dir", str(tmp_path), imported=True)
-    job.until("epoch 1 done")
-    pids = rank_pids(job.run)
-    for pid in pids:  # or it might have ended before it is cancelled
-        os.kill(pid, signal.SIGSTOP)
-    assert slurmft("cancel", str(job.run.path)).code == 0
-    for pid in pids:
-        os.kill(pid, signal.SIGCONT)
+    until(lambda: job.run.records.exists() and records(job.run, "epoch"), every_s=0.02)
+    with held(rank_pids(job.run)):
+        assert slurmft("cancel", str(job.run.path)).code == 0
     code, text = job.end()
     assert code == 5, text
     done = slurmft("resume", "--follow", str(job.run.path), imported=True)
@@ -279,7 +288,7 @@ def test_full_disk_at_the_model(tmp_path: Path, tiny_data: Path) -> None:
         job.until("resumes after step 13")
         job.until("warning: no room for the model")
         os.kill(one_node(job.run), signal.SIGUSR2)
-        code, text = job.end(60)
+        code, text = job.end()
         assert code == 1
         assert "no room for the model" in text
         last = job.run.history()[-1]
@@ -305,12 +314,11 @@ def test_stop_in_the_test_evaluation(tmp_path: Path, tiny_model: Path) -> None:
     flags = ("--nodes", "2", "--batch-size", "8", "--epochs", "1", "--eval-batch-size", "1")
     source = ("--runs-dir", str(tmp_path / "runs"), *emotion(data, tiny_model))
     job = Following(*EXACT, *flags, *source, imported=True)
-    job.until("epoch 1 done")
+    job.at_step(2)
     reader = RecordReader(job.run.records)
-    while not any(r["event"] == "evaluate" and r["total"] > 100 for r in reader.read()):
-        time.sleep(0.01)
+    until(lambda: any(r["total"] > 100 for r in reader.read("evaluate")), every_s=0.01)
     os.kill(one_rank(job.run), signal.SIGTERM)
-    code, text = job.end(120)
+    code, text = job.end()
     assert code == 0, text
     assert "(from step-00000002-t" in text
     result = json.loads(job.run.result.read_text())

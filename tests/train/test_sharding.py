@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,11 @@ from slurmft.job.checkpoints import verify
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.conftest import Done, Following, records, slurmft
+from tests.support import until
+from tests.support.faults import furthest_step
 from tests.support.models import write_copies, write_seq2seq_model
 from tests.support.small_disk import SmallDisk, fill
-from tests.train.test_resume import assert_same, losses, rank_pids, steps_twice
+from tests.train.test_resume import assert_same, held, losses, rank_pids, steps_twice
 from tests.train.test_trainer import assert_gone, emotion
 
 # 203 samples leave 11 for the last step of an epoch, and three ranks 3 batches of an evaluation's
@@ -105,7 +106,7 @@ def test_hybrid(unsharded: Done, train: Trains) -> None:
 
 def test_resume_on_fewer_ranks(unsharded: Done, train: Trains) -> None:
     job = train.following(*TWO_BY_TWO, "--shard", "full", "--no-requeue")
-    job.until("step 20/")
+    job.at_step(20)
     os.kill(rank_pids(job.run)[1], signal.SIGUSR2)
     assert job.end()[0] == 75
     newest = job.run.checkpoints / job.run.checkpoint_names()[-1]
@@ -148,18 +149,29 @@ def test_generation(train: Trains, tmp_path: Path) -> None:
     assert done.result["metrics"] == pytest.approx(whole.result["metrics"])
 
 
+def half_written(run: RunDir) -> list[Path]:
+    return list(run.checkpoints.glob(".step-*/sharded"))
+
+
 def test_kill_while_all_ranks_write(sharded: Done, train: Trains) -> None:
     """What is half written is never seen; the run resumes from what is whole, exactly."""
     job = train.following(*TWO_BY_TWO, "--shard", "full", "--checkpoint-every-steps", "1")
-    job.until("step 10/")
-    deadline = time.monotonic() + 30
-    while not (begun := [*job.run.checkpoints.glob(".step-*/sharded")]):
-        assert time.monotonic() < deadline
-    os.kill(rank_pids(job.run)[2], signal.SIGKILL)
-    assert begun[0].is_dir()
-    for name in job.run.checkpoint_names():
-        verify(job.run.checkpoints / name)
-    code, text = job.end(120)
+    job.at_step(10)
+    pids = rank_pids(job.run)
+
+    def killed_in_a_save() -> bool:
+        if not half_written(job.run):
+            return False
+        with held(pids):
+            if not half_written(job.run):
+                return False
+            for name in job.run.checkpoint_names():
+                verify(job.run.checkpoints / name)
+            os.kill(pids[2], signal.SIGKILL)
+        return True
+
+    until(killed_in_a_save, every_s=0.0005)
+    code, text = job.end()
     assert code == 0, text
     assert not [*job.run.checkpoints.glob(".*")]
     assert_same(job.run, sharded.run)
@@ -172,13 +184,15 @@ def test_full_disk(train: Trains, tmp_path: Path) -> None:
     with SmallDisk(tmp_path / "small", 6) as disk:
         flags = ("--checkpoint-every-steps", "2", "--max-steps", "30", "--runs-dir", str(disk))
         job = train.following("--nodes", "2", "--shard", "full", *flags)
-        job.until("step 8/")
+        job.at_step(8)
         ballast = fill(disk)
-        told = job.until("warning: no checkpoint of step")
+        goal = min(furthest_step(job.run) + 4, 30)  # two checkpoints are due; it cannot tell yet
+        until(lambda: furthest_step(job.run) >= goal, every_s=0.02)
         ballast.unlink()
-        code, text = job.end(120)
+        code, text = job.end()
         assert code == 0, text
-        assert "No space left on device; the run continues" in told + text
+        assert "warning: no checkpoint of step" in text
+        assert "No space left on device; the run continues" in text
         assert steps_twice(job.run) == 0
         assert (job.run.model / "model.safetensors").exists()
 
@@ -200,8 +214,8 @@ def test_one_process_has_nothing_to_share(train: Trains) -> None:
 
 
 def test_checkpoint_of_another_sharding(train: Trains) -> None:
-    job = train.following("--nodes", "2", "--no-requeue")
-    job.until("step 2/")
+    job = train.following("--nodes", "2", "--no-requeue", "--max-steps", "1000", "--epochs", "99")
+    job.at_step(2)
     os.kill(rank_pids(job.run)[1], signal.SIGUSR2)
     assert job.end()[0] == 75
     config = json.loads(job.run.config.read_text())

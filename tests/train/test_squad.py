@@ -34,6 +34,7 @@ from slurmft.train.tasks.squad import (
     texts_of,
 )
 from tests.conftest import Done, Following, records
+from tests.support import until
 from tests.support.models import write_splits, write_squad
 from tests.train.test_resume import one_rank
 from tests.train.test_trainer import EXACT, train
@@ -270,12 +271,9 @@ def test_stopped_in_an_evaluation(tmp_path: Path, tiny_model: Path) -> None:
         *("--epochs", "1", "--cluster", "local", "--runs-dir", str(tmp_path / "runs")),
         imported=True,
     )
-    deadline = time.monotonic() + 60
-    while not (job.run.records.exists() and '"evaluate"' in job.run.records.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: job.run.records.exists() and records(job.run, "evaluate"), every_s=0.02)
     os.kill(one_rank(job.run), signal.SIGTERM)
-    code, text = job.end(100)
+    code, text = job.end()
     assert code == 0, text
     assert "-e00000" in text.partition("resumes after step")[2]  # the checkpoint has predictions
     task = squad_task(data, tiny_model, preset="v2")

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,15 +22,15 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.environment import import_times
 from slurmft.train.trainer import choose_precision
 from tests.conftest import HOSTILE, Done, Following, records, slurmft
+from tests.support import PATIENCE_S, until
 from tests.support.models import LABELS, write_emotion, write_model
 
 EXACT = ("--precision", "fp32", "--dropout", "0", "--log-every", "5")
 
 
-def train(tmp_path: Path, *arguments: str, timeout_s: float = 120, imported: bool = True) -> Done:
+def train(tmp_path: Path, *arguments: str, imported: bool = True) -> Done:
     return slurmft(
         *("submit", "--cluster", "local", "--follow", "--runs-dir", str(tmp_path), *arguments),
-        timeout_s=timeout_s,
         imported=imported,
     )
 
@@ -194,7 +193,7 @@ def test_ranks_import_only_what_they_need(four_ranks: Done) -> None:
         "print([m for m in ('datasets', 'evaluate', 'sklearn', 'pandas') if m in sys.modules])"
     )
     command = [sys.executable, "-c", code, str(four_ranks.run.path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -260,10 +259,8 @@ def test_rank_that_raises(tmp_path: Path, tiny_data: Path) -> None:
     data = write_emotion(tmp_path / "data", train=60, validation=8)
     with open(data / "train.jsonl", "a") as file:
         file.write(json.dumps({"text": "word1 " * 40, "label": 0}) + "\n")
-    began = time.monotonic()
     done = train(tmp_path, *emotion(data, model), "--nodes", "2", "--batch-size", "4", *EXACT)
     assert done.code == 1
-    assert time.monotonic() - began < 60
     assert done.err.count("Traceback") == 1
     last = done.err.splitlines()[-2]
     assert last.startswith("error: ValueError: a text of 42 tokens is longer")
@@ -439,11 +436,8 @@ def processes_of(run: RunDir) -> dict[int, str]:
 
 
 def assert_gone(run: RunDir) -> None:
-    """No process of the run is left, ten seconds after its end at the latest."""
-    deadline = time.monotonic() + 10
-    while left := processes_of(run):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    """No process of the run is left soon after its end."""
+    until(lambda: not processes_of(run), lambda: processes_of(run))
 
 
 def test_killed_rank(tmp_path: Path) -> None:
@@ -485,10 +479,7 @@ def test_ctrl_c_leaves_the_job_running(tmp_path: Path) -> None:
         assert "no longer following; job" in text
         assert f"cancel {job.run.path}" in text
         before = len(records(job.run, "step"))
-        deadline = time.monotonic() + 30
-        while len(records(job.run, "step")) == before:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: len(records(job.run, "step")) > before)
     finally:
         slurmft("cancel", str(job.run.path))
     assert slurmft("follow", str(job.run.path)).code == 5

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 30
 _SBATCH_TIMEOUT_S = 120
+_ACCOUNTING_LAG_S = 10
 _MAX_ARRAY_SIZE = 1001
 _ENDED = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
@@ -217,7 +218,7 @@ def job_state(job_id: str) -> JobState | None:
     NO_ANSWER: the controller, which may know the job, does not answer. NO_ACCOUNTING: it does not
     know the job any more, and accounting does not answer.
     """
-    unanswered = set()
+    unanswered, outdated = set(), None
     for ask in (_state_in_queue, _state_in_accounting, _state_of_controller):
         try:
             state = ask(job_id)
@@ -226,8 +227,15 @@ def job_state(job_id: str) -> JobState | None:
                 unanswered.add(ask)
             continue
         # squeue shows an ended job for a moment, but not its exit code.
-        if state and not (ask is _state_in_queue and state.ended):
-            return state
+        if not state or (ask is _state_in_queue and state.ended):
+            continue
+        # Of a job that has left the queue, accounting learns that seconds later.
+        if ask is _state_in_accounting and not state.ended and not unanswered:
+            outdated = state
+            continue
+        return state
+    if outdated is not None:
+        return outdated
     if unanswered <= {_state_in_accounting}:
         return NO_ACCOUNTING if unanswered else None
     return NO_ANSWER
@@ -240,6 +248,18 @@ def _state_in_queue(job_id: str) -> JobState | None:
 def _state_in_accounting(job_id: str) -> JobState | None:
     # A task that never started is not found by its own id, only in the line of its array.
     return _of_task(parse_sacct_jobs(call(*_SACCT, f"--jobs={array_of(job_id)}")), job_id)
+
+
+def await_accounting(job_id: str, state: JobState) -> JobState:
+    """The end of a job as accounting has it, with who cancelled it; it learns of it seconds after
+    the controller. The given state where it does not."""
+    with contextlib.suppress(SlurmftError):  # the site keeps none
+        for pause_s in (*[1] * _ACCOUNTING_LAG_S, 0):
+            found = _state_in_accounting(job_id)
+            if found is not None and found.ended:
+                return found
+            time.sleep(pause_s)
+    return state
 
 
 def _state_of_controller(job_id: str) -> JobState | None:

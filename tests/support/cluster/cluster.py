@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from tests.support import PATIENCE_S
 from tests.support.cluster import config, lock, network, system
 from tests.support.cluster.config import DEFAULT_ROOT, Site
 from tests.support.cluster.system import ClusterError
@@ -163,17 +164,17 @@ class Cluster:
         self._start_munged()
         self._start_database()
         network.create(self.hosts)
-        system.wait_until("mariadbd listens", lambda: system.listening(config.MARIADB_PORT), 30)
+        system.wait_until("mariadbd listens", lambda: system.listening(config.MARIADB_PORT))
         self._start_slurm("slurmdbd", config.SLURMDBD_PORT)
         self.run(["sacctmgr", "-i", "add", "cluster", "slurmft"])
         self._start_slurm("slurmctld", config.SLURMCTLD_PORT)
         self._start_slurmds()
-        system.wait_until("slurmctld registered with slurmdbd", self._accounted, 30)
+        system.wait_until("slurmctld registered with slurmdbd", self._accounted)
 
     def _install_database(self) -> None:
         install = ["mariadb-install-db", "--no-defaults", f"--datadir={self.site.data}"]
         quiet = ["--user=root", "--skip-test-db", "--auth-root-authentication-method=normal"]
-        system.sh(*install, *quiet, *_innodb(), timeout=60)
+        system.sh(*install, *quiet, *_innodb(), timeout=PATIENCE_S)
 
     def _start_munged(self) -> None:
         run, socket = self.site.root / "run", self.site.munge_socket
@@ -182,7 +183,7 @@ class Cluster:
         options = [f"--{name}={path}" for name, path in files.items()]
         # --force: a folder of root that others may write to (a CI workspace) is only a warning.
         self._spawn("munged", ["munged", "--foreground", "--force", *options])
-        system.wait_until("munged's socket", socket.exists, 20)
+        system.wait_until("munged's socket", socket.exists)
 
     def _start_database(self) -> None:
         files = {"datadir": self.site.data, "socket": self.site.root / "run" / "mariadb.socket"}
@@ -202,7 +203,7 @@ class Cluster:
                 raise ClusterError(f"{daemon} ended at once")
             return system.listening(port)
 
-        system.wait_until(f"{daemon} listens", ready, 30)
+        system.wait_until(f"{daemon} listens", ready)
 
     def _start_slurmds(self) -> None:
         pids = {host: self._spawn_slurmd(host) for host in self.hosts}
@@ -212,7 +213,7 @@ class Cluster:
                 raise ClusterError(f"slurmd ended at once on {' '.join(dead)}")
             return self._all_idle()
 
-        system.wait_until("all nodes idle", ready, 30 + 2 * len(self.hosts))
+        system.wait_until("all nodes idle", ready, PATIENCE_S + 2 * len(self.hosts))
 
     def _spawn_slurmd(self, host: str, shown: tuple[Path, Path] | None = None) -> int:
         slurmd = ["slurmd", "-D", "-N", host]
@@ -246,7 +247,7 @@ class Cluster:
         self,
         argv: Sequence[str],
         *,
-        timeout: float = 60,
+        timeout: float = PATIENCE_S,
         check: bool = True,
         cwd: Path | str | None = None,
         env: Mapping[str, str] | None = None,
@@ -270,13 +271,13 @@ class Cluster:
         shown = self.run(["sinfo", "-hN", "-p", "batch", "-o", "%N %T"]).stdout
         return dict(line.split() for line in shown.splitlines())
 
-    def wait_state(self, host: str, state: str, timeout_s: float = 40) -> None:
+    def wait_state(self, host: str, state: str, timeout_s: float = PATIENCE_S) -> None:
         """Waits until sinfo calls the node so, for example "idle" or "down*"."""
         self._host(host)
         what = f"{host} is {state}"
         system.wait_until(what, lambda: self.node_states().get(host) == state, timeout_s)
 
-    def wait_idle(self, timeout_s: float = 60) -> None:
+    def wait_idle(self, timeout_s: float = PATIENCE_S) -> None:
         """Waits until no job is queued and every node is idle."""
 
         def quiet() -> bool:
@@ -284,18 +285,18 @@ class Cluster:
 
         system.wait_until("no job queued, all nodes idle", quiet, timeout_s)
 
-    def accounting(self, job: str, fields: str, *options: str) -> list[list[str]]:
-        """The rows of sacct for a job that has ended, once accounting knows of the end: it learns
-        of a job up to 5 s later."""
+    def accounting(self, job: str, fields: str, *options: str, starts: int = 1) -> list[list[str]]:
+        """The rows of sacct for a job that has ended, once accounting knows of the end, and of all
+        its starts: it learns of a job up to 5 s later."""
         rows: list[list[str]] = []
 
         def ended() -> bool:
             asked = ["sacct", "-nPX", *options, f"--jobs={job}", f"--format=End,{fields}"]
             lines = self.run(asked).stdout.splitlines()
             rows[:] = [line.split("|") for line in lines]
-            return bool(rows) and all(row[0] != "Unknown" for row in rows)
+            return len(rows) == starts and all(row[0] != "Unknown" for row in rows)
 
-        system.wait_until(f"accounting knows how job {job} ended", ended, 30)
+        system.wait_until(f"accounting knows how job {job} ended", ended)
         return [row[1:] for row in rows]
 
     def _all_idle(self) -> bool:
@@ -368,9 +369,7 @@ class Cluster:
         system.kill_until_gone(lambda: system.marked("slurmctld"), sig=signal.SIGTERM)
         self._start_slurm("slurmctld", config.SLURMCTLD_PORT)
         ping = ["scontrol", "ping"]
-        system.wait_until(
-            "slurmctld answers", lambda: self.run(ping, check=False).returncode == 0, 30
-        )
+        system.wait_until("slurmctld answers", lambda: self.run(ping, check=False).returncode == 0)
 
 
 def _innodb() -> list[str]:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tests.support import PATIENCE_S
+
 APT_LINE = "apt-get install -y slurm-wlm slurmdbd munge mariadb-server iproute2"
 """What a Debian machine needs; no service of these packages has to run."""
 
@@ -52,7 +54,7 @@ def with_sbin_on_path() -> None:
     os.environ["PATH"] = ":".join([*here, *more])
 
 
-def sh(*argv: str, stdin: str | None = None, timeout: float = 30) -> str:
+def sh(*argv: str, stdin: str | None = None, timeout: float = PATIENCE_S) -> str:
     """Runs a program of ours and returns its stdout.
 
     It carries our mark: when we are killed, it must not go on building what the next `up` removes.
@@ -67,7 +69,7 @@ def run(
     argv: Sequence[str],
     *,
     stdin: str | None = None,
-    timeout: float = 30,
+    timeout: float = PATIENCE_S,
     check: bool = True,
     cwd: Path | str | None = None,
     env: Mapping[str, str] | None = None,
@@ -211,7 +213,7 @@ def argv_of(pid: int) -> list[str]:
 
 
 def kill_until_gone(
-    find: Callable[[], set[int]], *, sig: int = signal.SIGKILL, timeout_s: float = 20
+    find: Callable[[], set[int]], *, sig: int = signal.SIGKILL, timeout_s: float = PATIENCE_S
 ) -> None:
     """Sends the signal once to every process found, and to late comers, until none is left.
 
@@ -238,7 +240,7 @@ def kill_until_gone(
     reap()
 
 
-def wait_until(what: str, ready: Callable[[], bool], timeout_s: float) -> None:
+def wait_until(what: str, ready: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     """Polls `ready` until it is true.
 
     Raises:

@@ -13,8 +13,10 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
+from tests.support import PATIENCE_S
+
 SOURCE = Path(__file__).with_name("lockfs.c")
-MOUNT_S = 20
+MOUNT_S = PATIENCE_S
 UNMOUNT_S = 10
 
 
