@@ -31,7 +31,7 @@ from slurmft.studies.report.tables import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Section:
     """Tables and plots that belong together, and where they come from."""
 
@@ -41,14 +41,10 @@ class Section:
     tables: Sequence[Table]
     data: Sequence[tuple[str, Table]]
     """The same for CSV: name of the file, without ending, and table."""
-    make_charts: Callable[[], list[Chart]] = list
-    """Makes the plots when they are needed: curves read many records."""
+    charts: Callable[[], list[Chart]] = list
+    """Makes the plots, once they are needed: curves read many records."""
     origins: Sequence[str] = ()
     problems: Sequence[str] = ()
-
-    @functools.cached_property
-    def charts(self) -> list[Chart]:
-        return self.make_charts()
 
     def file_of(self, chart: Chart) -> str:
         """The name of a plot's files, without ending."""
@@ -85,7 +81,7 @@ def of_runs(runset: RunSet, beside_them: Sequence[PublishedTable]) -> Section:
         title=runset.title,
         tables=tables,
         data=data,
-        make_charts=lambda: charts_of(rows, runset, beside_them),
+        charts=functools.cache(lambda: charts_of(rows, runset, beside_them)),
         origins=list(dict.fromkeys(sources)),  # those of published tables are one for each file
         problems=problems,
     )
@@ -246,7 +242,7 @@ def _files(
             yield f"{name}.csv", as_csv(table)
     images: dict[str, str] = {}
     for section in sections if plots.is_available() else ():
-        for chart in section.charts:
+        for chart in section.charts():
             name = section.file_of(chart)
             svg, png = plots.draw(chart)
             images[name] = base64.b64encode(svg.encode("utf-8", "replace")).decode()
@@ -275,6 +271,6 @@ def _page(
         sections=sections,
         images=images,
         origin=f"made by slurmft {slurmft.__version__}, {now}, from {', '.join(map(str, paths))}",
-        hint=plots.HINT if any(s.charts for s in sections) and not images else "",
+        hint=plots.HINT if any(s.charts() for s in sections) and not images else "",
         problems=problems,
     )
