@@ -150,13 +150,13 @@ class Examination:
             start: {"peers": {self.site.hosts[n]: peers[n] for n in goals}, "timeout_s": _REACH_S}
             for start, goals in rules.partners(list(ports)).items()
         }
-        seen = self._ask("reach", question, _REACH_S + 4, "network")
-        self.report.measured["reach"] = seen
+        answers = self._ask("reach", question, _REACH_S + 4, "network")
         names = {self.site.hosts[n]: n for n in ports}
-        yield from rules.reach(seen, names)
-        broken = rules.broken_pairs(seen, names)
-        self.report.measured["usable"] = rules.healthy(list(seen), broken)
-        yield from rules.clocks(seen, names)
+        seen = {n: {names[h]: what for h, what in hosts.items()} for n, hosts in answers.items()}
+        self.report.measured["reach"] = seen
+        yield from rules.reach(seen)
+        self.report.measured["usable"] = rules.healthy(list(seen), rules.broken_pairs(seen))
+        yield from rules.clocks(seen)
         yield from self._links(ports)
 
     def _fabric(self, names: Sequence[str]) -> list[Check]:

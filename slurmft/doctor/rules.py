@@ -194,19 +194,18 @@ def partners(names: Sequence[str]) -> dict[str, list[str]]:
     return {name: [names[(i + n) % count] for n in steps] for i, name in enumerate(names)}
 
 
-def broken_pairs(seen: Answers, names: Mapping[str, str]) -> set[tuple[str, str]]:
+def broken_pairs(seen: Answers) -> set[tuple[str, str]]:
     """(from, to) of all pairs of which one does not resolve, or not reach, the other."""
-    return {pair for pairs in _problems(seen, names).values() for pair in pairs}
+    return {pair for pairs in _problems(seen).values() for pair in pairs}
 
 
-def reach(seen: Answers, names: Mapping[str, str]) -> list[Check]:
-    """Names and ports of the pairs that were tried: node -> host -> what `Agent.reach` returns;
-    `names`: host -> node."""
+def reach(seen: Answers) -> list[Check]:
+    """Names and ports of the pairs that were tried: from -> to -> what `Agent.reach` says of it."""
     if len(seen) < 2:
         return []
     found = []
-    tried = {(start, names[host]) for start, hosts in seen.items() for host in hosts}
-    for (about, kind), pairs in _problems(seen, names).items():
+    tried = {(start, goal) for start, goals in seen.items() for goal in goals}
+    for (about, kind), pairs in _problems(seen).items():
         fine = [set(pair) for pair in tried - pairs.keys()]
         if not fine:
             why = ", ".join(dict.fromkeys(pairs.values()))
@@ -228,18 +227,16 @@ def reach(seen: Answers, names: Mapping[str, str]) -> list[Check]:
     return found
 
 
-def _problems(
-    seen: Answers, names: Mapping[str, str]
-) -> dict[tuple[str, str], dict[tuple[str, str], str]]:
+def _problems(seen: Answers) -> dict[tuple[str, str], dict[tuple[str, str], str]]:
     """("names", "") or ("ports", which one) -> (from, to) -> why."""
     found: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
-    for start, hosts in seen.items():
-        for host, what in hosts.items():
+    for start, goals in seen.items():
+        for goal, what in goals.items():
             problems = {("names", ""): what["problem"]}
             problems |= {("ports", kind): why for kind, why in what.get("ports", {}).items()}
             for key, problem in problems.items():
                 if problem:
-                    found.setdefault(key, {})[start, names[host]] = problem
+                    found.setdefault(key, {})[start, goal] = problem
     return found
 
 
@@ -262,15 +259,15 @@ def healthy(names: Sequence[str], broken: set[tuple[str, str]]) -> list[str]:
     return left
 
 
-def clocks(seen: Answers, names: Mapping[str, str]) -> list[Check]:
+def clocks(seen: Answers) -> list[Check]:
     """Compares each clock with those of the nodes that reached its node, which are right unless
     most of them are wrong; of the same as `reach`."""
     ahead: dict[str, list[tuple[float, float]]] = {}
-    for start, hosts in seen.items():
-        for host, what in hosts.items():
-            if "ahead_s" in what and names[host] != start:
+    for start, goals in seen.items():
+        for goal, what in goals.items():
+            if "ahead_s" in what and goal != start:
                 unsure = what["round_trip_s"] / 2
-                ahead.setdefault(names[host], []).append((what["ahead_s"], unsure))
+                ahead.setdefault(goal, []).append((what["ahead_s"], unsure))
     off = {name: sorted(values)[len(values) // 2] for name, values in ahead.items()}
     found = []
     for name, (off_s, unsure) in off.items():
