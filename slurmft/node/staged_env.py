@@ -46,35 +46,46 @@ def environment(
         is_stopped: whether the job is to stop; unpacking is given up then.
     """
     archives: dict[str, str] = json.loads(variables.get(ARCHIVE) or "{}")
-    folder = Path(unpacked(next(iter(archives), "")))
-    copies = {p: f"{folder}/.{n}" if n else str(folder) for n, p in enumerate(archives.values())}
+    python, found = sys.executable, dict[str, str]()
     with contextlib.ExitStack() as stack:
         if archives:
-            began = time.monotonic()
+            folder = Path(unpacked(next(iter(archives))))
             try:
-                stack.enter_context(_own(folder))
-                stack.callback(_remove_own, archives, folder)
-                for archive, shared in archives.items():
-                    _unpack(Path(archive), Path(copies[shared]), is_stopped)
-                    Path(archive).unlink()
-                for copy in copies.values():
-                    _settle(Path(copy), copies)
-                print(f"slurmft: environment unpacked in {time.monotonic() - began:.1f} s")
+                copies = _unpack_all(archives, folder, stack, is_stopped)
+                path = f"{folder}/bin:{variables.get('PATH', os.defpath)}"
+                kind = "CONDA_PREFIX" if "CONDA_PREFIX" in variables else "VIRTUAL_ENV"
+                found = {STAGED: json.dumps(copies), "PATH": path, kind: str(folder)}
+                python = f"{folder}/bin/python"
             except (OSError, StageError) as error:
                 words = f"warning: --stage-env: {error}: using the shared environment"
                 print(words, file=sys.stderr, flush=True)
                 for archive in archives:
                     with contextlib.suppress(OSError):
                         Path(archive).unlink()
-            else:
-                # In the background: the work must not wait for it.
-                stack.callback(process.end, removal(leftovers(folder.parent)))
-                path = f"{folder}/bin:{variables.get('PATH', os.defpath)}"
-                kind = "CONDA_PREFIX" if "CONDA_PREFIX" in variables else "VIRTUAL_ENV"
-                found = {STAGED: json.dumps(copies), "PATH": path, kind: str(folder)}
-                yield f"{folder}/bin/python", found
-                return
-        yield sys.executable, {}
+            # In the background: the work must not wait for it.
+            stack.callback(process.end, removal(leftovers(folder.parent)))
+        yield python, found
+
+
+def _unpack_all(
+    archives: Mapping[str, str],
+    folder: Path,
+    stack: contextlib.ExitStack,
+    is_stopped: Callable[[], bool],
+) -> dict[str, str]:
+    """Unpacks the archives into a folder, the first of them at its top; returns shared folder ->
+    its copy. The stack removes them."""
+    began = time.monotonic()
+    copies = {p: f"{folder}/.{n}" if n else str(folder) for n, p in enumerate(archives.values())}
+    stack.enter_context(_own(folder))
+    stack.callback(_remove_own, archives, folder)
+    for archive, shared in archives.items():
+        _unpack(Path(archive), Path(copies[shared]), is_stopped)
+        Path(archive).unlink()
+    for copy in copies.values():
+        _settle(Path(copy), copies)
+    print(f"slurmft: environment unpacked in {time.monotonic() - began:.1f} s")
+    return copies
 
 
 def unpacked(archive: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,12 +11,13 @@ import subprocess
 import sys
 import sysconfig
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from slurmft.cluster.slurm import allocation, stage_env
+from slurmft.cluster.slurm import commands, stage_env
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.core import filesystem
 from slurmft.core.config import JobConfig, RunConfig
@@ -164,10 +166,16 @@ def test_program_and_its_interpreter_are_staged(
     python = f"{env}/bin/python"
     own = OwnProgram(argv=(python,), file=python, folder=str(tmp_path), env=str(env))
     run = RunDir.create(RunConfig(program=own.program("x"), job=job))
-    remote = FileSystem(type="nfs4", source="server:/", mount="/")
-    monkeypatch.setattr(filesystem, "of", lambda path: remote)
-    monkeypatch.setattr(allocation, "on_all_nodes", lambda nodes, program: [GOOD])
-    monkeypatch.setattr(allocation, "broadcast", lambda source, to, _: shutil.copy(source, to))
+
+    def kind_of(path: str) -> FileSystem:
+        return FileSystem(type="xfs" if path == str(disk) else "nfs4", source="x", mount="/")
+
+    def sbcast(command: str, source: str, target: str, timeout_s: float) -> str:
+        assert command == "sbcast"
+        return str(shutil.copy(source, target))
+
+    monkeypatch.setattr(filesystem, "of", kind_of)
+    monkeypatch.setattr(commands, "call", sbcast)
     monkeypatch.setattr(sys, "prefix", str(small_venv))
     sent = stage_env.send(run, {})
     given = {staged_env.ARCHIVE: sent, "PATH": "/bin"}
@@ -198,7 +206,10 @@ def test_program_of_slurmfts_environment_runs_from_its_copy() -> None:
     assert command_in(own, [python], {}) == ([python], {})
 
 
-def test_what_killed_jobs_left_is_removed(tmp_path: Path) -> None:
+LOCAL = FileSystem(type="xfs", source="x", mount="/")
+
+
+def test_what_killed_jobs_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, long_ago = tmp_path / f"slurmft-env-{os.getuid()}-dead", time.time() - 7200
     mine.mkdir()
     (mine / ".slurmft-lock").touch()
@@ -208,14 +219,13 @@ def test_what_killed_jobs_left_is_removed(tmp_path: Path) -> None:
             os.utime(name, (long_ago, long_ago))
     dying = tmp_path / f"slurmft-env-{os.getuid()}-dying.old"  # its removal was cut short
     dying.mkdir()
-    assert stage_env.look(str(tmp_path), 1) == ""
+    monkeypatch.setattr(filesystem, "of", lambda folder: LOCAL)
+    stage_env.check_folder(str(tmp_path), 1)
     assert dying.exists()  # there is room: no job waits for a removal
-    stage_env.look(str(tmp_path), 2**60)
+    with pytest.raises(StageError, match="are needed"):
+        stage_env.check_folder(str(tmp_path), 2**60)
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == [f"slurmft-env-{os.getuid()}-dead-young.tar", "slurmft-env-99999-other.tar"]
-
-
-GOOD = json.dumps({"problem": ""})
 
 
 @pytest.mark.parametrize(
@@ -227,23 +237,15 @@ GOOD = json.dumps({"problem": ""})
         (2**40, "xfs", 0o700, ""),
     ],
 )
-def test_nodes_that_cannot_take_it(
+def test_node_that_cannot_take_it(
     free: int, kind: str, mode: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = filesystem.FileSystem(type=kind, source="x", mount="/")
-    monkeypatch.setattr(filesystem, "of", lambda folder: here)
+    monkeypatch.setattr(filesystem, "of", lambda folder: replace(LOCAL, type=kind))
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
     monkeypatch.setattr(os, "access", lambda folder, _: bool(mode))
-    found = stage_env.look(str(tmp_path), 2**30)
-    assert found == (f"{tmp_path} on {os.uname().nodename} {words}" if words else "")
-    answers = ["from a prolog", *(json.dumps({"problem": each}) for each in ("", found))]
-    if words:
-        with pytest.raises(StageError, match=re.escape(words)):
-            stage_env.check_nodes(answers, "/scratch", 2)
-    else:
-        stage_env.check_nodes(answers, "/scratch", 2)
-    with pytest.raises(StageError, match="only 2 of 3 nodes could look at /scratch"):
-        stage_env.check_nodes(answers, "/scratch", 3)
+    whole = re.escape(f"{tmp_path} on {os.uname().nodename} {words}")
+    with pytest.raises(StageError, match=whole) if words else contextlib.nullcontext():
+        stage_env.check_folder(str(tmp_path), 2**30)
 
 
 def test_failed_broadcast_leaves_nothing(
@@ -251,21 +253,20 @@ def test_failed_broadcast_leaves_nothing(
 ) -> None:
     job = JobConfig(stage_env=True, runs_dir=str(tmp_path / "runs"), stage_dir=str(tmp_path))
     run = RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
-    calls = []
+    calls: list[tuple[str, ...]] = []
 
-    def on_all_nodes(nodes: int, program: list[str]) -> list[str]:
-        calls.append(program)
-        return [GOOD]
+    def call(*command: str, timeout_s: float) -> str:
+        calls.append(command)
+        if command[0] == "sbcast":
+            raise SlurmftError("sbcast failed (exit 1): No space left on device")
+        return ""
 
-    def broadcast(source: Path, target: str, timeout_s: float) -> None:
-        raise SlurmftError("sbcast failed (exit 1): No space left on device")
-
-    monkeypatch.setattr(allocation, "on_all_nodes", on_all_nodes)
-    monkeypatch.setattr(allocation, "broadcast", broadcast)
+    monkeypatch.setattr(filesystem, "of", lambda folder: LOCAL)
+    monkeypatch.setattr(commands, "call", call)
     monkeypatch.setattr(sys, "prefix", str(small_venv))
     with pytest.raises(StageError, match="No space left"):
         stage_env.send(run, {})
-    assert calls[-1][:2] == ["rm", "-rf"]
+    assert {"srun", "rm"} <= set(calls[-1])
 
 
 @pytest.mark.parametrize(

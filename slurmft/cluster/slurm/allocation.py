@@ -1,4 +1,4 @@
-"""Slurm's allocations and steps: srun, salloc, sbcast."""
+"""Slurm's allocations and steps: srun, salloc."""
 
 import contextlib
 import json
@@ -9,10 +9,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import IO
 
-from slurmft.cluster.slurm.commands import call, error_text, offers
+from slurmft.cluster.slurm.commands import error_text, offers
 from slurmft.core import process
 from slurmft.core.errors import Exit, SlurmftError
 
@@ -27,25 +26,6 @@ def srun_command(
     size = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
     size += ["--exclusive"] if whole and not inside else [] if whole else ["--cpus-per-task=1"]
     return ["srun", "--quiet", "--kill-on-bad-exit=1", *size, *where, *program]
-
-
-def on_all_nodes(nodes: int, program: Sequence[str], timeout_s: float = 120) -> list[str]:
-    """Runs a small program once on each node of the current allocation; returns the lines that it
-    prints.
-
-    Raises:
-        SlurmftError: it failed on a node, or took too long.
-    """
-    return call(*srun_command(nodes, ["--export=ALL"], program), timeout_s=timeout_s).splitlines()
-
-
-def broadcast(source: Path, target: str, timeout_s: float) -> None:
-    """Copies a file to the same path on every node of the current allocation.
-
-    Raises:
-        SlurmftError: it failed on a node, or took too long.
-    """
-    call("sbcast", str(source), target, timeout_s=timeout_s)
 
 
 @contextlib.contextmanager

@@ -2,9 +2,8 @@
 
 The batch script packs it again whenever it has changed, and sends it to all nodes by sbcast:
 
-    python -m slurmft.cluster.slurm.stage_env send RUN_DIR       prints the archives there, as JSON
-    python -m slurmft.cluster.slurm.stage_env look FOLDER BYTES  what a node has there
-    python -m slurmft.cluster.slurm.stage_env clean ARCHIVES     removes what killed tasks left
+    python -m slurmft.cluster.slurm.stage_env send RUN_DIR    prints the archives there, as JSON
+    python -m slurmft.cluster.slurm.stage_env clean ARCHIVES  removes what killed tasks left
 
 The tasks of the nodes unpack it: `slurmft.node.staged_env`.
 """
@@ -21,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from slurmft.cluster.slurm import allocation
+from slurmft.cluster.slurm import allocation, commands
 from slurmft.core import filesystem
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import SlurmftError, UsageError, run_main
@@ -90,14 +89,13 @@ def send(run: RunDir, environment: Mapping[str, str]) -> str:
     packed_s = time.monotonic() - began
     folder = node_folder(job, environment)
     size = sum(archive.stat().st_size for archive in packed.values())
-    look = [sys.executable, "-m", "slurmft.cluster.slurm.stage_env", "look", folder, str(size)]
     name = f"{folder}/{NAME}-{os.getuid()}-{secrets.token_hex(6)}"
     targets = {f"{name}.{n}.tar" if n else f"{name}.tar": p for n, p in enumerate(packed)}
     sent = json.dumps(targets)
     try:
-        check_nodes(allocation.on_all_nodes(job.nodes, look), folder, job.nodes)
+        check_folder(folder, size)
         for target, prefix in targets.items():
-            allocation.broadcast(packed[prefix], target, _SEND_TIMEOUT_S)
+            commands.call("sbcast", str(packed[prefix]), target, timeout_s=_SEND_TIMEOUT_S)
     except SlurmftError as error:
         clean(sent, job.nodes)  # on the nodes that have it
         raise StageError(error.message) from error
@@ -134,30 +132,18 @@ def node_folder(job: JobConfig, environment: Mapping[str, str]) -> str:
     return (job.stage_dir or next(filter(None, named), "/tmp")).rstrip("/") or "/"
 
 
-def check_nodes(answers: list[str], folder: str, nodes: int) -> None:
-    """Raises StageError where a node, by its answer to `look`, cannot take the archives."""
-    problems = [json.loads(line)["problem"] for line in answers if line.startswith("{")]
-    if len(problems) < nodes:
-        raise StageError(f"only {len(problems)} of {nodes} nodes could look at {folder}")
-    for problem in filter(None, problems):
-        raise StageError(problem)
-
-
-def look(folder: str, size: int) -> str:
-    """Why a folder on this node cannot take archives of `size` bytes and their content; "": it can.
-
-    If the space is too small, leftovers of ended jobs are removed first.
-    """
+def check_folder(folder: str, size: int) -> None:
+    """Raises StageError where this node, and so most likely the others, cannot take archives of
+    `size` bytes and their content. Leftovers of ended jobs give way first."""
     where = f"{folder} on {os.uname().nodename}"
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
-        return f"{where} is not a writable folder"
+        raise StageError(f"{where} is not a writable folder")
     if (here := filesystem.of(folder)).is_shared:
-        return f"{where} is a shared file system ({here.type}): see --stage-dir"
+        raise StageError(f"{where} is a shared file system ({here.type}): see --stage-dir")
     if shutil.disk_usage(folder).free < _ROOM * size and (left := leftovers(Path(folder))):
         removal(left).wait()
     if (free := shutil.disk_usage(folder).free) < _ROOM * size:
-        return f"{where} has {in_bytes(free)} free, {in_bytes(_ROOM * size)} are needed"
-    return ""
+        raise StageError(f"{where} has {in_bytes(free)} free, {in_bytes(_ROOM * size)} are needed")
 
 
 def pack(prefix: str, archives: Path, parts: Sequence[str] = ()) -> Path:
@@ -229,14 +215,13 @@ def clean(sent: str, nodes: int) -> None:
     archives = list(json.loads(sent))
     with contextlib.suppress(SlurmftError):  # the next job on the node will
         folder = unpacked(archives[0])
-        allocation.on_all_nodes(nodes, ["rm", "-rf", *archives, folder, folder + OLD])
+        remove = ["rm", "-rf", *archives, folder, folder + OLD]
+        commands.call(*allocation.srun_command(nodes, ["--export=ALL"], remove), timeout_s=120)
 
 
 def main(argv: list[str]) -> int:
-    what, argument = argv[:2]
-    if what == "look":
-        print(json.dumps({"problem": look(argument, int(argv[2]))}))
-    elif what == "clean":
+    what, argument = argv
+    if what == "clean":
         clean(argument, allocation.allocated_nodes() or 1)
     else:
         try:
