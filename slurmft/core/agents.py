@@ -40,12 +40,8 @@ class Agents:
     def __init__(
         self, commands: Mapping[str, Sequence[str]], env: Mapping[str, str] | None = None
     ) -> None:
-        """Starts them.
-
-        Args:
-            commands: the command that starts each agent.
-            env: variables for these commands, in addition to this process's own.
-        """
+        """Starts them by their commands, with `env` in addition to the variables of this
+        process."""
         self._answers: queue.SimpleQueue[tuple[str, dict[str, Any] | None]] = queue.SimpleQueue()
         self._number = 0
         self._ended: set[str] = set()
@@ -88,14 +84,9 @@ class Agents:
     def ask(
         self, operation: str, arguments: Mapping[str, Mapping[str, Any]], timeout_s: float
     ) -> dict[str, Any]:
-        """Asks some agents at the same time.
-
-        Args:
-            operation: a method of the object that the agents serve.
-            arguments: its arguments, for each agent that is asked.
-
-        Returns each agent's answer, or the AgentError that says why there is none.
-        """
+        """Asks some agents at the same time to do an operation, a method of what they serve, each
+        with arguments of its own. Returns each agent's answer, or the AgentError that says why
+        there is none."""
         self._number += 1
         answers: dict[str, Any] = {}
         for name, given in arguments.items():

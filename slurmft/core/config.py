@@ -40,15 +40,8 @@ def option(
     choices: tuple[str, ...] = (),
     **extra: Any,
 ) -> Any:
-    """A dataclass field that is a command-line option too.
-
-    Args:
-        default: the value where neither the recipe, the site file nor a flag gives one.
-        help: one line for `--help`.
-        metavar: what the value is called there.
-        choices: the values allowed.
-        extra: `sbatch="KEY"`: the sbatch option that carries this field's value.
-    """
+    """A dataclass field that is a command-line option too; `help` is one line for `--help`. Of
+    `extra`, `sbatch="KEY"` is the sbatch option that carries this field's value."""
     return field(
         default=default, metadata={"help": help, "metavar": metavar, "choices": choices, **extra}
     )
@@ -335,11 +328,8 @@ def options(config: type[Any]) -> dict[str, dataclasses.Field[Any]]:
 
 
 def build(config: type[Config], values: dict[str, Any]) -> Config:
-    """A configuration from those of `values` that are its fields.
-
-    Raises:
-        UsageError: a value cannot be right.
-    """
+    """A configuration from those of `values` that are its fields; UsageError where one cannot be
+    right."""
     known = {
         k: tuple(v) if isinstance(v, list) else v  # JSON has no tuples
         for k, v in values.items()
@@ -435,11 +425,7 @@ def time_limit_min(text: str) -> int:
 
 
 def duration_s(text: str, what: str) -> float:
-    """Seconds of "90s", "10m", "2h", "3d", or of a bare number.
-
-    Raises:
-        UsageError: the text is not a duration.
-    """
+    """Seconds of "90s", "10m", "2h", "3d", or of a bare number; UsageError for all else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     if not match:
         raise UsageError(f"{what} {text!r} is not a duration", "write it as 90s, 10m, 2h or 3d")

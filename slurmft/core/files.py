@@ -150,12 +150,10 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def new_folder(path: Path, replace: bool = True) -> Iterator[Path]:
-    """A folder to write into, beside `path`, to which it is then renamed.
+    """A folder to write into, beside `path`, to which it is then renamed. Without `replace`, a
+    folder that another process has put there meanwhile stays.
 
     Readers see it whole, or, for a moment while an older one gives way, not at all.
-
-    Args:
-        replace: else a folder that is there meanwhile, of another process, stays.
     """
     aside, old = aside_of(path), aside_of(path)
     try:

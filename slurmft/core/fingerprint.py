@@ -28,14 +28,8 @@ _BLOCK_BYTES = 2**16
 
 
 def of(path: Path) -> dict[str, Any]:
-    """The fingerprint of a file, or of the files in a folder (not of folders in it).
-
-    Returns:
-        bytes; mtime_ns, the newest; sha256, see above.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The fingerprint of a file, or of the files in a folder (not of folders in it): bytes;
+    mtime_ns, the newest; sha256, see above."""
     import hashlib  # not for every command
 
     files = [path]

@@ -31,12 +31,9 @@ def umask(share_with_group: bool) -> int:
 
 def make_folder(path: Path, share_with_group: bool, exist_ok: bool = False) -> None:
     """Makes a folder that is the user's own; folders above it, as the umask has them, but never for
-    others to write.
+    others to write. OSError where it is there, or cannot be made.
 
     A shared one hands its group on to what is made in it (setgid), as the one above may do.
-
-    Raises:
-        OSError: it is there, or cannot be made.
     """
     old = os.umask(0o022)
     os.umask(old | 0o022)
@@ -57,12 +54,9 @@ def make_folder(path: Path, share_with_group: bool, exist_ok: bool = False) -> N
 
 @contextlib.contextmanager
 def as_in(folder: Path) -> Iterator[None]:
-    """What this process writes in the block is for those for whom a cache is: all who may read it;
-    its group may write, if the folder hands its group on. Nothing is for everybody to write.
-
-    Args:
-        folder: the cache; where it does not exist yet, the nearest folder above it counts.
-    """
+    """What this process writes in the block is for those for whom a cache is: all who may read its
+    folder, or the nearest one above that exists; its group may write, if the folder hands its group
+    on. Nothing is for everybody to write."""
     found = existing(folder).stat()
     is_its_group = found.st_mode & stat.S_ISGID or found.st_gid == os.getegid()
     least = 0o002 if is_its_group else 0o022 if found.st_mode & stat.S_IROTH else 0o077
@@ -94,11 +88,7 @@ def read_own(path: Path) -> bytes:
 @contextlib.contextmanager
 def own_folder(path: Path) -> Iterator[int]:
     """A descriptor of a folder in which nobody else can have written; the path may be a link to it.
-
-    Raises:
-        NotOwnError: as of `read_own`.
-        OSError: there is no such folder, or it is closed to this user.
-    """
+    Raises as `read_own`."""
     place = Path(os.path.realpath(path))
     descriptor = open_own(place, is_folder=True)
     try:
@@ -113,15 +103,11 @@ def own_folder(path: Path) -> Iterator[int]:
 
 def open_own(path: Path, folder: int | None = None, is_folder: bool = False) -> int:
     """Opens a regular file, or a folder, that nobody else can have written; returns a descriptor.
+    Raises as `read_own`.
 
     Args:
         path: no link; its last part, where `folder` is given.
         folder: descriptor of the folder where it is looked for.
-        is_folder: whether it is to be a folder.
-
-    Raises:
-        NotOwnError: it is another user's, may be written by others, or is no regular file.
-        OSError: it cannot be opened, or is a link.
     """
     kind = os.O_DIRECTORY if is_folder else os.O_NONBLOCK  # a FIFO would wait for a writer
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | kind

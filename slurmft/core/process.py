@@ -29,11 +29,8 @@ def start(
     unblocked: Iterable[int] = (),
     **kwargs: Any,
 ) -> subprocess.Popen[bytes]:
-    """Starts a child that gets the signal `death` when this process ends, by SIGKILL too.
-
-    Args:
-        unblocked: signals that are blocked here, and not to be there.
-    """
+    """Starts a child that gets the signal `death` when this process ends, by SIGKILL too. Signals
+    in `unblocked` are blocked here, and not there."""
     parent = os.getpid()
 
     def before_exec() -> None:

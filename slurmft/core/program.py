@@ -37,11 +37,7 @@ class Program:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Program":
-        """From what `dataclasses.asdict` and JSON made of one.
-
-        Raises:
-            TypeError: it is none.
-        """
+        """From what `dataclasses.asdict` and JSON made of one; TypeError for all else."""
         if not fits(values, _SHAPE):
             raise TypeError("its program is none")
         return cls(**values | {"paths": tuple(values["paths"])})

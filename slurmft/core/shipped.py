@@ -33,11 +33,7 @@ def files(kind: str) -> list[Path]:
 
 def copy(folder: Path) -> list[Path]:
     """Copies the files of all kinds below a folder; returns the new paths. A file that is there
-    stays as it is.
-
-    Raises:
-        UsageError: the folder cannot be written.
-    """
+    stays as it is. UsageError where the folder cannot be written."""
     written = []
     try:
         for kind in KINDS:

@@ -22,10 +22,7 @@ def site_file() -> Path:
 
 
 def site_defaults(known: Mapping[str, Option]) -> dict[str, Any]:
-    """The values of the site file; empty without one.
-
-    Args:
-        known: name -> field of every option that it may have.
+    """The values of the site file for the options that it may have; empty without one.
 
     Raises:
         UsageError: the file cannot be read, has an unknown key, or a value of another type than
@@ -50,11 +47,8 @@ def _options_of_on() -> dict[str, Any]:
 
 
 def read_site_file() -> dict[str, Any]:
-    """The site file as it is; empty without one.
-
-    Raises:
-        UsageError: $SLURMFT_SITE names no file, or the file is no TOML.
-    """
+    """The site file as it is; empty without one. UsageError where $SLURMFT_SITE names no file, or
+    the file is no TOML."""
     path = site_file()
     if not path.is_file():
         if os.environ.get("SLURMFT_SITE"):
@@ -77,11 +71,8 @@ def merge(site: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
 def typed_values(
     where: str | Path, values: dict[str, Any], known: Mapping[str, Option]
 ) -> dict[str, Any]:
-    """Values from a TOML file, under the names of flags, as their fields have them.
-
-    Raises:
-        UsageError: an unknown name, or a value of another type than its field's.
-    """
+    """Values from a TOML file, under the names of flags, as their fields have them; UsageError for
+    an unknown name, or a value of another type."""
     for name in values:
         if name not in known:
             raise in_file(where, unknown("key", name, list(known)))

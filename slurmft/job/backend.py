@@ -83,11 +83,8 @@ def _import_binding() -> str | None:
 
 def choose(asked: str, offers: Sequence[Offer]) -> tuple[str, str | None]:
     """The backend asked for, or the fastest that all ranks can use; and a warning, if hosts have
-    oneCCL's binding and cannot use it.
-
-    Args:
-        asked: `--backend`; nccl means what the GPUs' vendor has in its place, too.
-        offers: of all ranks; equal ones may be left out.
+    oneCCL's binding and cannot use it. `nccl` means what the GPUs' vendor has in its place, too. Of
+    equal offers, one is enough.
 
     Raises:
         UsageError: a host lacks what was asked for, or some have GPUs and others none.

@@ -49,11 +49,8 @@ def verify(path: Path) -> None:
 
 
 def newest(run: RunDir, warn: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that is whole; damaged ones are put aside, with a warning.
-
-    Raises:
-        SlurmftError: the file system cannot be read: no reason to start from the beginning.
-    """
+    """The newest checkpoint that is whole; damaged ones are put aside, with a warning. SlurmftError
+    where the file system cannot be read: no reason to start from the beginning."""
     names = _read(run.checkpoint_names, run.checkpoints, run)
     for name in reversed(names):
         path = run.checkpoints / name
@@ -104,11 +101,8 @@ class Checkpoints:
     """Writes the checkpoints of a run; on its main rank."""
 
     def __init__(self, run: RunDir, every_s: float, keep: int) -> None:
-        """
-        Args:
-            every_s: seconds between checkpoints; 0: none is due by time.
-            keep: the newest checkpoints that stay, besides the best one.
-        """
+        """One is due every `every_s`, or by time never (0). `keep` of the newest stay, besides the
+        best."""
         self.best: str | None = None
         """Name of the best checkpoint, which is not pruned."""
         self.seconds = 0.0
@@ -134,11 +128,8 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def write(self, name: str, best: bool = False) -> Iterator[Path]:
-        """A folder to write a checkpoint into, which becomes visible whole.
-
-        Raises:
-            OSError: no room, or no file system; checkpoints that are there stay.
-        """
+        """A folder to write a checkpoint into, which becomes visible whole. OSError where there is
+        no room, or no file system; checkpoints that are there stay."""
         began = time.monotonic()
         self._idle.clear()
         try:

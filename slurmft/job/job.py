@@ -103,11 +103,7 @@ class Job:
         stop: StopRequest | None = None,
         heart: Heart | None = None,
     ) -> None:
-        """See `attach`, which also prepares the process.
-
-        Args:
-            run: None outside of a job.
-        """
+        """See `attach`, which also prepares the process. Outside of a job there is no `run`."""
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.run_dir = None if run is None else run.path
@@ -228,11 +224,8 @@ class Job:
         return speed | left_s
 
     def alive(self, phase: str) -> None:
-        """A heartbeat, where no step is done.
-
-        Args:
-            phase: what follows: train, evaluate, or save, which may take longer.
-        """
+        """A heartbeat, where no step is done. The phase that follows: train, evaluate, or save,
+        which may take longer."""
         self._agreed = False
         self._heart.beat(self._step, phase)
 
@@ -310,11 +303,7 @@ class Job:
 
     def latest_checkpoint(self) -> Path | None:
         """The newest checkpoint that is whole, the same on every rank; None: there is none. All
-        ranks call it.
-
-        Raises:
-            SlurmftError: the file system cannot be read.
-        """
+        ranks call it. SlurmftError where the file system cannot be read."""
         run = self._run
         if run is None:
             return None
@@ -351,11 +340,8 @@ class Job:
     # --- records ----------------------------------------------------------------------------------
 
     def evaluated(self, facts: Mapping[str, Any] | None = None, /, **metrics: float) -> None:
-        """Records metrics of the state after this step; from the main rank.
-
-        Args:
-            facts: what else is to be known.
-        """
+        """Records metrics of the state after this step, and what else is to be known; from the main
+        rank."""
         self.record("epoch", {"step": self._step, "metrics": metrics} | dict(facts or {}))
 
     def warn(self, text: str) -> None:
@@ -363,14 +349,8 @@ class Job:
         self.record("warning", text=text)
 
     def record(self, event: str, *records: Mapping[str, Any], **fields: Any) -> None:
-        """Appends to records.jsonl, and shows and tracks what is known; from the main rank. Any
-        thread may call it.
-
-        Args:
-            event: what happened.
-            records: several such events, in one write.
-            fields: of the only one.
-        """
+        """Appends an event to records.jsonl, or several in one write, and shows and tracks what is
+        known; from the main rank. Any thread may call it."""
         if self._run is None or not self.is_main:
             return
         rows = [{"event": event} | dict(record) for record in records or (fields,)]
@@ -394,9 +374,7 @@ class Job:
         """Writes result.json, by which a run counts as finished; from the main rank. Returns what
         it has.
 
-        Args:
-            facts: what else is to be known.
-            metrics: the first one is the primary metric.
+        The first of the metrics is the primary one; `facts` is what else is to be known.
         """
         result = {
             "metrics": metrics,

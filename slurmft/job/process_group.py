@@ -51,9 +51,8 @@ class World:
     def on_main(self, work: Callable[[], Any]) -> Any:
         """What `work` returns, which the main rank does while the others wait; on every rank.
 
-        Raises:
-            Exception: on the main rank, whatever `work` raises.
-            PeerFailedError: on the others, if it raised there; with its message. Nobody hangs.
+        What it raises is raised on the main rank; on the others PeerFailedError, with its message.
+        Nobody hangs.
         """
         value, error = _tried(self.is_main, work)
         value, message = self.share_object((value, error and _in_words(error)))
@@ -66,9 +65,8 @@ class World:
     def on_some(self, chosen: bool, work: Callable[[], Any]) -> None:
         """Runs `work` on the ranks that are chosen, while the others wait.
 
-        Raises:
-            Exception: on a chosen rank, whatever `work` raises.
-            PeerFailedError: on the others, if it raised anywhere; with its message. Nobody hangs.
+        What it raises on one of them is raised there; on the others PeerFailedError, with its
+        message. Nobody hangs.
         """
         _, error = _tried(chosen, work)
         messages = self.all_objects(error and _in_words(error))
@@ -138,11 +136,9 @@ def leave() -> None:
 
 def init(backend: str) -> World:
     """Sets up the process group of torchrun's ranks; one that the program has set up is used.
+    Raises as `backend.choose`.
 
     Accelerate uses a process group that is there: so it works with ccl, too.
-
-    Raises:
-        SlurmftError: as `backend.choose`.
     """
     owned = not dist.is_initialized()
     name, warning = dist.get_backend() if not owned else "", None

@@ -276,12 +276,8 @@ def install(primitive: str = "auto") -> None:
 
 
 def arm(primitive: str = "auto") -> None:
-    """Like `install`, but imports nothing: modules that are not loaded yet are patched on import.
-
-    Raises:
-        UsageError: no such primitive.
-        LockShimError: a loaded module cannot be patched.
-    """
+    """Like `install`, but imports nothing: modules that are not loaded yet are patched on
+    import."""
     if primitive not in ("auto", *LOCK_PRIMITIVES):
         raise unknown("lock primitive", primitive, ["auto", *LOCK_PRIMITIVES])
     _shim.use(primitive)
@@ -309,11 +305,8 @@ def environment(primitive: str, variables: dict[str, str]) -> dict[str, str]:
 
 
 def _patch(module: ModuleType) -> None:
-    """Puts the shim under the UnixFileLock of a module, and so under all its subclasses.
-
-    Raises:
-        LockShimError: it differs from all known versions.
-    """
+    """Puts the shim under the UnixFileLock of a module, and so under all its subclasses;
+    LockShimError where it differs from all known versions."""
     found = vars(module).get("UnixFileLock")
     if module.__name__ in _shim.patched or (found and found.__module__ != module.__name__):
         return  # newer datasets re-export filelock's class

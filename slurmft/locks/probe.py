@@ -65,16 +65,12 @@ Findings = dict[str, Finding]
 
 
 def probe(ask: Ask, nodes: int, here: FileSystem, *, thorough: bool = True) -> Findings | None:
-    """Tries the primitives one after another between nodes, the default first.
+    """Tries the primitives one after another between nodes, the default first: all of them if
+    `thorough`, else up to the first one that holds. None where the nodes see different folders
+    under their paths.
 
-    What is asked depends on the answers alone, so that ranks that share the answers may all run it.
-
-    Args:
-        ask: has an operation done on one of the nodes 0 to nodes - 1.
-        here: the file system in question.
-        thorough: all primitives; else it ends at the first one that holds.
-
-    Returns what was found; None where the nodes see different folders under their paths.
+    `ask` has an operation done on one of the nodes from 0 on. What is asked depends on the answers
+    alone, so that ranks that share the answers may all run it.
     """
     token = ask(0, "token")  # others may measure in the same folder
     try:
@@ -136,11 +132,7 @@ def _measure(ask: Ask, nodes: int, primitive: str, name: str, thorough: bool) ->
 
 def choose(found: Findings, here: FileSystem) -> str:
     """The primitive to use: the default if it holds, else the first one that does; soft locks,
-    which a killed process leaves behind, only where no other does.
-
-    Raises:
-        ProbeError: none holds.
-    """
+    which a killed process leaves behind, only where no other does. ProbeError where none holds."""
     usable = [finding for finding in found.values() if not finding.error]
     if usable and all(finding.between_nodes is None for finding in usable):
         return locks.default(here)  # one node cannot know
