@@ -93,17 +93,8 @@ def _asides(folder: Path) -> Iterator[Found]:
 
 
 def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
-    """What may be removed.
-
-    Args:
-        top: the folder of runs.
-        kinds: what to look for.
-        older_s: the least time without activity of a run that is removed as a whole, and without
-            use of an entry of the token cache.
-
-    Raises:
-        UsageError: there is no such folder.
-    """
+    """What of these kinds may be removed from a folder of runs. `older_s` is the least time without
+    activity of a run that is removed as a whole, and without use of an entry of the token cache."""
     made, problems = resolve.read_all(resolve.look(top))
     left_out = [resolve.problem_line(problems)] if problems else []
     found: list[Found] = []
@@ -188,10 +179,7 @@ def remove(item: Item) -> str | None:
 
 def remove_all(found: Plan, again: Plan) -> list[Item]:
     """Removes what may be removed both before and now: meanwhile a run may have been resumed.
-
-    Raises:
-        SlurmftError: some of it could not be removed; the rest is gone.
-    """
+    SlurmftError where some of it could not be removed; the rest is gone."""
     still = {item.path for item in again.items}
     removed, problems = [], []
     for item in found.items:

@@ -37,11 +37,8 @@ def runtimes() -> dict[str, dict[str, Any]]:
 
 
 def runtime_of(job: JobConfig) -> str:
-    """The name of a job's container runtime; `auto` is the first that this machine has.
-
-    Raises:
-        UsageError: it has none.
-    """
+    """The name of a job's container runtime; `auto` is the first that this machine has, or a
+    UsageError."""
     if job.container_runtime != "auto":
         return job.container_runtime
     for name, runtime in runtimes().items():
@@ -120,11 +117,8 @@ def asks_for_gpus(job: JobConfig) -> bool:
 
 def mounts(config: RunConfig, run: RunDir) -> list[tuple[str, ...]]:
     """Source, place and option of each mount: slurmft's code, and what the task reads and writes,
-    unless the runtime shows that by itself. None is within another.
-
-    Raises:
-        UsageError: the runtime cannot be told such a path.
-    """
+    unless the runtime shows that by itself. None is within another. UsageError where the runtime
+    cannot be told such a path."""
     name, image = runtime_of(config.job), config.job.container or ""
     here = [os.getcwd(), str(Path.home())] if name != "apptainer" else []
     named = [p if os.path.isdir(p) else os.path.dirname(p) for p in (*config.program.paths, *here)]

@@ -17,12 +17,8 @@ def settled(config: RunConfig, cluster: str, runs_dir: str | None) -> RunConfig:
     """The configuration with the paths of the runs that it waits for, and with their jobs in
     `submission["dependency"]`; a requeued job keeps its id, and of a resumed run it is the newest.
 
-    Args:
-        cluster: where it will run.
-        runs_dir: where names of runs are looked up.
-
     Raises:
-        UsageError: there is no such run, or it failed, or no job can wait for it.
+        UsageError: there is no such run in `runs_dir`, or it failed, or no job can wait for it.
     """
     found = {k: [resolve.find(each, runs_dir) for each in getattr(config.job, k)] for k in KINDS}
     if not any(found.values()) and "dependency" not in config.submission:

@@ -29,11 +29,7 @@ class Follower:
         self._said = ""
 
     def follow(self, timeout_s: float = math.inf) -> None:
-        """Shows progress until the job ends.
-
-        Raises:
-            TimeoutError: it has not ended by then.
-        """
+        """Shows progress until the job ends; TimeoutError where it has not by then."""
         deadline = time.monotonic() + timeout_s
         try:
             for record in self._recent:

@@ -37,11 +37,8 @@ class Launcher(Protocol):
 
 
 def choose(cluster: str) -> str:
-    """The launcher's name: the one asked for, or Slurm's where there is one.
-
-    Raises:
-        SlurmftError: Slurm was asked for and is not here.
-    """
+    """The launcher's name: the one asked for, or Slurm's where there is one; SlurmftError where
+    Slurm was asked for and is not here."""
     if cluster == "auto":
         return "slurm" if available() else "local"
     if cluster == "slurm" and not available():
@@ -54,11 +51,8 @@ def choose(cluster: str) -> str:
 
 
 def get(cluster: str) -> Launcher:
-    """The launcher of that name (imported here: submitit takes 90 ms).
-
-    Raises:
-        SlurmftError: there is none: pods, or a damaged run directory.
-    """
+    """The launcher of that name (imported here: submitit takes 90 ms); SlurmftError where there is
+    none: for pods, or a damaged run directory."""
     if cluster not in _MODULES:
         raise SlurmftError(f"no command here knows the jobs of {cluster!r}")
     launcher: Launcher = importlib.import_module(_MODULES[cluster])
@@ -108,10 +102,7 @@ def elsewhere(run: RunDir) -> str:
 
 def recorded_elsewhere(run: RunDir) -> JobState | None:
     """How the job of a run elsewhere ended, by the run's own record; None: the job is here.
-
-    Raises:
-        UsageError: the job is elsewhere, and the record does not say that it has ended.
-    """
+    UsageError where it is elsewhere, and the record does not say that it has ended."""
     if not (words := elsewhere(run)):
         return None
     if recorded := recorded_state(run):
@@ -123,11 +114,7 @@ def recorded_elsewhere(run: RunDir) -> JobState | None:
 
 
 def job_of(run: RunDir) -> tuple[str, str]:
-    """Cluster and job id of a submitted run.
-
-    Raises:
-        SlurmftError: the run was never submitted.
-    """
+    """Cluster and job id of a submitted run; SlurmftError where it was never submitted."""
     job = run.read_job()
     if not job:
         raise SlurmftError(f"the run {str(run.path)!r} was never submitted")

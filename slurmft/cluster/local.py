@@ -42,13 +42,10 @@ class LocalNodes:
         """The signal that ends the job: SIGTERM by `slurmft cancel`, or the time limit's."""
 
     def __call__(self) -> int:
-        """Runs all nodes, again after a stop or a crash; returns the exit code.
+        """Runs all nodes, again after a stop or a crash; returns the exit code. Refuses a run that
+        others can write, and one that another job has.
 
         A stop signal to one of the nodes is what preemption is on a cluster: the run resumes.
-
-        Raises:
-            NotOwnError: the run is another user's, or others can write it.
-            UsageError: another job has the run.
         """
         signals.block()
         run = self.run
@@ -140,11 +137,8 @@ def plan(config: RunConfig, run: RunDir) -> str:
 
 
 def submit(config: RunConfig, run: RunDir) -> str:
-    """Starts the job in the background; returns its id, which is its process id.
-
-    Raises:
-        UsageError: fewer GPUs than simulated nodes.
-    """
+    """Starts the job in the background; returns its id, which is its process id. UsageError where
+    there are fewer GPUs than simulated nodes."""
     gpus = visible_gpus(os.environ)
     if 0 < len(gpus) < config.job.nodes:
         raise UsageError(

@@ -109,11 +109,7 @@ _ABORT = re.compile(
 
 def read_hostfile(path: str) -> list[str]:
     """The hosts of a file, in its order, each once: a name a line, as Open MPI (`n1 slots=2`),
-    Intel MPI (`n1:2`) or PBS (a line for each core) writes them; the numbers are not used.
-
-    Raises:
-        UsageError: the file cannot be read, or names no host.
-    """
+    Intel MPI (`n1:2`) or PBS (a line for each core) writes them; the numbers are not used."""
     try:
         text = absolute(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -129,11 +125,7 @@ def read_hostfile(path: str) -> list[str]:
 
 
 def hosts_of(job: JobConfig) -> list[str]:
-    """The hosts of a job.
-
-    Raises:
-        UsageError: there is no file, or it has too few.
-    """
+    """The hosts of a job; UsageError where there is no file, or it has too few."""
     if job.hostfile is None:
         raise UsageError("--cluster mpirun needs --hostfile", "a file with one host per line")
     hosts = read_hostfile(job.hostfile)
@@ -146,11 +138,7 @@ def hosts_of(job: JobConfig) -> list[str]:
 
 
 def choose_program(dialect: str) -> tuple[str, str]:
-    """mpirun's dialect, and the program that starts ranks.
-
-    Raises:
-        UsageError: there is none on the PATH.
-    """
+    """mpirun's dialect, and the program that starts ranks; UsageError where the PATH has none."""
     for known in _PROGRAMS if dialect == "auto" else (dialect,):
         for name in _PROGRAMS[known]:
             if (path := shutil.which(name)) and _speaks(path, known):
@@ -172,11 +160,8 @@ def _speaks(path: str, dialect: str) -> bool:
 
 
 def mpirun_command(config: RunConfig, hosts: list[str], run_dir: str) -> list[str]:
-    """The mpirun command of a run.
-
-    Raises:
-        UsageError: the number of ranks per node is not given, or there is no mpirun.
-    """
+    """The mpirun command of a run; UsageError where there is no mpirun, or no number of ranks per
+    node."""
     job = config.job
     if job.nproc_per_node is None:
         raise UsageError(
@@ -220,11 +205,7 @@ def plan(config: RunConfig, run: RunDir) -> str:
 
 
 def submit(config: RunConfig, run: RunDir) -> str:
-    """Starts mpirun in the background; returns the id of the process that does.
-
-    Raises:
-        UsageError: the hosts or mpirun cannot be used.
-    """
+    """Starts mpirun in the background; returns the id of the process that does."""
     mpirun_command(config, hosts_of(config.job), str(run.path))  # raises its errors here
     return local.start(config, run, __name__)
 

@@ -22,13 +22,8 @@ _JOBS_OWN = re.compile(
 
 
 def folder(env: str, near: Path, job: JobConfig, make: bool) -> str:
-    """The folder of --env. The project of `--env uv` is `near` or above; `make` makes what is not
-    there yet.
-
-    Raises:
-        UsageError: there is none, or it cannot be made.
-        NotOwnError: others can write where it is made.
-    """
+    """The folder of --env; UsageError where there is none, or it cannot be made. The project of
+    `--env uv` is `near` or above; `make` makes what is not there yet."""
     if env == "uv":
         return str(_of_lock(near, job, make))
     if not os.access(python := absolute(env) / "bin" / "python", os.X_OK):
@@ -73,11 +68,8 @@ def _of_lock(near: Path, job: JobConfig, make: bool) -> Path:
 
 
 def check_accelerate(own: OwnProgram) -> None:
-    """Checks --accelerate-config, and says what of it does not count.
-
-    Raises:
-        UsageError: no such file, or it needs what is not installed.
-    """
+    """Checks --accelerate-config, and says what of it does not count. UsageError where there is no
+    such file, or it needs what is not installed."""
     import yaml  # for this flag alone
 
     what, make = f"--accelerate-config {own.accelerate_config!r}", "make one: accelerate config"

@@ -31,9 +31,6 @@ def configure(
         words: the program and its arguments, as they were typed.
         site_options: name -> field of every option that the site file may have.
         make: whether to make the environment of --env uv.
-
-    Raises:
-        UsageError: no such program, or a value that cannot be right.
     """
     values = merge(site_defaults(site_options), flags)
     values.setdefault("hang_timeout_s", 0)  # its output may rest for as long as it likes
@@ -91,11 +88,8 @@ def in_image(words: list[str], flags: dict[str, Any]) -> Program:
 
 
 def source(config: RunConfig) -> snapshot.Source | None:
-    """The code that is frozen; None: the job runs no program of the user's own.
-
-    Raises:
-        UsageError: it cannot be, or is too large.
-    """
+    """The code that is frozen; None: the job runs no program of the user's own. UsageError where it
+    cannot be, or is too large."""
     own, runs_dir = OwnProgram.of(config.program), Path(config.job.runs_dir)
     if own is None:
         code = config.program.code
@@ -105,11 +99,7 @@ def source(config: RunConfig) -> snapshot.Source | None:
 
 
 def freeze(config: RunConfig, run: RunDir, found: snapshot.Source | None) -> None:
-    """Copies the code of a program into its run, whose configuration then names the copy.
-
-    Raises:
-        SlurmftError: it cannot be copied.
-    """
+    """Copies the code of a program into its run, whose configuration then names the copy."""
     if found is None or found.mode == "none":
         return
     submission = config.submission | {"snapshot": snapshot.take(found, run)}
@@ -141,14 +131,8 @@ def command(
     words: list[str], env: str | None = None, in_container: bool = False
 ) -> tuple[list[str], str, str]:
     """The command that starts a program from anywhere, in the environment `env`; what it executes
-    (see `OwnProgram.file`), and its name.
-
-    Args:
-        in_container: Python, and what is no file here, are the image's.
-
-    Raises:
-        UsageError: there is no such program, or it cannot be executed.
-    """
+    (see `OwnProgram.file`), and its name. In a container, Python, and what is no file here, are the
+    image's. UsageError where there is no such program, or it cannot be executed."""
     first, *rest = words
     python = f"{env}/bin/python" if env else "python3" if in_container else sys.executable
     if first == "-m":

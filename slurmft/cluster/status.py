@@ -233,7 +233,6 @@ def list_runs(
     """The runs in a folder, as `slurmft list --json` prints them.
 
     Args:
-        top: the folder.
         states: states to show; all of them, if none is given.
         newest: how many to show at most.
         having: texts, or patterns with `*`, that values of `summary` must have in them.
@@ -242,9 +241,6 @@ def list_runs(
     Returns:
         runs_dir; runs: a list of what `summary` returns, oldest first; problems: a line for
         everything that could not be read.
-
-    Raises:
-        UsageError: there is no such folder.
     """
     runs, problems = read_all(resolve.look(top))
     runs = [run for run in runs if _has(run, having or {})]

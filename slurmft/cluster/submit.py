@@ -34,11 +34,7 @@ from slurmft.runs.rundir import RunDir
 
 def check(job: JobConfig) -> str:
     """Checks that a job can be submitted from here; returns the cluster that it will run on.
-
-    Raises:
-        UsageError: this cluster, environment or site does not support an option.
-        SlurmftError: the requested cluster is not available here.
-    """
+    SlurmftError where this cluster, environment or site does not support an option."""
     cluster = cluster_launcher.choose(job.cluster)
     container.check(job, cluster)
     stage_env.check(job, cluster)
@@ -182,11 +178,8 @@ def _submit_new(config: RunConfig, cluster: str, mark: str) -> RunDir:
 
 
 def create(config: RunConfig, mark: str = "") -> RunDir:
-    """The run directory of a job, with the program's code in it; its name has `mark`.
-
-    Raises:
-        SlurmftError: it cannot be written. Nothing is left.
-    """
+    """The run directory of a job, with the program's code in it; its name has `mark`. Of a failure,
+    nothing is left."""
     code = own_program.source(config)
     run = RunDir.create(config, mark)
     try:
@@ -198,11 +191,7 @@ def create(config: RunConfig, mark: str = "") -> RunDir:
 
 
 def _submit_job(config: RunConfig, run: RunDir, cluster: str) -> str:
-    """Submits the job of a run, and records it; returns its id.
-
-    Raises:
-        SlurmftError: the job was refused, or would wait forever.
-    """
+    """Submits the job of a run, and records it; returns its id."""
     launcher, where = cluster_launcher.get(cluster), cluster_launcher.location(cluster)
     job_id = launcher.submit(config, run)
     with contextlib.suppress(OSError):  # the job itself records its id, too
@@ -217,12 +206,8 @@ def submit_with(config: RunConfig, cluster: str, submission: dict[str, Any]) -> 
 
 
 def resume(run: RunDir, flags: dict[str, Any], submission: dict[str, Any]) -> str:
-    """Submits the job of a run again; returns its id.
-
-    Args:
-        run: the run.
-        flags: changed options of the job.
-        submission: see `provenance`.
+    """Submits the job of a run again, with changed options of the job; returns its id. `submission`
+    is what `provenance` returns.
 
     Raises:
         UsageError: the run has finished, or its job has not ended, or another process resumes it.
@@ -255,11 +240,7 @@ def resume(run: RunDir, flags: dict[str, Any], submission: dict[str, Any]) -> st
 
 
 def show_resume(run: RunDir, flags: dict[str, Any]) -> str:
-    """What `resume` would submit.
-
-    Raises:
-        UsageError: it would not; see there.
-    """
+    """What `resume` would submit; raises as it would."""
     return dry_run(*_resumed(run, flags), run)
 
 
@@ -319,15 +300,8 @@ def _restored(run: RunDir) -> Iterator[None]:
 
 
 def _check_ended(run: RunDir, moves: bool) -> None:
-    """Checks that the job of a run has ended.
-
-    Args:
-        run: the run.
-        moves: whether the user names a cluster: the run may then come here from elsewhere.
-
-    Raises:
-        UsageError: it has not, or that is unknown; or the run has finished.
-    """
+    """Raises UsageError where the job of a run has not ended, or that is unknown, or the run has
+    finished. With `moves` the user names a cluster: the run may then come here from elsewhere."""
     cluster, job_id = cluster_launcher.job_of(run)
     if run.get_state()["state"] == "finished":
         raise UsageError(f"the run {str(run.path)!r} has finished", f"its model: {run.model}")

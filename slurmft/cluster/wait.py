@@ -128,11 +128,7 @@ class JobWatch:
         return self.state.name == "COMPLETED" and self.state.exit_code == 0
 
     def outcome(self) -> dict[str, Any]:
-        """The result of a job that has ended.
-
-        Raises:
-            SlurmftError: there is none; it says why.
-        """
+        """The result of a job that has ended, or the SlurmftError that says why there is none."""
         self.await_result()
         if self.succeeded and (result := self.run.read_result()) is not None:
             return result

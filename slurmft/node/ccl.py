@@ -87,16 +87,9 @@ def _version(package: str) -> str | None:
 
 
 def choose(backend: str, has_gpu: bool) -> Binding | None:
-    """The binding, if this node is prepared for oneCCL. Which collectives a run uses, its ranks
-    agree on (`slurmft.job.backend`): another node may lack it.
-
-    Args:
-        backend: the option.
-        has_gpu: whether the node has GPUs, for which auto means nccl.
-
-    Raises:
-        UsageError: ccl was requested, and is not installed or does not match torch.
-    """
+    """The binding, if this node is prepared for oneCCL; for auto, GPUs come first. Which
+    collectives a run uses, its ranks agree on (`slurmft.job.backend`): another node may lack it.
+    UsageError where ccl was requested, and cannot be used."""
     if backend not in ("auto", "ccl") or (backend == "auto" and has_gpu):
         return None
     found = find()

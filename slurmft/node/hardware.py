@@ -125,12 +125,8 @@ class Hardware:
 
 
 def detect(environment: Mapping[str, str], root: Path = Path("/")) -> Hardware:
-    """Detects the hardware of this node.
-
-    Args:
-        environment: Slurm's variables, and those that choose among GPUs, are read from it.
-        root: where /dev, /proc and /sys are.
-    """
+    """Detects the hardware of this node. The environment has Slurm's variables, and those that
+    choose among GPUs; below `root` are /dev, /proc and /sys."""
     info = _cpuinfo(root)
     gpus = visible_gpus(environment, root)
     known = _nvidia_smi(gpus) if _nvidia(root) else {}

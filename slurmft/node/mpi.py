@@ -55,11 +55,8 @@ class Place:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Place":
-        """The place that MPI has given to this process.
-
-        Raises:
-            SlurmftError: neither Open MPI nor Hydra has started it.
-        """
+        """The place that MPI has given to this process; SlurmftError where it has not started
+        it."""
         for names in _NAMES:
             if all(environment.get(n, "").isdigit() for n in names):
                 return cls(*(int(environment[n]) for n in names))
@@ -159,11 +156,7 @@ def join(
     run: RunDir, config: RunConfig, place: Place, environment: Mapping[str, str]
 ) -> tuple[Rendezvous, Peers]:
     """The rendezvous, checked, and the connections: rank 0 chooses ports that are free on its host,
-    and tells the others by a file in the run directory.
-
-    Raises:
-        RendezvousError: the file does not appear, or rank 0 cannot be reached.
-    """
+    and tells the others by a file in the run directory."""
     hosts = environment.get(HOSTS, host_name()).split(",")
     host = own_name(hosts, place.rank // place.local_size)
     rendezvous_id = f"{run.path.name}.{current_attempt()}"
@@ -191,11 +184,7 @@ def join(
 def await_rendezvous(
     run: RunDir, rendezvous_id: str, host: str, timeout_s: float
 ) -> dict[str, Any]:
-    """What rank 0 has written.
-
-    Raises:
-        RendezvousError: it did not appear.
-    """
+    """What rank 0 has written; RendezvousError where it did not appear."""
     deadline, pause_s = time.monotonic() + timeout_s, 0.1
     while time.monotonic() < deadline:
         found = read_json(run.rendezvous) if exists_now(run.rendezvous) else None

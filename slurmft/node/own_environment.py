@@ -33,11 +33,8 @@ def command_in(
 
 
 def accelerate_variables(own: OwnProgram, variables: Mapping[str, str]) -> dict[str, str]:
-    """What Accelerate makes of --accelerate-config, on this node and in the program's environment.
-
-    Raises:
-        UsageError: it refuses the file.
-    """
+    """What Accelerate makes of --accelerate-config, on this node and in the program's environment;
+    UsageError where it refuses the file."""
     script = str(Path(slurmft.__file__).with_name("job") / "accelerate_variables.py")
     command, there = command_in(own, [own.python, script, str(own.accelerate_config)], variables)
     done = subprocess.run(command, cwd=own.folder, env=there, capture_output=True, text=True)

@@ -30,12 +30,8 @@ class Peers:
         greeting: str = "",
         head: socket.socket | None = None,
     ) -> None:
-        """Hears the others in the background.
-
-        Args:
-            servers: of the head; whoever connects to them gets the greeting, then what was told.
-            head: the connection to it, of another task.
-        """
+        """Hears the others in the background: as the head those who connect to its servers, and get
+        the greeting, then what was told; as another task by its connection to the head."""
         self.is_head = head is None
         self._greeting = greeting
         self._news = threading.Condition()

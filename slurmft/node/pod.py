@@ -91,11 +91,8 @@ def pod_index(environment: Mapping[str, str]) -> int:
 
 
 def rendezvous_of(config: RunConfig, environment: Mapping[str, str]) -> Rendezvous:
-    """The rendezvous of the pods, at the first of them.
-
-    Raises:
-        RendezvousError: the operator does not name it, or the name does not resolve.
-    """
+    """The rendezvous of the pods, at the first of them; RendezvousError where the operator does not
+    name it, or the name does not resolve."""
     endpoint = environment.get("PET_RDZV_ENDPOINT") or ":".join(
         environment.get(name, "") for name in ("PET_MASTER_ADDR", "PET_MASTER_PORT")
     )

@@ -82,12 +82,8 @@ class Preflight:
             self._looks += [self._threads.submit(look) for look in (_ecc, _xids)]
 
     def passes(self, peers: Peers, wait_s: float) -> bool:
-        """Whether all nodes may go on; on the head, a bad one is recorded. Every task calls it.
-
-        Args:
-            peers: the connections of the reachability check.
-            wait_s: how long the head waits for the others.
-        """
+        """Whether all nodes may go on; on the head, which waits so long for the others, a bad one
+        is recorded. Every task calls it."""
         report = self._report(wait_s / 2)
         if not self._rendezvous.is_head:
             peers.report(report)
@@ -194,12 +190,9 @@ def _xids() -> list[str]:
 
 
 def xid_problems(log: str, now_s: float | None = None) -> list[str]:
-    """What the driver has told the kernel within a day; where a user may not read that, nothing.
-
-    Args:
-        log: lines of dmesg: "[12345.67] NVRM: Xid (PCI:0000:17:00): 79, ...".
-        now_s: seconds since the system's start.
-    """
+    """What the driver has told the kernel within a day, by lines of dmesg such as "[12345.67] NVRM:
+    Xid (PCI:0000:17:00): 79, ..."; where a user may not read them, nothing. `now_s` counts from the
+    system's start."""
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME) if now_s is None else now_s
     lines = re.findall(r"^\[\s*([\d.]+)\] NVRM: Xid \(PCI:(\S+?)\): (\d+)", log, re.MULTILINE)
     recent = {(bus, int(xid)) for when, bus, xid in lines if float(when) > now_s - _XID_AGE_S}
@@ -212,12 +205,8 @@ def xid_problems(log: str, now_s: float | None = None) -> list[str]:
 def bad_nodes(
     reports: Sequence[tuple[float, Mapping[str, Any]]], names: Sequence[str]
 ) -> dict[str, str]:
-    """The bad nodes of a job, each with what is wrong with it.
-
-    Args:
-        reports: of the nodes, and when they came, by the head's clock.
-        names: the nodes, as Slurm names them.
-    """
+    """The bad nodes of a job, named as Slurm names them, each with what is wrong with it: by the
+    reports, and when they came, by the head's clock."""
     of_node = {report["rank"]: (when, report) for when, report in reports}
     found: dict[str, list[str]] = {name: [] for name in names}
     behind_s = {rank: when - r["time"] for rank, (when, r) in of_node.items()}

@@ -33,11 +33,7 @@ class Rank:
     """A forked process that waits for its environment; has what torchrun uses of a Popen."""
 
     def __init__(self, work: Callable[[], None], title: str) -> None:
-        """
-        Args:
-            work: what it does then.
-            title: its command line, as `ps` shows it.
-        """
+        """Forks one that will do `work`; `ps` shows it with `title`."""
         self.returncode: int | None = None
         parent, (reader, self._writer) = os.getpid(), os.pipe()
         self.pid = os.fork()
@@ -79,14 +75,11 @@ class Rank:
 
 
 def fork_ranks(argv: Sequence[str], handler: Any) -> None:
-    """Imports what the ranks need, and forks them, for torchrun to start in this process.
+    """Imports what the ranks need, and forks them, for torchrun to start in this process: `handler`
+    is its class that starts a process and keeps it, `argv` its arguments.
 
     Only for the programs of this package: importing others may do more. Where forked ranks could
     not be as new ones, or an import fails, torchrun starts new ones, which then say what fails.
-
-    Args:
-        argv: torchrun's arguments.
-        handler: torchrun's class that starts a process and keeps it.
     """
     module, *arguments = argv[argv.index("--module") + 1 :] if "--module" in argv else [""]
     if (

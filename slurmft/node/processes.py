@@ -21,11 +21,8 @@ _END_S, _POLL_S = 5.0, 0.05
 def environments(
     per: str, count: int, node: int, nodes: int, head: str, port: str
 ) -> list[dict[str, str]]:
-    """The variables of each process of this node: as many as on every other node.
-
-    Raises:
-        UsageError: a process a GPU is wanted, and there are fewer GPUs.
-    """
+    """The variables of each process of this node: as many as on every other node. UsageError where
+    a process a GPU is wanted, and there are fewer GPUs."""
     found = [
         {
             "RANK": str(node * count + local), "LOCAL_RANK": str(local), "GROUP_RANK": str(node),

@@ -132,16 +132,12 @@ def choose(
     uses_ccl: bool = False,
     part: tuple[int, int] | None = None,
 ) -> Profile:
-    """How a run uses a node.
+    """How a run uses a node; UsageError where the node does not have what was asked for.
 
     Args:
-        hardware: of the node.
         job: `--profile`, `--backend` and `--nproc-per-node` are read.
         uses_ccl: the collectives are oneCCL's, which needs cores of its own.
         part: index and number of the simulated nodes that share this machine.
-
-    Raises:
-        UsageError: this node does not have what was asked for.
     """
     name = name_of(hardware, job)
     places = hardware.places("numa" if name == "xeon" else "socket")
@@ -310,11 +306,7 @@ def all_cores(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def bind_rank(environment: Mapping[str, str]) -> None:
-    """Binds this rank, and the threads that it will start, to its cores (`CORES`).
-
-    Raises:
-        SlurmftError: the kernel does not allow it.
-    """
+    """Binds this rank, and the threads that it will start, to its cores (`CORES`)."""
     lists = environment.get(CORES)
     if lists is None:
         return

@@ -66,12 +66,8 @@ class Rendezvous:
 
     @classmethod
     def of_node(cls, job: JobConfig, environment: Mapping[str, str]) -> Self:
-        """The rendezvous of this node, by the variables of its Slurm step, or of a simulated node.
-
-        Raises:
-            RendezvousError: they are absent, or contradict each other or what the run is set up
-                for.
-        """
+        """The rendezvous of this node, by the variables of its Slurm step, or of a simulated node;
+        RendezvousError where they are absent, or are not what the run is set up for."""
         simulated, listed = environment.get(LOCAL_NODE), environment.get(HOSTS)
         ports = environment.get(PORT_VARIABLE, "")
         job_id = (
@@ -123,13 +119,11 @@ class Rendezvous:
 
     def check(self, timeout_s: float) -> Peers:
         """Checks that this node reaches the head, and no other host of that name; returns the
-        connections.
+        connections. RendezvousError, with the names of both hosts, where the head does not answer
+        in time.
 
         The head answers with the rendezvous id as long as this process lives. torchrun takes long
         to import torch before it listens, and its errors do not say which host cannot be reached.
-
-        Raises:
-            RendezvousError: the head does not answer within the timeout; names both hosts.
         """
         if len(self.hosts) == 1:
             return Peers()
@@ -139,13 +133,11 @@ class Rendezvous:
         return check_reachable(*place, timeout_s)[1]
 
     def socket_interface(self) -> str | None:
-        """The interface for the collectives: the one asked for, or the one towards the peers.
+        """The interface for the collectives: the one asked for, which must be there, or the one
+        towards the peers.
 
         Libraries left alone take the address of the host's own name, which Debian maps to
         127.0.1.1, where no other node answers.
-
-        Raises:
-            RendezvousError: this node has no interface of the name asked for.
         """
         if self.interface:
             return check_interface(self.interface, self.host)
@@ -159,13 +151,11 @@ class Rendezvous:
         return self.hosts[1] if self.is_head and len(self.hosts) > 1 else self.head
 
     def listen_address(self) -> str | None:
-        """The address on which this node listens for the others (IPv4).
+        """The address on which this node listens for the others (IPv4); None: all, as its name
+        resolves to several, or no other node is known.
 
         It is the one that its own name resolves to, unless that is Debian's 127.0.1.1, which the
         others cannot reach.
-
-        Returns:
-            None: all addresses; the name resolves to several, or no other node is known.
         """
         if self.elastic:
             return None
@@ -217,12 +207,10 @@ def candidate_ports(job_id: str, count: int = 20) -> list[int]:
 
 
 def free_ports(job_id: str, count: int = 2) -> list[int]:
-    """The first of the job's ports that nothing on this host listens on.
+    """The first of the job's ports that nothing on this host listens on; RendezvousError where too
+    many are taken.
 
     Run on the head node (sbatch runs its script there), just before the tasks start.
-
-    Raises:
-        RendezvousError: too many of them are taken.
     """
     ports = candidate_ports(job_id)
     free = [port for port in ports if _can_bind(port)]
@@ -248,17 +236,9 @@ def _can_bind(port: int) -> bool:
 
 
 def answer_checks(port: int, rendezvous_id: str, addresses: Sequence[str] = ("",)) -> Peers:
-    """Sends the rendezvous id to everyone who connects to `port`, in the background; returns the
-    head's view of those who do.
-
-    Args:
-        port: where to listen.
-        rendezvous_id: what to answer.
-        addresses: addresses of this host on which to listen; "" is all of them.
-
-    Raises:
-        RendezvousError: the port was taken since the batch script found it free.
-    """
+    """Sends the rendezvous id to everyone who connects to a port of these addresses of this host
+    ("": all), in the background; returns the head's view of those who do. RendezvousError where the
+    port was taken meanwhile."""
     try:
         servers = [socket.create_server((a, port), backlog=1024) for a in addresses]
     except OSError as error:
@@ -276,10 +256,6 @@ def check_reachable(
 
     Args:
         host: this node, for the error message.
-        head: the host to ask.
-        port: the port to ask.
-        rendezvous_id: the expected answer.
-        timeout_s: how long to try.
         attempts: whether "ID.1", "ID.2" and so on are expected, too.
 
     Raises:

@@ -40,11 +40,7 @@ def environment(
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """The Python to start torchrun with, and the variables that belong to it: those of the staged
     environment while the block runs, if there is one and it works, else this process's own.
-
-    Args:
-        variables: this process's.
-        is_stopped: whether the job is to stop; unpacking is given up then.
-    """
+    Unpacking is given up where the job is to stop."""
     archives: dict[str, str] = json.loads(variables.get(ARCHIVE) or "{}")
     python, found = sys.executable, dict[str, str]()
     with contextlib.ExitStack() as stack:

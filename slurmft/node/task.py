@@ -55,11 +55,7 @@ def run_node(supervisor: Supervisor) -> int:
 
 
 def meet(supervisor: Supervisor, config: RunConfig, rendezvous: Rendezvous) -> bool:
-    """Connects this task with the others; whether all nodes pass the preflight, if there is one.
-
-    Raises:
-        RendezvousError: the head cannot be reached.
-    """
+    """Connects this task with the others; whether all nodes pass the preflight, if there is one."""
     due, timeout_s = preflight.is_due(config, os.environ), config.job.rdzv_timeout_s
     examination = Preflight(supervisor.run, rendezvous) if due else None
     supervisor.peers = rendezvous.check(timeout_s)
@@ -67,11 +63,7 @@ def meet(supervisor: Supervisor, config: RunConfig, rendezvous: Rendezvous) -> b
 
 
 def use_of_node(config: RunConfig, environment: Mapping[str, str]) -> Profile:
-    """How a run uses this node.
-
-    Raises:
-        UsageError: this node does not have what was asked for.
-    """
+    """How a run uses this node; UsageError where it does not have what was asked for."""
     here = hardware.detect(environment)
     uses_gpus = profiles.name_of(here, config.job) == "gpu"
     binding = ccl.choose(config.job.backend, uses_gpus)

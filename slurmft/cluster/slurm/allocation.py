@@ -30,17 +30,9 @@ def srun_command(
 
 @contextlib.contextmanager
 def allocation(options: Sequence[str], wait_s: float) -> Iterator[dict[str, str]]:
-    """A new allocation, until the end of the block.
-
-    Args:
-        options: salloc's.
-        wait_s: how long it may wait in the queue.
-
-    Yields Slurm's variables for what runs in it.
-
-    Raises:
-        SlurmftError: salloc refuses, or the nodes are not allocated in time.
-    """
+    """A new allocation with these options of salloc, until the end of the block; yields Slurm's
+    variables for what runs in it. SlurmftError where salloc refuses, or the nodes are not allocated
+    in time."""
     held = (
         "import json, os, sys; names = [n for n in os.environ if n.startswith('SLURM_')]; "
         "print(json.dumps({n: os.environ[n] for n in names}), flush=True); sys.stdin.read()"

@@ -1,4 +1,8 @@
-"""Slurm's commands: the calls, each beside a pure parser of its output."""
+"""Slurm's commands: the calls, each beside a pure parser of its output.
+
+Where a command is not here, fails, or does not answer in time, they raise SlurmftError; those that
+do not, say what they return then.
+"""
 
 import contextlib
 import dataclasses
@@ -108,20 +112,12 @@ def parse_partitions(text: str) -> list[Partition]:
 
 
 def version() -> str:
-    """Slurm's version, as its commands print it: "slurm 22.05.8".
-
-    Raises:
-        SlurmftError: sinfo is not there, or finds no configuration.
-    """
+    """Slurm's version, as its commands print it: "slurm 22.05.8"."""
     return call("sinfo", "--version").strip()
 
 
 def settings() -> dict[str, str]:
-    """The controller's settings, by their names in slurm.conf.
-
-    Raises:
-        SlurmftError: the controller does not answer.
-    """
+    """The controller's settings, by their names in slurm.conf."""
     return parse_settings(call("scontrol", "show", "config"))
 
 
@@ -150,20 +146,12 @@ def _name_by_controller() -> str:
 
 
 def hostnames(nodelist: str) -> list[str]:
-    """The hosts of a list such as "n[1-3],m2", in the order in which Slurm counts them.
-
-    Raises:
-        SlurmftError: it is no list of hosts.
-    """
+    """The hosts of a list such as "n[1-3],m2", in the order in which Slurm counts them."""
     return call("scontrol", "show", "hostnames", nodelist).split()
 
 
 def unwell_hosts(*options: str) -> dict[str, str]:
-    """Nodes that accept no jobs now -> state and reason; of all, or of those in sinfo's options.
-
-    Raises:
-        SlurmftError: the controller does not answer.
-    """
+    """Nodes that accept no jobs now -> state and reason; of all, or of those in sinfo's options."""
     format = "--format=%N|%T|%E"
     return parse_unwell_hosts(call("sinfo", "--noheader", "--Node", format, *options))
 
@@ -190,11 +178,7 @@ def down_hosts(hosts: Sequence[str]) -> list[str]:
 
 
 def associations(user: str) -> list[dict[str, str]]:
-    """The limits that accounting sets for a user: a row for each account, by sacctmgr's names.
-
-    Raises:
-        SlurmftError: there is no accounting database, or it does not answer.
-    """
+    """The limits that accounting sets for a user: a row for each account, by sacctmgr's names."""
     fields = "Account,Partition,QOS,MaxJobs,MaxSubmit,MaxTRES,MaxWall,GrpTRES"
     where = ("show", "assoc", f"user={user}", f"format={fields}")
     return parse_associations(call("sacctmgr", "--noheader", "--parsable2", *where), fields)
@@ -320,11 +304,7 @@ _SACCT_USES = (
 
 
 def job_uses(job_ids: Iterable[str]) -> dict[str, list[JobUse]]:
-    """What each start of jobs used, requeued ones included, oldest first.
-
-    Raises:
-        SlurmftError: accounting does not answer.
-    """
+    """What each start of jobs used, requeued ones included, oldest first."""
     ids, found = sorted(filter(is_job_id, job_ids)), dict[str, list[JobUse]]()
     for i in range(0, len(ids), _JOBS_A_CALL):
         jobs = f"--jobs={','.join(ids[i : i + _JOBS_A_CALL])}"
@@ -435,20 +415,13 @@ def _exit_code(text: str) -> int:
 
 
 def cancel(*job_ids: str) -> None:
-    """Cancels jobs, in this order.
-
-    Raises:
-        SlurmftError: scancel refuses.
-    """
+    """Cancels jobs, in this order."""
     call("scancel", *job_ids)
 
 
 def sbatch(arguments: Sequence[str], script: str) -> str:
-    """Submits a script; returns the id of its job.
-
-    Raises:
-        SlurmftError: sbatch refused it; the message has what sbatch printed.
-    """
+    """Submits a script; returns the id of its job. Of a refusal, the error has what sbatch
+    printed."""
     command = ["sbatch", "--parsable", *arguments, script]
     hint = "it may have submitted the job nevertheless: look at squeue --me"
     done = _run(command, _SBATCH_TIMEOUT_S, hint, os.environ)
@@ -458,11 +431,7 @@ def sbatch(arguments: Sequence[str], script: str) -> str:
 
 
 def job_of_script(folder: Path) -> str:
-    """The queued job of this user whose script lies in a folder; "": there is none.
-
-    Raises:
-        SlurmftError: the controller does not answer.
-    """
+    """The queued job of this user whose script lies in a folder; "": there is none."""
     return parse_job_of_script(call("squeue", "--noheader", "--me", "--format=%i|%o"), folder)
 
 
@@ -481,11 +450,7 @@ def max_array_size() -> int:
 
 
 def job_facts(job: str) -> dict[str, str]:
-    """What the controller knows of a job, by scontrol's names.
-
-    Raises:
-        SlurmftError: it knows no such job, or does not answer.
-    """
+    """What the controller knows of a job, by scontrol's names."""
     return parse_job_facts(call("scontrol", "show", "job", job))
 
 
@@ -503,15 +468,10 @@ _FREE = (
 
 
 def requeue(job: str, exclude: Sequence[str] = ()) -> str | None:
-    """Requeues a running job, to run on other hosts than those in `exclude`.
+    """Requeues a running job, to run on other hosts than those in `exclude`; returns a warning, if
+    the job is queued but the hosts could not be excluded. Tries for minutes.
 
     Slurm then sends SIGTERM to the job's processes: a caller that is one of them must block it.
-
-    Returns:
-        A warning, if the job is queued but the hosts could not be excluded.
-
-    Raises:
-        SlurmftError: Slurm refuses, or does not answer for minutes.
     """
     for pause_s in (1, 5, 15, 30, 60, 0):
         try:
@@ -552,11 +512,7 @@ def noted(job: str) -> str:
 
 
 def call(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
-    """What a command of Slurm's prints.
-
-    Raises:
-        SlurmftError: it fails, or does not answer in time.
-    """
+    """What a command of Slurm's prints."""
     whole = os.environ | {"SLURM_BITSTR_LEN": "0"}  # lists of array tasks are not cut short
     done = _run(command, timeout_s, "is the Slurm controller up?", whole)
     if done.returncode:
@@ -585,11 +541,7 @@ def _run(
 
 
 def check_starts(job_id: str) -> None:
-    """Cancels a pending job that requests more than its partition has.
-
-    Raises:
-        SlurmftError: it did.
-    """
+    """Cancels a pending job that requests more than its partition has, and raises SlurmftError."""
     if reason := never_starts(job_id):
         cancel(job_id)
         raise SlurmftError(f"Slurm would never start the job: {reason}", offers(), Exit.SUBMIT)

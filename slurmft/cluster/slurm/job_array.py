@@ -73,13 +73,10 @@ def submit(runs: Sequence[RunDir], at_most: int, after: Sequence[str], script: P
     """Submits runs with the same request as an array, and records their jobs; returns its id.
 
     Args:
-        runs: new run directories.
+        runs: new run directories; they are removed where it is refused, or would wait forever.
         at_most: tasks that may run at a time.
         after: jobs that must have ended before it starts.
         script: where its script is written; its own output goes to the same folder.
-
-    Raises:
-        SlurmftError: sbatch refused it, or it would wait forever. The run directories are removed.
     """
     where = launcher.location("slurm")
     with _discarded_on_error(runs, script):

@@ -22,11 +22,7 @@ def plan(config: RunConfig, run: RunDir) -> str:
 
 
 def submit(config: RunConfig, run: RunDir) -> str:
-    """Submits the job; returns its id.
-
-    Raises:
-        SlurmftError: sbatch refused it; the message has sbatch's own words.
-    """
+    """Submits the job; returns its id. Of a refusal, the error has sbatch's own words."""
     import submitit
 
     class Executor(submitit.SlurmExecutor):  # type: ignore[misc, unused-ignore]

@@ -72,10 +72,7 @@ def _is_conda(prefix: str) -> bool:
 def send(run: RunDir, environment: Mapping[str, str]) -> str:
     """Packs slurmft's environment, that of the program, and the installations that their Pythons
     are of, and sends them to all nodes of the job; returns JSON, archive there -> its folder here.
-
-    Raises:
-        StageError: it cannot be packed, or a node has no place for it.
-    """
+    StageError where one cannot be packed, or has no place there."""
     config = run.load_config()
     job, own = config.job, OwnProgram.of(config.program)
     began = time.monotonic()
@@ -148,11 +145,7 @@ def check_folder(folder: str, size: int) -> None:
 
 def pack(prefix: str, archives: Path, parts: Sequence[str] = ()) -> Path:
     """The archive of an environment in its current state, or of some parts of a folder; packed, if
-    there is none yet.
-
-    Raises:
-        StageError: it cannot be packed.
-    """
+    there is none yet. StageError where it cannot be."""
     place = f"{_digest([prefix])[:8]}-"
     if not parts and not _is_conda(prefix) and not Path(prefix, "pyvenv.cfg").is_file():
         raise StageError(f"{prefix} is not an environment, but a whole Python installation")
