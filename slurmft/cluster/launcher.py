@@ -26,9 +26,6 @@ class Launcher(Protocol):
     def submit(self, config: RunConfig, run: RunDir) -> str:
         """Starts the job of a run; returns its id."""
 
-    def check_starts(self, job_id: str) -> None:
-        """Cancels a submitted job that would wait forever, and raises SlurmftError."""
-
     def job_state(self, job_id: str, run: RunDir) -> JobState | None:
         """The state of the job; None where nothing knows it any more."""
 

@@ -53,8 +53,7 @@ class LocalNodes:
         os.setpgrp()  # the terminal's Ctrl-C is not meant for the job
         signals.listen(self._on_stop)
         attempts.check_turn(run, str(os.getpid()))
-        me = {"host": os.uname().nodename, "pid": os.getpid(), "started": _start_time(os.getpid())}
-        write_json(_pid_file(run), me)
+        write_json(_pid_file(run), {"pid": os.getpid(), "started": _start_time(os.getpid())})
         while True:
             code = self._attempt(run)
             outcome = self._end(run, code)
@@ -181,10 +180,6 @@ def start(config: RunConfig, run: RunDir, module: str) -> str:
     return str(executor.submit(os.getpid).job_id)  # its pickle: the command loads none
 
 
-def check_starts(job_id: str) -> None:
-    """A local job always starts."""
-
-
 def job_state(job_id: str, run: RunDir) -> JobState | None:
     """From the run's own record, and from whether its process is alive."""
     starting = not os.path.exists(_pid_file(run)) and _start_time(int(job_id)) is not None
@@ -204,8 +199,6 @@ def cancel(job_id: str, run: RunDir) -> None:
             raise SlurmftError(f"the job {job_id} does not start", f"log: {_job_log(run)}")
         time.sleep(0.05)  # it is just starting
     known = read_json(_pid_file(run))
-    if known and known["host"] != os.uname().nodename:
-        raise SlurmftError(f"the job {job_id} runs on {known['host']}", "cancel it there")
     if known and _alive(run):
         os.kill(known["pid"], signal.SIGTERM)
 
@@ -222,8 +215,6 @@ def _pid_file(run: RunDir) -> Path:
 def _alive(run: RunDir) -> bool:
     """Whether the job's process is alive; a later one with its number has another start time."""
     known = read_json(_pid_file(run))
-    if known is not None and known["host"] != os.uname().nodename:
-        return launcher.recorded_state(run) is None  # nothing else can be known from here
     return known is not None and _start_time(known["pid"]) == known["started"]
 
 

@@ -23,7 +23,6 @@ from slurmft.node.rendezvous import HOSTS
 from slurmft.runs import attempts
 from slurmft.runs.rundir import ATTEMPT, RunDir, current_attempt
 
-check_starts = local.check_starts
 job_state = local.job_state
 cancel = local.cancel
 

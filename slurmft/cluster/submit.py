@@ -196,7 +196,8 @@ def _submit_job(config: RunConfig, run: RunDir, cluster: str) -> str:
     job_id = launcher.submit(config, run)
     with contextlib.suppress(OSError):  # the job itself records its id, too
         cluster_launcher.note_job(run, cluster, job_id, where)
-    launcher.check_starts(job_id)
+    if cluster == "slurm":
+        commands.check_starts(job_id)
     return job_id
 
 
@@ -220,7 +221,8 @@ def resume(run: RunDir, flags: dict[str, Any], submission: dict[str, Any]) -> st
             f"you cannot write to the run {str(run.path)!r}", "its owner can resume it"
         )
     with _alone(run):
-        last, job_before = _last_resume(run), run.read_job().get("id")
+        last = (run.load_own_config().submission.get("resumed") or [{}])[-1]
+        job_before = run.read_job().get("id")
         again = "request" in last and last["request"] == submission.get("request")
         if again and job_before and job_before != last.get("job_before"):
             return str(job_before)  # it was submitted, and the answer was lost
@@ -252,11 +254,6 @@ def _resumed(run: RunDir, flags: dict[str, Any]) -> tuple[RunConfig, str]:
         flags = dict.fromkeys(dependency.KINDS, ()) | flags
     job = with_absolute_paths(dataclasses.replace(old.job, **flags))
     return dataclasses.replace(old, job=job), check(job)
-
-
-def _last_resume(run: RunDir) -> dict[str, Any]:
-    found: list[dict[str, Any]] = run.load_own_config().submission.get("resumed") or [{}]
-    return found[-1]
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import signal
 import subprocess
@@ -119,7 +118,7 @@ class LiveRun:
         assert stat is not None
         self.run.submitit.mkdir()
         write_json(self.run.job, {"cluster": "local", "id": str(pid)})
-        me = {"host": os.uname().nodename, "pid": pid, "started": stat[19]}
+        me = {"pid": pid, "started": stat[19]}
         write_json(self.run.submitit / "pid.json", me)
 
     def write(self, *found: dict[str, Any]) -> None:
@@ -213,7 +212,7 @@ def test_ended_run_is_shown_with_its_result(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     run.submitit.mkdir()
     write_json(run.job, {"cluster": "local", "id": "4194305"})  # above all process ids
-    gone = {"host": os.uname().nodename, "pid": 4194305, "started": "1"}
+    gone = {"pid": 4194305, "started": "1"}
     write_json(run.submitit / "pid.json", gone)
     done = slurmft("watch", str(run.path))
     assert done.code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from slurmft import api
 from slurmft.cluster import dependency, status
 from slurmft.cluster.slurm.sbatch_options import all_options
+from slurmft.core import process
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_json
@@ -85,7 +87,8 @@ def test_only_slurm_waits(
     run = other(tmp_path, "one", "running", "11", of_other)
     if of_other != "slurm":
         run.submitit.mkdir()
-        write_json(run.submitit / "pid.json", {"host": "elsewhere", "pid": 1, "started": "1"})
+        started = (process.stat(os.getpid()) or [])[19]
+        write_json(run.submitit / "pid.json", {"pid": os.getpid(), "started": started})
     with pytest.raises(UsageError, match=r"--after-any one: that run is running.*wait for each"):
         settled(tmp_path, cluster, after_any=("one",))
 

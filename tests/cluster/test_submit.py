@@ -34,7 +34,6 @@ class Queue:
         self.state: JobState | None = JobState(name="CANCELLED")
         """Of every job."""
         self.on_submit: Callable[[RunDir], None] = lambda run: None
-        self.endless = False
         self.submitted: list[RunConfig] = []
         self.cancelled: list[str] = []
 
@@ -42,10 +41,6 @@ class Queue:
         self.on_submit(run)
         self.submitted.append(config)
         return str(10 + len(self.submitted))
-
-    def check_starts(self, job_id: str) -> None:
-        if self.endless:
-            raise SlurmftError("Slurm would never start the job: it requests 9 nodes")
 
     def job_state(self, job_id: str, run: RunDir) -> JobState | None:
         return self.state
@@ -136,23 +131,37 @@ def test_shorter_time_does_not_shorten_the_lead(queue: Queue, run: RunDir) -> No
     assert run.load_config().job.lead_s == 600
 
 
-def test_job_that_would_never_start(queue: Queue, run: RunDir) -> None:
-    before, queue.endless = files(run), True
+@pytest.fixture
+def on_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "choose", lambda cluster: "slurm")
+    monkeypatch.setattr(launcher, "cluster_name", lambda: "")
+
+
+@pytest.mark.usefixtures("on_slurm")
+def test_job_that_would_never_start(
+    queue: Queue, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(job_id: str) -> None:
+        raise SlurmftError("Slurm would never start the job: it requests 9 nodes")
+
+    monkeypatch.setattr(commands, "check_starts", refuse)
+    before = files(run)
     with pytest.raises(SlurmftError, match="Slurm would never start the job: it requests 9 nodes"):
         resume(run, nodes=9)
     assert files(run) == before
 
 
+@pytest.mark.usefixtures("on_slurm")
 def test_interruption_after_the_submission_keeps_the_job(
     queue: Queue, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(job_id: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(queue, "check_starts", interrupt)
+    monkeypatch.setattr(commands, "check_starts", interrupt)
     with pytest.raises(KeyboardInterrupt):
         resume(run, nodes=3)
-    assert launcher.job_of(run) == ("local", "11")
+    assert launcher.job_of(run) == ("slurm", "11")
     assert (run.get_state()["state"], run.load_config().job.nodes) == ("submitted", 3)
 
 

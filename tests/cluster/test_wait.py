@@ -206,7 +206,7 @@ def test_an_end_that_only_the_run_knows(run: RunDir, clock: Clock) -> None:
 
 def test_a_process_of_this_host_is_looked_at_often(run: RunDir, clock: Clock) -> None:
     write_json(run.job, {"cluster": "local", "id": "1"})
-    me = {"host": os.uname().nodename, "pid": 1, "started": "never"}
+    me = {"pid": 1, "started": "never"}
     run.submitit.mkdir()
     write_json(run.submitit / "pid.json", me)
     watch = follow(run, clock, 100)

@@ -126,7 +126,7 @@ def cancel(ada: User, eve: User) -> None:
     try:
         run = run_of(eve, "cancel-me", state="running", job=str(mine.pid))
         started = Path(f"/proc/{mine.pid}/stat").read_text().rpartition(") ")[2].split()[19]
-        told = {"host": os.uname().nodename, "pid": mine.pid, "started": started}
+        told = {"pid": mine.pid, "started": started}
         eve.write(run.submitit / "pid.json", json.dumps(told))
         assert_refused(ada.slurmft("cancel", str(run.path)), f"'{run.path}' belongs to eve")
         assert mine.poll() is None

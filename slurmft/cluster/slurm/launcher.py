@@ -52,9 +52,6 @@ def submit(config: RunConfig, run: RunDir) -> str:
         raise SlurmftError(f"submitit could not submit: {error}", code=Exit.SUBMIT) from None
 
 
-check_starts = commands.check_starts
-
-
 def job_state(job_id: str, run: RunDir) -> JobState | None:
     """The job's state in Slurm, or by its own record where Slurm no longer knows the job.
 
