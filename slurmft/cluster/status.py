@@ -20,19 +20,15 @@ from slurmft.runs.resolve import read_all
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 
-STATES = (
-    "pending", "requeued", "running", "stopping", "finished", "failed", "cancelled", "vanished",
-    "unknown",
-)  # fmt: skip
-"""pending: the job waits, or was not submitted yet. requeued: it ran, and waits to resume.
-stopping: the ranks save. vanished: the job is gone, and the run recorded no end. unknown: the run
-recorded no end, and Slurm does not answer."""
-
 _OUTCOMES = {
     "pending": "pending", "requeued": "pending", "running": "running", "stopping": "running",
     "finished": "finished", "failed": "failed", "cancelled": "failed", "vanished": "failed",
     "unknown": "running",
 }  # fmt: skip
+STATES = tuple(_OUTCOMES)
+"""pending: the job waits, or was not submitted yet. requeued: it ran, and waits to resume.
+stopping: the ranks save. vanished: the job is gone, and the run recorded no end. unknown: the run
+recorded no end, and Slurm does not answer."""
 
 
 @dataclass(frozen=True, slots=True)

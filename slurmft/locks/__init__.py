@@ -198,27 +198,19 @@ class _Shim:
                 else:
                     unlock(fd, entry.primitive, entry.held)
                 return
-            status = os.fstat(fd)
-            inode = (status.st_dev, status.st_ino)
-            primitive = self._choose(fd, status.st_dev)
-            if primitive != "flock" and self.holds(inode):
+            primitive = self._choose(fd, os.fstat(fd).st_dev)
+            if self.holds(fd):
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-            held = lock(fd, primitive, operation)
-            self.held[fd] = _Held(primitive, inode, held)
+            self.held[fd] = _Held(primitive, _inode(fd), lock(fd, primitive, operation))
 
-    def holds(self, inode: tuple[int, int]) -> bool:
-        return any(entry.inode == inode for entry in self.held.values())
-
-    def holds_path(self, path: str) -> bool:
+    def holds(self, file: str | int) -> bool:
         """Whether this process holds a lock file by a primitive other than flock."""
         if not self.held:
             return False
-        try:
-            status = os.stat(path)
-        except OSError:
-            return False
-        inode = (status.st_dev, status.st_ino)
-        return any(e.inode == inode and e.primitive != "flock" for e in self.held.values())
+        with contextlib.suppress(OSError):
+            inode = _inode(file)
+            return any(e.inode == inode and e.primitive != "flock" for e in self.held.values())
+        return False
 
     def drop_new(self, before: set[int]) -> None:
         """Forgets locks whose descriptors were closed without an unlock, by a failed acquire."""
@@ -237,6 +229,11 @@ class _Shim:
     def use(self, primitive: str) -> None:
         self.primitive = primitive
         self._chosen.clear()
+
+
+def _inode(file: str | int) -> tuple[int, int]:
+    status = os.stat(file)
+    return status.st_dev, status.st_ino
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -324,7 +321,7 @@ def _guard_acquire(acquire: Callable[[Any], None]) -> Callable[[Any], None]:
     @functools.wraps(acquire)
     def guarded(self: Any) -> None:
         with _shim.mutex:
-            if _shim.holds_path(self.lock_file):
+            if _shim.holds(self.lock_file):
                 return  # taken; opening and closing the file would drop the lock
             before = set(_shim.held)
             try:

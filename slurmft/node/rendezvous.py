@@ -73,26 +73,19 @@ class Rendezvous:
         job_id = (
             f"local-{ports.partition(',')[0]}" if simulated else environment.get("SLURM_JOB_ID")
         )
-        if not listed or not job_id:
+        if not listed or not job_id or not re.fullmatch(r"\d+,\d+", ports):
             raise RendezvousError(
-                f"{HOSTS} or SLURM_JOB_ID is not set: no batch script of slurmft started this task",
+                f"{HOSTS}, {PORT_VARIABLE} or SLURM_JOB_ID is not set: no batch script of slurmft "
+                "started this task",
                 "submit it with `slurmft submit`, which starts one task per node under srun",
             )
         suffix = "" if simulated else job.host_suffix
         hosts = tuple(host + suffix for host in listed.split(","))
-        if len(hosts) != job.nodes:
-            raise RendezvousError(
-                f"the run is set up for {job.nodes} nodes, but Slurm allocated {len(hosts)}"
-            )
         rank = int(simulated or environment.get("SLURM_NODEID", "0"))
-        if rank >= len(hosts):
+        if len(hosts) != job.nodes or rank >= len(hosts):
             raise RendezvousError(
-                f"SLURM_NODEID={rank}, but {HOSTS} has only {len(hosts)} hosts: {listed}"
-            )
-        if not re.fullmatch(r"\d+,\d+", ports):
-            raise RendezvousError(
-                f"{PORT_VARIABLE} is {ports!r}, but must be two ports",
-                "the batch script sets it, on the first node",
+                f"the run is set up for {job.nodes} nodes, but Slurm allocated {len(hosts)}, of "
+                f"which this is number {rank + 1}"
             )
         port, check_port = map(int, ports.split(","))
         start = environment.get(ATTEMPT if simulated else "SLURM_RESTART_COUNT", "0")
