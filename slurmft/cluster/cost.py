@@ -18,7 +18,7 @@ from slurmft.node.hardware import numbers
 from slurmft.runs.rundir import FINAL_STATES, RunDir
 from slurmft.runs.scan import MeasuredRun
 
-_HOURS = ("node_hours", "gpu_hours", "cpu_hours")
+_HOURS = {"node_hours": "node", "gpu_hours": "GPU", "cpu_hours": "CPU"}
 _ROOM = 1.5
 """Memory to ask for, in peaks: Slurm measures it every half a minute."""
 _MUCH_BYTES, _MUCH_TIME = 4 * 2**30, 4
@@ -80,21 +80,22 @@ def _by_records(run: MeasuredRun) -> dict[str, Any]:
     times = []
     for number, entry in enumerate(past):
         if entry["state"] == "running":
-            after = (e["time"] for e in past[number + 1 :] if e["state"] not in _WITHIN)
+            rest = past[number + 1 :]
+            after = (e["time"] for e in rest if e["state"] not in ("running", "stopping"))
             now = time.time() if run.state["state"] not in FINAL_STATES else entry["time"]
             times.append(next(after, now) - entry["time"])
     hours = sum(times) / 3600
-    ranks = (RunDir(run.path).read_environment())["ranks"]
+    ranks = RunDir(run.path).read_environment()["ranks"]
     nodes = {r["host"]: r["hardware"] for r in ranks if isinstance(r.get("hardware"), dict)}
     # Simulated nodes are one machine.
     count = 1 if run.value("cluster") == "local" or not _is_slurm(run) else run.value("nodes") or 1
+    gpus = sum(len(n.get("gpus", ())) for n in nodes.values())
+    cpus = sum(len(numbers(str(n.get("cpus") or ""))) for n in nodes.values())
     is_known = len(nodes) == count
     return {
         "node_hours": hours * count,
-        "gpu_hours": hours * sum(len(n.get("gpus", ())) for n in nodes.values())
-        if is_known
-        else None,
-        "cpu_hours": hours * sum(_cpus(n) for n in nodes.values()) if is_known else None,
+        "gpu_hours": hours * gpus if is_known else None,
+        "cpu_hours": hours * cpus if is_known else None,
         "asked_memory_bytes": None,
         "energy_j": None,
         "longest_s": max(times, default=0.0),
@@ -102,17 +103,10 @@ def _by_records(run: MeasuredRun) -> dict[str, Any]:
     }
 
 
-_WITHIN = ("running", "stopping")
-
-
-def _cpus(hardware: dict[str, Any]) -> int:
-    return len(numbers(str(hardware.get("cpus") or "")))
-
-
 def _own_peak(run: MeasuredRun) -> int | None:
     """The most that the ranks of a node took, by their own account (bytes)."""
     each = (run.result or {}).get("peak_memory_bytes")
-    ranks = (RunDir(run.path).read_environment())["ranks"]
+    ranks = RunDir(run.path).read_environment()["ranks"]
     if not isinstance(each, list) or len(each) != len(ranks) or not all(map(is_number, each)):
         return None
     hosts: dict[str, int] = {}
@@ -126,11 +120,8 @@ def _own_peak(run: MeasuredRun) -> int | None:
 
 def words(cost: dict[str, Any]) -> str:
     """ "2.50 node-hours, 10.00 GPU-hours; 9.1 GiB of 64.0 GiB a node; energy unknown" """
-    parts = [f"{hours(cost[k])} {n}-hours" for k, n in zip(_HOURS, _NAMES, strict=True) if cost[k]]
+    parts = [f"{hours(cost[key])} {name}-hours" for key, name in _HOURS.items() if cost[key]]
     return "; ".join(filter(None, (", ".join(parts), memory(cost), f"energy {energy(cost)}")))
-
-
-_NAMES = ("node", "GPU", "CPU")
 
 
 def hours(value: float | None) -> str:
@@ -176,7 +167,7 @@ def table(names: Sequence[str], costs: Sequence[dict[str, Any]]) -> list[str]:
         ScreenColumn("run", [*names, "in all"], 0, 20),
         *(
             ScreenColumn(f"{name}-h", [hours(row[key]) for row in rows], rank)
-            for rank, name, key in zip((0, 1, 3), _NAMES, _HOURS, strict=True)
+            for rank, (key, name) in zip((0, 1, 3), _HOURS.items(), strict=True)
         ),
         ScreenColumn("memory a node", [*memories, ""], 2),
         ScreenColumn("energy", [energy(row) for row in rows], 4),

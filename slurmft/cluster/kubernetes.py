@@ -85,7 +85,6 @@ def _check_dns(name: str, value: str | None) -> None:
 
 
 def dns_name(text: str, limit: int = _NAME_MAX) -> str:
-    """The text as a DNS label."""
     found = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:limit].strip("-")
     return found if found[:1].isalpha() else f"run-{found}"[:limit].strip("-")
 

@@ -197,7 +197,6 @@ def _openmpi(hosts: list[str], nproc: int) -> list[str]:
 
 
 def plan(config: RunConfig, run: RunDir) -> str:
-    """The mpirun command."""
     hosts = hosts_of(config.job)
     command = shlex.join(mpirun_command(config, hosts, str(run.path)))
     return f"# a process on this machine runs, again after a stop or a fault\n{command}\n"

@@ -19,6 +19,7 @@ An exception that leaves the block is recorded as the failure of the run, and en
 """
 
 import contextlib
+import functools
 import math
 import os
 import sys
@@ -53,8 +54,6 @@ torchrun ends, which kills it after 5 s."""
 
 _SPEED_EVERY_S = 2.0
 
-_said_outside = False
-
 
 def attach(run_dir: str | Path | None = None) -> "Job":
     """Attaches this process to its job: `with slurmft.attach() as job`.
@@ -87,11 +86,9 @@ def attach(run_dir: str | Path | None = None) -> "Job":
     return job
 
 
+@functools.cache  # once
 def _say_outside() -> None:
-    global _said_outside
-    if not _said_outside:
-        _said_outside = True
-        print("slurmft: not in a job: nothing is recorded or saved", file=sys.stderr)
+    print("slurmft: not in a job: nothing is recorded or saved", file=sys.stderr)
 
 
 class Job:

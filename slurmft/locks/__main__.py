@@ -23,7 +23,6 @@ _EXAMPLE = "python -m slurmft.locks run -- SCRIPT"
 
 
 def main(argv: list[str]) -> int:
-    """`python -m slurmft.locks`."""
     if not argv or argv[0] in ("-h", "--help"):
         print(_USAGE, end="")
         return Exit.OK if argv else Exit.USAGE

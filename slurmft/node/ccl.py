@@ -105,7 +105,6 @@ def problem_of(found: Binding | None) -> str | None:
 
 
 def hint() -> str:
-    """What to do where oneCCL cannot be used."""
     torch = _minor(_version("torch") or _LAST_TORCH)
     if [int(n) for n in torch] > [int(n) for n in _LAST_TORCH.split(".")]:
         return (

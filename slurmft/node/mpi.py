@@ -30,7 +30,7 @@ from slurmft.node.rendezvous import (
     free_ports,
     own_addresses,
 )
-from slurmft.node.supervisor import Child, Supervisor, run_task, signal_name
+from slurmft.node.supervisor import Child, Supervisor, run_task
 from slurmft.node.task import run_child, use_of_node
 from slurmft.runs.rundir import RunDir, current_attempt
 
@@ -140,7 +140,7 @@ def record_rank_failure(run: RunDir, rank: int, code: int) -> int:
     hint = f"log: {run.rank_log(rank)}"
     if code < 0:
         oom = " (out of memory?)" if code == -signal.SIGKILL else ""
-        killed = SlurmftError(f"it was killed by {signal_name(-code)}{oom}", hint)
+        killed = SlurmftError(f"it was killed by {signal.Signals(-code).name}{oom}", hint)
         run.add_failure(where, killed, secondary=code == -signal.SIGABRT, retry=True)
         return 128 - code
     if run.root_failure(current_attempt(), f"rank-{rank}-*") is None:

@@ -111,7 +111,6 @@ class Preflight:
         return not bad
 
     def _report(self, wait_s: float) -> dict[str, Any]:
-        """What this node has to say."""
         unreached = self._unreached(wait_s)
         problems = [problem for look in self._looks for problem in look.result()]
         product = self._product()
@@ -244,7 +243,6 @@ def blamed_for_links(unreached: Mapping[int, str | None]) -> list[tuple[int, str
 
 
 def speeds(reports: Sequence[Mapping[str, Any]]) -> str:
-    """In words."""
     found = [1000 * report["tflop_s"] for report in reports if report["tflop_s"]]
     if not found:
         return "speed unknown"

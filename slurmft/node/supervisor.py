@@ -8,7 +8,6 @@ import contextlib
 import os
 import random
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 from typing import NoReturn
 
 from slurmft.core import process
@@ -129,7 +129,7 @@ class Supervisor:
     def _record_stopping(self) -> None:
         if not self._told_stop and self.run.get_state()["state"] == "running":
             self._told_stop = True
-            self.run.set_state("stopping", f"the job received {signal_name(self.stop_signal)}")
+            self.run.set_state("stopping", f"the job received {Signals(self.stop_signal).name}")
 
     def _record_hang(self, watchdog: Watchdog) -> bool:
         """Records where the ranks of this node hang; False: they moved meanwhile."""
@@ -164,10 +164,6 @@ def await_cause(peers: Peers) -> bool:
     node's task, too.
     """
     return peers.heard(FAILED, _CAUSE_WAIT_S)
-
-
-def signal_name(number: int) -> str:
-    return signal.Signals(number).name
 
 
 def run_task(run_dir: str, task: Callable[[Supervisor], int]) -> NoReturn:

@@ -30,7 +30,7 @@ from slurmft.node.hardware import host_name
 from slurmft.node.preflight import Preflight
 from slurmft.node.profiles import Profile
 from slurmft.node.rendezvous import LISTEN, LOCAL_NODE, Rendezvous
-from slurmft.node.supervisor import Child, Supervisor, await_cause, run_task, signal_name
+from slurmft.node.supervisor import Child, Supervisor, await_cause, run_task
 from slurmft.node.watchdog import Watchdog
 from slurmft.runs import log_times
 from slurmft.runs.rundir import RUN_DIR, current_attempt
@@ -191,12 +191,12 @@ def record_torchrun_failure(supervisor: Supervisor, code: int, log: Path, start:
     run, host, hint = supervisor.run, host_name(), f"log: {log}"
     where, failure = f"node {host}", None
     if code < 0:
-        killed = SlurmftError(f"torchrun was killed by {signal_name(-code)}", hint)
+        killed = SlurmftError(f"torchrun was killed by {signal.Signals(-code).name}", hint)
         late = bool(supervisor.stop_signal)  # Slurm kills what does not end in time: nobody's fault
         failure = run.add_failure(where, killed, secondary=late, bad_host=None if late else host)
     elif number := killed_by(log, start):
         oom = " (out of memory?)" if number == signal.SIGKILL else ""
-        killed = SlurmftError(f"a rank was killed by {signal_name(number)}{oom}", hint)
+        killed = SlurmftError(f"a rank was killed by {signal.Signals(number).name}{oom}", hint)
         # A rank that loses its peers may abort; a rank killed otherwise is the cause. Its host is
         # not blamed: memory runs out on any.
         aborted = number == signal.SIGABRT

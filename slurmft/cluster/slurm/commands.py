@@ -370,9 +370,7 @@ def parse_squeue_jobs(text: str) -> dict[str, JobState]:
     """From lines of `squeue --array --format=%i|%T|%S|%r`: job id, or array_index, -> state."""
     found = {}
     for line in text.splitlines():
-        job, _, rest = line.strip().partition("|")
-        name, _, rest = rest.partition("|")
-        start, _, reason = rest.partition("|")
+        job, name, start, reason = [*line.strip().split("|", 3), "", "", ""][:4]
         if state := parse_squeue(f"{name}|{reason}"):
             known = name == "PENDING" and start != "N/A"
             found[job] = dataclasses.replace(state, expected_start=start if known else "")

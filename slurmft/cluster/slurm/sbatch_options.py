@@ -42,7 +42,6 @@ def of_fields(job: JobConfig, names: Iterable[str]) -> dict[str, str | None]:
 
 
 def directives(options: Iterable[tuple[str, str | None]]) -> list[str]:
-    """The #SBATCH lines of options."""
     return [f"#SBATCH {_option(k, v, shlex.quote)}" for k, v in options]
 
 
