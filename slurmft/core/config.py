@@ -9,6 +9,7 @@ only that. Every field of `JobConfig` is a flag of `slurmft submit` and a key of
 import dataclasses
 import json
 import math
+import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -412,13 +413,10 @@ def time_limit_min(text: str) -> int:
     match = _TIME.fullmatch(text.strip())
     if not match:
         raise UsageError(f"invalid time limit: --time {text!r}", "use M, HH:MM:SS or D-HH:MM:SS")
-    days, first, second, third = (None if g is None else int(g) for g in match.groups())
-    if days is not None:  # D-HH[:MM[:SS]]
-        seconds = days * 86400 + (first or 0) * 3600 + (second or 0) * 60 + (third or 0)
-    elif third is not None:  # HH:MM:SS
-        seconds = (first or 0) * 3600 + (second or 0) * 60 + third
-    else:  # MM[:SS]
-        seconds = (first or 0) * 60 + (second or 0)
+    days, *rest = match.groups()
+    parts = [int(part) for part in rest if part]
+    units = (3600, 60, 1) if days or len(parts) == 3 else (60, 1)  # D-HH[:MM[:SS]], MM[:SS]
+    seconds = 86400 * int(days or 0) + sum(map(operator.mul, parts, units))
     if seconds == 0:
         raise UsageError(f"--time {text!r} leaves no time to run", "give at least one minute")
     return math.ceil(seconds / 60)

@@ -115,7 +115,7 @@ def _measure(ask: Ask, nodes: int, primitive: str, name: str, thorough: bool) ->
     held = ask(0, "hold", primitive, name)
     if held != "got":
         return Finding(error=held)
-    on_node = ask(0, "beside", primitive, name) == "busy"
+    on_node = ask(0, "die", primitive, name) == "busy"  # to another process
     others = [ask(node, "try", primitive, name) for node in range(1, nodes)]
     between_nodes = all(answer == "busy" for answer in others) if others else None
     ask(0, "free", primitive, name)
@@ -218,10 +218,6 @@ class LockOperations:
     def _try(self, path: Path, primitive: str) -> str:
         release(acquire(path, primitive), primitive)
         return "got"
-
-    def _beside(self, path: Path, primitive: str) -> str:
-        """As another process of this node."""
-        return self._child(path, primitive, signal.SIGKILL)
 
     def _leave(self, path: Path, primitive: str) -> str:
         """A process takes the lock, and ends without giving it up."""
