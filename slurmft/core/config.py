@@ -9,7 +9,6 @@ only that. Every field of `JobConfig` is a flag of `slurmft submit` and a key of
 import dataclasses
 import json
 import math
-import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -416,7 +415,8 @@ def time_limit_min(text: str) -> int:
     days, *rest = match.groups()
     parts = [int(part) for part in rest if part]
     units = (3600, 60, 1) if days or len(parts) == 3 else (60, 1)  # D-HH[:MM[:SS]], MM[:SS]
-    seconds = 86400 * int(days or 0) + sum(map(operator.mul, parts, units))
+    seconds = 86400 * int(days or 0)
+    seconds += sum(part * unit for part, unit in zip(parts, units, strict=False))
     if seconds == 0:
         raise UsageError(f"--time {text!r} leaves no time to run", "give at least one minute")
     return math.ceil(seconds / 60)
