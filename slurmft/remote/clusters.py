@@ -12,7 +12,9 @@ from slurmft.core.files import fits
 from slurmft.core.site import in_file
 
 _EXAMPLE = '[juwels]\\nhost = "juwels"\\npython = "~/slurmft-venv/bin/python"'
-_STRINGS = [str]
+_KINDS: dict[str, tuple[Any, str]] = {
+    "setup": ([str], "a list of strings"), "site": (dict, "a table"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,18 +87,17 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _cluster(name: str, values: Any) -> Cluster:
-    where, known = f"{clusters_file()}: [{name}]", {f.name: f for f in fields(Cluster)}
+    where, known = f"{clusters_file()}: [{name}]", [f.name for f in fields(Cluster)]
     if not isinstance(values, dict):
         raise UsageError(f"{where} must be a table, not {values!r}", f"such as {_EXAMPLE}")
     for key, value in values.items():
-        if key not in known or key == "name":
-            raise in_file(where, unknown("key", key, list(known)[1:]))
-        shape = {"setup": _STRINGS, "site": dict}.get(key, str)
+        if key not in known[1:]:
+            raise in_file(where, unknown("key", key, known[1:]))
+        shape, kind = _KINDS.get(key, (str, "a text"))
         if not fits(value, shape):
-            kind = {"setup": "a list of strings", "site": "a table"}.get(key, "a text")
             raise UsageError(f"{where}: {key} must be {kind}, not {value!r}")
-    given: dict[str, Any] = {"name": name, "host": name} | values
-    made = Cluster(**given)
+    given: dict[str, Any] = {"name": name, "host": name}
+    made = Cluster(**given | values)
     if bool(made.python) == bool(made.uv):
         raise UsageError(
             f"{where} needs one of python and uv: what starts slurmft there",

@@ -7,6 +7,7 @@ answer is here, the same command again finds the run that the first has submitte
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import shlex
@@ -98,11 +99,11 @@ class Forwarded:
     """One command line for one cluster."""
 
     def __init__(self, cluster: Cluster, argv: list[str]) -> None:
-        self.cluster, self.typed = cluster, argv
-        self.argv, self.command = list(argv), argv[0] if argv else ""
-        self.connection = Connection(cluster)
+        self.cluster, self.connection = cluster, Connection(cluster)
+        end = argv.index("--") if "--" in argv else len(argv)
+        self.typed, self.program = argv[:end], argv[end:]
+        self.words, self.command = list(_apart(self.typed)), argv[0] if argv else ""
         self.here = Path.cwd().resolve()
-        self._end = argv.index("--") if "--" in argv else len(argv)
         self.root, self.found = self._snapshot()
         project = f"{self.root.name or 'root'}-{_hash(os.uname().nodename, str(self.root))}"
         self.project = f"{cluster.folder}/{project}"
@@ -128,7 +129,7 @@ class Forwarded:
             folder, into = self.fetched
             self.connection.fetch(folder, into.parent)
             print(f"fetched from {self.cluster.name}: {into}")
-        elif self.command in SUBMITS and "--follow" in self.argv and done.returncode == Exit.OK:
+        elif self.command in SUBMITS and "--follow" in self.words and done.returncode == Exit.OK:
             run = shlex.join(["slurmft", "pull", "last", "--on", self.cluster.name])
             print(f"to fetch model and records: {run}")
         return done.returncode
@@ -154,21 +155,15 @@ class Forwarded:
         return snapshot.choose(self.here, "auto")[1].resolve(), None
 
     def _value(self, flag: str) -> str | None:
-        """What the command line gives for a flag."""
-        for number, each in enumerate(self.argv[: self._end]):
-            if each == flag:
-                return self.argv[number + 1] if number + 1 < self._end else None
-            if each.startswith(f"{flag}="):
-                return each.partition("=")[2]
-        return None
+        """What the command line gives for a flag; of several, the last counts."""
+        return dict(itertools.pairwise(self.words)).get(flag)
 
     def _send(self) -> None:
         names = list(self.found.files) if self.found else []
         if self.found:
             self._say(f"sends {self.found.describe()}")
-        for number, (before, path) in self._inputs():
-            place = self._send_input(path, names)
-            self.argv[number] = before + place
+        for number, path in self._inputs():
+            self.words[number] = self._send_input(path, names)
         if not names:
             return
         record = _state("sent", f"{self.cluster.name}-{_hash(self.project)}.json")
@@ -179,28 +174,23 @@ class Forwarded:
             write_json(record, {"names": list(self.found.files)})
         self._warn_of_left_out(names)
 
-    def _inputs(self) -> Iterator[tuple[int, tuple[str, Path]]]:
-        """The words of the command line that name files or folders here: their number, what comes
-        before the path, and the path. CLUSTER:PATH is a path there."""
-        flag = ""
-        for number, each in enumerate(self.argv[: self._end]):
-            own, equals, value = each.partition("=")
-            name, before, text = (
-                (own, own + equals, value) if each.startswith("--") and equals else (flag, "", each)
-            )
-            flag = each if each.startswith("--") and not equals and each not in _SWITCHES else ""
-            is_argument = not name and number and self.command in _FILE_ARGUMENTS
-            if name not in _INPUTS and not is_argument:
+    def _inputs(self) -> Iterator[tuple[int, Path]]:
+        """The words of the command line that name files or folders here: their number, and the
+        path. CLUSTER:PATH is a path there."""
+        for number, (flag, text) in enumerate(itertools.pairwise(self.words), start=1):
+            takes_value = flag.startswith("--") and "=" not in flag and flag not in _SWITCHES
+            is_argument = not takes_value and self.command in _FILE_ARGUMENTS
+            if flag not in _INPUTS and not is_argument:
                 continue
             there = text.removeprefix(f"{self.cluster.name}:")
             if there != text:
-                self.argv[number] = before + there
+                self.words[number] = there
                 continue
             path = Path(text).expanduser().absolute()
             # A study's folder is there; its file is here.
             is_here = path.is_file() if is_argument and self.command == "study" else path.exists()
             if text and is_here:
-                yield number, (before, path)
+                yield number, path
 
     def _send_input(self, path: Path, names: list[str]) -> str:
         """Sends an input; returns its path there, from the folder where the command runs."""
@@ -218,7 +208,7 @@ class Forwarded:
 
     def _warn_of_left_out(self, names: Sequence[str]) -> None:
         """Names what a program's command line names, and the snapshot lacks."""
-        for each in self.argv[self._end + 1 :]:
+        for each in self.program[1:]:
             path = os.path.normpath(self.here / each.rpartition("=")[2])
             below = os.path.relpath(path, self.root)
             if each.startswith("/") or below.startswith("..") or not os.path.exists(path):
@@ -234,7 +224,7 @@ class Forwarded:
     def _redirect_output(self) -> None:
         """Lets the command write there what --output names here; it is fetched."""
         is_prediction = self.command == "predict"
-        if is_prediction and "--follow" not in self.argv:  # it is written later
+        if is_prediction and "--follow" not in self.words:  # it is written later
             return
         given = self._value("--output") or (self._predictions() if is_prediction else None)
         if given is None:
@@ -242,20 +232,16 @@ class Forwarded:
         into = Path(given).expanduser().absolute()
         place = f"{self.cluster.folder}/outputs/{_hash(os.uname().nodename, str(into))}"
         there = os.path.relpath(f"{place}/{into.name}", self.folder)
-        self.argv += ["--output", there]  # of two, the last counts
+        self.words += ["--output", there]  # of two, the last counts
         self.fetched = place, into
 
     def _predictions(self) -> str:
-        """The file that `predict` writes, if none is named.
-
-        Raises:
-            UsageError: it is here.
-        """
+        """The file that `predict` writes, if none is named."""
         files = [Path(word) for word in self.typed[1:] if Path(word).is_file()]
         name = f"{files[-1].stem}.predictions{files[-1].suffix}" if files else "predictions.csv"
-        if os.path.exists(name) and "--overwrite" not in self.argv:
+        if os.path.exists(name) and "--overwrite" not in self.words:
             raise UsageError(f"{name!r} is there", "--overwrite, or another --output")
-        self.argv.append("--overwrite")  # what an earlier command has left there
+        self.words.append("--overwrite")  # what an earlier command has left there
         return name
 
     def _script(self, facts: dict[str, Any]) -> str:
@@ -273,7 +259,7 @@ class Forwarded:
             f"mkdir -p {' '.join(word(each) for each in made)} && cd {word(self.folder)} || exit",
             *(f"export {name}={shlex.quote(text)}" for name, text in texts.items()),
             *self.cluster.setup,
-            f"exec {self.cluster.start} {shlex.join(self.argv)}",
+            f"exec {self.cluster.start} {shlex.join([*self.words, *self.program])}",
         ]
         return "\n".join(lines)
 
@@ -284,19 +270,28 @@ class Forwarded:
         if self.command not in SUBMITS:
             yield {}
             return
-        asked = [w for n, w in enumerate(self.typed) if w != "--follow" or n > self._end]
-        key = _hash(self.cluster.name, str(self.here), *asked)
+        asked = [word for word in self.typed if word != "--follow"]
+        key = _hash(self.cluster.name, str(self.here), *asked, *self.program)
         record = _state("requests", f"{key}.json")
         kept = read_json(record, {"id": str})
         facts = kept or {"id": os.urandom(16).hex(), "time": time.time()}
         write_json(record, facts)
         git = self.found if self.found and self.found.mode == "git" else None
+        words = ["slurmft", "--on", self.cluster.name, *self.typed, *self.program]
         yield {
             "request": facts["id"],
-            "command": redact(shlex.join(["slurmft", "--on", self.cluster.name, *self.typed])),
+            "command": redact(shlex.join(words)),
             "from": f"{os.uname().nodename}:{self.here}",
         } | ({"git": {"commit": git.commit, "dirty": git.changed > 0}} if git else {})
         record.unlink(missing_ok=True)
+
+
+def _apart(words: Sequence[str]) -> Iterator[str]:
+    """--flag=value as two words, of the flags whose values are looked at here."""
+    looked_at = (*_INPUTS, "--output", "--snapshot", "--snapshot-limit-mb")
+    for each in words:
+        flag, equals, value = each.partition("=")
+        yield from (flag, value) if equals and flag in looked_at else (each,)
 
 
 def _state(*names: str) -> Path:
