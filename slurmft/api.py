@@ -19,8 +19,10 @@ from slurmft.core import site
 from slurmft.core.config import JobConfig, RunConfig, options
 from slurmft.core.errors import unknown
 from slurmft.core.own_program import FLAGS
-from slurmft.runs import log_text, resolve
+from slurmft.core.terminal import plain
 from slurmft.runs import records as runs_records
+from slurmft.runs import resolve
+from slurmft.runs.log_text import LogText
 from slurmft.runs.logfiles import Choice
 from slurmft.runs.progress import Progress
 from slurmft.runs.records import RecordReader
@@ -82,9 +84,8 @@ class Run:
     def state(self) -> str:
         """pending, requeued, running, stopping, finished, failed, cancelled, vanished or unknown:
         by its own records, and by what the cluster says of its job."""
-        return cluster_status.run_statuses([MeasuredRun.read(self.path, with_environment=False)])[
-            0
-        ].state
+        run = MeasuredRun.read(self.path, with_environment=False)
+        return cluster_status.run_statuses([run])[0].state
 
     def status(self) -> dict[str, Any]:
         """All that is known of it, under the keys of `slurmft status --json`."""
@@ -130,7 +131,8 @@ class Run:
             UsageError: the run has no such rank or attempt, or the tail is negative.
         """
         ranks = (rank,) if isinstance(rank, int) else tuple(rank or ())
-        return log_text.text_of(self._files, Choice(ranks, str(node), attempt), tail)
+        text = LogText(self._files, Choice(ranks, str(node), attempt), tail)
+        return plain("".join(text.until_now()))
 
     def wait(self, timeout_s: float | None = None, bar: bool | None = None) -> dict[str, Any]:
         """Waits until its job has ended, requeues and all; returns the result.
@@ -177,11 +179,9 @@ class Run:
                 right.
             SlurmftError: the job was refused; or the run is another user's, or others can write it.
         """
-        known = [name for name in options(JobConfig) if name != "runs_dir"]
-        flags = _typed("resume()", where, known)
-        cluster_submit.resume(
-            self._files, flags, cluster_submit.provenance_of(_call("Run.resume", where))
-        )
+        flags = _typed("resume()", where, [n for n in options(JobConfig) if n != "runs_dir"])
+        provenance = cluster_submit.provenance_of(_call("Run.resume", where))
+        cluster_submit.resume(self._files, flags, provenance)
         return self
 
 
@@ -197,14 +197,8 @@ def submit(**given: Any) -> Run:
         UsageError: no such option, or a value that cannot be right.
         SlurmftError: the job was refused.
     """
-    flags = _typed("submit()", given, list(OPTIONS))
-    config = configure(flags)
-    cluster = cluster_submit.check(config.job)
-    return Run(
-        cluster_submit.submit_with(
-            config, cluster, cluster_submit.provenance_of(_call("submit", given))
-        ).path
-    )
+    config = configure(_typed("submit()", given, OPTIONS))
+    return _submitted(config, _call("submit", given))
 
 
 def run(*words: str | os.PathLike[str], **given: Any) -> Run:
@@ -221,17 +215,20 @@ def run(*words: str | os.PathLike[str], **given: Any) -> Run:
         SlurmftError: the job was refused.
     """
     command, known = [os.fspath(word) for word in words], OPTIONS | FLAGS
-    config = own_program.configure(command, _typed("run()", given, list(known)), known)
-    call = _call("run", given).replace("(", f"({', '.join(map(repr, command))}, ", 1)
-    cluster = cluster_submit.check(config.job)
-    return Run(cluster_submit.submit_with(config, cluster, cluster_submit.provenance_of(call)).path)
+    config = own_program.configure(command, _typed("run()", given, known), known)
+    return _submitted(config, _call("run", given, command))
 
 
-def _typed(where: str, given: dict[str, Any], known: list[str]) -> dict[str, Any]:
+def _submitted(config: RunConfig, call: str) -> Run:
+    cluster, provenance = cluster_submit.check(config.job), cluster_submit.provenance_of(call)
+    return Run(cluster_submit.submit_with(config, cluster, provenance).path)
+
+
+def _typed(where: str, given: dict[str, Any], known: Iterable[str]) -> dict[str, Any]:
     """Options as their fields have them; tuples and paths may stand for lists and texts."""
     for name in given:
         if name not in known:
-            raise unknown(f"option of {where}", name, known)
+            raise unknown(f"option of {where}", name, list(known))
     plain = {name: _plain(value) for name, value in given.items() if value is not None}
     return site.typed_values(where, plain, OPTIONS | FLAGS)
 
@@ -242,6 +239,7 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, (tuple, list)) else value
 
 
-def _call(name: str, given: dict[str, Any]) -> str:
+def _call(name: str, given: dict[str, Any], words: Iterable[str] = ()) -> str:
     """The call as it was written, for the records."""
-    return f"slurmft.{name}({', '.join(f'{k}={v!r}' for k, v in given.items())})"
+    arguments = [*map(repr, words), *(f"{k}={v!r}" for k, v in given.items())]
+    return f"slurmft.{name}({', '.join(arguments)})"

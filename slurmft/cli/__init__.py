@@ -45,16 +45,11 @@ COMMANDS = {
 
 
 def usage() -> str:
-    lines = [f"  {name:<10} {text}" for name, text in COMMANDS.items()]
-    return "\n".join(
-        (
-            "usage: slurmft COMMAND ...",
-            "",
-            *lines,
-            "",
-            "slurmft help COMMAND shows a command's flags; start with: slurmft submit --follow",
-            "--on CLUSTER runs any command on a cluster, by ssh",
-        )
+    lines = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
+    return (
+        f"usage: slurmft COMMAND ...\n\n{lines}\n\n"
+        "slurmft help COMMAND shows a command's flags; start with: slurmft submit --follow\n"
+        "--on CLUSTER runs any command on a cluster, by ssh"
     )
 
 
@@ -62,19 +57,23 @@ def next_commands(
     run_dir: PathLike[str], which: Sequence[str] = ("follow", "watch", "logs", "cancel", "resume")
 ) -> str:
     """The commands that a user types next, with this run's path in them."""
-    path = pasted(run_dir)
-    return next_lines([(shlex.join([*typed(), name, path]), COMMANDS[name]) for name in which])
+    return next_lines([(command(name, pasted(run_dir)), COMMANDS[name]) for name in which])
 
 
 def next_lines(commands: Sequence[tuple[str, str]]) -> str:
     """Commands and what they do; without these words where the terminal has no room for them."""
     from slurmft.core.text import screen_width  # not above: --help need not wait for it
 
-    width = max(len(command) for command, _ in commands)
-    lines = [f"  {command:<{width}}  # {words}" for command, words in commands]
+    width = max(len(line) for line, _ in commands)
+    lines = [f"  {line:<{width}}  # {words}" for line, words in commands]
     if max(map(len, lines)) > screen_width():
-        lines = [f"  {command}" for command, _ in commands]
+        lines = [f"  {line}" for line, _ in commands]
     return "\n".join(["Next:", *lines])
+
+
+def command(*words: str) -> str:
+    """A command line as this user types it."""
+    return shlex.join([*typed(), *words])
 
 
 def typed() -> list[str]:
@@ -109,23 +108,22 @@ _WHERE = {
 }
 
 
-def submit_or_show(config: "RunConfig", arguments: Namespace, command: str, argv: list[str]) -> int:
+def submit_or_show(config: "RunConfig", arguments: Namespace, name: str, argv: list[str]) -> int:
     """Submits a run, says where it is, and follows it with --follow; with --dry-run shows what
     would be submitted. Returns the exit code."""
-    from slurmft.cluster import launcher, submit  # not above: --help need not wait for them
-    from slurmft.core.files import to_json
+    from slurmft.cli.parser import print_json  # not above: --help need not wait for these
+    from slurmft.cluster import launcher, submit
 
     cluster = submit.check(config.job)
     if arguments.dry_run:
         print(config.to_json() if arguments.json else submit.dry_run(config, cluster))
         return Exit.OK
-    submission = submit.provenance(command, argv)
+    submission = submit.provenance(name, argv)
     run = submit.submit_with(config, cluster, submission)
     cluster, job_id = launcher.job_of(run)
     if arguments.json:
         facts = {"run": str(run.path), "name": run.path.name, "job": job_id, "cluster": cluster}
-        print(to_json(facts, indent=2))
-        return Exit.OK
+        return print_json(facts)
     print(f"job {job_id} submitted {_WHERE[cluster].format(config.job.nodes)}")
     if run.load_config().submission.get("time") != submission["time"]:
         print("before the connection was cut; to submit another, type the command once more")

@@ -14,20 +14,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from slurmft.cli.parser import Parser, add_runs_dir, confirmed
+from slurmft.cli.parser import Parser, confirmed, print_json
 from slurmft.cluster.cleanup import KINDS, Plan, plan, remove_all
 from slurmft.core.config import duration_s
 from slurmft.core.errors import Exit
-from slurmft.core.files import to_json
 from slurmft.core.text import aligned, in_bytes
 from slurmft.runs import resolve
 
-# --- the command ----------------------------------------------------------------------------------
-
 
 def parser() -> Parser:
-    command = Parser("slurmft clean", __doc__)
-    add_runs_dir(command)
+    command = Parser("slurmft clean", __doc__).add_runs_dir()
     add = command.add_argument
     only = "only this kind, repeatable; runs: whole directories of runs that did not finish; "
     only += "token-cache: in $HF_HOME, for all your runs"
@@ -37,9 +33,7 @@ def parser() -> Parser:
     add("--older-than", default="30d", metavar="TIME", help=older)
     add("--dry-run", action="store_true", help="only show it")
     add("--yes", action="store_true", help="do not ask")
-    shown = "runs_dir, items, bytes, removed, left_out, as JSON"
-    add("--json", action="store_true", help=shown)
-    return command
+    return command.add_json("runs_dir, items, bytes, removed, left_out, as JSON")
 
 
 def table(found: Plan) -> str:
@@ -55,13 +49,8 @@ def as_json(top: Path, found: Plan, removed: bool) -> dict[str, Any]:
     items = [
         {"path": str(i.path), "kind": i.kind, "why": i.why, "bytes": i.bytes} for i in found.items
     ]
-    return {
-        "runs_dir": str(top),
-        "items": items,
-        "bytes": found.bytes,
-        "removed": removed,
-        "left_out": found.left_out,
-    }
+    facts = {"runs_dir": str(top), "items": items, "bytes": found.bytes}
+    return facts | {"removed": removed, "left_out": found.left_out}
 
 
 def main(argv: list[str]) -> int:
@@ -80,7 +69,7 @@ def main(argv: list[str]) -> int:
         gone = remove_all(found, plan(top, kinds, older_s))
         found = Plan(gone, found.left_out)
     if arguments.json:
-        print(to_json(as_json(top, found, removes), indent=2))
-    elif found.items and not arguments.dry_run:
+        return print_json(as_json(top, found, removes))
+    if found.items and not arguments.dry_run:
         print(f"removed {in_bytes(found.bytes)}" if removes else "nothing was removed")
     return Exit.OK

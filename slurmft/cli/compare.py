@@ -8,9 +8,8 @@ examples:
   slurmft compare runs/fp32 runs/bf16                # folders with repeats
 """
 
-from slurmft.cli.parser import Parser
+from slurmft.cli.parser import Parser, print_json
 from slurmft.core.errors import Exit
-from slurmft.core.files import to_json
 from slurmft.studies.compare import compare, describe_comparison
 
 
@@ -20,13 +19,13 @@ def parser() -> Parser:
         made.add_argument(
             name.lower(), metavar=f"RUN_{name}", help="run (path or name), or folder of repeats"
         )
-    made.add_argument("--json", action="store_true", help="print the comparison as JSON")
-    return made
+    return made.add_json("print the comparison as JSON")
 
 
 def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
     found = compare(arguments.a, arguments.b)
-    text = to_json(found, indent=2) if arguments.json else "\n".join(describe_comparison(found))
-    print(text)
+    if arguments.json:
+        return print_json(found)
+    print("\n".join(describe_comparison(found)))
     return Exit.OK

@@ -10,6 +10,7 @@ import argparse
 import importlib
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,6 @@ from slurmft.train.configure import OPTIONS
 from slurmft.train.recipes import TASKS
 
 SHELLS = ("bash", "zsh")
-
-
-_RUNS = {"bash": "_slurmft_runs", "zsh": "_slurmft_runs"}
-_TAKES_FOLDER = ("DIR",)
-_TAKES_FILE = ("FILE", "PATH", "SOURCE")
 
 
 def parser() -> Parser:
@@ -74,14 +70,12 @@ def _add(commands: Any, name: str, text: str, parser: Parser | None) -> Any:
     return commands.add_parser(name, parents=parents, add_help=parser is None, help=text)
 
 
-def _all_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    found: list[argparse.Action] = []
+def _all_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
     for action in parser._actions:
-        found.append(action)
+        yield action
         if isinstance(action, argparse._SubParsersAction):
             for below in action.choices.values():
-                found += _all_actions(below)
-    return found
+                yield from _all_actions(below)
 
 
 def _explain(action: Any, file: dict[str, str], folder: dict[str, str]) -> None:
@@ -95,8 +89,8 @@ def _explain(action: Any, file: dict[str, str], folder: dict[str, str]) -> None:
         return
     metavar = str(action.metavar or action.dest).upper()
     if not action.option_strings and metavar.startswith("RUN"):
-        action.complete = _RUNS
-    elif metavar in _TAKES_FOLDER:
+        action.complete = dict.fromkeys(SHELLS, "_slurmft_runs")
+    elif metavar == "DIR":
         action.complete = folder
-    elif metavar in _TAKES_FILE or not action.option_strings:
+    elif metavar in ("FILE", "PATH", "SOURCE") or not action.option_strings:
         action.complete = file

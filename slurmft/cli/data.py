@@ -10,10 +10,9 @@ examples:
 
 from typing import Any
 
-from slurmft.cli.parser import Parser, add_options, given
+from slurmft.cli.parser import Parser, given, print_json
 from slurmft.core.config import options
 from slurmft.core.errors import Exit
-from slurmft.core.files import to_json
 from slurmft.core.text import aligned, shown
 from slurmft.train import recipes
 from slurmft.train.config import TrainConfig
@@ -32,9 +31,8 @@ def parser() -> Parser:
     command = Parser("slurmft data", __doc__)
     text = "folder with train and validation, or hub id (default: the recipe's)"
     command.add_argument("data", metavar="DIR|ID", nargs="?", help=text)
-    command.add_argument("--json", action="store_true", help="the same, as JSON")
-    add_options(command, TrainConfig, "how to read it, as slurmft submit does", _FLAGS)
-    return command
+    command.add_json("the same, as JSON")
+    return command.add_options(TrainConfig, "how to read it, as slurmft submit does", _FLAGS)
 
 
 def facts(splits: list[Split], warnings: list[str]) -> dict[str, Any]:
@@ -59,11 +57,8 @@ def facts(splits: list[Split], warnings: list[str]) -> dict[str, Any]:
 
 
 def text(splits: list[Split], known: tuple[str, ...] = ()) -> str:
-    """What was found, as lines of less than 60 columns.
-
-    Args:
-        known: names of the classes that data may give by their numbers.
-    """
+    """What was found, as lines of less than 60 columns; `known` are names of the classes that data
+    may give by their numbers."""
     names = [split.name for split in splits]
     rows = [
         ["", *names],
@@ -127,8 +122,7 @@ def main(argv: list[str]) -> int:
     train = localize(resolve(flags)[0])
     splits, warnings = look(train)
     if arguments.json:
-        print(to_json(facts(splits, warnings), indent=2))
-        return Exit.OK
+        return print_json(facts(splits, warnings))
     known = recipes.facts(train.task).labels or ()
     print(f"{train.data}, read as --task {train.task}\n\n{text(splits, known)}")
     for each in warnings:

@@ -20,7 +20,7 @@ import os
 import subprocess
 import sys
 
-from slurmft.cli.parser import Parser, Part, add_options, given, run_part
+from slurmft.cli.parser import Parser, Part, given, run_part
 from slurmft.cluster.slurm import allocation, commands, sbatch_options
 from slurmft.core.config import JobConfig, build
 from slurmft.core.errors import Exit, UsageError
@@ -44,6 +44,7 @@ _JOB = (
     "host_suffix", "interface",
 )  # fmt: skip
 _CHECKUP_WAIT_S, _LOCKS_WAIT_S = 300.0, 3600.0
+_WAIT = "how long to wait in the queue for nodes (%(default)g)"
 
 
 def main(argv: list[str]) -> int:
@@ -53,19 +54,12 @@ def main(argv: list[str]) -> int:
     job = _job(arguments, _JOB)
     if job.cluster == "mpirun":
         raise UsageError("--cluster mpirun has no nodes to examine", "use slurm, local or auto")
-
-    def say(text: str) -> None:
-        if sys.stderr.isatty() and not arguments.json:
-            print(text, file=sys.stderr, flush=True)
-
+    shows_steps = sys.stderr.isatty() and not arguments.json
     report = examine_cluster(
-        job,
-        nodes_asked=hasattr(arguments, "nodes"),
-        limit_s=arguments.within,
-        wait_s=arguments.wait,
-        quick=arguments.quick,
-        say=say,
-    )
+        job, nodes_asked=hasattr(arguments, "nodes"), limit_s=arguments.within,
+        wait_s=arguments.wait, quick=arguments.quick,
+        say=_say if shows_steps else lambda _: None,
+    )  # fmt: skip
     print(report.json() if arguments.json else report.text(), flush=True)
     if arguments.output is not None:
         path = absolute(arguments.output)
@@ -75,23 +69,18 @@ def main(argv: list[str]) -> int:
 
 
 def parser() -> Parser:
-    made = Parser("slurmft doctor", __doc__)
+    made = Parser("slurmft doctor", __doc__).add_json("print the findings as JSON")
     add = made.add_argument
-    add("--json", action="store_true", help="print the findings as JSON")
-    output = "write a report for support: text and JSON, no secrets"
-    add("--output", metavar="FILE", help=output)
-    quick = "skip devices and collectives: torch is not loaded"
-    add("--quick", action="store_true", help=quick)
+    add("--output", metavar="FILE", help="write a report for support: text and JSON, no secrets")
+    add("--quick", action="store_true", help="skip devices and collectives: torch is not loaded")
     limit = "time limit for the nodes' part; measurements beyond it are skipped (%(default)s)"
     add("--within", type=float, default=40, metavar="SECONDS", help=limit)
-    _add_wait(made, _CHECKUP_WAIT_S)
-    add_options(made, JobConfig, "Where", only=_JOB)
-    return made
+    add("--wait", type=float, default=_CHECKUP_WAIT_S, metavar="SECONDS", help=_WAIT)
+    return made.add_options(JobConfig, "Where", _JOB)
 
 
-def _add_wait(made: Parser, default_s: float) -> None:
-    wait = "how long to wait in the queue for nodes (%(default)g)"
-    made.add_argument("--wait", type=float, default=default_s, metavar="SECONDS", help=wait)
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _job(arguments: argparse.Namespace, names: tuple[str, ...]) -> JobConfig:
@@ -107,8 +96,7 @@ def node_parser() -> Parser:
     made = Parser("slurmft doctor node", node_main.__doc__)
     made.add_argument("--nodes", type=int, metavar="N", help="default: the allocation's, or 1")
     made.add_argument("--here", action="store_true", help="this machine, even with Slurm")
-    add_options(made, JobConfig, "Where", only=(*_WHERE, *_USE))
-    return made
+    return made.add_options(JobConfig, "Where", (*_WHERE, *_USE))
 
 
 def node_main(argv: list[str]) -> int:
@@ -122,7 +110,10 @@ def node_main(argv: list[str]) -> int:
     """
     arguments = node_parser().parse(argv)
     if arguments.here or not commands.available():
-        lines = _this_node(build(JobConfig, given(arguments, _USE)))
+        here, job = hardware.detect(os.environ), build(JobConfig, given(arguments, _USE))
+        binding = ccl.choose(job.backend, profiles.name_of(here, job) == "gpu")
+        profile = profiles.choose(here, job, uses_ccl=binding is not None)
+        lines = [*_facts(profile), "", *profiles.describe(profile, os.environ)]
         print("\n".join(lines), flush=True)
         return Exit.OK
     nodes = arguments.nodes or allocation.allocated_nodes() or 1
@@ -133,19 +124,8 @@ def node_main(argv: list[str]) -> int:
     return subprocess.run(command, check=False).returncode
 
 
-def _this_node(job: JobConfig) -> list[str]:
-    """This node, what of it this job has, and what a run would make of that.
-
-    Raises:
-        UsageError: the node cannot serve what was asked for.
-    """
-    here = hardware.detect(os.environ)
-    binding = ccl.choose(job.backend, profiles.name_of(here, job) == "gpu")
-    profile = profiles.choose(here, job, uses_ccl=binding is not None)
-    return [*_facts(profile), "", *profiles.describe(profile, os.environ)]
-
-
 def _facts(profile: Profile) -> list[str]:
+    """A node, what of it this job has, and how a run uses that."""
     here = profile.hardware
     cores = {core.core for core in here.cpus}
     granted = {
@@ -192,11 +172,7 @@ def locks_main(argv: list[str]) -> int:
     if not folder.is_dir():
         raise UsageError(f"no such folder: {str(folder)!r}", "give one that the nodes see, too")
     job = locks.probe_job(_job(arguments, _WHERE), arguments.nodes)
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr)
-
-    with open_site(job, arguments.wait, commands.available(), say) as site:
+    with open_site(job, arguments.wait, commands.available(), _say) as site:
         found = locks.measure(site, job.nodes, folder)
     if not arguments.json:  # before an error that nothing holds
         print("\n".join(locks.table(found)))
@@ -207,12 +183,11 @@ def locks_main(argv: list[str]) -> int:
 
 def locks_parser() -> Parser:
     made = Parser("slurmft doctor locks", locks_main.__doc__)
-    made.add_argument("dir", metavar="DIR", help="a folder on the file system in question")
-    made.add_argument("--nodes", type=int, metavar="N", help="default: the allocation's, or 2")
-    made.add_argument("--json", action="store_true", help="print the findings as JSON")
-    _add_wait(made, _LOCKS_WAIT_S)
-    add_options(made, JobConfig, "Where, outside of an allocation", only=_WHERE)
-    return made
+    add = made.add_json("print the findings as JSON").add_argument
+    add("dir", metavar="DIR", help="a folder on the file system in question")
+    add("--nodes", type=int, metavar="N", help="default: the allocation's, or 2")
+    add("--wait", type=float, default=_LOCKS_WAIT_S, metavar="SECONDS", help=_WAIT)
+    return made.add_options(JobConfig, "Where, outside of an allocation", _WHERE)
 
 
 PARTS = {"locks": Part(locks_parser, locks_main), "node": Part(node_parser, node_main)}

@@ -14,7 +14,6 @@ import argparse
 import os
 import subprocess
 import sys
-from typing import Any
 
 from slurmft.cli.parser import Parser
 from slurmft.core.config import build
@@ -42,8 +41,7 @@ def configure(arguments: argparse.Namespace) -> TrainConfig:
     Raises:
         UsageError: nothing to fetch, or a folder that cannot be right.
     """
-    named = {k: getattr(arguments, k) for k in ("task", "model", "data")}
-    given: dict[str, Any] = {k: v for k, v in named.items() if v is not None}
+    given = {k: v for k in ("task", "model", "data") if (v := getattr(arguments, k)) is not None}
     if not given:
         raise UsageError("nothing to fetch", "slurmft fetch MODEL DATASET, or --task NAME")
     train = localize(build(TrainConfig, recipes.fill({"task": "emotion"} | given)))
@@ -61,7 +59,7 @@ def load(train: TrainConfig, offline: bool) -> None:
     """
     values = {k: getattr(train, k) for k in ("task", "model", "data")}
     command = [sys.executable, "-m", "slurmft.train.prefetch", to_json(values)]
-    env = dict(os.environ) | ({"HF_HUB_OFFLINE": "1"} if offline else {})
+    env = os.environ | ({"HF_HUB_OFFLINE": "1"} if offline else {})
     done = subprocess.run(command, env=env, check=False)
     if done.returncode:
         what = "the caches are not enough without the hub" if offline else "not fetched"
@@ -71,10 +69,10 @@ def load(train: TrainConfig, offline: bool) -> None:
 def main(argv: list[str]) -> int:
     """The command: download, then load again without the hub."""
     train = configure(parser().parse(argv))
-    names = [n for n in (train.model, train.data) if n is not None]
+    names = list(filter(None, (train.model, train.data)))
     for name in filter(is_local, names):
         print(f"{name}: a folder, nothing to fetch")
-    if any(not is_local(name) for name in names):
+    if not all(map(is_local, names)):
         print("fetching", flush=True)
         load(train, offline=False)
     print("loading without the hub", flush=True)

@@ -11,7 +11,7 @@ examples:
 import sys
 
 from slurmft.cli import next_commands
-from slurmft.cli.parser import Parser, add_run
+from slurmft.cli.parser import Parser
 from slurmft.cluster.follow import Follower
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit, SlurmftError
@@ -47,9 +47,7 @@ def show_outcome(job: JobWatch) -> int:
 
 
 def parser() -> Parser:
-    command = Parser("slurmft follow", __doc__)
-    add_run(command)
-    return command
+    return Parser("slurmft follow", __doc__).add_run()
 
 
 def main(argv: list[str]) -> int:

@@ -15,12 +15,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from slurmft.cli.parser import Parser, add_runs_dir, count
+from slurmft.cli.parser import Parser, count, print_json
 from slurmft.cluster import cost, status
 from slurmft.cluster.status import list_runs, note
 from slurmft.core.config import STAMP
 from slurmft.core.errors import Exit, unknown
-from slurmft.core.files import is_number, to_json
+from slurmft.core.files import is_number
 from slurmft.core.text import ScreenColumn, brief, duration, on_screen, screen_width
 from slurmft.runs import resolve
 from slurmft.runs.progress import metrics_words
@@ -30,17 +30,22 @@ from slurmft.runs.resolve import problem_line
 def table(runs: Sequence[dict[str, Any]]) -> str:
     """A line for every run; of the columns, those that the terminal has room for."""
     several = len({run["user"] for run in runs}) > 1
-    names = Counter(_without_random(run["name"]) for run in runs)
+    names = [run["name"] for run in runs]
+    short = [_without_random(name) for name in names]
+    once = {name for name, count in Counter(short).items() if count == 1}
+    shown = [s if s in once else name for s, name in zip(short, names, strict=True)]
+    steps = [f"{r['steps_done']}/{r['steps_total']}" if r["steps_total"] else "-" for r in runs]
+    speeds = ["-" if (v := r["samples_per_s"]) is None else f"{v:,.0f}" for r in runs]
     least = 15 if screen_width() >= 80 else 20
     columns = [
-        ScreenColumn("run", [_short_name(run["name"], names) for run in runs], 0, 26),
+        ScreenColumn("run", shown, 0, 26),
         ScreenColumn("user", [str(run["user"] or "-") if several else "-" for run in runs], 4),
         ScreenColumn("job", [str(run["job"] or "-") for run in runs], 5),
         ScreenColumn("state", [run["state"] for run in runs]),
         ScreenColumn("data", [_last_part(run["data"] or run["task"]) for run in runs], 1, 12),
         ScreenColumn("model", [_last_part(run["model"]) for run in runs], 2, 8),
-        ScreenColumn("steps", [_steps(run) for run in runs], 3),
-        ScreenColumn("samples/s", [_speed(run["samples_per_s"]) for run in runs], 7),
+        ScreenColumn("steps", steps, 3),
+        ScreenColumn("samples/s", speeds, 7),
         ScreenColumn("left", [duration(s) if (s := run["left_s"]) else "-" for run in runs], 6),
         ScreenColumn("result", [_result(run) for run in runs], 0, least),
     ]
@@ -52,22 +57,8 @@ def _without_random(name: str) -> str:
     return name.rpartition("-")[0] if STAMP.search(name) else name
 
 
-def _short_name(name: str, names: Counter[str]) -> str:
-    short = _without_random(name)
-    return short if names[short] == 1 else name
-
-
 def _last_part(source: str | None) -> str:
-    """Of a path, or of a hub's id."""
     return (source or "-").rstrip("/").rpartition("/")[2]
-
-
-def _steps(run: dict[str, Any]) -> str:
-    return f"{run['steps_done']}/{run['steps_total']}" if run["steps_total"] else "-"
-
-
-def _speed(samples_per_s: float | None) -> str:
-    return "-" if samples_per_s is None else f"{samples_per_s:,.0f}"
 
 
 def _result(run: dict[str, Any]) -> str:
@@ -99,8 +90,7 @@ def in_order(runs: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
 
 
 def parser() -> Parser:
-    command = Parser("slurmft list", __doc__)
-    add_runs_dir(command)
+    command = Parser("slurmft list", __doc__).add_runs_dir()
     for name in ("name", "data", "model", "user"):
         text = f"only runs with this in their {name}; * stands for anything"
         command.add_argument(f"--{name}", metavar="TEXT", help=text)
@@ -112,8 +102,7 @@ def parser() -> Parser:
     command.add_argument("--reverse", action="store_true", help="the other way round")
     spent = "what they cost: hours of nodes, GPUs and CPUs over all attempts, memory, energy"
     command.add_argument("--cost", action="store_true", help=spent)
-    command.add_argument("--json", action="store_true", help="runs_dir, runs, problems, as JSON")
-    return command
+    return command.add_json("runs_dir, runs, problems, as JSON")
 
 
 def main(argv: list[str]) -> int:
@@ -129,15 +118,12 @@ def main(argv: list[str]) -> int:
     if arguments.reverse:
         found["runs"].reverse()
     if arguments.json:
-        print(to_json(found, indent=2))
-        return Exit.OK
+        return print_json(found)
     if found["problems"]:
         print(f"warning: left out: {problem_line(found['problems'])}", file=sys.stderr)
-    if found["runs"] and arguments.cost:
-        runs = found["runs"]
+    runs = found["runs"]
+    if runs and arguments.cost:
         print("\n".join(cost.table([r["name"] for r in runs], [r["cost"] for r in runs])))
-    elif found["runs"]:
-        print(table(found["runs"]))
     else:
-        print(f"no such runs in {found['runs_dir']}")
+        print(table(runs) if runs else f"no such runs in {found['runs_dir']}")
     return Exit.OK

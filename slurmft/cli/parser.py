@@ -9,10 +9,11 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 from slurmft.core.config import flag, is_repeatable, options, value_type
 from slurmft.core.errors import Exit, UsageError, unknown
+from slurmft.core.files import to_json
 
 if TYPE_CHECKING:
     from slurmft.runs.rundir import RunDir
@@ -22,45 +23,77 @@ class Parser(argparse.ArgumentParser):
     """argparse that raises our errors, takes no abbreviations, and suggests the near flag."""
 
     def __init__(self, command: str, documentation: str | None) -> None:
-        """A command's parser.
-
-        Args:
-            command: its words, such as "slurmft study run".
-            documentation: a docstring. Its first paragraph begins the help, the others end it.
-        """
-        about, _, more = inspect.cleandoc(documentation or "").partition("\n\n")
-        width, about = min(80, shutil.get_terminal_size().columns), wrapped(about)
-        super().__init__(command, None, about, more, allow_abbrev=False)
+        """Of a command, by its words; the first paragraph of its docstring begins the help, the
+        others end it."""
+        about, _, self.more = inspect.cleandoc(documentation or "").partition("\n\n")
+        width = min(80, shutil.get_terminal_size().columns)
+        super().__init__(command, None, wrapped(about), allow_abbrev=False)
         self.formatter_class = functools.partial(
             argparse.RawDescriptionHelpFormatter, width=width - 2, max_help_position=28
         )
-        self.usual: frozenset[str] = frozenset()
+        self.usual: tuple[str, ...] = ()
         # What argparse takes for negative numbers, which may be values: --host-suffix -ib0, too.
         self._negative_number_matcher = re.compile("-[^-]")
         self.add_argument("--debug", action="store_true", help="show tracebacks of errors")
         on = "run the command there, by ssh; see docs/from-a-laptop.md"
         self.add_argument("--on", metavar="CLUSTER", help=on)
 
-    def show_usual(self, *names: str) -> None:
+    def add_run(self, default: str | None = None) -> Self:
+        """Adds the argument that names a run, and the folder where it is looked for; without a
+        default, a run must be named."""
+        text = "path, first letters of its folder's name, job id, or 'last': the newest of yours"
+        text += "" if default is None else f" (default: {default})"
+        number = None if default is None else "?"
+        self.add_argument("run", metavar="RUN", nargs=number, default=default, help=text)
+        return self.add_runs_dir()
+
+    def add_runs_dir(self) -> Self:
+        """Adds the folder where runs are looked for."""
+        text = "folder of run directories (default: the site file's runs_dir, else runs)"
+        self.add_argument("--runs-dir", metavar="DIR", help=text)
+        return self
+
+    def add_json(self, text: str = "all that is known, as JSON") -> Self:
+        self.add_argument("--json", action="store_true", help=text)
+        return self
+
+    def add_follow(self, json: str = "print run, name, job and cluster as JSON") -> Self:
+        """Adds --dry-run and either --follow or --json, for commands that submit a run."""
+        text = "show what would run; submit nothing"
+        self.add_argument("--dry-run", action="store_true", help=text)
+        add = self.add_mutually_exclusive_group().add_argument
+        add("--follow", action="store_true", help="stream progress until the job ends")
+        add("--json", action="store_true", help=json)
+        return self
+
+    def add_options(
+        self, config: type[Any], title: str, only: Collection[str] | None = None
+    ) -> Self:
+        """Adds a flag for every field of a configuration, or some; absent flags leave no attribute
+        behind. The usage line does not list them: they are many."""
+        needed = [a for a in self._actions if a.required]
+        words = (" ".join([*a.option_strings, str(a.metavar or a.dest.upper())]) for a in needed)
+        self.usage = " ".join(["%(prog)s [FLAG ...]", *words])
+        group = self.add_argument_group(title)
+        for name, option in options(config).items():
+            if only is None or name in only:
+                group.add_argument(flag(name), dest=name, **_argument(option))
+        return self
+
+    def show_usual(self, *names: str) -> Self:
         """Lets --help show these options of those that `add_options` added, --help-all the rest."""
-        self.usual = frozenset(names)
+        self.usual = names
         text = "show all flags of this command, and exit"
         self.add_argument("--help-all", action=_HelpAll, nargs=0, help=text)
+        return self
 
     def format_help(self) -> str:
         """The help, no wider than 80 columns; with usual options, of these alone."""
-        rare = [a for a in self._actions if a.default is argparse.SUPPRESS and a.dest != "help"]
-        rare = [a for a in rare if self.usual and a.dest not in self.usual]
-        before = [action.help for action in rare]
-        for action in rare:
-            action.help = argparse.SUPPRESS
-        self.epilog, text = None, self.epilog
-        try:
-            return "\n".join(filter(None, (super().format_help(), text and f"{wrapped(text)}\n")))
-        finally:
-            self.epilog = text
-            for action, text in zip(rare, before, strict=True):
-                action.help = text
+        for action in self._actions:
+            is_option = action.default is argparse.SUPPRESS and action.dest != "help"
+            if self.usual and is_option and action.dest not in self.usual:
+                action.help = argparse.SUPPRESS
+        return super().format_help() + (f"\n{wrapped(self.more)}\n" if self.more else "")
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, f"see {self.prog} --help")
@@ -74,9 +107,10 @@ class Parser(argparse.ArgumentParser):
         known, rest = self.parse_known_args(argv)
         for word in rest:
             if word.startswith("-") and word != "-":
-                raise unknown("flag", word.partition("=")[0], self._flags())
+                flags = [f for action in self._actions for f in action.option_strings]
+                raise unknown("flag", word.partition("=")[0], [f for f in flags if f[:2] == "--"])
         if rest:
-            raise UsageError(f"unexpected argument {rest[0]!r}", f"see {self.prog} --help")
+            self.error(f"unexpected argument {rest[0]!r}")
         return known
 
     def parse_run(self, argv: list[str]) -> "tuple[argparse.Namespace, RunDir]":
@@ -85,9 +119,6 @@ class Parser(argparse.ArgumentParser):
 
         arguments = self.parse(argv)
         return arguments, resolve.find(arguments.run, arguments.runs_dir)
-
-    def _flags(self) -> list[str]:
-        return [f for action in self._actions for f in action.option_strings if f.startswith("--")]
 
 
 def wrapped(text: str) -> str:
@@ -121,7 +152,7 @@ def _wrapped_line(line: str, width: int) -> list[str]:
 
 class _HelpAll(argparse.Action):
     def __call__(self, parser: Any, *_: Any) -> None:
-        parser.usual = frozenset()
+        parser.usual = ()
         parser.print_help()
         parser.exit()
 
@@ -149,20 +180,6 @@ def run_part(command: str, parts: Mapping[str, Part], argv: list[str], descripti
     raise UsageError(f"{command}: which command?", f"{', '.join(parts)}; see {command} --help")
 
 
-def add_options(
-    parser: Parser, config: type[Any], title: str, only: Collection[str] | None = None
-) -> None:
-    """Adds a flag for every field of a configuration, or some; absent flags leave no attribute
-    behind. The usage line does not list them: they are many."""
-    needed = [a for a in parser._actions if a.required]
-    words = (" ".join([*a.option_strings, str(a.metavar or a.dest.upper())]) for a in needed)
-    parser.usage = " ".join(["%(prog)s [FLAG ...]", *words])
-    group = parser.add_argument_group(title)
-    for name, option in options(config).items():
-        if only is None or name in only:
-            group.add_argument(flag(name), dest=name, **_argument(option))
-
-
 def _argument(option: dataclasses.Field[Any]) -> dict[str, Any]:
     meta = option.metadata
     argument: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(option)}
@@ -187,33 +204,10 @@ def given(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]
     return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
 
 
-def add_run(parser: Parser, default: str | None = None) -> None:
-    """Adds the argument that names a run, and the folder where it is looked for.
-
-    Args:
-        parser: of a command about one run.
-        default: the name where none is given; None: one must be given.
-    """
-    text = "path, first letters of its folder's name, job id, or 'last': the newest of yours"
-    text += "" if default is None else f" (default: {default})"
-    number = None if default is None else "?"
-    parser.add_argument("run", metavar="RUN", nargs=number, default=default, help=text)
-    add_runs_dir(parser)
-
-
-def add_runs_dir(parser: Parser) -> None:
-    """Adds the folder where runs are looked for."""
-    text = "folder of run directories (default: the site file's runs_dir, else runs)"
-    parser.add_argument("--runs-dir", metavar="DIR", help=text)
-
-
-def add_follow(parser: Parser, json: str = "print run, name, job and cluster as JSON") -> None:
-    """Adds --dry-run and either --follow or --json, for commands that submit a run."""
-    text = "show what would run; submit nothing"
-    parser.add_argument("--dry-run", action="store_true", help=text)
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument("--follow", action="store_true", help="stream progress until the job ends")
-    either.add_argument("--json", action="store_true", help=json)
+def print_json(value: Any) -> int:
+    """Prints what --json asks for; returns the exit code."""
+    print(to_json(value, indent=2))
+    return Exit.OK
 
 
 def count(text: str) -> int:

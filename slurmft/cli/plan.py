@@ -11,10 +11,9 @@ import argparse
 import dataclasses
 import sys
 
-from slurmft.cli.parser import Parser, above_zero, count
+from slurmft.cli.parser import Parser, above_zero, count, print_json
 from slurmft.core.config import duration_s
 from slurmft.core.errors import Exit
-from slurmft.core.files import to_json
 from slurmft.runs import resolve, scan
 from slurmft.studies.scaling import model, planner
 from slurmft.studies.scaling.model import Workload
@@ -36,9 +35,8 @@ def main(argv: list[str]) -> int:
     options = planner.predict(fit, counts, work, devices_per_node)
     chosen, why = planner.recommend(options, deadline_s)
     if arguments.json:
-        print(to_json(planner.as_json(series, work, options, chosen, why), indent=2))
-    else:
-        print("\n".join(planner.describe_plan(series, fit, work, options, chosen, why)))
+        return print_json(planner.as_json(series, work, options, chosen, why))
+    print("\n".join(planner.describe_plan(series, fit, work, options, chosen, why)))
     return Exit.OK
 
 
@@ -56,7 +54,7 @@ def parser() -> Parser:
     add("--series", metavar="NAME", help="which runs, if there are several kinds")
     add("--nodes", metavar="1-64|1,2,4", help="counts to compare (default: 1, 2, 4, ...)")
     add("--deadline", metavar="TIME", help="find the fewest nodes that meet it: 90s, 30m, 2h")
-    add("--json", action="store_true", help="print the plan as JSON")
+    made.add_json("print the plan as JSON")
     add = made.add_argument_group("What would run (default: as measured)").add_argument
     add("--epochs", type=count, metavar="N")
     add("--batch-size", type=count, metavar="N", help="of a device and micro-step")

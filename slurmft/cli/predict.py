@@ -12,7 +12,7 @@ entities. A job that was stopped resumes with the rows that are left.
 from pathlib import Path
 
 from slurmft.cli import submit_or_show
-from slurmft.cli.parser import Parser, add_follow, add_options, add_run, given
+from slurmft.cli.parser import Parser, given
 from slurmft.cli.submit import USUAL
 from slurmft.core.config import JobConfig, options
 from slurmft.train.config import TrainConfig
@@ -22,18 +22,17 @@ _WHERE = options(JobConfig).keys() - {"runs_dir"}
 
 
 def parser() -> Parser:
-    command = Parser("slurmft predict", __doc__)
-    add_run(command)
+    command = Parser("slurmft predict", __doc__).add_run()
     command.add_argument("file", metavar="FILE", help="rows to predict")
     text = "file to write (default: NAME.predictions.csv in this folder, or as FILE ends)"
     command.add_argument("--output", metavar="FILE", help=text)
     text = "let it take the place of a file that is there"
     command.add_argument("--overwrite", action="store_true", help=text)
-    add_follow(command)
-    add_options(command, TrainConfig, "how to predict (default: as the run evaluated)", _OWN)
-    add_options(command, JobConfig, "where to run it", _WHERE)
-    command.show_usual("output", "overwrite", *_OWN, *(name for name in USUAL if name in _WHERE))
-    return command
+    command.add_follow()
+    command.add_options(TrainConfig, "how to predict (default: as the run evaluated)", _OWN)
+    command.add_options(JobConfig, "where to run it", _WHERE)
+    usual = (name for name in USUAL if name in _WHERE)
+    return command.show_usual("output", "overwrite", *_OWN, *usual)
 
 
 def main(argv: list[str]) -> int:

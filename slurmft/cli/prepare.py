@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurmft.cli import next_commands
-from slurmft.cli.parser import Parser, add_options, given
+from slurmft.cli.parser import Parser, given
 from slurmft.cluster import container, launcher
 from slurmft.cluster.slurm import commands, stage_env
 from slurmft.cluster.slurm.batch_script import inside_text
@@ -31,49 +31,41 @@ from slurmft.train.configure import OPTIONS, configure, resolve
 _SBATCH = [name for name, option in options(JobConfig).items() if "sbatch" in option.metadata]
 _NOT_HERE = {*_SBATCH, "requeue", "sbatch", "cluster"}
 """Options of a job that sbatch must have."""
+_SAME = {
+    "partition": "Partition", "account": "Account", "qos": "QOS", "time": "TimeLimit",
+    "mem": "MinMemoryNode", "constraint": "Features", "reservation": "Reservation",
+}  # fmt: skip
+"""Options of a job, and what scontrol calls them."""
 
 
 def parser() -> Parser:
-    command = Parser("slurmft prepare", __doc__)
-    add_options(command, TrainConfig, "what to train")
-    add_options(command, JobConfig, "how to run it", set(options(JobConfig)) - _NOT_HERE)
-    return command
+    command = Parser("slurmft prepare", __doc__).add_options(TrainConfig, "what to train")
+    return command.add_options(JobConfig, "how to run it", options(JobConfig).keys() - _NOT_HERE)
 
 
 def refuse_sbatch_options(argv: list[str]) -> None:
     """Raises UsageError where a flag is one that sbatch must have."""
     theirs = {flag(f"{no}{name}") for name in _NOT_HERE for no in ("", "no_")}
-    for word in argv:
-        if word.partition("=")[0] in theirs:
-            raise UsageError(
-                f"{word} is an option of the job, which runs already",
-                "give it to sbatch, before the name of the file: "
-                "sbatch --nodes=4 --time=30 sbatch/multi_node.sbatch --task emotion",
-            )
+    if word := next((word for word in argv if word.partition("=")[0] in theirs), None):
+        raise UsageError(
+            f"{word} is an option of the job, which runs already",
+            "give it to sbatch, before the name of the file: "
+            "sbatch --nodes=4 --time=30 sbatch/multi_node.sbatch --task emotion",
+        )
 
 
 def job_values(environment: Mapping[str, str], asked: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of a JobConfig that Slurm knows.
-
-    Args:
-        environment: of the batch script.
-        asked: what `commands.job_facts` returned for the job.
-    """
+    """The fields of a JobConfig that Slurm knows: by the variables of the batch script, and by what
+    `commands.job_facts` returned for the job."""
     cpus = environment.get("SLURM_CPUS_PER_TASK")
     found: dict[str, Any] = dict.fromkeys(_SBATCH) | {
         "nodes": int(environment["SLURM_JOB_NUM_NODES"]),
         "job_name": environment.get("SLURM_JOB_NAME", "slurmft"),
-        "partition": asked.get("Partition"),
-        "account": asked.get("Account"),
-        "qos": asked.get("QOS"),
-        "time": asked.get("TimeLimit"),
-        "mem": asked.get("MinMemoryNode"),
         "cpus_per_task": int(cpus) if cpus else None,
-        "constraint": asked.get("Features"),
-        "reservation": asked.get("Reservation"),
         "exclusive": asked.get("OverSubscribe") == "NO",
         "requeue": asked.get("Requeue") == "1",
     }
+    found |= {option: asked.get(name) for option, name in _SAME.items()}
     others = {"nodelist": asked.get("ReqNodeList"), "exclude": asked.get("ExcNodeList")}
     gpus = re.search(r"\bgpu:(?:([^:,()]+):)?(\d+)", asked.get("TresPerNode", ""))
     if gpus and gpus[1]:
@@ -84,11 +76,7 @@ def job_values(environment: Mapping[str, str], asked: Mapping[str, str]) -> dict
 
 
 def configure_inside(flags: dict[str, Any], environment: Mapping[str, str]) -> RunConfig:
-    """The resolved configuration of the job that this process is in.
-
-    Raises:
-        UsageError: a value that cannot be right; tasks that slurmft cannot use; too little time.
-    """
+    """The resolved configuration of the job that this process is in."""
     config = configure(flags)
     found = job_values(environment, commands.job_facts(own_job_id(environment)))
     config = dataclasses.replace(config, job=dataclasses.replace(config.job, **found))

@@ -10,7 +10,7 @@ import json
 import shlex
 from pathlib import Path
 
-from slurmft.cli.parser import Parser, add_run
+from slurmft.cli.parser import Parser
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.remote.clusters import named
 from slurmft.remote.forward import Forwarded
@@ -19,8 +19,7 @@ _LEFT_OUT = ("/checkpoints", "/tokens", "/submitit")
 
 
 def parser() -> Parser:
-    command = Parser("slurmft pull", __doc__)
-    add_run(command)
+    command = Parser("slurmft pull", __doc__).add_run()
     add = command.add_argument
     into = "folder here that takes the run's (default: runs)"
     add("--into", type=Path, default=Path("runs"), metavar="DIR", help=into)

@@ -11,7 +11,7 @@ The token is that of `hf auth login`, or $HF_TOKEN.
 
 from typing import Any
 
-from slurmft.cli.parser import Parser, add_run
+from slurmft.cli.parser import Parser
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.terminal import unprotected
 from slurmft.runs.rundir import RunDir
@@ -21,8 +21,7 @@ FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "README.md")
 
 
 def parser() -> Parser:
-    command = Parser("slurmft push", __doc__)
-    add_run(command)
+    command = Parser("slurmft push", __doc__).add_run()
     command.add_argument("repo", help="repository on the hub: NAME, or USER/NAME; made if absent")
     command.add_argument("--public", action="store_true", help="everybody may see it")
     return command
@@ -63,17 +62,15 @@ def push(run: RunDir, repo: str, public: bool) -> str:
         model_card.write(run, result)
     api: Any = HfApi()
     try:
-        created = api.create_repo(repo, private=not public, exist_ok=True)
-        if not public and api.repo_info(created.repo_id).private is False:
-            raise UsageError(
-                f"the repository {created.repo_id} is public", "give another one, or add --public"
-            )
-        message = f"Model of {run.path.name}"
+        name = api.create_repo(repo, private=not public, exist_ok=True).repo_id
+        if not public and api.repo_info(name).private is False:
+            hint = "give another one, or add --public"
+            raise UsageError(f"the repository {name} is public", hint)
         with unprotected():  # for its progress bars
             found = api.upload_folder(
-                repo_id=created.repo_id,
+                repo_id=name,
                 folder_path=str(run.model),
-                commit_message=message,
+                commit_message=f"Model of {run.path.name}",
                 allow_patterns=list(FILES),
             )
     except (OSError, ValueError) as error:  # the library's HTTP errors are OSErrors

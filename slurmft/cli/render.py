@@ -14,7 +14,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from slurmft.cli.parser import Parser, Part, add_options, given, run_part
+from slurmft.cli.parser import Parser, Part, given, run_part
 from slurmft.cluster import kubernetes, own_program
 from slurmft.cluster.submit import provenance
 from slurmft.core.config import JobConfig, RunConfig, build, options
@@ -38,8 +38,7 @@ _OF_PROGRAMS = FLAGS.keys() - {"env", "accelerate_config", "snapshot", "snapshot
 
 def kubernetes_parser() -> Parser:
     command = Parser("slurmft render kubernetes", __doc__)
-    group = command.add_argument_group("the cluster")
-    add = group.add_argument
+    add = command.add_argument_group("the cluster").add_argument
     add("--kind", choices=kubernetes.KINDS, default="pytorchjob", help="(default: pytorchjob)")
     add("--name", help="name of the job and of its run directory (default: slurmft-TASK)")
     add("--namespace", default="default", metavar="NAME", help="(default: default)")
@@ -53,40 +52,20 @@ def kubernetes_parser() -> Parser:
     add("--node-selector", action="append", default=[], metavar="KEY=VALUE", help="repeatable")
     add("--secret", metavar="NAME", help="Secret whose keys become variables, such as HF_TOKEN")
     add("--output", type=Path, metavar="DIR", help="write files instead of printing")
-    add_options(command, TrainConfig, "what to train")
-    add_options(command, OwnProgram, "or a program of your own, after --", _OF_PROGRAMS)
-    add_options(command, JobConfig, "how to run it", _ON_PODS)
-    return command
+    command.add_options(TrainConfig, "what to train")
+    command.add_options(OwnProgram, "or a program of your own, after --", _OF_PROGRAMS)
+    return command.add_options(JobConfig, "how to run it", _ON_PODS)
 
 
-def kubernetes_files(
-    arguments: argparse.Namespace, program: list[str], argv: list[str]
-) -> dict[str, str]:
-    """The manifest and the Dockerfile: file name -> text.
-
-    Args:
-        program: a program of the user's own, and its arguments; empty: a training.
-
-    Raises:
-        UsageError: a value that cannot be right.
-    """
-    flags = given(arguments, [*options(TrainConfig), *FLAGS, *_ON_PODS])
-    config = configure_pods(flags, program, ["kubernetes", *argv])
-    fields = {f.name for f in dataclasses.fields(kubernetes.Cluster)}
-    values = {k: v for k, v in vars(arguments).items() if k in fields}
+def configure_cluster(arguments: argparse.Namespace, config: RunConfig) -> kubernetes.Cluster:
+    """What the flags say of the cluster."""
+    values = given(arguments, [field.name for field in dataclasses.fields(kubernetes.Cluster)])
     values["name"] = arguments.name or kubernetes.dns_name(f"slurmft-{config.program.name}")
-    values["node_selector"] = tuple(arguments.node_selector)
     cluster = kubernetes.Cluster(**values)
     if not 1 <= (cluster.min_nodes or 1) <= config.job.nodes:
-        raise UsageError(
-            f"--min-nodes {cluster.min_nodes} of --nodes {config.job.nodes}", "from 1 to --nodes"
-        )
-    lines = kubernetes.commands(arguments.kind, cluster, arguments.output)
-    comments = "".join(f"# {line}\n" for line in lines)
-    return {
-        f"{cluster.name}.yaml": comments + kubernetes.manifest(arguments.kind, config, cluster),
-        "Dockerfile": kubernetes.dockerfile(),
-    }
+        what = f"--min-nodes {cluster.min_nodes} of --nodes {config.job.nodes}"
+        raise UsageError(what, "from 1 to --nodes")
+    return cluster
 
 
 def configure_pods(flags: dict[str, Any], words: list[str], argv: list[str]) -> RunConfig:
@@ -107,20 +86,22 @@ def kubernetes_main(argv: list[str]) -> int:
     """`slurmft render kubernetes`: prints the files, or writes them."""
     at = argv.index("--") if "--" in argv else len(argv)
     arguments = kubernetes_parser().parse(argv[:at])
-    files, output = kubernetes_files(arguments, argv[at + 1 :], argv), arguments.output
-    manifest = next(iter(files.values()))
+    flags = given(arguments, [*options(TrainConfig), *FLAGS, *_ON_PODS])
+    config = configure_pods(flags, argv[at + 1 :], ["kubernetes", *argv])
+    cluster, output = configure_cluster(arguments, config), arguments.output
+    commands = kubernetes.commands(arguments.kind, cluster, output)
+    manifest = "".join(f"# {line}\n" for line in commands)
+    manifest += kubernetes.manifest(arguments.kind, config, cluster)
     if output is None:
         image = ["--output DIR writes this and its Dockerfile, which is:"]
-        image += [*files["Dockerfile"].splitlines(), ""]
+        image += [*kubernetes.dockerfile().splitlines(), ""]
         print("".join(f"# {line}\n" for line in image) + manifest.rstrip())
         return Exit.OK
     output.mkdir(parents=True, exist_ok=True)
+    files = {f"{cluster.name}.yaml": manifest, "Dockerfile": kubernetes.dockerfile()}
     for name, content in files.items():
         (output / name).write_text(content, encoding="utf-8")
-    print(f"written to {output}: {', '.join(files)}")
-    for line in manifest.splitlines():
-        if line.startswith("# "):
-            print(line.removeprefix("# "))
+    print("\n".join([f"written to {output}: {', '.join(files)}", *commands]))
     return Exit.OK
 
 

@@ -32,10 +32,9 @@ def main(argv: list[str]) -> int:
         arguments.paths, arguments.published, arguments.title, arguments.peak_tflop_per_s
     )
     if arguments.output is not None:
-        written = write_report(
-            arguments.output, sections, problems, arguments.title, arguments.paths
-        )
-        print(f"written to {arguments.output}: {written[-1]} and {len(written) - 1} other files")
+        output, title = arguments.output, arguments.title
+        written = write_report(output, sections, problems, title, arguments.paths)
+        print(f"written to {output}: {written[-1]} and {len(written) - 1} other files")
         if not plots.is_available():
             print(f"without plots: {plots.HINT}", file=sys.stderr)
     if form is not None or arguments.output is None:
@@ -47,20 +46,16 @@ def main(argv: list[str]) -> int:
 def parser() -> Parser:
     made = Parser("slurmft report", __doc__)
     add = made.add_argument
-    paths = (
-        "runs (paths or names, as `last`), folders of runs at any depth, files of published tables "
-        "(.json)"
-    )
+    paths = "runs (paths or names, as `last`), folders of runs at any depth, files of published "
+    paths += "tables (.json)"
     add("paths", nargs="+", type=Path, metavar="RUN|DIR|FILE", help=paths)
     add("--output", type=Path, metavar="FOLDER", help="write all files to this folder")
     printed = "what to print (default: text; with --output only the names of the files)"
     add("--format", default=None, metavar="|".join(FORMATS), help=printed)
     beside = "published tables to compare with; repeatable (default: what the study names)"
     add("--published", type=Path, action="append", default=[], metavar="FILE", help=beside)
-    peak = (
-        "what a device computes at most, as `slurmft doctor` measures its matmuls: tables have the "
-        "model FLOPs utilisation then"
-    )
+    peak = "what a device computes at most, as `slurmft doctor` measures its matmuls: tables have "
+    peak += "the model FLOPs utilisation then"
     add("--peak-tflop-per-s", type=above_zero, metavar="X", help=peak)
     add("--title", default="", metavar="TEXT", help="of the page, its tables and studies")
     return made

@@ -10,21 +10,18 @@ from typing import Any
 
 from slurmft.cli import next_commands
 from slurmft.cli.follow import follow
-from slurmft.cli.parser import Parser, add_follow, add_options, add_run, given
+from slurmft.cli.parser import Parser, given, print_json
 from slurmft.cluster.submit import provenance, resume, show_resume
 from slurmft.core.config import JobConfig, options
 from slurmft.core.errors import Exit
-from slurmft.core.files import to_json
 
 _WHERE = options(JobConfig).keys() - {"runs_dir", "name"}  # a run stays what and where it is
 
 
 def parser() -> Parser:
-    command = Parser("slurmft resume", __doc__)
-    add_run(command)
-    add_follow(command, "print run, job and checkpoint as JSON")
-    add_options(command, JobConfig, "where to run it (default: as before)", _WHERE)
-    return command
+    command = Parser("slurmft resume", __doc__).add_run()
+    command.add_follow("print run, job and checkpoint as JSON")
+    return command.add_options(JobConfig, "where to run it (default: as before)", _WHERE)
 
 
 def main(argv: list[str]) -> int:
@@ -33,15 +30,14 @@ def main(argv: list[str]) -> int:
     newest = run.newest_checkpoint()
     place = newest or "the beginning: there is no checkpoint"
     facts: dict[str, Any] = {"run": str(run.path), "job": None, "checkpoint": newest}
-    if arguments.dry_run:
-        shown = to_json(facts, indent=2) if arguments.json else show_resume(run, flags)
-        print(shown if arguments.json else f"# would resume from {place}\n\n{shown}")
-        return Exit.OK
-    job_id = resume(run, flags, provenance("resume", argv))
+    if not arguments.dry_run:
+        facts["job"] = resume(run, flags, provenance("resume", argv))
     if arguments.json:
-        print(to_json(facts | {"job": job_id}, indent=2))
+        return print_json(facts)
+    if arguments.dry_run:
+        print(f"# would resume from {place}\n\n{show_resume(run, flags)}")
         return Exit.OK
-    print(f"job {job_id} submitted; the run resumes from {place}", flush=True)
+    print(f"job {facts['job']} submitted; the run resumes from {place}", flush=True)
     print(f"run directory: {run.path}", flush=True)
     if arguments.follow:
         return follow(run, only_new=True)

@@ -18,14 +18,11 @@ How its stop, end and checkpoints are read: docs/your-own-program.md
 import os
 
 from slurmft.cli import submit_or_show
-from slurmft.cli.parser import Parser, add_follow, add_options, given
+from slurmft.cli.parser import Parser, given
 from slurmft.core.config import JobConfig, options
 from slurmft.core.errors import UsageError
 from slurmft.core.own_program import FLAGS, OwnProgram
 from slurmft.core.site import OPTIONS_OF_ON, site_file
-
-_EXAMPLE = "slurmft run --nodes 4 -- train.py --epochs 3"
-
 
 USUAL = (
     "env", "per", "integrate", "stop_signal", "checkpoint_dir", "resume_args", "finished_file",
@@ -37,11 +34,9 @@ USUAL = (
 
 def parser() -> Parser:
     """The command line of `slurmft run`, up to `--`."""
-    command = Parser("slurmft run", __doc__)
-    add_follow(command)
-    add_options(command, OwnProgram, "the program", FLAGS)
-    add_options(command, JobConfig, "where to run it")
-    command.show_usual(*USUAL)
+    command = Parser("slurmft run", __doc__).add_follow()
+    command.add_options(OwnProgram, "the program", FLAGS)
+    command.add_options(JobConfig, "where to run it").show_usual(*USUAL)
     command.usage = "%(prog)s [FLAG ...] -- PROGRAM [ARGUMENT ...]"
     return command
 
@@ -53,7 +48,7 @@ def main(argv: list[str]) -> int:
     words = argv[at + 1 :]
     if not words:
         problem = "no program after --" if at < len(argv) else "no -- before the program"
-        raise UsageError(problem, _EXAMPLE)
+        raise UsageError(problem, "slurmft run --nodes 4 -- train.py --epochs 3")
     from slurmft.cluster import own_program  # not above: --help need not wait for it
 
     known = options(JobConfig) | FLAGS

@@ -12,12 +12,12 @@ from datetime import datetime
 from typing import Any
 
 from slurmft.cli import next_commands
-from slurmft.cli.parser import Parser, add_run
+from slurmft.cli.parser import Parser, print_json
 from slurmft.cluster import cost
 from slurmft.cluster.status import note, run_facts
 from slurmft.core import fingerprint
 from slurmft.core.errors import Exit
-from slurmft.core.files import fits, to_json
+from slurmft.core.files import fits
 from slurmft.core.text import ago, brief, clock, duration, hanging, in_bytes, number, some
 from slurmft.runs import resolve
 from slurmft.runs.progress import metrics_words, result_table
@@ -32,15 +32,15 @@ _WARNINGS_SHOWN = 5
 
 def text(facts: dict[str, Any]) -> str:
     """A run in full, as lines."""
-    named = (facts["task"], facts["data"], facts["model"], f"{facts['nodes']} node(s)")
-    what = filter(None, named)
+    what = (facts["task"], facts["data"], facts["model"], f"{facts['nodes']} node(s)")
+    changed = facts["changed"]
     rows = [
         ("state", state_words(facts)),
-        ("what", ", ".join(what)),
+        ("what", ", ".join(filter(None, what))),
         ("code", _code(facts["submission"].get("snapshot"))),
         ("where", _where(facts)),
         ("submitted", _submitted(facts)),
-        ("changed", _changed(facts["changed"])),
+        ("changed", f"since submission: {fingerprint.words(changed)}" if changed else ""),
         ("progress", progress_words(facts)),
         ("speed", _speed(facts)),
         ("metrics", metrics_words(facts["metrics"])),
@@ -120,10 +120,6 @@ def _submitted(facts: dict[str, Any]) -> str:
     return ""
 
 
-def _changed(changed: dict[str, str]) -> str:
-    return f"since submission: {fingerprint.words(changed)}" if changed else ""
-
-
 def _checkpoints(found: list[dict[str, Any]]) -> str:
     if not found:
         return ""
@@ -133,13 +129,13 @@ def _checkpoints(found: list[dict[str, Any]]) -> str:
 
 
 def _history(history: list[dict[str, Any]]) -> list[str]:
-    lines = []
-    for each in history[-_HISTORY_SHOWN:]:
+    lines, shown = [], history[-_HISTORY_SHOWN:]
+    for each in shown:
         code = f" (exit code {each['exit_code']})" if each.get("exit_code") else ""
         reason = f": {brief(each['reason'])}" if each.get("reason") else ""
         lines.append(f"{clock(each['time'])}  {each['state']}{reason}{code}")
-    more = len(history) - len(lines)
-    return _section("history" + (f" ({more} before)" if more else ""), lines)
+    more = f" ({len(history) - len(shown)} before)" if len(history) > len(shown) else ""
+    return _section(f"history{more}", lines)
 
 
 def _section(title: str, lines: list[str]) -> list[str]:
@@ -156,18 +152,14 @@ def next_of(state: str) -> tuple[str, ...]:
 
 
 def parser() -> Parser:
-    command = Parser("slurmft status", __doc__)
-    add_run(command, default=resolve.LAST)
-    command.add_argument("--json", action="store_true", help="all that is known, as JSON")
-    return command
+    return Parser("slurmft status", __doc__).add_run(default=resolve.LAST).add_json()
 
 
 def main(argv: list[str]) -> int:
     arguments, run = parser().parse_run(argv)
     facts = run_facts(run)
     if arguments.json:
-        print(to_json(facts, indent=2))
-    else:
-        print(text(facts))
-        print(next_commands(run.path, next_of(facts["state"])))
+        return print_json(facts)
+    print(text(facts))
+    print(next_commands(run.path, next_of(facts["state"])))
     return Exit.OK

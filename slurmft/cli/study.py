@@ -39,33 +39,23 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurmft.cli import next_lines, pasted, typed
-from slurmft.cli.parser import Parser, Part, add_options, confirmed, given, run_part
+from slurmft.cli import command, next_lines, pasted
+from slurmft.cli.parser import Parser, Part, confirmed, given, print_json, run_part
 from slurmft.cluster import status as cluster_status
 from slurmft.cluster.slurm import job_array
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.cluster.status import RunStatus
 from slurmft.core.config import JobConfig, options
 from slurmft.core.errors import Exit, UsageError
-from slurmft.core.files import to_json
 from slurmft.core.text import aligned, duration, shown
 from slurmft.runs.rundir import RunDir
-from slurmft.runs.scan import MeasuredRun
 from slurmft.studies import folder as study_folder
 from slurmft.studies import runner, spec
-from slurmft.studies.folder import (
-    STATES,
-    Repeat,
-    StudyStatus,
-    find_runs,
-    last_step,
-    status_json,
-    study_status,
-)
+from slurmft.studies.folder import STATES, Repeat, StudyStatus, study_status
 from slurmft.studies.report.measures import group_by_study, measures_of, rows_of
 from slurmft.studies.runner import Submission
 from slurmft.studies.spec import Study
@@ -76,23 +66,23 @@ ASK_ABOVE = 1000
 
 
 def run_parser() -> Parser:
-    parser = Parser("slurmft study run", run_main.__doc__)
-    parser.epilog = __doc__[__doc__.index("a study file:") :]
-    _add_study(parser)
+    parser = _parser("run", run_main)
+    parser.more = __doc__[__doc__.index("a study file:") :]
     add = parser.add_argument
     add("--dry-run", action="store_true", help="show cells and jobs; submit nothing")
     yes = f"submit more than {ASK_ABOVE:,} runs, and count runs with other settings as the same"
     add("--yes", action="store_true", help=yes)
-    add_options(parser, TrainConfig, "what to train")
-    of_studies = {"runs_dir", "name"}
-    add_options(parser, JobConfig, "where to run it", set(options(JobConfig)) - of_studies)
-    return parser
+    where = options(JobConfig).keys() - {"runs_dir", "name"}  # which are the study's
+    parser.add_options(TrainConfig, "what to train")
+    return parser.add_options(JobConfig, "where to run it", where)
 
 
-def _add_study(parser: Parser) -> None:
+def _parser(part: str, main: Callable[[list[str]], int]) -> Parser:
+    parser = Parser(f"slurmft study {part}", main.__doc__)
     parser.add_argument("study", help="study file, or the folder of a study")
     place = "folder of the studies' folders, shared by all nodes (default: studies)"
     parser.add_argument("--studies-dir", default="studies", metavar="DIR", help=place)
+    return parser
 
 
 def _read_study(arguments: argparse.Namespace) -> tuple[Study, Path]:
@@ -148,7 +138,12 @@ def _submit(todo: Submission) -> int:
     else:
         print(repeats_table(todo, runner.submit_arrays(todo, due) if due else {}))
     for repeat in given_up:
-        print(given_up_text(repeat, todo.study))
+        assert repeat.best is not None
+        print(
+            f"given up after {repeat.failures} failed run(s): {spec.label(repeat.cell)}, repeat "
+            f"{repeat.number}: {shown(repeat.best.reason)}\n  look into {repeat.best.run.path}, "
+            f"or raise retries = {todo.study.retries} in the study file"
+        )
     print(f"study folder: {todo.folder}")
     print(next_commands(todo, status))
     return code
@@ -162,42 +157,32 @@ def _run_here(todo: Submission, due: Sequence[Repeat]) -> int:
         runner.wait_for_end(RunDir(each.run.path))
     for number, repeat in enumerate(due, start=1):
         what = f"{number}/{len(due)} {spec.label(repeat.cell)}, repeat {repeat.number}"
-        state = _run_one(todo, repeat, what)
-        if state == "cancelled":
+        start = time.monotonic()
+        print(f"{what}: begins", flush=True)
+        try:
+            run = runner.run_one(todo, repeat)
+        except KeyboardInterrupt:
+            cell, again = spec.label(repeat.cell), command("study", "run", *todo.argv)
+            print(f"\ninterrupted: the run of {cell} was removed, finished ones stay. ", end="")
+            print(f"To continue: {again}")
+            raise
+        state = run.get_state()
+        if state["state"] == "finished":
+            print(f"{what}: finished in {duration(time.monotonic() - start)}")
+            continue
+        print(f"{what}: {state['state']}: {state['reason']}\n  look into {run.path}")
+        if state["state"] == "cancelled":
             print("cancelled by another command: no further runs")
             return Exit.CANCELLED
-        code = code if state == "finished" else Exit.FAILED
+        code = Exit.FAILED
     return code
-
-
-def _run_one(todo: Submission, repeat: Repeat, what: str) -> str:
-    """Runs one repeat; returns its state."""
-    start = time.monotonic()
-    print(f"{what}: begins", flush=True)
-    try:
-        run = runner.run_one(todo, repeat)
-    except KeyboardInterrupt:
-        print(
-            f"\ninterrupted: the run of {spec.label(repeat.cell)} was removed, finished ones stay. "
-            f"To continue: {shlex.join(['slurmft', 'study', 'run', *todo.argv])}"
-        )
-        raise
-    state = run.get_state()
-    if state["state"] == "finished":
-        print(f"{what}: finished in {duration(time.monotonic() - start)}")
-    else:
-        print(f"{what}: {state['state']}: {state['reason']}\n  look into {run.path}")
-    return str(state["state"])
 
 
 # --- study status, study cancel -------------------------------------------------------------------
 
 
 def status_parser() -> Parser:
-    parser = Parser("slurmft study status", status_main.__doc__)
-    _add_study(parser)
-    parser.add_argument("--json", action="store_true", help="all that is known, as JSON")
-    return parser
+    return _parser("status", status_main).add_json()
 
 
 def status_main(argv: list[str]) -> int:
@@ -207,8 +192,7 @@ def status_main(argv: list[str]) -> int:
     study, folder = _read_study(arguments)
     status = study_status(study, folder)
     if arguments.json:
-        print(to_json(status_json(study, folder, status), indent=2))
-        return Exit.OK
+        return print_json(study_folder.status_json(study, folder, status))
     _warn(warnings(status))
     totals = (f"{count} {state}" for state in STATES if (count := status.count(state)))
     print(f"{study.title} ({folder})")
@@ -219,9 +203,7 @@ def status_main(argv: list[str]) -> int:
 
 
 def cancel_parser() -> Parser:
-    parser = Parser("slurmft study cancel", cancel_main.__doc__)
-    _add_study(parser)
-    return parser
+    return _parser("cancel", cancel_main)
 
 
 def cancel_main(argv: list[str]) -> int:
@@ -244,7 +226,7 @@ def cancel_main(argv: list[str]) -> int:
 
 def _alive_runs(folder: Path) -> list[RunStatus]:
     """The runs of a study that wait or run; warns of what cannot be read."""
-    runs, problems = find_runs(folder)
+    runs, problems = study_folder.find_runs(folder)
     _warn([f"warning: {p}; its job, if it has one, is not cancelled" for p in problems])
     unfinished = (run for run in runs if not run.is_finished)
     return [t for t in cluster_status.run_statuses(unfinished) if t.is_alive]
@@ -310,7 +292,7 @@ def _note(repeats: list[Repeat]) -> str:
         for repeat in repeats:
             if repeat.best is None or repeat.state != state:
                 continue
-            if steps := last_step(repeat):
+            if steps := study_folder.last_step(repeat):
                 return f"step {steps[0]}/{steps[1]}"
             if repeat.best.reason:
                 return shown(repeat.best.reason)
@@ -320,50 +302,37 @@ def _note(repeats: list[Repeat]) -> str:
 def repeats_table(
     todo: Submission, jobs: Mapping[tuple[str, int], str], word: str = "submitted"
 ) -> str:
-    """A line for every cell: the states of its repeats.
+    """A line for every cell: the states of its repeats. `jobs`: key of a repeat that was submitted
+    -> its job, or ""; `word`: the state of those."""
 
-    Args:
-        todo: the submission.
-        jobs: key of a repeat that was submitted -> its job; "" if it has none yet.
-        word: the state of those.
-    """
+    def state(repeat: Repeat) -> str:
+        return word if repeat.key in jobs else "given up" if todo.given_up(repeat) else repeat.state
+
     rows = [[*todo.study.varied, "repeats"]]
     for cell, repeats in todo.status.by_cell():
-        states = Counter(word if r.key in jobs else _state(todo, r) for r in repeats)
+        states = Counter(map(state, repeats))
         ids = ", ".join(filter(None, (jobs.get(r.key) for r in repeats)))
         text = ", ".join(f"{count} {state}" for state, count in states.items())
         rows.append([*map(str, cell.values()), text + (f" ({ids})" if ids else "")])
     return "\n".join(aligned(rows))
 
 
-def _state(todo: Submission, repeat: Repeat) -> str:
-    return "given up" if todo.given_up(repeat) else repeat.state
-
-
 def warnings(status: StudyStatus) -> list[str]:
     """What is in the folder and does not count."""
-    lines = [f"warning: {problem}; left out" for problem in status.problems]
-    groups: dict[str, list[MeasuredRun]] = {}
+    groups: dict[str, list[Path]] = {}
     for run in (other.run for other in status.others):
         found = run.study or {}
         cell = found.get("cell")
         words = spec.label(cell) if isinstance(cell, dict) else "no cell"
-        groups.setdefault(f"{words}, repeat {found.get('repeat', '-')}", []).append(run)
-    for words, runs in groups.items():
-        lines.append(
-            f"warning: {len(runs)} run(s) that the study does not have ({words}), such as "
-            f"{runs[0].path}; left out"
-        )
-    return lines
-
-
-def given_up_text(repeat: Repeat, study: Study) -> str:
-    assert repeat.best is not None
-    return (
-        f"given up after {repeat.failures} failed run(s): {spec.label(repeat.cell)}, repeat "
-        f"{repeat.number}: {shown(repeat.best.reason)}\n"
-        f"  look into {repeat.best.run.path}, or raise retries = {study.retries} in the study file"
-    )
+        groups.setdefault(f"{words}, repeat {found.get('repeat', '-')}", []).append(run.path)
+    lines = [
+        *status.problems,
+        *(
+            f"{len(paths)} run(s) that the study does not have ({words}), such as {paths[0]}"
+            for words, paths in groups.items()
+        ),
+    ]
+    return [f"warning: {line}; left out" for line in lines]
 
 
 # --- a dry run ------------------------------------------------------------------------------------
@@ -385,21 +354,20 @@ def dry_run(todo: Submission) -> str:
 def _dry_arrays(todo: Submission, due: Sequence[Repeat]) -> list[str]:
     """A line for every array, and the scripts of the first one."""
     groups, lines = runner.by_request(todo, due), []
-    at_most, folder = todo.study.at_most, todo.folder / "arrays"
-    first_after = after = runner.live_jobs(todo.status.alive())
+    at_most, first_after = todo.study.at_most, runner.live_jobs(todo.status.alive())
+    after = ", ".join(first_after)
     for number, group in enumerate(groups, start=1):
-        waits = f", after {', '.join(after)}" if after else ""
+        waits = f", after {after}" if after else ""
         cells = "; ".join(spec.label(r.cell) for r in group)
         lines.append(
             f"# array {number}: repeat {group[0].number}, {len(group)} run(s), at most "
             f"{at_most} at a time{waits}: {shown(cells, 100)}"
         )
-        after = [f"array {number}"]
+        after = f"array {number}"
     config = todo.configs[groups[0][0].key]
-    runs = [
-        RunDir(Path(config.job.runs_dir) / f"{config.program.name}-<time>-c{n}-r1-<random>")
-        for n in range(1, len(groups[0]) + 1)
-    ]
+    name = Path(config.job.runs_dir) / f"{config.program.name}-<time>"
+    runs = [RunDir(Path(f"{name}-c{n}-r1-<random>")) for n in range(1, len(groups[0]) + 1)]
+    folder = todo.folder / "arrays"
     options = job_array.array_options(config, len(runs), at_most, first_after, folder)
     lines += ["", "# sbatch script of array 1", job_array.script_text(options, runs)]
     return [*lines, "# script of its first run", inside_text(config, runs[0], job_array.JOB)]
@@ -410,18 +378,15 @@ def _dry_arrays(todo: Submission, due: Sequence[Repeat]) -> list[str]:
 
 def next_commands(todo: Submission, status: StudyStatus) -> str:
     """The commands that a user types after `study run`."""
-    folder = pasted(todo.folder)
-    again = shlex.join([*typed(), "study", "run", *todo.argv])
-    report = _report_command(todo.folder), "tables, plots, a page"
-    finished = status.count("finished")
-    if finished == len(status.repeats):
-        return next_lines([report])
+    folder, finished = pasted(todo.folder), status.count("finished")
     lines = [
-        (shlex.join([*typed(), "study", "status", folder]), "its progress"),
-        (shlex.join([*typed(), "study", "cancel", folder]), "end all its jobs"),
-        (again, "submit again what failed"),
+        (command("study", "status", folder), "its progress"),
+        (command("study", "cancel", folder), "end all its jobs"),
+        (command("study", "run", *todo.argv), "submit again what failed"),
     ]
-    return next_lines([*lines, *([report] if finished else [])])
+    lines = [] if finished == len(status.repeats) else lines
+    report = (_report_command(todo.folder), "tables, plots, a page")
+    return next_lines([*lines, report] if finished else lines)
 
 
 def next_command(study: Study, folder: Path, status: StudyStatus) -> str:
@@ -434,8 +399,7 @@ def next_command(study: Study, folder: Path, status: StudyStatus) -> str:
     if not status.count("missing") and not status.count("failed"):
         alive = [t for t in status.tries() if t.is_alive]
         newest = min(alive, key=lambda t: t.outcome != "running").run.path
-        look = shlex.join([*typed(), "follow", pasted(newest)])
-        return f"Next: wait; or look: {look}{so_far}"
+        return f"Next: wait; or look: {command('follow', pasted(newest))}{so_far}"
     submissions = [t.run.config["submission"] for t in status.tries()]
     last: dict[str, Any] = max(submissions, key=lambda s: str(s.get("time")), default={})
     again = last.get("command") or shlex.join(["slurmft", "study", "run", str(study.path)])
@@ -443,6 +407,4 @@ def next_command(study: Study, folder: Path, status: StudyStatus) -> str:
 
 
 def _report_command(folder: Path) -> str:
-    """The command that writes a report to the study's folder."""
-    output = pasted(folder / "report")
-    return shlex.join([*typed(), "report", pasted(folder), "--output", output])
+    return command("report", pasted(folder), "--output", pasted(folder / "report"))

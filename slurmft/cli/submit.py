@@ -18,7 +18,7 @@ Defaults of your site go to ~/.config/slurmft/site.toml (or the file that $SLURM
 """
 
 from slurmft.cli import submit_or_show
-from slurmft.cli.parser import Parser, add_follow, add_options, given
+from slurmft.cli.parser import Parser, given
 from slurmft.core.config import JobConfig
 from slurmft.train.config import TrainConfig
 
@@ -31,12 +31,9 @@ USUAL = (
 
 
 def parser() -> Parser:
-    command = Parser("slurmft submit", __doc__)
-    add_follow(command)
-    add_options(command, TrainConfig, "what to train")
-    add_options(command, JobConfig, "where to run it")
-    command.show_usual(*USUAL)
-    return command
+    command = Parser("slurmft submit", __doc__).add_follow()
+    command.add_options(TrainConfig, "what to train").add_options(JobConfig, "where to run it")
+    return command.show_usual(*USUAL)
 
 
 def main(argv: list[str]) -> int:

@@ -23,7 +23,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from slurmft.cli.follow import follow, show_outcome
-from slurmft.cli.parser import Parser, add_run
+from slurmft.cli.parser import Parser
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.files import Shape, fits
 from slurmft.core.terminal import plain, raw
@@ -40,9 +40,7 @@ _SAMPLES = 64
 
 
 def parser() -> Parser:
-    command = Parser("slurmft watch", __doc__)
-    add_run(command)
-    return command
+    return Parser("slurmft watch", __doc__).add_run()
 
 
 def main(argv: list[str]) -> int:
@@ -117,10 +115,8 @@ def draw(points: Sequence[tuple[float, float]], width: int, levels: str) -> str:
     width = min(width, count)
     if not width:
         return ""
-    cells = [
-        statistics.fmean(values[i * count // width : (i + 1) * count // width])
-        for i in range(width)
-    ]
+    ends = [i * count // width for i in range(width + 1)]
+    cells = [statistics.fmean(values[begin:end]) for begin, end in itertools.pairwise(ends)]
     low, high = min(cells), max(cells)
     scale = (len(levels) - 1) / (high - low) if high > low else 0
     return "".join(levels[round((cell - low) * scale)] for cell in cells)
@@ -186,7 +182,6 @@ class RunView:
         yield from (*head, Text(), training, Text(), *self._rank_lines(room), *tail)
 
     def _training(self, options: ConsoleOptions) -> Table:
-        """Progress, speed, loss and metrics."""
         table, at = Table.grid("", "", padding=(0, 1)), self.step
         table.columns[0].style = "bold"
         if not at:

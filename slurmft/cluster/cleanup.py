@@ -95,7 +95,7 @@ def _asides(folder: Path) -> Iterator[Found]:
 def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
     """What of these kinds may be removed from a folder of runs. `older_s` is the least time without
     activity of a run that is removed as a whole, and without use of an entry of the token cache."""
-    made, problems = resolve.read_all(resolve.look(top))
+    made, problems = resolve.read_all(top)
     left_out = [resolve.problem_line(problems)] if problems else []
     found: list[Found] = []
     left = Counter[str]()

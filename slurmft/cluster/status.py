@@ -16,7 +16,6 @@ from slurmft.core.files import pick
 from slurmft.runs import records, resolve, shapes
 from slurmft.runs.disk_space import size_of
 from slurmft.runs.records import Latest
-from slurmft.runs.resolve import read_all
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 
@@ -238,7 +237,7 @@ def list_runs(
         runs_dir; runs: a list of what `summary` returns, oldest first; problems: a line for
         everything that could not be read.
     """
-    runs, problems = read_all(resolve.look(top))
+    runs, problems = resolve.read_all(top)
     runs = [run for run in runs if _has(run, having or {})]
     found = [s for s in run_statuses(runs) if not states or s.state in states]
     shown = found[-newest:] if newest else found

@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from slurmft.core.files import is_number, read_json
 from slurmft.core.own_program import OwnProgram
 from slurmft.core.text import some
 from slurmft.runs import notification
-from slurmft.runs.records import RecordWriter
+from slurmft.runs.records import warn
 from slurmft.runs.rundir import RunDir, current_attempt, failure_words
 
 
@@ -35,10 +36,8 @@ def check_turn(run: RunDir, job: str, restarts: int = 0) -> None:
     has led to. Two resumes may have been at once; a dead node may have delayed a start for an hour.
 
     A symbolic link is made by one process alone, and whole: on NFS, Lustre and GPFS, too, and where
-    they have no locks. Nothing is to be released after a kill.
-
-    Args:
-        restarts: how often Slurm had started the same job before.
+    they have no locks. Nothing is to be released after a kill. `restarts`: how often Slurm had
+    started the same job before.
 
     Raises:
         UsageError: another job, or a later start of this one, has the run; or it is over. The run
@@ -47,12 +46,12 @@ def check_turn(run: RunDir, job: str, restarts: int = 0) -> None:
     if (state := run.get_state()["state"]) in ("finished", "cancelled"):
         raise UsageError(f"the job {job} ends at once: the run {run.path} is {state}")
     owner, submission = job, run.submissions()
+    claim = run.claims / str(submission)
     with contextlib.suppress(OSError):  # a full disk does not end a run
         run.claims.mkdir(exist_ok=True)
-    with contextlib.suppress(OSError):
-        (run.claims / str(submission)).symlink_to(job)
-    with contextlib.suppress(OSError):
-        owner = os.readlink(run.claims / str(submission))
+        with contextlib.suppress(FileExistsError):
+            claim.symlink_to(job)
+        owner = os.readlink(claim)
     last = run.read_attempt() or {}
     has_begun = last.get("submission") == submission
     if owner != job or (has_begun and last.get("restarts", 0) > restarts):
@@ -99,7 +98,7 @@ def _tell_changes(run: RunDir, number: int) -> dict[str, str]:
         if new:
             text = f"changed since submission: {fingerprint.words(new)}"
             print(f"slurmft: {text}", file=sys.stderr, flush=True)
-            RecordWriter(run.records).write({"event": "warning", "text": text})
+            warn(run.records, text)
     return known | new
 
 
@@ -108,9 +107,8 @@ def _note_packages(run: RunDir, number: int) -> dict[str, str]:
     which of them the first attempt did not have so: name -> how they differ, in words."""
     config = run.load_config()
     own = OwnProgram.of(config.program)
-    if config.job.container is not None:  # those of an image are its own
-        return {}
-    if not (now := fingerprint.packages(own.python if own else sys.executable)):
+    is_image = config.job.container is not None  # its packages are its own
+    if is_image or not (now := fingerprint.packages(own.python if own else sys.executable)):
         return {}
     record = read_json(run.packages, {...: {...: str}}) or {}
     if now not in list(record.values())[-1:]:
@@ -141,9 +139,7 @@ def note_result(run: RunDir) -> None:
         found = read_json(path, dict) if (path := own.result()) else None
         metrics = {k: v for k, v in (found or {}).items() if is_number(v)}
         if not metrics:
-            text = f"--result-file {own.result_file!r}: no numbers were written there"
-            with contextlib.suppress(OSError):  # a full disk; the end of the run does not wait
-                RecordWriter(run.records).write({"event": "warning", "text": text})
+            warn(run.records, f"--result-file {own.result_file!r}: no numbers were written there")
     began = next((s["time"] for s in run.history() if s["state"] == "running"), time.time())
     result: dict[str, Any] = {"metrics": metrics, "primary_metric": next(iter(metrics), None)}
     result |= {"world_size": len(list(run.logs.glob("rank-*.log"))), "steps": None, "phases_s": {}}
@@ -154,10 +150,7 @@ def note_result(run: RunDir) -> None:
 
 def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
     """What becomes of a run, from the exit code of an attempt and the failures that it left.
-
-    Args:
-        restarts: how often Slurm has started this job again.
-    """
+    `restarts`: how often Slurm has started this job again."""
     failure = run.root_failure(current_attempt())
     if code == Exit.OK:
         return Outcome("finished", "", Exit.OK)
@@ -177,7 +170,9 @@ def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
     settings = run.load_config().job
     stalled = attempts_without_progress(run)
     if current_attempt() > run.attempt_number():  # a full disk took no record: Slurm has counted
-        stalled += max(0, restarts + 1 - _recorded_starts(run))
+        past = _since_submission(run)
+        recorded = sum(1 for s in past if s["state"] == "running" or s.get("avoided"))
+        stalled += max(0, restarts + 1 - recorded)
     if not settings.requeue:
         return Outcome("failed", f"{reason}; not requeued (--no-requeue)", Exit.STOPPED)
     if stalled > settings.max_requeues:
@@ -191,9 +186,13 @@ _PREFLIGHTS = 2
 
 def _failed_preflights(run: RunDir) -> set[int]:
     """The attempts of the last submission that ended in the preflight."""
-    states = itertools.takewhile(lambda s: s["state"] != "submitted", reversed(run.history()))
-    own = {s.get("attempt") for s in states}
+    own = {state.get("attempt") for state in _since_submission(run)}
     return {f["attempt"] for f in run.all_failures() if f.get("exclude")} & own
+
+
+def _since_submission(run: RunDir) -> Iterator[dict[str, Any]]:
+    """The states of a run since it was last submitted, the newest first."""
+    return itertools.takewhile(lambda s: s["state"] != "submitted", reversed(run.history()))
 
 
 def _reason(run: RunDir, code: int, failure: dict[str, Any] | None) -> str:
@@ -214,21 +213,9 @@ _KILLS = {number.value: number.name for number in signal.Signals}
 
 def attempts_without_progress(run: RunDir) -> int:
     """How many attempts in a row, the last one included, have left no new checkpoint."""
-    newest, count = run.newest_checkpoint(), 0
-    for state in reversed(run.history()):
-        if state["state"] == "submitted":
-            break
-        if state["state"] == "running":
-            if state.get("checkpoint") != newest:
-                break
-            count += 1
-    return count
-
-
-def _recorded_starts(run: RunDir) -> int:
-    """How many starts of its last job a run has on record."""
-    states = itertools.takewhile(lambda s: s["state"] != "submitted", reversed(run.history()))
-    return sum(1 for s in states if s["state"] == "running" or s.get("avoided"))
+    newest = run.newest_checkpoint()
+    starts = (s for s in _since_submission(run) if s["state"] == "running")
+    return len(list(itertools.takewhile(lambda s: s.get("checkpoint") == newest, starts)))
 
 
 def saved(run: RunDir) -> str:
@@ -259,9 +246,7 @@ def await_failure(run: RunDir, code: int) -> None:
     deadline = time.monotonic() + _FILE_LAG_S
     while code not in (Exit.OK, Exit.STOPPED):
         failure = run.root_failure(current_attempt())
-        if failure is not None and not failure["secondary"]:
-            return
-        if time.monotonic() > deadline:
+        if (failure and not failure["secondary"]) or time.monotonic() > deadline:
             return
         with contextlib.suppress(OSError):  # a change of its own makes NFS read the folder anew
             probe = run.failures / f".{os.getpid()}"

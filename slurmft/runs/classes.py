@@ -16,12 +16,11 @@ _SHAPE: Shape = {
 
 def of(result: Any) -> dict[str, dict[str, Any]]:
     """The classes of a result, name -> what it says; the worst first where they are many."""
-    found = result.get("classes") if isinstance(result, dict) else None
-    if not isinstance(found, dict) or not fits(found, _SHAPE):
+    found: Any = result.get("classes") if isinstance(result, dict) else None
+    if not fits(found, _SHAPE):
         return {}
-    if len(found) <= SHOWN:
-        return dict(found)
-    return dict(sorted(found.items(), key=lambda item: float(item[1]["f1"])))
+    worst_first = sorted(found.items(), key=lambda item: float(item[1]["f1"]))
+    return dict(worst_first) if len(found) > SHOWN else dict(found)
 
 
 def lines(result: Any) -> list[str]:

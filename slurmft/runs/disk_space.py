@@ -1,5 +1,6 @@
 """What a full disk means to a run, in words: what is missing, and what could go."""
 
+import contextlib
 import errno
 import heapq
 import os
@@ -47,23 +48,17 @@ def largest(run: RunDir, count: int = 3) -> list[tuple[int, Path]]:
 
 
 def _is_own(path: Path, device: int) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         found = path.lstat()
-    except OSError:
-        return False
-    return found.st_uid == os.getuid() and found.st_dev == device
+        return found.st_uid == os.getuid() and found.st_dev == device
+    return False
 
 
 def size_of(path: Path) -> int:
     """Bytes of a file, or of all files in a folder."""
+    below = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
     total = 0
-    for folder, _, files in os.walk(path):
-        for name in files:
-            try:
-                total += os.lstat(os.path.join(folder, name)).st_size
-            except OSError:
-                continue
-    try:
-        return total if path.is_dir() else path.lstat().st_size
-    except OSError:  # somebody else has removed it
-        return total
+    for file in below if path.is_dir() else [path]:
+        with contextlib.suppress(OSError):  # somebody else has removed it
+            total += os.lstat(file).st_size
+    return total

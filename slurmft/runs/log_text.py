@@ -3,93 +3,64 @@
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from slurmft.core.errors import UsageError
 from slurmft.core.files import to_json
-from slurmft.core.terminal import plain
 from slurmft.core.text import some
 from slurmft.runs.logfiles import Choice, Line, Logs
 from slurmft.runs.rundir import RunDir
 
 
-def text_of(run: RunDir, choice: Choice, tail: int | None = None) -> str:
-    """The logs of a run up to now, as `slurmft logs` prints them; "" before anybody wrote.
+class LogText:
+    """The logs of a run as lines with their ends, for people, or as JSON for programs."""
 
-    Raises:
-        UsageError: a rank or an attempt that the run does not have; a negative tail.
-    """
-    check_choice(run, choice, tail)
-    logs = Logs(run, choice)
-    return plain("".join(until_now(Writer(False, logs.hosts()), run, logs, choice, tail)))
+    def __init__(
+        self, run: RunDir, choice: Choice, tail: int | None = None, as_json: bool = False
+    ) -> None:
+        """`tail`: how many lines there are at most of what is there now; None: all.
 
-
-def check_choice(run: RunDir, choice: Choice, tail: int | None) -> None:
-    """Raises UsageError for what the run cannot have."""
-    if tail is not None and tail < 0:
-        raise UsageError(f"--tail {tail} must be 0 or more")
-    ranks = run.read_environment()["ranks"]
-    for rank in choice.ranks:
-        if ranks and not 0 <= rank < len(ranks):
-            raise UsageError(f"--rank {rank}: the run has the ranks 0 to {len(ranks) - 1}")
-    newest = run.attempt_number()
-    if choice.attempt is not None and not 1 <= choice.attempt <= newest:
-        raise UsageError(f"--attempt {choice.attempt}: the job has started {newest} time(s)")
-
-
-def until_now(
-    writer: "Writer", run: RunDir, logs: Logs, choice: Choice, tail: int | None
-) -> Iterator[str]:
-    """What failed first, and then all lines that there are."""
-    if failure := first_failure(run, choice.attempt):
-        yield writer.failure(failure, secondary_failures(run, failure))
-    yield from writer.lines(last_lines(logs, choice, tail, whole=True))
-
-
-def last_lines(logs: Logs, choice: Choice, tail: int | None, whole: bool) -> Iterable[Line]:
-    """All lines, or the last ones: by reading no more of each file, if every line counts."""
-    if tail is None:
-        return logs.lines(whole)
-    every = choice.attempt is None and not choice.node
-    return deque(logs.lines(whole, tail if every else None), maxlen=tail)
-
-
-def first_failure(run: RunDir, attempt: int | None = None) -> dict[str, Any] | None:
-    """The failure that ended an attempt; the last one, if it is not given."""
-    return run.root_failure() if attempt is None else next(iter(run.failures_of(attempt)), None)
-
-
-def secondary_failures(run: RunDir, first: dict[str, Any]) -> list[str]:
-    """Who failed because of that: ranks that lost it, nodes whose ranks ended."""
-    after = dict.fromkeys(f["where"] for f in run.failures_of(first["attempt"]))
-    return [where for where in after if where != first["where"]]
-
-
-class Writer:
-    """Lines and failures as texts for people, or for programs."""
-
-    def __init__(self, as_json: bool, host_width: int) -> None:
-        self._json = as_json
-        self._host_width, self._label_width = host_width, len("rank 0")
+        Raises:
+            UsageError: a rank or an attempt that the run does not have; a negative tail.
+        """
+        _check(run, choice, tail)
+        self._run, self._choice, self._tail, self._json = run, choice, tail, as_json
+        self._logs = Logs(run, choice)
+        self._host_width, self._label_width = self._logs.host_width(), len("rank 0")
         self._day = ""
 
-    def failure(self, failure: dict[str, Any], after: list[str]) -> str:
-        """What failed first."""
-        if self._json:
-            return to_json({"event": "failure"} | failure | {"then": after}) + "\n"
-        step = f", after step {failure['step']}" if failure["step"] else ""
-        texts = [f"failed first: {failure['where']}, attempt {failure['attempt']}{step}"]
-        texts.append((failure["traceback"] or failure["message"]).rstrip())
-        if failure["hint"]:
-            texts.append(f"hint: {failure['hint']}")
-        if after:
-            texts.append(f"then: {some(after)}")
-        return "\n".join([*texts, "", ""])
+    def until_now(self) -> Iterator[str]:
+        """What failed first, and then all lines that there are; nothing before anybody wrote."""
+        attempt = self._choice.attempt
+        ended = [self._run.root_failure()] if attempt is None else self._run.failures_of(attempt)
+        if failure := next(iter(ended), None):
+            # Because of that, ranks that lost it have failed, and nodes whose ranks ended.
+            names = dict.fromkeys(f["where"] for f in self._run.failures_of(failure["attempt"]))
+            after = [name for name in names if name != failure["where"]]
+            if self._json:
+                yield to_json({"event": "failure"} | failure | {"then": after}) + "\n"
+            else:
+                step = f", after step {failure['step']}" if failure["step"] else ""
+                yield f"failed first: {failure['where']}, attempt {failure['attempt']}{step}\n"
+                yield (failure["traceback"] or failure["message"]).rstrip() + "\n"
+                yield f"hint: {failure['hint']}\n" if failure["hint"] else ""
+                yield f"then: {some(after)}\n\n" if after else "\n"
+        yield from self.last_lines(whole=True)
 
-    def lines(self, lines: Iterable[Line]) -> Iterator[str]:
-        """Each with its line end."""
-        for line in lines:
-            yield (self._as_json(line) if self._json else self._as_text(line)) + "\n"
+    def last_lines(self, whole: bool) -> Iterator[str]:
+        """The lines that there are, or the last ones: by reading no more of each file, if every
+        line counts. `whole`: a last line without its end counts, too."""
+        if self._tail is None:
+            return self.new_lines(whole)
+        every = self._choice.attempt is None and not self._choice.node
+        lines = self._logs.lines(whole, self._tail if every else None)
+        return self._written(deque(lines, maxlen=self._tail))
+
+    def new_lines(self, whole: bool = True) -> Iterator[str]:
+        """The lines that are new."""
+        return self._written(self._logs.lines(whole))
+
+    def _written(self, lines: Iterable[Line]) -> Iterator[str]:
+        return (f"{self._as_json(line) if self._json else self._as_text(line)}\n" for line in lines)
 
     def _as_json(self, line: Line) -> str:
         about = {"time": round(line.time, 3), "source": line.label, "host": line.host or None}
@@ -105,3 +76,16 @@ class Writer:
         who = f"{line.host:<{self._host_width}}  {line.label:<{self._label_width}}".lstrip()
         clock = f"{time.strftime('%H:%M:%S', at)}.{int(line.time % 1 * 1000):03d}"
         return f"{head}{clock}  {who} | {line.text}"
+
+
+def _check(run: RunDir, choice: Choice, tail: int | None) -> None:
+    """Raises UsageError for what the run cannot have."""
+    if tail is not None and tail < 0:
+        raise UsageError(f"--tail {tail} must be 0 or more")
+    ranks = run.read_environment()["ranks"]
+    for rank in choice.ranks:
+        if ranks and not 0 <= rank < len(ranks):
+            raise UsageError(f"--rank {rank}: the run has the ranks 0 to {len(ranks) - 1}")
+    newest = run.attempt_number()
+    if choice.attempt is not None and not 1 <= choice.attempt <= newest:
+        raise UsageError(f"--attempt {choice.attempt}: the job has started {newest} time(s)")

@@ -37,12 +37,8 @@ def split(line: str) -> tuple[float | None, str]:
 
 
 def foreign(line: str, year: int) -> float | None:
-    """The time that a library or Slurm has written into a line of its own, as local time here.
-
-    Args:
-        line: a line without a stamp.
-        year: of the log: PyTorch's C++ leaves it out.
-    """
+    """The time that a library or Slurm has written into a line of its own, as local time here; the
+    year is the log's, as PyTorch's C++ leaves it out."""
     text = line[:_WITHIN]
     with contextlib.suppress(ValueError):  # there is no 31 February
         if found := _GLOG.match(text):

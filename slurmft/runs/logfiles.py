@@ -80,7 +80,7 @@ class Logs:
         merged: Iterable[Line] = heapq.merge(*each)
         return filter(self._choice.has_line, merged)
 
-    def hosts(self) -> int:
+    def host_width(self) -> int:
         """The width of the widest host name known."""
         return max((len(file.place.host) for file in self._files.values()), default=0)
 
@@ -97,20 +97,14 @@ class _LogFile:
 
     def __init__(self, place: "_Place", source: int, starts: list[tuple[float, int]]) -> None:
         """`starts`: when each attempt began (Unix seconds) and its number, oldest first."""
-        self.place = place
-        self._starts = starts
+        self.place, self._starts = place, starts
         self._last = Line(-math.inf, source, "", place.label, place.host, 0)
-        self._offset = 0
-        self._inode = 0
+        self._offset = self._inode = 0
         self._trace = self._had_trace = False
 
     def lines(self, whole: bool = True, last: int | None = None) -> Iterator[Line]:
-        """The lines that are new, in an order of never falling times.
-
-        Args:
-            whole: a last line without its end counts, too.
-            last: leaves out all but so many of them.
-        """
+        """The lines that are new, in an order of never falling times; `last` leaves out all but so
+        many of them. `whole`: a last line without its end counts, too."""
         caught_up = self._offset > 0
         if last is not None:
             self._offset = self._start_of(last)
@@ -227,18 +221,18 @@ def _places(run: RunDir) -> list[_Place]:
     """The log files that a run has now: ranks first, then nodes, then the job's."""
     ranks = {rank["rank"]: rank for rank in run.read_environment()["ranks"]}
     hosts = {int(rank.get("node") or 0): str(rank.get("host", "")) for rank in ranks.values()}
-    found = [_place(path, ranks, hosts) for path in sorted(run.logs.glob("*.log"))]
-    found += [_place(path, ranks, hosts) for path in sorted(run.submitit.glob("*_log.*"))]
+    paths = [*run.logs.glob("*.log"), *run.submitit.glob("*_log.*")]
+    found = [_place(path, ranks, hosts) for path in paths]
     order = {"rank": 0, "node": 1, "task": 2}
     return sorted(found, key=lambda p: (order.get(p.label.split()[0], 3), p.path.name))
 
 
 def _place(path: Path, ranks: dict[Any, dict[str, Any]], hosts: dict[int, str]) -> _Place:
-    if found := re.fullmatch(r"(rank|node|task)-(\d+)\.log", path.name):
-        kind, number = found[1], int(found[2])
-        node = int(ranks.get(number, {}).get("node") or 0) if kind == "rank" else number
-        host = str(ranks.get(number, {}).get("host", "")) if kind == "rank" else hosts.get(node, "")
-        return _Place(path, f"{kind} {number}", node, host)
-    if found := re.fullmatch(r".+_(\d+)_log\.(out|err)", path.name):  # of Slurm's tasks
-        return _Place(path, f"task {int(found[1])}", int(found[1]), hosts.get(int(found[1]), ""))
-    return _Place(path, path.stem, None, "")
+    found = re.fullmatch(r"(rank|node|task)-(\d+)\.log|.+_(\d+)_log\.(?:out|err)", path.name)
+    if found is None:
+        return _Place(path, path.stem, None, "")
+    kind, number = found[1] or "task", int(found[2] or found[3])  # without a kind: Slurm's
+    if kind == "rank":
+        about = ranks.get(number, {})
+        return _Place(path, f"rank {number}", int(about.get("node") or 0), about.get("host", ""))
+    return _Place(path, f"{kind} {number}", number, hosts.get(number, ""))

@@ -16,7 +16,6 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from slurmft.core import process
 from slurmft.core.config import JobConfig
@@ -25,14 +24,13 @@ from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.core.filesystem import absolute
 from slurmft.core.text import duration
 from slurmft.runs.progress import metrics_words
-from slurmft.runs.records import RecordWriter, read
+from slurmft.runs.records import read, warn
 from slurmft.runs.rundir import FINAL_STATES, RunDir
 
 SEND_S = 15
 """What sending may take, all in all."""
 LATER_S = 20
 """How long the login side leaves it to the job itself."""
-_SENT = "sent"
 
 
 # --- what the user asks for -----------------------------------------------------------------------
@@ -59,11 +57,7 @@ def check(job: JobConfig) -> None:
 
 
 def _is_secret(url: str) -> bool:
-    """Whether a URL holds a secret, as far as apprise and its words tell.
-
-    Raises:
-        UsageError: it is no URL of apprise's.
-    """
+    """Whether a URL of apprise's holds a secret, as far as apprise and its words tell."""
     import apprise  # 0.2 s
 
     found = apprise.Apprise.instantiate(url)
@@ -77,15 +71,13 @@ def _is_secret(url: str) -> bool:
 
 
 def _urls(given: str) -> list[str]:
-    """The URLs that an option names: its own, or those of its file or variable.
-
-    Raises:
-        UsageError: there are none, or others can read the file.
-    """
+    """The URLs that an option names: its own, or those of its file, which nobody else can read, or
+    of its variable."""
     kind, _, name = given.partition(":")
-    if kind == "env":
-        text = os.environ.get(name, "")
-    elif kind == "file":
+    if kind not in ("env", "file"):
+        return [given]
+    text = os.environ.get(name, "")
+    if kind == "file":
         path = absolute(name)
         try:
             text, mode = path.read_text(encoding="utf-8"), path.stat().st_mode
@@ -95,8 +87,6 @@ def _urls(given: str) -> list[str]:
             raise UsageError(
                 f"--notify {given}: others can read the file", f"chmod 600 {shlex.quote(str(path))}"
             )
-    else:
-        return [given]
     lines = [line.strip() for line in text.splitlines()]
     if found := [line for line in lines if line and not line.startswith("#")]:
         return found
@@ -107,20 +97,14 @@ def _urls(given: str) -> list[str]:
 
 
 def start(run: RunDir, later: bool = False) -> "subprocess.Popen[bytes] | None":
-    """Starts to send what the last state of a run is worth; None: nothing, or nobody asks.
-
-    Args:
-        run: the run.
-        later: from the login side, which sends only what the job itself has not.
-    """
+    """Starts to send what the last state of a run is worth; None: nothing, or nobody asks. `later`:
+    from the login side, which sends only what the job itself has not."""
     with contextlib.suppress(SlurmftError, OSError, LookupError):
-        job, last = run.load_own_config().job, run.history()[-1]
-        if not (job.notify or job.notify_command) or last["state"] not in (
-            *FINAL_STATES, "requeued",
-        ):  # fmt: skip
-            return None
-        words = [str(run.path), str(len(run.history()) - 1), str(LATER_S * later)]
-        with open(os.devnull, "r+b") as nothing:
+        job, past = run.load_own_config().job, run.history()
+        is_news = past[-1]["state"] in (*FINAL_STATES, "requeued")
+        if is_news and (job.notify or job.notify_command):
+            words = [str(run.path), str(len(past) - 1), str(LATER_S * later)]
+            nothing = subprocess.DEVNULL
             return subprocess.Popen(
                 [sys.executable, "-m", __name__, *words],
                 stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True,
@@ -144,13 +128,13 @@ def message(run: RunDir, number: int) -> tuple[str, str] | None:
     """Title and text for an entry of a run's history; None: it is not worth a message."""
     past = run.history()
     entry = past[number]
-    state, reason = entry["state"], entry["reason"]
-    hangs = " hangs: " in reason
-    if state == "requeued" and not hangs and _has_progress(run, past[:number]):
-        return None
-    title = f"{run.path.name}: " + ("hang, requeued" if hangs and state == "requeued" else state)
-    if state == "requeued" and not hangs:
-        title += " without progress"
+    title, state, reason = entry["state"], entry["state"], entry["reason"]
+    if state == "requeued":
+        hangs = " hangs: " in reason
+        begun = [each.get("checkpoint") for each in past[:number] if each["state"] == "running"]
+        if not hangs and begun and begun[-1] != run.newest_checkpoint():
+            return None  # the attempt that ended has left a new checkpoint
+        title = "hang, requeued" if hangs else "requeued without progress"
     config, job = run.load_config(), run.read_job()
     result = run.read_result() if state == "finished" else None
     metrics = (result or {}).get("metrics") or read(run.path).metrics
@@ -168,16 +152,10 @@ def message(run: RunDir, number: int) -> tuple[str, str] | None:
         f"{len(starts)} attempt(s)",
         f"next: slurmft {_NEXT[state]} {shlex.quote(str(run.path))}",
     ]
-    return f"slurmft: {title}", "\n".join(filter(None, rows))
+    return f"slurmft: {run.path.name}: {title}", "\n".join(filter(None, rows))
 
 
 _NEXT = {"finished": "report", "failed": "logs", "cancelled": "resume", "requeued": "status"}
-
-
-def _has_progress(run: RunDir, past: list[dict[str, Any]]) -> bool:
-    """Whether the attempt that ended has left a new checkpoint."""
-    starts = [each for each in past if each["state"] == "running"]
-    return bool(starts) and starts[-1].get("checkpoint") != run.newest_checkpoint()
 
 
 def send(run: RunDir, number: int) -> None:
@@ -193,13 +171,11 @@ def send(run: RunDir, number: int) -> None:
     try:
         _send(run.load_own_config().job, run, *found)
         signal.alarm(0)
-        _mark(claim, _SENT)
+        claim.write_text("sent", encoding="utf-8")
     except Exception as error:  # of any library: the run must not know
         signal.alarm(0)
         claim.unlink(missing_ok=True)  # somebody else may have more luck
-        text = redact(f"no notification was sent: {one_line(error)}")
-        with contextlib.suppress(OSError):
-            RecordWriter(run.records).write({"event": "warning", "text": text})
+        warn(run.records, redact(f"no notification was sent: {one_line(error)}"))
 
 
 def _too_late(*_: object) -> None:
@@ -207,23 +183,17 @@ def _too_late(*_: object) -> None:
 
 
 def _claim(path: Path) -> bool:
-    """Whether it is for this process to send. A process that was killed has left its claim."""
+    """Whether it is for this process to send. One that was killed has left its claim, empty."""
     with contextlib.suppress(FileNotFoundError):
-        if os.readlink(path) != _SENT and time.time() - path.lstat().st_mtime > 2 * SEND_S:
+        about = path.stat()
+        if not about.st_size and time.time() - about.st_mtime > 2 * SEND_S:
             path.unlink()
     try:
         path.parent.mkdir(exist_ok=True)
-        path.symlink_to(f"{os.uname().nodename}-{os.getpid()}")
+        path.touch(exist_ok=False)
     except OSError:  # another process was first, or the run cannot be written
         return False
     return True
-
-
-def _mark(path: Path, words: str) -> None:
-    aside = path.with_name(f".{path.name}")
-    aside.unlink(missing_ok=True)
-    aside.symlink_to(words)
-    os.replace(aside, path)
 
 
 def _send(job: JobConfig, run: RunDir, title: str, text: str) -> None:
@@ -236,10 +206,10 @@ def _send(job: JobConfig, run: RunDir, title: str, text: str) -> None:
             if not (service.add(url) and service.notify(text, title)):
                 problems.append(f"{url.partition('://')[0]}:// did not take it")
     if job.notify_command:
-        state = {"SLURMFT_TITLE": title, "SLURMFT_RUN": str(run.path)}
+        env = os.environ | {"SLURMFT_TITLE": title, "SLURMFT_RUN": str(run.path)}
         command = ["bash", "-c", job.notify_command]
         done = subprocess.run(
-            command, input=f"{title}\n{text}\n", text=True, env=os.environ | state, check=False,
+            command, input=f"{title}\n{text}\n", text=True, env=env, check=False,
             capture_output=True, timeout=SEND_S,
         )  # fmt: skip
         if done.returncode:

@@ -33,11 +33,13 @@ class Progress:
         event = record.get("event")
         if event == "start":
             self.say(describe_start(record))
-            self._open_bar(int(record["total_steps"]), "train")
+            self._open_bar(int(record["total_steps"]))
         elif event == "step" and "samples_per_s" in record:
             self._show_step(record)
         elif event == "evaluate":
-            self._show_evaluate(record)
+            if self._bar is not None:
+                at = f"{record['done']:d}/{record['total']:d}"
+                self._bar.set_postfix_str(f"evaluating {at} samples")
         elif text := describe(record):
             self.say(text)
 
@@ -55,17 +57,17 @@ class Progress:
             self._bar.close()
             self._bar = None
 
-    def _open_bar(self, total: int, what: str) -> None:
-        if not self._live:
-            return
-        from tqdm import tqdm
+    def _open_bar(self, total: int) -> None:
+        if self._live:
+            from tqdm import tqdm
 
-        self.close()
-        self._bar = tqdm(total=total, desc=what, unit="step", file=raw(self._stream), leave=False)
+            self.close()
+            file = raw(self._stream)
+            self._bar = tqdm(total=total, desc="train", unit="step", file=file, leave=False)
 
     def _show_step(self, record: Record) -> None:
         if self._bar is None and self._live and record.get("total_steps"):  # of a user's program
-            self._open_bar(record["total_steps"], "train")
+            self._open_bar(record["total_steps"])
         if self._bar is not None:
             if "epoch" in record:
                 self._bar.set_description(f"epoch {record['epoch']:.2f}")
@@ -74,10 +76,6 @@ class Progress:
             self._bar.update(record["step"] - self._bar.n)
         elif not self._live:
             self.say(describe_step(record))
-
-    def _show_evaluate(self, record: Record) -> None:
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"evaluating {record['done']:d}/{record['total']:d} samples")
 
 
 _UNLIKE = (LookupError, TypeError, ValueError, ArithmeticError)
@@ -153,18 +151,15 @@ def describe_epoch(r: Record) -> str:
     return f"{when}: " + "  ".join(filter(None, [loss, metrics_words(r["metrics"])]))
 
 
-def describe_resume(r: Record) -> str:
-    changes = "".join(f"\n  changed: {change}" for change in r.get("changes", ()))
-    return f"resumes after step {r['step']} (from {r['checkpoint']}){changes}"
-
-
 _DESCRIBED: dict[str, Callable[[Record], str]] = {
     "epoch": describe_epoch,
     "early_stop": lambda r: (
         f"early stopping after step {r['step']}: {r['evaluations']} evaluation(s) without a better "
         f"{r['metric']}"
     ),
-    "resume": describe_resume,
+    "resume": lambda r: "\n  changed: ".join(
+        (f"resumes after step {r['step']} (from {r['checkpoint']})", *r.get("changes", ()))
+    ),
     "stopping": lambda r: f"stopping after step {r['step']}: {r['reason']}",
     "warning": lambda r: f"warning: {r['text']}",
     "preflight": lambda r: f"preflight: {r['text']}",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from slurmft.core.files import exists_now, is_number, to_json
+from slurmft.core.files import exists_now, pick, to_json
 from slurmft.runs import shapes
 from slurmft.runs.rundir import RunDir
 
@@ -36,6 +36,12 @@ class RecordWriter:
         with contextlib.suppress(OSError):
             while self._pending:
                 self._pending = self._pending[self._file.write(self._pending) :]
+
+
+def warn(path: Path, text: str) -> None:
+    """Adds a warning to a file of records; a full disk takes none, and stops nothing."""
+    with contextlib.suppress(OSError):
+        RecordWriter(path).write({"event": "warning", "text": text})
 
 
 class StepWindows:
@@ -101,17 +107,13 @@ class RecordReader:
             samples: records of steps from so many places, evenly spaced.
         """
         found: list[dict[str, Any]] = []
-        try:
-            file = open(self._path, "rb")  # noqa: SIM115
-        except FileNotFoundError:
-            return found
-        with file:
+        with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
             begin = _line_begin(file, max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             for place in range(0, begin, begin // samples + 1) if samples else ():
                 text = file.read(_SAMPLE_BYTES) if _line_begin(file, place) < begin else b""
                 found += _parsed(text.rpartition(b"\n")[0], _mark("step"))
-            found += _newest(file, begin, map(_mark, events))
-        self._offset = begin
+            found += reversed(_newest(file, begin, map(_mark, events)).values())
+            self._offset = begin
         return found + list(self.read())
 
 
@@ -141,21 +143,23 @@ def _line_begin(file: BinaryIO, place: int) -> int:
     return file.tell()
 
 
-def _newest(file: BinaryIO, end: int, marks: Iterable[bytes]) -> list[dict[str, Any]]:
-    """The newest record with each mark before a place, oldest first: searched from there back."""
-    left, found, rest = set(marks), list[dict[str, Any]](), b""
-    while end > 0 and left:
-        begin = max(0, end - _BLOCK_BYTES)
+def _newest(
+    file: BinaryIO, end: int, marks: Iterable[bytes], until: int = 0
+) -> dict[bytes, dict[str, Any]]:
+    """The newest record with each mark before a place, newest first: searched from there back, as
+    far as to another place."""
+    left, found, rest = set(marks), dict[bytes, dict[str, Any]](), b""
+    while end > until and left:
+        begin = max(until, end - _BLOCK_BYTES)
         file.seek(begin)
         block, end = file.read(end - begin) + rest, begin
         rest = block[: block.find(b"\n") + 1 or len(block)]  # it may begin further up
-        lines = reversed(block.split(b"\n")) if any(mark in block for mark in left) else ()
-        for line in lines:
+        for line in reversed(block.split(b"\n")) if any(mark in block for mark in left) else ():
             for mark in [mark for mark in left if mark in line]:
                 if record := next(_parsed(line, mark), None):
-                    found.append(record)
+                    found[mark] = record
                     left.remove(mark)
-    return found[::-1]
+    return found
 
 
 class Curve:
@@ -216,44 +220,29 @@ class Latest:
 
 def read(path: Path) -> Latest:
     """The last words of the run in a directory."""
+    begins, total, epoch = {_mark("start"), _mark("resume")}, b'"total_steps"', _mark("epoch")
     try:
         with open(RunDir(path).records, "rb") as file:
-            return _latest(file)
+            end = file.seek(0, os.SEEK_END)
+            tail = max(0, end - _TAIL_BYTES)
+            found = _newest(file, end, {*begins, total, epoch, b'"time"'}, tail)
+            progress = pick(found.get(total, {}), _PROGRESS)
+            if (progress["epoch"] or 0) >= 1:  # an evaluation may lie further back
+                found = _newest(file, end, {epoch} - found.keys()) | found
     except OSError:
         return Latest()
-
-
-def _latest(file: BinaryIO) -> Latest:
-    end = file.seek(0, os.SEEK_END)
-    file.seek(max(0, end - _TAIL_BYTES))
-    lines = file.read().split(b"\n")  # the first may be cut
-
-    def last(*marks: bytes) -> dict[str, Any]:
-        marked = (line for line in reversed(lines) if any(mark in line for mark in marks))
-        return next((record for line in marked for record in _parsed(line, b"")), {})
-
-    now, progress, metrics = last(b'"time"'), last(b'"total_steps"'), last(_mark("epoch"))
-    if not metrics and _number(progress, "epoch", 0) >= 1:  # an evaluation lies further back
-        metrics = next(iter(_newest(file, end, [_mark("epoch")])), {})
-    began = last(_mark("start"), _mark("resume"))
-    under_way = now if now.get("event") == "evaluate" else {}
-    step = _number(progress, "step", 0 if progress else None)
-    if progress.get("event") == "start" and began.get("event") == "resume":
-        step = _number(began, "step", step)
-    values, done = metrics.get("metrics"), _number(under_way, "done")
+    now, began = found.get(b'"time"', {}), next((found[m] for m in found if m in begins), {})
+    if total in found and progress["step"] is None:  # it has just started
+        progress["step"] = began.get("step", 0)
+    is_evaluation = now.get("event") == "evaluate"
     return Latest(
-        step=step,
-        total_steps=_number(progress, "total_steps"),
-        epoch=_number(progress, "epoch"),
-        samples_per_s=_number(progress, "samples_per_s"),
-        left_s=_number(progress, "left_s"),
-        loss=_number(progress, "loss"),
-        metrics={k: _number(values, k) for k in values} if isinstance(values, dict) else None,
-        evaluating=None if done is None else (done, _number(under_way, "total", done)),
-        time=_number(now, "time"),
+        **progress,
+        **pick(found.get(epoch, {}), {"metrics": shapes.METRICS}),
+        evaluating=(now["done"], now["total"]) if is_evaluation else None,
+        time=now.get("time"),
     )
 
 
-def _number(record: dict[str, Any], key: str, otherwise: Any = None) -> Any:
-    """A number of a record; a file may be damaged, or of another version."""
-    return record[key] if is_number(record.get(key)) else otherwise
+_PROGRESS = {"step": int} | dict.fromkeys(
+    ("total_steps", "epoch", "samples_per_s", "left_s", "loss"), float
+)

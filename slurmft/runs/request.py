@@ -27,23 +27,18 @@ def facts() -> dict[str, Any]:
 
 def run_of(runs_dir: Path, request: str) -> RunDir | None:
     """The run that a request has made, if it did so before."""
-    for path in runs_dir.glob(f"*-{mark(request)}"):
+    for path in runs_dir.glob(f"*-{request[:6]}"):  # as `RunDir.create` names it
         config = read_json((run := RunDir(path)).config, shapes.CONFIG)
         if config and config["submission"].get("request") == request and run.is_own():
             return run
     return None
 
 
-def mark(request: str) -> str:
-    """The last part of the name of its run."""
-    return request[:6]
-
-
 @contextlib.contextmanager
 def alone(runs_dir: Path, request: str) -> Iterator[None]:
     """Lets one process at a time submit what a request asks for: the first may still be at it."""
     runs_dir.mkdir(parents=True, exist_ok=True)
-    path = runs_dir / f".request-{mark(request)}"
+    path = runs_dir / f".request-{request[:6]}"
     with open(path, "ab") as file:
         with contextlib.suppress(OSError):  # no locks here
             fcntl.lockf(file, fcntl.LOCK_EX)

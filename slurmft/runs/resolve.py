@@ -2,8 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from slurmft.core import site
@@ -18,17 +17,6 @@ from slurmft.runs.scan import MeasuredRun
 
 LAST = "last"
 """The name of the newest of one's own runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The runs in a folder."""
-
-    top: Path
-    paths: list[Path]
-    """Their run directories, sorted by name."""
-    problems: list[str]
-    """A line for every folder that could not be read."""
 
 
 def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
@@ -48,13 +36,14 @@ def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
     top = folder(runs_dir)
     if name != LAST and RunDir(top / name).exists():  # a link to a run, too
         return RunDir(top / name)
-    found = look(top)
+    paths, problems = look(top)
     if name == LAST:
-        return RunDir(newest_own(found))
-    matches = matching(name, found.paths)
+        return RunDir(_newest_own(top, paths))
+    matches = matching(name, paths)
     if len(matches) == 1:
         return RunDir(matches[0])
-    raise _ambiguous(name, matches) if matches else _none(name, found)
+    newest_first = sorted(matches or paths, key=submitted, reverse=True)
+    raise _ambiguous(name, newest_first) if matches else _none(name, top, newest_first, problems)
 
 
 def folder_of(given: str) -> str | Path:
@@ -73,8 +62,9 @@ def folder(runs_dir: str | Path | None = None) -> Path:
     return absolute(runs_dir or site.job_default("runs_dir"))
 
 
-def look(top: Path) -> Found:
-    """The runs in a folder, at any depth.
+def look(top: Path) -> tuple[list[Path], list[str]]:
+    """The runs in a folder, at any depth, by their names; and a line for every folder that could
+    not be read.
 
     Raises:
         UsageError: there is no such folder.
@@ -86,14 +76,18 @@ def look(top: Path) -> Found:
         )
     problems: list[str] = []
     paths = [path for _, path in scan.folders(top, problems)]
-    return Found(top, sorted(paths, key=lambda path: path.name), problems)
+    return sorted(paths, key=lambda path: path.name), problems
 
 
-def read_all(found: Found) -> tuple[list[MeasuredRun], list[str]]:
-    """The runs in a folder by when they were submitted, and a line for what cannot be read."""
-    problems = list(found.problems)
-    paths = sorted(found.paths, key=submitted)
-    return scan.read_each(paths, problems, with_environment=False), problems
+def read_all(top: Path) -> tuple[list[MeasuredRun], list[str]]:
+    """The runs in a folder by when they were submitted, and a line for what cannot be read.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    paths, problems = look(top)
+    runs = scan.read_each(sorted(paths, key=submitted), problems, with_environment=False)
+    return runs, problems
 
 
 def problem_line(problems: Sequence[str]) -> str:
@@ -118,18 +112,13 @@ def job_id(run: RunDir) -> str:
     return str(job or "")
 
 
-def newest_own(found: Found) -> Path:
-    """The run that this user submitted last.
-
-    Raises:
-        UsageError: none of the runs is theirs.
-    """
-    own = [p for p in found.paths if (about := _stat(p)) and about.st_uid == os.getuid()]
+def _newest_own(top: Path, paths: Sequence[Path]) -> Path:
+    """The run that this user submitted last."""
+    own = [p for p in paths if (about := _stat(p)) and about.st_uid == os.getuid()]
     if not own:
-        words = f"none of the {len(found.paths)} run(s)" if found.paths else "no run"
-        raise UsageError(
-            f"{words} in {str(found.top)!r} is yours", "give --runs-dir DIR, or a run's name"
-        )
+        words = f"none of the {len(paths)} run(s)" if paths else "no run"
+        hint = "give --runs-dir DIR, or a run's name"
+        raise UsageError(f"{words} in {str(top)!r} is yours", hint)
     return max(own, key=submitted)
 
 
@@ -149,24 +138,19 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def _ambiguous(name: str, matches: Sequence[Path]) -> UsageError:
-    newest_first = sorted(matches, key=submitted, reverse=True)
-    twins = len({path.name for path in matches}) < len(matches)
-    return UsageError(
-        f"{len(matches)} runs are called {name!r}", f"one of: {_names(newest_first, twins)}"
-    )
+    names = [path.name for path in matches]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in matches]
+    return UsageError(f"{len(names)} runs are called {name!r}", f"one of: {some(names)}")
 
 
-def _none(name: str, found: Found) -> UsageError:
-    newest_first = sorted(found.paths, key=submitted, reverse=True)
+def _none(
+    name: str, top: Path, newest_first: Sequence[Path], problems: Sequence[str]
+) -> UsageError:
     names = [path.name for path in newest_first]
-    near = nearest(name, names)
-    hint = f"the newest there: {_names(newest_first[:3])}" if names else "slurmft submit makes runs"
-    if near:
+    hint = f"the newest there: {some(names[:3])}" if names else "slurmft submit makes runs"
+    if near := nearest(name, names):
         hint = f"did you mean {near}?"
-    if found.problems:
-        hint += f"; {len(found.problems)} folder(s) could not be read: {found.problems[0]}"
-    return UsageError(f"no run in {str(found.top)!r} is called {name!r}", hint)
-
-
-def _names(paths: Iterable[Path], whole: bool = False) -> str:
-    return some([str(path) if whole else path.name for path in paths])
+    if problems:
+        hint += f"; {len(problems)} folder(s) could not be read: {problems[0]}"
+    return UsageError(f"no run in {str(top)!r} is called {name!r}", hint)

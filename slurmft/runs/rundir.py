@@ -31,8 +31,6 @@ FINAL_STATES = ("finished", "failed", "cancelled")
 
 ATTEMPT = "SLURMFT_ATTEMPT"
 """Variable with the number of the attempt, from 1, in every process of a job."""
-
-
 RUN_DIR = "SLURMFT_RUN_DIR"
 """Variable with the run directory, in every process that a job's program starts."""
 
@@ -90,20 +88,19 @@ class RunDir:
             NotOwnError: everybody can rename what lies in a folder above it.
         """
         start = "-".join([config.name, time.strftime("%Y%m%d-%H%M%S"), *filter(None, [mark])])
-        made, part = False, config.submission.get("request", "")[:6]
+        top, part = Path(config.job.runs_dir), config.submission.get("request", "")[:6]
+        run = cls(top / f"{start}-{part or _random_part()}")
         try:
-            while not made:
-                run = cls(Path(config.job.runs_dir) / f"{start}-{part or _random_part()}")
-                made, part = run.make(config), ""
-            with permissions.own_folder(run.path):  # the job would refuse others' writing
-                write_text(run.config, config.to_json())
-            run.set_state("submitted")
-        except permissions.NotOwnError:
-            run.discard()
-            raise
-        except OSError as error:
-            if made:
+            while not run.make(config):
+                run = cls(top / f"{start}-{_random_part()}")
+            try:
+                with permissions.own_folder(run.path):  # the job would refuse others' writing
+                    write_text(run.config, config.to_json())
+                run.set_state("submitted")
+            except BaseException:
                 run.discard()
+                raise
+        except OSError as error:
             raise UsageError(
                 f"cannot write the run directory {str(run.path)!r}: {error.strerror or error}",
                 "give a folder that you can write, on a file system that the nodes see: --runs-dir",
@@ -164,28 +161,23 @@ class RunDir:
     @classmethod
     def of_job(cls, runs_dir: str, mark: str, where: str = "") -> "RunDir | None":
         """The newest run of this user that was created with its job's id as its mark; None: there
-        is none.
-
-        Args:
-            runs_dir: the folder of run directories.
-            mark: the job's id.
-            where: its Slurm cluster: another may have the same folder, and a job of that number.
-        """
-        found = [cls(path) for path in Path(runs_dir).glob(f"*-{mark}-*")]
-        jobs = [(run, run.read_job()) for run in found]
-        wheres = {"", where}  # older runs do not say it
+        is none. `where`: its Slurm cluster: another may have the same folder, and a job of that
+        number."""
         runs = [
             run
-            for run, job in jobs
-            if job.get("id") == mark
-            and (not where or job.get("where", "") in wheres)
+            for run in map(cls, Path(runs_dir).glob(f"*-{mark}-*"))
+            if (job := run.read_job()).get("id") == mark
+            and (not where or job.get("where", "") in ("", where))  # where it is not known: ""
             and run.is_own()
         ]
         return max(runs, key=lambda run: run.job.stat().st_mtime, default=None)
 
-    def load_config(self) -> RunConfig:
+    def load_config(self, read: Callable[[Path], bytes] = Path.read_bytes) -> RunConfig:
         """The configuration that the login node wrote."""
-        return self._load_config(Path.read_bytes)
+        try:
+            return RunConfig.from_json(read(self.config).decode("utf-8"))
+        except (OSError, ValueError, LookupError, TypeError, RecursionError, UsageError) as error:
+            raise SlurmftError(f"cannot read {str(self.config)!r}: {one_line(error)}") from None
 
     def load_own_config(self) -> RunConfig:
         """The same, for whoever does what a run says: submits, executes, cancels, uploads it.
@@ -193,7 +185,7 @@ class RunDir:
         Raises:
             NotOwnError: the run is another user's, or others can write it.
         """
-        return self._load_config(permissions.read_own)
+        return self.load_config(permissions.read_own)
 
     def is_own(self) -> bool:
         """Whether nobody else can have written the configuration."""
@@ -201,12 +193,6 @@ class RunDir:
             return bool(permissions.read_own(self.config))
         except (permissions.NotOwnError, OSError):
             return False
-
-    def _load_config(self, read: Callable[[Path], bytes]) -> RunConfig:
-        try:
-            return RunConfig.from_json(read(self.config).decode("utf-8"))
-        except (OSError, ValueError, LookupError, TypeError, RecursionError, UsageError) as error:
-            raise SlurmftError(f"cannot read {str(self.config)!r}: {one_line(error)}") from None
 
     def discard(self) -> None:
         """Removes the run: its job never came to be."""
@@ -237,8 +223,8 @@ class RunDir:
         if last in FINAL_STATES and not goes_on:
             return
         now = {"state": state, "time": time.time(), "reason": redact(reason)}
-        now |= {"exit_code": exit_code}
-        found = now | extra | {"history": [*past, now | extra]}
+        now |= {"exit_code": exit_code} | extra
+        found = now | {"history": [*past, now]}
         if state == "submitted":
             write_json(self.state, found)
         else:
@@ -277,9 +263,8 @@ class RunDir:
 
     def read_environment(self) -> dict[str, Any]:
         """What its ranks ran on: versions, python, ranks."""
-        return {"versions": {}, "ranks": []} | (
-            read_json(self.environment, shapes.ENVIRONMENT) or {}
-        )
+        found = read_json(self.environment, shapes.ENVIRONMENT) or {}
+        return {"versions": {}, "ranks": []} | found
 
     # --- attempts: from the start of a job to its end or requeue ----------------------------------
 
@@ -316,9 +301,8 @@ class RunDir:
         self.tell(self.started, now, "the ranks have met")
 
     def checkpoint_names(self) -> list[str]:
-        """The checkpoints, oldest first: step-00000120, step-00000120-e00000512 (within the
-        evaluation after that step), step-00000120-evaluated, step-00000120-t00000512 (within
-        that of the test split).
+        """The checkpoints, oldest first: step-00000120; with -e00000512, within the evaluation
+        after that step; with -evaluated; with -t00000512, within that of the test split.
 
         Raises:
             OSError: the file system fails; there may be some.
@@ -358,7 +342,6 @@ class RunDir:
 
         Args:
             where: the process, in words: "rank 3 on n1".
-            error: message, hint and exit code.
             trace: the traceback, of an error that nobody foresaw.
             secondary: it only says that another process failed.
             step: the optimizer step at which it happened.
@@ -388,15 +371,12 @@ class RunDir:
         return failure
 
     def all_failures(self, names: str = "*") -> list[dict[str, Any]]:
-        """Every failure of the run, by attempts, and within them by the hosts' clocks.
-
-        Args:
-            names: of the files: "*-on-n1-*" are those of one host's ranks.
-        """
-        paths = list[Path]()
+        """Every failure of the run, by attempts, and within them by the hosts' clocks; of files of
+        some `names`: "*-on-n1-*" are those of one host's ranks."""
+        found = list[dict[str, Any]]()
         with contextlib.suppress(OSError):  # while a server restarts, none is known
             paths = list(self.failures.glob(f"{names}.json"))
-        found = [f for p in paths if (f := read_json(p, shapes.FAILURE))]
+            found = [f for p in paths if (f := read_json(p, shapes.FAILURE))]
         return sorted(found, key=lambda f: (f["attempt"], float(f["time"])))
 
     def failures_of(self, attempt: int, names: str = "*") -> list[dict[str, Any]]:
@@ -412,14 +392,11 @@ class RunDir:
         return sorted(found, key=lambda f: bool(f["secondary"]))
 
     def root_failure(self, attempt: int = 0, names: str = "*") -> dict[str, Any] | None:
-        """The failure that ended the last attempt: the first that is not secondary; of some files
-        only, where a thousand tasks ask.
+        """The failure that ended an attempt, or the last one: the first that is not secondary; of
+        some files only, where a thousand tasks ask.
 
         When one rank dies, its neighbours see their connections close; those failures are
         secondary.
-
-        Args:
-            attempt: the attempt; the last one that is recorded, if not given.
         """
         number = attempt or self.attempt_number()
         if number and not attempt and self.awaits_begin():

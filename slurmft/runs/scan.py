@@ -59,13 +59,8 @@ class MeasuredRun:
         result = files.read_result()
         if result is None and files.result.exists():
             raise UsageError(f"{str(files.result)!r} is not the result of a run")
-        return cls(
-            path=path,
-            config=config,
-            state=files.get_state(),
-            result=result,
-            environment=files.read_environment() if with_environment else {},
-        )
+        environment = files.read_environment() if with_environment else {}
+        return cls(path, config, files.get_state(), result, environment)
 
     @property
     def name(self) -> str:
@@ -152,19 +147,13 @@ def _arguments(settings: dict[str, Any]) -> dict[str, str]:
 def find(
     paths: Sequence[str | Path], may_be_none: bool = False
 ) -> tuple[list[MeasuredRun], list[str]]:
-    """The runs in run directories, or in folders that hold such at any depth.
+    """The runs in run directories, or in folders that hold such at any depth, oldest first; and a
+    line for every directory that could not be read.
 
     Links are followed; a run that can be reached in several ways is one run.
 
-    Args:
-        paths: the folders.
-        may_be_none: a folder without a run is no error.
-
-    Returns:
-        The runs, oldest first, each once; and a line for every directory that could not be read.
-
     Raises:
-        UsageError: a path is no folder, or holds no run.
+        UsageError: a path is no folder, or holds no run; unless there may be none.
     """
     problems: list[str] = []
     places: dict[str, Path] = {}
@@ -198,13 +187,8 @@ def folders(
     top: Path, problems: list[str], seen: set[str] | None = None
 ) -> Iterator[tuple[str, Path]]:
     """Real path and path of the run directories in a folder, at any depth; links are followed, and
-    what is below a run is not searched.
-
-    Args:
-        top: where to search.
-        problems: takes a line for every folder that cannot be read.
-        seen: real paths of what was searched: links may lead back to it.
-    """
+    what is below a run is not searched. `problems` takes a line for every folder that cannot be
+    read; `seen` has the real paths of what was searched: links may lead back to it."""
     place, seen = os.path.realpath(top), set() if seen is None else seen
     if place in seen:
         return

@@ -206,8 +206,8 @@ def _too_large(found: Source, limit_mb: int) -> UsageError:
 
 
 def _unreadable(error: OSError) -> UsageError:
-    why = f"{error.filename!r}: {error.strerror}"
-    return UsageError(f"cannot copy the code: {why}", "or: --snapshot none")
+    why = f"cannot copy the code: {error.filename!r}: {error.strerror}"
+    return UsageError(why, "or: --snapshot none")
 
 
 # --- the copy -------------------------------------------------------------------------------------

@@ -91,10 +91,9 @@ def _fill(path: Path, entry: int, into: Path) -> None:
     for name, expected in sums.items():
         target = into / name
         target.parent.mkdir(exist_ok=True)
-        below = (
-            _opened((path / name).parent, entry) if "/" in name else contextlib.nullcontext(entry)
-        )
-        with below as above:
+        with contextlib.ExitStack() as stack:
+            below = (path / name).parent
+            above = entry if below == path else stack.enter_context(_opened(below, entry))
             _link(path / name, above, target)
         if fingerprint(target) != expected:
             raise DamagedError(f"{name} is not as it was written")

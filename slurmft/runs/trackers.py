@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import importlib.util
 import math
+import operator
 import os
 import queue
 import re
@@ -15,7 +16,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from slurmft.core.config import JobConfig
@@ -45,22 +46,16 @@ def check(job: JobConfig) -> None:
 
 def next_commands(run: RunDir) -> list[str]:
     """What to type to see what the trackers of a run have."""
-    names, folder, lines = run.load_config().job.trackers, run.tracking, []
-    if "tensorboard" in names:
+    job, folder, lines = run.load_config().job, run.tracking, []
+    if "tensorboard" in job.trackers:
         lines.append(f"tensorboard --logdir {shlex.quote(str(folder))}")
-    offline = sorted(folder.glob("wandb/offline-run-*"))
-    if offline:
-        # Later attempts continue the run of the first.
-        lines.append(shlex.join(["wandb", "sync", "--append", *map(str, offline)]))
-    if comet := sorted(folder.glob("comet_ml/*.zip")):
-        lines.append(shlex.join(["comet", "upload", *map(str, comet)]))
-    if swanlab := sorted(folder.glob("swanlab/run-*")):
-        lines.append(shlex.join(["swanlab", "sync", *map(str, swanlab)]))
-    if "trackio" in names:
-        project = run.load_config().job.project
+    for pattern, command in _UPLOADS.items():
+        if offline := sorted(folder.glob(pattern)):
+            lines.append(shlex.join([*command, *map(str, offline)]))
+    if "trackio" in job.trackers:
         place = f"TRACKIO_DIR={shlex.quote(str(folder / 'trackio'))}"
-        lines.append(f"{place} trackio show --project {shlex.quote(project)}")
-    if "aim" in names:
+        lines.append(f"{place} trackio show --project {shlex.quote(job.project)}")
+    if "aim" in job.trackers:
         lines.append(shlex.join(["aim", "up", "--repo", str(folder)]))
     if (folder / "mlruns").is_dir():
         uri = shlex.quote((folder / "mlruns").as_uri())
@@ -68,12 +63,18 @@ def next_commands(run: RunDir) -> list[str]:
     return lines
 
 
+_UPLOADS = {
+    "wandb/offline-run-*": ("wandb", "sync", "--append"),  # later attempts continue the first's run
+    "comet_ml/*.zip": ("comet", "upload"),
+    "swanlab/run-*": ("swanlab", "sync"),
+}
+
+
 class Tracking:
     """All trackers of a run; on its main rank."""
 
     def __init__(self, run: RunDir) -> None:
-        self._run = run
-        self._config = run.load_config()
+        self._run, self._names = run, run.load_config().job.trackers
         self._trackers: list[_Tracker] = []
         self._facts: dict[str, Any] = {}
         self._step = 0
@@ -93,10 +94,8 @@ class Tracking:
 
     def _log(self, values: dict[str, float], step: int) -> None:
         if not self._trackers:
-            after = self._step
-            self._trackers = [
-                _Tracker(name, self._run, self._facts, after) for name in self._config.job.trackers
-            ]
+            begin = (self._run, self._facts, self._step)
+            self._trackers = [_Tracker(name, *begin) for name in self._names]
         self._step = step
         for tracker in self._trackers:
             tracker.put((values, step))
@@ -119,8 +118,6 @@ class Tracking:
 
 
 class _Tracker(threading.Thread):
-    """One of Accelerate's trackers."""
-
     def __init__(self, name: str, run: RunDir, facts: dict[str, Any], after_step: int) -> None:
         super().__init__(name=name, daemon=True)
         self.messages: list[str] = []
@@ -155,25 +152,20 @@ class _Tracker(threading.Thread):
             self.give_up(f"failed ({type(error).__name__}: {words})")
 
     def _made(self) -> Any:
-        """The tracker, started; of a run that resumes, with the data that it has.
-
-        Raises:
-            Exception: whatever it raises.
-        """
-        job = self._run.load_config().job
+        """The tracker, started; of a run that resumes, with the data that it has."""
+        config = self._run.load_config()
         self._run.tracking.mkdir(exist_ok=True)
         path = self._run.tracking / f"{self.name}.json"
         old = (read_json(path, {"id": str}) or {}).get("id")
         kind = importlib.import_module("accelerate.tracking").LOGGER_TYPE_TO_CLASS[self.name]
-        project, more = _settings(self.name, job, self._run, old, self._after_step)
+        project, more = _settings(self.name, config.job, self._run, old, self._after_step)
         tracker = kind(project, **more)
         tracker.start()
         if old is None:
-            known = self._run.load_config().program.settings | self._facts
-            given = ((k, v) for k, v in known.items() if v is not None)
-            plain = (int, float, str)  # as all trackers take
+            known, plain = config.program.settings | self._facts, (int, float, str)
+            given = {k: v for k, v in known.items() if v is not None}  # `plain`: all trackers take
             tracker.store_init_configuration(
-                {k: v if isinstance(v, plain) else str(v) for k, v in given}
+                {k: v if isinstance(v, plain) else str(v) for k, v in given.items()}
             )
         write_json(path, {"id": _id_of(self.name, tracker)})
         return tracker
@@ -185,71 +177,60 @@ def _settings(
     """Project and further arguments of a tracker.
 
     Args:
-        name: the tracker's.
-        job: whose name is the project's.
-        run: whose name is the run's.
         old: the tracker's id of the run, if it resumes.
         after_step: the steps that are done: what a crash did after them is done again.
     """
-    title, folder = run.path.name, str(run.tracking / name)
+    title, top, folder = run.path.name, str(run.tracking), str(run.tracking / name)
     for variable, value in _OFFLINE.get(name, {}).items():
         os.environ.setdefault(variable, value.format(folder=folder))
-    alone: dict[str, Any]
-    more: dict[str, Any]
+    project, own, again = job.project, _OWN.get(name, {}), {"id": old, "resume": "allow"}
     match name:
         case "tensorboard":
-            purge = {"purge_step": after_step + 1} if old else {}
-            return title, {"logging_dir": folder} | purge
+            return title, {"logging_dir": folder} | ({"purge_step": after_step + 1} if old else {})
         case "wandb":
-            return os.environ.get("WANDB_PROJECT", job.project), {
-                "name": title,
-                "dir": str(run.tracking),
-                "id": old or re.sub(r"[^A-Za-z0-9_-]", "-", title),
-                "resume": "allow",
-                "settings": {"disable_git": True, "save_code": False, "console": "off"},
-            }
+            again["id"] = old or re.sub(r"[^A-Za-z0-9_-]", "-", title)
+            project = os.environ.get("WANDB_PROJECT", project)
+            return project, {"name": title, "dir": top} | again | own
         case "mlflow":
             if not os.environ.get("MLFLOW_TRACKING_URI"):
                 # Its other store is SQLite, which shared file systems do not lock well.
                 os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
                 store = (run.tracking / "mlruns").as_uri()
                 importlib.import_module(name).set_tracking_uri(store)
-            return job.project, {"run_id": old, "run_name": title}
+            return project, {"run_id": old, "run_name": title}
         case "trackio":
-            return job.project, {"name": title, "resume": "allow", "embed": False}
+            return project, {"name": title, "resume": "allow"} | own
         case "aim":
-            alone = {"system_tracking_interval": None, "capture_terminal_logs": False}
-            more = {"logging_dir": str(run.tracking), "experiment": job.project, "run_hash": old}
-            return title, more | alone
+            return title, {"logging_dir": top, "experiment": project, "run_hash": old} | own
         case "comet_ml":
-            config = importlib.import_module(name).ExperimentConfig(
-                name=title,
-                **dict.fromkeys(_COMETS_OWN, False),
-            )
-            return job.project, {
-                "experiment_key": old, "mode": "get_or_create", "experiment_config": config,
-            }  # fmt: skip
+            config = importlib.import_module(name).ExperimentConfig(name=title, **own)
+            again = {"experiment_key": old, "mode": "get_or_create"}
+            return project, again | {"experiment_config": config}
         case "clearml":
-            alone = dict.fromkeys(_CLEARMLS_OWN, False)
-            return job.project, alone | {"task_name": title, "continue_last_task": old or False}
+            return project, {"task_name": title, "continue_last_task": old or False} | own
         case "dvclive":
-            alone = {"save_dvc_exp": False, "dvcyaml": None}
-            return title, {"dir": folder, "resume": old is not None} | alone
+            return title, {"dir": folder, "resume": old is not None} | own
         case _:  # swanlab; offline it knows no runs of before
             mode = os.environ["SWANLAB_MODE"]
-            again = {"id": old, "resume": "allow"} if mode == "online" else {}
-            return job.project, {"name": title, "log_dir": folder, "mode": mode} | again
+            known = again if mode == "online" else {}
+            return project, {"name": title, "log_dir": folder, "mode": mode} | known
 
 
-_COMETS_OWN = (
-    "log_code", "log_git_metadata", "log_git_patch", "log_env_details", "parse_args",
-    "auto_output_logging",
-)  # fmt: skip
-_CLEARMLS_OWN = (
-    "auto_connect_streams", "auto_connect_arg_parser", "auto_connect_frameworks",
-    "auto_resource_monitoring", "reuse_last_task_id",
-)  # fmt: skip
-"""What they would gather by themselves."""
+_OWN: dict[str, dict[str, Any]] = {
+    "wandb": {"settings": {"disable_git": True, "save_code": False, "console": "off"}},
+    "trackio": {"embed": False},
+    "aim": {"system_tracking_interval": None, "capture_terminal_logs": False},
+    "comet_ml": dict.fromkeys((
+        "log_code", "log_git_metadata", "log_git_patch", "log_env_details", "parse_args",
+        "auto_output_logging",
+    ), False),
+    "clearml": dict.fromkeys((
+        "auto_connect_streams", "auto_connect_arg_parser", "auto_connect_frameworks",
+        "auto_resource_monitoring", "reuse_last_task_id",
+    ), False),
+    "dvclive": {"save_dvc_exp": False, "dvcyaml": None},
+}  # fmt: skip
+"""What they would gather or do by themselves."""
 _OFFLINE = {
     "wandb": {"WANDB_MODE": "offline"},
     "trackio": {"TRACKIO_DIR": "{folder}"},
@@ -266,13 +247,14 @@ the user has set them. Of the code, no tracker gets more than the run's settings
 switched off: a git remote may hold a token."""
 
 
+_IDS = {
+    "wandb": "run.id", "mlflow": "active_run.info.run_id", "aim": "writer.hash",
+    "comet_ml": "writer.get_key", "clearml": "task.id", "swanlab": "run.id",
+}  # fmt: skip
+
+
 def _id_of(name: str, tracker: Any) -> str:
-    ids: dict[str, Callable[[], Any]] = {
-        "wandb": lambda: tracker.run.id,
-        "mlflow": lambda: tracker.active_run.info.run_id,
-        "aim": lambda: tracker.writer.hash,
-        "comet_ml": lambda: tracker.writer.get_key(),
-        "clearml": lambda: tracker.task.id,
-        "swanlab": lambda: tracker.run.id,
-    }
-    return str(ids[name]()) if name in ids else "here"
+    if name not in _IDS:
+        return "here"
+    found = operator.attrgetter(_IDS[name])(tracker)
+    return str(found() if callable(found) else found)
