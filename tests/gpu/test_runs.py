@@ -92,7 +92,7 @@ def test_stopped_run_ends_as_if_it_had_not_been(undisturbed: Done, flags: tuple[
     """SIGTERM while nccl is in use; dropout is on. Reductions on the device round differently from
     time to time: so losses may differ a little."""
     job = Following(*flags, "--precision", "bf16")
-    job.until("step 20/")
+    job.at_step(20)
     assert slurmft("cancel", str(job.run.path)).code == 0
     job.end(90)
     saved = job.run.checkpoint_names()
@@ -105,7 +105,7 @@ def test_stopped_run_ends_as_if_it_had_not_been(undisturbed: Done, flags: tuple[
 
 def test_killed_rank_is_recovered(undisturbed: Done, flags: tuple[str, ...]) -> None:
     job = Following(*flags, "--precision", "bf16", "--checkpoint-every-steps", "10")
-    job.until("step 30/")
+    job.at_step(30)
     os.kill(rank_pids(job.run)[0], signal.SIGKILL)
     code, text = job.end(240)
     assert code == 0, text
