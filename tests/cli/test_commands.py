@@ -184,6 +184,7 @@ def test_next_commands_are_as_typed(
 ) -> None:
     monkeypatch.setattr(sys, "argv", [program])
     monkeypatch.setattr(sys, "orig_argv", words)
+    monkeypatch.setenv("PATH", "/nowhere")  # a venv may be active
     assert typed() == found
 
 
