@@ -221,7 +221,7 @@ class Job:
         return speed | left_s
 
     def alive(self, phase: str) -> None:
-        """A heartbeat, where no step is done. The phase that follows: train, evaluate, or save,
+        """A heartbeat, where no step is done. `phase` is what follows: train, evaluate, or save,
         which may take longer."""
         self._agreed = False
         self._heart.beat(self._step, phase)
