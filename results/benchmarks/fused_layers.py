@@ -49,7 +49,7 @@ def products(steps: Steps, tokens: int) -> float:
     for module in (each for each in layers[0].modules() if isinstance(each, torch.nn.Linear)):
         weight = module.weight.detach().to(dtype)
         x, gradient = (torch.randn(tokens, size, dtype=dtype) for size in weight.t().shape)
-        for left, right in ((x, weight.t()), (gradient, weight), (gradient.t(), x)):
+        for left, right in ((x, weight.t()), (gradient, weight), (gradient.t().contiguous(), x)):
             times = []
             for _ in range(7):
                 began = time.process_time()

@@ -372,7 +372,21 @@ def _norm_backward(
 def _of_linear(gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of weight and bias, in fp32."""
     ones = gradient.new_ones(1, len(gradient))  # a product sums bf16 faster than torch's sum
-    return (gradient.t() @ x).float(), (ones @ gradient).squeeze(0).float()
+    return _of_weight(gradient, x), (ones @ gradient).squeeze(0).float()
+
+
+def _of_weight(gradient: Tensor, x: Tensor) -> Tensor:
+    """The gradient of a weight, in fp32: (outputs, inputs).
+
+    For AMX, oneDNN blocks products well only where the first factor is stored by rows; one that is
+    transposed it packs again for every few columns of the second. So the narrower one is copied.
+    """
+    if x.dtype == torch.float32:
+        return gradient.t() @ x
+    if gradient.shape[1] <= x.shape[1]:
+        return (gradient.t().contiguous() @ x).float()
+    found = x.t().contiguous() @ gradient
+    return found.t().contiguous().float()
 
 
 # --- attention ------------------------------------------------------------------------------------
