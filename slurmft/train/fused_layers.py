@@ -280,8 +280,9 @@ def run(layers: Sequence[Layer], x: Tensor, rows: Rows, training: bool, again: b
         scores = sum(map(layers[0].scores, rows.spans))
         used = itertools.chain(*((each.p_scores, each.p_out, each.p_down) for each in layers))
         dropouts = Dropouts(used, max(x.numel(), scores), x.dtype)
+    keep = torch.is_grad_enabled()
     for layer in layers:
-        call: Any = functools.partial(_Fused.apply, rows, layer, dropouts)
+        call: Any = functools.partial(_Fused.apply, rows, layer, dropouts, keep)
         if again and training:
             x = checkpoint(call, x, *layer.parameters(), use_reentrant=False)
         else:
@@ -294,22 +295,29 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Rows, layer: Layer, dropouts: Dropouts | None, x: Tensor, *_: Tensor
-    ) -> Tensor:
+        ctx: Any, rows: Rows, layer: Layer, dropouts: Dropouts | None, keep: bool, x: Tensor,
+        *_: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """
+        Args:
+            keep: what a backward pass needs.
+        """
         w_in, b_in, w_out, b_out, w_up, b_up, w_down, b_down = layer.copies(x.dtype)
         take = dropouts.take if dropouts else _no_dropout
-        arrays = _apart(torch.addmm(b_in, x, w_in.t()), rows, layer)
+        arrays = _apart(_linear(x, w_in, b_in), rows, layer)
         attended, *of_scores = _attend(arrays, rows, layer, take)
-        out = torch.addmm(b_out, attended, w_out.t())
+        out = _linear(attended, w_out, b_out)
         out_factors = take(layer.p_out, *out.shape)
         a_sum = _add(x[rows.firsts] if layer.first_only else x, out, out_factors)
         a, a_mean, a_rstd = _norm(a_sum, layer.norm)
-        inner = torch.addmm(b_up, a, w_up.t())
-        active = gelu(inner)
-        down = torch.addmm(b_down, active, w_down.t())
+        inner = _linear(a, w_up, b_up) if keep else None
+        active = _linear(a, w_up, b_up, "gelu") if inner is None else gelu(inner)
+        down = _linear(active, w_down, b_down)
         down_factors = take(layer.p_down, *down.shape)
         y_sum = _add(a, down, down_factors)
         y, y_mean, y_rstd = _norm(y_sum, layer.last_norm)
+        if not keep:
+            return y
         ctx.rows, ctx.layer = rows, layer
         ctx.save_for_backward(
             w_in, w_out, w_up, w_down, x, arrays, attended, out_factors, a_sum, a, a_mean, a_rstd,
@@ -345,11 +353,28 @@ class _Fused(torch.autograd.Function):
         else:
             d_x = d_sum.addmm_(d_in, w_in)
         of_linear = [each for pair in (*of_in, of_out, of_up, of_down) for each in pair]
-        return None, None, None, d_x, *of_linear, *of_norm, *of_last_norm
+        return None, None, None, None, d_x, *of_linear, *of_norm, *of_last_norm
 
 
 def _no_dropout(_: float, *__: int) -> Tensor | None:
     return None
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
+    """A linear layer, and "gelu" after it, or "none"."""
+    if _by_onednn(x.dtype):  # bias and activation as it computes; addmm begins with a copy of bias
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "none")
+        return found
+    found = torch.addmm(bias, x, weight.t())
+    return gelu(found) if activation == "gelu" else found
+
+
+@functools.cache
+def _by_onednn(dtype: torch.dtype) -> bool:
+    """Whether oneDNN computes products of this type here. fp32 is left to the BLAS library."""
+    built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    known = built and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return bool(known and dtype == torch.bfloat16)
 
 
 def _add(x: Tensor, y: Tensor, factors: Tensor | None) -> Tensor:

@@ -62,6 +62,19 @@ def test_rounded_as_under_autocast(head: str) -> None:
         assert error < 2 * (by_autocast - exact).norm() / exact.norm() + 0.01
 
 
+def test_without_a_backward_pass() -> None:
+    """Nothing is kept for one, and outputs are the same, but for what rounding leaves."""
+    model = make("Bert").eval()
+    inputs = announced(pack(model, fuse=True), LENGTHS).inputs
+    found = []
+    for keep in (True, False):
+        with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(keep):
+            found.append(model(**inputs).logits)
+    assert found[0].requires_grad
+    assert not found[1].requires_grad
+    torch.testing.assert_close(found[1], found[0].detach(), rtol=0.02, atol=0.02)
+
+
 def test_gradients_with_dropout() -> None:
     """They are those of the function that was computed: a small step changes it as they say."""
     model = dropping().double()
