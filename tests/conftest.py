@@ -141,9 +141,8 @@ def shared_folder(cluster: Cluster, two_nodes: tuple[Path, Path], tmp_path: Path
     folder.mkdir()
     mount = ["mount", "--bind", str(two_nodes[0]), str(folder)]
     subprocess.run(mount, check=True, timeout=30)  # the login node sees it, too
-    cluster.show(two_nodes[::-1], folder)
-    yield folder
-    cluster.show([], folder)
+    with cluster.showing(two_nodes[::-1], folder):
+        yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=30)
 
 

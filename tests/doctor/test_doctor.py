@@ -99,13 +99,13 @@ def sick_nodes(idle_cluster: Cluster, tmp_path: Path) -> Iterator[Cluster]:
     files = [tmp_path / "good", tmp_path / "bad"]
     files[0].write_text(known)
     files[1].write_text("".join(x for x in known.splitlines(True) if x.split()[1:2] != ["n3"]))
-    idle_cluster.show([files[0], files[1], files[0], files[0]], Path("/etc/hosts"))
-    idle_cluster.close_ports("n2", "10000-27000")
-    idle_cluster.shape("20mbit", "n4")
-    yield idle_cluster
-    idle_cluster.shape(None, "n4")
-    idle_cluster.close_ports("n2", None)
-    idle_cluster.show([], Path("/etc/hosts"))
+    shown = [files[0], files[1], files[0], files[0]]
+    with idle_cluster.showing(shown, Path("/etc/hosts")):
+        idle_cluster.close_ports("n2", "10000-27000")
+        idle_cluster.shape("20mbit", "n4")
+        yield idle_cluster
+        idle_cluster.shape(None, "n4")
+        idle_cluster.close_ports("n2", None)
 
 
 @pytest.mark.slurm

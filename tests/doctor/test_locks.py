@@ -95,10 +95,9 @@ def test_doctor_where_each_node_has_a_folder_of_its_own(
     folders = [tmp_path / name for name in ("one", HOSTILE, "common")]
     for folder in folders:
         folder.mkdir()
-    idle_cluster.show(folders[:2], folders[2])
     arguments = ("doctor", "locks", str(folders[2]), "--nodes", "2", "--time", "2")
-    done = slurmft(*arguments, env=idle_cluster.env | {"XDG_CACHE_HOME": str(tmp_path)})
-    idle_cluster.show([], folders[2])
+    with idle_cluster.showing(folders[:2], folders[2]):
+        done = slurmft(*arguments, env=idle_cluster.env | {"XDG_CACHE_HOME": str(tmp_path)})
     assert done.code == 0, done.err
     assert "not one folder: n1, n2 each have their own there" in done.out
     assert not (tmp_path / "slurmft").exists()

@@ -70,7 +70,7 @@ def test_shared_and_node_local_caches_on_slurm(
     folders = [tmp_path / "node a", tmp_path / "node b", tmp_path / "common"]
     for folder in folders:
         folder.mkdir()
-    idle_cluster.show(folders[:2], folders[2])
-    done = slurmft("submit", "--follow", *flags, env=env | {"HF_HOME": str(folders[2])})
+    with idle_cluster.showing(folders[:2], folders[2]):
+        done = slurmft("submit", "--follow", *flags, env=env | {"HF_HOME": str(folders[2])})
     assert done.code == 0, done.err + done.out
     assert hub.fetched[WEIGHTS] == 1 + 2

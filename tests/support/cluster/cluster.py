@@ -8,7 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -345,15 +345,22 @@ class Cluster:
         for pid in self._slurmd(host) if up else ():
             os.kill(pid, signal.SIGHUP)
 
-    def show(self, folders: Sequence[Path], path: Path) -> None:
-        """Shows the nodes different folders, one each in turn, under one path; none: as before.
+    @contextlib.contextmanager
+    def showing(self, folders: Sequence[Path], path: Path) -> Iterator[None]:
+        """Shows the nodes different folders, one each in turn, under one path."""
+        try:
+            self._show(folders, path)
+            yield
+        finally:
+            self._show([], path)
 
-        Restarts every slurmd: what it starts sees what it sees.
-        """
+    def _show(self, folders: Sequence[Path], path: Path) -> None:
+        """Restarts every slurmd: what it starts sees what it sees."""
         for number, host in enumerate(self.hosts):
             self.kill_slurmd(host)
             self._spawn_slurmd(host, (folders[number % len(folders)], path) if folders else None)
-        self.run(["srun", f"--nodes={len(self.hosts)}", "true"])
+        start = ["srun", f"--nodes={len(self.hosts)}", "true"]
+        system.wait_until("nodes run tasks", lambda: self.run(start, check=False).returncode == 0)
 
     def shape(self, rate: str | None, *hosts: str) -> None:
         """Limits nodes' network in both directions, for example to "1gbit"; without hosts, all."""
