@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -73,15 +73,26 @@ class TokenTable:
     ) -> TokenTable:
         """A table from the token ids of every sample, and its label or those of its tokens."""
         tokens = [np.asarray(sample, dtype=np.int32) for sample in samples]
-        lengths = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
-        kinds = np.concatenate([np.asarray(t, dtype=np.int8) for t in types]) if types else None
+        own = np.empty((len(tokens), 0)) if labels is None else np.asarray(labels)
+        kinds = _flat(types, np.int8)
         if kinds is not None and not kinds.any():
             kinds = None  # what models take where they are given none
-        own = np.empty((len(tokens), 0)) if labels is None else np.asarray(labels)
-        each = None
-        if token_labels is not None:
-            each = np.concatenate([np.asarray(row, dtype=np.int32) for row in token_labels])
-        return cls(np.concatenate(tokens), offsets_of(lengths), own, kinds, each, extra=extra)
+        of_tokens = _flat(token_labels, np.int32)
+        offsets = offsets_of(list(map(len, tokens)))
+        return cls(np.concatenate(tokens), offsets, own, kinds, of_tokens, extra=extra)
+
+    @classmethod
+    def joined(cls, tables: Sequence[TokenTable]) -> TokenTable:
+        """The samples of all, one table after the other."""
+        if len(tables) == 1:
+            return tables[0]
+        flat: dict[str, Any] = {
+            name: np.concatenate([getattr(table, name) for table in tables])
+            for name in _ARRAYS
+            if name != "offsets" and getattr(tables[0], name) is not None
+        }
+        lengths = np.concatenate([np.diff(table.offsets) for table in tables])
+        return cls(**flat, offsets=offsets_of(lengths))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -117,47 +128,46 @@ class TokenTable:
             multiple: the padded length is a multiple of this; tensor cores like 8.
             least: the padded length is at least this.
         """
-        import torch  # the login node imports this module for tasks of the user's own
-
         lengths = self.lengths(indices)
         width = max(-(-int(lengths.max()) // multiple) * multiple, least)
         mask = np.arange(width) < lengths[:, None]
-        inputs = {
-            "input_ids": torch.from_numpy(self.padded(self.tokens, indices, width, pad_id)),
-            "attention_mask": torch.from_numpy(mask.astype(np.int64)),
-        }
-        if self.types is not None:
-            inputs["token_type_ids"] = torch.from_numpy(self.padded(self.types, indices, width, 0))
-        if self.token_labels is not None:
-            labels = self.padded(self.token_labels, indices, width, IGNORED)
-        else:
-            labels = self._sample_labels(indices)
-        targets = {"labels": torch.from_numpy(labels)}
-        return Batch(inputs, targets, indices, torch.from_numpy(lengths), mask.size)
+        spread = partial(self.padded, indices=indices, width=width)
+        return self._batch(indices, spread, pad_id, attention_mask=mask)
 
     def packed(self, indices: Array) -> Batch:
         """The samples at `indices` one after another, sorted by length, as (1, tokens)."""
-        import torch
-
         indices = indices[np.argsort(self.lengths(indices), kind="stable")]
-        lengths, places = self.lengths(indices), self.places(indices)
-        flat = {
-            "input_ids": self.tokens[places],
-            "position_ids": places - np.repeat(self.offsets[indices], lengths),
-        }
-        if self.types is not None:
-            flat["token_type_ids"] = self.types[places]
-        inputs = {name: torch.from_numpy(np.int64(values))[None] for name, values in flat.items()}
-        if self.token_labels is not None:
-            labels = self.token_labels[places].astype(np.int64)[None]
-        else:
-            labels = self._sample_labels(indices)
-        targets = {"labels": torch.from_numpy(labels)}
-        return Batch(inputs, targets, indices, torch.from_numpy(lengths), len(places))
+        places = self.places(indices)
+        starts = np.repeat(self.offsets[indices], self.lengths(indices))
+        return self._batch(
+            indices, lambda values, fill: values[places][None], position_ids=(places - starts)[None]
+        )
 
-    def _sample_labels(self, indices: Array) -> Array:
-        labels: Array = self.labels[indices]
-        return labels.astype(np.float32) if labels.dtype.kind == "f" else labels
+    def _batch(
+        self, indices: Array, spread: Callable[..., Array], pad_id: int = 0, **inputs: Array
+    ) -> Batch:
+        """The samples at `indices`, with further inputs.
+
+        Args:
+            spread: makes what the model gets of an array of all tokens, and of what fills it up.
+        """
+        import torch  # the login node imports this module for tasks of the user's own
+
+        inputs = {"input_ids": spread(self.tokens, fill=pad_id)} | inputs
+        if self.types is not None:
+            inputs["token_type_ids"] = spread(self.types, fill=0)
+        if self.token_labels is not None:
+            labels = np.asarray(spread(self.token_labels, fill=IGNORED), np.int64)
+        else:
+            labels = self.labels[indices]
+            labels = labels.astype(np.float32) if labels.dtype.kind == "f" else labels
+        return Batch(
+            {name: torch.from_numpy(np.asarray(v, np.int64)) for name, v in inputs.items()},
+            {"labels": torch.from_numpy(labels)},
+            indices,
+            torch.from_numpy(self.lengths(indices)),
+            inputs["input_ids"].size,
+        )
 
     def padded(self, values: Array, indices: Array, width: int, fill: int) -> Array:
         """A value of every token of the samples at `indices`: int64, (batch, width).
@@ -195,47 +205,20 @@ class Batch:
     lengths: torch.Tensor
     """Tokens of each: int64, (samples,)."""
     padded_tokens: int
-    buffer: torch.Tensor | None = None
-    """What inputs and targets are views of: uint8, (bytes,)."""
 
     @property
     def tokens(self) -> int:
         return int(self.lengths.sum())
 
-    def joined(self) -> Batch:
-        """The same in one buffer, so that one copy takes all of it to a GPU."""
-        import torch
-
-        size = sum(_place(t) for group in (self.inputs, self.targets) for t in group.values())
-        joined = self._within(torch.empty(size, dtype=torch.uint8))
-        for own, other in ((self.inputs, joined.inputs), (self.targets, joined.targets)):
-            for name, tensor in own.items():
-                other[name].copy_(tensor)
-        return joined
-
     def to(self, device: torch.device) -> Batch:
         """The same on a device, without waiting for it; lengths stay here."""
         if device.type == "cpu":
             return self
-        assert self.buffer is not None
-        return self._within(self.buffer.pin_memory().to(device, non_blocking=True))
-
-    def _within(self, buffer: torch.Tensor) -> Batch:
-        """With tensors of the same types and shapes that are views of a buffer."""
-        start, groups = 0, []
-        for group in (self.inputs, self.targets):
-            views = {}
-            for name, tensor in group.items():
-                part = buffer[start : start + tensor.nbytes]
-                views[name] = part.view(tensor.dtype).view(tensor.shape)
-                start += _place(tensor)
-            groups.append(views)
-        return dataclasses.replace(self, inputs=groups[0], targets=groups[1], buffer=buffer)
-
-
-def _place(tensor: torch.Tensor) -> int:
-    """Bytes that a tensor takes in a buffer: behind them one of any type may begin."""
-    return -(-tensor.nbytes // 16) * 16
+        inputs, targets = (
+            {name: t.pin_memory().to(device, non_blocking=True) for name, t in group.items()}
+            for group in (self.inputs, self.targets)
+        )
+        return dataclasses.replace(self, inputs=inputs, targets=targets)
 
 
 def prepared(
@@ -251,13 +234,13 @@ def prepared(
         yield from ((item, make(item)) for item in items)
         return
     with ThreadPoolExecutor(1, "batches") as thread:
-        waiting: deque[tuple[_Item, Future[_Made]]] = deque()
+        ahead: list[tuple[_Item, Future[_Made]]] = []
         for item in items:
-            waiting.append((item, thread.submit(make, item)))
-            if len(waiting) > 1:
-                first, made = waiting.popleft()
+            ahead.append((item, thread.submit(make, item)))
+            if len(ahead) > 1:
+                first, made = ahead.pop(0)
                 yield first, made.result()
-        for item, made in waiting:
+        for item, made in ahead:
             yield item, made.result()
 
 
@@ -271,7 +254,7 @@ class TokenData:
     """Label names by label id; none where labels are numbers or spans."""
     pad_id: int
     sizes: tuple[int, ...] = ()
-    """Samples of each validation split, where there are several: one lies after the other."""
+    """Samples of each validation split: one lies after the other."""
     texts: Any = None
     """What computing the metrics needs besides: whatever JSON can hold; None after `load`."""
     notes: tuple[str, ...] = ()
@@ -295,8 +278,7 @@ class TokenData:
         return json.loads((self.folder / "texts.json").read_text(encoding="utf-8"))
 
     def words(self) -> list[str]:
-        """ "train: 16,000 samples: joy 34 %, ...; tokens: median 20, ..." and the same of the
-        validation."""
+        """ "train: 16,000 samples: joy 34 %, ...; tokens: median 20, ..."; so of every split."""
         found = []
         for name, table in zip(("train", "validation", "test"), self.tables, strict=False):
             lengths = Lengths.of(np.diff(table.offsets).tolist())
@@ -337,7 +319,11 @@ def balanced(table: TokenTable, classes: int) -> Array:
     return found.astype(np.float32)
 
 
-def offsets_of(lengths: Array) -> Array:
+def _flat(rows: Iterable[Any] | None, dtype: type) -> Array | None:
+    return None if rows is None else np.concatenate([np.asarray(row, dtype) for row in rows])
+
+
+def offsets_of(lengths: Sequence[int] | Array) -> Array:
     """Start of every sample in a flat array, and the end of the last."""
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 

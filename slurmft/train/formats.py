@@ -72,24 +72,29 @@ class Texts(RowFormat):
         chosen = (train.text_column, train.text_pair_column, train.label_column)
         return cls(tuple(filter(None, chosen)), facts(train.task).labels != ())
 
+    def parts(self, values: Columns) -> tuple[Columns, Columns]:
+        """Columns of texts, and of labels."""
+        texts = len(self.columns) - (len(self.names) or 1)
+        return values[:texts], values[texts:]
+
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
-        empty = [row for texts in values[:-1] for row in check_texts(texts, where, start)]
+        texts, (labels,) = self.parts(values)
+        empty = [row for column in texts for row in check_texts(column, where, start)]
         if not self.has_classes:
-            label_numbers(values[-1], where, start)
+            label_numbers(labels, where, start)
         return empty
 
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
         return enumerate(values[-1], start) if self.has_classes else iter(())
 
     def texts(self, values: Columns) -> Iterable[Text]:
-        return values[0] if len(values) == 2 else zip(*values[:-1], strict=True)
+        texts, _ = self.parts(values)
+        return texts[0] if len(texts) == 1 else zip(*texts, strict=True)
 
 
 @dataclass(frozen=True)
-class ManyLabels(RowFormat):
+class ManyLabels(Texts):
     """A text, or two, and any number of classes: a list of them, or a column of 0 and 1 of each."""
-
-    has_classes: bool = True
 
     @classmethod
     def of(cls, train: TrainConfig) -> "ManyLabels":
@@ -97,13 +102,8 @@ class ManyLabels(RowFormat):
         labels = tuple(name.strip() for name in (train.label_column or "").split(","))
         return cls((*texts, *labels), names=labels if len(labels) > 1 else ())
 
-    def _parts(self, values: Columns) -> tuple[Columns, Columns]:
-        """Columns of texts, and of labels."""
-        texts = len(self.columns) - (len(self.names) or 1)
-        return values[:texts], values[texts:]
-
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
-        texts, labels = self._parts(values)
+        texts, labels = self.parts(values)
         for name, cells in zip(self.names, labels, strict=False):
             for row, cell in enumerate(cells, start):
                 if cell not in (0, 1, "0", "1"):
@@ -122,12 +122,8 @@ class ManyLabels(RowFormat):
                 raise wrong_label(where, row, None, "a text without classes has the labels []")
         return [row for column in texts for row in check_texts(column, where, start)]
 
-    def texts(self, values: Columns) -> Iterable[Text]:
-        texts, _ = self._parts(values)
-        return texts[0] if len(texts) == 1 else zip(*texts, strict=True)
-
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
-        _, columns = self._parts(values)
+        _, columns = self.parts(values)
         for row, cells in enumerate(zip(*columns, strict=True), start):
             pairs = zip(self.names, cells, strict=False)
             own = [name for name, cell in pairs if int(cell)] if self.names else cells[0]
@@ -137,6 +133,8 @@ class ManyLabels(RowFormat):
 @dataclass(frozen=True)
 class Words(RowFormat):
     """A list of words, and a list of as many labels."""
+
+    has_classes: bool = True
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
         empty = []

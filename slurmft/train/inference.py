@@ -15,7 +15,7 @@ from slurmft.train.checkpoint import Saver, Snapshot, copied
 from slurmft.train.data import IGNORED, Batch, TokenData, TokenTable
 from slurmft.train.predict import check_absent, texts_of
 from slurmft.train.recipes import TASKS
-from slurmft.train.rows import read_all, write_rows
+from slurmft.train.rows import read_columns, write_rows
 from slurmft.train.state import Predicted
 from slurmft.train.step_plan import Plan
 from slurmft.train.tasks.tokens import entities, first_of_word
@@ -105,7 +105,7 @@ class Prediction(Training):
             assert values is not None  # on the main rank
             if not settings["overwrite"]:
                 check_absent(output)
-            columns = read_all(source)
+            columns = read_columns(source)
             texts = columns[str(self.config.text_column)]
             write_rows(output, columns | self.kind.columns(texts, values))
 
@@ -130,19 +130,16 @@ class Prediction(Training):
 
 def _table(task: Any, tokenizer: Any, texts: list[list[Any]]) -> TokenTable:
     """The rows of a file as tokens."""
-    limit, what = task.config.max_length, "texts"
     if TASKS[task.config.task].module == "tokens":
-        longest = min(limit, tokenizer.model_max_length)
+        longest = min(task.config.max_length, tokenizer.model_max_length)
         encoded = tokenizer(texts[0], is_split_into_words=True, truncation=True, max_length=longest)
         first = [np.array(first_of_word(each.word_ids)) for each in encoded.encodings]
         marks = [np.where(own < 0, IGNORED, 0) for own in first]
         return TokenTable.build(encoded["input_ids"], token_labels=marks)
     prefix = task.config.source_prefix
     given = [[prefix + text for text in values] for values in texts] if prefix else texts
-    encoded = list(task.encode(tokenizer, given, limit, what))
-    apart = len(texts) > 1 and task.tells_texts_apart(tokenizer)
-    types = [types for _, types in encoded] if apart else None
-    return TokenTable.build([ids for ids, _ in encoded], [0] * len(encoded), types)
+    ids, types = task.encode(tokenizer, given, "texts")
+    return TokenTable.build(ids, [0] * len(ids), types)
 
 
 @dataclass(frozen=True, slots=True)

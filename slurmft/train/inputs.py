@@ -220,7 +220,7 @@ def _read_split(where: str, chunks: Chunks, rows: RowFormat) -> Split:
 def _check_labels(task: str, rows: RowFormat, splits: Sequence[Split]) -> list[str]:
     """The names of the classes, if all are known; every split's labels are among them."""
     own, train = facts(task).labels, splits[0]
-    if not (train.labels.rows or rows.has_classes) or (own is None and train.share < 1):
+    if not rows.has_classes or (own is None and train.share < 1):
         return []
     names = list(rows.names or own or train.labels.names())
     for labels in (split.labels for split in splits):

@@ -14,7 +14,7 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from slurmft.train.configure import OPTIONS
 from slurmft.train.recipes import TASKS
-from slurmft.train.rows import check_texts, no_column, read_all, row_words
+from slurmft.train.rows import check_texts, no_column, read_columns, row_words
 
 KIND = "predict"
 FILES = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -121,7 +121,7 @@ def texts_of(train: TrainConfig, file: Path, most: int | None = None) -> list[li
         UsageError: there are no such columns, or a value in them that cannot be right; or there are
             predictions in the file already.
     """
-    columns, where = read_all(file, most), str(file)
+    columns, where = read_columns(file, most=most), str(file)
     for name in COLUMNS:
         if name in columns:
             raise UsageError(f"{where!r} has a column {name!r} already", "give it another name")

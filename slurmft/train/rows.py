@@ -54,6 +54,8 @@ def read_chunks(path: Path, names: Sequence[str]) -> Iterator[tuple[float, list[
     try:
         with open(path, "rb") as raw:
             rows = read(raw, path, names)
+            if names:
+                next(rows, None)
             while part := list(itertools.islice(rows, _CHUNK_ROWS)):
                 share = raw.tell() / os.fstat(raw.fileno()).st_size
                 yield share, [list(column) for column in zip(*part, strict=True)]
@@ -63,15 +65,18 @@ def read_chunks(path: Path, names: Sequence[str]) -> Iterator[tuple[float, list[
         raise UsageError(f"{str(path)!r} has no rows")
 
 
-def read_all(path: Path, most: int | None = None) -> dict[str, list[Any]]:
-    """All columns of a file; see `read_chunks`. Of a .jsonl those of its first row.
+def read_columns(
+    path: Path, names: Sequence[str] = (), most: int | None = None
+) -> dict[str, list[Any]]:
+    """The columns of a file, see `read_chunks`; without names all, of a .jsonl those of its first
+    row.
 
     Args:
         most: thousands of rows to read; None: all.
     """
-    chunks = [columns for _, columns in itertools.islice(read_chunks(path, ()), most)]
-    whole = (list(itertools.chain(*parts)) for parts in zip(*chunks, strict=True))
-    return {values[0]: values[1:] for values in whole}
+    chunks = [columns for _, columns in itertools.islice(read_chunks(path, names), most)]
+    whole = [list(itertools.chain(*parts)) for parts in zip(*chunks, strict=True)]
+    return dict(zip(names, whole, strict=True)) if names else {v[0]: v[1:] for v in whole}
 
 
 def write_rows(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -105,13 +110,6 @@ def write_rows(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
 def _cell(value: Any) -> Any:
     """A value in a .csv: of lists and objects their JSON."""
     return to_json(value) if isinstance(value, list | dict) else value
-
-
-def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
-    """The columns of a file, whole; see `read_chunks`."""
-    chunks = [columns for _, columns in read_chunks(path, names)]
-    parts = zip(*chunks, strict=True)
-    return {name: list(itertools.chain(*p)) for name, p in zip(names, parts, strict=True)}
 
 
 def _lines(raw: BinaryIO, path: Path) -> Iterator[str]:
@@ -175,10 +173,11 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
     reader = csv.reader(itertools.chain(first, lines), delimiter=separator, strict=True)
     try:
         header = next(filter(None, reader), [])
-        if not names:
-            names = header
-            yield header
-        places = [_place(where, name, header) for name in names if header]
+        if not header:
+            return
+        chosen = _chosen(where, names, header)
+        yield chosen
+        places = [header.index(name) for name in chosen]
         for row in filter(None, reader):
             if len(row) != len(header):
                 raise UsageError(
@@ -197,7 +196,7 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
 
 
 def _json(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
-    first = None
+    chosen = list[str]()
     for number, line in enumerate(_lines(raw, path), start=1):
         if line.isspace():
             continue
@@ -211,11 +210,10 @@ def _json(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]
                 f"{str(path)!r}: line {number} is no JSON object: {shown(line)!r}{end}",
                 'each line is one row: {"text": "...", "label": "..."}',
             )
-        if not names:
-            names = list(row)
-            yield list(names)
-        first = first or [_place(str(path), name, list(row)) for name in names]
-        yield [row.get(name) for name in names]
+        if not chosen:
+            chosen = _chosen(str(path), names, list(row))
+            yield chosen
+        yield [row.get(name) for name in chosen]
 
 
 def _parquet(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
@@ -223,21 +221,17 @@ def _parquet(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[A
 
     try:
         file = pyarrow.parquet.ParquetFile(raw)
-        if not names:
-            names = file.schema_arrow.names
-            yield list(names)
-        for name in names:
-            _place(str(path), name, file.schema_arrow.names)
-        for batch in file.iter_batches(_CHUNK_ROWS, columns=list(names)):
-            yield from map(list, zip(*(batch.column(n).to_pylist() for n in names), strict=True))
+        chosen = _chosen(str(path), names, file.schema_arrow.names)
+        yield chosen
+        for batch in file.iter_batches(_CHUNK_ROWS, columns=chosen):
+            yield from map(list, zip(*(batch.column(n).to_pylist() for n in chosen), strict=True))
     except pyarrow.ArrowException as error:
         raise UsageError(f"cannot read {str(path)!r}: {error}") from None
 
 
 def _text(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
     """The parts of one long text, of whole lines."""
-    if len(names) > 1:
-        raise no_column(str(path), names[1], names[:1])
+    yield _chosen(str(path), names, names[:1])
     lines = _lines(raw, path)
     while part := list(itertools.islice(lines, _LINES_AT_ONCE)):
         yield ["".join(part)]
@@ -246,10 +240,12 @@ def _text(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]
 _READERS = {"csv": _csv, "tsv": _csv, "jsonl": _json, "parquet": _parquet, "txt": _text}
 
 
-def _place(where: str, name: str, found: list[str]) -> int:
-    if name not in found:
-        raise no_column(where, name, found)
-    return found.index(name)
+def _chosen(where: str, names: Sequence[str], found: Sequence[str]) -> list[str]:
+    """The columns to read of those that there are; the first row that a reader yields."""
+    for name in names:
+        if name not in found:
+            raise no_column(where, name, found)
+    return list(names or found)
 
 
 def no_column(where: str, name: str, found: Sequence[str]) -> UsageError:

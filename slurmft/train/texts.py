@@ -67,10 +67,9 @@ class Texts:
                 self.sample.append(text)
             elif (place := int(self._random.random() * (row + 1))) < SAMPLE:
                 self.sample[place] = text
-            if len(self.longest) < _LONGEST:
-                heapq.heappush(self.longest, (size, row, text))
-            elif size > self.longest[0][0]:
-                heapq.heapreplace(self.longest, (size, row, text))
+            heapq.heappush(self.longest, (size, row, text))
+            if len(self.longest) > _LONGEST:
+                heapq.heappop(self.longest)
 
     def token_counts(self, tokenizer: Any, prefix: str = "") -> tuple[list[int], int]:
         """Tokens of each text of a sample; and of the longest one of all, as far as characters

@@ -472,8 +472,7 @@ class Training:
 
     def _batch(self, table: TokenTable, samples: Any) -> Batch:
         """The samples as the model takes them. Any thread may call it."""
-        batch = self.task.batch(self._table_batch(table, samples), table)
-        return batch if self.world.device.type == "cpu" else batch.joined()
+        return self.task.batch(self._table_batch(table, samples), table)
 
     def _sent(self, batch: Batch, table: TokenTable) -> Batch:
         """A batch on the device, which the model gets next."""

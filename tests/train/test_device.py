@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ import torch.distributed as dist
 
 from slurmft.job.process_group import World
 from slurmft.train import data
-from slurmft.train.data import Batch, TokenTable
 from slurmft.train.grad_comm import GradientCommunication
 from tests.support import on_device, prepared
 
@@ -83,28 +81,3 @@ def test_batches_of_cpus_are_made_when_their_turn_comes() -> None:
     pairs = data.prepared(range(3), lambda item: made.append(item), torch.device("cpu"))
     next(pairs)
     assert made == [0]
-
-
-@pytest.mark.parametrize("pack", [False, True])
-def test_one_copy_takes_a_batch_to_a_gpu(pack: bool) -> None:
-    table = TokenTable.build([[5, 6, 7], [8], [9, 10]], [0.5, 1.5, 2.5], [[0, 0, 1], [1], [0, 1]])
-    indices = torch.arange(3).numpy()
-    batch = table.packed(indices) if pack else table.batch(indices, pad_id=0)
-    joined = batch.joined()
-    assert_equal(batch, joined)
-    assert joined.buffer is not None
-    whole = joined.buffer.untyped_storage().data_ptr()
-    tensors = [*joined.inputs.values(), *joined.targets.values()]
-    assert all(each.untyped_storage().data_ptr() == whole for each in tensors)
-
-
-def assert_equal(batch: Batch, other: Batch) -> None:
-    groups: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        (batch.inputs, other.inputs),
-        (batch.targets, other.targets),
-    ]
-    for own, found in groups:
-        assert own.keys() == found.keys()
-        for name, tensor in own.items():
-            assert tensor.dtype == found[name].dtype
-            assert torch.equal(tensor, found[name])

@@ -14,7 +14,7 @@ import pytest
 
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
-from slurmft.train.rows import read_all, write_rows
+from slurmft.train.rows import read_columns, write_rows
 from tests.conftest import Done, Following, assert_two_lines, slurmft
 from tests.support import until
 from tests.support.models import write_many_labels, write_seq2seq_model, write_words
@@ -101,7 +101,7 @@ def test_stop_and_resume(trained: Done, tmp_path: Path, tiny_data: Path) -> None
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
 def test_files_are_read_as_they_are_written(suffix: str, tmp_path: Path) -> None:
     columns = {"text": ['a, "b"', "c\td\ne", "é"], "number": ["1", "2", "3"]}
-    assert read_all(write(tmp_path / f"file.{suffix}", columns)) == columns
+    assert read_columns(write(tmp_path / f"file.{suffix}", columns)) == columns
     assert os.listdir(tmp_path) == [f"file.{suffix}"]
 
 

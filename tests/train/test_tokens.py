@@ -87,6 +87,14 @@ def test_loss_of_tokens_does_not_depend_on_ranks_and_micro_steps(
     assert found == pytest.approx(expected, abs=1e-5)  # what is learnt differs by rounding, too
 
 
+def test_weights_of_classes_are_those_of_the_loss_alone(
+    tmp_path: Path, words: Path, tiny_model: Path
+) -> None:
+    """The evaluation counts words, not their weights."""
+    flags = ("--class-weights", "balanced", "--max-steps", "1", "--batch-size", "16")
+    assert 0 <= run(tmp_path, words, tiny_model, *flags).result["metrics"]["accuracy"] <= 1
+
+
 def test_entities_are_learnt(one_rank: Done) -> None:
     metrics = one_rank.result["metrics"]
     assert set(metrics) == {"entity_f1", "entity_precision", "entity_recall", "accuracy"}

@@ -36,24 +36,13 @@ class Task(Pretrained):
     _chooses_logits = False
     """Whether the model makes logits of chosen tokens alone."""
 
-    def prepare(self) -> TokenData:
-        """Reads and tokenizes both splits.
-
-        Raises:
-            UsageError: no such data or model, a value that cannot be right, nothing to learn.
-        """
-        tokenizer, notes = self.tokenizer(), list[str]()
-        splits = (self.rows(split) for split in self.facts.splits)
-        train, validation = (self._table(tokenizer, rows, notes) for rows in splits)
-        return TokenData(train, validation, [], tokenizer.pad_token_id, notes=tuple(notes))
-
     def _longest(self, tokenizer: Any) -> int:
         """Tokens of a sample, at most."""
         asked = self.config.max_length
         known = getattr(self._load(AutoConfig.from_pretrained), "max_position_embeddings", asked)
         return int(min(asked, known, tokenizer.model_max_length))
 
-    def _table(self, tokenizer: Any, rows: Rows, notes: list[str]) -> TokenTable:
+    def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
         """The blocks of a split."""
         tokens, longest = np.concatenate(self._texts(tokenizer, rows)), self._longest(tokenizer)
         if len(tokens) % longest == 1:
@@ -64,7 +53,8 @@ class Task(Pretrained):
         labels[longest - 1 :: longest] = IGNORED
         offsets = np.append(np.arange(0, len(tokens), longest), len(tokens))
         blocks = len(offsets) - 1
-        notes.append(f"{rows.where!r}: {len(tokens):,} tokens, {blocks:,} blocks of {longest}")
+        cut = f"{len(tokens):,} tokens, {blocks:,} blocks of {longest}"
+        self.notes.append(f"{rows.where!r}: {cut}")
         return TokenTable(tokens, offsets, np.empty((blocks, 0)), token_labels=labels)
 
     def _texts(self, tokenizer: Any, rows: Rows) -> list[np.ndarray]:

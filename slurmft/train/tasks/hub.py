@@ -2,7 +2,8 @@
 
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -12,13 +13,14 @@ import numpy as np
 from safetensors import SafetensorError
 
 from slurmft.core import permissions
-from slurmft.core.errors import UsageError
+from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.core.files import fingerprint
 from slurmft.core.hub import hub_cache, is_local
 from slurmft.train.config import TrainConfig
+from slurmft.train.data import TokenData, TokenTable
 from slurmft.train.formats import format_of
 from slurmft.train.recipes import TASKS
-from slurmft.train.rows import Labels, no_column, read_columns
+from slurmft.train.rows import Labels, label_ids, label_numbers, no_column, read_columns
 from slurmft.train.sources import find_split, no_safetensors
 from slurmft.train.tasks.base import Task, set_dropout
 
@@ -29,6 +31,7 @@ _SETTINGS = (
     "max_length", "max_target_length", "doc_stride",
 )  # fmt: skip
 """Those of a configuration that decide its tokens."""
+_TEXTS = ("text", "text_pair")
 _ROWS_AT_ONCE = 10_000
 """Rows that the tokenizer gets: its lists of a whole split would take gigabytes."""
 
@@ -66,13 +69,51 @@ class Pretrained(Task):
     """Which of the data sets to take that a hub id stands for."""
     known_labels: list[str] | None = None
     """Names of the classes, where a split is read that does not say which there are."""
+    needs_offsets: bool = False
+    """Whether the tokenizer must tell which words and characters its tokens are of."""
     eos_may_pad: bool = False
     """Whether the end-of-text token pads where there is no token for that."""
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
+        self.form = format_of(config)
+        self.notes: list[str] = []
         self.warnings: list[str] = []
         """Of the data, see `TokenData`."""
+
+    # --- data -------------------------------------------------------------------------------------
+
+    def prepare(self) -> TokenData:
+        """Reads and tokenizes all splits.
+
+        Raises:
+            UsageError: no such data, model or column; a value that cannot be right; nothing to
+                learn.
+        """
+        tokenizer = self.tokenizer()
+        train, *validation = (self.rows(split) for split in self.facts.splits)
+        names = self.label_names(train)
+        first, *others = (self.table(tokenizer, rows, names) for rows in (train, *validation))
+        return TokenData(
+            first,
+            TokenTable.joined(others),
+            names,
+            tokenizer.pad_token_id,
+            sizes=tuple(map(len, others)),
+            texts=self.texts(validation[0]),
+            notes=tuple(self.notes),
+            warnings=tuple(self.warnings),
+        )
+
+    def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
+        """The tokens of a split with their labels; here of texts, or pairs of texts."""
+        labels = self.labels(rows, names)
+        texts = self.values(rows)[: 1 + bool(self.config.text_pair_column)]
+        ids, types = self.encode(tokenizer, texts, f"texts of {rows.where!r}")
+        return TokenTable.build(ids, labels, types)
+
+    def texts(self, validation: Rows) -> Any:
+        """What the metrics need of the validation split besides, see `TokenData.texts`."""
 
     def rows(self, split: str) -> Rows:
         """A split's rows.
@@ -84,7 +125,7 @@ class Pretrained(Task):
         assert name is not None  # from the recipe, or checked
         if is_local(name):
             path = find_split(Path(name), split)
-            return Rows(read_columns(path, format_of(self.config).columns), str(path))
+            return Rows(read_columns(path, self.form.columns), str(path))
         from datasets import ClassLabel
 
         where = f"{name} ({split})"
@@ -102,33 +143,61 @@ class Pretrained(Task):
         Raises:
             UsageError: a column that is missing, or a value that cannot be right.
         """
-        form = format_of(self.config)
-        columns = [rows.column(name) for name in form.columns]
-        form.check(columns, rows.where)
+        columns = [rows.column(name) for name in self.form.columns]
+        self.form.check(columns, rows.where)
         return columns
 
-    def found_labels(self, rows: Rows) -> Labels:
+    def label_names(self, train: Rows) -> list[str]:
+        """Names of the classes: those that are known beforehand, else those that the data set has
+        for its classes, else the labels themselves. None where labels are no classes."""
+        if not self.form.has_classes:
+            return []
+        of_data = self.form.names or train.names.get(self.form.columns[-1])
+        known = self.known_labels or self.facts.labels or of_data
+        return list(known) if known else self.found_labels(train)
+
+    def found_labels(self, train: Rows) -> list[str]:
         """The labels that occur in a split."""
-        found = Labels(rows.where)
-        found.add(format_of(self.config).labels(self.values(rows)))
-        return found
+        found = Labels(train.where)
+        found.add(self.form.labels(self.values(train)))
+        return found.names()
+
+    def labels(self, rows: Rows, names: list[str]) -> list[Any]:
+        """A split's labels: classes, or numbers.
+
+        Raises:
+            UsageError: rows without a label, a label of the wrong type, or that does not exist.
+        """
+        column = self.form.columns[-1]
+        values = rows.column(column)
+        if not names:
+            return label_numbers(values, rows.where)
+        labels = Labels(rows.where, values)
+        labels.check_empty()
+        for text in labels.oddities() if not is_local(str(self.config.data)) else ():
+            warnings.warn(text, SlurmftWarning, stacklevel=2)  # of local data submit has told
+        by_number = self.facts.labels is not None or column in rows.names
+        return label_ids(values, names, rows.where, by_number)
 
     def encode(
-        self, tokenizer: Any, texts: list[list[str]], limit: int | None, what: str
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Token ids and types of every row's text, or pair of texts, of at most `limit` tokens."""
+        self, tokenizer: Any, texts: Sequence[list[str]], what: str, as_target: bool = False
+    ) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
+        """Token ids of every row's text, or pair of texts, cut to --max-length; and which of the
+        two they are of, where that is to be told. Targets are cut to --max-target-length."""
+        limit = self.config.max_target_length if as_target else self.config.max_length
         assert limit is not None  # from the recipe
-        whole = getattr(tokenizer, "func", tokenizer)  # of a partial
-        longest, cut = min(limit, whole.model_max_length), list[bool]()
+        longest, cut = min(limit, tokenizer.model_max_length), list[bool]()
+        ids, types = list[np.ndarray](), list[np.ndarray]()
         for start in range(0, len(texts[0]), _ROWS_AT_ONCE):
-            part = (values[start : start + _ROWS_AT_ONCE] for values in texts)
-            encoded = tokenizer(*part, truncation=True, max_length=longest)
+            part = [values[start : start + _ROWS_AT_ONCE] for values in texts]
+            given = {"text_target": part[0]} if as_target else dict(zip(_TEXTS, part, strict=False))
+            encoded = tokenizer(**given, truncation=True, max_length=longest)
             cut += is_cut(encoded)
-            all_ids = encoded["input_ids"]
-            all_types = encoded.get("token_type_ids") or [[0] * len(ids) for ids in all_ids]
-            for ids, types in zip(all_ids, all_types, strict=True):
-                yield np.asarray(ids, dtype=np.int32), np.asarray(types, dtype=np.int8)
+            ids += (np.asarray(own, dtype=np.int32) for own in encoded["input_ids"])
+            types += (np.asarray(own, dtype=np.int8) for own in encoded.get("token_type_ids", ()))
         self.warn_of_cuts(cut, what, longest)
+        apart = len(texts) > 1 and self.tells_texts_apart(tokenizer)
+        return ids, types if apart else None
 
     def warn_of_cuts(self, cut: Sequence[bool], what: str, longest: int) -> None:
         """Tells how many texts are longer than what is kept of them."""
@@ -172,15 +241,18 @@ class Pretrained(Task):
         """The model's tokenizer.
 
         Raises:
-            UsageError: there is none, or it has no padding token.
+            UsageError: there is none, or it lacks something.
         """
         from transformers import AutoTokenizer
 
+        what = f"the tokenizer of {self.config.model!r}"
         tokenizer = self._load(AutoTokenizer.from_pretrained)
         if tokenizer.pad_token_id is None and self.eos_may_pad:
             tokenizer.pad_token = tokenizer.eos_token
         if tokenizer.pad_token_id is None:
-            raise UsageError(f"the tokenizer of {self.config.model!r} has no padding token")
+            raise UsageError(f"{what} has no padding token")
+        if self.needs_offsets and not tokenizer.is_fast:
+            raise UsageError(f"{what} does not tell where tokens are")
         return tokenizer
 
     def save_tokenizer(self, folder: Path) -> None:

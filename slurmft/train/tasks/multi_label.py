@@ -11,7 +11,6 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from slurmft.train.data import Batch, TokenData
-from slurmft.train.formats import format_of
 from slurmft.train.metrics import NAN
 from slurmft.train.rows import label_ids
 from slurmft.train.tasks import sequence
@@ -22,16 +21,10 @@ from slurmft.train.tasks.hub import Rows
 class Task(sequence.Task):
     """Labels and predictions are 0 and 1 of every class: (samples, classes)."""
 
-    def label_names(self, train: Rows) -> list[str]:
-        form = format_of(self.config)
-        known = self.known_labels or list(form.names) or train.names.get(form.columns[-1])
-        return known or self.found_labels(train).names()
-
     def labels(self, rows: Rows, names: list[str]) -> list[Any]:
-        form = format_of(self.config)
-        pairs = list(form.labels(self.values(rows)))
+        pairs = list(self.form.labels(self.values(rows)))
         of = [row for row, _ in pairs]
-        by_number = form.columns[-1] in rows.names
+        by_number = self.form.columns[-1] in rows.names
         ids = label_ids((label for _, label in pairs), names, rows.where, by_number, of)
         found = np.zeros((len(rows), len(names)), dtype=np.int8)
         found[np.array(of, dtype=np.int64) - 1, np.array(ids, dtype=np.int64)] = 1

@@ -38,24 +38,17 @@ class Task(Pretrained):
         names = ("rougeL", "rouge1", "rouge2", "bleu")
         self.metric_names = names if config.preset == "summarization" else ("bleu", *names[:-1])
 
-    def prepare(self) -> TokenData:
-        tokenizer = self.tokenizer()
-        train, validation = (self.rows(split) for split in self.facts.splits)
-        tables = [self._table(tokenizer, rows) for rows in (train, validation)]
-        texts, told = self.values(validation)[1], tuple(self.warnings)
-        pad_id = tokenizer.pad_token_id
-        return TokenData(tables[0], tables[1], [], pad_id, texts=texts, warnings=told)
-
-    def _table(self, tokenizer: Any, rows: Rows) -> TokenTable:
+    def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
         sources, targets = self.values(rows)
         sources = [(self.config.source_prefix or "") + text for text in sources]
-        ids = self.encode(tokenizer, [sources], self.config.max_length, f"texts of {rows.where!r}")
-        as_target = functools.partial(tokenizer, None, None)
-        limit, what = self.config.max_target_length, f"targets of {rows.where!r}"
-        own = TokenTable.build(i for i, _ in self.encode(as_target, [targets], limit, what))
-        return TokenTable.build(
-            (i for i, _ in ids), target_tokens=own.tokens, target_offsets=own.offsets
-        )
+        ids, _ = self.encode(tokenizer, [sources], f"texts of {rows.where!r}")
+        what = f"targets of {rows.where!r}"
+        target_ids, _ = self.encode(tokenizer, [targets], what, as_target=True)
+        own = TokenTable.build(target_ids)
+        return TokenTable.build(ids, target_tokens=own.tokens, target_offsets=own.offsets)
+
+    def texts(self, validation: Rows) -> list[str]:
+        return self.values(validation)[1]
 
     def model(self, data: TokenData) -> Any:
         """With the settings of generation that it is evaluated with, and saved."""

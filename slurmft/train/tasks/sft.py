@@ -11,7 +11,6 @@ import numpy as np
 
 from slurmft.core.errors import UsageError
 from slurmft.train.data import IGNORED, TokenTable
-from slurmft.train.formats import format_of
 from slurmft.train.rows import row_words
 from slurmft.train.sources import no_chat_template
 from slurmft.train.tasks import causal_lm
@@ -24,7 +23,9 @@ Sample = tuple[int, str, list[tuple[int, int]]]
 class Task(causal_lm.Task):
     """Chats; or, with the preset completion, prompts and completions."""
 
-    def _table(self, tokenizer: Any, rows: Rows, notes: list[str]) -> TokenTable:
+    needs_offsets = True
+
+    def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
         """The samples of a split, without those of which no completion is left."""
         longest, ids, labels = self._longest(tokenizer), list[Any](), list[Any]()
         lost, cut = list[int](), 0
@@ -42,14 +43,13 @@ class Task(causal_lm.Task):
             raise UsageError(f"{rows.where!r}: no completion is left: {told}", "raise --max-length")
         learnt, total = (np.concatenate(labels) != IGNORED).sum(), sum(map(len, ids))
         found = f"{rows.where!r}: {len(ids):,} samples, {learnt:,} of {total:,} tokens learnt"
-        notes.append(f"{found}; {told}" if cut or lost else found)
+        self.notes.append(f"{found}; {told}" if cut or lost else found)
         return TokenTable.build(ids, token_labels=labels)
 
     def _samples(self, tokenizer: Any, rows: Rows) -> Iterator[Sample]:
         """Of all rows that have a completion."""
-        form = format_of(self.config)
-        values = [rows.column(name) for name in form.columns]
-        empty = set(form.check(values, rows.where))
+        values = [rows.column(name) for name in self.form.columns]
+        empty = set(self.form.check(values, rows.where))
         for row, cells in enumerate(zip(*values, strict=True), start=1):
             if row not in empty and self.config.preset == "completion":
                 text = "".join(cells)
@@ -108,14 +108,7 @@ class Task(causal_lm.Task):
                 yield row, tokens, np.where(learnt[1:], tokens[1:], IGNORED)
 
     def tokenizer(self) -> Any:
-        """The model's tokenizer.
-
-        Raises:
-            UsageError: it has no chat template, or does not tell where tokens are.
-        """
-        tokenizer, what = super().tokenizer(), f"the tokenizer of {self.config.model!r}"
-        if not tokenizer.is_fast:
-            raise UsageError(f"{what} does not tell where tokens are")
+        tokenizer = super().tokenizer()
         if self.config.preset == "chat" and tokenizer.chat_template is None:
             raise no_chat_template(self.config.model)
         return tokenizer

@@ -6,7 +6,7 @@ those of transformers' run_qa.py.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ class Task(Pretrained):
 
     metric_names = ("squad_f1", "squad_exact_match")
     evaluates_in_fp32 = True
+    needs_offsets = True
     prediction_dtype: np.dtype[Any] = np.dtype(np.float64)
     prediction_shape: tuple[int, ...] = (4,)
 
@@ -45,46 +46,28 @@ class Task(Pretrained):
     # --- rows to windows --------------------------------------------------------------------------
 
     def prepare(self) -> TokenData:
-        """Reads both splits, and cuts them into windows.
-
-        Raises:
-            UsageError: no such data or model, a missing column, an answer outside its context, or
-                no answer in v1; a question that leaves no room for its context.
-        """
-        tokenizer = self.tokenizer()
-        if not tokenizer.is_fast:
-            raise UsageError(
-                f"the tokenizer of {self.config.model!r} does not tell where tokens are"
-            )
-        train, validation = (self._questions(self.rows(split)) for split in self.facts.splits)
-        apart = self.tells_texts_apart(tokenizer)
-        return TokenData(
-            self._table(tokenizer, train, apart),
-            self._table(tokenizer, validation, apart, to_answer=True),
-            labels=[],
-            pad_id=tokenizer.pad_token_id,
-            texts=texts_of(validation),
-        )
+        """Reads both splits, and cuts them into windows. What answering needs of these, the
+        training data does without."""
+        data = super().prepare()
+        return replace(data, train=replace(data.train, extra={}))
 
     def _questions(self, rows: Rows) -> list[Question]:
         of = zip(*self.values(rows), strict=True)
         return [Question.of(row, rows.where, self.may_have_none) for row in of]
 
-    def _table(
-        self, tokenizer: Any, questions: list[Question], apart: bool, to_answer: bool = False
-    ) -> TokenTable:
-        """The windows of a split; where they are `to_answer`, with what that needs."""
+    def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
+        questions = self._questions(rows)
         windows = list(self._windows(tokenizer, questions))
-        extra = {}
-        if to_answer:
-            extra["questions"] = np.array([w.question for w in windows])
-            extra["characters"] = np.concatenate([w.characters for w in windows])
         return TokenTable.build(
             [w.tokens for w in windows],
             [answer_span(w.characters, questions[w.question]) for w in windows],
-            [w.types for w in windows] if apart else None,
-            **extra,
+            [w.types for w in windows] if self.tells_texts_apart(tokenizer) else None,
+            questions=np.array([w.question for w in windows]),
+            characters=np.concatenate([w.characters for w in windows]),
         )
+
+    def texts(self, validation: Rows) -> dict[str, Any]:
+        return texts_of(self._questions(validation))
 
     def _windows(self, tokenizer: Any, questions: list[Question]) -> Iterator["Window"]:
         assert self.config.max_length is not None  # from the recipe

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from slurmft.core.errors import UsageError
 from slurmft.train.data import IGNORED, Batch, TokenData, TokenTable
-from slurmft.train.formats import format_of
 from slurmft.train.metrics import NAN, check_numbers
 from slurmft.train.rows import label_ids
 from slurmft.train.tasks.base import label_maps
@@ -28,32 +26,15 @@ class Task(Pretrained):
 
     metric_names = ("entity_f1", "entity_precision", "entity_recall", "accuracy")
     prediction_shape = (5,)
+    needs_offsets = True
 
-    def prepare(self) -> TokenData:
-        """Reads and tokenizes both splits.
-
-        Raises:
-            UsageError: no such data or model, words and labels of different numbers, a label that
-                the training data does not have.
-        """
-        tokenizer = self.tokenizer()
-        if not tokenizer.is_fast:
-            raise UsageError(
-                f"the tokenizer of {self.config.model!r} does not tell where words are"
-            )
-        train, validation = (self.rows(split) for split in self.facts.splits)
-        known = self.known_labels or train.names.get(format_of(self.config).columns[-1])
-        names = known or self._names(train)
-        tables = [self._table(tokenizer, rows, names) for rows in (train, validation)]
-        told, pad_id = tuple(self.warnings), tokenizer.pad_token_id
-        return TokenData(tables[0], tables[1], names, pad_id, warnings=told)
-
-    def _names(self, rows: Rows) -> list[str]:
+    def found_labels(self, train: Rows) -> list[str]:
         """The labels that occur, and of each entity's two the other one as well."""
-        names = self.found_labels(rows).names()
+        names = super().found_labels(train)
         return sorted({*names, *("I" + name[1:] for name in names if name.startswith("B-"))})
 
-    def _table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
+    def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
+        """A word's first token has its label, its other tokens have none."""
         words, labels = self.values(rows)
         assert self.config.max_length is not None  # from the recipe
         longest = min(self.config.max_length, tokenizer.model_max_length)
@@ -78,11 +59,13 @@ class Task(Pretrained):
 
     def predict(self, output: Any, batch: Batch, data: TokenData) -> Any:
         """What the metrics need of each text: int64, (batch, 5); see `FOUND`."""
+        counts = data.validation.label_counts
+        assert counts is not None  # of a table whose tokens have labels
         has_label = batch.targets["labels"].flatten() != IGNORED
         logits = output.logits.flatten(0, -2)[has_label]
         chosen = logits.argmax(-1).masked_fill(logits.isnan().any(-1), NAN).cpu().numpy()
         wanted = batch.targets["labels"].flatten()[has_label].cpu().numpy()
-        ends = np.cumsum([self.count(data.validation, i) for i in batch.indices[:, None]])[:-1]
+        ends = np.cumsum(counts[batch.indices])[:-1]
         pairs = zip(np.split(wanted, ends), np.split(chosen, ends), strict=True)
         return torch.tensor([_counts(*pair, data.labels) for pair in pairs])
 
