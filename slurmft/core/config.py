@@ -330,14 +330,8 @@ def options(config: type[Any]) -> dict[str, dataclasses.Field[Any]]:
 def build(config: type[Config], values: dict[str, Any]) -> Config:
     """A configuration from those of `values` that are its fields; UsageError where one cannot be
     right."""
-    known = {
-        k: tuple(v) if isinstance(v, list) else v  # JSON has no tuples
-        for k, v in values.items()
-        if k in options(config)
-    }
-    for name, value in known.items():
-        _check_type(options(config)[name], value)
-    return config(**known)
+    known = options(config)
+    return config(**{k: checked(known[k], value) for k, value in values.items() if k in known})
 
 
 WORDS: dict[type, str] = {
@@ -349,13 +343,18 @@ WORDS: dict[type, str] = {
 """Types of options, in words."""
 
 
-def _check_type(option: dataclasses.Field[Any], value: Any) -> None:
-    kind = value_type(option)
-    each = value if is_repeatable(option) and isinstance(value, tuple) else (value,)
-    known = (int, float) if kind is float else (kind,)
-    may_be_none = value is None and option.default is None
-    if not may_be_none and not all(type(v) in known for v in each):
-        raise UsageError(f"{flag(option.name)} {value!r} must be {WORDS[kind]}")
+def checked(option: dataclasses.Field[Any], value: Any) -> Any:
+    """A value of an option, as its field has it; UsageError where it is of another type."""
+    kind, what = value_type(option), WORDS[value_type(option)]
+    if is_repeatable(option):
+        if isinstance(value, (list, tuple)) and all(type(v) is kind for v in value):
+            return tuple(value)
+        what = "a list of strings"
+    elif type(value) is kind or (value is None and option.default is None):
+        return value
+    elif kind is float and type(value) is int:
+        return float(value)
+    raise UsageError(f"{option.name} must be {what}, not {value!r}")
 
 
 _PATHS = ("runs_dir", "hostfile", "container")
@@ -365,9 +364,8 @@ _PATHS = ("runs_dir", "hostfile", "container")
 def with_absolute_paths(job: JobConfig) -> JobConfig:
     given = {name: getattr(job, name) for name in _PATHS}
     paths: dict[str, Any] = {k: str(absolute(v)) for k, v in given.items() if v is not None}
-    files = (n.removeprefix("file:") if n.startswith("file:") else None for n in job.notify)
     paths["notify"] = tuple(
-        f"file:{absolute(f)}" if f else n for f, n in zip(files, job.notify, strict=True)
+        re.sub("^file:(.+)", lambda found: f"file:{absolute(found[1])}", n) for n in job.notify
     )
     if image_kind(job.container or "") == "registry":
         del paths["container"]
@@ -446,15 +444,9 @@ def check_choices(config: Any) -> None:
 def _strings(config: Any) -> list[tuple[str, str]]:
     """Every text of a configuration, with its field: what ends up in files, and those of a job in
     shell lines and sbatch directives."""
-    found = []
-    for name in options(type(config)):
-        value = getattr(config, name)
-        found += [
-            (name, v)
-            for v in (value if isinstance(value, tuple) else (value,))
-            if isinstance(v, str)
-        ]
-    return found
+    values = ((name, getattr(config, name)) for name in options(type(config)))
+    several = ((name, v if isinstance(v, tuple) else (v,)) for name, v in values)
+    return [(name, v) for name, own in several for v in own if isinstance(v, str)]
 
 
 def check_credentials(config: Any) -> None:

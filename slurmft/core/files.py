@@ -107,7 +107,7 @@ def fits(value: Any, shape: Shape) -> bool:
     if isinstance(shape, list):
         return isinstance(value, list) and all(fits(item, shape[0]) for item in value)
     if isinstance(shape, dict):
-        return isinstance(value, dict) and _has_keys(value, shape)
+        return isinstance(value, dict) and all(_has(value, k, s) for k, s in shape.items())
     if isinstance(shape, range):
         return fits(value, int) and value in shape
     if shape in (int, float):
@@ -121,17 +121,11 @@ def pick(value: dict[str, Any], shape: dict[str, Shape]) -> dict[str, Any]:
     return {k: value[k] if k in value and fits(value[k], s) else None for k, s in shape.items()}
 
 
-def _has_keys(value: dict[str, Any], shape: dict[Any, Shape]) -> bool:
-    for key, each in shape.items():
-        if key is ...:
-            if not all(fits(inner, each) for inner in value.values()):
-                return False
-        elif (name := key.removesuffix("?")) in value:
-            if not fits(value[name], each):
-                return False
-        elif name == key:
-            return False
-    return True
+def _has(value: dict[str, Any], key: Any, shape: Shape) -> bool:
+    if key is ...:
+        return all(fits(inner, shape) for inner in value.values())
+    name = key.removesuffix("?")
+    return fits(value[name], shape) if name in value else name != key
 
 
 def is_number(value: Any, above: float = -math.inf) -> bool:

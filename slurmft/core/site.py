@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurmft.core.config import WORDS, JobConfig, is_repeatable, options, value_type
+from slurmft.core.config import JobConfig, checked, options
 from slurmft.core.errors import UsageError, unknown
 
 Option = dataclasses.Field[Any]
@@ -73,25 +73,16 @@ def typed_values(
 ) -> dict[str, Any]:
     """Values from a TOML file, under the names of flags, as their fields have them; UsageError for
     an unknown name, or a value of another type."""
-    for name in values:
-        if name not in known:
-            raise in_file(where, unknown("key", name, list(known)))
-    return {name: _typed(where, known[name], value) for name, value in values.items()}
-
-
-def _typed(where: str | Path, option: dataclasses.Field[Any], value: Any) -> Any:
-    kind = value_type(option)
-    if is_repeatable(option):
-        if isinstance(value, list) and all(isinstance(v, str) for v in value):
-            return tuple(value)
-        raise UsageError(f"{where}: {option.name} must be a list of strings, not {value!r}")
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind is str and option.name == "time" and type(value) is int:
-        return str(value)  # time = 60: minutes, as Slurm reads it
-    if type(value) is not kind:
-        raise UsageError(f"{where}: {option.name} must be {WORDS[kind]}, not {value!r}")
-    return value
+    found = {}
+    for name, value in values.items():
+        is_minutes = name == "time" and type(value) is int  # time = 60, as Slurm reads it
+        try:
+            if name not in known:
+                raise unknown("key", name, list(known))
+            found[name] = checked(known[name], str(value) if is_minutes else value)
+        except UsageError as error:
+            raise in_file(where, error) from None
+    return found
 
 
 def in_file(where: str | Path, error: UsageError) -> UsageError:

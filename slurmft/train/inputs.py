@@ -18,7 +18,7 @@ from slurmft.core.text import some
 from slurmft.train.config import TrainConfig
 from slurmft.train.formats import RowFormat, format_of
 from slurmft.train.recipes import facts
-from slurmft.train.rows import Labels, label_ids, no_column, read_chunks, row_words
+from slurmft.train.rows import Labels, label_ids, read_chunks, row_words
 from slurmft.train.sources import find_split, may_have_test
 from slurmft.train.texts import Lengths, LocalTokenizer, Texts
 
@@ -96,28 +96,19 @@ def cached_split(train: TrainConfig, name: str) -> tuple[str, Chunks]:
         UsageError: it is not there.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"  # before the libraries are imported
-    from slurmft.train.tasks import hub, sequence
+    from slurmft.train import tasks
 
-    data = str(train.data)
-    subset = train.task if data in sequence.GLUE_IDS else None
+    task: Any = tasks.get(train)
     try:
-        dataset = hub.from_hub("--data", data, lambda: hub.load_split(data, subset, name))
+        rows = task.rows(name)
     except UsageError as error:
         raise UsageError(
-            f"--data {data!r} is no folder, and not in the cache: {error.message}",
-            f"slurmft fetch {train.model} {data} --task {train.task}; or give its folder",
+            f"--data {train.data!r} is no folder, and not in the cache: {error.message}",
+            f"slurmft fetch {train.model} {train.data} --task {train.task}; or give its folder",
         ) from error
-    columns = format_of(train).columns
-    for column in columns:
-        if column not in dataset.column_names:
-            raise no_column(f"{data} ({name})", column, dataset.column_names)
-
-    def chunks() -> Iterator[tuple[float, list[list[Any]]]]:
-        for start in range(0, len(dataset), 1000):
-            part = dataset[start : start + 1000]
-            yield min(1.0, (start + 1000) / len(dataset)), [part[c] for c in columns]
-
-    return f"{data} ({name})", chunks()
+    columns, count = [rows.column(column) for column in task.form.columns], len(rows)
+    parts = ((start, [c[start : start + 1000] for c in columns]) for start in range(0, count, 1000))
+    return rows.where, ((min(1.0, (start + 1000) / count), part) for start, part in parts)
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

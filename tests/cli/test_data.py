@@ -68,18 +68,16 @@ def test_data_of_the_hubs_cache(
 ) -> None:
     from datasets import ClassLabel, Dataset, Features, Value
 
-    from slurmft.train.tasks import hub
-
     features = Features({"text": Value("string"), "label": ClassLabel(names=["low", "high"])})
     rows = {"text": ["a b", "a", "c", "d"], "label": [0, 1, 1, 1]}
 
-    def load_split(name: str, subset: Any, split: str) -> Any:
+    def load_dataset(name: str, subset: Any, split: str) -> Any:
         if name != "me/texts":
             raise OSError(f"no {name}")
         return Dataset.from_dict(rows, features)
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "")
-    monkeypatch.setattr(hub, "load_split", load_split)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     data.main(["me/texts"])
     out = capsys.readouterr().out
     assert "1      3 (75.0 %)  3 (75.0 %)\n" in out

@@ -121,15 +121,13 @@ class Pretrained(Task):
         Raises:
             UsageError: no such data, no such split, or no rows.
         """
-        name = self.config.data
-        assert name is not None  # from the recipe, or checked
+        name = str(self.config.data)
         if is_local(name):
             path = find_split(Path(name), split)
             return Rows(read_columns(path, self.form.columns), str(path))
         from datasets import ClassLabel
 
-        where = f"{name} ({split})"
-        dataset = from_hub("--data", name, lambda: load_split(name, self.hub_subset, split))
+        where, dataset = f"{name} ({split})", self._dataset(split)
         features = ((k, getattr(f, "feature", f)) for k, f in dataset.features.items())  # of lists
         classes = {k: f.names for k, f in features if isinstance(f, ClassLabel)}
         if len(dataset) == 0:
@@ -230,12 +228,30 @@ class Pretrained(Task):
 
     def _files(self, split: str) -> list[Path]:
         """The files that hold a split's rows."""
-        name = self.config.data
-        assert name is not None  # from the recipe, or checked
+        name = str(self.config.data)
         if is_local(name):
             return [find_split(Path(name), split)]
-        dataset = from_hub("--data", name, lambda: load_split(name, self.hub_subset, split))
-        return [Path(file["filename"]) for file in dataset.cache_files]
+        return [Path(file["filename"]) for file in self._dataset(split).cache_files]
+
+    def _dataset(self, split: str) -> Any:
+        """A split of a data set of the hub, or of its cache.
+
+        Raises:
+            UsageError: there is no such data set, or it has no such split.
+        """
+        from datasets import load_dataset
+
+        name = str(self.config.data)
+
+        def load() -> Any:
+            try:
+                return load_dataset(name, self.hub_subset, split=split)
+            except ValueError as error:
+                if "nknown split" in str(error):
+                    raise UsageError(f"--data {name!r} has no {split} split", str(error)) from error
+                raise
+
+        return from_hub("--data", name, load)
 
     def tokenizer(self) -> Any:
         """The model's tokenizer.
@@ -303,22 +319,6 @@ class Pretrained(Task):
 def is_cut(encoded: Any) -> list[bool]:
     """Of each text that a fast tokenizer encoded, whether tokens of it were left out."""
     return [bool(encoding.overflowing) for encoding in encoded.encodings or ()]
-
-
-def load_split(name: str, subset: str | None, split: str) -> Any:
-    """One split of a data set of the hub, or of its cache.
-
-    Raises:
-        UsageError: the data set has no such split.
-    """
-    from datasets import load_dataset
-
-    try:
-        return load_dataset(name, subset, split=split)
-    except ValueError as error:
-        if "nknown split" in str(error):
-            raise UsageError(f"--data {name!r} has no {split} split", str(error)) from error
-        raise
 
 
 def from_hub(flag: str, name: str, load: Callable[[], Loaded]) -> Loaded:
