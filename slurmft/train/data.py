@@ -211,14 +211,23 @@ class Batch:
         return int(self.lengths.sum())
 
     def to(self, device: torch.device) -> Batch:
-        """The same on a device, without waiting for it; lengths stay here."""
+        """The same on a device, by one copy, without waiting for it; lengths stay here."""
         if device.type == "cpu":
             return self
-        inputs, targets = (
-            {name: t.pin_memory().to(device, non_blocking=True) for name, t in group.items()}
-            for group in (self.inputs, self.targets)
-        )
-        return dataclasses.replace(self, inputs=inputs, targets=targets)
+        import torch
+
+        groups: list[dict[str, torch.Tensor]] = [{}, {}]
+        named = [
+            (i, *item) for i, own in enumerate((self.inputs, self.targets)) for item in own.items()
+        ]
+        named.sort(key=lambda each: -each[2].itemsize)  # each begins where its type may
+        sizes = [tensor.nbytes for *_, tensor in named]
+        joined = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
+        torch.cat([tensor.flatten().view(torch.uint8) for *_, tensor in named], out=joined)
+        parts = torch.split(joined.to(device, non_blocking=True), sizes)
+        for part, (group, name, tensor) in zip(parts, named, strict=True):
+            groups[group][name] = part.view(tensor.dtype).view(tensor.shape)
+        return dataclasses.replace(self, inputs=groups[0], targets=groups[1])
 
 
 def prepared(

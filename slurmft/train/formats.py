@@ -40,10 +40,7 @@ class RowFormat(ABC):
     @abstractmethod
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
         """Checks rows, of which the first has the number `start`; returns those without a text.
-
-        Raises:
-            UsageError: a value that cannot be right, with its row.
-        """
+        UsageError for a value that cannot be right."""
 
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
         """The labels that are classes, each with the number of its row."""
@@ -248,12 +245,8 @@ class Question:
 
     @classmethod
     def of(cls, row: Sequence[Any], where: str, may_have_none: bool) -> "Question":
-        """From the columns of the task.
-
-        Raises:
-            UsageError: an answer that is not where it is said to be, or no answer where there must
-                be one; with the question's id.
-        """
+        """From the columns of the task; UsageError for an answer that is not where it is said to
+        be, or none where there must be one."""
         name, question, context, gold = row
         what = f"{where!r}: question {name!r}"
         try:

@@ -33,15 +33,9 @@ Chunks = Iterable[tuple[float, list[list[Any]]]]
 
 
 def check(train: TrainConfig, processes: int = 1) -> dict[str, dict[str, Any]]:
-    """Checks the rows of local data as the ranks will, and warns of what looks like a mistake.
-
-    Args:
-        train: what to train; its folders are there.
-        processes: how many ranks there will be, as far as it is known.
-
-    Returns:
-        Local files and folders that the run reads: path -> its fingerprint, and in words what it
-        has.
+    """Checks the rows of local data as the ranks will, and warns of what looks like a mistake;
+    `processes` is how many ranks there will be, as far as it is known. Returns local files and
+    folders that the run reads: path -> its fingerprint, and in words what it has.
 
     Raises:
         UsageError: a file that cannot be read or lacks a column, a row without a label, a label
@@ -63,38 +57,39 @@ def look(train: TrainConfig, processes: int = 1) -> tuple[list["Split"], list[st
     """What the splits of the data have, and warnings of what looks like a mistake. A data set of
     the hub is read from its cache. Raises what `check` does."""
     assert train.data is not None
-    rows, names = format_of(train), facts(train.task).splits
-    if is_local(train.data):
-        paths = [find_split(Path(train.data), name) for name in names]
-        splits = [_read(str(p), _fingerprint(p)["sha256"], rows) for p in paths]
-    else:
-        splits = [_read_split(*cached_split(train, name), rows) for name in names]
-    classes, told = _check_labels(train.task, rows, splits), list[str]()
-    if is_local(train.data) and may_have_test(train):
+    rows, folder = format_of(train), Path(train.data) if is_local(train.data) else None
+
+    def read(name: str) -> Split:
+        if folder is None:
+            return _read_split(*cached_split(train, name), rows)
+        path = find_split(folder, name)
+        return _read(str(path), _fingerprint(path)["sha256"], rows)
+
+    splits = {name: read(name) for name in facts(train.task).splits}
+    first, *_ = splits.values()
+    classes, told = _check_labels(train.task, rows, splits.values()), list[str]()
+    if folder and may_have_test(train):
         try:
-            path = find_split(Path(train.data), "test")
-            test = _read(str(path), _fingerprint(path)["sha256"], rows)
-            _check_labels(train.task, rows, [splits[0], test])
-            names, splits = (*names, "test"), [*splits, test]
+            test = read("test")
+            _check_labels(train.task, rows, [first, test])
+            splits["test"] = test
         except UsageError as error:
             told.append(
                 f"the test split is not evaluated at the end: {error.message} (slurmft predict "
                 "needs no labels)"
             )
     tokenizer = LocalTokenizer.of(train.model)
-    seen = splits[0].texts.seen
-    for name, split in zip(names, splits, strict=True):
-        split.name, split.shared = name, 0 if split is splits[0] else len(split.texts.seen & seen)
+    for name, split in splits.items():
+        shared = 0 if split is first else len(split.texts.seen & first.texts.seen)
+        split.name, split.shared = name, shared
         split.count_tokens(train, tokenizer)
-    return splits, [*told, *_warnings(splits, train, processes, classes)]
+    found = list(splits.values())
+    return found, [*told, *_warnings(found, train, processes, classes)]
 
 
 def cached_split(train: TrainConfig, name: str) -> tuple[str, Chunks]:
     """What to call a split of a data set of the hub, and its columns; from the cache alone.
-
-    Raises:
-        UsageError: it is not there.
-    """
+    UsageError where it is not there."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # before the libraries are imported
     from slurmft.train import tasks
 
@@ -208,13 +203,13 @@ def _read_split(where: str, chunks: Chunks, rows: RowFormat) -> Split:
     return found
 
 
-def _check_labels(task: str, rows: RowFormat, splits: Sequence[Split]) -> list[str]:
+def _check_labels(task: str, rows: RowFormat, splits: Iterable[Split]) -> list[str]:
     """The names of the classes, if all are known; every split's labels are among them."""
-    own, train = facts(task).labels, splits[0]
+    own, (train, *others) = facts(task).labels, splits
     if not rows.has_classes or (own is None and train.share < 1):
         return []
     names = list(rows.names or own or train.labels.names())
-    for labels in (split.labels for split in splits):
+    for labels in (split.labels for split in (train, *others)):
         values = (value for _, value in labels.first)
         label_ids(values, names, labels.where, own is not None, labels.first.values())
     return names
@@ -223,11 +218,7 @@ def _check_labels(task: str, rows: RowFormat, splits: Sequence[Split]) -> list[s
 def _warnings(
     splits: Sequence[Split], train: TrainConfig, processes: int, names: Sequence[str]
 ) -> Iterator[str]:
-    """What looks like a mistake.
-
-    Raises:
-        UsageError: there are fewer rows than processes.
-    """
+    """What looks like a mistake; UsageError where there are fewer rows than processes."""
     for split in splits:
         where = repr(split.where)
         if split.share < 1:

@@ -5,7 +5,6 @@ tokenizer and model), with what the login node has to know of it as its attribut
 module is imported on the login node, too: it should import torch only where it computes.
 """
 
-import dataclasses
 import functools
 import importlib
 import inspect
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.core.config import WORDS
+from slurmft.core.config import options as config_options
 from slurmft.core.errors import UsageError, one_line, unknown
 from slurmft.train.recipes import TASKS, TaskFacts
 
@@ -25,11 +25,7 @@ GROUP = "slurmft.tasks"
 
 @functools.cache
 def load(name: str) -> Any:
-    """The class that --task names.
-
-    Raises:
-        UsageError: there is no such module or class, it cannot be imported, or is no whole task.
-    """
+    """The class that --task names; UsageError where it cannot be imported, or is no whole task."""
     what = f"--task {name}"
     try:
         found = _imported(name)
@@ -100,7 +96,7 @@ def options(kind: Any, task: str, given: tuple[str, ...]) -> Any:
         UsageError: it has no such option, or the value is of another type.
     """
     own = getattr(kind, "Options", None)
-    fields = {f.name: f for f in dataclasses.fields(own)} if own else {}
+    fields = config_options(own) if own else {}
     values: dict[str, Any] = {}
     for word in given:
         name, equals, text = word.partition("=")

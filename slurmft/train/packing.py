@@ -323,17 +323,20 @@ def pack(model: Any, fuse: bool = True, longest: int | None = None) -> Packing |
         return f"{name} cannot work without padding"
     ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
     packing = Packing(model)
-    with _evaluating(model):
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
         try:
             difference = packing.try_out(longest)
             cause = f"outputs differ by {difference:.2g}" if difference else None
         except Exception as error:  # whatever a model does with what it does not expect
             cause = f"{type(error).__name__}: {error}"
-        if cause is None:
-            if fuse:
-                packing.fuse()
-            return packing
-        packing.undo()
+        if cause is None and fuse:
+            packing.fuse()
+    model.train(was_training)
+    if cause is None:
+        return packing
+    packing.undo()
     return f"{name} gives other outputs without padding ({cause})"
 
 
@@ -425,12 +428,3 @@ def _few_layers(base: Any) -> Iterator[None]:
         yield
     finally:
         base.set_submodule(path, layers)
-
-
-@contextlib.contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
-        yield
-    model.train(was_training)

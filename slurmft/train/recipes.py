@@ -44,12 +44,10 @@ class TaskFacts:
 def _read() -> tuple[dict[str, TaskFacts], dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     with open(Path(__file__).with_suffix(".toml"), "rb") as file:
         tables = tomllib.load(file)
-    tasks: dict[str, TaskFacts] = {}
+    tasks = dict[str, TaskFacts]()
     for name, facts in tables["tasks"].items():
-        values: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()
-        }
-        tasks[name] = TaskFacts(**values)
+        own: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
+        tasks[name] = TaskFacts(**own)
     recipes: dict[str, dict[str, Any]] = {}
     for name, own in tables["recipes"].items():
         base = recipes[own.pop("base")] if "base" in own else {}
@@ -63,11 +61,7 @@ is not as published."""
 
 
 def facts(task: str) -> TaskFacts:
-    """What the login node knows of a task.
-
-    Raises:
-        UsageError: there is no such task.
-    """
+    """Those of a task; UsageError where there is no such task."""
     if task in TASKS:
         return TASKS[task]
     from slurmft.train import own_task
@@ -99,11 +93,7 @@ def presets(task: str) -> list[str]:
 
 def fill(given: dict[str, Any]) -> dict[str, Any]:
     """The values of the recipe that is named, or else is its task's and preset's; over them those
-    that are given.
-
-    Raises:
-        UsageError: no such recipe, task, preset or own option; or a recipe of another task or
-            preset.
+    that are given. UsageError where there is no such name, or the recipe is for another task.
     """
     given = {name: value for name, value in given.items() if value is not None}
     if words := given.get("task_option"):

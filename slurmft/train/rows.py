@@ -80,11 +80,7 @@ def read_columns(
 
 
 def write_rows(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Writes columns as a .csv, .tsv, .jsonl or .parquet file, which is there whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes columns as a .csv, .tsv, .jsonl or .parquet file, whole or not at all."""
     aside, kind = aside_of(path), path.suffix[1:]
     try:
         if kind == "parquet":
@@ -143,11 +139,8 @@ def _not_utf8(path: Path, number: int, line: bytes, at: int) -> UsageError:
 
 
 def _separator(header: str, path: Path, names: Sequence[str]) -> str:
-    """What stands between the cells of a file, by its first line: a comma or a tab.
-
-    Raises:
-        UsageError: it seems to be a semicolon.
-    """
+    """What stands between the cells of a file, by its first line: a comma or a tab. UsageError
+    where it seems to be a semicolon."""
     if path.name.removesuffix(".gz").endswith(".tsv"):
         return "\t"
     if "," in header or "\t" in header:
@@ -262,11 +255,7 @@ class Labels:
     """The labels of a split: how many there are of each, and in which row the first is."""
 
     def __init__(self, where: str, values: Sequence[Any] = ()) -> None:
-        """
-        Args:
-            where: what to call the data in messages.
-            values: all of them, or `add` gets them in parts.
-        """
+        """Those of `where`: all `values`, or `add` gets them in parts."""
         self.where, self.rows = where, 0
         self.counts: Counter[tuple[type, Any]] = Counter()
         """By type and value: 1 is not True."""
@@ -275,11 +264,8 @@ class Labels:
         self.add(enumerate(values, 1))
 
     def add(self, values: Iterable[tuple[int, Any]]) -> None:
-        """Counts labels, each given with the number of its row.
-
-        Raises:
-            UsageError: a label that is a list or an object; too many labels.
-        """
+        """Counts labels, each given with the number of its row; UsageError where one is a list or
+        an object, or there are too many."""
         for row, value in values:
             self.rows += 1
             if is_empty(value):
@@ -383,14 +369,8 @@ def label_ids(
     by_number: bool = True,
     rows: Iterable[int] | None = None,
 ) -> list[int]:
-    """Labels, given as names or (unless not `by_number`) as numbers, as numbers.
-
-    Args:
-        rows: the numbers of their rows; from 1, if not given.
-
-    Raises:
-        UsageError: a label beyond the known ones, with its row.
-    """
+    """Labels, given as names or (unless not `by_number`) as numbers, as numbers; UsageError for one
+    beyond the known ones. `rows` are the numbers of their rows, from 1, if not given."""
     written = {str(i): i for i in range(len(names))} if by_number else {}  # as a .csv has them
     by_name = written | {name: i for i, name in enumerate(names)}
     known = f"0 to {len(names) - 1}, or {', '.join(names)}" if by_number else ", ".join(names)
@@ -405,11 +385,8 @@ def label_ids(
 
 
 def label_numbers(values: Sequence[Any], where: str, start: int = 1) -> list[float]:
-    """Labels that are numbers, as floats; `start` is the number of the first row.
-
-    Raises:
-        UsageError: a label that is none, with its row.
-    """
+    """Labels that are numbers, as floats; UsageError for one that is none. `start` is the number of
+    the first row."""
     for row, value in enumerate(values, start):
         with contextlib.suppress(TypeError, ValueError):  # a .csv has them as texts
             if not isinstance(value, bool) and math.isfinite(float(value)):
@@ -422,11 +399,7 @@ def label_numbers(values: Sequence[Any], where: str, start: int = 1) -> list[flo
 
 
 def check_texts(values: Sequence[Any], where: str, start: int = 1) -> list[int]:
-    """Makes sure that a column holds texts; returns the rows of those that are empty.
-
-    Raises:
-        UsageError: a value that is none, with its row.
-    """
+    """The rows of a column's texts that are empty; UsageError for a value that is no text."""
     for row, value in enumerate(values, start):
         if value is None:
             raise UsageError(f"{where!r}: row {row} has no text")

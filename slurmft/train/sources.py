@@ -23,11 +23,8 @@ SUFFIXES = (
 
 
 def localize(train: TrainConfig) -> TrainConfig:
-    """The configuration with local folders made absolute: nodes start elsewhere.
-
-    Raises:
-        UsageError: a folder that does not exist, or lacks the files of a model or a data set.
-    """
+    """The configuration with local folders made absolute: nodes start elsewhere. UsageError where
+    one does not exist, or lacks the files of a model or a data set."""
     changes: dict[str, Any] = {}
     check_given(train)
     if train.data is not None and is_local(train.data):
@@ -100,11 +97,8 @@ def check_given(train: TrainConfig) -> None:
 
 
 def find_split(folder: Path, split: str) -> Path:
-    """The file of one split of a local data set.
-
-    Raises:
-        UsageError: the folder is closed, or has none of the names that it could have.
-    """
+    """The file of one split of a local data set; UsageError where the folder is closed, or has none
+    or several."""
     names = [split + suffix for suffix in SUFFIXES]
     try:
         found = [folder / name for name in names if (folder / name).is_file()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 from slurmft.job.process_group import World
 from slurmft.train import data
+from slurmft.train.data import TokenTable
 from slurmft.train.grad_comm import GradientCommunication
 from tests.support import on_device, prepared
 
@@ -81,3 +83,27 @@ def test_batches_of_cpus_are_made_when_their_turn_comes() -> None:
     pairs = data.prepared(range(3), lambda item: made.append(item), torch.device("cpu"))
     next(pairs)
     assert made == [0]
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_one_copy_takes_a_batch_to_a_gpu(pack: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of several types; one of bytes is not where others begin."""
+    table = TokenTable.build([[5, 6, 7], [8], [9, 10]], [0.5, 1.5, 2.5], [[0, 0, 1], [1], [0, 1]])
+    indices = torch.arange(3).numpy()
+    batch = table.packed(indices) if pack else table.batch(indices, pad_id=0)
+    batch.inputs["of_bytes"] = torch.tensor([1, 0, 1], dtype=torch.int8)
+    empty, copies = torch.empty, list[torch.Tensor]()
+
+    def to(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        copies.append(tensor)
+        return tensor
+
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory, **of: empty(*size, **of))
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    sent = batch.to(META)
+    assert len(copies) == 1
+    for own, found in ((batch.inputs, sent.inputs), (batch.targets, sent.targets)):
+        assert own.keys() == found.keys()
+        for name, tensor in own.items():
+            assert tensor.dtype == found[name].dtype
+            assert torch.equal(tensor, found[name])
