@@ -76,13 +76,9 @@ class Agent:
         }
 
     def listen(self, token: str, job_id: str) -> dict[str, int]:
-        """Listens on a port of the rendezvous' range and on an ephemeral one, from now on.
-
-        Args:
-            token: what this node answers to "who", with its time.
-
-        Returns both ports, and a free one for torchrun's store.
-        """
+        """Listens on a port of the rendezvous' range and on an ephemeral one, from now on, and
+        answers "who" with the token and its time. Returns both ports, and a free one for torchrun's
+        store."""
         _Peer.token = token
         found = {"torchrun": rendezvous.free_ports(job_id, 1)[0]}
         ports = [p for p in rendezvous.candidate_ports(job_id) if p != found["torchrun"]]
@@ -93,10 +89,8 @@ class Agent:
         return found
 
     def reach(self, peers: Mapping[str, Mapping[str, Any]], timeout_s: float) -> dict[str, Any]:
-        """Resolves the peers' names and connects to their ports, all at the same time.
-
-        Args:
-            peers: host -> {"token": what it answers, "ports": {what for: port}}.
+        """Resolves the peers' names and connects to their ports, all at the same time: host ->
+        {"token": what it answers, "ports": {what for: port}}.
 
         Returns host -> {"problem": why its name has no address, "ports": {what it is for: why it
         cannot be reached, or None}, "ahead_s": its clock, "round_trip_s"}.
@@ -136,11 +130,9 @@ class Agent:
         job: Mapping[str, Any],
         timeout_s: float,
     ) -> dict[str, Any]:
-        """Measures devices and collectives under torchrun, as a run starts it.
-
-        Returns "ranks" (what those of this node measured), "problem" (why torchrun failed, or None)
-        and "late" (whether it reached the time limit).
-        """
+        """Measures devices and collectives under torchrun, as a run starts it: "ranks" (what those
+        of this node measured), "problem" (why torchrun failed, or None), "late" (whether it reached
+        the time limit)."""
         config = _config(job)
         profile = task.use_of_node(config, os.environ)
         rdzv = _rendezvous(hosts, rank, config.job.interface, port, id)
@@ -218,12 +210,8 @@ def _reach(host: str, token: str, ports: Mapping[str, int], timeout_s: float) ->
 
 
 def _greet(address: str, port: int, token: str, timeout_s: float) -> dict[str, float]:
-    """How far the clock there is ahead of this one, and the round trip, in s.
-
-    Raises:
-        OSError: it cannot be reached.
-        ValueError: it does not answer with the token.
-    """
+    """How far the clock there is ahead of this one, and the round trip, in s. OSError where it
+    cannot be reached, ValueError where it does not answer with the token."""
     with socket.create_connection((address, port), timeout=timeout_s) as connection:
         began, ticks = time.time(), time.perf_counter()
         connection.sendall(b"who\n")

@@ -14,11 +14,8 @@ Result = TypeVar("Result")
 
 
 def call_all(timeout_s: float, calls: Sequence[Callable[[], Result]]) -> list[Result | Exception]:
-    """Makes all calls at the same time; returns their results, in order.
-
-    Instead of a result: the exception that the call raised, or a TimeoutError. A call that takes
-    longer runs on in its thread, which ends with this process: nothing can end it earlier.
-    """
+    """Makes all calls at the same time; returns their results, in order, or the exceptions that
+    they raised, or a TimeoutError: such a call runs on in its thread, until this process ends."""
     late = TimeoutError(f"no answer in {timeout_s:.0f} s")
     results: list[Result | Exception] = [late] * len(calls)
 

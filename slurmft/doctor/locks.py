@@ -28,28 +28,22 @@ class Measurement:
     """None: the nodes see different folders."""
 
     def choice(self) -> str | None:
-        """The primitive to use; None where nodes share no folder.
-
-        Raises:
-            ProbeError: no kind of lock holds.
-        """
+        """The primitive to use; None where nodes share no folder. ProbeError where none holds."""
         return None if self.findings is None else probe.choose(self.findings, self.file_system)
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
-        facts = {"hosts": self.hosts, "file_system": str(self.file_system)}
-        if self.findings is None:
-            return facts | {"one_folder": False}
-        findings = {name: dataclasses.asdict(finding) for name, finding in self.findings.items()}
-        return facts | {"one_folder": True, "choice": self.choice(), "findings": findings}
+        facts: dict[str, Any] = {"hosts": self.hosts, "file_system": str(self.file_system)}
+        facts["one_folder"] = self.findings is not None
+        if self.findings is not None:
+            findings = {name: dataclasses.asdict(found) for name, found in self.findings.items()}
+            facts |= {"choice": self.choice(), "findings": findings}
+        return facts
 
 
 def probe_job(job: JobConfig, nodes: int | None) -> JobConfig:
     """The job to measure with: a core on each of two nodes, or as many as the allocation has.
-
-    Raises:
-        UsageError: so many nodes cannot be had.
-    """
+    UsageError where so many cannot be had."""
     if not commands.available():
         if nodes not in (None, 1):
             raise UsageError(f"--nodes {nodes}, but there is no Slurm here")
@@ -64,11 +58,8 @@ def probe_job(job: JobConfig, nodes: int | None) -> JobConfig:
 
 
 def measure(site: Site, nodes: int, folder: Path) -> Measurement:
-    """Compares all kinds of locks on the first nodes of a site.
-
-    Raises:
-        AgentError: there is no answer from a node.
-    """
+    """Compares all kinds of locks on the first nodes of a site; AgentError where one does not
+    answer."""
     names = list(site.hosts)[:nodes]
     with Agents({name: site.commands[name] for name in names}, site.env) as agents:
         places = agents.ask("place", {name: {"folder": str(folder)} for name in names}, _START_S)
@@ -89,27 +80,24 @@ def table(found: Measurement) -> list[str]:
     if found.findings is None:
         return []
     titles = ("", "this node", "other nodes", "unlock", "exit", "SIGKILL")
-    rows = [_row(name, finding) for name, finding in found.findings.items()]
+    rows = [(name, *_cells(finding)) for name, finding in found.findings.items()]
     seen_from = f"{found.file_system}, seen from {', '.join(found.hosts)}"
     return [seen_from, "", *aligned([titles, *rows]), ""]
 
 
-def _row(name: str, finding: Finding) -> tuple[str, ...]:
+def _cells(finding: Finding) -> list[str]:
     if finding.error:
-        return (name, finding.error, *[""] * 4)
+        return [finding.error, *[""] * 4]
     excludes = {True: "excludes", False: "DOES NOT EXCLUDE", None: "unknown"}
     releases = {True: "releases", False: "STAYS LOCKED", None: "unknown"}
     ends = (finding.on_unlock, finding.on_exit, finding.on_kill)
-    between = excludes[finding.between_nodes]
-    return (name, excludes[finding.on_node], between, *(releases[end] for end in ends))
+    places = (finding.on_node, finding.between_nodes)
+    return [*(excludes[each] for each in places), *(releases[each] for each in ends)]
 
 
 def conclude(found: Measurement) -> list[str]:
-    """Records the choice, if nodes were compared; what follows from it.
-
-    Raises:
-        ProbeError: no kind of lock holds.
-    """
+    """Records the choice, if nodes were compared; what follows from it. ProbeError where no kind of
+    lock holds."""
     choice = found.choice()
     if found.findings is None or choice is None:
         return [

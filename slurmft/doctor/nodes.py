@@ -43,10 +43,7 @@ def open_site(
 ) -> Iterator[Site]:
     """The nodes of the allocation that this runs in, else of a new one, for which the job says what
     to ask for, and `wait_s` how long it may wait in the queue; simulated without Slurm.
-
-    Raises:
-        SlurmftError: salloc refuses, or the nodes are not allocated in time.
-    """
+    SlurmftError where there are none in time."""
     if not with_slurm:
         yield simulated(job.nodes)
         return
@@ -84,10 +81,5 @@ def simulated(nodes: int) -> Site:
     """Simulated nodes, as `--cluster local` has them."""
     hosts = [rendezvous.simulated_host(number) for number in range(nodes)]
     commands = {host: [*agent_command(), str(number)] for number, host in enumerate(hosts)}
-    return Site(
-        hosts={host: host for host in hosts},
-        commands=commands,
-        env={},
-        job_id=str(os.getpid()),
-        simulated=True,
-    )
+    own = {host: host for host in hosts}
+    return Site(hosts=own, commands=commands, env={}, job_id=str(os.getpid()), simulated=True)

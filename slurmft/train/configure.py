@@ -21,7 +21,6 @@ def configure(flags: dict[str, Any]) -> RunConfig:
     """
     train, job = resolve(flags)
     if job.container is None:  # which may have what this environment lacks
-        recipes.check_packages(train.task)
         check_packages(train)
     train = localize(train)
     program = train.program()

@@ -170,14 +170,8 @@ class TokenTable:
         )
 
     def padded(self, values: Array, indices: Array, width: int, fill: int) -> Array:
-        """A value of every token of the samples at `indices`: int64, (batch, width).
-
-        Args:
-            values: one of every token of the table, (total,).
-            indices: int64, (batch,).
-            width: at least the length of the longest.
-            fill: what stands behind a sample's last token.
-        """
+        """Those of the values of all tokens, (total,), that are of the samples at `indices`: int64,
+        (batch, width). `fill` stands behind a sample's last token."""
         rows = np.full((len(indices), width), fill, dtype=np.int64)
         rows[np.arange(width) < self.lengths(indices)[:, None]] = values[self.places(indices)]
         return rows

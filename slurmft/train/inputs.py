@@ -153,26 +153,21 @@ class Split:
             part = "few" if not long else part.replace("%", " %")
             self.cut = f"{part} cut to {limit:,} tokens"
 
-    def lengths(self) -> str:
-        """ "tokens: median 20, 95 % up to 45, longest 87"; words, where there is no tokenizer."""
-        return f"tokens: {self.tokens}" if self.tokens else f"words: {Lengths.of(self.texts.words)}"
-
-    def remarks(self) -> list[str]:
-        """What is not as it should be, in a few words each."""
-        found = {
-            "empty": len(self.without_text),
-            "twice or more": self.texts.repeated,
-            "also in train": self.shared,
-        }
-        return [*filter(None, [self.cut]), *(f"{n:,} {what}" for what, n in found.items() if n)]
-
     def words(self) -> str:
         """ "16,000 rows, 6 classes: 'joy' 5,362 (34 %), ...; tokens: median 20, ...; 31 twice" """
         count = len(self.labels.counts)
         classes = f", {count:,} classes: {self.labels.shares()}" if count else ""
         part = f" in the first {self.share:.0%} of the file" if self.share < 1 else ""
+        words = f"words: {Lengths.of(self.texts.words)}"  # where there is no tokenizer
+        counts = {
+            "empty": len(self.without_text),
+            "twice or more": self.texts.repeated,
+            "also in train": self.shared,
+        }
+        remarks = [self.cut, *(f"{n:,} {what}" if n else "" for what, n in counts.items())]
         rows = f"{self.rows:,} rows{classes}{part}"
-        return "; ".join(filter(None, (rows, self.lengths(), ", ".join(self.remarks()))))
+        lengths = f"tokens: {self.tokens}" if self.tokens else words
+        return "; ".join(filter(None, (rows, lengths, ", ".join(filter(None, remarks)))))
 
 
 @functools.lru_cache  # the cells of a study have the same data

@@ -28,11 +28,8 @@ NAN = -1
 
 
 def check_numbers(predictions: np.ndarray) -> None:
-    """Refuses predictions that come from logits that are not numbers.
-
-    Raises:
-        SlurmftError: there are such; a metric of them would look like one of a bad model.
-    """
+    """Raises SlurmftError where predictions come from logits that are not numbers: a metric of them
+    would look like one of a bad model."""
     is_bad = np.isnan(predictions) if predictions.dtype.kind == "f" else predictions == NAN
     bad = int(is_bad.reshape(len(predictions), -1).any(axis=1).sum())
     if bad:
@@ -103,12 +100,8 @@ def by_class(
 ) -> dict[str, dict[str, Any]]:
     """Of each class precision, recall and f1, as scikit-learn defines them (0.0 where they are
     undefined), and its samples (support); where samples have one class each, also what those of it
-    were predicted as, which is a row of the confusion matrix: class -> count.
-
-    Args:
-        predictions: int64, (samples,), or 0 and 1: (samples, classes).
-        labels: of the same shape.
-        names: of the classes.
+    were predicted as, which is a row of the confusion matrix: class -> count. Predictions and
+    labels are int64, (samples,), or 0 and 1: (samples, classes).
     """
     count, rows = len(names), dict[str, dict[str, Any]]()
     sums: tuple[np.ndarray, ...]

@@ -81,20 +81,9 @@ def use_code(folder: str) -> None:
         sys.path[:0] = [folder, os.getcwd()]  # so that `load` does not put this one first
 
 
-def check(task: str, given: tuple[str, ...]) -> None:
-    """Raises UsageError where a task has no such options, or values are of another type."""
-    options(None if task in TASKS else load(task), task, given)
-
-
 def options(kind: Any, task: str, given: tuple[str, ...]) -> Any:
     """The own options of a task, a dataclass that its attribute `Options` is; None: it has none.
-
-    Args:
-        given: NAME=VALUE, of --task-option.
-
-    Raises:
-        UsageError: it has no such option, or the value is of another type.
-    """
+    UsageError where NAME=VALUE of --task-option is none of them, or of another type."""
     own = getattr(kind, "Options", None)
     fields = config_options(own) if own else {}
     values: dict[str, Any] = {}

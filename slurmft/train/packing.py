@@ -219,12 +219,8 @@ class Packing:
     # --- what is found out by trial ---------------------------------------------------------------
 
     def try_out(self, longest: int | None) -> float:
-        """Finds the form that the head wants. Returns the largest difference of outputs to those of
-        padded batches; 0: they are the same.
-
-        Args:
-            longest: tokens of the longest text that is to come; None: any.
-        """
+        """Finds the form that the head wants, for texts of up to `longest` tokens. Returns the
+        largest difference of outputs to those of padded batches; 0: they are the same."""
         if difference := self._try_long(longest):
             return difference
         sample = _Sample.of(self.model, 2, 5, 9)
@@ -300,17 +296,12 @@ class Packing:
 
 
 def pack(model: Any, fuse: bool = True, longest: int | None = None) -> Packing | str:
-    """Makes a model of transformers compute without padding, where it can be.
-
-    Every model is tried out: its outputs must be what they were.
+    """Makes a model of transformers, or the one in PEFT's, compute without padding; a text where it
+    cannot: why. Every model is tried out: its outputs must be what they were.
 
     Args:
-        model: or one of PEFT around it.
         fuse: let our own layers compute, where they can.
         longest: tokens of the longest text that is to come; None: any.
-
-    Returns:
-        A text where it cannot: why.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -341,12 +332,8 @@ def pack(model: Any, fuse: bool = True, longest: int | None = None) -> Packing |
 
 
 def use_graphs(packed: Any, device: torch.device, dtype: torch.dtype) -> None:
-    """Lets CUDA graphs compute in training the layers of what `pack` returned; device and type are
-    those of its products then.
-
-    Raises:
-        UsageError: they cannot.
-    """
+    """Lets CUDA graphs compute in training the layers of what `pack` returned, with products on
+    this device, of this type; UsageError where they cannot."""
     reason: str | None = "the model's layers are not of BERT's or DistilBERT's kind"
     if layers := getattr(packed, "layers", []):
         reason = gpu_layers.why_not(layers[0], device, dtype)

@@ -4,9 +4,6 @@ The compute half (rows, features, model, metric) is a module of `slurmft.train.t
 value stands until the site file or a flag overrides it.
 """
 
-import importlib.util
-import shlex
-import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -70,17 +67,6 @@ def facts(task: str) -> TaskFacts:
     return found
 
 
-def check_packages(task: str) -> None:
-    """Raises UsageError where a package that a task needs is not installed."""
-    missing = [name for name in facts(task).packages if importlib.util.find_spec(name) is None]
-    if missing:
-        packages = " ".join(missing).replace("_", "-")
-        raise UsageError(
-            f"--task {task} needs packages that are not installed: {packages}",
-            f"{shlex.quote(sys.executable)} -m pip install {packages}",
-        )
-
-
 def named() -> list[str]:
     """The recipes that are more than their task's default."""
     return [name for name in RECIPES if name not in TASKS]
@@ -99,7 +85,8 @@ def fill(given: dict[str, Any]) -> dict[str, Any]:
     if words := given.get("task_option"):
         from slurmft.train import own_task
 
-        own_task.check(given.get("task", "synthetic"), words)
+        task = given.get("task", "synthetic")
+        own_task.options(None if task in TASKS else own_task.load(task), task, words)
     if "recipe" not in given:
         return _rates(_default(given.get("task", "synthetic"), given.get("preset")), given) | given
     name = given["recipe"]

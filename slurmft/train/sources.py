@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from slurmft.core.config import flag
 from slurmft.core.errors import UsageError
 from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
@@ -81,12 +80,17 @@ def no_chat_template(model: str | None) -> UsageError:
 
 
 def check_packages(train: TrainConfig) -> None:
-    """Raises UsageError where an option needs a package that this Python lacks."""
-    for package, option in (("peft", "lora"), ("bitsandbytes", "load_in_4bit")):
-        if getattr(train, option) and importlib.util.find_spec(package) is None:
+    """Raises UsageError where the task or an option needs a package that is not installed."""
+    needs = {f"--task {train.task}": facts(train.task).packages}
+    needs |= {"--lora": ("peft",)} if train.lora else {}
+    needs |= {"--load-in-4bit": ("bitsandbytes",)} if train.load_in_4bit else {}
+    for what, names in needs.items():
+        missing = [name for name in names if importlib.util.find_spec(name) is None]
+        if missing:
+            packages = " ".join(missing).replace("_", "-")
             raise UsageError(
-                f"{flag(option)} needs the package {package}, which {sys.prefix} lacks",
-                f"pip install {package}, or leave {flag(option)} out",
+                f"{what} needs packages that are not installed: {packages}",
+                f"leave it out, or {shlex.quote(sys.executable)} -m pip install {packages}",
             )
 
 

@@ -426,7 +426,7 @@ def test_a_package_that_is_not_installed(
         *("submit", "--dry-run", "--lora", "4", *given, *emotion(tiny_data, tiny_model)),
         env={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
     )
-    assert_two_lines(done, f"{option} needs the package {package}, which")
+    assert_two_lines(done, f"{option} needs packages that are not installed: {package}")
     assert f"pip install {package}" in done.err
 
 

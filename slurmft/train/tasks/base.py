@@ -99,20 +99,13 @@ class Task(ABC):
 
     def predict(self, output: Any, batch: Batch, data: TokenData) -> Any:
         """Predictions of validation samples: (batch, *prediction_shape). Of a sample with NaN among
-        its logits: the class `NAN`, or NaN.
-
-        Args:
-            output: what the model returned for them.
-        """
+        its logits: the class `NAN`, or NaN."""
         logits = output.logits
         return logits.argmax(dim=-1).masked_fill(logits.isnan().any(dim=-1), NAN)
 
     def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
-        """The metrics of the predictions of all validation samples, in their order.
-
-        Raises:
-            SlurmftError: there is NaN among them.
-        """
+        """The metrics of the predictions of all validation samples, in their order; SlurmftError
+        where there is NaN among them."""
         check_numbers(predictions)
         labels = data.validation.labels
         return {name: SCORES[name](predictions, labels) for name in self.metric_names}

@@ -51,11 +51,7 @@ class Rows:
         return len(next(iter(self.columns.values())))
 
     def column(self, name: str) -> list[Any]:
-        """A column's values.
-
-        Raises:
-            UsageError: there is no such column.
-        """
+        """A column's values; UsageError where there is no such column."""
         if name not in self.columns:
             raise no_column(self.where, name, list(self.columns))
         values = self.columns[name]
@@ -116,11 +112,7 @@ class Pretrained(Task):
         """What the metrics need of the validation split besides, see `TokenData.texts`."""
 
     def rows(self, split: str) -> Rows:
-        """A split's rows.
-
-        Raises:
-            UsageError: no such data, no such split, or no rows.
-        """
+        """A split's rows; UsageError where there is no such split, or it has none."""
         name = str(self.config.data)
         if is_local(name):
             path = find_split(Path(name), split)
@@ -136,11 +128,8 @@ class Pretrained(Task):
         return Rows({k: table.column(k) for k in table.column_names}, where, classes)
 
     def values(self, rows: Rows) -> list[list[Any]]:
-        """The columns that the task reads, checked, in the order of its format.
-
-        Raises:
-            UsageError: a column that is missing, or a value that cannot be right.
-        """
+        """The columns that the task reads, in the order of its format; UsageError where one is
+        missing, or a value cannot be right."""
         columns = [rows.column(name) for name in self.form.columns]
         self.form.check(columns, rows.where)
         return columns
@@ -161,11 +150,8 @@ class Pretrained(Task):
         return found.names()
 
     def labels(self, rows: Rows, names: list[str]) -> list[Any]:
-        """A split's labels: classes, or numbers.
-
-        Raises:
-            UsageError: rows without a label, a label of the wrong type, or that does not exist.
-        """
+        """A split's labels, classes or numbers; UsageError for one that is missing, of the wrong
+        type, or unknown."""
         column = self.form.columns[-1]
         values = rows.column(column)
         if not names:
@@ -234,11 +220,7 @@ class Pretrained(Task):
         return [Path(file["filename"]) for file in self._dataset(split).cache_files]
 
     def _dataset(self, split: str) -> Any:
-        """A split of a data set of the hub, or of its cache.
-
-        Raises:
-            UsageError: there is no such data set, or it has no such split.
-        """
+        """A split of a data set of the hub, or of its cache; UsageError where there is none."""
         from datasets import load_dataset
 
         name = str(self.config.data)
@@ -254,11 +236,7 @@ class Pretrained(Task):
         return from_hub("--data", name, load)
 
     def tokenizer(self) -> Any:
-        """The model's tokenizer.
-
-        Raises:
-            UsageError: there is none, or it lacks something.
-        """
+        """The model's tokenizer; UsageError where there is none, or it lacks something."""
         from transformers import AutoTokenizer
 
         what = f"the tokenizer of {self.config.model!r}"
@@ -284,12 +262,8 @@ class Pretrained(Task):
         return getattr(self._load(AutoConfig.from_pretrained), "type_vocab_size", 0) > 1
 
     def pretrained(self, auto_model: Any, **settings: Any) -> Any:
-        """The weights with a head, in fp32, on the CPU.
-
-        Args:
-            auto_model: the class of transformers for that head.
-            settings: of the model's configuration.
-        """
+        """The weights with a head, that of a class of transformers, in fp32, on the CPU; `settings`
+        are of the model's configuration."""
         import torch
         from transformers import AutoConfig
 
@@ -323,11 +297,8 @@ def is_cut(encoded: Any) -> list[bool]:
 
 def from_hub(flag: str, name: str, load: Callable[[], Loaded]) -> Loaded:
     """Loads something by name; a hub that is out of reach gives one clear line. What is downloaded
-    is for whom the cache is, not for this user alone, as a run's own files are.
-
-    Raises:
-        UsageError: it is neither a readable folder, nor in the cache, nor on a hub in reach; or the
-            cache is closed to this user.
+    is for whom the cache is, not for this user alone, as a run's own files are. UsageError where it
+    is nowhere, or cannot be read.
     """
     cache = _cache(flag)
     try:

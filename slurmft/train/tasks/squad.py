@@ -157,10 +157,8 @@ def without_padding(output: Any, lengths: torch.Tensor) -> tuple[torch.Tensor, t
     """Logits of being an answer's first token, and its last: (batch, width); -inf for padding.
 
     transformers counts padding as a place like others: a sample's loss, and its best tokens, would
-    depend on how long the others of its batch are.
-
-    Args:
-        lengths: of the windows: int64, (batch,).
+    depend on how long the others of its batch are. `lengths` are those of the windows: int64,
+    (batch,).
     """
     starts, ends = output.start_logits, output.end_logits
     padding = (torch.arange(starts.shape[1]) >= lengths[:, None]).to(starts.device)
@@ -169,19 +167,14 @@ def without_padding(output: Any, lengths: torch.Tensor) -> tuple[torch.Tensor, t
 
 def answer_span(characters: np.ndarray, question: Question) -> tuple[int, int]:
     """A window's tokens in which the first answer begins and ends; (0, 0), the first special token,
-    where it is not whole in the window, or there is none.
-
-    Args:
-        characters: int32, (length, 2); see `Window`.
+    where it is not whole in the window, or there is none. `characters` are those of `Window`.
     """
     if not question.answers:
         return 0, 0
     begin, end = question.starts[0], question.starts[0] + len(question.answers[0])
     (inside,) = np.nonzero(characters[:, 0] >= 0)
-    if not len(inside):
-        return 0, 0
-    first, last = characters[inside, 0], characters[inside, 1]
-    if begin < first[0] or end > last[-1]:
+    first, last = characters[inside].T
+    if not len(inside) or begin < first[0] or end > last[-1]:
         return 0, 0
     return (
         int(inside[np.searchsorted(first, begin, side="right") - 1]),
@@ -215,25 +208,18 @@ def best_spans(starts: torch.Tensor, ends: torch.Tensor, in_context: torch.Tenso
         float64, (batch, 4): see `SCORE`. NaN where a logit of the window is.
     """
     n_best = min(N_BEST, starts.shape[1])
-    start, first = (
-        t[:, :n_best] for t in starts.double().sort(dim=1, descending=True, stable=True)
+    (start, first), (end, last) = (
+        (t[:, :n_best] for t in logits.double().sort(dim=1, descending=True, stable=True))
+        for logits in (starts, ends)
     )
-    end, last = (t[:, :n_best] for t in ends.double().sort(dim=1, descending=True, stable=True))
     length = last[:, None, :] - first[:, :, None] + 1
     good = in_context.gather(1, first)[:, :, None] & in_context.gather(1, last)[:, None, :]
     good &= (length >= 1) & (length <= MAX_ANSWER_TOKENS)
     score = (start[:, :, None] + end[:, None, :]).masked_fill(~good, -torch.inf).flatten(1)
     best = score.argmax(1, keepdim=True)
     none = starts[:, :1].double() + ends[:, :1].double()
-    spans = torch.cat(
-        (
-            score.gather(1, best),
-            first.gather(1, best // n_best).double(),
-            last.gather(1, best % n_best).double(),
-            none,
-        ),
-        1,
-    )
+    tokens = (first.gather(1, best // n_best), last.gather(1, best % n_best))
+    spans = torch.cat((score.gather(1, best), *(t.double() for t in tokens), none), 1)
     is_nan = starts.isnan().any(1) | ends.isnan().any(1)
     return spans.masked_fill(is_nan[:, None], torch.nan)
 
