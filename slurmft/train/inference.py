@@ -18,7 +18,7 @@ from slurmft.train.recipes import TASKS
 from slurmft.train.rows import read_columns, write_rows
 from slurmft.train.state import Predicted
 from slurmft.train.step_plan import Plan
-from slurmft.train.tasks.tokens import entities, first_of_word
+from slurmft.train.tasks.tokens import entities
 from slurmft.train.timers import PhaseClock
 from slurmft.train.trainer import Training, checkpoint_suffix
 
@@ -39,7 +39,7 @@ class Prediction(Training):
         labels = [known[str(i)] for i in range(len(known))] if self.task.facts.labels != () else []
         task: Any = self.task
         tokenizer = task.tokenizer()
-        table = _table(self.task, tokenizer, texts_of(self.config, file))
+        table = task.unlabelled(tokenizer, texts_of(self.config, file))
         first = TokenTable.build([table.tokens[: table.offsets[1]]], [0])
         told, pad_id = tuple(task.warnings), tokenizer.pad_token_id
         TokenData(first, table, labels, pad_id, texts=[], warnings=told).save(folder)
@@ -126,20 +126,6 @@ class Prediction(Training):
 
     def _note(self, facts: dict[str, Any]) -> None:
         self.job.result(facts)
-
-
-def _table(task: Any, tokenizer: Any, texts: list[list[Any]]) -> TokenTable:
-    """The rows of a file as tokens."""
-    if TASKS[task.config.task].module == "tokens":
-        longest = min(task.config.max_length, tokenizer.model_max_length)
-        encoded = tokenizer(texts[0], is_split_into_words=True, truncation=True, max_length=longest)
-        first = [np.array(first_of_word(each.word_ids)) for each in encoded.encodings]
-        marks = [np.where(own < 0, IGNORED, 0) for own in first]
-        return TokenTable.build(encoded["input_ids"], token_labels=marks)
-    prefix = task.config.source_prefix
-    given = [[prefix + text for text in values] for values in texts] if prefix else texts
-    ids, types = task.encode(tokenizer, given, "texts")
-    return TokenTable.build(ids, [0] * len(ids), types)
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,11 @@ class Pretrained(Task):
         ids, types = self.encode(tokenizer, texts, f"texts of {rows.where!r}")
         return TokenTable.build(ids, labels, types)
 
+    def unlabelled(self, tokenizer: Any, texts: Sequence[list[Any]]) -> TokenTable:
+        """The tokens of rows that are to be predicted."""
+        ids, types = self.encode(tokenizer, texts, "texts")
+        return TokenTable.build(ids, [0] * len(ids), types)
+
     def texts(self, validation: Rows) -> Any:
         """What the metrics need of the validation split besides, see `TokenData.texts`."""
 
@@ -167,13 +172,16 @@ class Pretrained(Task):
         self, tokenizer: Any, texts: Sequence[list[str]], what: str, as_target: bool = False
     ) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
         """Token ids of every row's text, or pair of texts, cut to --max-length; and which of the
-        two they are of, where that is to be told. Targets are cut to --max-target-length."""
+        two they are of, where that is to be told. Texts begin with --source-prefix; targets do not,
+        and are cut to --max-target-length."""
+        prefix = self.config.source_prefix if not as_target else None
         limit = self.config.max_target_length if as_target else self.config.max_length
         assert limit is not None  # from the recipe
         longest, cut = min(limit, tokenizer.model_max_length), list[bool]()
         ids, types = list[np.ndarray](), list[np.ndarray]()
         for start in range(0, len(texts[0]), _ROWS_AT_ONCE):
             part = [values[start : start + _ROWS_AT_ONCE] for values in texts]
+            part = [[prefix + text for text in values] for values in part] if prefix else part
             given = {"text_target": part[0]} if as_target else dict(zip(_TEXTS, part, strict=False))
             encoded = tokenizer(**given, truncation=True, max_length=longest)
             cut += is_cut(encoded)

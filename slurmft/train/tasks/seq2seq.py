@@ -40,7 +40,6 @@ class Task(Pretrained):
 
     def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
         sources, targets = self.values(rows)
-        sources = [(self.config.source_prefix or "") + text for text in sources]
         ids, _ = self.encode(tokenizer, [sources], f"texts of {rows.where!r}")
         what = f"targets of {rows.where!r}"
         target_ids, _ = self.encode(tokenizer, [targets], what, as_target=True)

@@ -6,7 +6,7 @@ those of transformers' run_qa.py.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,19 +57,24 @@ class Task(Pretrained):
 
     def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
         questions = self._questions(rows)
-        windows = list(self._windows(tokenizer, questions))
+        windows = zip(*self._windows(tokenizer, questions), strict=True)
+        numbers, tokens, types, characters = windows
         return TokenTable.build(
-            [w.tokens for w in windows],
-            [answer_span(w.characters, questions[w.question]) for w in windows],
-            [w.types for w in windows] if self.tells_texts_apart(tokenizer) else None,
-            questions=np.array([w.question for w in windows]),
-            characters=np.concatenate([w.characters for w in windows]),
+            tokens,
+            [answer_span(c, questions[n]) for n, c in zip(numbers, characters, strict=True)],
+            types if self.tells_texts_apart(tokenizer) else None,
+            questions=np.array(numbers),
+            characters=np.concatenate(characters),
         )
 
     def texts(self, validation: Rows) -> dict[str, Any]:
         return texts_of(self._questions(validation))
 
-    def _windows(self, tokenizer: Any, questions: list[Question]) -> Iterator["Window"]:
+    def _windows(
+        self, tokenizer: Any, questions: list[Question]
+    ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
+        """Each a question, by its number, and a part of its context: token ids, types, and where
+        tokens of the context begin and end in it, -1 for others: int32, (length, 2)."""
         assert self.config.max_length is not None  # from the recipe
         longest = min(self.config.max_length, tokenizer.model_max_length)
         for first in range(0, len(questions), ROWS_AT_ONCE):
@@ -86,7 +91,10 @@ class Task(Pretrained):
             for row, encoding in zip(
                 encoded["overflow_to_sample_mapping"], encoded.encodings, strict=True
             ):
-                yield Window.of(encoding, first + row)
+                characters = np.array(encoding.offsets, dtype=np.int32)
+                characters[[text != 1 for text in encoding.sequence_ids]] = -1
+                ids = np.array(encoding.ids, dtype=np.int32)
+                yield first + row, ids, np.array(encoding.type_ids, dtype=np.int8), characters
 
     def _check_room(self, tokenizer: Any, questions: list[Question], longest: int) -> None:
         assert self.config.doc_stride is not None  # from the recipe
@@ -129,30 +137,6 @@ class Task(Pretrained):
         return metrics.squad(given, texts["answers"], self.may_have_none)
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A question, and a part of its context."""
-
-    question: int
-    """Its number within the split."""
-    tokens: np.ndarray
-    """int32, (length,)."""
-    types: np.ndarray
-    """int8, (length,)."""
-    characters: np.ndarray
-    """Where each token of the context begins and ends in it; -1 for other tokens: int32,
-    (length, 2)."""
-
-    @classmethod
-    def of(cls, encoding: Any, question: int) -> "Window":
-        """From an `Encoding` of tokenizers, without padding."""
-        texts = np.array([-1 if i is None else i for i in encoding.sequence_ids])
-        characters = np.array(encoding.offsets, dtype=np.int32)
-        characters[texts != 1] = -1
-        ids = np.array(encoding.ids, dtype=np.int32)
-        return cls(question, ids, np.array(encoding.type_ids, dtype=np.int8), characters)
-
-
 def without_padding(output: Any, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits of being an answer's first token, and its last: (batch, width); -inf for padding.
 
@@ -167,7 +151,8 @@ def without_padding(output: Any, lengths: torch.Tensor) -> tuple[torch.Tensor, t
 
 def answer_span(characters: np.ndarray, question: Question) -> tuple[int, int]:
     """A window's tokens in which the first answer begins and ends; (0, 0), the first special token,
-    where it is not whole in the window, or there is none. `characters` are those of `Window`.
+    where it is not whole in the window, or there is none. `characters` are those of a
+    window, see `Task._windows`.
     """
     if not question.answers:
         return 0, 0

@@ -36,21 +36,28 @@ class Task(Pretrained):
     def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
         """A word's first token has its label, its other tokens have none."""
         words, labels = self.values(rows)
-        assert self.config.max_length is not None  # from the recipe
-        longest = min(self.config.max_length, tokenizer.model_max_length)
-        encoded = tokenizer(
-            words, is_split_into_words=True, truncation=True, max_length=longest
-        )  # fmt: skip
-        self.warn_of_cuts(is_cut(encoded), f"texts of {rows.where!r}", longest)
+        tokens, first = self._encoded(tokenizer, words, f"texts of {rows.where!r}")
         ids = [
             np.array([*label_ids(own, names, f"{rows.where}: row {row}"), IGNORED])
             for row, own in enumerate(labels, start=1)
         ]
-        first = [first_of_word(each.word_ids) for each in encoded.encodings]
-        return TokenTable.build(
-            encoded["input_ids"],
-            token_labels=[own[at] for own, at in zip(ids, first, strict=True)],
-        )
+        own_labels = [own[at] for own, at in zip(ids, first, strict=True)]
+        return TokenTable.build(tokens, token_labels=own_labels)
+
+    def unlabelled(self, tokenizer: Any, texts: Sequence[list[Any]]) -> TokenTable:
+        tokens, first = self._encoded(tokenizer, texts[0], "texts")
+        return TokenTable.build(tokens, token_labels=[np.where(at < 0, IGNORED, 0) for at in first])
+
+    def _encoded(
+        self, tokenizer: Any, words: list[list[str]], what: str
+    ) -> tuple[list[list[int]], list[np.ndarray]]:
+        """Token ids of each text; and of each token the word that it begins, -1 for others."""
+        assert self.config.max_length is not None  # from the recipe
+        longest = min(self.config.max_length, tokenizer.model_max_length)
+        encoded = tokenizer(words, is_split_into_words=True, truncation=True, max_length=longest)
+        self.warn_of_cuts(is_cut(encoded), what, longest)
+        first = [np.array(first_of_word(each.word_ids)) for each in encoded.encodings]
+        return encoded["input_ids"], first
 
     def model(self, data: TokenData) -> Any:
         from transformers import AutoModelForTokenClassification
