@@ -128,9 +128,9 @@ def _has(value: dict[str, Any], key: Any, shape: Shape) -> bool:
     return fits(value[name], shape) if name in value else name != key
 
 
-def is_number(value: Any, above: float = -math.inf) -> bool:
+def is_number(value: Any) -> bool:
     """Whether a value of a file can be calculated with: files may be foreign, or hold NaN."""
-    return fits(value, float) and value > above
+    return fits(value, float)
 
 
 def fingerprint(path: Path) -> dict[str, Any]:

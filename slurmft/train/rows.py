@@ -310,11 +310,11 @@ class Labels:
         written = kind is str and all(value.isdecimal() for value in values)
         return [str(value) for value in sorted(values, key=int if written else None)]
 
-    def shares(self, most: int = 6) -> str:
+    def shares(self) -> str:
         """ "'joy' 5,362 (34 %), 'anger' 2,159 (13 %)" """
         total = self.counts.total()
         counts = self.counts.most_common()
-        return some([f"{v!r} {n:,} ({100 * n / total:.0f} %)" for (_, v), n in counts], most)
+        return some([f"{v!r} {n:,} ({100 * n / total:.0f} %)" for (_, v), n in counts], 6)
 
     def oddities(self) -> Iterator[str]:
         """Warnings of labels that differ only by white space or case, or are written as floats."""

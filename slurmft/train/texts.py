@@ -71,7 +71,7 @@ class Texts:
             if len(self.longest) > _LONGEST:
                 heapq.heappop(self.longest)
 
-    def token_counts(self, tokenizer: Any, prefix: str = "") -> tuple[list[int], int]:
+    def token_counts(self, tokenizer: Any, prefix: str) -> tuple[list[int], int]:
         """Tokens of each text of a sample; and of the longest one of all, as far as characters
         tell which that is."""
         sample, characters = list[Text](), 0

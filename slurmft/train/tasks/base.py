@@ -78,20 +78,18 @@ class Task(ABC):
 
     def loss(self, output: Any, batch: Batch) -> tuple[torch.Tensor, Any]:
         """The sum of the loss over its terms in a batch, and their `count`."""
+        import torch
         from torch.nn.functional import cross_entropy
 
         logits, labels = output.logits.flatten(0, -2), batch.targets["labels"].flatten()
-        counts = labels != IGNORED
-        if self.class_weights is None:
-            total = cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
-            return total, counts.sum()
-        import torch
-
-        weights = torch.from_numpy(self.class_weights).to(logits.device, non_blocking=True)
-        total = cross_entropy(
-            logits.float(), labels, weights, reduction="sum", ignore_index=IGNORED
-        )
-        return total, (weights.double()[labels.clamp_min(0)] * counts).sum()
+        has_label, weights = labels != IGNORED, None
+        if self.class_weights is not None:
+            weights = torch.from_numpy(self.class_weights).to(logits.device, non_blocking=True)
+            logits = logits.float()
+        total = cross_entropy(logits, labels, weights, reduction="sum", ignore_index=IGNORED)
+        if weights is None:
+            return total, has_label.sum()
+        return total, (weights.double()[labels.clamp_min(0)] * has_label).sum()
 
     def evaluate(self, model: Any, batch: Batch, data: TokenData) -> Any:
         """Predictions of a batch of validation samples; see `predict`."""

@@ -85,15 +85,9 @@ class Task(base.Task):
         tokenizer = Tokenizer(level)
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         tokenizer.post_processor = processors.BertProcessing(("[SEP]", SEP), ("[CLS]", CLS))
-        fast = PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer,
-            pad_token="[PAD]",
-            unk_token="[UNK]",
-            cls_token="[CLS]",
-            sep_token="[SEP]",
-            mask_token="[MASK]",
-        )
-        fast.save_pretrained(folder)
+        roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+        special: dict[str, Any] = dict(zip(roles, SPECIALS, strict=True))
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
 
 
 def vocabulary(size: int) -> list[str]:
