@@ -31,7 +31,7 @@ def made(folder: Path, task: str, data: Path, fused: bool, **train: Any) -> Step
         lr_schedule="constant", warmup_ratio=0.0, **train,
     )  # fmt: skip
     steps = Steps(path)
-    packing = steps.training.packing
+    packing = steps.training.loaded.packing
     assert packing is not None
     if not fused:
         packing.layers = []
@@ -42,8 +42,8 @@ def products(steps: Steps, tokens: int) -> float:
     """CPU seconds of the matrix products in the layers' forward and backward passes."""
     import torch
 
-    assert steps.training.packing is not None
-    layers = steps.training.packing.encoder.layer
+    assert steps.training.loaded.packing is not None
+    layers = steps.training.loaded.packing.encoder.layer
     dtype = torch.bfloat16 if steps.training.precision == "bf16" else torch.float32
     seconds = 0.0
     for module in (each for each in layers[0].modules() if isinstance(each, torch.nn.Linear)):
@@ -103,7 +103,7 @@ def accuracy(folder: Path, task: str, data: Path, asked: Any) -> None:
                 steps.step()
             training = steps.training
             count = len(training.data.validation)
-            predictions = training._predictions(np.arange(count), count)
+            predictions = training._predictions(training.data, np.arange(count), count)
             metrics = training.task.compute(predictions, training.data)
             found[name].append(100 * metrics["accuracy"])
             print(seed, name, metrics, flush=True)

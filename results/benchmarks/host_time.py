@@ -67,14 +67,14 @@ def measured(folder: Path, layers: int) -> dict[str, float]:
         steps = Steps(run)
     for _ in range(WARM_UP):
         steps.step()
-    assert steps.training.packing is not None
-    assert steps.training.packing.gpu_layers is not None
+    assert steps.training.loaded.packing is not None
+    assert steps.training.loaded.packing.gpu_layers is not None
     with Kernels() as kernels:
         steps.step()
     times = []
     for _ in range(STEPS):
         samples, began = steps.samples(), time.perf_counter()
-        parts = steps.training._parts(samples)
+        parts = steps.training.parts(samples)
         made = time.perf_counter()
         steps.training._step(samples, parts)
         times.append((made - began, time.perf_counter() - made))

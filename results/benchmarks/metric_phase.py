@@ -221,7 +221,7 @@ def throughput_rank(run: Path) -> None:
 
     def alone() -> None:
         training.predicted = []
-        training._predictions(parts[training.world.rank], len(parts[0]))
+        training._predictions(training.data, parts[training.world.rank], len(parts[0]))
         training.world.on_some(False, lambda: None)
 
     def with_metrics() -> None:

@@ -190,7 +190,7 @@ def by_slurmft(path: Path, task: str) -> Trained:
         losses.append(steps.step())
         times.append(time.perf_counter())
     training = steps.training
-    return times, losses, partial(f1_of, training.task, training.bare_model, training.data)
+    return times, losses, partial(f1_of, training.task, training.loaded.model, training.data)
 
 
 def by_trainer(path: Path, task: str) -> Trained:
@@ -243,9 +243,9 @@ def f1_of(maker: Any, model: Any, data: Any) -> float:
 
 def make_model(maker: Any, data: Any, config: Any) -> Any:
     """The task's model; with LoRA, as PEFT's users make it."""
-    from slurmft.train.trainer import seed_everything
+    from accelerate.utils import set_seed
 
-    seed_everything(config.seed)
+    set_seed(config.seed)
     model = maker.model(data)
     if not config.lora:
         return model

@@ -108,7 +108,7 @@ def training_of(data: Path, model: Path, rows: str, folder: Path) -> Steps:
 
 def checkpoint_mib(training: Any) -> float:
     """Of weights and the optimizer's state."""
-    state = list(training.bare_model.parameters())
+    state = list(training.loaded.model.parameters())
     for each in training.optimizer.state.values():
         state += each.values()
     return float(sum(tensor.nbytes for tensor in state)) / 2**20

@@ -40,23 +40,14 @@ class Snapshot:
 
 
 def write(folder: Path, snapshot: Snapshot) -> None:
-    """Writes the files of a checkpoint.
-
-    Raises:
-        OSError: no room, or no file system.
-        SafetensorError: the same, from the library.
-    """
+    """Writes the files of a checkpoint. OSError or SafetensorError where it cannot."""
     for name, tensors in snapshot.tensors.items():
         save_file(tensors, folder / f"{name}.safetensors")
     (folder / _STATE).write_text(json.dumps(snapshot.state), encoding="utf-8")
 
 
 def read(path: Path) -> Snapshot:
-    """Reads a checkpoint that is whole.
-
-    Raises:
-        OSError: the file system fails.
-    """
+    """Reads a checkpoint that is whole. OSError where the file system fails."""
     state = json.loads((path / _STATE).read_text(encoding="utf-8"))
     # Not mapped into memory: a file that is open cannot be pruned on every file system.
     tensors = {file.stem: load(file.read_bytes()) for file in path.glob("*.safetensors")}
@@ -81,15 +72,16 @@ class Saver:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
 
     def start(self, snapshot: Snapshot, best: bool = False) -> None:
         """Writes a snapshot in the background."""
         self.wait()
-        folder = self._job.checkpoint(snapshot.state["step"], snapshot.suffix, best)
-        self._thread = threading.Thread(
-            target=self._save, args=(snapshot, folder), name="checkpoint"
-        )
+        checkpoint = self._job.checkpoint(snapshot.state["step"], snapshot.suffix, best)
+
+        def write() -> None:
+            self._warn(snapshot, self._write(snapshot, checkpoint))
+
+        self._thread = threading.Thread(target=write, name="checkpoint")
         self._thread.start()
 
     def save(self, snapshot: Snapshot, patience_s: float) -> bool:
@@ -100,14 +92,12 @@ class Saver:
         path = RunDir(self._job.run_dir).checkpoints / checkpoint_name(step, snapshot.suffix)
         if self._agreed(path.exists()):  # at the last evaluation, perhaps
             return True
-        while True:
-            self._write(snapshot, self._job.checkpoint(step, snapshot.suffix))
-            if self._error is None:
-                return True
+        while error := self._write(snapshot, self._job.checkpoint(step, snapshot.suffix)):
             if self._agreed(time.monotonic() > deadline):
-                self._warn(snapshot)
+                self._warn(snapshot, error)
                 return False
             time.sleep(1.0)
+        return True
 
     def _agreed(self, value: bool) -> bool:
         """The main rank's value, on every rank that saves."""
@@ -123,26 +113,24 @@ class Saver:
         if self._thread is not None:
             self._thread.join()
 
-    def _save(self, snapshot: Snapshot, checkpoint: AbstractContextManager[Path | None]) -> None:
-        self._write(snapshot, checkpoint)
-        self._warn(snapshot)
-
-    def _write(self, snapshot: Snapshot, checkpoint: AbstractContextManager[Path | None]) -> None:
-        self._error = None
+    def _write(
+        self, snapshot: Snapshot, checkpoint: AbstractContextManager[Path | None]
+    ) -> Exception | None:
+        """Returns what went wrong, whatever it is: the run continues without this checkpoint."""
         try:
             with checkpoint as folder:
                 assert folder is not None  # on the main rank
                 write(folder, snapshot)
-        except Exception as error:  # whatever it is: the run continues without this checkpoint
-            self._error = error
+        except Exception as error:
+            return error
+        return None
 
-    def _warn(self, snapshot: Snapshot) -> None:
-        if self._error is None:
+    def _warn(self, snapshot: Snapshot, error: Exception | None) -> None:
+        if error is None:
             return
-        step = snapshot.state["step"]
-        reason = getattr(self._error, "strerror", None) or str(self._error)
-        place = f" (make room on the file system of {self._job.run_dir})"
-        room = place if is_full(self._error) else ""
+        reason = getattr(error, "strerror", None) or str(error)
+        room = f" (make room on the file system of {self._job.run_dir})" if is_full(error) else ""
         self._job.warn(
-            f"no checkpoint of step {step}: {reason}; the run continues and tries again{room}"
+            f"no checkpoint of step {snapshot.state['step']}: {reason}; the run continues and "
+            f"tries again{room}"
         )

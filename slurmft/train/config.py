@@ -251,11 +251,8 @@ class TrainConfig:
 
 
 def local_steps(grad_comm: str) -> int | None:
-    """K of local:K: steps of each rank by itself; None where ranks send gradients.
-
-    Raises:
-        UsageError: the text is none of the forms that --grad-comm has.
-    """
+    """K of local:K: steps of each rank by itself; None where ranks send gradients. UsageError where
+    it is none of the forms that --grad-comm has."""
     if grad_comm in GRAD_COMMS:
         return None
     match = re.fullmatch(r"local:(\d+)", grad_comm)

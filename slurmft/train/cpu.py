@@ -29,8 +29,8 @@ def draw_factors(count: int, p: float, dtype: torch.dtype) -> Tensor:
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dropped: int) -> Tensor:
-        factors = draw_factors(x.numel(), dropped / _STEPS, x.dtype).view(x.shape)
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        factors = draw_factors(x.numel(), p, x.dtype).view(x.shape)
         ctx.save_for_backward(factors)
         return x * factors
 
@@ -48,7 +48,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
     dropped = round(p * _STEPS)
     if x.device.type != "cpu" or dropped == _STEPS:
         return torch.nn.functional.dropout(x, p)
-    output: Tensor = _Dropout.apply(x, dropped) if dropped else x  # type: ignore[no-untyped-call]
+    output: Tensor = _Dropout.apply(x, p) if dropped else x  # type: ignore[no-untyped-call]
     return output
 
 
@@ -80,11 +80,8 @@ class Heap:
     def __init__(
         self, environment: Mapping[str, str], trim: Callable[[], object] | None = None
     ) -> None:
-        """
-        Args:
-            environment: of this process; without `KEEPS` glibc gives back by itself.
-            trim: gives free memory back to the kernel; glibc's, where it is not given.
-        """
+        """Without `KEEPS` in its environment glibc gives back by itself. `trim` gives free memory
+        back to the kernel, as glibc's does."""
         self._trim = (trim or glibc_trim()) if environment.get(KEEPS) else None
         self._batches, self._limit = 0, 0.0
 

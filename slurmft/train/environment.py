@@ -7,7 +7,6 @@ import platform
 import resource
 import statistics
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,9 @@ _PACKAGES = (
 
 
 def import_times(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """How long the nodes' ranks took from their start until their imports were done.
-
-    A node takes as long as the slowest of its ranks. Returns the seconds of the fastest, the median
-    and the slowest node, and the slowest's host; None where a rank does not know.
-    """
+    """Seconds from the start of ranks until their imports were done, as `describe_rank` has them:
+    of the fastest, the median and the slowest node (a node is as slow as its slowest rank), and the
+    slowest's host. None where a rank does not know."""
     nodes: dict[str, tuple[float, str]] = {}
     for rank in ranks:
         if rank["imports_s"] is None:
@@ -45,8 +42,12 @@ def import_times(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
     }
 
 
-def describe_rank(world: Any) -> dict[str, Any]:
-    """What a rank runs on."""
+def describe_rank(world: Any, imports_s: float | None) -> dict[str, Any]:
+    """What a rank runs on, and how long its imports took."""
+    asked = os.environ.get(profiles.CORES)  # None: it is not bound to cores
+    if asked is not None:
+        own = asked.split(";")[int(os.environ["LOCAL_RANK"])]
+        asked = hardware.as_list(hardware.numbers(own))
     return {
         "rank": world.rank,
         "node": os.environ.get("GROUP_RANK", "0"),
@@ -54,19 +55,12 @@ def describe_rank(world: Any) -> dict[str, Any]:
         "device": devices.name_of(world.device),
         "threads": torch.get_num_threads(),
         "cores": hardware.as_list(os.sched_getaffinity(0)),
-        "cores_asked": cores_asked(os.environ),
+        "cores_asked": asked,
         "kernel": platform.release(),
         "prefix": sys.prefix,
         "is_staged": staged_env.STAGED in os.environ,
+        "imports_s": imports_s,
     } | (describe_node() if world.local_rank == 0 else {})
-
-
-def cores_asked(environment: Mapping[str, str]) -> str | None:
-    """The cores that this rank was to be bound to; None: it was not."""
-    lists = environment.get(profiles.CORES)
-    if lists is None:
-        return None
-    return hardware.as_list(hardware.numbers(lists.split(";")[int(environment["LOCAL_RANK"])]))
 
 
 def describe_node() -> dict[str, Any]:

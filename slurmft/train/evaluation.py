@@ -19,14 +19,8 @@ def preload(names: Sequence[str]) -> None:
 
 
 def gather(world: World, array: np.ndarray, sizes: Sequence[int]) -> np.ndarray | None:
-    """All ranks' arrays one after another, on the main rank; None elsewhere.
-
-    By tensors: objects take ten times as long where ranks are many.
-
-    Args:
-        array: this rank's part, (sizes[rank], ...).
-        sizes: the length of every rank's part.
-    """
+    """All ranks' arrays of (sizes[rank], ...), one after another, on the main rank; None elsewhere.
+    By tensors: objects take ten times as long where ranks are many."""
     part = torch.from_numpy(array)
     sent = part.new_zeros(max(1, *sizes), *part.shape[1:])
     sent[: len(part)] = part

@@ -10,6 +10,7 @@ Weights stay the modules' own, in fp32: only copies of them are rounded, once fo
 autocast the hidden states between layers are rounded as well, which autocast alone does not do.
 """
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
@@ -128,37 +129,26 @@ def _mask_of(valid: Tensor, heads: int) -> Tensor | None:
 # --- dropout --------------------------------------------------------------------------------------
 
 
-class Bank:
-    """Factors of dropout, 0 or 1 / (1 - p): drawn once for a batch, used by all of its layers.
+class Dropouts:
+    """Factors of dropout, 0 or 1 / (1 - p): drawn once for a batch, used by all of its layers. So a
+    layer that is computed again draws the same.
 
     Every dropout takes a piece that begins at a random place: what one drops says nothing of what
     another drops of the same token.
     """
 
-    def __init__(self, p: float, size: int, dtype: torch.dtype) -> None:
-        """
-        Args:
-            size: of the largest piece.
-        """
-        self._factors = draw_factors(_BANK * size + _APART, p, dtype)
-
-    def take(self, *shape: int) -> Tensor:
-        """Factors of this shape; a view."""
-        size = torch.Size(shape).numel()
-        start = int(torch.randint((len(self._factors) - size) // _APART + 1, ())) * _APART
-        return self._factors[start : start + size].view(shape)
-
-
-class Dropouts:
-    """The banks of a batch, by their probability; made before the first layer, so that a layer that
-    is computed again draws the same."""
-
     def __init__(self, probabilities: Iterable[float], size: int, dtype: torch.dtype) -> None:
-        self._banks = {p: Bank(p, size, dtype) for p in sorted(set(probabilities)) if p}
+        """`size` is that of the largest piece."""
+        count = _BANK * size + _APART
+        self._banks = {p: draw_factors(count, p, dtype) for p in sorted(set(probabilities)) if p}
 
     def take(self, p: float, *shape: int) -> Tensor | None:
-        """None: nothing is dropped."""
-        return self._banks[p].take(*shape) if p else None
+        """Factors of this shape, a view; None: nothing is dropped."""
+        if p not in self._banks:
+            return None
+        bank, size = self._banks[p], torch.Size(shape).numel()
+        start = int(torch.randint((len(bank) - size) // _APART + 1, ())) * _APART
+        return bank[start : start + size].view(shape)
 
 
 # --- layers ---------------------------------------------------------------------------------------
@@ -166,16 +156,12 @@ class Dropouts:
 
 @dataclass(slots=True)
 class Layer:
-    """A layer's modules, under the names that they have here."""
+    """A layer's modules, and what it computes with them."""
 
-    query: nn.Linear
-    key: nn.Linear
-    value: nn.Linear
-    out: nn.Linear
-    norm: nn.LayerNorm
-    up: nn.Linear
-    down: nn.Linear
-    last_norm: nn.LayerNorm
+    linear: tuple[nn.Linear, ...]
+    """Of queries, keys and values; out, up, down."""
+    norms: tuple[nn.LayerNorm, nn.LayerNorm]
+    """That behind attention, and the last."""
     heads: int
     scaling: float
     """Of the scores."""
@@ -186,10 +172,8 @@ class Layer:
     """Of the last layer, where only first tokens' outputs are wanted."""
 
     def parameters(self) -> list[Tensor]:
-        modules = (self.query, self.key, self.value, self.out, self.up, self.down)
-        weights = [each for module in modules for each in (module.weight, module.bias)]
-        norms = (self.norm, self.last_norm)
-        return [*weights, *(each for norm in norms for each in (norm.weight, norm.bias))]
+        modules: tuple[Any, ...] = (*self.linear, *self.norms)
+        return [each for module in modules for each in (module.weight, module.bias)]
 
     def asked(self, span: Span) -> int:
         """Queries of a sequence."""
@@ -223,50 +207,40 @@ class Layer:
         return [each.to(dtype) for each in (*joined, *linear[6:])]
 
 
-def layer_of(module: nn.Module) -> Layer | None:
+def layer_of(module: Any) -> Layer | None:
     """The parts of a layer of transformers; None: it is none that we know."""
-    found = _of_bert(module) or _of_distilbert(module)
-    if found is None:
-        return None
-    linear = (found.query, found.key, found.value, found.out, found.up, found.down)
-    norms = (found.norm, found.last_norm)
-    known = all(type(each) is nn.Linear and each.bias is not None for each in linear)
-    known &= all(type(each) is nn.LayerNorm and each.bias is not None for each in norms)
-    return found if known and found.query.out_features == found.value.out_features else None
+    for parts in (_of_bert, _of_distilbert):
+        with contextlib.suppress(AttributeError):
+            activation, layer = parts(module)
+            x = torch.linspace(-4, 4, 9)
+            known = torch.equal(activation(x), gelu(x))
+            known &= all(type(each) is nn.Linear and each.bias is not None for each in layer.linear)
+            known &= all(type(n) is nn.LayerNorm and n.bias is not None for n in layer.norms)
+            query, _, value, *_ = layer.linear
+            return layer if known and query.out_features == value.out_features else None
+    return None
 
 
-def _of_bert(module: Any) -> Layer | None:
-    try:
-        attends, out, output = module.attention.self, module.attention.output, module.output
-        if not _is_gelu(module.intermediate.intermediate_act_fn) or module.is_decoder:
-            return None
-        return Layer(
-            attends.query, attends.key, attends.value, out.dense, out.LayerNorm,
-            module.intermediate.dense, output.dense, output.LayerNorm,
-            attends.num_attention_heads, attends.scaling,
-            attends.dropout.p, out.dropout.p, output.dropout.p,
-        )  # fmt: skip
-    except AttributeError:
-        return None
+def _of_bert(module: Any) -> tuple[Any, Layer]:
+    """The activation of a layer, and its parts. AttributeError where it is another kind."""
+    if module.is_decoder:
+        raise AttributeError("causal attention")
+    attends, out, inner = module.attention.self, module.attention.output, module.intermediate
+    last = module.output
+    return inner.intermediate_act_fn, Layer(
+        (attends.query, attends.key, attends.value, out.dense, inner.dense, last.dense),
+        (out.LayerNorm, last.LayerNorm), attends.num_attention_heads, attends.scaling,
+        attends.dropout.p, out.dropout.p, last.dropout.p,
+    )  # fmt: skip
 
 
-def _of_distilbert(module: Any) -> Layer | None:
-    try:
-        attends, ffn = module.attention, module.ffn
-        if not _is_gelu(ffn.activation):
-            return None
-        return Layer(
-            attends.q_lin, attends.k_lin, attends.v_lin, attends.out_lin, module.sa_layer_norm,
-            ffn.lin1, ffn.lin2, module.output_layer_norm,
-            attends.n_heads, attends.scaling, attends.dropout.p, 0.0, ffn.dropout.p,
-        )  # fmt: skip
-    except AttributeError:
-        return None
-
-
-def _is_gelu(activation: Any) -> bool:
-    x = torch.linspace(-4, 4, 9)
-    return bool(torch.equal(activation(x), gelu(x)))
+def _of_distilbert(module: Any) -> tuple[Any, Layer]:
+    attends, ffn = module.attention, module.ffn
+    return ffn.activation, Layer(
+        (attends.q_lin, attends.k_lin, attends.v_lin, attends.out_lin, ffn.lin1, ffn.lin2),
+        (module.sa_layer_norm, module.output_layer_norm), attends.n_heads, attends.scaling,
+        attends.dropout.p, 0.0, ffn.dropout.p,
+    )  # fmt: skip
 
 
 def run(layers: Sequence[Layer], x: Tensor, rows: Rows, training: bool, again: bool) -> Tensor:
@@ -275,11 +249,9 @@ def run(layers: Sequence[Layer], x: Tensor, rows: Rows, training: bool, again: b
     Args:
         again: keep no activations; layers are computed again for their backward passes.
     """
-    dropouts = None
-    if training:
-        scores = sum(map(layers[0].scores, rows.spans))
-        used = itertools.chain(*((each.p_scores, each.p_out, each.p_down) for each in layers))
-        dropouts = Dropouts(used, max(x.numel(), scores), x.dtype)
+    scores = sum(map(layers[0].scores, rows.spans))
+    used = itertools.chain(*((each.p_scores, each.p_out, each.p_down) for each in layers))
+    dropouts = Dropouts(used if training else (), max(x.numel(), scores), x.dtype)
     keep = torch.is_grad_enabled()
     for layer in layers:
         call: Any = functools.partial(_Fused.apply, rows, layer, dropouts, keep)
@@ -295,27 +267,22 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Rows, layer: Layer, dropouts: Dropouts | None, keep: bool, x: Tensor,
-        *_: Tensor,
-    ) -> Tensor:  # fmt: skip
-        """
-        Args:
-            keep: what a backward pass needs.
-        """
+        ctx: Any, rows: Rows, layer: Layer, dropouts: Dropouts, keep: bool, x: Tensor, *_: Tensor
+    ) -> Tensor:
+        """`keep` says whether to keep what a backward pass needs."""
         w_in, b_in, w_out, b_out, w_up, b_up, w_down, b_down = layer.copies(x.dtype)
-        take = dropouts.take if dropouts else _no_dropout
         arrays = _apart(_linear(x, w_in, b_in), rows, layer)
-        attended, *of_scores = _attend(arrays, rows, layer, take)
+        attended, *of_scores = _attend(arrays, rows, layer, dropouts)
         out = _linear(attended, w_out, b_out)
-        out_factors = take(layer.p_out, *out.shape)
+        out_factors = dropouts.take(layer.p_out, *out.shape)
         a_sum = _add(x[rows.firsts] if layer.first_only else x, out, out_factors)
-        a, a_mean, a_rstd = _norm(a_sum, layer.norm)
+        a, a_mean, a_rstd = _norm(a_sum, layer.norms[0])
         inner = _linear(a, w_up, b_up) if keep else None
         active = _linear(a, w_up, b_up, "gelu") if inner is None else gelu(inner)
         down = _linear(active, w_down, b_down)
-        down_factors = take(layer.p_down, *down.shape)
+        down_factors = dropouts.take(layer.p_down, *down.shape)
         y_sum = _add(a, down, down_factors)
-        y, y_mean, y_rstd = _norm(y_sum, layer.last_norm)
+        y, y_mean, y_rstd = _norm(y_sum, layer.norms[1])
         if not keep:
             return y
         ctx.rows, ctx.layer = rows, layer
@@ -332,13 +299,13 @@ class _Fused(torch.autograd.Function):
             w_in, w_out, w_up, w_down, x, arrays, attended, out_factors, a_sum, a, a_mean, a_rstd,
             inner, active, down_factors, y_sum, y_mean, y_rstd, *of_scores,
         ) = ctx.saved_tensors  # fmt: skip
-        d_sum, *of_last_norm = _norm_backward(gradients[0], y_sum, y_mean, y_rstd, layer.last_norm)
+        d_sum, *of_last_norm = _norm_backward(gradients[0], y_sum, y_mean, y_rstd, layer.norms[1])
         d_down = d_sum if down_factors is None else d_sum * down_factors
         of_down = _of_linear(d_down, active)
         d_inner = torch.ops.aten.gelu_backward(d_down @ w_down, inner)
         of_up = _of_linear(d_inner, a)
         d_a = d_sum.addmm_(d_inner, w_up)
-        d_sum, *of_norm = _norm_backward(d_a, a_sum, a_mean, a_rstd, layer.norm)
+        d_sum, *of_norm = _norm_backward(d_a, a_sum, a_mean, a_rstd, layer.norms[0])
         d_out = d_sum if out_factors is None else d_sum * out_factors
         of_out = _of_linear(d_out, attended)
         d_arrays = _attend_backward(d_out @ w_out, arrays, of_scores, rows, layer)
@@ -354,10 +321,6 @@ class _Fused(torch.autograd.Function):
             d_x = d_sum.addmm_(d_in, w_in)
         of_linear = [each for pair in (*of_in, of_out, of_up, of_down) for each in pair]
         return None, None, None, None, d_x, *of_linear, *of_norm, *of_last_norm
-
-
-def _no_dropout(_: float, *__: int) -> Tensor | None:
-    return None
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
@@ -432,7 +395,7 @@ def _together(array: Tensor, places: Tensor, count: int) -> Tensor:
 
 
 def _attend(
-    arrays: Tensor, rows: Rows, layer: Layer, take: Any
+    arrays: Tensor, rows: Rows, layer: Layer, dropouts: Dropouts
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Returns what is attended to, (rows, hidden) or (sequences, hidden); and, flat, the scores
     after softmax, the same after dropout, and its factors."""
@@ -445,7 +408,7 @@ def _attend(
         else:
             view.copy_(span.mask.expand_as(view)).baddbmm_(asking, keys)
         torch.softmax(view, -1, out=view)
-    factors = take(layer.p_scores, len(scores))
+    factors = dropouts.take(layer.p_scores, len(scores))
     kept = scores if factors is None else scores * factors
     views = layer.views(kept, rows)
     found = [v.bmm(span.of(value)).flatten(0, 1) for span, v in zip(rows.spans, views, strict=True)]

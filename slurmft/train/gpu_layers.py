@@ -31,7 +31,7 @@ def why_not(layer: Layer, device: torch.device, dtype: torch.dtype) -> str | Non
     """
     if dtype is not torch.bfloat16:
         return f"layers are computed so in bf16, not {str(dtype).removeprefix('torch.')}"
-    return packed_attention.why_no_flash(device, dtype, layer.query.out_features // layer.heads)
+    return packed_attention.why_no_flash(device, dtype, layer.linear[0].out_features // layer.heads)
 
 
 class _Rounded(torch.autograd.Function):
@@ -83,10 +83,10 @@ class GpuLayer:
         attended = flash(query, key, value, starts, how, layer.first_only)
         x = take(x, starts.firsts) if layer.first_only else x
         out = dropout(linear(attended.flatten(1), w_out, b_out), layer.p_out, training)
-        a = layer_norm(x + out, x.shape[1:], norms[0], norms[1], layer.norm.eps)
+        a = layer_norm(x + out, x.shape[1:], norms[0], norms[1], layer.norms[0].eps)
         down = linear(gelu(linear(a, w_up, b_up)), w_down, b_down)
         down = dropout(down, layer.p_down, training)
-        return layer_norm(a + down, x.shape[1:], norms[2], norms[3], layer.last_norm.eps)
+        return layer_norm(a + down, x.shape[1:], norms[2], norms[3], layer.norms[1].eps)
 
 
 class GpuLayers:

@@ -30,10 +30,6 @@ class GradientCommunication:
         Args:
             asked: auto, fp32, bf16 or local:K.
             precision: fp32, bf16 or fp16.
-
-        Raises:
-            SlurmftError: in fp16, ranks that train apart would skip different steps, those that
-                overflow.
         """
         self.world = world
         alone = world.size == 1
@@ -41,12 +37,12 @@ class GradientCommunication:
         """Optimizer steps after which all ranks have the same weights: K of local SGD, else 1."""
         auto = "bf16" if precision == "bf16" else "fp32"
         self.used = "none" if alone else auto if asked == "auto" else asked
-        if precision == "fp16" and self.period > 1:
+        if precision == "fp16" and self.period > 1:  # ranks would skip different steps
             raise SlurmftError(
                 f"--grad-comm {asked} cannot be used with fp16",
                 "use --precision bf16 or fp32, or --grad-comm auto",
             )
-        self.tables: Tables | None = None
+        self.tables = Tables({})
         self._averaging: PeriodicAveraging | None = None
         self._has_local_steps = False
 
@@ -56,8 +52,13 @@ class GradientCommunication:
         Args:
             optimizer: torch's own, of this model: Accelerate's looks for packages in every step.
         """
-        if self.used == "none" or self.period > 1:
-            return self._prepare_without_ddp(accelerator, model, optimizer)
+        if self.used == "none":
+            return accelerator.prepare_model(model, evaluation_mode=True)
+        if self.period > 1:
+            prepared = accelerator.prepare_model(model, evaluation_mode=True)
+            broadcast_weights(model.state_dict().values())  # on its device: nccl sends no other
+            self._averaging = PeriodicAveraging(model, optimizer)
+            return prepared
         if self.world.device.type == "cpu":
             self.tables = Tables.of(model)
         model._ddp_params_and_buffers_to_ignore = self._ignored(model)  # DDP's own name
@@ -68,27 +69,19 @@ class GradientCommunication:
             ddp.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
         return ddp
 
-    def _prepare_without_ddp(self, accelerator: Any, model: Any, optimizer: Any) -> Any:
-        """The same without DDP: one rank, or local SGD."""
-        prepared = accelerator.prepare_model(model, evaluation_mode=True)
-        if self.used != "none":
-            broadcast_weights(model.state_dict().values())  # on its device: nccl sends no other
-            self._averaging = PeriodicAveraging(model, optimizer)
-        return prepared
-
     def _ignored(self, model: Any) -> list[str]:
         """Names of what DDP leaves alone: our tables, and buffers that cannot differ.
 
         Those of batch norms may; numbers of positions, as BERT has, would be sent before every
         forward pass for nothing.
         """
-        names = list(self.tables.modules) if self.tables else []
+        names = list(self.tables.modules)
         if not any(b.is_floating_point() for b in model.buffers()):
             names += [name for name, _ in model.named_buffers(remove_duplicate=False)]
         return names
 
     def _ddp_options(self, model: Any) -> DistributedDataParallelKwargs:
-        tables = {id(m.weight) for m in self.tables.modules.values()} if self.tables else set()
+        tables = {id(m.weight) for m in self.tables.modules.values()}
         summed = (p for p in model.parameters() if p.requires_grad and id(p) not in tables)
         mib = min(_BUCKET_MIB, -(-sum(p.numel() for p in summed) * 4 // (_BUCKETS * 2**20)))
         return DistributedDataParallelKwargs(bucket_cap_mb=mib, gradient_as_bucket_view=True)
@@ -101,13 +94,11 @@ class GradientCommunication:
 
     def reduce(self) -> None:
         """Sums over ranks what DDP did not. After the last backward pass of an optimizer step."""
-        if self.tables:
-            self.tables.sum(self.world.size)
+        self.tables.sum(self.world.size)
 
     def forget(self) -> None:
         """The last backward pass was a dry run."""
-        if self.tables:
-            self.tables.forget()
+        self.tables.forget()
 
     def is_synchronized_after(self, step: int) -> bool:
         """Whether all ranks have the same weights after this optimizer step, counted from 1."""
@@ -121,10 +112,8 @@ class GradientCommunication:
 
     @torch.no_grad()
     def average(self) -> None:
-        """Averages the ranks' models and their optimizers' moments, where they differ.
-
-        A checkpoint holds both: they must be the same on every rank.
-        """
+        """Averages the ranks' models and their optimizers' moments, where they differ: a checkpoint
+        holds both."""
         if self._averaging and self._has_local_steps:
             self._averaging.average()
         self._has_local_steps = False
@@ -136,4 +125,4 @@ class GradientCommunication:
 
     def facts(self) -> dict[str, Any]:
         """For the result: what was used at the end."""
-        return {"used": self.used, "rows": list(self.tables.modules) if self.tables else []}
+        return {"used": self.used, "rows": list(self.tables.modules)}

@@ -13,14 +13,16 @@ import torch
 from slurmft.core.files import read_json
 from slurmft.train.checkpoint import Saver, Snapshot, copied
 from slurmft.train.data import IGNORED, Batch, TokenData, TokenTable
+from slurmft.train.loaded_model import LoadedModel
 from slurmft.train.predict import check_absent, texts_of
 from slurmft.train.recipes import TASKS
+from slurmft.train.resume import checkpoint_suffix
 from slurmft.train.rows import read_columns, write_rows
+from slurmft.train.saving import save_patiently
 from slurmft.train.state import Predicted
-from slurmft.train.step_plan import Plan
 from slurmft.train.tasks.tokens import entities
 from slurmft.train.timers import PhaseClock
-from slurmft.train.trainer import Training, checkpoint_suffix
+from slurmft.train.trainer import Training
 
 _RECORD_EVERY_S = 1.0
 
@@ -30,7 +32,7 @@ class Prediction(Training):
 
     def work(self) -> None:
         """Predicts, and writes the rows with their predictions."""
-        self._write_patiently(self._all_predictions())
+        self._write_rows(self._all_predictions(self.data))
 
     def _fill_tokens(self, folder: Path) -> None:
         """Those of the file. The training table is one that nobody reads."""
@@ -47,13 +49,9 @@ class Prediction(Training):
 
     def build(self, checkpoint: Snapshot | None) -> None:
         """The model, which does not train; and what is to come out of it."""
-        self.plan = Plan(
-            config=self.config, world_size=self.world.size, precision=self.precision,
-            train_samples=1, validation_samples=len(self.data.validation),
-        )  # fmt: skip
         self.clock, self.saver = PhaseClock(self.world.device), Saver(self.job)
-        self._load_model()
-        self.accelerator.prepare_model(self.bare_model, evaluation_mode=True)
+        self.loaded = LoadedModel(self, trims=False)
+        self.accelerator.prepare_model(self.loaded.model, evaluation_mode=True)
         self.position.phase = "evaluate"
         self.kind = _kind(self.task, self.data)
         vars(self.task).update(
@@ -62,14 +60,7 @@ class Prediction(Training):
             prediction_shape=self.kind.shape,
             prediction_dtype=np.dtype(self.kind.dtype),
         )
-        self.reporter: Any = self
         self._told_s, self._told, self._left = 0.0, 0, len(self.data.validation)
-
-    def _fill_test(self, folder: Path) -> None:
-        """The file has no splits."""
-
-    def _trim_vocabulary(self, model: Any) -> None:
-        """All rows stay: they are no longer trained."""
 
     def restore(self, checkpoint: Snapshot) -> None:
         self.predicted = [Predicted.from_tensors(checkpoint.tensors["predicted"])]
@@ -84,10 +75,10 @@ class Prediction(Training):
             return None
         whole = Predicted.union(parts)
         state = {"step": 0, "shard": "none", "tokens_sha256": self.tokens_sha256}
-        suffix = checkpoint_suffix(len(whole.samples), evaluated=False)
+        suffix = checkpoint_suffix(self.position, len(whole.samples))
         return Snapshot(suffix, state, copied({"predicted": whole.tensors()}))
 
-    def evaluating(self, done: int, total: int) -> None:
+    def _note_progress(self, done: int, total: int) -> None:
         """Records how far it is: a step is a row."""
         rows, now = len(self.data.validation), time.monotonic()
         if now - self._told_s >= _RECORD_EVERY_S or done == total:
@@ -96,8 +87,8 @@ class Prediction(Training):
             self.job.step(before + samples, rows, samples=samples - self._told)
             self._told_s, self._told = now, samples
 
-    def _write_patiently(self, values: np.ndarray | None) -> None:
-        """Writes the rows with their predictions, and the result; waits where a disk is full."""
+    def _write_rows(self, values: np.ndarray | None) -> None:
+        """Writes the rows with their predictions."""
         settings = self.job.config.program.settings
         source, output = Path(str(self.config.data)), Path(settings["output"])
 
@@ -109,7 +100,7 @@ class Prediction(Training):
             texts = columns[str(self.config.text_column)]
             write_rows(output, columns | self.kind.columns(texts, values))
 
-        self._save_patiently("the predictions", 2 * source.stat().st_size, write)
+        save_patiently(self, "the predictions", 2 * source.stat().st_size, write)
         rows, seconds = len(self.data.validation), self.clock.seconds["evaluate"]
         facts = {
             "task": self.config.task,
@@ -120,12 +111,9 @@ class Prediction(Training):
             "steps": rows,
             "evaluate_samples_per_s": self._left / seconds if seconds else None,
         }
-        self._save_patiently("the result", 2**14, lambda: self._note(facts))
+        save_patiently(self, "the result", 2**14, lambda: self.job.result(facts))
         self.job.say(f"{rows:,} rows with predictions: {output}")
         self.world.on_main(self.job.remove_checkpoints)
-
-    def _note(self, facts: dict[str, Any]) -> None:
-        self.job.result(facts)
 
 
 @dataclass(frozen=True, slots=True)

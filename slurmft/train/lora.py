@@ -27,10 +27,7 @@ class Adapter:
 
     def __init__(self, model: Any, config: TrainConfig) -> None:
         """Puts adapters into a model of transformers; they, and its head, are all that trains.
-
-        Raises:
-            UsageError: PEFT is not installed; or the model lacks a target.
-        """
+        UsageError where PEFT is not installed, or the model lacks a target."""
         check_packages(config)
         from peft import LoraConfig, get_peft_model
 
@@ -52,11 +49,8 @@ class Adapter:
 
     def save(self, folder: Path, weights: Tensors | None, merge: bool) -> None:
         """Writes adapters and heads as PEFT does, and in `config/` what an adapter's own
-        configuration lacks: that of the whole model, with its labels. Or that model, merged.
-
-        Args:
-            weights: of the model; None: its own.
-        """
+        configuration lacks: that of the whole model, with its labels. Or that model, merged. Its
+        weights are the model's own, where they are not given."""
         if merge:
             self._model.save_pretrained(folder, state_dict=self._merged(), max_shard_size="5GB")
             return
@@ -141,9 +135,7 @@ def _heads(model: Any) -> list[str]:
 
 def _check_targets(model: Any, targets: list[str]) -> None:
     modules = model.base_model.named_modules()
-    linear = [
-        f".{name}" for name, module in modules if isinstance(module, torch.nn.Linear | Conv1D)
-    ]
+    linear = [f".{n}" for n, m in modules if isinstance(m, torch.nn.Linear | Conv1D)]
     for target in targets:
         if not any(name.endswith(f".{target}") for name in linear):
             names = dict.fromkeys(name.rpartition(".")[2] for name in linear)

@@ -68,34 +68,24 @@ _PACKAGES = ("slurmft", "torch", "transformers", "accelerate", "peft", "datasets
 
 
 def write(run: RunDir, result: Mapping[str, Any]) -> None:
-    """Writes the card of a finished run into its model's folder.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes the card of a finished run into its model's folder. OSError where it cannot."""
     versions = run.read_environment()["versions"]
-    write_text(
-        run.model / FILE,
-        text(TrainConfig.of(run.load_config().program), result, versions, run.path.name),
-    )
+    train = TrainConfig.of(run.load_config().program)
+    write_text(run.model / FILE, text(train, result, versions, run.path.name))
 
 
 def text(
     train: TrainConfig, result: Mapping[str, Any], versions: Mapping[str, str], name: str
 ) -> str:
-    """The card: metadata, and what a reader wants to know. No paths and no hosts.
-
-    Args:
-        train: what was trained.
-        result: `result.json`.
-        versions: of packages.
-        name: of the run.
-    """
-    model = _name(train.model) or "A model of random weights"
+    """The card: metadata, and what a reader wants to know. No paths and no hosts. `versions` are of
+    packages, `name` is the run's."""
+    model, data = _name(train.model) or "A model of random weights", _name(train.data)
     pipeline = _pipeline(train, result)
     example = _EXAMPLES.get(train.task, _EXAMPLES.get(pipeline, '"a text"'))
     use = _GENERATE if train.task == "seq2seq" else _ADAPTED if train.saves_adapter else _USE
     how = "adapted by LoRA" if train.lora else "fine-tuned"
+    settings = {k: getattr(train, k) for k in _SETTINGS if getattr(train, k) is not None}
+    settings |= {k: result[k] for k in _USED if k in result}
     changed = fingerprint.words(result.get("changed_since_submission") or {})
     packages = ", ".join(f"{k} {versions[k]}" for k in _PACKAGES if k in versions)
     return f"""---
@@ -104,7 +94,7 @@ def text(
 
 # {name}
 
-{model}, {how} on {_data(train)} (task `{train.task}`) by slurmft.
+{model}, {how} on {data or "generated data"} (task `{train.task}`) by slurmft.
 
 ## Results
 
@@ -122,7 +112,7 @@ last loss was {_shown(result["loss"])}.
 
 ## Training
 
-{_table("setting", _settings(train, result))}
+{_table("setting", settings)}
 
 {changed and f"Changed between submission and start: {changed}."}
 
@@ -134,19 +124,19 @@ def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:
     from huggingface_hub import EvalResult, ModelCardData  # 0.2 s
 
     metrics = {k: v for k, v in result["metrics"].items() if v is not None}
-    task, data = _pipeline(train, result), _data(train)
-    base = train.model if train.model and not is_local(train.model) else None
-    relation: dict[str, Any] = (
-        {"base_model_relation": "adapter" if train.saves_adapter else "finetune"} if base else {}
-    )
-    types = {name: _type(name.removeprefix("test_")) for name in metrics}
+    task, data = _pipeline(train, result), _name(train.data) or "generated data"
+    given: dict[str, Any] = {}
+    if train.model and not is_local(train.model):
+        relation = "adapter" if train.saves_adapter else "finetune"
+        given = {"base_model": train.model, "base_model_relation": relation}
+    kinds = {name: name.removeprefix("test_") for name in metrics}
+    types = {n: _TYPES.get(k, (k, k.replace("_", " "))) for n, k in kinds.items()}
     return ModelCardData(
         model_name=name,
         library_name="peft" if train.saves_adapter else "transformers",
         pipeline_tag=task,
         tags=["generated_from_trainer", "slurmft"] + (["lora"] if train.lora else []),
-        base_model=base,
-        **relation,
+        **given,
         datasets=[train.data] if train.data and not is_local(train.data) else None,
         metrics=list(dict.fromkeys(kind for kind, _ in types.values())),
         eval_results=[
@@ -167,11 +157,6 @@ def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:
     )
 
 
-def _type(metric: str) -> tuple[str, str]:
-    """What the hub calls a metric, and a name for people."""
-    return _TYPES.get(metric, (metric, metric.replace("_", " ")))
-
-
 def _pipeline(train: TrainConfig, result: Mapping[str, Any]) -> str:
     """What the hub calls the task. Of an own one, by the result: nothing of a run is imported to
     push it."""
@@ -179,18 +164,9 @@ def _pipeline(train: TrainConfig, result: Mapping[str, Any]) -> str:
     return own.pipeline or str(train.preset) if own else str(result["pipeline"])
 
 
-def _data(train: TrainConfig) -> str:
-    return _name(train.data) or "generated data"
-
-
 def _name(source: str | None) -> str | None:
     """A hub id, or of a folder the last part."""
     return os.path.basename(source) if source and is_local(source) else source
-
-
-def _settings(train: TrainConfig, result: Mapping[str, Any]) -> dict[str, Any]:
-    given = {k: getattr(train, k) for k in _SETTINGS if getattr(train, k) is not None}
-    return given | {k: result[k] for k in _USED if k in result}
 
 
 def _table(title: str, values: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D  # GPT-2's
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class ModelFlops:
     @classmethod
     def of(cls, model: Any) -> "ModelFlops":
         """Those of a model of transformers; heads that see one token of a sequence are left out."""
-        matrices = [m for n, m in model.named_modules() if _is_matrix(m) and "classifier" not in n]
+        named = ((n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D))
+        matrices = [module for name, module in named if "classifier" not in name]
         each = (2 * m.weight.numel() * (3 if m.weight.requires_grad else 2) for m in matrices)
         layers, width = (
             getattr(model.config, name, None) or 0 for name in ("num_hidden_layers", "hidden_size")
@@ -35,7 +37,3 @@ class ModelFlops:
     def of_batch(self, lengths: Tensor) -> float:
         """Those of sequences of so many tokens: (batch,)."""
         return self.per_token * float(lengths.sum()) + self.per_pair * float(lengths.square().sum())
-
-
-def _is_matrix(module: Any) -> bool:
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"  # GPT-2's

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
+from transformers import get_scheduler
 
 from slurmft.train.step_plan import Plan
 
@@ -20,18 +21,12 @@ _TOGETHER = 2**26
 """Numbers of matrices that are made orthogonal together: large ones gain nothing by it."""
 
 
-def make_optimizer(
-    model: torch.nn.Module, plan: Plan, fused: bool = True, divided: bool = True
-) -> Optimizer:
-    """The optimizer of the plan, on all weights that train.
-
-    Args:
-        fused: let AdamW work on all of its weights in one kernel.
-        divided: let each rank do a part of Muon's work: gradients are the same on all ranks.
-    """
+def make_optimizer(model: torch.nn.Module, plan: Plan, divided: bool = True) -> Optimizer:
+    """The optimizer of the plan, on all weights that train. `divided` lets each rank do a part of
+    Muon's work, where gradients are the same on all ranks."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if plan.optimizer == "adamw":
-        return AdamW(decay_groups(trained, plan), lr=plan.learning_rate, fused=fused)
+        return AdamW(decay_groups(trained, plan), lr=plan.learning_rate, fused=True)
     hidden = hidden_matrices(model)
     taken = {id(p) for p in hidden}
     base = {id(p) for p in getattr(model, "base_model", model).parameters()}
@@ -40,13 +35,8 @@ def make_optimizer(
     for group in slower:
         group["lr"] = plan.adamw_learning_rate
     head = decay_groups([p for p in others if id(p) not in base], plan)
-    return MuonAdamW(
-        [{"params": hidden, "weight_decay": plan.config.weight_decay}],
-        [*slower, *head],
-        lr=plan.learning_rate,
-        fused=fused,
-        divided=divided,
-    )
+    first = {"params": hidden, "weight_decay": plan.config.weight_decay}
+    return MuonAdamW([first], [*slower, *head], plan.learning_rate, divided)
 
 
 def steps_taken(optimizer: Optimizer) -> int:
@@ -83,10 +73,8 @@ class MuonAdamW(Optimizer):
     the matrices and sends them to the others; the momentum all ranks keep, whole.
     """
 
-    def __init__(
-        self, hidden: Groups, others: Groups, lr: float, fused: bool, divided: bool = True
-    ) -> None:
-        self._adamw = AdamW(others, lr=lr, fused=fused)
+    def __init__(self, hidden: Groups, others: Groups, lr: float, divided: bool = True) -> None:
+        self._adamw = AdamW(others, lr=lr, fused=True)
         self._divided = divided and dist.is_initialized() and dist.get_world_size() > 1
         self._count = len(hidden)
         ours = [{"lr": lr, "momentum": _MOMENTUM, **group} for group in hidden]
@@ -159,10 +147,7 @@ def split(matrices: list[Tensor], ranks: int) -> list[list[Tensor]]:
 
 def share(parts: list[list[Tensor]], own: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Sends what this rank has for its part of the matrices to all others: one broadcast a rank.
-
-    Yields:
-        Each matrix, and what its rank had for it.
-    """
+    Yields each matrix, and what its rank had for it."""
     flat = [
         torch.empty(sum(p.numel() for p in part), dtype=torch.bfloat16, device=part[0].device)
         for part in parts
@@ -179,12 +164,7 @@ def share(parts: list[list[Tensor]], own: list[Tensor]) -> Iterator[tuple[Tensor
 
 
 def make_scheduler(optimizer: Any, plan: Plan) -> Any:
-    """Warm-up and decay in optimizer steps.
-
-    It is not prepared by Accelerate, whose scheduler advances by one step a rank.
-    """
-    from transformers import get_scheduler
-
+    """Warm-up and decay in optimizer steps. Accelerate's scheduler advances by one step a rank."""
     config, total = plan.config, plan.total_steps
     warmup = config.warmup_steps
     if warmup is None:

@@ -29,13 +29,11 @@ MODULES = ("sequence", "multi_label", "tokens", "seq2seq")
 def configure(
     run: RunDir, file: Path, output: Path | None, overwrite: bool, flags: dict[str, Any]
 ) -> RunConfig:
-    """The resolved configuration of a prediction.
+    """The resolved configuration of a prediction, of the rows of a file.
 
     Args:
         run: a finished one, or a prediction of its model.
-        file: the rows.
         output: where to write them with their predictions; None: NAME.predictions here.
-        overwrite: whether a file may be there already.
         flags: options of the job, and eval_batch_size, max_length, precision.
 
     Raises:
@@ -84,11 +82,8 @@ def check_absent(output: Path) -> None:
 
 
 def _trained(run: RunDir) -> TrainConfig:
-    """What a run has trained, as it predicts.
-
-    Raises:
-        UsageError: it has no model, or one that makes no predictions of rows.
-    """
+    """What a run has trained, as it predicts. UsageError where it has no model, or one that makes
+    no predictions of rows."""
     program, state = run.load_config().program, run.get_state()["state"]
     where = repr(str(run.path))
     if program.kind != "train":
@@ -112,10 +107,8 @@ def _trained(run: RunDir) -> TrainConfig:
 
 
 def texts_of(train: TrainConfig, file: Path, most: int | None = None) -> list[list[Any]]:
-    """The columns of a file that the model reads: a text, or two, or lists of words.
-
-    Args:
-        most: read so many thousands of rows alone.
+    """The columns of a file that the model reads: a text, or two, or lists of words; of the first
+    `most` thousands of rows, where that is given.
 
     Raises:
         UsageError: there are no such columns, or a value in them that cannot be right; or there are

@@ -15,20 +15,6 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.recipes import facts
 
 
-def load_model(task: Any, name: str) -> str:
-    """Loads tokenizer and weights; returns their size, as text."""
-    from transformers import AutoModel
-
-    task.tokenizer()
-    model = task.pretrained(AutoModel)
-    return f"{sum(p.numel() for p in model.parameters()) / 1e6:,.1f}M parameters{size(name)}"
-
-
-def load_data(task: Any, config: TrainConfig) -> str:
-    """Loads all splits; returns their sizes, as text."""
-    return ", ".join(f"{s} {len(task.rows(s)):,} rows" for s in facts(config.task).splits)
-
-
 def size(name: str) -> str:
     """What a model takes in the hub's cache, or its folder."""
     folder = Path(name) if is_local(name) else hub_cache() / f"models--{name.replace('/', '--')}"
@@ -37,13 +23,20 @@ def size(name: str) -> str:
 
 
 def main(argv: list[str]) -> int:
+    from transformers import AutoModel
+
     config = TrainConfig.resolve(**json.loads(argv[0]))
-    task, offline = tasks.get(config), os.environ.get("HF_HUB_OFFLINE") == "1"
+    task: Any = tasks.get(config)
+    offline = os.environ.get("HF_HUB_OFFLINE") == "1"
     loaded = []
     if config.model is not None:
-        loaded.append((config.model, load_model(task, config.model)))
+        task.tokenizer()
+        model = task.pretrained(AutoModel)
+        millions = sum(p.numel() for p in model.parameters()) / 1e6
+        loaded.append((config.model, f"{millions:,.1f}M parameters{size(config.model)}"))
     if config.data is not None:
-        loaded.append((config.data, load_data(task, config)))
+        splits = [f"{s} {len(task.rows(s)):,} rows" for s in facts(config.task).splits]
+        loaded.append((config.data, ", ".join(splits)))
     for name, text in loaded if offline else ():
         print(f"{name}: {text}", flush=True)
     return Exit.OK

@@ -9,7 +9,6 @@ ones, as safetensors: their own format has a pickle in it.
 import contextlib
 import json
 import os
-import shutil
 from collections import ChainMap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -31,8 +30,8 @@ from slurmft.core.files import fingerprint
 from slurmft.job import Job
 from slurmft.job.checkpoints import MANIFEST
 from slurmft.job.process_group import World
-from slurmft.train import checkpoint, cpu
-from slurmft.train.checkpoint import Saver, Snapshot, Tensors
+from slurmft.train import cpu
+from slurmft.train.checkpoint import Saver, Snapshot, Tensors, write
 from slurmft.train.config import TrainConfig
 from slurmft.train.grad_comm import GradientCommunication
 from slurmft.train.sparse_embeddings import is_shared
@@ -50,9 +49,6 @@ class Sharding(GradientCommunication):
         """
         Args:
             in_fp32: layers get weights in fp32 also in a bf16 run, as the task evaluates so.
-
-        Raises:
-            UsageError: this torch, or these devices, cannot do it.
         """
         super().__init__(config.grad_comm, world, precision)
         _check(config, world)
@@ -137,13 +133,8 @@ class Sharding(GradientCommunication):
         return {name: t for name, t in state.items() if name not in self._names}
 
     def load(self, path: Path, optimizer: Any = None, groups: Any = None) -> None:
-        """Reads this rank's shares of a checkpoint, by whatever number of ranks it was written.
-        Called on every rank.
-
-        Args:
-            optimizer: AdamW, whose state is read as well.
-            groups: its settings.
-        """
+        """Reads this rank's shares of a checkpoint, by whatever number of ranks it was written; and
+        the state of an AdamW, with the settings `groups`. Called on every rank."""
         if optimizer:
             optimizer.load_state_dict({"state": {}, "param_groups": groups})
             for weight in (p for p in self._weights.values() if p.requires_grad):
@@ -157,49 +148,30 @@ class Sharding(GradientCommunication):
 
     # --- the whole model --------------------------------------------------------------------------
 
-    def on_main(self, work: Callable[[], Any]) -> Any:
-        """As `World.on_main`; and the main rank's `work` may ask for the `whole` weights."""
-
-        def work_to_its_end() -> Any:
-            try:
-                return work()
-            finally:
-                self.world.share_object(False)
-
-        while not self.world.is_main and self.world.share_object(None):
-            self._gather(None)
-        return self.world.on_main(work_to_its_end)
-
-    def whole(self, folder: Path) -> Tensors:
-        """All weights and buffers, whole; on the main rank, in `on_main`. They are gathered one by
-        one, into files that are mapped into memory: no rank holds more than one beside its share.
-
-        Args:
-            folder: for these files.
-
-        Raises:
-            OSError, SafetensorError: no room.
-        """
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        self.world.share_object(True)
-        self._gather(folder)
-        found = ChainMap(*map(load_file, folder.iterdir()))
-        return {name: found[first] for name, first in self._names.items()} | self._buffers()
-
-    def _gather(self, folder: Path | None) -> None:
-        """Gathers weight by weight, on every rank; the main one writes. It fails after the last:
-        until then the others gather."""
-        problem: Exception | None = None
+    def gather(self, folder: Path) -> None:
+        """Gathers all weights on every rank, one by one; the main one writes them into files. No
+        rank holds more than one beside its share. A failure to write is raised by `whole`: until
+        the last the others gather."""
+        self._unwritten: Exception | None = None
         for number, (name, weight) in enumerate(self._weights.items()):
             whole = weight.detach().to(self.world.device).full_tensor()
-            if folder and problem is None:
+            if self.world.is_main and self._unwritten is None:
                 try:
+                    folder.mkdir(parents=True, exist_ok=True)
                     save_file({name: whole.cpu()}, folder / f"{number}.safetensors")
                 except (OSError, SafetensorError) as error:
-                    problem = error
-        if problem:
-            raise problem
+                    self._unwritten = error
+
+    def whole(self, folder: Path) -> Tensors:
+        """All weights, mapped into memory from what `gather` has written, and buffers.
+
+        Raises:
+            OSError, SafetensorError: there was no room.
+        """
+        if self._unwritten:
+            raise self._unwritten
+        found = ChainMap(*map(load_file, folder.iterdir()))
+        return {name: found[first] for name, first in self._names.items()} | self._buffers()
 
 
 class ShardedSaver(Saver):
@@ -214,22 +186,30 @@ class ShardedSaver(Saver):
 
     def start(self, snapshot: Snapshot, best: bool = False) -> None:
         self._job.alive("save")
-        self._save(snapshot, self._job.checkpoint(snapshot.state["step"], snapshot.suffix, best))
+        checkpoint = self._job.checkpoint(snapshot.state["step"], snapshot.suffix, best)
+        self._warn(snapshot, self._write(snapshot, checkpoint))
 
     def _agreed(self, value: bool) -> bool:
         return bool(self._world.share_object(value))
 
-    def _write(self, snapshot: Snapshot, checkpoint: AbstractContextManager[Path | None]) -> None:
+    def _write(
+        self, snapshot: Snapshot, checkpoint: AbstractContextManager[Path | None]
+    ) -> Exception | None:
         """A failure of one rank is that of all: then there is no checkpoint."""
-        self._error = None
+
+        def write_rest() -> None:
+            write(folder, snapshot)
+            (folder / MANIFEST).write_text(json.dumps({"files": files}), encoding="utf-8")
+
         try:
             with ExitStack() as stack:
                 folder = self._world.on_main(lambda: stack.enter_context(checkpoint))
                 files = self._write_shares(folder / FOLDER, snapshot.sharded)
-                self._world.on_main(lambda: _write_rest(folder, snapshot, files))
+                self._world.on_main(write_rest)
                 self._world.on_main(stack.close)
-        except Exception as error:  # whatever it is: the run continues without this checkpoint
-            self._error = error
+        except Exception as error:
+            return error
+        return None
 
     def _write_shares(self, folder: Path, shares: Tensors) -> dict[str, Any]:
         """Writes the shares of this rank. Returns fingerprints of the files of all ranks: the main
@@ -243,12 +223,12 @@ class ShardedSaver(Saver):
         with _failures():
             state_dict_saver.save(shares, storage_writer=writer, process_group=self._world.control)
         files: dict[str, Any] = {}
-        own = folder.glob(f"shard-{self._world.rank + 1:05d}-*")
 
-        def check() -> None:
-            files.update({f"{FOLDER}/{path.name}": fingerprint(path) for path in own})
+        def note_own() -> None:
+            for path in folder.glob(f"shard-{self._world.rank + 1:05d}-*"):
+                files[f"{FOLDER}/{path.name}"] = fingerprint(path)
 
-        self._world.on_some(True, check)
+        self._world.on_some(True, note_own)
         return dict(ChainMap(*self._world.all_objects(files)))
 
 
@@ -259,12 +239,6 @@ def _failures() -> Iterator[None]:
         yield
     except CheckpointException as error:
         raise OSError(str(next(iter(error.failures.values()))[0])) from error
-
-
-def _write_rest(folder: Path, snapshot: Snapshot, files: dict[str, Any]) -> None:
-    """What the main rank writes: the run's other state, and what the manifest knows already."""
-    checkpoint.write(folder, snapshot)
-    (folder / MANIFEST).write_text(json.dumps({"files": files}), encoding="utf-8")
 
 
 def _check(config: TrainConfig, world: World) -> None:
@@ -280,11 +254,8 @@ def _check(config: TrainConfig, world: World) -> None:
 
 
 def _mesh(shard: str, world: World) -> Any:
-    """The ranks in which weights are divided: all; or (nodes, ranks of a node).
-
-    Raises:
-        SlurmftError: nodes have different numbers of ranks.
-    """
+    """The ranks in which weights are divided: all; or (nodes, ranks of a node). SlurmftError where
+    nodes have different numbers of ranks."""
     sizes = set(world.all_objects(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     if shard == "full" or sizes == {world.size}:
         return init_device_mesh(world.device.type, (world.size,))

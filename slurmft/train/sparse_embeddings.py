@@ -1,6 +1,7 @@
 """Gradients of embedding tables, of which a step touches few rows."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,30 +30,20 @@ class Tables:
         self._whole: set[str] = set()
         """Tables that are not only looked up: sent whole."""
         for name, module in modules.items():
-            module.register_forward_pre_hook(self._note(self._looked_up[name]), with_kwargs=True)
+            note = partial(_note, self._looked_up[name])
+            module.register_forward_pre_hook(note, with_kwargs=True)
 
     @classmethod
-    def of(cls, model: Any) -> "Tables | None":
-        """The large tables of a model, which DDP then leaves out; None: there are none.
-
-        A weight that two modules share (a head's, tied to its embedding) is not one of them.
-        """
+    def of(cls, model: Any) -> "Tables":
+        """The large tables of a model, which DDP then leaves out. A weight that two modules share
+        (a head's, tied to its embedding) is not one of them."""
         tables = {
             f"{name}.weight": module
             for name, module in model.named_modules()
             if is_plain_table(model, module) and module.weight.nbytes >= _TABLE_BYTES
         }
-        if not tables:
-            return None
         broadcast_weights(module.weight.data for module in tables.values())
         return cls(tables)
-
-    def _note(self, looked_up: Tensor) -> Callable[..., None]:
-        def note(module: Any, args: Any, kwargs: Any) -> None:
-            if torch.is_grad_enabled():
-                looked_up[(args[0] if args else kwargs["input"]).reshape(-1)] = 1
-
-        return note
 
     def forget(self) -> None:
         for looked_up in self._looked_up.values():
@@ -61,6 +52,8 @@ class Tables:
     @torch.no_grad()
     def sum(self, ranks: int) -> None:
         """Gradients become the means over all ranks, as DDP makes them."""
+        if not self.modules:
+            return
         if not self._checked:
             for name, module in self.modules.items():
                 self._check(module, self._looked_up[name])
@@ -91,6 +84,12 @@ class Tables:
             sent = weight.grad.index_select(0, rows).div_(ranks)
             dist.all_reduce(sent)
             weight.grad.index_copy_(0, rows, sent)
+
+
+def _note(looked_up: Tensor, module: Any, args: Any, kwargs: Any) -> None:
+    """A hook: which rows are looked up."""
+    if torch.is_grad_enabled():
+        looked_up[(args[0] if args else kwargs["input"]).reshape(-1)] = 1
 
 
 def is_plain_table(model: Any, module: Any) -> bool:

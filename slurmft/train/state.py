@@ -1,8 +1,9 @@
-"""Parts of a checkpoint: predictions of an evaluation under way, random generators, optimizer."""
+"""Parts of a run's state: its position, predictions, random generators, the optimizer's state."""
 
 import base64
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,31 @@ from slurmft.train.checkpoint import Tensors
 
 Groups = list[dict[str, Any]]
 """Settings of an optimizer, by the groups of its weights."""
+
+
+@dataclass(slots=True)
+class Position:
+    """How far a run has come: all that decides what it does next."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    epoch: int = 0
+    """Epochs whose training is done."""
+    batch: int = 0
+    """Optimizer steps done in the current epoch."""
+    phase: str = "train"
+    """train, evaluate (after an epoch), done; test (once, after all that)."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Of the last evaluation."""
+    by_class: dict[str, Any] = field(default_factory=dict)
+    """Of the same, see `Task.by_class`."""
+    test: dict[str, float] = field(default_factory=dict)
+    """Metrics of the test split, of the model that is saved."""
+    best: float | None = None
+    """Best value of the task's first metric."""
+    best_checkpoint: str | None = None
+    since_best: int = 0
+    """Evaluations since that one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +50,7 @@ class Predicted:
     """int64 or float64, (n, ...): an array; or a tensor, where nobody has waited for the device."""
 
     @classmethod
-    def union(cls, parts: list["Predicted"]) -> "Predicted":
+    def union(cls, parts: Sequence["Predicted"]) -> "Predicted":
         """All parts, sorted by sample; what several have is taken once."""
         nothing = np.empty(0, dtype=np.int64)
         # Empty parts of a resumed training know neither type nor shape of what is to come.

@@ -52,10 +52,8 @@ class Plan:
 
     @property
     def growth(self) -> float:
-        """How many times the reference batch an optimizer step takes; at least 1.
-
-        What holds for the reference batch holds for smaller ones.
-        """
+        """How many times the reference batch an optimizer step takes; at least 1: what holds for
+        the reference batch holds for smaller ones."""
         return max(1.0, self.global_batch_size / (self.config.reference_batch_size or math.inf))
 
     @property

@@ -30,56 +30,57 @@ class PhaseClock:
 
 class OwnClock:
     """How long a rank computes by itself: its forward passes in training, in which it waits for
-    nobody. The backward pass ends with the slowest rank's, on all ranks alike.
-
-    On GPUs events in the stream measure, which are read when they have passed: nothing waits.
-    """
+    nobody. The backward pass ends with the slowest rank's, on all ranks alike."""
 
     def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
         """Measures `model`: what the parallel wrapper calls, after its own exchanges."""
         self._device = device
-        self._began: Any = None
-        self._seconds = 0.0
         self._passes: deque[tuple[Any, Any]] = deque()
         model.register_forward_pre_hook(self._begin)
         model.register_forward_hook(self._end)
 
     def seconds(self) -> float:
-        """What was measured since the last call."""
+        """Of the passes since the last call that the device has done with: nothing waits."""
+        seconds = 0.0
         while self._passes and self._passes[0][1].query():
-            self._seconds += seconds_between(*self._passes.popleft())
-        seconds, self._seconds = self._seconds, 0.0
+            seconds += seconds_between(*self._passes.popleft())
         return seconds
 
     def _begin(self, model: torch.nn.Module, _: Any) -> None:
         self._began = now(self._device) if model.training else None
 
     def _end(self, model: torch.nn.Module, _: Any, __: Any) -> None:
-        if self._began is None:
-            return
-        ended = now(self._device)
-        if self._device.type == "cpu":
-            self._seconds += ended - self._began
-        else:
-            self._passes.append((self._began, ended))
+        if self._began is not None:
+            self._passes.append((self._began, now(self._device)))
+
+
+class CpuEvent:
+    """What torch's events are of GPUs. A CPU has done what it was given before."""
+
+    def __init__(self) -> None:
+        self.time = time.perf_counter()
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: "CpuEvent") -> float:
+        """Milliseconds."""
+        return 1000 * (end.time - self.time)
 
 
 def now(device: torch.device) -> Any:
-    """Seconds; of a GPU an event, which passes when the GPU has done all that it was given."""
+    """An event, which passes when the device has done all that it was given."""
     if device.type == "cpu":
-        return time.perf_counter()
+        return CpuEvent()
     event = torch.get_device_module(device).Event(enable_timing=True)
     event.record()
     return event
 
 
-def has_passed(moment: Any) -> bool:
-    return isinstance(moment, float) or bool(moment.query())
-
-
 def seconds_between(began: Any, ended: Any) -> float:
-    """Of two that `now` returned; waits for the second."""
-    if isinstance(ended, float):
-        return ended - float(began)
+    """Of two events; waits for the second."""
     ended.synchronize()
     return float(began.elapsed_time(ended)) / 1000

@@ -89,7 +89,7 @@ class TrimmedVocabulary:
         self._whole = None
 
     def facts(self) -> dict[str, int]:
-        """For the result: all rows, and those in use."""
+        """Rows: all, and those in use."""
         return {"all": self.total, "used": len(self.used)}
 
     def state_dict(self, model: Any) -> dict[str, Tensor]:
@@ -129,11 +129,8 @@ def _set(module: torch.nn.Embedding, weight: Tensor) -> None:
 
 
 def _tokens(data: TokenData, module: torch.nn.Embedding) -> Tensor:
-    """The tokens that a run can look up: int64, (rows,), sorted.
-
-    Raises:
-        UsageError: the model does not know one of them.
-    """
+    """The tokens that a run can look up: int64, (rows,), sorted. UsageError where the model does
+    not know one of them."""
     seen = np.zeros(module.num_embeddings, dtype=bool)
     for tokens in (table.tokens for table in data.tables):
         for start in range(0, len(tokens), _TOKENS_AT_ONCE):

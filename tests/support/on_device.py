@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slurmft.core.errors import SlurmftError
-from slurmft.train import reporter, trainer
+from slurmft.train import timers, trainer
 from slurmft.train.checkpoint import Saver
 from slurmft.train.optim import make_optimizer, steps_taken
 from tests.support import CHECKOUT
@@ -157,7 +157,7 @@ def check_no_waits(folder: Path) -> None:
                 for step in range(1, 29):
                     samples = steps.samples()
                     loss = training._step(samples)
-                    assert training.reporter._norms[-1].device == META
+                    assert training.reporter._window.norms[-1].device == META
                     training.reporter.step(step, loss, 0.1, len(samples))
             assert len(training.reporter._full) == 1  # of two windows, one is read
             assert device.received == 2
@@ -175,7 +175,7 @@ def check_evaluation_waits_once(folder: Path) -> None:
         to_meta(steps)
         training = steps.training
         with device:
-            training._predictions(torch.arange(67).numpy(), most=67)
+            training._predictions(training.data, torch.arange(67).numpy(), most=67)
         assert device.waits == ["copy from the device"]
 
 
@@ -199,7 +199,7 @@ def check_overflow(folder: Path) -> None:
             training = steps.training
             training.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
             training._has_checked_count = True  # of the first batch alone
-            weight = training.bare_model.classifier.weight
+            weight = training.loaded.model.classifier.weight
             factors = iter([torch.inf, 1.0, torch.nan, 1.0, 1.0])
             weight.register_hook(lambda gradient, by=factors: gradient * next(by))
             rates, moved, scales = [], [], []
@@ -216,7 +216,7 @@ def check_overflow(folder: Path) -> None:
         assert scales == [512.0, 512.0, 256.0, 256.0, 256.0]
         total = training.plan.total_steps
         assert rates == pytest.approx([0.1 * (total - step) / total for step in range(5)])
-        assert training.reporter._norms == []  # to overflow is no error
+        assert training.reporter._window.norms == []  # to overflow is no error
         assert steps_taken(training.optimizer) == 3
 
 
@@ -238,7 +238,7 @@ def check_gradients_that_are_not_finite(folder: Path) -> None:
         steps = make(folder, max_grad_norm=norm)
         training = steps.training
         training.reporter.begin_window()
-        weight = training.bare_model.classifier.weight
+        weight = training.loaded.model.classifier.weight
         factors = iter([1.0, torch.nan])
         weight.register_hook(lambda gradient, by=factors: gradient * next(by))
         for step in (1, 2):
@@ -263,7 +263,7 @@ def check_windows_are_read_late(folder: Path) -> None:
         row["step"] for row in rows if event == "step"
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reporter, "has_passed", lambda moment: False)
+        patch.setattr(timers.CpuEvent, "query", lambda event: False)
         training.reporter.begin_window()
         for step in range(1, 8):
             samples = steps.samples()
@@ -288,7 +288,7 @@ def check_memory(folder: Path) -> None:
     training.task.loss = fails  # type: ignore[assignment, method-assign]
     with pytest.raises(SlurmftError) as error:
         training.run()
-    batch = training._parts(next(training._global_batches(0, 0)))[0][0]
+    batch = training.parts(next(training._global_batches(0, 0)))[0][0]
     assert error.value.message.startswith(
         f"CUDA out of memory in step 1, on a batch of 32 samples and {batch.tokens} tokens, with "
     )

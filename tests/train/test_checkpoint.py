@@ -19,11 +19,10 @@ from slurmft.job import Job
 from slurmft.job.checkpoints import verify
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
-from slurmft.train import checkpoint, trainer
+from slurmft.train import checkpoint, saving
 from slurmft.train.checkpoint import Saver, Snapshot
 from slurmft.train.config import TrainConfig
 from slurmft.train.state import join_optimizer, rng_state, set_rng_state, split_optimizer
-from slurmft.train.trainer import Training
 from tests.support import CHECKOUT
 
 CPU = torch.device("cpu")
@@ -78,14 +77,12 @@ class Saves:
         self.errors, self.tries = errors, 0
         self.warnings: list[str] = []
         self.kept: list[int] = []
-        self.training = Training.__new__(Training)
-        made: Any = self.training
-        made.run_dir = run
-        made.world = SimpleNamespace(on_main=lambda f: f(), share_object=lambda x: x)
-        made.job = SimpleNamespace(
+        job = SimpleNamespace(
             begin_phase=lambda: None, alive=lambda phase: None, should_stop=lambda: False,
             warn=self.warnings.append, remove_checkpoints=lambda keep: self.kept.append(keep),
         )  # fmt: skip
+        world = SimpleNamespace(on_main=lambda f: f())
+        self.training: Any = SimpleNamespace(run_dir=run, world=world, job=job)
 
     def run(self) -> None:
         def save() -> None:
@@ -93,7 +90,7 @@ class Saves:
             if self.tries <= len(self.errors):
                 raise self.errors[self.tries - 1]
 
-        self.training._save_patiently("the model", 2**20, save)
+        saving.save_patiently(self.training, "the model", 2**20, save)
 
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -109,7 +106,7 @@ def test_save_at_the_end_is_tried_until_there_is_room(
     warnings: int,
 ) -> None:  # fmt: skip
     """Older checkpoints give way first, before anybody is warned."""
-    monkeypatch.setattr(trainer, "_ROOM_RETRY_S", 0)
+    monkeypatch.setattr(saving, "_RETRY_S", 0)
     saves = Saves(run, errors)
     saves.run()
     assert saves.tries == len(errors) + 1
@@ -120,7 +117,7 @@ def test_save_at_the_end_is_tried_until_there_is_room(
 def test_save_at_the_end_that_never_works_ends_in_words(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "_ROOM_PATIENCE_S", -1)
+    monkeypatch.setattr(saving, "_PATIENCE_S", -1)
     with pytest.raises(SlurmftError, match=r"no room for the model: it needs 1\.0 MiB") as error:
         Saves(run, [FULL] * 9).run()
     assert str(error.value.hint).startswith("make room: ")

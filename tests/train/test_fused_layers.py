@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 
 from slurmft.train import fused_layers, packing
-from slurmft.train.fused_layers import Bank, Rows
+from slurmft.train.fused_layers import Dropouts, Rows
 from slurmft.train.packing import Form
 from tests.train.test_packing import LENGTHS, SIZES, announced, make, pack
 
@@ -134,10 +134,12 @@ def test_layers_that_are_computed_again_drop_the_same() -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bank(p: float, dtype: torch.dtype) -> None:
+def test_dropouts(p: float, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    bank = Bank(p, 10_000, dtype)
-    first, second = bank.take(100, 100), bank.take(10_000)
+    dropouts = Dropouts([p], 10_000, dtype)
+    first, second = dropouts.take(p, 100, 100), dropouts.take(p, 10_000)
+    assert first is not None
+    assert second is not None
     assert first.shape == (100, 100)
     assert torch.unique(first).tolist() == [0.0, pytest.approx(1 / (1 - p), rel=0.005)]
     assert float((first == 0).float().mean()) == pytest.approx(p, abs=0.02)

@@ -24,12 +24,12 @@ from slurmft.core.files import write_json
 from slurmft.runs.rundir import RunDir
 from slurmft.train import lora, packing, sparse_embeddings
 from slurmft.train.config import TrainConfig
+from slurmft.train.loaded_model import recompute_activations
 from slurmft.train.lora import Adapter
 from slurmft.train.optim import MuonAdamW, make_optimizer
 from slurmft.train.recipes import RECIPES
 from slurmft.train.step_plan import Plan
 from slurmft.train.tasks.sequence import Task
-from slurmft.train.trainer import recompute_activations
 from slurmft.train.vocab_trim import TrimmedVocabulary
 from tests.conftest import Done, Following, assert_two_lines, records, slurmft
 from tests.support.models import write_model
@@ -162,7 +162,7 @@ def test_muon_takes_adapters() -> None:
         config=config(optimizer="muon"), world_size=1, precision="fp32",
         train_samples=8, validation_samples=1,
     )  # fmt: skip
-    optimizer = make_optimizer(model, plan, fused=True)
+    optimizer = make_optimizer(model, plan)
     assert isinstance(optimizer, MuonAdamW)
     names = {id(p): name for name, p in model.named_parameters()}
     by_muon = {names[id(p)] for p in optimizer.param_groups[0]["params"]}

@@ -75,7 +75,7 @@ def test_learning_rates_of_every_rule(rule: str, optimizer: str) -> None:
     """Warm-up and decay are the same parts of any number of steps; the peak is the rule's."""
     for size, peak in RULES[rule].items():
         of = plan(size // 256, lr_rule=rule, reference_batch_size=1024, optimizer=optimizer)
-        made = make_optimizer(small_bert(), of, fused=False)
+        made = make_optimizer(small_bert(), of)
         scheduler = make_scheduler(made, of)
         total, warmup = of.total_steps, round(of.total_steps / 4)
         assert total == 4 * -(-16_000 // size)
@@ -123,7 +123,7 @@ def test_weights_of_muon() -> None:
     hidden = {names[id(p)] for p in hidden_matrices(model)}
     expected = {n for n, p in model.named_parameters() if p.ndim == 2}
     assert hidden == {n for n in expected if "embeddings" not in n and "classifier" not in n}
-    made = make_optimizer(model, plan(optimizer="muon"), fused=False)
+    made = make_optimizer(model, plan(optimizer="muon"))
     grouped = [p for group in made.param_groups for p in group["params"]]
     assert sorted(map(id, grouped)) == sorted(names)
     for group in made.param_groups:
@@ -135,7 +135,7 @@ def test_rates_where_muon_trains() -> None:
     model = small_bert()
     hidden = {id(p) for p in hidden_matrices(model)}
     of = plan(optimizer="muon", learning_rate=1e-4, muon_learning_rate=1e-3)
-    made = make_optimizer(model, of, fused=False)
+    made = make_optimizer(model, of)
     rates = {id(p): group["lr"] for group in made.param_groups for p in group["params"]}
     for name, p in model.named_parameters():
         at_muons = id(p) in hidden or name.startswith("classifier")
@@ -166,12 +166,11 @@ def test_as_one_they_do_what_each_does_alone() -> None:
     assert (moved[0] - moved[1]).norm() < 0.01 * moved[1].norm()
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_resumed_muon_goes_on_exactly(fused: bool) -> None:
+def test_resumed_muon_goes_on_exactly() -> None:
     """Weights, momentum, second moments and the schedule, through the form of a checkpoint."""
     of = plan(16, optimizer="muon", lr_rule="linear", reference_batch_size=1024)
     whole, stopped = small_bert(), small_bert()
-    runs = [(m, *_scheduled(m, of, fused)) for m in (whole, stopped)]
+    runs = [(m, *_scheduled(m, of)) for m in (whole, stopped)]
     for model, optimizer, scheduler in runs:
         for step in range(4):
             train(model, optimizer, range(step, step + 1))
@@ -180,7 +179,7 @@ def test_resumed_muon_goes_on_exactly(fused: bool) -> None:
     state = json.loads(json.dumps({"rest": rest, "scheduler": runs[1][2].state_dict()}))
     again = small_bert()
     again.load_state_dict(stopped.state_dict())
-    optimizer, scheduler = _scheduled(again, of, fused)
+    optimizer, scheduler = _scheduled(again, of)
     join_optimizer(optimizer, {k: v.clone() for k, v in tensors.items()}, state["rest"])
     scheduler.load_state_dict(state["scheduler"])
     runs[1] = (again, optimizer, scheduler)
@@ -192,8 +191,8 @@ def test_resumed_muon_goes_on_exactly(fused: bool) -> None:
     assert not same(whole, stopped)
 
 
-def _scheduled(model: Any, of: Plan, fused: bool) -> tuple[Any, Any]:
-    optimizer = make_optimizer(model, of, fused)
+def _scheduled(model: Any, of: Plan) -> tuple[Any, Any]:
+    optimizer = make_optimizer(model, of)
     return optimizer, make_scheduler(optimizer, of)
 
 
@@ -267,17 +266,17 @@ def test_matrices_of_one_shape_take_one_product(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(optim, "orthogonal", see)
     model = small_bert()
-    train(model, make_optimizer(model, plan(optimizer="muon"), fused=False), range(1))
+    train(model, make_optimizer(model, plan(optimizer="muon")), range(1))
     assert sorted(seen) == [(2, 16, 24), (2, 24, 16), (9, 16, 16)]
     monkeypatch.setattr(optim, "_TOGETHER", 4 * 16 * 16)
-    train(model, make_optimizer(model, plan(optimizer="muon"), fused=False), range(1))
+    train(model, make_optimizer(model, plan(optimizer="muon")), range(1))
     assert seen[3:].count((4, 16, 16)) == 2
 
 
 def test_fp16_skips_the_whole_step() -> None:
     """One overflow anywhere, and no weight moves: the scaler sees one optimizer."""
     model = small_bert()
-    optimizer = make_optimizer(model, plan(optimizer="muon"), fused=False)
+    optimizer = make_optimizer(model, plan(optimizer="muon"))
     assert isinstance(optimizer, MuonAdamW)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)  # type: ignore[attr-defined, unused-ignore]
     tokens = torch.arange(12).view(2, 6)

@@ -20,7 +20,7 @@ from slurmft.runs import log_times
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from slurmft.train.environment import import_times
-from slurmft.train.trainer import choose_precision
+from slurmft.train.loaded_model import choose_precision
 from tests.conftest import HOSTILE, Done, Following, records, slurmft
 from tests.support import PATIENCE_S, until
 from tests.support.models import LABELS, write_emotion, write_model
