@@ -7,7 +7,6 @@ examples:
   slurmft plan runs --epochs 10 --json               # other runs than those, for programs
 """
 
-import argparse
 import dataclasses
 import sys
 
@@ -31,20 +30,15 @@ def main(argv: list[str]) -> int:
     devices_per_node = arguments.devices_per_node or series.devices_per_node
     counts = planner.node_counts(arguments.nodes, series, devices_per_node)
     fit = model.fit(series.rows, arguments.network_gbit_s)
-    work = _changed(fit.rows[0].work, arguments)
+    fields = {field.name for field in dataclasses.fields(Workload)}  # which flags are named after
+    changes = {k: v for k, v in vars(arguments).items() if k in fields and v is not None}
+    work = dataclasses.replace(fit.rows[0].work, **changes)
     options = planner.predict(fit, counts, work, devices_per_node)
     chosen, why = planner.recommend(options, deadline_s)
     if arguments.json:
         return print_json(planner.as_json(series, work, options, chosen, why))
     print("\n".join(planner.describe_plan(series, fit, work, options, chosen, why)))
     return Exit.OK
-
-
-def _changed(work: Workload, arguments: argparse.Namespace) -> Workload:
-    """The work of a measured run, with what the flags change: their names are its fields."""
-    names = {field.name for field in dataclasses.fields(work)}
-    changes = {k: v for k, v in vars(arguments).items() if k in names and v is not None}
-    return dataclasses.replace(work, **changes)
 
 
 def parser() -> Parser:

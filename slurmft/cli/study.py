@@ -36,6 +36,7 @@ examples:
 
 import argparse
 import shlex
+import stat
 import sys
 import time
 from collections import Counter
@@ -213,7 +214,8 @@ def cancel_main(argv: list[str]) -> int:
         print(f"there is no study folder {str(folder)!r}: nothing to cancel")
         return Exit.OK
     try:
-        with study_folder.exclusive(folder, study_folder.is_shared(folder)):
+        share = bool(folder.stat().st_mode & stat.S_IRGRP)  # as it was made
+        with study_folder.exclusive(folder, share):
             _cancel(study, _alive_runs(folder))
     except study_folder.HeldError:
         # Without Slurm, `study run` holds the folder as long as it runs, and ends with a run.
@@ -293,7 +295,7 @@ def _note(repeats: list[Repeat]) -> str:
             if repeat.best is None or repeat.state != state:
                 continue
             if steps := study_folder.last_step(repeat):
-                return f"step {steps[0]}/{steps[1]}"
+                return f"step {steps['done']}/{steps['total']}"
             if repeat.best.reason:
                 return shown(repeat.best.reason)
     return ""

@@ -1,7 +1,7 @@
 """Compares two runs, or repeats of two: what differs, and whether the difference is noise."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from slurmft.runs import resolve, scan
 from slurmft.runs.scan import MeasuredRun
 from slurmft.studies import stats
 from slurmft.studies.report.provenance import of_ranks, readers
-from slurmft.studies.stats import Windows
+from slurmft.studies.stats import Array
 
 _LEAST_REPEATS = 3
 _WARM_UP = 0.1
@@ -59,11 +59,7 @@ class Finding:
 
 
 def compare(path_a: str, path_b: str) -> dict[str, Any]:
-    """Compares two runs, or folders with repeats: all that `slurmft compare --json` says.
-
-    Raises:
-        UsageError: a path holds no runs to compare, or both hold the same run.
-    """
+    """Compares two runs, or folders with repeats: all that `slurmft compare --json` says."""
     a, b = _read_side("A", path_a), _read_side("B", path_b)
     if shared := {run.path.resolve() for run in a.runs} & {run.path.resolve() for run in b.runs}:
         raise UsageError(
@@ -261,11 +257,11 @@ def _evaluation(side: Side) -> Times:
 
 def _by_steps(a: Side, b: Side) -> Finding:
     """The training of runs without repeats."""
-    sides = [[windows(run) for run in side.runs] for side in (a, b)]
+    sides = [np.concatenate([windows(run) for run in side.runs], axis=1) for side in (a, b)]
     shown = _rate(a, _mean_rate(sides[0])), _rate(b, _mean_rate(sides[1]))
     found = stats.ratio_of_windows(*sides)
     if found is None:
-        counts = [sum(len(w.steps) for w in side) for side in sides]
+        counts = [side.shape[1] for side in sides]
         return Finding(
             "training", *shown, f"cannot tell: too few steps ({counts[0]} and {counts[1]} windows "
             f"of them; {stats.LEAST_WINDOWS} are needed: lower --log-every, or more steps)",
@@ -274,11 +270,11 @@ def _by_steps(a: Side, b: Side) -> Finding:
     return Finding("training", *shown, verdict_of_speed(*found), method, *found)
 
 
-def _mean_rate(side: Sequence[Windows]) -> float:
+def _mean_rate(windows: Array) -> float:
     """Samples a second over all windows; NaN where there are none."""
-    steps = sum(float(w.steps.sum()) for w in side)
-    seconds = sum(float((w.steps * w.sample_s).sum()) for w in side)
-    return steps / seconds if seconds else math.nan
+    steps, sample_s = windows
+    seconds = float((steps * sample_s).sum())
+    return float(steps.sum()) / seconds if seconds else math.nan
 
 
 def _rate(side: Side, rate: float) -> str:
@@ -330,9 +326,9 @@ def verdict_of_metric(difference: float, low: float, high: float) -> str:
     return f"no difference beyond noise ({low:+.4f} to {high:+.4f})"
 
 
-def windows(run: MeasuredRun) -> Windows:
-    """The windows of a run's steps, without warm-up. Steps that were repeated after a restart count
-    once, the last time."""
+def windows(run: MeasuredRun) -> Array:
+    """The windows of a run's steps, in order, without warm-up; see `stats.ratio_of_windows`. Steps
+    that were repeated after a restart count once, the last time."""
     found: list[tuple[int, int, float]] = []  # last step, steps, samples/s
     steps = 0
     for record in run.records():
@@ -348,7 +344,7 @@ def windows(run: MeasuredRun) -> Windows:
             steps = 0
     kept = found[math.ceil(_WARM_UP * len(found)) :]
     _, counts, rates = np.array(kept, dtype=np.float64).reshape(-1, 3).T
-    return Windows(counts, 1 / rates)
+    return np.array([counts, 1 / rates])
 
 
 # --- output ---------------------------------------------------------------------------------------
@@ -356,7 +352,9 @@ def windows(run: MeasuredRun) -> Windows:
 
 def describe_comparison(found: dict[str, Any]) -> list[str]:
     """The whole comparison, as lines."""
-    lines = [f"{name.upper()}: {_source(found[name])}" for name in "ab"]
+    paths = [found[name] for name in "ab"]
+    sources = [p[0] if len(p) == 1 else f"{len(p)} runs in {Path(p[0]).parent}" for p in paths]
+    lines = [f"{name}: {source}" for name, source in zip("AB", sources, strict=True)]
     differences, findings = found["differences"], found["findings"]
     lines += ["", "what differs" if differences else "nothing differs that was recorded"]
     width = max((len(each["name"]) for each in differences), default=0)
@@ -366,7 +364,3 @@ def describe_comparison(found: dict[str, Any]) -> list[str]:
         lines.append(f"  A {finding['a']}; B {finding['b']}")
         lines += [f"  by {finding['method']}"] if finding["method"] else []
     return [*lines, "", *(f"note: {note}" for note in found["notes"])]
-
-
-def _source(paths: Sequence[str]) -> str:
-    return paths[0] if len(paths) == 1 else f"{len(paths)} runs in {Path(paths[0]).parent}"

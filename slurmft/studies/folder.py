@@ -5,17 +5,13 @@ scripts and logs of job arrays in `arrays/`. No status is stored: run directorie
 they belong, and at most two calls of Slurm's commands give the states of all their jobs.
 """
 
-import contextlib
-import os
-import stat
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from slurmft import locks
-from slurmft.cluster.status import RunStatus, job_of, run_statuses
+from slurmft.cluster.status import RunStatus, run_statuses
 from slurmft.core import permissions
 from slurmft.core.credentials import redact
 from slurmft.core.errors import UsageError
@@ -40,48 +36,33 @@ def folder_of(study: Study, studies_dir: str) -> Path:
     return absolute(studies_dir) / study.name
 
 
-@contextlib.contextmanager
-def exclusive(folder: Path, share_with_group: bool = False) -> Iterator[None]:
-    """Locks the study's folder: no other command, on any node, submits or cancels meanwhile.
+def exclusive(folder: Path, share_with_group: bool = False) -> TextIO:
+    """Locks the study's folder until what is returned is closed: no other command, on any node,
+    submits or cancels meanwhile.
 
-    What this process writes from then on is private, or readable for the group. The lock is by
-    lockf, which shared file systems keep between nodes; it ends with the process.
+    What this process writes from then on is private, or readable for the group.
 
     Raises:
         HeldError: another command holds it.
         UsageError: the folder cannot be written, or locked.
         NotOwnError: it is another user's, or others can write it.
     """
-    path = folder / ".lock"
-    with contextlib.ExitStack() as opened:
-        try:
-            permissions.make_folder(folder, share_with_group, exist_ok=True)
-            permissions.settle(share_with_group)
-            with permissions.own_folder(folder):
-                (folder / "runs").mkdir(exist_ok=True)
-            file = opened.enter_context(open(path, "a+", encoding="utf-8"))
-            locks.lock(file.fileno(), "lockf")
-        except BlockingIOError:
-            holder = path.read_text(encoding="utf-8", errors="replace") or "another process"
-            raise HeldError(
-                f"another `slurmft study run` or `cancel` is at work in {str(folder)!r}: {holder}",
-                "wait until it ends, or end it there; slurmft study status shows its progress",
-            ) from None
-        except OSError as error:
-            why = error.strerror or error
-            raise UsageError(
-                f"cannot write and lock the study folder {str(folder)!r}: {why}",
-                "give one that you can write, on a file system with POSIX locks: --studies-dir",
-            ) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {os.uname().nodename}")
-        file.flush()
-        yield
-
-
-def is_shared(folder: Path) -> bool:
-    """Whether a study's folder was made for the group to read."""
-    return bool(folder.stat().st_mode & stat.S_IRGRP)
+    try:
+        permissions.make_folder(folder, share_with_group, exist_ok=True)
+        permissions.settle(share_with_group)
+        with permissions.own_folder(folder):
+            (folder / "runs").mkdir(exist_ok=True)
+        return locks.hold(folder / ".lock")
+    except BlockingIOError as holder:
+        raise HeldError(
+            f"another `slurmft study run` or `cancel` is at work in {str(folder)!r}: {holder}",
+            "wait until it ends, or end it there; slurmft study status shows its progress",
+        ) from None
+    except OSError as error:
+        raise UsageError(
+            f"cannot write and lock the study folder {str(folder)!r}: {error.strerror or error}",
+            "give one that you can write, on a file system with POSIX locks: --studies-dir",
+        ) from None
 
 
 def check_name(study: Study, folder: Path) -> None:
@@ -114,8 +95,8 @@ def discard_cut_off(folder: Path) -> None:
     """
     for run in find_runs(folder)[0]:
         never = run.state["state"] in ("submitted", "unknown") and run.result is None
-        if run.study and never and not job_of(run)[1]:
-            RunDir(run.path).discard()
+        if run.study and never and not (files := RunDir(run.path)).job_id():
+            files.discard()
 
 
 # --- the status of its runs ----------------------------------------------------------------------
@@ -186,11 +167,12 @@ class StudyStatus:
 def study_status(study: Study, folder: Path) -> StudyStatus:
     """Reads the runs in a study's folder, and asks for the states of their jobs."""
     runs, problems = find_runs(folder)
-    statuses = run_statuses(runs)
     repeats = {(spec.key_of(c), n): Repeat(c, n) for n, c in spec.rounds(study)}
     others: list[RunStatus] = []
-    for status in statuses:
-        repeat = repeats.get(_key(status.run, study.name))
+    for status in run_statuses(runs):
+        found, repeat = status.run.study or {}, None
+        if found.get("name") == study.name and fits(found, {"cell": dict, "repeat": int}):
+            repeat = repeats.get((spec.key_of(found["cell"]), found["repeat"]))
         (repeat.tries if repeat else others).append(status)
     return StudyStatus(list(repeats.values()), others, problems)
 
@@ -201,43 +183,37 @@ def find_runs(folder: Path) -> tuple[list[MeasuredRun], list[str]]:
     return scan.find([top], may_be_none=True) if top.is_dir() else ([], [])
 
 
-def _key(run: MeasuredRun, name: str) -> tuple[str, int]:
-    """Cell and repeat of a run; ("", 0): it belongs to no study, or to another."""
-    study = run.study
-    if study and study.get("name") == name and fits(study, {"cell": dict, "repeat": int}):
-        return spec.key_of(study["cell"]), study["repeat"]
-    return "", 0
-
-
-def last_step(repeat: Repeat) -> tuple[int, int] | None:
+def last_step(repeat: Repeat) -> dict[str, int] | None:
     """Optimizer steps of a running repeat, done and in all; None where they are unknown."""
-    best = repeat.best
-    return records.read(best.run.path).steps if best and best.outcome == "running" else None
+    if repeat.best is None or repeat.state != "running":
+        return None
+    found = records.latest(repeat.best.run.path)
+    steps = {"done": found["steps_done"], "total": found["steps_total"]}
+    return None if None in steps.values() else steps
 
 
 def status_json(study: Study, folder: Path, status: StudyStatus) -> dict[str, Any]:
     """What `slurmft study status --json` prints."""
+    repeats = [
+        {
+            "cell": repeat.cell,
+            "repeat": repeat.number,
+            "state": repeat.state,
+            "reason": best.reason if (best := repeat.best) else "",
+            "run": str(best.run.path) if best else None,
+            "job": best.job if best else None,
+            "metrics": best.run.result["metrics"] if best and best.run.result else None,
+            "steps": last_step(repeat),
+            "tries": [str(t.run.path) for t in repeat.tries],
+        }
+        for repeat in status.repeats
+    ]
     return {
         "name": study.name,
         "title": study.title,
         "folder": str(folder),
         "totals": {state: status.count(state) for state in STATES},
-        "repeats": [_repeat_json(repeat) for repeat in status.repeats],
+        "repeats": repeats,
         "other_runs": [str(other.run.path) for other in status.others],
         "problems": status.problems,
-    }
-
-
-def _repeat_json(repeat: Repeat) -> dict[str, Any]:
-    best, steps = repeat.best, last_step(repeat)
-    return {
-        "cell": repeat.cell,
-        "repeat": repeat.number,
-        "state": repeat.state,
-        "reason": best.reason if best else "",
-        "run": str(best.run.path) if best else None,
-        "job": best.job if best else None,
-        "metrics": best.run.result["metrics"] if best and best.run.result else None,
-        "steps": steps and {"done": steps[0], "total": steps[1]},
-        "tries": [str(t.run.path) for t in repeat.tries],
     }

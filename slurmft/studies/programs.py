@@ -23,11 +23,7 @@ _COMMAND = 'write command = ["train.py", "--lr", "{lr}"]'
 
 
 def read(path: Path, table: dict[str, Any]) -> dict[str, Any]:
-    """The table, with its command as a tuple of words.
-
-    Raises:
-        UsageError: it has no command, an unknown key, or a value of a wrong type.
-    """
+    """The table, with its command as a tuple of words."""
     where, words = f"{path}: [program]", table.get("command")
     try:
         words = shlex.split(words) if isinstance(words, str) else words
@@ -48,9 +44,6 @@ def typed(where: str, values: dict[str, Any], varied: bool = False) -> dict[str,
 
     Args:
         varied: whether other names are those of placeholders.
-
-    Raises:
-        UsageError: one is unknown, an option of trainings, or of a wrong type.
     """
     others = {k: v for k, v in values.items() if k not in RUN_OPTIONS}
     for key, value in others.items():

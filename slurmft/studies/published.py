@@ -53,11 +53,7 @@ def with_unit(name: str) -> str:
 
 
 def load(path: Path) -> list[PublishedTable]:
-    """The published tables of a file.
-
-    Raises:
-        UsageError: it cannot be read, or holds no published table.
-    """
+    """The published tables of a file."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

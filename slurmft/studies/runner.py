@@ -47,11 +47,7 @@ _MAY_DIFFER = frozenset({
 
 
 def with_flags(study: Study, flags: dict[str, Any]) -> Study:
-    """The study with flags that override what its file fixes.
-
-    Raises:
-        UsageError: a flag is for what the study varies, or contradicts the kind of scaling.
-    """
+    """The study with flags that override what its file fixes."""
     for name in flags:
         if name in study.varied:
             raise UsageError(
@@ -70,11 +66,7 @@ Configs = dict[tuple[str, int], RunConfig]
 
 
 def configurations(study: Study, folder: Path, make: bool = True) -> Configs:
-    """Cell and repeat -> configuration of its run. `make`: see `own_program.configure`.
-
-    Raises:
-        UsageError: a value is invalid; the message names the cell.
-    """
+    """Cell and repeat -> configuration of its run. `make`: see `own_program.configure`."""
     found: Configs = {}
     site = site_defaults(OPTIONS | FLAGS if study.program else OPTIONS)
     named = {} if "job_name" in site else {"job_name": study.name}
@@ -83,11 +75,17 @@ def configurations(study: Study, folder: Path, make: bool = True) -> Configs:
         key = spec.key_of(cell)
         try:
             if study.program:
-                found[key, repeat] = _configure_own(study, cell, repeat, make)
+                config = _configure_own(study, cell, repeat, make)
             elif repeat == 1:
-                found[key, 1] = _configure(study, cell, site)
-            else:
-                found[key, repeat] = _with_seed(found[key, 1], repeat)
+                values = study.fixed | spec.typed(cell)
+                config = configure(spec.divide_batch(values, recipes.fill(merge(site, values))))
+            else:  # the data was checked for the first one
+                config = found[key, 1]
+                settings = config.program.settings
+                settings = settings | {"seed": settings["seed"] + repeat - 1}
+                config = replace(config, program=replace(config.program, settings=settings))
+            job = replace(config.job, cluster=check(config.job))
+            found[key, repeat] = replace(config, job=job)
         except UsageError as error:
             raise in_file(f"the cell {spec.label(cell)!r} of {study.path.name}", error) from None
     if study.program:
@@ -101,30 +99,13 @@ def configurations(study: Study, folder: Path, make: bool = True) -> Configs:
     }
 
 
-def _configure(study: Study, cell: spec.Cell, site: dict[str, Any]) -> RunConfig:
-    values = study.fixed | spec.typed(cell)
-    return _placed(configure(spec.divide_batch(values, recipes.fill(merge(site, values)))))
-
-
-def _with_seed(first: RunConfig, repeat: int) -> RunConfig:
-    """That of a later repeat: the data was checked for the first one."""
-    seed = first.program.settings["seed"] + repeat - 1
-    program = replace(first.program, settings=first.program.settings | {"seed": seed})
-    return replace(first, program=program)
-
-
 def _configure_own(study: Study, cell: spec.Cell, repeat: int, make: bool) -> RunConfig:
-    """The same, of a program of the user's own."""
+    """The configuration of a run of a program of the user's own."""
     more = programs.fill(study.program, study.fixed | cell, repeat)
     of_cell = spec.typed({k: v for k, v in cell.items() if k in programs.RUN_OPTIONS})
     values = study.fixed | of_cell | more
     command = values.pop("command")
-    return _placed(own_program.configure(command, values, OPTIONS | FLAGS, make))
-
-
-def _placed(config: RunConfig) -> RunConfig:
-    """The configuration with the cluster that it will run on."""
-    return replace(config, job=replace(config.job, cluster=check(config.job)))
+    return own_program.configure(command, values, OPTIONS | FLAGS, make)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +155,6 @@ def check_settings(todo: Submission, yes: bool) -> list[str]:
 
     Returns:
         Warnings, if `yes` counts runs with other settings as the same measurement.
-
-    Raises:
-        UsageError: finished or running runs have other settings.
     """
     different = []
     for repeat in todo.status.repeats:
@@ -223,10 +201,7 @@ def _difference(run: MeasuredRun, config: RunConfig) -> str:
 
 def submit_arrays(todo: Submission, due: Sequence[Repeat]) -> dict[tuple[str, int], str]:
     """Submits the arrays, each to start after the one before; returns key of a repeat -> its job.
-
-    Raises:
-        SlurmftError: an array was refused. Those before it stay, the others have left nothing.
-    """
+    Of a refusal, those before it stay, and the others leave nothing."""
     (todo.folder / "arrays").mkdir(exist_ok=True)
     stamp, origin = datetime.now().strftime("%Y%m%d-%H%M%S"), todo.provenance()
     jobs: dict[tuple[str, int], str] = {}
@@ -234,8 +209,12 @@ def submit_arrays(todo: Submission, due: Sequence[Repeat]) -> dict[tuple[str, in
     for number, group in enumerate(by_request(todo, due), start=1):
         script = todo.folder / "arrays" / f"{stamp}-{number}.sh"
         try:
-            with _uninterrupted():
-                runs = _create_all(todo, group, origin)
+            with _uninterrupted(), contextlib.ExitStack() as undo:
+                runs = []
+                for repeat in group:
+                    runs.append(create(*todo.new_run(repeat, origin)))
+                    undo.callback(runs[-1].discard)
+                undo.pop_all()
                 array = job_array.submit(runs, todo.study.at_most, after, script)
         except SlurmftError as error:
             already = f"; {len(jobs)} run(s) were submitted before" if jobs else ""
@@ -259,19 +238,6 @@ def live_jobs(tries: Sequence[RunStatus]) -> list[str]:
     """Jobs and arrays of runs that wait or run, the newest last."""
     jobs = {array_of(t.job) for t in tries if t.is_alive}
     return sorted(filter(None, jobs), key=lambda job: (len(job), job))
-
-
-def _create_all(
-    todo: Submission, group: Sequence[Repeat], provenance: dict[str, Any]
-) -> list[RunDir]:
-    """The run directories of a group; all or none."""
-    with contextlib.ExitStack() as undo:
-        runs = []
-        for repeat in group:
-            runs.append(create(*todo.new_run(repeat, provenance)))
-            undo.callback(runs[-1].discard)
-        undo.pop_all()
-    return runs
 
 
 @contextlib.contextmanager

@@ -89,9 +89,6 @@ def read_study(given: str | Path, with_published: bool = True) -> Study:
 
     Args:
         with_published: check that the file of published figures can be read.
-
-    Raises:
-        UsageError: there is no such file, or it is not a study.
     """
     path = absolute(shipped.find("studies", given))
     in_folder = path.is_dir()
@@ -115,11 +112,7 @@ def read_study(given: str | Path, with_published: bool = True) -> Study:
 
 
 def parse_study(text: str, path: Path) -> Study:
-    """The study of a file's text.
-
-    Raises:
-        UsageError: it is not TOML, has an unknown key, a value of a wrong type, or no cell.
-    """
+    """The study of a file's text."""
     try:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # the latter: thousands of brackets
@@ -308,9 +301,6 @@ def typed(cell: Cell) -> dict[str, Any]:
 def divide_batch(values: dict[str, Any], filled: dict[str, Any]) -> dict[str, Any]:
     """The values of a cell with a batch size for each process in place of the global one; `filled`
     has the number of processes, which may come from recipe or site file.
-
-    Raises:
-        UsageError: the number of processes is not given, or does not divide the batch.
     """
     if GLOBAL_BATCH_SIZE not in values:
         return values

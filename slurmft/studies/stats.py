@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,16 +13,6 @@ LEAST_WINDOWS = 10
 _LEAST_INDEPENDENT = 2.0
 ALIKE = 1e-9
 """Differences below it are rounding."""
-
-
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """The steps of one run, in order, without warm-up."""
-
-    steps: Array
-    """Steps of each window, shape (windows,)."""
-    sample_s: Array
-    """Seconds of a sample, over all devices, shape (windows,)."""
 
 
 Interval = tuple[float, float, float]
@@ -62,16 +51,16 @@ def _ratio(of_logarithms: Interval) -> Interval:
 # --- windows of steps -----------------------------------------------------------------------------
 
 
-def ratio_of_windows(a: Sequence[Windows], b: Sequence[Windows]) -> Interval | None:
-    """Speed of B over that of A, from the steps of one or two runs of each; None: too few.
+def ratio_of_windows(a: Array, b: Array) -> Interval | None:
+    """Speed of B over that of A, from windows of the steps of one or two runs each; None: too few.
+    Arrays of shape (2, windows): the steps of each, and the seconds of a sample over all devices.
 
     Neighbouring windows are slow together, so n of them count as fewer independent ones: as
     n (1 - rho) / (1 + rho), with their autocorrelation rho (Thiebaux and Zwiers 1984).
     """
     means, variances, counts = [], [], []
-    for side in (a, b):
-        steps = np.concatenate([w.steps for w in side])
-        seconds = np.concatenate([w.steps * w.sample_s for w in side])
+    for steps, sample_s in (a, b):
+        seconds = steps * sample_s
         if len(steps) < LEAST_WINDOWS:
             return None
         rho = autocorrelation(seconds / steps)

@@ -17,7 +17,7 @@ from slurmft.core.errors import UsageError
 from slurmft.runs.scan import MeasuredRun
 from slurmft.studies import compare
 from slurmft.studies.compare import verdict_of_speed
-from slurmft.studies.stats import Windows, difference_of_shares, ratio_of_repeats, ratio_of_windows
+from slurmft.studies.stats import difference_of_shares, ratio_of_repeats, ratio_of_windows
 from tests.support.made_runs import write_run
 
 SEEDS = 3000
@@ -36,7 +36,7 @@ def times(generator: np.random.Generator, count: int, rho: float, noise: float =
 
 def by_windows(generator: np.random.Generator, rho: float, slower: float) -> Any:
     steps = np.full(40, 10.0)
-    sides = [[Windows(steps, times(generator, 40, rho) * f)] for f in (slower, 1.0)]
+    sides = [np.array([steps, times(generator, 40, rho) * f]) for f in (slower, 1.0)]
     return ratio_of_windows(sides[0], sides[1])
 
 
@@ -64,9 +64,9 @@ def test_false_alarms_are_rare_and_differences_of_ten_percent_found(
 
 def test_too_few_steps_are_no_answer() -> None:
     generator = np.random.default_rng(0)
-    few = [Windows(np.full(9, 10.0), times(generator, 9, 0))]
+    few = np.array([np.full(9, 10.0), times(generator, 9, 0)])
     assert ratio_of_windows(few, few) is None
-    drift = [Windows(np.full(12, 10.0), np.exp(np.linspace(0, 1, 12)))]
+    drift = np.array([np.full(12, 10.0), np.exp(np.linspace(0, 1, 12))])
     assert ratio_of_windows(drift, drift) is None
 
 
@@ -107,9 +107,9 @@ def log_steps(path: Path, rates: list[float], redone: list[float] | None = None)
 def test_steps_done_again_count_once(tmp_path: Path) -> None:
     write_run(tmp_path / "r")
     log_steps(tmp_path / "r", [100.0] * 8 + [1.0, 1.0], redone=[50.0, 50.0])
-    found = compare.windows(MeasuredRun.read(tmp_path / "r"))
-    assert (1 / found.sample_s).tolist() == pytest.approx([100.0] * 7 + [50.0] * 2)
-    assert found.steps.tolist() == [10.0] * 9
+    steps, sample_s = compare.windows(MeasuredRun.read(tmp_path / "r"))
+    assert (1 / sample_s).tolist() == pytest.approx([100.0] * 7 + [50.0] * 2)
+    assert steps.tolist() == [10.0] * 9
 
 
 def compared(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> str:

@@ -121,9 +121,6 @@ def collect_sections(
         beside: further files of published tables.
         title: of the runs of no study, and above the others.
         peak_tflop_per_s: what a device could compute, for the model FLOPs utilisation.
-
-    Raises:
-        UsageError: a path holds nothing that can be shown.
     """
     paths, beside = ([shipped.find("published", p) for p in given] for given in (paths, beside))
     folders = [Path(resolve.folder_of(str(path))) for path in paths if not absolute(path).is_file()]
@@ -179,9 +176,13 @@ def _with_own_keys(sections: Sequence[Section]) -> list[Section]:
 def tables_text(
     sections: Sequence[Section], problems: Sequence[str], form: str, width: int = WIDTH
 ) -> str:
-    """All tables in one format; `width`: of text, in characters."""
+    """All tables in one format; `width`: of text, in characters. The titles of several CSV tables
+    are comments."""
     if form == "csv":
-        return _csv_text(sections)
+        tables = [table for section in sections for _, table in section.data]
+        if len(tables) == 1:
+            return as_csv(tables[0])
+        return "\n".join(f"# {' '.join(table.title.split())}\n{as_csv(table)}" for table in tables)
     write_table = functools.partial(as_text, width=width) if form == "text" else FORMATS[form][0]
     parts = []
     for section in sections:
@@ -190,14 +191,6 @@ def tables_text(
         parts.append(as_list("Problems", section.problems, form, width))
     parts.append(as_list("Could not be read", problems, form, width))
     return "\n".join(part for part in parts if part)
-
-
-def _csv_text(sections: Sequence[Section]) -> str:
-    """A single table as pure CSV; several with their titles as comments."""
-    tables = [table for section in sections for _, table in section.data]
-    if len(tables) == 1:
-        return as_csv(tables[0])
-    return "\n".join(f"# {' '.join(table.title.split())}\n{as_csv(table)}" for table in tables)
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -210,11 +203,7 @@ def write_report(
     title: str,
     paths: Sequence[Path],
 ) -> list[str]:
-    """Writes all files of a report, each atomically; returns their names.
-
-    Raises:
-        UsageError: the folder cannot be written to.
-    """
+    """Writes all files of a report, each atomically; returns their names."""
     folder, names = absolute(folder), list[str]()
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -85,8 +85,8 @@ def as_text(table: Table, width: int = WIDTH) -> str:
     """A table for terminals: columns of the highest rank are left out until it fits."""
     fitted = _fitted(table, width)
     title = textwrap.fill(_line(fitted.title), width)
-    lines = [title, "", _grid(fitted), "", *_bullets(fitted.notes, width)]
-    return "\n".join(lines).rstrip() + "\n"
+    notes = as_list("", fitted.notes, "text", width)
+    return f"{title}\n\n{_grid(fitted)}\n\n{notes}".rstrip() + "\n"
 
 
 def _fitted(table: Table, width: int = WIDTH) -> Table:
@@ -110,10 +110,9 @@ def _grid(table: Table) -> str:
 def as_markdown(table: Table) -> str:
     """A table for GitHub and its like."""
     fitted = _fitted(table)
-    headers = [markdown(column.words) for column in fitted.columns]
-    parts = [f"**{markdown(table.title)}**", _tabulate(fitted, headers, "pipe", markdown)]
-    parts += ["\n".join(f"- {markdown(note)}" for note in fitted.notes)] if fitted.notes else []
-    return "\n\n".join(parts) + "\n"
+    grid = _tabulate(fitted, [markdown(c.words) for c in fitted.columns], "pipe", markdown)
+    notes = as_list("", fitted.notes, "markdown")
+    return f"**{markdown(table.title)}**\n\n{grid}\n\n{notes}".rstrip() + "\n"
 
 
 _LATEX = """\
@@ -180,21 +179,17 @@ def as_csv(table: Table) -> str:
 
 
 def as_list(title: str, lines: Sequence[str], form: str, width: int = WIDTH) -> str:
-    """A list below the tables."""
-    if not lines or form == "csv":
+    """A list below the tables, with a title or none."""
+    if not lines:
         return ""
+    head = f"{title}:\n" if title else ""
     if form == "latex":
-        head = f"{latex(title)}:\n" if title else ""
         items = "".join(f"  \\item {latex(line)}\n" for line in lines)
         return f"{head}\\begin{{itemize}}\\footnotesize\n{items}\\end{{itemize}}\n"
     if form == "markdown":
-        return "\n".join((f"{title}:", "", *(f"- {markdown(line)}" for line in lines))) + "\n"
-    return "\n".join((f"{title}:", *_bullets(lines, width))) + "\n"
-
-
-def _bullets(lines: Sequence[str], width: int) -> list[str]:
+        return f"{head}\n".lstrip() + "".join(f"- {markdown(line)}\n" for line in lines)
     wrapper = textwrap.TextWrapper(width, initial_indent="- ", subsequent_indent="  ")
-    return [part for line in lines for part in wrapper.wrap(_line(line))]
+    return head + "".join(f"{wrapper.fill(_line(line))}\n" for line in lines)
 
 
 FORMATS: dict[str, tuple[Callable[[Table], str], str]] = {

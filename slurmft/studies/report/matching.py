@@ -102,13 +102,6 @@ def beside(published: PublishedTable, rows: Sequence[Row], fields: Sequence[str]
     """A published table, with a column of ours after each of theirs that we measure. Of the fields
     in which ours differ, those that it does not have name our rows."""
     found = matches(published, rows)
-    ours = [f for f in fields if f not in _used_fields(published)]
-    ours = [f for f in ours if len({repr(m.ours.cell.get(f)) for m in found if m.ours}) > 1]
-    title, notes = f"{published.name}: published / ours", _notes(published, rows, found)
-    return Table(title, _columns(published, found, ours), list(notes))
-
-
-def _used_fields(published: PublishedTable) -> set[str]:
     used = {_FIELDS[c] for c in keys_of(published) if c in _FIELDS}
     if CONFIGURATION in published.columns:
         used |= {"batch_size", "precision"}
@@ -116,7 +109,10 @@ def _used_fields(published: PublishedTable) -> set[str]:
         used.add(GLOBAL_BATCH_SIZE)
     if "gpus" in published.columns:
         used |= {"nodes", "nproc_per_node", "gpus_per_node"}
-    return used
+    ours = [f for f in fields if f not in used]
+    ours = [f for f in ours if len({repr(m.ours.cell.get(f)) for m in found if m.ours}) > 1]
+    title, notes = f"{published.name}: published / ours", _notes(published, rows, found)
+    return Table(title, _columns(published, found, ours), list(notes))
 
 
 def _columns(
@@ -125,7 +121,11 @@ def _columns(
     keys = keys_of(published)
     columns: list[Column] = []
     for name in published.columns:
-        columns.append(_column(published, name, [_theirs(m, name, keys) for m in found]))
+        ours = [key_of(m.ours, name) if name in keys and m.ours else None for m in found]
+        theirs = [
+            m.published[name] if m.published else own for m, own in zip(found, ours, strict=True)
+        ]
+        columns.append(_column(published, name, theirs))
         if measure := _MEASURES.get(name):
             columns[-1] = replace(columns[-1], label=f"{with_unit(name)} published")
             ours = [m.ours.median(measure) if m.ours else None for m in found]
@@ -141,13 +141,6 @@ def _columns(
     return columns
 
 
-def _theirs(match: Match, name: str, keys: Sequence[str]) -> Any:
-    """The published value; in key columns ours, where only that is there."""
-    if match.published is not None:
-        return match.published[name]
-    return key_of(match.ours, name) if name in keys and match.ours else None
-
-
 def _notes(published: PublishedTable, rows: Sequence[Row], found: Sequence[Match]) -> Iterator[str]:
     measured = [m.ours for m in found if m.published and m.ours and m.ours.finished]
     if "time_s" in published.columns:
@@ -159,12 +152,11 @@ def _notes(published: PublishedTable, rows: Sequence[Row], found: Sequence[Match
     known = {*keys_of(published), *measured_of(published)}
     for other in (c for c in published.columns if c not in known):
         yield f"{other} of our runs is unknown: rows that differ only in it show the same"
-    if differing := "; ".join(_differences(published, measured)):
-        yield f"not as published: {differing}"
-
-
-def _differences(published: PublishedTable, rows: Sequence[Row]) -> Iterator[str]:
-    for name in (n for n in published.setup if n in _FIELDS):
-        ours = list(dict.fromkeys(str(row.value(_FIELDS[name])) for row in rows))
-        if not all(_equal(published.setup[name], value) for value in ours):
-            yield f"{name.replace('_', ' ')} {', '.join(ours)} ({published.setup[name]})"
+    differing = []
+    for setting in (n for n in published.setup if n in _FIELDS):
+        ours = list(dict.fromkeys(str(row.value(_FIELDS[setting])) for row in measured))
+        if not all(_equal(published.setup[setting], value) for value in ours):
+            words = f"{setting.replace('_', ' ')} {', '.join(ours)} ({published.setup[setting]})"
+            differing.append(words)
+    if differing:
+        yield f"not as published: {'; '.join(differing)}"

@@ -63,7 +63,9 @@ def group_by_study(runs: Sequence[MeasuredRun], title: str = "") -> list[RunSet]
         if program.get("kind") == "predict":
             continue  # it has trained nothing
         if study and fits(study, {"name": str, "cell": dict}):
-            studies.setdefault((study["name"], _study_folder(run.path)), []).append(run)
+            # The nearest folder with a study.toml; not above that of its runs' folder.
+            above = (path for path in list(run.path.parents)[:3] if (path / spec.FILE).is_file())
+            studies.setdefault((study["name"], next(above, None)), []).append(run)
         else:
             others.setdefault(str(program.get("name")) if run.is_own else "", []).append(run)
     made = [_of_study(name, folder, found) for (name, folder), found in studies.items()]
@@ -75,19 +77,20 @@ def group_by_study(runs: Sequence[MeasuredRun], title: str = "") -> list[RunSet]
     return made
 
 
-def _study_folder(run: Path) -> Path | None:
-    """The nearest folder above a run that has a study.toml; not above its runs' folder's."""
-    return next((p for p in list(run.parents)[:3] if (p / spec.FILE).is_file()), None)
-
-
 def _of_study(name: str, folder: Path | None, runs: list[MeasuredRun]) -> RunSet:
     problems: list[str] = []
     study = _read_study(name, folder, problems) if folder else None
     cells: dict[str, tuple[Cell, list[MeasuredRun]]] = {}
     for cell in [*(study.cells if study else ()), *((run.study or {})["cell"] for run in runs)]:
         cells.setdefault(spec.key_of(cell), (cell, []))
-    for run in _newest_of_repeats(runs):
-        cells[spec.key_of((run.study or {})["cell"])][1].append(run)
+    best: dict[tuple[str, str], MeasuredRun] = {}  # of each repeat: a finished run, or the newest
+    for run in runs:
+        found = run.study or {}
+        key = spec.key_of(found["cell"]), repr(found.get("repeat", run.name))
+        if key not in best or run.is_finished or not best[key].is_finished:
+            best[key] = run
+    for (cell_key, _), run in best.items():
+        cells[cell_key][1].append(run)
     fields = list(dict.fromkeys(f for cell, _ in cells.values() for f in cell))
     varied = [f for f in fields if len({repr(c.get(f)) for c, _ in cells.values()}) > 1]
     return RunSet(
@@ -124,17 +127,6 @@ def planned(study: Study, cell: Cell, common: Mapping[str, Any]) -> Cell:
         with contextlib.suppress(UsageError):  # the number of processes is not known
             found["batch_size"] = spec.divide_batch(values, found)["batch_size"]
     return found
-
-
-def _newest_of_repeats(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
-    """One run of each repeat of a cell: a finished one, or the newest."""
-    found: dict[tuple[str, str], MeasuredRun] = {}
-    for run in runs:
-        study = run.study or {}
-        key = (spec.key_of(study["cell"]), repr(study.get("repeat", run.name)))
-        if key not in found or run.is_finished or not found[key].is_finished:
-            found[key] = run
-    return list(found.values())
 
 
 # --- what a run measures --------------------------------------------------------------------------
@@ -300,7 +292,11 @@ def rows_of(runset: RunSet) -> list[Row]:
     rows = []
     for cell, runs in runset.cells:
         known = common if runs or not runset.study else planned(runset.study, cell, common)
-        rows.append(_row(cell, runs, runset.repeats, known, measures))
+        devices, state = _devices(runs, known | cell), state_of(runs, runset.repeats)
+        rows.append(row := Row(cell, runs, devices, state, known))
+        for measure in measures:
+            if values := [v for run in row.finished if (v := _read(measure, run)) is not None]:
+                row.measures[measure.key] = Spread.of(*values)
     rows.sort(key=lambda row: (_sortable(others(row, runset.fields)), row.devices or 0))
     if runset.scaling in ("strong", "weak") or (runset.scaling is None and not runset.is_own):
         for row in rows:
@@ -330,16 +326,6 @@ def _common(runs: Sequence[MeasuredRun]) -> Cell:
         if len(resolved) == 1:
             same[name] = resolved.pop()
     return same
-
-
-def _row(
-    cell: Cell, runs: Sequence[MeasuredRun], repeats: int, common: Cell, measures: list[Measure]
-) -> Row:
-    row = Row(cell, runs, _devices(runs, common | cell), state_of(runs, repeats), common)
-    for measure in measures:
-        if values := [v for run in row.finished if (v := _read(measure, run)) is not None]:
-            row.measures[measure.key] = Spread.of(*values)
-    return row
 
 
 def _read(measure: Measure, run: MeasuredRun) -> float | None:

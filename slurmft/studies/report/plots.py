@@ -3,14 +3,16 @@ matplotlib, which only this module imports, and only to draw."""
 
 import importlib.util
 import io
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from slurmft.core.files import is_number
-from slurmft.runs.records import Curve
+from slurmft.runs.records import add_point
 from slurmft.runs.scan import MeasuredRun
 from slurmft.studies.published import PublishedTable, with_unit
 from slurmft.studies.report import measures
@@ -120,7 +122,10 @@ def _over_devices(
     metrics = ["metric", *(m.key for m in measures.other_metrics(runset))]
     titles = _OVER_DEVICES | {key: f"{labels[key]} of the last evaluation" for key in metrics}
     for key, title in (*titles.items(), ("speedup", "Speedup")):
-        found = {name: _points(key, members) for name, members in groups.items()}
+        found: dict[str, Points] = {
+            name: [(r.devices, r.measures[key]) for r in members if r.devices and key in r.measures]
+            for name, members in groups.items()
+        }
         names = [name for name, points in found.items() if points]
         if len({x for points in found.values() for x, _ in points}) < 2:
             continue
@@ -158,10 +163,6 @@ def _groups(rows: Sequence[Row], fields: Sequence[str]) -> dict[str, list[Row]]:
         full_name = ", ".join(filter(None, (name, processes))) or "measured"
         groups.setdefault(full_name, []).append(row)
     return groups
-
-
-def _points(key: str, rows: Sequence[Row]) -> Points:
-    return [(r.devices, r.measures[key]) for r in rows if r.devices and key in r.measures]
 
 
 def _published_speedups(table: PublishedTable) -> dict[str, Points]:
@@ -207,18 +208,20 @@ def _curves(rows: Sequence[Row], fields: Sequence[str]) -> list[Chart]:
 def _curves_of(run: MeasuredRun) -> dict[tuple[str, str, str, str], Points]:
     """Key, title and labels of a curve -> its points; of a step that was repeated after a restart,
     the last."""
-    losses, step_of_epoch = Curve(_MOST_POINTS), 0.0
+    losses, step_of_epoch = list[tuple[float, float]](), 0.0
     found: dict[tuple[str, str, str, str], dict[float, float]] = {}
     for record in run.records():
         event, epoch = record["event"], measures.number_of(record.get("epoch"))
         if event == "step" and record.get("loss") is not None:
-            losses.add(record["step"], record["loss"])
+            add_point(losses, record["step"], record["loss"])
             step_of_epoch = record["step"] / epoch if epoch else step_of_epoch
         for name, value in record["metrics"].items() if event == "epoch" and epoch else ():
             if value is not None:
                 key = (f"metric-{name}", f"{name} of the evaluations", "epoch", name)
                 found.setdefault(key, {})[epoch] = value
-    points = losses.points()
+    size = math.ceil(len(losses) / _MOST_POINTS) or 1
+    parts = (zip(*losses[i : i + size], strict=True) for i in range(0, len(losses), size))
+    points = [(fmean(steps), fmean(values)) for steps, values in parts]
     found = {("loss", "Training loss", "optimizer step", "loss"): dict(points)} | found
     if step_of_epoch:
         over_epochs = ("loss-epochs", "Training loss over epochs", "epoch", "loss")

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from slurmft.cluster import cost
 from slurmft.runs import classes
@@ -16,7 +15,7 @@ from slurmft.studies.report.formats import (
     decimals_of,
     without_folders,
 )
-from slurmft.studies.report.measures import METRIC, SCALED, Measure, Row, RunSet, Spread, label
+from slurmft.studies.report.measures import METRIC, SCALED, Measure, Row, RunSet, label
 
 
 def speed_table(rows: Sequence[Row], runset: RunSet) -> Table:
@@ -46,9 +45,10 @@ def cost_tables(rows: Sequence[Row], runset: RunSet) -> list[Table]:
     if not any(each["node_hours"] for each in costs.values()):
         return []
     of_rows = [[costs[id(run)] for run in row.runs] for row in rows]
-    shown = {
-        label: [_total(found, key, scale) for found in of_rows] for label, key, scale in _COSTS
-    }
+    shown: dict[str, list[float | None]] = {}
+    for name, key, scale in _COSTS:
+        known = [[scale * c[key] for c in found if c[key] is not None] for found in of_rows]
+        shown[name] = [sum(values) if values else None for values in known]
     peaks = ([c["peak_memory_bytes"] or 0 for c in found] for found in of_rows)
     shown["GiB a node"] = [max(each, default=0) / 2**30 or None for each in peaks]
     columns = [
@@ -69,11 +69,6 @@ _COSTS = (
     ("CPU-hours", "cpu_hours", 1.0),
     ("energy (kWh)", "energy_j", 1 / 3.6e6),
 )
-
-
-def _total(costs: Sequence[dict[str, Any]], key: str, scale: float) -> float | None:
-    known = [scale * each[key] for each in costs if each[key] is not None]
-    return sum(known) if known else None
 
 
 def class_tables(rows: Sequence[Row]) -> list[Table]:
@@ -141,14 +136,11 @@ def _medians(measure: Measure, rows: Sequence[Row], plain: bool = False) -> Colu
     if decimals is None:
         most = 10 if measure.figures > 3 else 4  # a metric may be of whatever size
         decimals = decimals_of((s.median for s in found if s), measure.figures, most)
-    values = [_median(s, decimals, measure.ranged and not plain) for s in found]
+    values = [Value.of(spread and spread.median, decimals) for spread in found]
+    for i, spread in enumerate(found if measure.ranged and not plain else ()):
+        if spread and spread.n > 1:
+            values[i] = replace(values[i], text=f"{values[i].text} ±{spread.percent:.0f}%")
     return Column(measure.key, values, measure.label, rank=1 + measure.rank)
-
-
-def _median(spread: Spread | None, decimals: int, ranged: bool) -> Value:
-    value = Value.of(spread and spread.median, decimals)
-    more = f" ±{spread.percent:.0f}%" if spread and ranged and spread.n > 1 else ""
-    return replace(value, text=value.text + more)
 
 
 def _scaled(rows: Sequence[Row]) -> list[Column]:
@@ -191,16 +183,12 @@ def _notes(rows: Sequence[Row], runset: RunSet) -> list[str]:
     notes += [
         f"{label(row, runset.fields)}: {row.state}" for row in rows if len(row.state) > _STATE
     ]
-    notes += _foreign_baselines(rows, runset.fields)
-    return notes
-
-
-def _foreign_baselines(rows: Sequence[Row], fields: Sequence[str]) -> list[str]:
-    """A note on rows whose baseline has another batch size."""
-    found = [
-        f"{label(row, fields)} is compared with {label(row.baseline, fields)}"
+    foreign = [
+        f"{label(row, runset.fields)} is compared with {label(row.baseline, runset.fields)}"
         for row in rows
         if row.baseline
         and not set(measures.batches_of(row)) & set(measures.batches_of(row.baseline))
     ]
-    return [f"no row on fewer devices has this batch size: {'; '.join(found)}"] if found else []
+    if foreign:
+        notes.append(f"no row on fewer devices has this batch size: {'; '.join(foreign)}")
+    return notes

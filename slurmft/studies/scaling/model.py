@@ -195,9 +195,6 @@ def fit(rows: Sequence[Row], network_gbit_s: float | None = None, seed: int = 0)
         rows: one run each; one is enough, but then the defaults decide how it scales.
         network_gbit_s: line rate between nodes, if known: rows of one node say nothing of it.
         seed: of the bootstrap; the same rows and seed give the same draws.
-
-    Raises:
-        ValueError: no row, or a time that is not above 0.
     """
     if not rows or any(not 0 < s < math.inf for row in rows for s in row.seconds.values()):
         raise ValueError("a fit needs rows, and times above 0")

@@ -56,11 +56,7 @@ _HELPS = {
 
 
 def choose_series(series: dict[str, Series], name: str | None) -> Series:
-    """The series of a name, or the only one.
-
-    Raises:
-        UsageError: there is no such series, there are several, or it has a single device count.
-    """
+    """The series of a name, or the only one."""
     if name is not None and name not in series:
         raise unknown("--series", name, list(series))
     if name is None and len(series) > 1:
@@ -81,11 +77,7 @@ def choose_series(series: dict[str, Series], name: str | None) -> Series:
 
 
 def node_counts(text: str | None, series: Series, devices_per_node: int) -> list[int]:
-    """The numbers of nodes that `--nodes` asks for, ascending.
-
-    Raises:
-        UsageError: it is not a list or range of numbers, or exceeds MAX_DEVICES.
-    """
+    """The numbers of nodes that `--nodes` asks for, ascending."""
     if text is None:
         most = max(8, 4 * max(row.nodes for row in series.rows))
         most = min(most, MAX_DEVICES // devices_per_node)
@@ -144,11 +136,7 @@ def _shares(prediction: Prediction) -> dict[str, float]:
 
 
 def recommend(options: Sequence[Option], deadline_s: float | None) -> tuple[Option, str]:
-    """The number of nodes to take, and why; the options have ascending numbers.
-
-    Raises:
-        UsageError: no option meets the deadline.
-    """
+    """The number of nodes to take, and why; the options have ascending numbers."""
     if deadline_s is None:
         efficient = [o for o in options if o.efficiency.median >= _EFFICIENT]
         if not efficient:
@@ -198,11 +186,15 @@ def describe_plan(
     """The whole plan, as lines."""
     counts = ", ".join(str(n) for n in series.device_counts)
     extrapolated = ", extrapolated" if chosen.extrapolated else ""
+    kept = work.kept_global_batch
+    batch = f"{kept:,} in all" if kept else f"{work.batch_size:,} a device"
+    batch += f" x {work.micro_steps} micro-steps" if work.micro_steps > 1 else ""
     missing = [phase for phase in model.PHASES if phase not in fit.covered]
     return [
         f"{series.name}: {len(series.rows)} run(s) on {counts} devices; "
         f"{options[0].devices // options[0].nodes} device(s) a node",
-        _planned(work),
+        f"planned: {work.train_samples:,} samples x {work.epochs} epoch(s), batch {batch}, "
+        f"{work.evaluate_samples:,} samples an evaluation",
         *(f"note: {note}" for note in series.notes),
         *([f"not measured, so not in any time below: {', '.join(missing)}"] if missing else []),
         "",
@@ -214,17 +206,6 @@ def describe_plan(
         f"bottleneck on {chosen.nodes} node(s): {bottleneck(chosen)}",
         f"recommended: {chosen.nodes} node(s){extrapolated}: {why}",
     ]
-
-
-def _planned(work: Workload) -> str:
-    """The planned run; where the measured runs did different work, that of the first."""
-    kept = work.kept_global_batch
-    batch = f"{kept:,} in all" if kept else f"{work.batch_size:,} a device"
-    batch += f" x {work.micro_steps} micro-steps" if work.micro_steps > 1 else ""
-    return (
-        f"planned: {work.train_samples:,} samples x {work.epochs} epoch(s), batch {batch}, "
-        f"{work.evaluate_samples:,} samples an evaluation"
-    )
 
 
 def _time_table(options: Sequence[Option]) -> list[str]:

@@ -44,11 +44,7 @@ class Series:
 
 
 def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
-    """Name -> series, of all finished runs; the name has what differs between them.
-
-    Raises:
-        UsageError: none has finished.
-    """
+    """Name -> series, of all finished runs; the name has what differs between them."""
     finished = [run for run in runs if run.is_finished]
     if not finished:
         states = ", ".join(sorted({run.state["state"] for run in runs}))
@@ -89,11 +85,7 @@ def _series(
 
 
 def row_of(run: MeasuredRun) -> Row:
-    """A finished run.
-
-    Raises:
-        UsageError: its result lacks what the model needs, or has impossible values.
-    """
+    """A finished run."""
     with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
         row = _row(run)
         counts, times = (row.devices, row.nodes, row.work.train_samples), row.seconds.values()
