@@ -9,8 +9,6 @@ examples:
       -- /app/train.py --epochs 3
 """
 
-import argparse
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from slurmft.cli.parser import Parser, Part, given, run_part
 from slurmft.cluster import kubernetes, own_program
 from slurmft.cluster.submit import provenance
 from slurmft.core.config import JobConfig, RunConfig, build, options
-from slurmft.core.errors import Exit, UsageError
+from slurmft.core.errors import Exit
 from slurmft.core.own_program import FLAGS, OwnProgram
 from slurmft.train import recipes
 from slurmft.train.config import TrainConfig
@@ -57,17 +55,6 @@ def kubernetes_parser() -> Parser:
     return command.add_options(JobConfig, "how to run it", _ON_PODS)
 
 
-def configure_cluster(arguments: argparse.Namespace, config: RunConfig) -> kubernetes.Cluster:
-    """What the flags say of the cluster."""
-    values = given(arguments, [field.name for field in dataclasses.fields(kubernetes.Cluster)])
-    values["name"] = arguments.name or kubernetes.dns_name(f"slurmft-{config.program.name}")
-    cluster = kubernetes.Cluster(**values)
-    if not 1 <= (cluster.min_nodes or 1) <= config.job.nodes:
-        what = f"--min-nodes {cluster.min_nodes} of --nodes {config.job.nodes}"
-        raise UsageError(what, "from 1 to --nodes")
-    return cluster
-
-
 def configure_pods(flags: dict[str, Any], words: list[str], argv: list[str]) -> RunConfig:
     """The configuration of pods: paths are theirs, and a site's Slurm defaults are not."""
     if words:
@@ -88,17 +75,18 @@ def kubernetes_main(argv: list[str]) -> int:
     arguments = kubernetes_parser().parse(argv[:at])
     flags = given(arguments, [*options(TrainConfig), *FLAGS, *_ON_PODS])
     config = configure_pods(flags, argv[at + 1 :], ["kubernetes", *argv])
-    cluster, output = configure_cluster(arguments, config), arguments.output
-    commands = kubernetes.commands(arguments.kind, cluster, output)
+    arguments.name = arguments.name or kubernetes.dns_name(f"slurmft-{config.program.name}")
+    kubernetes.check(arguments, config.job.nodes)
+    commands, output = kubernetes.commands(arguments), arguments.output
     manifest = "".join(f"# {line}\n" for line in commands)
-    manifest += kubernetes.manifest(arguments.kind, config, cluster)
+    manifest += kubernetes.manifest(config, arguments)
     if output is None:
         image = ["--output DIR writes this and its Dockerfile, which is:"]
         image += [*kubernetes.dockerfile().splitlines(), ""]
         print("".join(f"# {line}\n" for line in image) + manifest.rstrip())
         return Exit.OK
     output.mkdir(parents=True, exist_ok=True)
-    files = {f"{cluster.name}.yaml": manifest, "Dockerfile": kubernetes.dockerfile()}
+    files = {f"{arguments.name}.yaml": manifest, "Dockerfile": kubernetes.dockerfile()}
     for name, content in files.items():
         (output / name).write_text(content, encoding="utf-8")
     print("\n".join([f"written to {output}: {', '.join(files)}", *commands]))

@@ -4,7 +4,7 @@ import dataclasses
 import importlib.metadata
 import json
 import re
-from dataclasses import dataclass
+from argparse import Namespace
 from pathlib import Path
 
 import slurmft
@@ -35,53 +35,25 @@ _NAMES = {
 _IMAGE = re.compile(r"\w[\w.-]*(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]+)?", re.ASCII)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cluster:
-    """What the manifest asks of the cluster."""
-
-    name: str
-    namespace: str
-    image: str
-    claim: str
-    """PersistentVolumeClaim (ReadWriteMany) that holds run directories and caches."""
-    cpu: int
-    """Of each pod."""
-    memory: str
-    gpus: int
-    shm: str
-    """Size of /dev/shm."""
-    min_nodes: int | None
-    """Fewest pods with which the job continues; None: as many as it starts with."""
-    node_selector: tuple[str, ...]
-    secret: str | None
-    """Secret whose keys become variables, such as HF_TOKEN."""
-
-    def __post_init__(self) -> None:
-        for name in _NAMES:
-            _check_dns(name, getattr(self, name))
-        if not _IMAGE.fullmatch(self.image):
+def check(cluster: Namespace, nodes: int) -> None:
+    """Checks what the flags of `slurmft render kubernetes` ask of the cluster."""
+    for name, (limit, pattern, words) in _NAMES.items():
+        value = getattr(cluster, name)
+        if value is not None and (len(value) > limit or not re.fullmatch(pattern, value)):
             raise UsageError(
-                f"--image {self.image!r} is not an image name", "use registry/name:tag"
+                f"{flag(name)} {value!r} is not a valid name in Kubernetes",
+                f"{words}, at most {limit}: {dns_name(value, min(limit, _LABEL[0]))}",
             )
-        for pair in self.node_selector:
-            if not re.fullmatch(r"[\w./-]+=[\w.-]*", pair, re.ASCII):
-                raise UsageError(
-                    f"--node-selector {pair!r} is not KEY=VALUE",
-                    "such as --node-selector node.kubernetes.io/instance-type=r7iz.metal-16xl",
-                )
-
-    @property
-    def run_dir(self) -> str:
-        return f"{RUNS}/{self.name}"
-
-
-def _check_dns(name: str, value: str | None) -> None:
-    limit, pattern, words = _NAMES[name]
-    if value is not None and (len(value) > limit or not re.fullmatch(pattern, value)):
-        raise UsageError(
-            f"{flag(name)} {value!r} is not a valid name in Kubernetes",
-            f"{words}, at most {limit}: {dns_name(value, min(limit, _LABEL[0]))}",
-        )
+    if not _IMAGE.fullmatch(cluster.image):
+        raise UsageError(f"--image {cluster.image!r} is not an image name", "use registry/name:tag")
+    for pair in cluster.node_selector:
+        if not re.fullmatch(r"[\w./-]+=[\w.-]*", pair, re.ASCII):
+            raise UsageError(
+                f"--node-selector {pair!r} is not KEY=VALUE",
+                "such as --node-selector node.kubernetes.io/instance-type=r7iz.metal-16xl",
+            )
+    if not 1 <= (cluster.min_nodes or 1) <= nodes:
+        raise UsageError(f"--min-nodes {cluster.min_nodes} of --nodes {nodes}", "from 1 to --nodes")
 
 
 def dns_name(text: str, limit: int = _NAME_MAX) -> str:
@@ -89,11 +61,10 @@ def dns_name(text: str, limit: int = _NAME_MAX) -> str:
     return found if found[:1].isalpha() else f"run-{found}"[:limit].strip("-")
 
 
-def manifest(kind: str, config: RunConfig, cluster: Cluster) -> str:
+def manifest(config: RunConfig, cluster: Namespace) -> str:
     """The objects of a job as YAML, in the order in which they are to be made."""
     return fill(
         _FOLDER / "kubernetes.yaml.jinja",
-        kind=kind,
         cluster=cluster,
         job=config.job,
         # ASCII alone: YAML takes more characters than JSON for ends of lines.
@@ -120,12 +91,11 @@ def _is_checkout() -> bool:
     return (_PACKAGE.parent / "pyproject.toml").is_file()
 
 
-def commands(kind: str, cluster: Cluster, folder: Path | None) -> list[str]:
+def commands(cluster: Namespace) -> list[str]:
     """Shell lines that build, deploy, watch and delete a job."""
-    place = str(folder or ".")
+    place = str(cluster.output or ".")
     text = fill(
         _FOLDER / "kubernetes.sh.jinja",
-        kind=kind,
         cluster=cluster,
         folder=place,
         manifest=f"{place}/{cluster.name}.yaml",

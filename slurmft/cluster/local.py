@@ -21,7 +21,7 @@ from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
 from slurmft.core.files import read_json, write_json, write_text
 from slurmft.node import rendezvous, signals
 from slurmft.node.hardware import Gpu, select, visible_gpus
-from slurmft.runs import attempts, notification
+from slurmft.runs import attempts
 from slurmft.runs.rundir import ATTEMPT, RunDir
 
 _KILL_AFTER_S = 20
@@ -55,8 +55,8 @@ class LocalNodes:
         attempts.check_turn(run, str(os.getpid()))
         write_json(_pid_file(run), {"pid": os.getpid(), "started": _start_time(os.getpid())})
         while True:
-            code = self._attempt(run)
-            outcome = self._end(run, code)
+            outcome = self._outcome(run, self._attempt(run))
+            attempts.end(run, outcome)
             if outcome.state != "requeued":
                 return int(outcome.code)
 
@@ -73,19 +73,15 @@ class LocalNodes:
         self.tasks = [self._start(node, shared, self.gpus[node::nodes]) for node in range(nodes)]
         return self._wait()
 
-    def _end(self, run: RunDir, code: int) -> attempts.Outcome:
-        """Records how an attempt ended; a job that is cancelled is not started again."""
+    def _outcome(self, run: RunDir, code: int) -> attempts.Outcome:
+        """What becomes of the run after an attempt; a cancelled job is not started again."""
         saved = f"; {attempts.saved(run)}" if code == Exit.STOPPED else ""
         if code and self.stopped_by == _TIME_LIMIT:
             reason = f"the time limit (--time) was reached{saved}"
-            outcome = attempts.Outcome("failed", reason, Exit.STOPPED if saved else Exit.FAILED)
-        elif code and self.stopped_by:
-            outcome = attempts.Outcome("cancelled", f"cancelled{saved}", Exit.CANCELLED)
-        else:
-            return attempts.end(run, code)
-        run.set_state(outcome.state, outcome.reason, outcome.code)
-        notification.start(run)
-        return outcome
+            return attempts.Outcome("failed", reason, Exit.STOPPED if saved else Exit.FAILED)
+        if code and self.stopped_by:
+            return attempts.Outcome("cancelled", f"cancelled{saved}", Exit.CANCELLED)
+        return attempts.decide(run, code)
 
     def _start(
         self, node: int, shared: dict[str, str], gpus: Sequence[Gpu]

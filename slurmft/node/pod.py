@@ -51,7 +51,9 @@ def run_pod(supervisor: Supervisor, config: RunConfig) -> int:
     except Exception as error:
         code = record_error(run, error)
     attempts.await_failure(run, code)
-    return attempts.end(run, code).code
+    outcome = attempts.decide(run, code)
+    attempts.end(run, outcome)
+    return outcome.code
 
 
 def run_ranks(supervisor: Supervisor) -> int:

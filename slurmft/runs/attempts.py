@@ -71,7 +71,8 @@ def begin(run: RunDir, hosts: list[str], job: str, restarts: int = 0) -> int:
     if stalled > settings.max_requeues:  # Slurm requeues after a node's death without asking us
         outcome = _no_progress(stalled, "the last attempt ended without a word")
         run.set_state(outcome.state, outcome.reason, outcome.code)
-        raise SlurmftError(outcome.reason, _resume_hint(run))
+        again = f"slurmft resume {shlex.quote(str(run.path))}"
+        raise SlurmftError(outcome.reason, f"look into {run.logs}; then: {again}")
     now = {"number": number, "submission": run.submissions(), "job": job, "restarts": restarts}
     now |= {"hosts": hosts, "time": time.time()}
     if changed := _tell_changes(run, number):
@@ -118,17 +119,15 @@ def _note_packages(run: RunDir, number: int) -> dict[str, str]:
     return {name: f"{first.get(name, 'none')} -> {now.get(name, 'none')}" for name in differ}
 
 
-def end(run: RunDir, code: int) -> Outcome:
-    """Decides what becomes of a run whose tasks have ended, and records it."""
-    outcome = decide(run, code)
+def end(run: RunDir, outcome: Outcome) -> notification.Sending:
+    """Records what becomes of a run, and tells the user."""
     if outcome.state == "finished":
-        note_result(run)
+        _note_result(run)
     run.set_state(outcome.state, outcome.reason, outcome.code)
-    notification.start(run)
-    return outcome
+    return notification.start(run)
 
 
-def note_result(run: RunDir) -> None:
+def _note_result(run: RunDir) -> None:
     """Writes the result of a program of the user's own that has not told one: the numbers in its
     --result-file, and how long it took."""
     own = OwnProgram.of(run.load_config().program)
@@ -164,9 +163,11 @@ def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
     if by_itself and run.newest_checkpoint() is None:  # its tasks never came so far as to say why
         return Outcome("failed", f"the tasks ended with code {code}", code)
     reason = _reason(run, code, failure)
-    starts = len(_failed_preflights(run)) if failure and failure.get("exclude") else 0
-    if starts > _PREFLIGHTS:
-        return Outcome("failed", f"{reason}; {starts} starts had bad nodes", Exit.FAILED)
+    if failure and failure.get("exclude"):
+        since = {state.get("attempt") for state in _since_submission(run)}
+        starts = len({f["attempt"] for f in run.all_failures() if f.get("exclude")} & since)
+        if starts > _PREFLIGHTS:
+            return Outcome("failed", f"{reason}; {starts} starts had bad nodes", Exit.FAILED)
     settings = run.load_config().job
     stalled = attempts_without_progress(run)
     if current_attempt() > run.attempt_number():  # a full disk took no record: Slurm has counted
@@ -182,12 +183,6 @@ def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
 
 _PREFLIGHTS = 2
 """Requeues at most for bad nodes that a preflight finds."""
-
-
-def _failed_preflights(run: RunDir) -> set[int]:
-    """The attempts of the last submission that ended in the preflight."""
-    own = {state.get("attempt") for state in _since_submission(run)}
-    return {f["attempt"] for f in run.all_failures() if f.get("exclude")} & own
 
 
 def _since_submission(run: RunDir) -> Iterator[dict[str, Any]]:
@@ -230,10 +225,6 @@ def saved(run: RunDir) -> str:
 def _no_progress(stalled: int, reason: str, code: int = Exit.FAILED) -> Outcome:
     times = "in this attempt" if stalled == 1 else f"in {stalled} attempts"
     return Outcome("failed", f"{reason}; no new checkpoint {times} (--max-requeues)", code)
-
-
-def _resume_hint(run: RunDir) -> str:
-    return f"look into {run.logs}; then: slurmft resume {shlex.quote(str(run.path))}"
 
 
 _FILE_LAG_S = 10

@@ -16,6 +16,7 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeAlias
 
 from slurmft.core import process
 from slurmft.core.config import JobConfig
@@ -24,7 +25,7 @@ from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.core.filesystem import absolute
 from slurmft.core.text import duration
 from slurmft.runs.progress import metrics_words
-from slurmft.runs.records import read, warn
+from slurmft.runs.records import latest, warn
 from slurmft.runs.rundir import FINAL_STATES, RunDir
 
 SEND_S = 15
@@ -37,11 +38,7 @@ LATER_S = 20
 
 
 def check(job: JobConfig) -> None:
-    """Checks that messages can be sent as a job asks for.
-
-    Raises:
-        UsageError: no apprise; no such file or variable, or no URLs in it; a URL with a secret.
-    """
+    """Checks that messages can be sent as a job asks for."""
     if job.notify and find_spec("apprise") is None:
         raise UsageError("--notify needs apprise", 'pip install "slurmft[notify]"')
     for given in job.notify:
@@ -96,7 +93,11 @@ def _urls(given: str) -> list[str]:
 # --- when it is sent ------------------------------------------------------------------------------
 
 
-def start(run: RunDir, later: bool = False) -> "subprocess.Popen[bytes] | None":
+Sending: TypeAlias = "subprocess.Popen[bytes] | None"
+"""The process that sends a message, if there is one."""
+
+
+def start(run: RunDir, later: bool = False) -> Sending:
     """Starts to send what the last state of a run is worth; None: nothing, or nobody asks. `later`:
     from the login side, which sends only what the job itself has not."""
     with contextlib.suppress(SlurmftError, OSError, LookupError):
@@ -112,7 +113,7 @@ def start(run: RunDir, later: bool = False) -> "subprocess.Popen[bytes] | None":
     return None
 
 
-def finish(sending: "subprocess.Popen[bytes] | None") -> None:
+def finish(sending: Sending) -> None:
     """Waits for it, where the end of this process would end it."""
     if sending is not None:
         try:
@@ -137,7 +138,7 @@ def message(run: RunDir, number: int) -> tuple[str, str] | None:
         title = "hang, requeued" if hangs else "requeued without progress"
     config, job = run.load_config(), run.read_job()
     result = run.read_result() if state == "finished" else None
-    metrics = (result or {}).get("metrics") or read(run.path).metrics
+    metrics = (result or {}).get("metrics") or latest(run.path)["metrics"]
     where = " ".join(filter(None, (job.get("cluster"), job.get("where"))))
     what = filter(None, (config.program.settings.get("task"), config.program.settings.get("model")))
     starts = [each for each in past[: number + 1] if each["state"] == "running"]

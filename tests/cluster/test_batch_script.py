@@ -85,16 +85,11 @@ def test_exit_code_is_that_of_the_end(tmp_path: Path, code: int) -> None:
     assert script.calls == ["begin", "srun", "end", f"ended {code}"]
 
 
-def test_begin_that_refuses_ends_the_job_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [2, 75])
+def test_begin_that_refuses_or_requeues_ends_the_job_at_once(tmp_path: Path, code: int) -> None:
     script = Script(tmp_path)
-    assert script.run(BEGIN="2") == (2, "")
+    assert script.run(BEGIN=str(code)) == (code, "")
     assert script.calls == ["begin"]
-
-
-def test_begin_that_avoids_hosts(tmp_path: Path) -> None:
-    script = Script(tmp_path)
-    assert script.run(BEGIN="76")[0] == 0
-    assert script.calls == ["begin", "avoid"]
 
 
 def test_upgrade_under_way_is_waited_for(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from slurmft.cli import next_commands, study
-from slurmft.cluster import kubernetes, submit
+from slurmft.cluster import kubernetes, submit, wait
 from slurmft.cluster.slurm import job_array
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.core.config import JobConfig, RunConfig
-from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE
@@ -80,7 +80,7 @@ def test_next_commands(shell: Shell, name: str) -> None:
     python = ["slurmft"]
     usual = ("follow", "watch", "logs", "cancel", "resume")
     assert calls == [[*python, command, path] for command in usual]
-    hint = attempts._resume_hint(run).rpartition("then: ")[2]
+    hint = wait._resume(run).rpartition("checkpoint: ")[2]
     assert shell.run(hint)[0] == ["slurmft", "resume", path]
 
 
@@ -135,11 +135,11 @@ def test_job_script(shell: Shell, runs_dir: str, name: str) -> None:
 @quick
 @given(folder=lines)
 def test_commands_for_kubernetes(shell: Shell, folder: str) -> None:
-    cluster = kubernetes.Cluster(
-        name="a", namespace="b", image="c", claim="d", cpu=1, memory="1Gi", gpus=0, shm="1Gi",
-        min_nodes=None, node_selector=(), secret="hub",
+    cluster = Namespace(
+        kind="pytorchjob", name="a", namespace="b", image="c", secret="hub",
+        output=Path("/x") / folder,
     )  # fmt: skip
-    commands = kubernetes.commands("pytorchjob", cluster, Path("/x") / folder)
+    commands = kubernetes.commands(cluster)
     calls = shell.run("\n".join(commands), HF_TOKEN="hf_very secret")
     assert calls[0][:3] == ["docker", "build", "--tag"]
     assert f"{Path('/x') / folder}/Dockerfile" in calls[0]

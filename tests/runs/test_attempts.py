@@ -33,6 +33,12 @@ def save(run: RunDir, step: int) -> None:
     (run.checkpoints / f"step-{step:08d}").mkdir(parents=True)
 
 
+def end(run: RunDir, code: int) -> attempts.Outcome:
+    outcome = attempts.decide(run, code)
+    attempts.end(run, outcome)
+    return outcome
+
+
 def fail(run: RunDir, bad_host: str | None = None, secondary: bool = False) -> None:
     error = SlurmftError("it broke", code=3)
     number = run.attempt_number()
@@ -42,7 +48,7 @@ def fail(run: RunDir, bad_host: str | None = None, secondary: bool = False) -> N
 def test_finished(tmp_path: Path) -> None:
     run = make(tmp_path)
     assert begin(run) == 1
-    assert attempts.end(run, 0).state == "finished"
+    assert end(run, 0).state == "finished"
     assert [s["state"] for s in run.history()] == ["submitted", "running", "finished"]
 
 
@@ -97,7 +103,7 @@ def test_outcome(
     if failure:
         error, facts = SlurmftError("it broke", code=3), FAILURE[failure]
         run.add_failure("rank 0 on n1", error, attempt=1, **facts)  # type: ignore[arg-type]
-    outcome = attempts.end(run, code)
+    outcome = end(run, code)
     assert (outcome.state, outcome.code) == (state, exit_code)
     last = run.history()[-1]
     assert (last["state"], last["reason"], last["exit_code"]) == (state, outcome.reason, exit_code)
@@ -120,7 +126,7 @@ def test_stop_is_requeued(tmp_path: Path) -> None:
     run = make(tmp_path)
     begin(run)
     save(run, 5)
-    outcome = attempts.end(run, Exit.STOPPED)
+    outcome = end(run, Exit.STOPPED)
     assert (outcome.state, outcome.code) == ("requeued", Exit.STOPPED)
     assert begin(run) == 2
 
@@ -129,7 +135,7 @@ def test_stop_without_requeue(tmp_path: Path) -> None:
     run = make(tmp_path, requeue=False)
     begin(run)
     save(run, 5)
-    outcome = attempts.end(run, Exit.STOPPED)
+    outcome = end(run, Exit.STOPPED)
     assert (outcome.state, outcome.code) == ("failed", Exit.STOPPED)
     assert outcome.reason == (
         "stopped; the newest checkpoint is step-00000005; not requeued (--no-requeue)"
@@ -140,7 +146,7 @@ def test_stop_before_the_first_checkpoint(tmp_path: Path) -> None:
     run = make(tmp_path)
     begin(run)
     words = "stopped; the newest checkpoint is none: it will start again"
-    assert attempts.end(run, Exit.STOPPED).reason == words
+    assert end(run, Exit.STOPPED).reason == words
 
 
 def test_error_of_the_run_is_final(tmp_path: Path) -> None:
@@ -148,7 +154,7 @@ def test_error_of_the_run_is_final(tmp_path: Path) -> None:
     begin(run)
     save(run, 5)
     fail(run)
-    outcome = attempts.end(run, 3)
+    outcome = end(run, 3)
     assert (outcome.state, outcome.code) == ("failed", 3)
     assert "it broke" in outcome.reason
 
@@ -158,7 +164,7 @@ def test_fault_of_a_host_is_not(tmp_path: Path) -> None:
     begin(run)
     save(run, 5)
     fail(run, bad_host="n1")
-    assert attempts.end(run, 3).state == "requeued"
+    assert end(run, 3).state == "requeued"
 
 
 def test_ranks_that_only_lost_others_are_requeued(tmp_path: Path) -> None:
@@ -166,7 +172,7 @@ def test_ranks_that_only_lost_others_are_requeued(tmp_path: Path) -> None:
     run = make(tmp_path)
     begin(run)
     fail(run, secondary=True)
-    assert attempts.end(run, 1).state == "requeued"
+    assert end(run, 1).state == "requeued"
 
 
 def test_limit_counts_attempts_without_progress_only(tmp_path: Path) -> None:
@@ -174,11 +180,11 @@ def test_limit_counts_attempts_without_progress_only(tmp_path: Path) -> None:
     for step in range(1, 5):  # with progress: as often as it takes
         begin(run)
         save(run, step)
-        assert attempts.end(run, Exit.STOPPED).state == "requeued"
+        assert end(run, Exit.STOPPED).state == "requeued"
     begin(run)
-    assert attempts.end(run, 137).state == "requeued"
+    assert end(run, 137).state == "requeued"
     begin(run)
-    outcome = attempts.end(run, 137)
+    outcome = end(run, 137)
     assert (outcome.state, outcome.code) == ("failed", Exit.FAILED)
     assert outcome.reason.endswith("; no new checkpoint in 2 attempts (--max-requeues)")
 
@@ -190,7 +196,7 @@ def test_limit_of_none_ends_the_first_attempt_without_a_checkpoint(
     run = make(tmp_path, max_requeues=0)
     begin(run)
     run.add_failure("node n1", SlurmftError("it broke", code=9), retry=True, attempt=1)
-    outcome = attempts.end(run, code)
+    outcome = end(run, code)
     assert (outcome.state, outcome.code) == ("failed", 9)
     assert (
         outcome.reason == "it broke (node n1); no new checkpoint in this attempt (--max-requeues)"
@@ -273,18 +279,18 @@ def test_limit_holds_where_slurm_requeues_by_itself(tmp_path: Path) -> None:
 def test_submitting_again_starts_the_count_anew(tmp_path: Path) -> None:
     run = make(tmp_path, max_requeues=0)
     begin(run)
-    assert attempts.end(run, 137).state == "failed"
+    assert end(run, 137).state == "failed"
     run.set_state("submitted", "resumed")
     assert begin(run) == 2
     fail(run)
-    assert attempts.end(run, 3).code == 3
+    assert end(run, 3).code == 3
 
 
 def test_cancelled_stays_cancelled(tmp_path: Path) -> None:
     run = make(tmp_path)
     begin(run)
     run.set_state("cancelled", "by jane", Exit.CANCELLED)
-    assert attempts.end(run, Exit.STOPPED).code == Exit.CANCELLED
+    assert end(run, Exit.STOPPED).code == Exit.CANCELLED
     assert run.get_state()["state"] == "cancelled"
 
 
@@ -304,7 +310,7 @@ def test_failed_run_whose_job_starts_all_the_same_runs(tmp_path: Path) -> None:
     begin(run)
     run.set_state("failed", "the controller gave no answer")
     assert begin(run) == 2
-    assert attempts.end(run, 0).state == "finished"
+    assert end(run, 0).state == "finished"
     assert run.get_state()["state"] == "finished"
 
 
@@ -411,7 +417,7 @@ def test_only_tasks_that_were_killed_may_leave_no_word(
 ) -> None:
     run = make(tmp_path)
     begin(run)
-    assert attempts.end(run, code).state == state
+    assert end(run, code).state == state
 
 
 def test_history_says_where_each_attempt_runs(tmp_path: Path) -> None:
@@ -550,7 +556,7 @@ def test_killed_process_is_the_reason_not_its_echo(tmp_path: Path) -> None:
     late.start()
     attempts.await_failure(run, 1)
     late.join()
-    assert attempts.end(run, 1).reason == f"{killed.message} (node n2)"
+    assert end(run, 1).reason == f"{killed.message} (node n2)"
     assert run.history()[-1]["reason"] == f"{killed.message} (node n2)"
 
 
@@ -576,7 +582,7 @@ def test_reason(tmp_path: Path, code: int, recorded: str | None, reason: str) ->
     save(run, 5)
     if recorded:
         fail(run, bad_host="n1", secondary=recorded == "echo")
-    outcome = attempts.end(run, code)
+    outcome = end(run, code)
     assert (outcome.state, outcome.reason) == ("requeued", reason)
     assert run.history()[-1]["reason"] == reason
 

@@ -3,7 +3,6 @@
 Around srun, it runs this module with
 
     begin RUN_DIR      starts an attempt; prints shell assignments for the tasks
-    avoid RUN_DIR      requeues the job to other hosts, if `begin` exits with AVOID
     end RUN_DIR CODE   requeues the job, or records its end
 """
 
@@ -11,6 +10,7 @@ import contextlib
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,12 +23,9 @@ from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
 from slurmft.node import rendezvous, signals, staged_env
 from slurmft.runs import log_times, notification
-from slurmft.runs.attempts import Outcome, await_failure, begin, check_turn, decide, note_result
+from slurmft.runs.attempts import Outcome, await_failure, begin, check_turn, decide, end
 from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import ATTEMPT, RunDir, current_attempt
-
-AVOID = 76
-"""Exit code of `begin` that asks for `avoid`."""
 
 _BROKEN = 78
 """Exit code where slurmft cannot be imported, and of the script then."""
@@ -47,18 +44,16 @@ _TEMPLATE = Path(__file__).with_name("job.sh.jinja")
 
 def sbatch_text(config: RunConfig, run: RunDir) -> str:
     """The batch script of a run that submitit submits."""
-    return _script(config, run, "%j", directives(all_options(config, run)))
+    return inside_text(config, run, options=directives(all_options(config, run)))
 
 
-def inside_text(config: RunConfig, run: RunDir, job: str = "%j") -> str:
-    """The script of a job that another script runs, and that has its options.
+def inside_text(
+    config: RunConfig, run: RunDir, job: str = "%j", options: Sequence[str] = ()
+) -> str:
+    """The script of a job; without options, of one that another script runs, and that has them.
 
     The names of its logs begin with `job`, a pattern of Slurm's.
     """
-    return _script(config, run, job, [])
-
-
-def _script(config: RunConfig, run: RunDir, job: str, options: list[str]) -> str:
     log = f"{run.submitit}/{job}_%t_log"
     srun = ["srun", "--export=ALL", "--unbuffered", "--kill-on-bad-exit=1", "--wait=60"]
     srun += ["--open-mode=append", "--output", f"{log}.out", "--error", f"{log}.err"]
@@ -74,7 +69,6 @@ def _script(config: RunConfig, run: RunDir, job: str, options: list[str]) -> str
         task=[*srun, *container.srun_options(config, run), *container.node_task(config, run)],
         archive=staged_env.ARCHIVE,
         note=commands.NOTE,
-        avoid=AVOID,
         broken=_BROKEN,
         stopped=int(Exit.STOPPED),
     )
@@ -87,7 +81,7 @@ def _script(config: RunConfig, run: RunDir, job: str, options: list[str]) -> str
 def begin_attempt(run: RunDir) -> int:
     """Prints shell assignments for the tasks: attempt, hosts, and ports free on this node.
 
-    Returns AVOID where Slurm allocated hosts that are to be excluded.
+    Where Slurm itself requeued the job onto hosts that are to be excluded, requeues it to others.
     """
     hosts = commands.hostnames(os.environ["SLURM_JOB_NODELIST"])
     start = own_job_id(os.environ), int(os.environ.get("SLURM_RESTART_COUNT", "0"))
@@ -96,9 +90,10 @@ def begin_attempt(run: RunDir) -> int:
     finally:
         note_job(run)
     blame_lost_nodes(run)
+    exclude, settings = excludable_hosts(run), run.load_config().job
     avoided = any(s.get("avoided") for s in run.history()[-1:])  # once, not for ever
-    if set(hosts) & set(excludable_hosts(run)) and run.load_config().job.requeue and not avoided:
-        return AVOID
+    if set(hosts) & set(exclude) and settings.requeue and not avoided:
+        return requeue(run, f"{', '.join(exclude)} failed before", exclude, avoided=True)
     ports = rendezvous.free_ports(os.environ["SLURM_JOB_ID"])
     number = begin(run, hosts, *start)
     print(f"{ATTEMPT}={number} {rendezvous.HOSTS}={','.join(hosts)}")
@@ -113,12 +108,6 @@ def note_job(run: RunDir) -> None:
         job_id = os.readlink(run.claims / str(run.submissions()))
         if run.read_job().get("id") != job_id:
             launcher.note_job(run, "slurm", job_id, launcher.location("slurm"))
-
-
-def avoid_hosts(run: RunDir) -> int:
-    """Requeues the job before it has begun: Slurm itself requeued it onto a bad host."""
-    exclude = excludable_hosts(run)
-    return requeue(run, f"{', '.join(exclude)} failed before", exclude, avoided=True)
 
 
 def excludable_hosts(run: RunDir) -> list[str]:
@@ -177,12 +166,10 @@ def end_attempt(run: RunDir, code: int) -> int:
         if exclude or not failure.get("exclude"):
             return requeue(run, outcome.reason, exclude)
         outcome = Outcome("failed", f"{outcome.reason}; no other nodes can be had", Exit.FAILED)
-    if outcome.state == "finished":
-        note_result(run)
-    run.set_state(outcome.state, outcome.reason, outcome.code)
+    sending = end(run, outcome)
     if run.get_state()["state"] != outcome.state:
         commands.note(own_job_id(os.environ), f"{outcome.state}: {outcome.reason}")
-    notification.finish(notification.start(run))
+    notification.finish(sending)
     return outcome.code
 
 
@@ -213,8 +200,6 @@ def main(argv: list[str]) -> int:
         except SlurmftError:
             notification.finish(notification.start(run))
             raise
-    if argv[0] == "avoid":
-        return avoid_hosts(run)
     return end_attempt(run, int(argv[2]))
 
 
