@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from slurmft.cluster import follow as cluster_follow
 from slurmft.cluster import launcher, own_program
 from slurmft.cluster import status as cluster_status
 from slurmft.cluster import submit as cluster_submit
 from slurmft.cluster import wait as cluster_wait
-from slurmft.cluster.follow import Follower
 from slurmft.core import site
 from slurmft.core.config import JobConfig, RunConfig, options
 from slurmft.core.errors import unknown
@@ -94,7 +94,7 @@ class Run:
     @property
     def metrics(self) -> dict[str, float | None]:
         """Of its last evaluation; empty before the first."""
-        found = (self.result or {}).get("metrics") or runs_records.read(self.path).metrics
+        found = (self.result or {}).get("metrics") or runs_records.latest(self.path)["metrics"]
         return dict(found or {})
 
     @property
@@ -155,9 +155,10 @@ class Run:
         return self._follow(timeout_s, Progress())
 
     def _follow(self, timeout_s: float | None, progress: Progress) -> dict[str, Any]:
-        follower = Follower(self._files, progress=progress)
-        follower.follow(math.inf if timeout_s is None else timeout_s)
-        return follower.job.outcome()
+        job = cluster_wait.JobWatch(self._files)
+        limit_s = math.inf if timeout_s is None else timeout_s
+        cluster_follow.follow(job, progress, timeout_s=limit_s)
+        return job.outcome()
 
     def cancel(self) -> bool:
         """Ends its job; False: it had ended already.

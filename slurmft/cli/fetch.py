@@ -36,11 +36,7 @@ def parser() -> Parser:
 
 
 def configure(arguments: argparse.Namespace) -> TrainConfig:
-    """What a run of the task would load.
-
-    Raises:
-        UsageError: nothing to fetch, or a folder that cannot be right.
-    """
+    """What a run of the task would load."""
     given = {k: v for k in ("task", "model", "data") if (v := getattr(arguments, k)) is not None}
     if not given:
         raise UsageError("nothing to fetch", "slurmft fetch MODEL DATASET, or --task NAME")
@@ -52,11 +48,7 @@ def configure(arguments: argparse.Namespace) -> TrainConfig:
 
 
 def load(train: TrainConfig, offline: bool) -> None:
-    """Loads all in a process of its own, which downloads what the caches lack, unless offline.
-
-    Raises:
-        SlurmftError: it does not load. The process has printed why.
-    """
+    """Loads all in a process of its own, which downloads what the caches lack, unless offline."""
     values = {k: getattr(train, k) for k in ("task", "model", "data")}
     command = [sys.executable, "-m", "slurmft.train.prefetch", to_json(values)]
     env = os.environ | ({"HF_HUB_OFFLINE": "1"} if offline else {})

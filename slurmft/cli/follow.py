@@ -12,24 +12,23 @@ import sys
 
 from slurmft.cli import next_commands
 from slurmft.cli.parser import Parser
-from slurmft.cluster.follow import Follower
+from slurmft.cluster import follow as cluster_follow
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.runs import trackers
-from slurmft.runs.progress import result_table
+from slurmft.runs.progress import Progress, result_table
 from slurmft.runs.rundir import RunDir
 
 
 def follow(run: RunDir, only_new: bool = False) -> int:
     """Shows progress until the job of a run ends; returns the exit code of the job."""
-    follower = Follower(run, only_new)
+    job = JobWatch(run)
     try:
-        follower.follow()
+        cluster_follow.follow(job, Progress(), only_new)
     except KeyboardInterrupt:
-        job_id = follower.job.job_id
-        print(f"\nno longer following; job {job_id} continues. {next_commands(run.path)}")
+        print(f"\nno longer following; job {job.job_id} continues. {next_commands(run.path)}")
         return 130
-    return show_outcome(follower.job)
+    return show_outcome(job)
 
 
 def show_outcome(job: JobWatch) -> int:

@@ -10,14 +10,17 @@ examples:
   slurmft list --json | jq '.runs[] | select(.state == "failed") | .path'
 """
 
+import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 from slurmft.cli.parser import Parser, count, print_json
 from slurmft.cluster import cost, status
-from slurmft.cluster.status import list_runs, note
+from slurmft.cluster.status import note
 from slurmft.core.config import STAMP
 from slurmft.core.errors import Exit, unknown
 from slurmft.core.files import is_number
@@ -31,7 +34,8 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     """A line for every run; of the columns, those that the terminal has room for."""
     several = len({run["user"] for run in runs}) > 1
     names = [run["name"] for run in runs]
-    short = [_without_random(name) for name in names]
+    # What is told apart by time needs no random part.
+    short = [name.rpartition("-")[0] if STAMP.search(name) else name for name in names]
     once = {name for name, count in Counter(short).items() if count == 1}
     shown = [s if s in once else name for s, name in zip(short, names, strict=True)]
     steps = [f"{r['steps_done']}/{r['steps_total']}" if r["steps_total"] else "-" for r in runs]
@@ -52,11 +56,6 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     return "\n".join(on_screen(columns))
 
 
-def _without_random(name: str) -> str:
-    """What is told apart by time needs no random part."""
-    return name.rpartition("-")[0] if STAMP.search(name) else name
-
-
 def _last_part(source: str | None) -> str:
     return (source or "-").rstrip("/").rpartition("/")[2]
 
@@ -75,11 +74,7 @@ _SORTED_BY = (
 
 
 def in_order(runs: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """The runs by a value, or by a metric, the largest last; those without it come first.
-
-    Raises:
-        UsageError: no run has such a value.
-    """
+    """The runs by a value, or by a metric, the largest last; those without it come first."""
     metrics = dict.fromkeys(name for run in runs for name in run["metrics"] or {})
     if key not in (*_SORTED_BY, *metrics):
         raise unknown("--sort", key, [*_SORTED_BY, *metrics])
@@ -89,9 +84,32 @@ def in_order(runs: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     return [run for _, run in pairs]
 
 
+def _chosen(arguments: argparse.Namespace, top: Path) -> dict[str, Any]:
+    """What --json prints: runs_dir; runs: of those that the flags choose what `status.summary`
+    returns, oldest first; problems: a line for everything that could not be read."""
+    runs, problems = resolve.read_all(top)
+    for name in _HAVING:
+        if text := getattr(arguments, name):
+            pattern = f"*{text.lower()}*"
+            runs = [
+                r for r in runs if fnmatch(str(status.described(r)[name] or "").lower(), pattern)
+            ]
+    wanted = arguments.state or status.STATES
+    found = [each for each in status.run_statuses(runs) if each.state in wanted]
+    found = found[-arguments.newest :] if arguments.newest else found
+    rows = [status.summary(each) for each in found]
+    if arguments.cost:
+        spent = cost.costs_of([each.run for each in found])
+        rows = [row | {"cost": each} for row, each in zip(rows, spent, strict=True)]
+    return {"runs_dir": str(top), "runs": rows, "problems": problems}
+
+
+_HAVING = ("name", "data", "model", "user")
+
+
 def parser() -> Parser:
     command = Parser("slurmft list", __doc__).add_runs_dir()
-    for name in ("name", "data", "model", "user"):
+    for name in _HAVING:
         text = f"only runs with this in their {name}; * stands for anything"
         command.add_argument(f"--{name}", metavar="TEXT", help=text)
     states = f"only runs in this state, repeatable: {', '.join(status.STATES)}"
@@ -110,9 +128,7 @@ def main(argv: list[str]) -> int:
     for state in arguments.state:
         if state not in status.STATES:
             raise unknown("--state", state, list(status.STATES))
-    having = {k: v for k in ("name", "data", "model", "user") if (v := getattr(arguments, k))}
-    top = resolve.folder(arguments.runs_dir)
-    found = list_runs(top, arguments.state, arguments.newest, having, arguments.cost)
+    found = _chosen(arguments, resolve.folder(arguments.runs_dir))
     if arguments.sort:
         found["runs"] = in_order(found["runs"], arguments.sort)
     if arguments.reverse:

@@ -39,7 +39,12 @@ def main(argv: list[str]) -> int:
     text = LogText(run, choice, arguments.tail, arguments.json)
     try:
         if arguments.follow and run.get_state()["state"] not in FINAL_STATES:
-            return _follow(JobWatch(run), text)
+            job = JobWatch(run)
+            _print(text.last_lines(whole=False))
+            for _ in job.looks():
+                _print(text.new_lines(whole=False))
+            _print(text.new_lines())
+            return Exit.OK if job.succeeded else show_outcome(job)
         _print(text.until_now())
     except KeyboardInterrupt:
         return 130
@@ -50,14 +55,3 @@ def _print(texts: Iterable[str]) -> None:
     for text in texts:
         print(text, end="")
     print(end="", flush=True)
-
-
-def _follow(job: JobWatch, text: LogText) -> int:
-    """Prints what is there and what comes until the job ends; returns its exit code."""
-    _print(text.last_lines(whole=False))
-    while not job.has_ended():
-        _print(text.new_lines(whole=False))
-        job.pause()
-    job.await_result()
-    _print(text.new_lines())
-    return Exit.OK if job.succeeded else show_outcome(job)

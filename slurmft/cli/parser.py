@@ -99,11 +99,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, f"see {self.prog} --help")
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
-        """Parses a command line.
-
-        Raises:
-            UsageError: an unknown flag, a value of the wrong type, or a stray argument.
-        """
+        """Parses a command line."""
         known, rest = self.parse_known_args(argv)
         for word in rest:
             if word.startswith("-") and word != "-":
@@ -165,11 +161,7 @@ class Part(NamedTuple):
 
 
 def run_part(command: str, parts: Mapping[str, Part], argv: list[str], description: str) -> int:
-    """Runs the part of a command that the first argument names.
-
-    Raises:
-        UsageError: it names none.
-    """
+    """Runs the part of a command that the first argument names."""
     if argv and argv[0] in parts:
         return parts[argv[0]].main(argv[1:])
     if argv and argv[0] in ("-h", "--help"):
@@ -182,7 +174,10 @@ def run_part(command: str, parts: Mapping[str, Part], argv: list[str], descripti
 
 def _argument(option: dataclasses.Field[Any]) -> dict[str, Any]:
     meta = option.metadata
-    argument: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(option)}
+    text = str(meta["help"]).replace("%", "%%")
+    if option.default not in (None, "", (), False):
+        text += f" (default: {option.default})"
+    argument: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text}
     if value_type(option) is bool:
         return argument | {"action": argparse.BooleanOptionalAction}
     if is_repeatable(option):
@@ -190,12 +185,6 @@ def _argument(option: dataclasses.Field[Any]) -> dict[str, Any]:
     names = "|".join(meta["choices"]) or None
     metavar = meta["metavar"] or names or {int: "N", float: "X", str: "TEXT"}[value_type(option)]
     return argument | {"type": value_type(option), "metavar": metavar}
-
-
-def _help(option: dataclasses.Field[Any]) -> str:
-    text = str(option.metadata["help"]).replace("%", "%%")
-    shown = option.default not in (None, "", (), False)
-    return f"{text} (default: {option.default})" if shown else text
 
 
 def given(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
@@ -225,11 +214,7 @@ def above_zero(text: str) -> float:
 
 
 def confirmed(question: str) -> bool:
-    """Whether the user agrees.
-
-    Raises:
-        UsageError: there is no terminal to ask.
-    """
+    """Whether the user agrees."""
     if not sys.stdin.isatty():
         raise UsageError(
             f"nothing was done: there is no terminal to ask: {question}", "add --yes or --dry-run"

@@ -142,13 +142,12 @@ def _section(title: str, lines: list[str]) -> list[str]:
     return [title, *(hanging("  ", line) for line in lines)] if lines else []
 
 
-def next_of(state: str) -> tuple[str, ...]:
-    """The commands that make sense for a run in a state."""
-    if state == "finished":
-        return ("report",)
-    if state in ("failed", "cancelled", "vanished"):
-        return ("logs", "resume", "follow")
-    return ("follow", "watch", "logs", "cancel")
+_NEXT: dict[str, tuple[str, ...]] = {
+    "running": ("follow", "watch", "logs", "cancel"),
+    "finished": ("report",),
+    **dict.fromkeys(("failed", "cancelled", "vanished"), ("logs", "resume", "follow")),
+}
+"""State -> the commands that make sense for a run; of other states, those of a running one."""
 
 
 def parser() -> Parser:
@@ -161,5 +160,5 @@ def main(argv: list[str]) -> int:
     if arguments.json:
         return print_json(facts)
     print(text(facts))
-    print(next_commands(run.path, next_of(facts["state"])))
+    print(next_commands(run.path, _NEXT.get(facts["state"], _NEXT["running"])))
     return Exit.OK

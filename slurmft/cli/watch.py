@@ -30,7 +30,7 @@ from slurmft.core.terminal import plain, raw
 from slurmft.core.text import duration, number
 from slurmft.runs import shapes
 from slurmft.runs.progress import Record, describe, metrics_words
-from slurmft.runs.records import Curve, RecordReader
+from slurmft.runs.records import RecordReader, add_point
 
 _REDRAW_S = 1.0
 
@@ -55,15 +55,12 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         with Live(console=console, screen=True, auto_refresh=False) as screen:
-            while not job.has_ended():
+            for _ in job.looks(pause_s=_REDRAW_S):
                 _update(view, job, records)
                 screen.update(view, refresh=True)
-                time.sleep(_REDRAW_S)
                 records = reader.read()
-            job.await_result()
     except KeyboardInterrupt:
         return 130
-    _update(view, job, itertools.chain(records, reader.read()))
     view.footer = ""
     console.print(view)
     return show_outcome(job)
@@ -141,7 +138,7 @@ class RunView:
     ranks: list[Rank] = field(default_factory=list)
     """The slowest first."""
     events: list[str] = field(default_factory=list)
-    losses: Curve = field(default_factory=Curve)
+    losses: list[tuple[float, float]] = field(default_factory=list)
 
     def take(self, record: Record) -> None:
         """Takes up a record."""
@@ -150,7 +147,7 @@ class RunView:
             self.start = record
         elif event == "step":
             if record.get("loss") is not None:
-                self.losses.add(record["step"], record["loss"])
+                add_point(self.losses, record["step"], record["loss"])
             if fits(record, _SPEED):
                 self.step, self.evaluate = record, {}
         elif event == "ranks":
@@ -199,7 +196,7 @@ class RunView:
         table.add_row("train", bar)
         table.add_row("left", _line(f"{duration(at['left_s'])} of training, until {ends}"))
         table.add_row("speed", _line(speed))
-        if points := self.losses.points():
+        if points := self.losses:
             loss = f"{number(at.get('loss', points[-1][1]))}  "
             width = max(1, min(60, options.max_width - len("metrics  ") - len(loss)))
             curve = draw(points, width, ASCII_LEVELS if options.ascii_only else LEVELS)

@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,9 +59,12 @@ Found = tuple[str, Path, str]
 """Kind, path, and why it may be removed."""
 
 
-def _in_run(found: RunStatus, idle_s: float, older_s: float) -> Iterator[Found]:
+def _in_run(found: RunStatus, older_s: float) -> Iterator[Found]:
     """What may be removed of a run; what is in a folder comes after the folder."""
     files, has_finished = RunDir(found.run.path), found.state == "finished"
+    idle_s = time.time() - last_activity(found)
+    if found.is_alive and idle_s <= older_s:  # it may be about to be submitted
+        return
     if not has_finished and idle_s > older_s:
         word = found.state if found.job else "never submitted"
         yield "runs", files.path, f"{word}; no activity for {idle_s / 86400:.0f} days"
@@ -74,14 +77,6 @@ def _in_run(found: RunStatus, idle_s: float, older_s: float) -> Iterator[Found]:
     for path in (*files.checkpoints.glob(".*"), *files.checkpoints.glob("bad-*")):
         is_bad = path.name.startswith("bad-")
         yield "leftovers", path, "a damaged checkpoint" if is_bad else "half written"
-
-
-def _outside_of_runs(top: Path, older_s: float) -> Iterator[Found]:
-    """What may be removed in the folder of runs, and in the token cache."""
-    yield from _asides(top)
-    for path, idle_s in token_cache.unused(token_cache.folder(), older_s):
-        unused = f"no run has used it for {idle_s / 86400:.0f} days"
-        yield "token-cache", path, _LEFT if path.name.startswith(".") else unused
 
 
 def _asides(folder: Path) -> Iterator[Found]:
@@ -109,19 +104,21 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
         elif not each.is_sure:
             left["run(s) whose cluster does not report the state of their jobs"] += 1
         else:
-            found += _of_run(each, kinds, older_s)
-    found += [f for f in _outside_of_runs(top, older_s) if f[0] in kinds and _is_own(f[1], f[1])]
+            found += _of_kinds(_in_run(each, older_s), kinds)
+    outside = list(_asides(top))
+    for path, idle_s in token_cache.unused(token_cache.folder(), older_s):
+        unused = f"no run has used it for {idle_s / 86400:.0f} days"
+        outside.append(("token-cache", path, _LEFT if path.name.startswith(".") else unused))
+    found += [each for each in _of_kinds(outside, kinds) if _is_own(each[1], each[1])]
     left_out += [f"{count} {words}" for words, count in left.items()]
     items = [Item(path, kind, why, size_of(path), _inode(path)) for kind, path, why in found]
     return Plan(items, left_out)
 
 
-def _of_run(each: RunStatus, kinds: Sequence[str], older_s: float) -> Iterator[Found]:
-    idle_s = time.time() - last_activity(each)
-    if each.is_alive and idle_s <= older_s:  # it may be about to be submitted
-        return
+def _of_kinds(found: Iterable[Found], kinds: Sequence[str]) -> Iterator[Found]:
+    """What is of these kinds, without what is in a folder that goes."""
     whole: list[Path] = []
-    for kind, path, why in _in_run(each, idle_s, older_s):
+    for kind, path, why in found:
         if kind in kinds and not any(folder in path.parents for folder in whole):
             whole.append(path)
             yield kind, path, why

@@ -16,9 +16,6 @@ KINDS = {"after": "afterok", "after_any": "afterany"}
 def settled(config: RunConfig, cluster: str, runs_dir: str | None) -> RunConfig:
     """The configuration with the paths of the runs that it waits for, and with their jobs in
     `submission["dependency"]`; a requeued job keeps its id, and of a resumed run it is the newest.
-
-    Raises:
-        UsageError: there is no such run in `runs_dir`, or it failed, or no job can wait for it.
     """
     found = {k: [resolve.find(each, runs_dir) for each in getattr(config.job, k)] for k in KINDS}
     if not any(found.values()) and "dependency" not in config.submission:

@@ -2,9 +2,8 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.commands import JobState
 from slurmft.core import fingerprint
 from slurmft.core.files import pick
-from slurmft.runs import records, resolve, shapes
+from slurmft.runs import records, shapes
 from slurmft.runs.disk_space import size_of
-from slurmft.runs.records import Latest
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 
@@ -92,22 +90,16 @@ def run_statuses(runs: Iterable[MeasuredRun]) -> list[RunStatus]:
 
 def _by_files(run: MeasuredRun) -> RunStatus:
     """What its files say of a run."""
-    cluster, job, where = job_of(run)
-    base = RunStatus(run, "finished", cluster=cluster, job=job, where=where)
-    if run.is_finished:
-        return base
-    started = RunDir(run.path).attempt.exists()
-    return dataclasses.replace(base, state="pending", has_started=started)
-
-
-def job_of(run: MeasuredRun) -> tuple[str, str, str]:
-    """Cluster, job id ("" where the submission was interrupted) and location of a run's job: the
-    Slurm cluster's name, or the host."""
     files = RunDir(run.path)
     job = files.read_job()
-    job_id = job.get("id") or (files.read_attempt() or {}).get("job", "")
-    cluster = job.get("cluster") or run.config["job"].get("cluster", "")
-    return cluster, str(job_id), str(job.get("where", ""))
+    return RunStatus(
+        run,
+        state="finished" if run.is_finished else "pending",
+        cluster=job.get("cluster") or run.config["job"].get("cluster", ""),
+        job=files.job_id(),
+        where=job.get("where", ""),
+        has_started=run.is_finished or files.attempt.exists(),
+    )
 
 
 def _with_job_state(base: RunStatus, states: dict[str, JobState]) -> RunStatus:
@@ -116,45 +108,28 @@ def _with_job_state(base: RunStatus, states: dict[str, JobState]) -> RunStatus:
         return base
     if not job and not run.has_ended:
         return dataclasses.replace(base, reason="not submitted yet")
-    if base.elsewhere:
-        return dataclasses.replace(_by_records_alone(base, base.elsewhere), is_sure=False)
-    if cluster not in ("slurm", "local", "mpirun"):  # pods, or ranks that were started by hand
-        return _by_records_alone(base, "by its own records alone")
+    # A cluster that cannot be asked: it is elsewhere, or of pods, or ranks were started by hand.
+    if base.elsewhere or cluster not in ("slurm", "local", "mpirun"):
+        if run.has_ended:
+            return dataclasses.replace(_ended(base, None), is_sure=not base.elsewhere)
+        recorded, reason = run.state["state"], base.elsewhere or "by its own records alone"
+        alive = recorded if recorded in ("requeued", "running", "stopping") else "pending"
+        return dataclasses.replace(base, state=alive, reason=reason, is_sure=False)
     state = states.get(job) if cluster == "slurm" else None
     if cluster != "slurm" and not run.has_ended:
         state = launcher.get(cluster).job_state(job, RunDir(run.path))
-    if state is not None and _is_alive_in_queue(run, state):
-        return _alive(base, state)
-    if state is not None and state.name == "UNKNOWN":
-        return _unknown(base, state.reason)
-    return _ended(base, state)
-
-
-def _unknown(base: RunStatus, reason: str) -> RunStatus:
-    """The status of a run whose cluster does not answer."""
-    ended = _ended(base, None)
-    if not ended.run.has_ended:
-        ended = dataclasses.replace(base, state="unknown", reason=reason)
-    return dataclasses.replace(ended, is_sure=ended.state == "finished")
-
-
-def _by_records_alone(base: RunStatus, reason: str) -> RunStatus:
-    """The status of a run whose cluster cannot be queried."""
-    if base.run.has_ended:
+    if state is None:
         return _ended(base, None)
-    own = base.run.state["state"]
-    state = own if own == "requeued" else _active_state(base.run, "pending")
-    return dataclasses.replace(base, state=state, reason=reason, is_sure=False)
-
-
-def _is_alive_in_queue(run: MeasuredRun, state: JobState) -> bool:
-    """Whether a job waits or runs. The run's own record of its end counts, unless Slurm has queued
-    the job again: the job may just be ending."""
-    if state.name == "UNKNOWN":
-        return False
-    if run.has_ended:
-        return state.name == "PENDING"
-    return not state.ended or (state.may_be_requeued and bool(run.value("requeue")))
+    if state.name == "UNKNOWN":  # its cluster does not answer
+        ended = _ended(base, None)
+        if not ended.run.has_ended:
+            ended = dataclasses.replace(base, state="unknown", reason=state.reason)
+        return dataclasses.replace(ended, is_sure=ended.state == "finished")
+    # The run's own record of its end counts, unless Slurm has queued the job again: the job may
+    # just be ending.
+    lives_on = not state.ended or (state.may_be_requeued and run.value("requeue"))
+    is_alive = state.name == "PENDING" if run.has_ended else lives_on
+    return _alive(base, state) if is_alive else _ended(base, state)
 
 
 def _alive(base: RunStatus, state: JobState) -> RunStatus:
@@ -218,78 +193,36 @@ def _job_words(state: JobState) -> str:
     return f"{state.name.lower()} {state.reason}".strip()
 
 
-def list_runs(
-    top: Path,
-    states: Sequence[str] = (),
-    newest: int | None = None,
-    having: Mapping[str, str] | None = None,
-    with_cost: bool = False,
-) -> dict[str, Any]:
-    """The runs in a folder, as `slurmft list --json` prints them.
-
-    Args:
-        states: states to show; all of them, if none is given.
-        newest: how many to show at most.
-        having: texts, or patterns with `*`, that values of `summary` must have in them.
-        with_cost: whether they have `cost`, too; see `costs_of`.
-
-    Returns:
-        runs_dir; runs: a list of what `summary` returns, oldest first; problems: a line for
-        everything that could not be read.
-    """
-    runs, problems = resolve.read_all(top)
-    runs = [run for run in runs if _has(run, having or {})]
-    found = [s for s in run_statuses(runs) if not states or s.state in states]
-    shown = found[-newest:] if newest else found
-    rows = [summary(s) for s in shown]
-    if with_cost:
-        spent = cost.costs_of([s.run for s in shown])
-        rows = [row | {"cost": each} for row, each in zip(rows, spent, strict=True)]
-    return {"runs_dir": str(top), "runs": rows, "problems": problems}
-
-
-def _has(run: MeasuredRun, having: Mapping[str, str]) -> bool:
-    values = _described(run)
-    return all(
-        fnmatch(str(values[name] or "").lower(), f"*{text.lower()}*")
-        for name, text in having.items()
-    )
-
-
-def _described(run: MeasuredRun) -> dict[str, Any]:
-    """What a run is, by its configuration."""
+def described(run: MeasuredRun) -> dict[str, Any]:
+    """What a run is, by its configuration: the first values of `summary`."""
     submission = run.config["submission"]
     fields = {name: run.value(name) for name in ("task", "model", "data", "nodes")}
     return {"name": run.name, "path": str(run.path), "user": submission.get("user")} | fields
 
 
-def summary(status: RunStatus, latest: Latest | None = None) -> dict[str, Any]:
+def summary(status: RunStatus) -> dict[str, Any]:
     """A run as `slurmft list --json` prints it.
 
     Returns:
         name, path, user, task, model, data, nodes, submitted (ISO time), cluster (slurm, local,
         ...), where (the Slurm cluster's name, or the host), job, state (one of STATES), reason,
-        expected_start (local time), requeues, steps_done, steps_total, epoch, samples_per_s, left_s
-        (seconds of training), loss, metrics (of the last evaluation). None is what is not known.
+        expected_start (local time), requeues, and of `records.latest` steps_done, steps_total,
+        epoch, samples_per_s, left_s, loss, metrics. None is what is not known.
     """
-    run = status.run
-    return (
-        _described(run)
-        | {
-            "submitted": run.config["submission"].get("time"),
-            "cluster": status.cluster or None,
-            "where": status.where or None,
-            "job": status.job or None,
-            "state": status.state,
-            "reason": status.reason,
-            "expected_start": status.expected_start or None,
-            "requeues": status.requeues,
-        }
-        | _progress(status, latest)
-    )
+    return described(status.run) | {
+        "submitted": status.run.config["submission"].get("time"),
+        "cluster": status.cluster or None,
+        "where": status.where or None,
+        "job": status.job or None,
+        "state": status.state,
+        "reason": status.reason,
+        "expected_start": status.expected_start or None,
+        "requeues": status.requeues,
+        **_progress(status),
+    }
 
 
-def _progress(status: RunStatus, latest: Latest | None) -> dict[str, Any]:
+def _progress(status: RunStatus) -> dict[str, Any]:
     """The progress of a run: of a finished one by its result, else by its latest records."""
     result = status.run.result
     if status.state == "finished" and result is not None:
@@ -304,16 +237,9 @@ def _progress(status: RunStatus, latest: Latest | None) -> dict[str, Any]:
             "loss": known["loss"],
             "metrics": known["metrics"],
         }
-    latest = latest or records.read(status.run.path)
-    return {
-        "steps_done": latest.step,
-        "steps_total": latest.total_steps,
-        "epoch": latest.epoch,
-        "samples_per_s": latest.samples_per_s,
-        "left_s": latest.left_s if status.is_alive else None,
-        "loss": latest.loss,
-        "metrics": latest.metrics,
-    }
+    latest = records.latest(status.run.path)
+    del latest["evaluating"], latest["last_record"]
+    return latest if status.is_alive else latest | {"left_s": None}
 
 
 def run_facts(run: RunDir) -> dict[str, Any]:
@@ -326,19 +252,16 @@ def run_facts(run: RunDir) -> dict[str, Any]:
         in words), attempts, last_record (Unix seconds),
         evaluating (samples done and in all), checkpoints (a list of name, bytes, time), warnings,
         failures (a list of where, message, hint, attempt, time), result, model_path, logs.
-
-    Raises:
-        UsageError: its files cannot be read.
     """
     status = run_statuses([MeasuredRun.read(run.path)])[0]
     if status.state == "failed" and not status.run.has_ended and status.cluster == "slurm":
         status = dataclasses.replace(status, reason=commands.noted(status.job) or status.reason)
-    latest = records.read(run.path)
+    latest = records.latest(run.path)
     changed = (run.read_attempt() or {}).get("changed", {})
     if status.is_alive and (status.state == "requeued" or run.awaits_begin()):
         changed = fingerprint.changes(run.load_config()) | changed
     (spent,) = cost.costs_of([status.run])
-    return summary(status, latest) | {
+    return summary(status) | {
         "cost": spent | {"advice": cost.advice(spent, status.run)},
         "program": status.run.config["program"],
         "job_options": status.run.config["job"],
@@ -347,19 +270,19 @@ def run_facts(run: RunDir) -> dict[str, Any]:
         "history": status.run.state.get("history", []),
         "changed": changed,
         "attempts": run.attempt_number(),
-        "last_record": latest.time,
-        "evaluating": latest.evaluating,
+        "last_record": latest["last_record"],
+        "evaluating": latest["evaluating"],
         "checkpoints": checkpoints(run),
         "warnings": [str(r.get("text")) for r in status.run.records("warning")],
-        "failures": [_failure(f) for f in run.all_failures() if not f["secondary"]],
+        "failures": [
+            {key: failure.get(key) for key in ("where", "message", "hint", "attempt", "time")}
+            for failure in run.all_failures()
+            if not failure["secondary"]
+        ],
         "result": status.run.result,
         "model_path": str(run.model) if run.model.is_dir() else None,
         "logs": str(run.logs),
     }
-
-
-def _failure(failure: dict[str, Any]) -> dict[str, Any]:
-    return {key: failure.get(key) for key in ("where", "message", "hint", "attempt", "time")}
 
 
 def checkpoints(run: RunDir) -> list[dict[str, Any]]:

@@ -2,9 +2,6 @@
 
 import contextlib
 import dataclasses
-import errno
-import fcntl
-import getpass
 import os
 import re
 import shlex
@@ -16,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import slurmft
+from slurmft import locks
 from slurmft.cluster import container, dependency, own_program
 from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.slurm import commands, stage_env
@@ -28,7 +26,7 @@ from slurmft.core.own_program import OwnProgram
 from slurmft.core.site import site_file
 from slurmft.core.text import in_bytes
 from slurmft.node.rendezvous import Rendezvous
-from slurmft.runs import notification, request, resolve, trackers
+from slurmft.runs import notification, request, trackers
 from slurmft.runs.rundir import RunDir
 
 
@@ -53,7 +51,7 @@ def provenance_of(command: str) -> dict[str, Any]:
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": os.uname().nodename,
-        "user": user(),
+        "user": permissions.user_name(os.getuid()),
         "folder": os.getcwd(),
         "command": redact(command),
         "site_file": str(site_file()) if site_file().is_file() else None,
@@ -62,14 +60,6 @@ def provenance_of(command: str) -> dict[str, Any]:
         "code": fingerprint.of_code(),
         "git": git_state(Path.cwd()),
     } | request.facts()
-
-
-def user() -> str:
-    """The user's name, or number where it has none, as in some containers."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
@@ -87,11 +77,16 @@ def dry_run(config: RunConfig, cluster: str, run: RunDir | None = None) -> str:
     one that resumes."""
     config = dependency.settled(config, cluster, config.job.runs_dir)
     run = run or RunDir(Path(config.job.runs_dir) / f"{config.name}-<time>-<random>")
+    inputs = [
+        f"{path}: {facts['what']}, {in_bytes(facts['bytes'])}"
+        for path, facts in config.program.inputs.items()
+    ]
+    inputs = ["# what it reads, as it is now", *inputs, ""] if inputs else []
     return "\n".join(
         (
             f"# configuration, written to {run.config}",
             config.to_json(),
-            *input_lines(config),
+            *inputs,
             cluster_launcher.get(cluster).plan(config, run),
             *([] if cluster == "mpirun" else node_command(config, run, cluster)),
             "",
@@ -100,21 +95,15 @@ def dry_run(config: RunConfig, cluster: str, run: RunDir | None = None) -> str:
     )
 
 
-def input_lines(config: RunConfig) -> list[str]:
-    """What the program reads, with its title."""
-    lines = [
-        f"{path}: {facts['what']}, {in_bytes(facts['bytes'])}"
-        for path, facts in config.program.inputs.items()
-    ]
-    return ["# what it reads, as it is now", *lines, ""] if lines else []
-
-
 def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
     """The torchrun command of the first node, with its title."""
     from slurmft.node import task  # 15 ms: a dry run alone needs it
 
-    nproc = str(config.job.nproc_per_node or "$NPROC")
-    command = shlex.join(task.node_command(config, run.path, placeholder(config, cluster), nproc))
+    # The rendezvous, as far as it is known before the job has nodes.
+    head, job_id = ("$HEAD", "$SLURM_JOB_ID.0") if cluster == "slurm" else ("127.0.0.1", "$JOB_ID")
+    hosts, nproc = (head,) * config.job.nodes, str(config.job.nproc_per_node or "$NPROC")
+    meeting = Rendezvous(hosts=hosts, node_rank=0, port="$PORT", check_port=0, id=job_id)
+    command = shlex.join(task.node_command(config, run.path, meeting, nproc))
     lines = [
         "# the task of each node then runs (here: of the first; NPROC: its GPUs or CPU sockets)",
         re.sub(r"'([\w.:]*\$[\w.:$]+)'", r'"\1"', command),  # our variables, and no path
@@ -127,14 +116,6 @@ def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
         if file := own.accelerate_config:
             lines += [f"# Accelerate's variables: decided on the nodes, from {file}"]
     return lines
-
-
-def placeholder(config: RunConfig, cluster: str) -> Rendezvous:
-    """The rendezvous, as far as it is known before the job has nodes."""
-    head, job_id = ("$HEAD", "$SLURM_JOB_ID.0") if cluster == "slurm" else ("127.0.0.1", "$JOB_ID")
-    return Rendezvous(
-        hosts=(head,) * config.job.nodes, node_rank=0, port="$PORT", check_port=0, id=job_id
-    )
 
 
 def submit(config: RunConfig, cluster: str, mark: str = "") -> RunDir:
@@ -159,7 +140,7 @@ def submit(config: RunConfig, cluster: str, mark: str = "") -> RunDir:
 def _was_submitted(run: RunDir, cluster: str) -> bool:
     """Whether the run of a request has a job: whoever submitted it may have been killed before it
     could record the job. Without one, the run is removed."""
-    found = resolve.job_id(run) or (cluster == "slurm" and commands.job_of_script(run.submitit))
+    found = run.job_id() or (cluster == "slurm" and commands.job_of_script(run.submitit))
     if found and not run.read_job():
         cluster_launcher.note_job(run, cluster, found, cluster_launcher.location(cluster))
     if not found:
@@ -256,28 +237,18 @@ def _resumed(run: RunDir, flags: dict[str, Any]) -> tuple[RunConfig, str]:
     return dataclasses.replace(old, job=job), check(job)
 
 
-@contextlib.contextmanager
-def _alone(run: RunDir) -> Iterator[None]:
-    """Lets only one process at a time check a run and submit it again.
-
-    By lockf on all file systems: a server and the clients of its NFS see each other's. Where there
-    are no locks, the second job ends when it starts (`attempts.check_turn`).
-    """
-    with open(run.path / "resume.lock", "ab+", buffering=0) as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):  # else: no locks here
-                file.seek(0)
-                who = file.read().decode()
-                raise UsageError(
-                    f"another slurmft resume of {run.path.name} is under way: {who}",
-                    f"wait for it; then: slurmft status {shlex.quote(str(run.path))}",
-                ) from None
-        with contextlib.suppress(OSError):  # a full disk
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {os.uname().nodename}".encode())
-        yield
+def _alone(run: RunDir) -> contextlib.AbstractContextManager[Any]:
+    """Lets only one process at a time check a run and submit it again. Where there are no locks,
+    the second job ends when it starts (`attempts.check_turn`)."""
+    try:
+        return locks.hold(run.path / "resume.lock")
+    except BlockingIOError as holder:
+        raise UsageError(
+            f"another slurmft resume of {run.path.name} is under way: {holder}",
+            f"wait for it; then: slurmft status {shlex.quote(str(run.path))}",
+        ) from None
+    except OSError:  # no locks here, or a full disk
+        return contextlib.nullcontext()
 
 
 @contextlib.contextmanager

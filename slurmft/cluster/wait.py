@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from slurmft.cluster import launcher as cluster_launcher
@@ -57,7 +58,7 @@ class JobWatch:
         self.state = JobState(name="UNKNOWN")
         """As of the last query."""
         self._launcher = cluster_launcher.get(self.cluster)
-        self._began = self._news_at = self._grew_at = time.monotonic()
+        self._news_at = self._grew_at = time.monotonic()
         self._asked_at = -math.inf
         self._recorded: tuple[str, Any] | None = None
         self._size = 0
@@ -70,15 +71,33 @@ class JobWatch:
             self._asked_at = time.monotonic()
             if before.name != self.state.name:
                 self._news_at = self._asked_at
-        if self.state.ended or self.state.name == "LOST":
-            return not self._may_requeue()
-        self._may_requeue_until = math.inf
-        return False
+        if not self.state.ended and self.state.name != "LOST":
+            self._may_requeue_until = math.inf
+            return False
+        if not self.state.may_be_requeued or not self.run.load_config().job.requeue:
+            return True
+        # A job that a preemption or a dead node ended may yet be requeued.
+        now = time.monotonic()
+        self._may_requeue_until = min(self._may_requeue_until, now + _REQUEUE_S)
+        return now >= self._may_requeue_until
 
-    def pause(self) -> None:
-        """Waits until the run's files are worth another look."""
+    def looks(self, timeout_s: float = math.inf, pause_s: float | None = None) -> Iterator[bool]:
+        """Yields True when the run's files are worth a look, and False once after the job's end.
+
+        Args:
+            timeout_s: how long at most; TimeoutError where the job has not ended by then.
+            pause_s: between two looks; where not given, the longer the less is new.
+        """
+        deadline = time.monotonic() + timeout_s
         least_s, most_s = _LOOK_EVERY_S
-        time.sleep(min(max(least_s, (time.monotonic() - self._news_at) / 20), most_s))
+        while not self.has_ended():
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"the job {self.job_id} has not ended after {timeout_s:g} s")
+            yield True
+            quiet_s = time.monotonic() - self._news_at
+            time.sleep(pause_s or min(max(least_s, quiet_s / 20), most_s))
+        self._await_result()
+        yield False
 
     def _is_due(self) -> bool:
         now, recorded = time.monotonic(), self.run.get_state()
@@ -105,17 +124,11 @@ class JobWatch:
             SlurmftError: the run failed or was cancelled; its notes have tracebacks and last lines.
             TimeoutError: the job has not ended by then.
         """
-        while not self.has_ended():
-            if time.monotonic() - self._began >= timeout_s:
-                raise TimeoutError(self.late(timeout_s))
-            self.pause()
+        for _ in self.looks(timeout_s):
+            pass
         return self.outcome()
 
-    def late(self, timeout_s: float) -> str:
-        """What is said of a job that takes longer than somebody waits."""
-        return f"the job {self.job_id} has not ended after {timeout_s:g} s"
-
-    def await_result(self) -> None:
+    def _await_result(self) -> None:
         """Waits for the result of a job that succeeded: the file may become visible here seconds
         after the job's end."""
         deadline = time.monotonic() + _FILE_LAG_S
@@ -129,7 +142,7 @@ class JobWatch:
 
     def outcome(self) -> dict[str, Any]:
         """The result of a job that has ended, or the SlurmftError that says why there is none."""
-        self.await_result()
+        self._await_result()
         if self.succeeded and (result := self.run.read_result()) is not None:
             return result
         is_cancelled = self.state.name == "CANCELLED" and not self.state.reason
@@ -153,13 +166,6 @@ class JobWatch:
             return JobState(name="LOST", reason="neither queue nor accounting knows it")
         return JobState(name="UNKNOWN")
 
-    def _may_requeue(self) -> bool:
-        """Whether a job that a preemption or a dead node ended may yet be requeued."""
-        if not self.state.may_be_requeued or not self.run.load_config().job.requeue:
-            return False
-        self._may_requeue_until = min(self._may_requeue_until, time.monotonic() + _REQUEUE_S)
-        return time.monotonic() < self._may_requeue_until
-
 
 def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
     """Why a job did not finish: the failure that ended the run, else the scheduler's reason.
@@ -168,14 +174,17 @@ def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
     """
     failure = run.root_failure()
     if state.name == "CANCELLED":
-        return SlurmftError(
-            f"the job {job_id} was cancelled{_by(state.reason)}", None, Exit.CANCELLED
-        )
+        match = re.fullmatch(r"by (\d+)", state.reason)  # of accounting
+        by = f" by {permissions.user_name(int(match[1]))}" if match else ""
+        return SlurmftError(f"the job {job_id} was cancelled{by}", None, Exit.CANCELLED)
     recorded = run.get_state()
     # When the scheduler ends a job, or a process is killed, ranks lose each other.
     says_why = recorded["state"] == "failed" or state.name != "FAILED"
     if failure is not None and not (failure["secondary"] and says_why):
-        return _failure_error(failure)
+        error = SlurmftError(failure_words(failure), failure["hint"], failure["code"])
+        if failure["traceback"]:
+            error.add_note(failure["traceback"].rstrip())
+        return error
     if recorded["state"] == "cancelled":
         return SlurmftError(f"the job {job_id} was cancelled", _resume(run), Exit.CANCELLED)
     error = _ended_error(run, job_id, state)
@@ -208,12 +217,6 @@ def _resume(run: RunDir) -> str:
     return f"to resume from the last checkpoint: slurmft resume {shlex.quote(str(run.path))}"
 
 
-def _by(reason: str) -> str:
-    """ " by jane", from accounting's "by 1000"."""
-    match = re.fullmatch(r"by (\d+)", reason)
-    return f" by {permissions.user_name(int(match[1]))}" if match else ""
-
-
 def _last_lines(run: RunDir, job_id: str) -> list[str]:
     """The last lines that the job's script and tasks wrote before any rank started."""
     words = []
@@ -223,13 +226,6 @@ def _last_lines(run: RunDir, job_id: str) -> list[str]:
             lines = [f"  {split(line)[1]}" for line in lines[-8:]]
             words += [f"end of {log}:", *lines] if lines else []
     return words
-
-
-def _failure_error(failure: dict[str, Any]) -> SlurmftError:
-    error = SlurmftError(failure_words(failure), failure["hint"], failure["code"])
-    if failure["traceback"]:
-        error.add_note(failure["traceback"].rstrip())
-    return error
 
 
 def cancel(run: RunDir) -> JobState | None:

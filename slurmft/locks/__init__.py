@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 from slurmft.core import filesystem
 from slurmft.core.after_import import AfterImport
@@ -85,6 +85,28 @@ def unlock(fd: int, primitive: str, held: Any) -> None:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_UNLCK))
     else:
         held.release()
+
+
+def hold(path: Path) -> TextIO:
+    """Opens a file, which only this process holds, on all nodes, until it is closed or the process
+    ends. By lockf on all file systems: a server and the clients of its NFS see each other's.
+
+    Raises:
+        BlockingIOError: another process holds it, with what that wrote into it of itself.
+        OSError: it cannot be written, or there are no locks.
+    """
+    with contextlib.ExitStack() as opened:
+        file = opened.enter_context(open(path, "a+", encoding="utf-8", errors="replace"))
+        try:
+            lock(file.fileno(), "lockf")
+        except BlockingIOError:
+            file.seek(0)
+            raise BlockingIOError(file.read() or "another process") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {os.uname().nodename}")
+        file.flush()
+        opened.pop_all()
+        return file
 
 
 def _whole_file(kind: int) -> bytes:

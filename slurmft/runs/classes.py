@@ -35,14 +35,9 @@ def lines(result: Any) -> list[str]:
     text = aligned(rows)
     if len(found) > SHOWN:
         text.append(f"the {SHOWN} of {len(found):,} classes with the lowest f1; all: result.json")
+    pairs = ((true, row.get("predicted_as", {})) for true, row in found.items())
+    wrong = [(n, true, other) for true, row in pairs for other, n in row.items() if other != true]
     return text + [
         f"{shown(true, 20)} taken for {shown(other, 20)}: {count:,} times"
-        for count, true, other in confusions(found)[:_CONFUSIONS]
+        for count, true, other in sorted(wrong, key=lambda each: -each[0])[:_CONFUSIONS]
     ]
-
-
-def confusions(found: dict[str, dict[str, Any]]) -> list[tuple[int, str, str]]:
-    """How often samples of a class (second) were predicted as another (third); most first."""
-    pairs = ((true, row.get("predicted_as", {})) for true, row in found.items())
-    every = [(n, true, other) for true, row in pairs for other, n in row.items() if other != true]
-    return sorted(every, key=lambda each: -each[0])

@@ -17,11 +17,7 @@ class LogText:
     def __init__(
         self, run: RunDir, choice: Choice, tail: int | None = None, as_json: bool = False
     ) -> None:
-        """`tail`: how many lines there are at most of what is there now; None: all.
-
-        Raises:
-            UsageError: a rank or an attempt that the run does not have; a negative tail.
-        """
+        """`tail`: how many lines there are at most of what is there now; None: all."""
         _check(run, choice, tail)
         self._run, self._choice, self._tail, self._json = run, choice, tail, as_json
         self._logs = Logs(run, choice)
@@ -60,11 +56,10 @@ class LogText:
         return self._written(self._logs.lines(whole))
 
     def _written(self, lines: Iterable[Line]) -> Iterator[str]:
-        return (f"{self._as_json(line) if self._json else self._as_text(line)}\n" for line in lines)
-
-    def _as_json(self, line: Line) -> str:
-        about = {"time": round(line.time, 3), "source": line.label, "host": line.host or None}
-        return to_json(about | {"attempt": line.attempt or None, "text": line.text})
+        for line in lines:
+            about = {"time": round(line.time, 3), "source": line.label, "host": line.host or None}
+            about |= {"attempt": line.attempt or None, "text": line.text}
+            yield f"{to_json(about) if self._json else self._as_text(line)}\n"
 
     def _as_text(self, line: Line) -> str:
         at = time.localtime(line.time)

@@ -85,9 +85,17 @@ class Logs:
         return max((len(file.place.host) for file in self._files.values()), default=0)
 
     def _look_for_files(self) -> None:
+        """Adds those that are new: ranks first, then nodes, then the job's."""
         states = [s for s in self._run.history() if s.get("state") == "running"]
         self._starts[:] = [(s["time"], int(s.get("attempt") or 0)) for s in states]
-        for place in _places(self._run):
+        ranks = {rank["rank"]: rank for rank in self._run.read_environment()["ranks"]}
+        hosts = {int(r.get("node") or 0): str(r.get("host", "")) for r in ranks.values()}
+        paths = [*self._run.logs.glob("*.log"), *self._run.submitit.glob("*_log.*")]
+        found, order = (
+            [_place(path, ranks, hosts) for path in paths],
+            {"rank": 0, "node": 1, "task": 2},
+        )
+        for place in sorted(found, key=lambda p: (order.get(p.label.split()[0], 3), p.path.name)):
             if place.path not in self._files and self._choice.has_file(place):
                 self._files[place.path] = _LogFile(place, len(self._files), self._starts)
 
@@ -215,16 +223,6 @@ class _Place:
     """The node's number; None: the job's own file."""
     host: str
     """Where a file without a head comes from; "" if it is not known."""
-
-
-def _places(run: RunDir) -> list[_Place]:
-    """The log files that a run has now: ranks first, then nodes, then the job's."""
-    ranks = {rank["rank"]: rank for rank in run.read_environment()["ranks"]}
-    hosts = {int(rank.get("node") or 0): str(rank.get("host", "")) for rank in ranks.values()}
-    paths = [*run.logs.glob("*.log"), *run.submitit.glob("*_log.*")]
-    found = [_place(path, ranks, hosts) for path in paths]
-    order = {"rank": 0, "node": 1, "task": 2}
-    return sorted(found, key=lambda p: (order.get(p.label.split()[0], 3), p.path.name))
 
 
 def _place(path: Path, ranks: dict[Any, dict[str, Any]], hosts: dict[int, str]) -> _Place:

@@ -8,7 +8,6 @@ import os
 import statistics
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -162,84 +161,42 @@ def _newest(
     return found
 
 
-class Curve:
-    """A value over steps, in a bounded number of points: where more come, each is the mean of two,
-    then of four. Steps that are done again replace."""
-
-    def __init__(self, most: int = 4096) -> None:
-        self._most, self._width = most, 1
-        self._bins: list[tuple[int, int, float, float]] = []
-        """First step, count, and the sums of steps and values."""
-
-    def add(self, step: int, value: float) -> None:
-        while self._bins and self._bins[-1][0] >= step:
-            self._bins.pop()
-        self._put(step, 1, float(step), value)
-        if len(self._bins) > self._most:
-            self._width *= 2
-            before, self._bins = self._bins, []
-            for each in before:
-                self._put(*each)
-
-    def _put(self, step: int, count: int, steps: float, values: float) -> None:
-        if self._bins and self._bins[-1][0] // self._width == step // self._width:
-            step, more, *sums = self._bins.pop()
-            count, steps, values = count + more, steps + sums[0], values + sums[1]
-        self._bins.append((step, count, steps, values))
-
-    def points(self) -> list[tuple[float, float]]:
-        """Mean step and mean value of each point."""
-        return [(steps / count, values / count) for _, count, steps, values in self._bins]
+def add_point(curve: list[tuple[float, float]], step: float, value: float) -> None:
+    """Adds a value to those over steps; steps that are done again replace."""
+    while curve and curve[-1][0] >= step:
+        curve.pop()
+    curve.append((step, value))
 
 
-@dataclass(frozen=True, slots=True)
-class Latest:
-    """The last words of a run's records."""
+def latest(path: Path) -> dict[str, Any]:
+    """The last words of the records of the run in a directory; None is what is not known.
 
-    step: int | None = None
-    """Optimizer steps done; None before the ranks have met."""
-    total_steps: int | None = None
-    epoch: float | None = None
-    samples_per_s: float | None = None
-    left_s: float | None = None
-    """Seconds of training that were left then."""
-    loss: float | None = None
-    metrics: dict[str, float | None] | None = None
-    """Of the last evaluation."""
-    evaluating: tuple[int, int] | None = None
-    """Samples done and in all, of an evaluation under way."""
-    time: float | None = None
-    """When it last said anything (Unix seconds)."""
-
-    @property
-    def steps(self) -> tuple[int, int] | None:
-        """Optimizer steps done and in all; None: not known yet."""
-        known = self.step is not None and self.total_steps is not None
-        return (self.step or 0, self.total_steps or 0) if known else None
-
-
-def read(path: Path) -> Latest:
-    """The last words of the run in a directory."""
+    Returns:
+        steps_done, steps_total (None before the ranks have met), epoch, samples_per_s, left_s
+        (seconds of training that were left then), loss, metrics (of the last evaluation),
+        evaluating (samples done and in all, of an evaluation under way), last_record (when it last
+        said anything, in Unix seconds).
+    """
     begins, total, epoch = {_mark("start"), _mark("resume")}, b'"total_steps"', _mark("epoch")
-    try:
-        with open(RunDir(path).records, "rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            tail = max(0, end - _TAIL_BYTES)
-            found = _newest(file, end, {*begins, total, epoch, b'"time"'}, tail)
-            progress = pick(found.get(total, {}), _PROGRESS)
-            if (progress["epoch"] or 0) >= 1:  # an evaluation may lie further back
-                found = _newest(file, end, {epoch} - found.keys()) | found
-    except OSError:
-        return Latest()
-    now, began = found.get(b'"time"', {}), next((found[m] for m in found if m in begins), {})
-    if total in found and progress["step"] is None:  # it has just started
-        progress["step"] = began.get("step", 0)
+    found: dict[bytes, dict[str, Any]] = {}
+    with contextlib.suppress(OSError), open(RunDir(path).records, "rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        found = _newest(file, end, {*begins, total, epoch, b'"time"'}, max(0, end - _TAIL_BYTES))
+        if (pick(found.get(total, {}), _PROGRESS)["epoch"] or 0) >= 1:  # it may lie further back
+            found = _newest(file, end, {epoch} - found.keys()) | found
+    progress, now = pick(found.get(total, {}), _PROGRESS), found.get(b'"time"', {})
+    done, steps = progress.pop("step"), progress.pop("total_steps")
+    if total in found and done is None:  # it has just started
+        done = next((found[mark] for mark in found if mark in begins), {}).get("step", 0)
     is_evaluation = now.get("event") == "evaluate"
-    return Latest(
-        **progress,
-        **pick(found.get(epoch, {}), {"metrics": shapes.METRICS}),
-        evaluating=(now["done"], now["total"]) if is_evaluation else None,
-        time=now.get("time"),
+    return (
+        {"steps_done": done, "steps_total": steps}
+        | progress
+        | {
+            "metrics": pick(found.get(epoch, {}), {"metrics": shapes.METRICS})["metrics"],
+            "evaluating": (now["done"], now["total"]) if is_evaluation else None,
+            "last_record": now.get("time"),
+        }
     )
 
 

@@ -26,9 +26,6 @@ def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
         name: a path; its --name, if no other run has that; a unique beginning of its folder's name;
             the id of its job; or `last`, the newest run of the user who asks.
         runs_dir: where to look; the site file's, or `runs`, where it is not given.
-
-    Raises:
-        UsageError: no run has that name, or several have.
     """
     is_path = os.sep in name or name in ("", ".", "..") or name.startswith("~")
     if is_path or RunDir(absolute(name)).exists():
@@ -43,15 +40,20 @@ def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
     if len(matches) == 1:
         return RunDir(matches[0])
     newest_first = sorted(matches or paths, key=submitted, reverse=True)
-    raise _ambiguous(name, newest_first) if matches else _none(name, top, newest_first, problems)
+    names = [path.name for path in newest_first]
+    if matches:
+        distinct = names if len(set(names)) == len(names) else [str(path) for path in newest_first]
+        raise UsageError(f"{len(names)} runs are called {name!r}", f"one of: {some(distinct)}")
+    hint = f"the newest there: {some(names[:3])}" if names else "slurmft submit makes runs"
+    if near := nearest(name, names):
+        hint = f"did you mean {near}?"
+    if problems:
+        hint += f"; {len(problems)} folder(s) could not be read: {problems[0]}"
+    raise UsageError(f"no run in {str(top)!r} is called {name!r}", hint)
 
 
 def folder_of(given: str) -> str | Path:
-    """What a folder, or a run's name where there is no such folder, stands for.
-
-    Raises:
-        UsageError: no run has that name, or several have.
-    """
+    """What a folder, or a run's name where there is no such folder, stands for."""
     if os.sep in given or absolute(given).is_dir():
         return given
     return find(given).path
@@ -65,9 +67,6 @@ def folder(runs_dir: str | Path | None = None) -> Path:
 def look(top: Path) -> tuple[list[Path], list[str]]:
     """The runs in a folder, at any depth, by their names; and a line for every folder that could
     not be read.
-
-    Raises:
-        UsageError: there is no such folder.
     """
     if not top.is_dir():
         raise UsageError(
@@ -80,11 +79,7 @@ def look(top: Path) -> tuple[list[Path], list[str]]:
 
 
 def read_all(top: Path) -> tuple[list[MeasuredRun], list[str]]:
-    """The runs in a folder by when they were submitted, and a line for what cannot be read.
-
-    Raises:
-        UsageError: there is no such folder.
-    """
+    """The runs in a folder by when they were submitted, and a line for what cannot be read."""
     paths, problems = look(top)
     runs = scan.read_each(sorted(paths, key=submitted), problems, with_environment=False)
     return runs, problems
@@ -100,16 +95,10 @@ def matching(name: str, paths: Sequence[Path]) -> list[Path]:
     else those whose name so begins."""
     if exact := [path for path in paths if path.name == name]:
         return exact
-    if is_job_id(name) and (of_job := [p for p in paths if job_id(RunDir(p)) == name]):
+    if is_job_id(name) and (of_job := [p for p in paths if RunDir(p).job_id() == name]):
         return of_job
     given = [path for path in paths if STAMP.split(path.name)[0] == name]
     return given or [path for path in paths if path.name.startswith(name)]
-
-
-def job_id(run: RunDir) -> str:
-    """The id of a run's job; "" for one that was never submitted."""
-    job = run.read_job().get("id") or (run.read_attempt() or {}).get("job")
-    return str(job or "")
 
 
 def _newest_own(top: Path, paths: Sequence[Path]) -> Path:
@@ -135,22 +124,3 @@ def _stat(path: Path) -> os.stat_result | None:
         return path.stat()
     except OSError:
         return None
-
-
-def _ambiguous(name: str, matches: Sequence[Path]) -> UsageError:
-    names = [path.name for path in matches]
-    if len(set(names)) < len(names):
-        names = [str(path) for path in matches]
-    return UsageError(f"{len(names)} runs are called {name!r}", f"one of: {some(names)}")
-
-
-def _none(
-    name: str, top: Path, newest_first: Sequence[Path], problems: Sequence[str]
-) -> UsageError:
-    names = [path.name for path in newest_first]
-    hint = f"the newest there: {some(names[:3])}" if names else "slurmft submit makes runs"
-    if near := nearest(name, names):
-        hint = f"did you mean {near}?"
-    if problems:
-        hint += f"; {len(problems)} folder(s) could not be read: {problems[0]}"
-    return UsageError(f"no run in {str(top)!r} is called {name!r}", hint)

@@ -135,22 +135,14 @@ class RunDir:
 
     @classmethod
     def open(cls, path: str | Path) -> "RunDir":
-        """An existing run.
-
-        Raises:
-            UsageError: the folder holds no run, or is closed to this user.
-        """
+        """An existing run."""
         run = cls(absolute(path))
         if not run.exists():
             raise UsageError(f"{str(path)!r} is not a run directory: it has no {run.config.name}")
         return run
 
     def exists(self) -> bool:
-        """Whether the folder holds a run.
-
-        Raises:
-            UsageError: it is closed to this user.
-        """
+        """Whether the folder holds a run."""
         try:
             return self.config.is_file()
         except PermissionError:
@@ -256,6 +248,10 @@ class RunDir:
     def read_job(self) -> dict[str, Any]:
         """Its job: cluster, id, and where, if that is known; empty before it is submitted."""
         return read_json(self.job, shapes.JOB) or {}
+
+    def job_id(self) -> str:
+        """The id of its job; "" for one whose submission was interrupted."""
+        return str(self.read_job().get("id") or (self.read_attempt() or {}).get("job", ""))
 
     def read_result(self) -> dict[str, Any] | None:
         """The result of a finished run."""

@@ -45,11 +45,8 @@ class MeasuredRun:
 
     @classmethod
     def read(cls, path: Path, with_environment: bool = True) -> "MeasuredRun":
-        """Reads a run directory, with or without what its ranks ran on.
-
-        Raises:
-            UsageError: it has no config.json that can be read, or a result.json that is not one.
-        """
+        """Reads a run directory, with or without what its ranks ran on; UsageError where files
+        cannot be read, or are not those of a run."""
         files = RunDir(path)
         config = read_json(files.config, shapes.CONFIG)
         if config is None and files.config.exists() and not os.access(files.config, os.R_OK):
@@ -151,9 +148,6 @@ def find(
     line for every directory that could not be read.
 
     Links are followed; a run that can be reached in several ways is one run.
-
-    Raises:
-        UsageError: a path is no folder, or holds no run; unless there may be none.
     """
     problems: list[str] = []
     places: dict[str, Path] = {}
@@ -167,7 +161,10 @@ def find(
         if not found and len(problems) == before and not may_be_none:
             raise UsageError(f"{str(given)!r} holds no run", hint)
         places |= found | places  # what is there twice, as it was found first
-    return sorted(read_each(places.values(), problems), key=_submitted), problems
+    return sorted(
+        read_each(places.values(), problems),
+        key=lambda run: (str(run.config["submission"].get("time", "")), str(run.path)),
+    ), problems
 
 
 def read_each(
@@ -228,7 +225,3 @@ def cells(runs: Iterable[MeasuredRun]) -> list[list[MeasuredRun]]:
     for run in runs:
         groups.setdefault(repr(sorted(run.fields.items())), []).append(run)
     return list(groups.values())
-
-
-def _submitted(run: MeasuredRun) -> tuple[str, str]:
-    return str(run.config["submission"].get("time", "")), str(run.path)

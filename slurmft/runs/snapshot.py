@@ -77,10 +77,6 @@ def source(
         mode: one of MODES.
         runs_dir: the folder of run directories, which is never copied.
         limit_mb: the most that may be copied (MiB), with at most 200 files for each.
-
-    Raises:
-        UsageError: no work tree, git refuses it, a submodule is missing, a file cannot be read, or
-            there is too much.
     """
     program = program.parent.resolve() / program.name
     found = Source(*choose(program, mode))

@@ -167,7 +167,8 @@ class _Tracker(threading.Thread):
             tracker.store_init_configuration(
                 {k: v if isinstance(v, plain) else str(v) for k, v in given.items()}
             )
-        write_json(path, {"id": _id_of(self.name, tracker)})
+        own = operator.attrgetter(_IDS[self.name])(tracker) if self.name in _IDS else "here"
+        write_json(path, {"id": str(own() if callable(own) else own)})
         return tracker
 
 
@@ -251,10 +252,3 @@ _IDS = {
     "wandb": "run.id", "mlflow": "active_run.info.run_id", "aim": "writer.hash",
     "comet_ml": "writer.get_key", "clearml": "task.id", "swanlab": "run.id",
 }  # fmt: skip
-
-
-def _id_of(name: str, tracker: Any) -> str:
-    if name not in _IDS:
-        return "here"
-    found = operator.attrgetter(_IDS[name])(tracker)
-    return str(found() if callable(found) else found)

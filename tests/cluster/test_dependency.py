@@ -16,6 +16,7 @@ from slurmft.core import process
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_json
+from slurmft.runs import resolve
 from slurmft.runs.rundir import RunDir
 from tests.cluster.test_status import slurm
 from tests.conftest import slurmft
@@ -115,9 +116,9 @@ def test_what_waits_says_for_what(tmp_path: Path, slurm: dict[str, Any]) -> None
     job = dataclasses.replace(config.job, after=("/x/one",), after_any=("/x/two",))
     run.config.write_text(dataclasses.replace(config, job=job).to_json())
     slurm["squeue"] = "12|PENDING|N/A|Dependency\n"
-    found = status.list_runs(tmp_path)["runs"][0]
+    found = status.run_statuses(resolve.read_all(tmp_path)[0])[0]
     run.attempt.unlink(missing_ok=True)
-    assert (found["state"], found["reason"]) == ("pending", "waits for one, two")
+    assert (found.state, found.reason) == ("pending", "waits for one, two")
 
 
 def test_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from slurmft.cluster import status
 from slurmft.cluster.slurm import commands
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
+from slurmft.runs import resolve
 from slurmft.runs.rundir import RunDir
 from tests.support.made_runs import write_run
 
@@ -46,7 +47,8 @@ def made_run(path: Path, state: str, job: str) -> RunDir:
 
 
 def listed(top: Path) -> dict[str, str]:
-    return {run["name"]: run["state"] for run in status.list_runs(top)["runs"]}
+    found = status.run_statuses(resolve.read_all(top)[0])
+    return {each.run.name: each.state for each in found}
 
 
 @pytest.mark.parametrize(

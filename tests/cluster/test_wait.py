@@ -74,8 +74,9 @@ def run(tmp_path: Path) -> RunDir:
 def follow(run: RunDir, clock: Clock, until_s: float) -> JobWatch:
     """Watches a job to its end, or for so long."""
     watch = JobWatch(run)
-    while clock.now < until_s and not watch.has_ended():
-        watch.pause()
+    for _ in watch.looks():
+        if clock.now >= until_s:
+            break
     return watch
 
 
@@ -117,6 +118,7 @@ def test_the_end_of_a_run_is_seen_at_once(
     run: RunDir, clock: Clock, recorded: str, slurm: str
 ) -> None:
     """The script ends some seconds after it has recorded the end."""
+    write_json(run.result, dict.fromkeys(shapes.RESULT, 0))
     clock.at(1000, lambda: run.set_state(recorded))
     clock.at(1003, lambda: clock.set(slurm))
     watch = follow(run, clock, 1e6)
@@ -131,10 +133,11 @@ def test_a_stop_and_a_requeue_are_seen(run: RunDir, clock: Clock) -> None:
     clock.at(1011, lambda: clock.set("PENDING", "BeginTime"))
     seen = []
     watch = JobWatch(run)
-    while clock.now < 2000:
-        assert not watch.has_ended()
+    for lives in watch.looks():
+        assert lives
         seen.append((clock.now, watch.state.name))
-        watch.pause()
+        if clock.now >= 2000:
+            break
     pending_at = min(when for when, name in seen if name == "PENDING")
     assert pending_at < 1016
     assert clock.asked(1000, 1010) <= 6
@@ -217,10 +220,10 @@ def test_a_process_of_this_host_is_looked_at_often(run: RunDir, clock: Clock) ->
 def test_files_are_looked_at_often_only_after_news(run: RunDir, clock: Clock) -> None:
     looks = []
     watch = JobWatch(run)
-    while clock.now < 600:
-        watch.has_ended()
+    for _ in watch.looks():
+        if clock.now >= 600:
+            break
         looks.append(clock.now)
-        watch.pause()
     assert sum(when < 6 for when in looks) == pytest.approx(20, abs=1)
     assert sum(when >= 300 for when in looks) == pytest.approx(150, abs=1)
 

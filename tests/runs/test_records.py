@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slurmft.runs import records
-from slurmft.runs.records import Curve, RecordReader, RecordWriter, StepWindows
+from slurmft.runs.records import RecordReader, RecordWriter, StepWindows, add_point
 from tests.support.lockfs import TwoNodes
 from tests.support.made_runs import write_long_records, write_run
 from tests.support.nfs import remember_absent_names
@@ -160,11 +160,7 @@ def test_samples_of_a_long_run(long: Path) -> None:
     found = reader.read_recent("start", "epoch", "warning", "ranks", samples=64)
     last_step = max(r["step"] for r in found if r["event"] == "step")
     assert (found[-1]["event"], last_step) == ("step", 300_000)
-    curve = Curve()
-    for record in found:
-        if record["event"] == "step":
-            curve.add(record["step"], record["loss"])
-    at = [step for step, _ in curve.points()]
+    at = [record["step"] for record in found if record["event"] == "step"]
     gaps = [b - a for a, b in zip([0, *at], at, strict=False)]
     assert at == sorted(at)
     assert max(gaps) < 300_000 / 30
@@ -180,14 +176,14 @@ def test_no_reader_holds_a_long_run(long: Path) -> None:
     assert peak_bytes(lambda: [r for r in RecordReader(path).read() if r["event"] == "x"]) < few
     assert peak_bytes(lambda: list(RecordReader(path).read("warning"))) < few
     assert peak_bytes(lambda: RecordReader(path).read_recent("start", "nothing")) < few
-    assert peak_bytes(lambda: records.read(long)) < few
+    assert peak_bytes(lambda: records.latest(long)) < few
 
 
 def test_last_words_of_a_long_run(long: Path) -> None:
-    latest = records.read(long)
-    assert latest.steps == (300_000, 300_000)
-    assert latest.metrics == {"accuracy": 0.9}  # of an evaluation that lies far back
-    assert latest.samples_per_s == pytest.approx(1000)
+    latest = records.latest(long)
+    assert (latest["steps_done"], latest["steps_total"]) == (300_000, 300_000)
+    assert latest["metrics"] == {"accuracy": 0.9}  # of an evaluation that lies far back
+    assert latest["samples_per_s"] == pytest.approx(1000)
 
 
 @pytest.mark.parametrize(
@@ -205,42 +201,24 @@ def test_last_words_of_a_long_run(long: Path) -> None:
 def test_last_words_are_numbers_or_nothing(tmp_path: Path, line: str) -> None:
     run = write_run(tmp_path / "r", state="running")
     run.records.write_text(line + "\n")
-    latest = records.read(run.path)
-    values = (latest.step, latest.epoch, latest.samples_per_s, latest.time, latest.total_steps)
-    assert all(value is None or isinstance(value, (int, float)) for value in values)
-    assert all(v is None for v in (latest.metrics or {}).values())
-    json.dumps(latest.metrics, allow_nan=False)
-    json.dumps(values, allow_nan=False)
+    latest = records.latest(run.path)
+    metrics = latest.pop("metrics") or {}
+    numbers = {k: v for k, v in latest.items() if k != "evaluating"}
+    assert all(value is None or isinstance(value, (int, float)) for value in numbers.values())
+    assert all(v is None for v in metrics.values())
+    json.dumps([latest, metrics], allow_nan=False)
 
 
 # --- curves ---------------------------------------------------------------------------------------
 
 
-def test_a_curve_of_few_points_has_them_all() -> None:
-    curve = Curve(most=8)
-    for step in range(1, 9):
-        curve.add(step, float(step * step))
-    assert curve.points() == [(float(s), float(s * s)) for s in range(1, 9)]
-
-
-def test_a_curve_of_many_points_has_their_means() -> None:
-    curve = Curve(most=8)
-    for step in range(1, 1001):
-        curve.add(step, 2.0 * step)
-    points = curve.points()
-    assert 4 <= len(points) <= 8
-    assert all(value == pytest.approx(2 * step) for step, value in points)
-    assert points == sorted(points)
-    assert sum(step for step, _ in points) / len(points) == pytest.approx(500, rel=0.2)
-
-
 def test_steps_that_are_done_again_replace() -> None:
-    curve = Curve(most=100)
+    curve: list[tuple[float, float]] = []
     for step in (1, 2, 3, 4, 5):
-        curve.add(step, 1.0)
+        add_point(curve, step, 1.0)
     for step in (3, 4):
-        curve.add(step, 9.0)
-    assert curve.points() == [(1.0, 1.0), (2.0, 1.0), (3.0, 9.0), (4.0, 9.0)]
+        add_point(curve, step, 9.0)
+    assert curve == [(1, 1.0), (2, 1.0), (3, 9.0), (4, 9.0)]
 
 
 def test_first_records_where_nfs_remembers_that_there_were_none(
