@@ -89,8 +89,10 @@ class Agent:
         return found
 
     def reach(self, peers: Mapping[str, Mapping[str, Any]], timeout_s: float) -> dict[str, Any]:
-        """Resolves the peers' names and connects to their ports, all at the same time: host ->
-        {"token": what it answers, "ports": {what for: port}}.
+        """Resolves the peers' names and connects to their ports, all at the same time.
+
+        Args:
+            peers: host -> {"token": what it answers, "ports": {what for: port}}.
 
         Returns host -> {"problem": why its name has no address, "ports": {what it is for: why it
         cannot be reached, or None}, "ahead_s": its clock, "round_trip_s"}.

@@ -91,10 +91,8 @@ class Logs:
         ranks = {rank["rank"]: rank for rank in self._run.read_environment()["ranks"]}
         hosts = {int(r.get("node") or 0): str(r.get("host", "")) for r in ranks.values()}
         paths = [*self._run.logs.glob("*.log"), *self._run.submitit.glob("*_log.*")]
-        found, order = (
-            [_place(path, ranks, hosts) for path in paths],
-            {"rank": 0, "node": 1, "task": 2},
-        )
+        found = [_place(path, ranks, hosts) for path in paths]
+        order = {"rank": 0, "node": 1, "task": 2}
         for place in sorted(found, key=lambda p: (order.get(p.label.split()[0], 3), p.path.name)):
             if place.path not in self._files and self._choice.has_file(place):
                 self._files[place.path] = _LogFile(place, len(self._files), self._starts)

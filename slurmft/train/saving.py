@@ -68,12 +68,13 @@ def save_patiently(
         gather()
         if training.world.on_main(attempt):
             return
+        if tries == 1:  # checkpoints have given way
+            continue
         if job.should_stop():
             if problem:
                 run_dir.add_failure(f"rank 0 on {platform.node()}", problem, retry=True)
             raise Stopped
-        if tries > 1:
-            time.sleep(_RETRY_S)
+        time.sleep(_RETRY_S)
 
 
 def save_model(training: "Training") -> None:
