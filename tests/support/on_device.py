@@ -27,6 +27,7 @@ from slurmft.core.errors import SlurmftError
 from slurmft.train import timers, trainer
 from slurmft.train.checkpoint import Saver
 from slurmft.train.optim import make_optimizer, steps_taken
+from slurmft.train.timers import CpuEvent
 from tests.support import CHECKOUT
 from tests.support.models import write_emotion, write_model
 
@@ -72,21 +73,17 @@ class Device(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-i
         return func(*args, **kwargs)
 
 
-class Event:
+class Event(CpuEvent):
+    """Of a device, which may still be at work."""
+
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.time = 0.0
+        super().__init__()
 
     def record(self) -> None:
         self.time = time.perf_counter()
 
     def query(self) -> bool:
         return False
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, other: Event) -> float:
-        return 1000 * (other.time - self.time)
 
 
 def without_pinning(make: Any) -> Any:

@@ -63,7 +63,7 @@ def test_rounded_as_under_autocast(head: str) -> None:
 
 
 def test_without_a_backward_pass() -> None:
-    """Nothing is kept for one, and outputs are the same, but for what rounding leaves."""
+    """Outputs are the same, but for what rounding leaves: GELU is applied elsewhere."""
     model = make("Bert").eval()
     inputs = announced(pack(model, fuse=True), LENGTHS).inputs
     found = []
