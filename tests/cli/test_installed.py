@@ -27,6 +27,8 @@ from slurmft.studies import published, spec
 from tests.conftest import Done
 from tests.support import CHECKOUT, PATIENCE_S
 
+pytestmark = pytest.mark.extra("wheel")
+
 VERSION = "1.2.3"
 OF_GIT = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
 SHIPPED = {f"shipped/{kind}/{f.name}" for kind in shipped.KINDS for f in shipped.files(kind)}

@@ -309,6 +309,7 @@ def test_only_under_slurm(tmp_path: Path) -> None:
     assert "works under Slurm, not with --cluster local" in done.err
 
 
+@pytest.mark.extra("containers")
 @pytest.mark.slurm
 def test_run_in_a_container(
     idle_cluster: Cluster, tmp_path: Path, apptainer: dict[str, str]
@@ -328,6 +329,7 @@ def test_run_in_a_container(
     assert str(cache) in [m["source"] for m in told[0][0]]
 
 
+@pytest.mark.extra("containers")
 @pytest.mark.slurm
 def test_run_by_pyxis(idle_cluster: Cluster, tmp_path: Path, pyxis: dict[str, str]) -> None:
     image = tmp_path / f"{HOSTILE}.sqsh"
@@ -348,6 +350,7 @@ def test_run_by_pyxis(idle_cluster: Cluster, tmp_path: Path, pyxis: dict[str, st
     assert words[3:7] == ["python3", "-u", "-m", "slurmft.node.task"]
 
 
+@pytest.mark.extra("containers")
 @pytest.mark.slurm
 def test_srun_without_pyxis(idle_cluster: Cluster, tmp_path: Path) -> None:
     """The node says so, and the job is not requeued."""
@@ -360,6 +363,7 @@ def test_srun_without_pyxis(idle_cluster: Cluster, tmp_path: Path) -> None:
     assert [s["state"] for s in done.run.history()] == ["submitted", "running", "failed"]
 
 
+@pytest.mark.extra("containers")
 @pytest.mark.slurm
 @pytest.mark.parametrize(("runtime", "stop"), [("charliecloud", "USR2"), ("podman", "TERM")])
 def test_run_and_stop_in_a_container(

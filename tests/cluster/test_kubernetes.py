@@ -55,6 +55,7 @@ def pod_of(kind: str, objects: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return spec
 
 
+@pytest.mark.extra("kubernetes")
 @pytest.mark.parametrize("more", [(), MORE], ids=["least", "all"])
 def test_pytorchjob_fits_the_published_model(more: tuple[str, ...]) -> None:
     """Read and written by its client, nothing is lost: no field is unknown."""
@@ -69,6 +70,7 @@ def test_pytorchjob_fits_the_published_model(more: tuple[str, ...]) -> None:
     assert client.sanitize_for_serialization(model) == found
 
 
+@pytest.mark.extra("kubernetes")
 @pytest.mark.parametrize("more", [(), MORE], ids=["least", "all"])
 @pytest.mark.parametrize("kind", ["TrainJob", "TrainingRuntime"])
 def test_trainjob_fits_the_published_model(kind: str, more: tuple[str, ...]) -> None:

@@ -242,6 +242,7 @@ def project(here: Path) -> Path:
     return here
 
 
+@pytest.mark.extra("environments")
 def test_environment_of_a_lock_is_made_once(project: Path) -> None:
     dry = run("--env", "uv", "--dry-run", "--", "scripts/prefix.py", follow=False)
     assert dry.code == 0, dry.err
@@ -257,6 +258,7 @@ def test_environment_of_a_lock_is_made_once(project: Path) -> None:
     assert "uv sync of" not in again.err
 
 
+@pytest.mark.extra("environments")
 def test_two_at_once_make_one(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     job, found = JobConfig(runs_dir=str(project / "runs")), []
     make = lambda: found.append(own_environment.folder("uv", project, job, make=True))  # noqa: E731
@@ -277,6 +279,7 @@ def test_two_at_once_make_one(project: Path, capfd: pytest.CaptureFixture[str]) 
     assert os.listdir(Path(found[0]).parent) == [Path(found[0]).name]  # and nothing beside it
 
 
+@pytest.mark.extra("environments")
 def test_environment_that_others_could_write_is_refused(project: Path) -> None:
     job = JobConfig(runs_dir=str(project / "runs"))
     own_environment.folder("uv", project, job, make=True)
@@ -286,6 +289,7 @@ def test_environment_that_others_could_write_is_refused(project: Path) -> None:
         own_environment.folder("uv", project, job, make=True)
 
 
+@pytest.mark.extra("environments")
 def test_lock_that_uv_refuses(project: Path) -> None:
     write(project, "uv.lock", "version = 'x'\n")
     with pytest.raises(UsageError, match="uv sync failed"):

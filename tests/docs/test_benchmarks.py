@@ -21,6 +21,7 @@ SCRIPTS = sorted(
 MEASURED = sorted(path for path in (RESULTS / "measured").iterdir() if path.is_file())
 
 
+@pytest.mark.extra("docs")
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_a_benchmark_says_how_it_is_used(script: Path) -> None:
     program = "bash" if script.suffix == ".sh" else sys.executable

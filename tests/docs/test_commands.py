@@ -153,6 +153,7 @@ def parse(command: str, words: list[str]) -> argparse.Namespace:
     return parser.parse(words[1:] if part else words)
 
 
+@pytest.mark.extra("docs")
 @pytest.mark.parametrize("command", rules.tested(LOGIN), ids=str)
 def test_command(command: Command, world: World) -> None:
     path = world.env["PATH"]
@@ -165,6 +166,7 @@ def test_command(command: Command, world: World) -> None:
         assert "nothing was submitted" in done.out
 
 
+@pytest.mark.extra("docs")
 @pytest.mark.parametrize(
     "block", [text for text in pages.blocks("python") if not text.startswith(worlds.OWN_TASK)]
 )

@@ -15,7 +15,7 @@ from tests.docs.world import World
 from tests.support.cluster import Cluster
 from tests.support.cluster.system import wait_until
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.extra("docs"), pytest.mark.slurm, pytest.mark.timeout(600)]
 
 COMMANDS = list({rules.filled(c.text, {"RUN": "last"}): c for c in rules.tested(CLUSTER)}.values())
 """Those that come to the same once."""

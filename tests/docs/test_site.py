@@ -65,6 +65,7 @@ def targets(site: dict[Path, Seen], of: str) -> Iterator[tuple[Path, str]]:
                     yield page, target
 
 
+@pytest.mark.extra("docs")
 def test_links_and_anchors(site: dict[Path, Seen]) -> None:
     found = list(targets(site, "links"))
     assert len(found) > 1000
@@ -78,6 +79,7 @@ def test_links_and_anchors(site: dict[Path, Seen]) -> None:
             assert unquote(parts.fragment) in names, f"{page}: {target}"
 
 
+@pytest.mark.extra("docs")
 def test_nothing_is_loaded_from_elsewhere(site: dict[Path, Seen]) -> None:
     """Whoever reads the site tells no third party so; it works without network."""
     for page, seen in site.items():
@@ -89,11 +91,13 @@ def test_nothing_is_loaded_from_elsewhere(site: dict[Path, Seen]) -> None:
     )
 
 
+@pytest.mark.extra("docs")
 def test_every_page_is_there(site: dict[Path, Seen]) -> None:
     names = {page.parent.name for page in site}
     assert {page.stem for page in pages.PAGES if page.name != "README.md"} <= names
 
 
+@pytest.mark.extra("docs")
 def test_api_has_all_public_names(site: dict[Path, Seen]) -> None:
     names = next(seen.names for page, seen in site.items() if page.parent.name == "api")
     for name in slurmft.__all__:

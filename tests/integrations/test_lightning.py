@@ -12,6 +12,8 @@ from slurmft.core.errors import Exit
 from slurmft.runs.rundir import RunDir
 from tests.integrations.scripts import Script, events, make_run
 
+pytestmark = pytest.mark.extra("integrations")
+
 SCRIPT = """
 import json, os, signal, sys, time
 import torch

@@ -12,6 +12,8 @@ import pytest
 from slurmft.runs.rundir import RUN_DIR
 from tests.support import CHECKOUT, PATIENCE_S
 
+pytestmark = pytest.mark.extra("integrations")
+
 SHOW = """
 import sys, os
 import beside

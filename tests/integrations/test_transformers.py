@@ -18,6 +18,8 @@ from tests.conftest import slurmft
 from tests.integrations.scripts import Script, events, make_run
 from tests.support import PATIENCE_S
 
+pytestmark = pytest.mark.extra("integrations")
+
 SCRIPT = """
 import json, os, signal, sys, time
 import torch

@@ -356,6 +356,7 @@ filelock.FileLock(path).acquire(timeout=0)
 """
 
 
+@pytest.mark.extra("versions")
 @pytest.mark.parametrize("version", ["3.4.0", "3.12.4", "3.20.3", "4.0.0"])
 def test_versions_of_filelock(version: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     folder = wheel(f"filelock=={version}", tmp_path, request)
@@ -363,6 +364,7 @@ def test_versions_of_filelock(version: str, tmp_path: Path, request: pytest.Fixt
     python(SOFT, str(folder), PYTHONPATH=str(folder))
 
 
+@pytest.mark.extra("versions")
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_lock_vendored_in_datasets_2_0_0(
     order: str, tmp_path: Path, request: pytest.FixtureRequest

@@ -16,6 +16,8 @@ import pytest
 
 from tests.support import CHECKOUT, PATIENCE_S
 
+pytestmark = pytest.mark.extra("patches")
+
 PATCHES = CHECKOUT / "patches"
 DATASETS = PATCHES / "datasets-2.0.0-lockf.patch"
 EVALUATE = PATCHES / "evaluate-0.4.1-lockf.patch"

@@ -154,6 +154,7 @@ def test_names_are_those_of_accelerate() -> None:
     assert set(TRACKERS) == {*LOGGER_TYPE_TO_CLASS}
 
 
+@pytest.mark.extra("trackers")
 def test_comet_goes_on(tmp_path: Path) -> None:
     """Offline, under one key; without the code and its git remote."""
     run = make_run(tmp_path / "runs", "comet_ml")

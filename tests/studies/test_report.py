@@ -388,6 +388,7 @@ def test_repeats_of_a_single_cell_are_a_curve_each(tmp_path: Path) -> None:
     assert list(loss.series) == ["seed-1", "seed-2", "seed-3"]
 
 
+@pytest.mark.extra("latex")
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs a LaTeX: pdflatex")
 def test_latex_fits_a_page(with_f1: Path, tmp_path: Path) -> None:
     """Many rows, long fields, and characters that mean something to LaTeX."""

@@ -14,6 +14,8 @@ from tests.conftest import slurmft
 from tests.support import CHECKOUT, PATIENCE_S
 from tests.support.made_runs import write_run
 
+pytestmark = pytest.mark.extra("browser")
+
 TITLE = "<script>alert(1)</script> \"quoted\" & 'so' $(rm) {{ 7 * 7 }}"
 
 
