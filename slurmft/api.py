@@ -28,7 +28,7 @@ from slurmft.runs.progress import Progress
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
-from slurmft.train.configure import OPTIONS, configure
+from slurmft.train.login.configure import OPTIONS, configure
 
 
 class Run:

@@ -220,8 +220,8 @@ def by_trainer(path: Path, attention: str, given: dict[str, Any]) -> dict[str, f
     from slurmft.runs.rundir import RunDir
     from slurmft.train import tasks
     from slurmft.train.config import TrainConfig
+    from slurmft.train.engine.model_flops import ModelFlops
     from slurmft.train.environment import peak_memory_bytes
-    from slurmft.train.model_flops import ModelFlops
 
     task = tasks.get(TrainConfig.of(RunDir.open(path).load_config().program))
     data = task.prepare()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from slurmft.train.data import offsets_of
+from slurmft.train.data.tables import offsets_of
 from slurmft.train.tasks import TaskFacts, TokenData, TokenTable
 from slurmft.train.tasks.synthetic import PRESETS, Preset, Task
 

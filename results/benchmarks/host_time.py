@@ -88,7 +88,7 @@ def narrow(layers: int) -> Iterator[None]:
     import pytest
     import transformers
 
-    from slurmft.train import cpu
+    from slurmft.train.engine import cpu
 
     own = transformers.DistilBertConfig.__init__
 

@@ -117,7 +117,7 @@ class Phase:
         self.mine = slice(first, first + self.sizes[world.rank])
 
     def compute(self, predictions: Any, labels: Any) -> dict[str, float]:
-        from slurmft.train.metrics import SCORES
+        from slurmft.train.tasks.metrics import SCORES
 
         return {"accuracy": SCORES["accuracy"](predictions, labels)}
 

@@ -37,8 +37,8 @@ def main(family: str, data: Path, vocabulary: Path, asked: Any) -> None:
     import transformers
     from tokenizers import BertWordPieceTokenizer
 
-    from slurmft.train import packing
-    from slurmft.train.data import Batch, TokenTable
+    from slurmft.train.data.tables import Batch, TokenTable
+    from slurmft.train.engine import packing
 
     torch.set_num_threads(asked.threads)
     torch.manual_seed(0)

@@ -95,7 +95,7 @@ def case(data: Path, model: Path, rows: list[str], steps: int, folder: Path, out
 def training_of(data: Path, model: Path, rows: str, folder: Path) -> Steps:
     """A training of all rows, or of those in use; all of one process share its process group."""
     from slurmft.job import process_group
-    from slurmft.train import vocab_trim
+    from slurmft.train.engine import vocab_trim
 
     before = vocab_trim._SAVED_BYTES
     if rows == "all":

@@ -16,9 +16,9 @@ from slurmft.core.errors import Exit
 from slurmft.core.text import aligned, shown
 from slurmft.train import recipes
 from slurmft.train.config import TrainConfig
-from slurmft.train.inputs import Split, look
-from slurmft.train.sources import localize
-from slurmft.train.texts import SAMPLE, Lengths
+from slurmft.train.login.inputs import Split, look
+from slurmft.train.login.sources import localize
+from slurmft.train.login.texts import SAMPLE, Lengths
 
 _FLAGS = (
     "task", "task_option", "recipe", "preset", "model", "text_column", "text_pair_column",
@@ -113,7 +113,7 @@ def _lengths(splits: list[Split]) -> list[str]:
 
 def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
-    from slurmft.train.configure import resolve  # --help need not wait for it
+    from slurmft.train.login.configure import resolve  # --help need not wait for it
 
     flags: dict[str, Any] = {"data": arguments.data} if arguments.data else {}
     flags |= given(arguments, options(TrainConfig).keys() - {"data"})

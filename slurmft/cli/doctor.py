@@ -33,7 +33,7 @@ from slurmft.doctor.examination import examine_cluster
 from slurmft.doctor.nodes import open_site
 from slurmft.node import ccl, hardware, profiles
 from slurmft.node.profiles import Profile
-from slurmft.train.configure import OPTIONS
+from slurmft.train.login.configure import OPTIONS
 
 _WHERE = ("partition", "account", "qos", "reservation", "constraint", "time")
 """Flags of `submit` that say on which nodes."""

@@ -20,10 +20,11 @@ from slurmft.core.config import build
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import to_json
 from slurmft.core.hub import is_local
-from slurmft.train import inputs, recipes
+from slurmft.train import recipes
 from slurmft.train.config import TrainConfig
+from slurmft.train.login import inputs
+from slurmft.train.login.sources import localize
 from slurmft.train.recipes import TASKS
-from slurmft.train.sources import localize
 
 
 def parser() -> Parser:

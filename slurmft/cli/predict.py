@@ -37,7 +37,7 @@ def parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     arguments, run = parser().parse_run(argv)
-    from slurmft.train import predict  # --help need not wait for it
+    from slurmft.train.login import predict  # --help need not wait for it
 
     flags = given(arguments, {*_OWN, *_WHERE})
     if arguments.runs_dir:

@@ -26,7 +26,7 @@ from slurmft.runs import trackers
 from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
-from slurmft.train.configure import OPTIONS, configure, resolve
+from slurmft.train.login.configure import OPTIONS, configure, resolve
 
 _SBATCH = [name for name, option in options(JobConfig).items() if "sbatch" in option.metadata]
 _NOT_HERE = {*_SBATCH, "requeue", "sbatch", "cluster"}

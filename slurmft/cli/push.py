@@ -56,7 +56,7 @@ def push(run: RunDir, repo: str, public: bool) -> str:
     result = check_finished(run)
     from huggingface_hub import HfApi
 
-    from slurmft.train import model_card
+    from slurmft.train.login import model_card
 
     if not model_card.exists(run):
         model_card.write(run, result)

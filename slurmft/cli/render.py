@@ -20,7 +20,7 @@ from slurmft.core.errors import Exit
 from slurmft.core.own_program import FLAGS, OwnProgram
 from slurmft.train import recipes
 from slurmft.train.config import TrainConfig
-from slurmft.train.sources import check_given
+from slurmft.train.login.sources import check_given
 
 _ON_PODS = (
     *("nodes", "nproc_per_node", "profile", "interface", "rdzv_timeout_s"),

@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     known = options(JobConfig) | FLAGS
     flags = given(arguments, known)
     if site_file().is_file() or OPTIONS_OF_ON in os.environ:  # with options of trainings, too
-        from slurmft.train.configure import OPTIONS
+        from slurmft.train.login.configure import OPTIONS
 
         known |= OPTIONS
     config = own_program.configure(words, flags, known, not arguments.dry_run)

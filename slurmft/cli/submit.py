@@ -38,7 +38,7 @@ def parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
-    from slurmft.train.configure import OPTIONS, configure  # --help need not wait for it
+    from slurmft.train.login.configure import OPTIONS, configure  # --help need not wait for it
 
     config = configure(given(arguments, OPTIONS))
     return submit_or_show(config, arguments, "submit", argv)

@@ -33,7 +33,7 @@ from slurmft.studies import programs, spec
 from slurmft.studies.folder import Repeat, StudyStatus
 from slurmft.studies.spec import Study
 from slurmft.train import recipes
-from slurmft.train.configure import OPTIONS, configure
+from slurmft.train.login.configure import OPTIONS, configure
 
 _CANCEL_S = 60
 

@@ -29,7 +29,7 @@ from slurmft.core.errors import UsageError, unknown
 from slurmft.core.filesystem import absolute
 from slurmft.core.site import in_file, typed_values
 from slurmft.studies import programs, published
-from slurmft.train.configure import OPTIONS
+from slurmft.train.login.configure import OPTIONS
 
 FILE = "study.toml"
 """Name of the copy of a study file in the study's folder."""

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from slurmft.job.process_group import World
-from slurmft.train.metrics import SCORES
+from slurmft.train.tasks.metrics import SCORES
 
 
 def preload(names: Sequence[str]) -> None:

@@ -12,12 +12,12 @@ import torch
 
 from slurmft.core.files import read_json
 from slurmft.train.checkpoint import Saver, Snapshot, copied
-from slurmft.train.data import IGNORED, Batch, TokenData, TokenTable
+from slurmft.train.data.tables import IGNORED, Batch, TokenData, TokenTable
 from slurmft.train.loaded_model import LoadedModel
-from slurmft.train.predict import check_absent, texts_of
+from slurmft.train.login.predict import check_absent, texts_of
+from slurmft.train.login.rows import read_columns, write_rows
 from slurmft.train.recipes import TASKS
 from slurmft.train.resume import checkpoint_suffix
-from slurmft.train.rows import read_columns, write_rows
 from slurmft.train.saving import save_patiently
 from slurmft.train.state import Predicted
 from slurmft.train.tasks.tokens import entities

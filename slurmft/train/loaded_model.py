@@ -10,12 +10,12 @@ from accelerate.utils import set_seed
 from slurmft.core.errors import UsageError
 from slurmft.job.process_group import World
 from slurmft.node import hardware
-from slurmft.train import cpu, lora, packing
 from slurmft.train.checkpoint import Tensors
 from slurmft.train.config import TrainConfig
-from slurmft.train.data import Batch, TokenTable
-from slurmft.train.model_flops import ModelFlops
-from slurmft.train.vocab_trim import TrimmedVocabulary
+from slurmft.train.data.tables import Batch, TokenTable
+from slurmft.train.engine import cpu, lora, packing
+from slurmft.train.engine.model_flops import ModelFlops
+from slurmft.train.engine.vocab_trim import TrimmedVocabulary
 
 if TYPE_CHECKING:
     from slurmft.train.trainer import Training

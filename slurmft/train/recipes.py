@@ -22,7 +22,7 @@ class TaskFacts:
     splits: tuple[str, ...] = ("train", "validation")
     """Its files; none: its data is generated."""
     rows: Any = "Texts"
-    """What its rows are: a class of `slurmft.train.formats`, by its name, or an own one."""
+    """What its rows are: a class of `slurmft.train.login.formats`, by its name, or an own one."""
     rows_are_samples: bool = True
     """Whether each row is one sample, and not a part of a long text."""
     labels: tuple[str, ...] | None = None
@@ -32,8 +32,8 @@ class TaskFacts:
     packages: tuple[str, ...] = ()
     """Optional packages that it needs."""
     metrics: tuple[str, ...] = ("accuracy",)
-    """Where it has labels: names in `slurmft.train.metrics`, the one that decides which checkpoint
-    is the best first."""
+    """Where it has labels: names in `slurmft.train.tasks.metrics`, of which the first decides which
+    checkpoint is the best."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Of an own task: options whose defaults are not those of text-classification."""
 

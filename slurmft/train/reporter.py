@@ -20,10 +20,11 @@ from slurmft.job.process_group import World
 from slurmft.node import hardware
 from slurmft.runs.progress import describe_epoch, result_table
 from slurmft.runs.rundir import RunDir
-from slurmft.train import model_card, recipes
-from slurmft.train.data import Batch, TokenData
+from slurmft.train import recipes
+from slurmft.train.data.tables import Batch, TokenData
 from slurmft.train.environment import describe_rank, import_times, peak_memory_bytes, versions
 from slurmft.train.loaded_model import LoadedModel
+from slurmft.train.login import model_card
 from slurmft.train.step_plan import Plan
 from slurmft.train.timers import OwnClock, PhaseClock, now, seconds_between
 

@@ -11,8 +11,9 @@ from torch.distributed.tensor import DTensor
 
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.job.checkpoints import BadCheckpointError, checkpoint_name, verify
-from slurmft.train import checkpoint, lora
+from slurmft.train import checkpoint
 from slurmft.train.checkpoint import Snapshot, copied
+from slurmft.train.engine import lora
 from slurmft.train.reporter import OF_RANK, STEADIER
 from slurmft.train.state import (
     Position,

@@ -30,9 +30,9 @@ from slurmft.core.files import fingerprint
 from slurmft.job import Job
 from slurmft.job.checkpoints import MANIFEST
 from slurmft.job.process_group import World
-from slurmft.train import cpu
 from slurmft.train.checkpoint import Saver, Snapshot, Tensors, write
 from slurmft.train.config import TrainConfig
+from slurmft.train.engine import cpu
 from slurmft.train.grad_comm import GradientCommunication
 from slurmft.train.sparse_embeddings import is_shared
 

@@ -8,8 +8,8 @@ from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.job import Job
 from slurmft.runs import token_cache
 from slurmft.train import tasks
-from slurmft.train.data import TokenData
-from slurmft.train.sources import may_have_test
+from slurmft.train.data.tables import TokenData
+from slurmft.train.login.sources import may_have_test
 
 
 def fill(folder: Path, task: tasks.Task, job: Job) -> None:

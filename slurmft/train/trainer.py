@@ -31,8 +31,15 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train import evaluation, own_task, resume, tasks, token_files
 from slurmft.train.checkpoint import Saver, Snapshot
 from slurmft.train.config import TrainConfig
-from slurmft.train.cpu import Heap
-from slurmft.train.data import Batch, TokenData, balanced, bucket_by_length, epoch_order, prepared
+from slurmft.train.data.tables import (
+    Batch,
+    TokenData,
+    balanced,
+    bucket_by_length,
+    epoch_order,
+    prepared,
+)
+from slurmft.train.engine.cpu import Heap
 from slurmft.train.environment import peak_memory_bytes
 from slurmft.train.grad_comm import GradientCommunication
 from slurmft.train.loaded_model import LoadedModel, choose_precision

@@ -14,8 +14,8 @@ from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_json
 from slurmft.runs.rundir import RunDir
-from slurmft.train import model_card
 from slurmft.train.config import TrainConfig
+from slurmft.train.login import model_card
 from tests.conftest import Done, assert_two_lines, slurmft
 from tests.support.hub import NAME, Hub
 

@@ -12,7 +12,7 @@ from slurmft.core.config import JobConfig, RunConfig, options, time_limit_min
 from slurmft.core.errors import UsageError
 from slurmft.core.site import site_defaults
 from slurmft.train.config import TrainConfig
-from slurmft.train.configure import OPTIONS, configure
+from slurmft.train.login.configure import OPTIONS, configure
 from slurmft.train.recipes import RECIPES, TASKS
 from slurmft.train.step_plan import Plan
 

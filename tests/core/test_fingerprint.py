@@ -16,9 +16,9 @@ from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit
 from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
-from slurmft.train import model_card
 from slurmft.train.config import TrainConfig
-from slurmft.train.configure import configure
+from slurmft.train.login import model_card
+from slurmft.train.login.configure import configure
 from tests.conftest import assert_two_lines, records
 from tests.conftest import slurmft as command
 from tests.support import until

@@ -21,7 +21,7 @@ from slurmft.node import rendezvous
 from slurmft.node.rendezvous import Rendezvous
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
-from slurmft.train.configure import configure
+from slurmft.train.login.configure import configure
 from slurmft.train.tasks.sequence import Task
 from tests.conftest import assert_two_lines, modes, slurmft
 from tests.support import PATIENCE_S

@@ -19,7 +19,7 @@ from slurmft.core import site
 from slurmft.remote import clusters
 from slurmft.studies import spec
 from slurmft.train import own_task
-from slurmft.train.configure import OPTIONS
+from slurmft.train.login.configure import OPTIONS
 from tests.docs import pages
 from tests.docs.pages import PAGES
 from tests.docs.rules import study_name

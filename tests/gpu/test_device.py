@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from slurmft.train import packing
-from slurmft.train.data import TokenTable
+from slurmft.train.data.tables import TokenTable
+from slurmft.train.engine import packing
 from slurmft.train.tasks.base import set_dropout
 
 SIZES = {

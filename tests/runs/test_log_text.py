@@ -276,7 +276,7 @@ def test_first_failing_rank_of_a_real_run(failed: tuple[RunDir, int, str]) -> No
     error = next(
         n for n, line in enumerate(out) if line.startswith("ValueError: a text of 42 tokens")
     )
-    assert any("train/packing.py" in line for line in out[:error])
+    assert any("train/engine/packing.py" in line for line in out[:error])
     assert out[error + 2].startswith(f"then: rank 0 on {host}")
     lines = list(Logs(run, Choice()).lines())
     assert [line.time for line in lines] == sorted(line.time for line in lines)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slurmft.train import packed_attention
+from slurmft.train.engine import packed_attention
 
 calls: list[str] = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slurmft.train import cpu
+from slurmft.train.engine import cpu
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])

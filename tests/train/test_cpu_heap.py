@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slurmft.train import cpu
-from slurmft.train.cpu import KEEPS, Heap
+from slurmft.train.engine import cpu
+from slurmft.train.engine.cpu import KEEPS, Heap
 
 
 @pytest.fixture

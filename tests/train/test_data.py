@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from slurmft.core.errors import UsageError
 from slurmft.core.hub import is_local
-from slurmft.train.data import (
+from slurmft.train.data.tables import (
     BUCKET_STEPS,
     TokenData,
     TokenTable,
     bucket_by_length,
     epoch_order,
 )
-from slurmft.train.rows import label_ids, read_columns
-from slurmft.train.sources import find_split
+from slurmft.train.login.rows import label_ids, read_columns
+from slurmft.train.login.sources import find_split
 from slurmft.train.tasks.synthetic import LABELS, PRESETS, generate, words_by_label
 
 samples = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=12), min_size=1, max_size=20)
@@ -182,7 +182,7 @@ def test_synthetic_repeats_its_samples() -> None:
 def test_balanced_weights_are_scikit_learns() -> None:
     from sklearn.utils.class_weight import compute_class_weight
 
-    from slurmft.train.data import IGNORED, TokenTable, balanced
+    from slurmft.train.data.tables import IGNORED, TokenTable, balanced
 
     labels = [0, 0, 0, 2, 2, 4]
     table = TokenTable.build([[1]] * 6, labels)
@@ -202,7 +202,7 @@ def test_weighted_loss_is_torchs() -> None:
 
     from slurmft.train import tasks
     from slurmft.train.config import TrainConfig
-    from slurmft.train.data import IGNORED, TokenTable, balanced
+    from slurmft.train.data.tables import IGNORED, TokenTable, balanced
 
     task = tasks.get(TrainConfig.resolve(task="synthetic", class_weights="balanced"))
     of_samples = TokenTable.build([[1]] * 6, [0, 0, 0, 1, 1, 2])

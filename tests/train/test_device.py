@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from slurmft.job.process_group import World
-from slurmft.train import data
-from slurmft.train.data import TokenTable
+from slurmft.train.data import tables
+from slurmft.train.data.tables import TokenTable
 from slurmft.train.grad_comm import GradientCommunication
 from tests.support import on_device, prepared
 
@@ -69,18 +69,18 @@ def test_batches_are_made_one_ahead() -> None:
             raise ValueError("of item 3")
         return 10 * item
 
-    pairs = data.prepared(range(5), make, META)
+    pairs = tables.prepared(range(5), make, META)
     assert [next(pairs) for _ in range(3)] == [(0, 0), (1, 10), (2, 20)]
     with pytest.raises(ValueError, match="of item 3"):
         next(pairs)
     assert made == [0, 1, 2, 3] or made == [0, 1, 2, 3, 4]
-    assert list(data.prepared(range(1), str, META)) == [(0, "0")]
-    assert list(data.prepared([], make, META)) == []
+    assert list(tables.prepared(range(1), str, META)) == [(0, "0")]
+    assert list(tables.prepared([], make, META)) == []
 
 
 def test_batches_of_cpus_are_made_when_their_turn_comes() -> None:
     made: list[int] = []
-    pairs = data.prepared(range(3), lambda item: made.append(item), torch.device("cpu"))
+    pairs = tables.prepared(range(3), lambda item: made.append(item), torch.device("cpu"))
     next(pairs)
     assert made == [0]
 

@@ -15,9 +15,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slurmft.core.errors import UsageError
-from slurmft.train import gpu_layers, packing
 from slurmft.train.config import TrainConfig
-from slurmft.train.packing import Form
+from slurmft.train.engine import gpu_layers, packing
+from slurmft.train.engine.packing import Form
 from tests.support import cuda_graphs, flash_attention
 from tests.train.test_fused_layers import dropping
 from tests.train.test_packed_attention import errors

@@ -21,11 +21,12 @@ from slurmft import api
 from slurmft.cli import fetch
 from slurmft.core import terminal
 from slurmft.core.errors import SlurmftWarning, UsageError
-from slurmft.train import inputs, tasks
+from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
-from slurmft.train.configure import configure
-from slurmft.train.rows import Labels, label_ids, label_numbers, read_columns
-from slurmft.train.sources import localize
+from slurmft.train.login import inputs
+from slurmft.train.login.configure import configure
+from slurmft.train.login.rows import Labels, label_ids, label_numbers, read_columns
+from slurmft.train.login.sources import localize
 from tests.conftest import assert_two_lines, slurmft
 from tests.support.models import write_model, write_splits
 

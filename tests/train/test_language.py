@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from slurmft.core.errors import UsageError
-from slurmft.train import inputs, packing, tasks
+from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
-from slurmft.train.data import IGNORED, TokenData
-from slurmft.train.sources import localize
+from slurmft.train.data.tables import IGNORED, TokenData
+from slurmft.train.engine import packing
+from slurmft.train.login import inputs
+from slurmft.train.login.sources import localize
 from slurmft.train.tasks.causal_lm import Task, _losses
 from tests.conftest import Done, records
 from tests.support.models import (

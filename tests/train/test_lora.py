@@ -22,15 +22,16 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_json
 from slurmft.runs.rundir import RunDir
-from slurmft.train import lora, packing, sparse_embeddings
+from slurmft.train import sparse_embeddings
 from slurmft.train.config import TrainConfig
+from slurmft.train.engine import lora, packing
+from slurmft.train.engine.lora import Adapter
+from slurmft.train.engine.vocab_trim import TrimmedVocabulary
 from slurmft.train.loaded_model import recompute_activations
-from slurmft.train.lora import Adapter
 from slurmft.train.optim import MuonAdamW, make_optimizer
 from slurmft.train.recipes import RECIPES
 from slurmft.train.step_plan import Plan
 from slurmft.train.tasks.sequence import Task
-from slurmft.train.vocab_trim import TrimmedVocabulary
 from tests.conftest import Done, Following, assert_two_lines, records, slurmft
 from tests.support.models import write_model
 from tests.train.test_packing import LENGTHS, announced, batch, make

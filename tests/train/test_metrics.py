@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics as sk
 
-from slurmft.train.metrics import SCORES, by_class, squad
+from slurmft.train.tasks.metrics import SCORES, by_class, squad
 
 Pairs = list[tuple[int, int]]
 """(prediction, label) of each sample."""
@@ -305,7 +305,7 @@ def test_every_score_is_of_classes_or_of_numbers() -> None:
 
 def test_the_module_imports_nothing_slow() -> None:
     slow = "{'sklearn', 'scipy', 'torch'}"
-    code = f"import sys, slurmft.train.metrics; print({slow} & sys.modules.keys())"
+    code = f"import sys, slurmft.train.tasks.metrics; print({slow} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "set()\n"
 

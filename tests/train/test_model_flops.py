@@ -16,7 +16,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from slurmft.train.model_flops import ModelFlops
+from slurmft.train.engine.model_flops import ModelFlops
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "vocab_size": 50}
 BERT = BertConfig(num_attention_heads=2, num_labels=1, **SMALL)

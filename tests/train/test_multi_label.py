@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from slurmft.core.errors import SlurmftError, UsageError
-from slurmft.train import inputs, tasks
+from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
-from slurmft.train.sources import localize
+from slurmft.train.login import inputs
+from slurmft.train.login.sources import localize
 from tests.conftest import Done, records
 from tests.support.models import (
     LABELS,

@@ -13,7 +13,7 @@ from torch.optim import AdamW
 from slurmft.core.errors import UsageError
 from slurmft.train import optim
 from slurmft.train.config import TrainConfig
-from slurmft.train.configure import configure
+from slurmft.train.login.configure import configure
 from slurmft.train.optim import (
     MuonAdamW,
     hidden_matrices,

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from slurmft.core.errors import UsageError
-from slurmft.train import model_card, own_task, tasks
+from slurmft.train import own_task, tasks
 from slurmft.train.config import TrainConfig
+from slurmft.train.login import model_card
 from slurmft.train.tasks import Task
 from tests.conftest import slurmft
 from tests.docs import pages

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from slurmft.train import packed_attention
-from slurmft.train.packing import Form
+from slurmft.train.engine import packed_attention
+from slurmft.train.engine.packing import Form
 from tests.support import flash_attention
 from tests.train.test_packing import LENGTHS, announced, batch, make, pack
 

@@ -14,10 +14,10 @@ import transformers
 from torch import Tensor
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from slurmft.train import packed_attention, packing
-from slurmft.train.data import Batch, TokenTable
-from slurmft.train.packed_attention import Layout
-from slurmft.train.packing import Form
+from slurmft.train.data.tables import Batch, TokenTable
+from slurmft.train.engine import packed_attention, packing
+from slurmft.train.engine.packed_attention import Layout
+from slurmft.train.engine.packing import Form
 from slurmft.train.tasks.base import set_dropout
 
 SIZES = {

@@ -14,7 +14,7 @@ import pytest
 
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
-from slurmft.train.rows import read_columns, write_rows
+from slurmft.train.login.rows import read_columns, write_rows
 from tests.conftest import Done, Following, assert_two_lines, slurmft
 from tests.support import until
 from tests.support.models import write_many_labels, write_seq2seq_model, write_words

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from slurmft.core.errors import SlurmftError, UsageError
-from slurmft.train import configure, inputs, tasks
+from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
-from slurmft.train.sources import localize
+from slurmft.train.login import configure, inputs
+from slurmft.train.login.sources import localize
 from slurmft.train.tasks.seq2seq import Task, bleu, scores_of
 from tests.conftest import Done, records
 from tests.support.models import WORDS, write_copies, write_seq2seq_model, write_splits

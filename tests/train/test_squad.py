@@ -18,12 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmft.core.errors import SlurmftError, UsageError
-from slurmft.train import inputs, metrics, tasks
+from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
-from slurmft.train.data import TokenData, TokenTable
-from slurmft.train.formats import Question
-from slurmft.train.sources import localize
+from slurmft.train.data.tables import TokenData, TokenTable
+from slurmft.train.login import inputs
+from slurmft.train.login.formats import Question
+from slurmft.train.login.sources import localize
 from slurmft.train.state import Predicted
+from slurmft.train.tasks import metrics
 from slurmft.train.tasks.squad import (
     MAX_ANSWER_TOKENS,
     N_BEST,

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 
 from slurmft.core.errors import UsageError
-from slurmft.train import inputs, tasks
+from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
-from slurmft.train.data import TokenData
-from slurmft.train.metrics import SCORES
+from slurmft.train.data.tables import TokenData
+from slurmft.train.login import inputs
+from slurmft.train.login.sources import localize
 from slurmft.train.recipes import RECIPES, TASKS
-from slurmft.train.sources import localize
 from slurmft.train.tasks import sequence
 from slurmft.train.tasks.hub import Pretrained
+from slurmft.train.tasks.metrics import SCORES
 from tests.conftest import Done, assert_two_lines, records
 from tests.support.models import write_model, write_pairs, write_splits
 from tests.train.test_trainer import EXACT, train

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from slurmft.core.errors import UsageError
-from slurmft.train import inputs, tasks
+from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
-from slurmft.train.data import IGNORED
-from slurmft.train.sources import localize
+from slurmft.train.data.tables import IGNORED
+from slurmft.train.login import inputs
+from slurmft.train.login.sources import localize
 from slurmft.train.tasks.tokens import Task, entities
 from tests.conftest import Done, records
 from tests.support.models import write_splits, write_words

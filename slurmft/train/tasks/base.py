@@ -10,9 +10,9 @@ import numpy as np
 
 from slurmft.train import own_task
 from slurmft.train.config import TrainConfig
-from slurmft.train.data import IGNORED, Batch, TokenData, TokenTable
-from slurmft.train.metrics import NAN, SCORES, by_class, check_numbers
+from slurmft.train.data.tables import IGNORED, Batch, TokenData, TokenTable
 from slurmft.train.recipes import facts
+from slurmft.train.tasks.metrics import NAN, SCORES, by_class, check_numbers
 
 if TYPE_CHECKING:
     import torch

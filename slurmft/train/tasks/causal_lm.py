@@ -15,9 +15,9 @@ from transformers import AutoConfig
 from transformers.models.auto import modeling_auto as auto
 
 from slurmft.core.errors import UsageError
-from slurmft.train.data import IGNORED, Batch, TokenData, TokenTable
-from slurmft.train.metrics import check_numbers
+from slurmft.train.data.tables import IGNORED, Batch, TokenData, TokenTable
 from slurmft.train.tasks.hub import Pretrained, Rows
+from slurmft.train.tasks.metrics import check_numbers
 
 ROWS_AT_ONCE = 1000
 _LOGITS_AT_ONCE = 2**20

@@ -17,11 +17,11 @@ from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.core.files import fingerprint
 from slurmft.core.hub import hub_cache, is_local
 from slurmft.train.config import TrainConfig
-from slurmft.train.data import TokenData, TokenTable
-from slurmft.train.formats import format_of
+from slurmft.train.data.tables import TokenData, TokenTable
+from slurmft.train.login.formats import format_of
+from slurmft.train.login.rows import Labels, label_ids, label_numbers, no_column, read_columns
+from slurmft.train.login.sources import find_split, no_safetensors
 from slurmft.train.recipes import TASKS
-from slurmft.train.rows import Labels, label_ids, label_numbers, no_column, read_columns
-from slurmft.train.sources import find_split, no_safetensors
 from slurmft.train.tasks.base import Task, set_dropout
 
 Loaded = TypeVar("Loaded")
@@ -206,7 +206,9 @@ class Pretrained(Task):
         if not all(data) or self.config.task not in TASKS:  # own code may import what changes
             return None
         here = Path(__file__).parent
-        shared = [here.parent / f"{name}.py" for name in ("data", "formats", "rows")]
+        shared = [
+            here.parent / name for name in ("data/tables.py", "login/formats.py", "login/rows.py")
+        ]
         code = [*shared, *sorted(here.glob("*.py"))]
         with tempfile.TemporaryDirectory() as folder:
             self.save_tokenizer(Path(folder))
@@ -275,7 +277,7 @@ class Pretrained(Task):
         import torch
         from transformers import AutoConfig
 
-        from slurmft.train import lora
+        from slurmft.train.engine import lora
 
         config = self._load(AutoConfig.from_pretrained, **settings)
         set_dropout(config, self.config.dropout)

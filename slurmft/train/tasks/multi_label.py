@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from slurmft.train.data import Batch, TokenData
-from slurmft.train.metrics import NAN
-from slurmft.train.rows import label_ids
+from slurmft.train.data.tables import Batch, TokenData
+from slurmft.train.login.rows import label_ids
 from slurmft.train.tasks import sequence
 from slurmft.train.tasks.base import label_maps
 from slurmft.train.tasks.hub import Rows
+from slurmft.train.tasks.metrics import NAN
 
 
 class Task(sequence.Task):

@@ -13,9 +13,9 @@ import torch
 
 from slurmft.core.text import shown
 from slurmft.train.config import TrainConfig
-from slurmft.train.data import IGNORED, Batch, TokenData, TokenTable
-from slurmft.train.metrics import check_numbers
+from slurmft.train.data.tables import IGNORED, Batch, TokenData, TokenTable
 from slurmft.train.tasks.hub import Pretrained, Rows
+from slurmft.train.tasks.metrics import check_numbers
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
 LENGTHS, CORRECT, TOTAL = slice(3, 5), slice(5, 9), slice(9, 13)

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 
 from slurmft.train.config import TrainConfig
-from slurmft.train.data import Batch, TokenData
-from slurmft.train.metrics import SCORES, check_numbers
+from slurmft.train.data.tables import Batch, TokenData
 from slurmft.train.tasks.base import label_maps
 from slurmft.train.tasks.hub import Pretrained
+from slurmft.train.tasks.metrics import SCORES, check_numbers
 
 GLUE_IDS = ("glue", "nyu-mll/glue")
 

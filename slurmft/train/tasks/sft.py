@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from slurmft.core.errors import UsageError
-from slurmft.train.data import IGNORED, TokenTable
-from slurmft.train.rows import row_words
-from slurmft.train.sources import no_chat_template
+from slurmft.train.data.tables import IGNORED, TokenTable
+from slurmft.train.login.rows import row_words
+from slurmft.train.login.sources import no_chat_template
 from slurmft.train.tasks import causal_lm
 from slurmft.train.tasks.hub import Rows
 

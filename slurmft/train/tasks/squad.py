@@ -14,10 +14,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from slurmft.core.errors import UsageError
-from slurmft.train import metrics
 from slurmft.train.config import TrainConfig
-from slurmft.train.data import Batch, TokenData, TokenTable
-from slurmft.train.formats import Question
+from slurmft.train.data.tables import Batch, TokenData, TokenTable
+from slurmft.train.login.formats import Question
+from slurmft.train.tasks import metrics
 from slurmft.train.tasks.hub import Pretrained, Rows
 
 N_BEST = 20

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from slurmft.train.data import TokenData, TokenTable, offsets_of
+from slurmft.train.data.tables import TokenData, TokenTable, offsets_of
 from slurmft.train.tasks import base
 from slurmft.train.tasks.base import label_maps, set_dropout
 

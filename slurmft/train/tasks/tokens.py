@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from slurmft.train.data import IGNORED, Batch, TokenData, TokenTable
-from slurmft.train.metrics import NAN, check_numbers
-from slurmft.train.rows import label_ids
+from slurmft.train.data.tables import IGNORED, Batch, TokenData, TokenTable
+from slurmft.train.login.rows import label_ids
 from slurmft.train.tasks.base import label_maps
 from slurmft.train.tasks.hub import Pretrained, Rows, is_cut
+from slurmft.train.tasks.metrics import NAN, check_numbers
 
 FOUND, PREDICTED, TRUE, RIGHT, WORDS = range(5)
 """A prediction, of a whole text: entities that are found, predicted and true; words whose label is

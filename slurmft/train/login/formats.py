@@ -12,8 +12,14 @@ from typing import Any
 from slurmft.core.errors import UsageError
 from slurmft.core.text import shown
 from slurmft.train.config import TrainConfig
+from slurmft.train.login.rows import (
+    SQUAD_COLUMNS,
+    check_texts,
+    is_empty,
+    label_numbers,
+    wrong_label,
+)
 from slurmft.train.recipes import facts
-from slurmft.train.rows import SQUAD_COLUMNS, check_texts, is_empty, label_numbers, wrong_label
 
 Text = str | tuple[str, ...]
 """A text, or a pair of them."""

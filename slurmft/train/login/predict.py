@@ -12,9 +12,9 @@ from slurmft.core.program import Program
 from slurmft.core.site import merge, site_defaults
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
-from slurmft.train.configure import OPTIONS
+from slurmft.train.login.configure import OPTIONS
+from slurmft.train.login.rows import check_texts, no_column, read_columns, row_words
 from slurmft.train.recipes import TASKS
-from slurmft.train.rows import check_texts, no_column, read_columns, row_words
 
 KIND = "predict"
 FILES = (".csv", ".tsv", ".jsonl", ".parquet")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from slurmft.train.cpu import dropout as drop
+from slurmft.train.engine.cpu import dropout as drop
 
 GROUPS = 4
 """Groups of near length in a batch, at most: more of them save padding, and cost calls."""

@@ -23,10 +23,10 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from slurmft.core.errors import UsageError
-from slurmft.train import fused_layers, gpu_layers, packed_attention
-from slurmft.train.fused_layers import Layer, Rows, layer_of
-from slurmft.train.gpu_layers import GpuLayers
-from slurmft.train.packed_attention import FIRST_TOKEN_ONLY, SHORT, Layout, attention, take
+from slurmft.train.engine import fused_layers, gpu_layers, packed_attention
+from slurmft.train.engine.fused_layers import Layer, Rows, layer_of
+from slurmft.train.engine.gpu_layers import GpuLayers
+from slurmft.train.engine.packed_attention import FIRST_TOKEN_ONLY, SHORT, Layout, attention, take
 
 NAME = "slurmft_packed"
 """Under which transformers knows the attention function."""

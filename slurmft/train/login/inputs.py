@@ -16,11 +16,11 @@ from slurmft.core.hub import is_local
 from slurmft.core.terminal import overwritten
 from slurmft.core.text import some
 from slurmft.train.config import TrainConfig
-from slurmft.train.formats import RowFormat, format_of
+from slurmft.train.login.formats import RowFormat, format_of
+from slurmft.train.login.rows import Labels, label_ids, read_chunks, row_words
+from slurmft.train.login.sources import find_split, may_have_test
+from slurmft.train.login.texts import Lengths, LocalTokenizer, Texts
 from slurmft.train.recipes import facts
-from slurmft.train.rows import Labels, label_ids, read_chunks, row_words
-from slurmft.train.sources import find_split, may_have_test
-from slurmft.train.texts import Lengths, LocalTokenizer, Texts
 
 CHECK_S = 10.0
 """How long the check of a file may take: about a gigabyte. The ranks read the rest."""

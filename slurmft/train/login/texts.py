@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from slurmft.core.files import read_json
 from slurmft.core.hub import hub_cache, is_local
-from slurmft.train.formats import Text
+from slurmft.train.login.formats import Text
 
 SAMPLE, SAMPLE_CHARACTERS = 5000, 2_000_000
 """Texts of a split that are tokenized to look at their lengths, at most: about a second's work."""

@@ -1,7 +1,7 @@
 """What each metric is: a number from predictions and labels, as scikit-learn and scipy define it.
 
 Every score takes whole arrays, of at least one sample, and returns a plain float. Labels were
-checked when they were read (`slurmft.train.rows`), predictions when they were gathered
+checked when they were read (`slurmft.train.login.rows`), predictions when they were gathered
 (`check_numbers`).
 """
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from slurmft.core.text import some
-from slurmft.train.texts import Lengths
+from slurmft.train.login.texts import Lengths
 
 if TYPE_CHECKING:
     import torch

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.functional import dropout, gelu, layer_norm, linear
 from torch.utils.checkpoint import checkpoint
 
-from slurmft.train import packed_attention
-from slurmft.train.fused_layers import Layer
-from slurmft.train.packed_attention import How, Starts, flash, take
+from slurmft.train.engine import packed_attention
+from slurmft.train.engine.fused_layers import Layer
+from slurmft.train.engine.packed_attention import How, Starts, flash, take
 
 _SEEN, _GRAPHS = 3, 16
 """Batches of a shape before its graph is captured; and graphs at most, as each takes memory."""

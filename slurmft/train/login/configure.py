@@ -7,7 +7,7 @@ from slurmft.core.config import JobConfig, RunConfig, build, options, with_absol
 from slurmft.core.site import merge, site_defaults
 from slurmft.train import recipes
 from slurmft.train.config import TrainConfig
-from slurmft.train.sources import check_packages, localize
+from slurmft.train.login.sources import check_packages, localize
 
 OPTIONS = options(TrainConfig) | options(JobConfig)
 """Name -> field of every option of a training run: flags, and keys of the site file."""
@@ -25,7 +25,7 @@ def configure(flags: dict[str, Any]) -> RunConfig:
     train = localize(train)
     program = train.program()
     if program.paths:
-        from slurmft.train import inputs
+        from slurmft.train.login import inputs
 
         processes = job.nodes * (job.nproc_per_node or job.gpus_per_node or 1)
         program = dataclasses.replace(program, inputs=inputs.check(train, processes))

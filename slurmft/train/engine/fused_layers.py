@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 from torch.utils.checkpoint import checkpoint
 
-from slurmft.train.cpu import draw_factors
+from slurmft.train.engine.cpu import draw_factors
 
 _ROWS = 64
 """Numbers of rows are multiples of it: few sizes, for which oneDNN keeps its code."""

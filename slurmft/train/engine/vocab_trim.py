@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slurmft.core.errors import UsageError
-from slurmft.train.data import TokenData
+from slurmft.train.data.tables import TokenData
 from slurmft.train.sparse_embeddings import is_plain_table
 
 _SAVED_BYTES = 2**20

@@ -1,0 +1,1 @@
+"""How a model computes: without padding, by fused layers, with adapters or a trimmed vocabulary."""
