@@ -17,7 +17,7 @@ from slurmft import locks
 from slurmft.cluster import container, dependency, own_program
 from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.slurm import commands, stage_env
-from slurmft.core import fingerprint, permissions, process
+from slurmft.core import fingerprint, git, permissions
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.credentials import redact
 from slurmft.core.errors import SlurmftError, UsageError
@@ -48,6 +48,7 @@ def provenance(command: str, argv: list[str]) -> dict[str, Any]:
 
 def provenance_of(command: str) -> dict[str, Any]:
     """The same, of a command or a call as it was written."""
+    commit = git.head(Path.cwd())
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": os.uname().nodename,
@@ -58,18 +59,8 @@ def provenance_of(command: str) -> dict[str, Any]:
         "slurmft": slurmft.__version__,
         "python": sys.version.split()[0],
         "code": fingerprint.of_code(),
-        "git": git_state(Path.cwd()),
+        "git": dataclasses.asdict(commit) if commit else None,
     } | request.facts()
-
-
-def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit of the folder's git checkout, and whether it has uncommitted changes; None: no git."""
-    git = ("git", "-C", str(folder))
-    commit = process.output([*git, "rev-parse", "HEAD"], 10)
-    changes = process.output([*git, "status", "--porcelain", "-uno"], 10)
-    if commit is None or changes is None:
-        return None
-    return {"commit": commit.strip(), "dirty": bool(changes)}
 
 
 def dry_run(config: RunConfig, cluster: str, run: RunDir | None = None) -> str:

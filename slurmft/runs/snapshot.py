@@ -13,7 +13,6 @@ import re
 import shlex
 import shutil
 import stat
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from slurmft.core import filesystem
+from slurmft.core import filesystem, git
 from slurmft.core.errors import UsageError, unknown
 from slurmft.core.files import aside_of, read_json, write_bytes
 from slurmft.core.text import in_bytes
@@ -32,8 +31,6 @@ from slurmft.runs.rundir import RunDir
 MODES = ("auto", "git", "folder", "none")
 """auto: git in a work tree, else folder; none of what is installed, or not in the current folder"""
 LIMIT_MB, FILES_PER_MB = 100, 200
-_NO_COMMANDS = ("--no-ext-diff", "--no-textconv", "--submodule=short")
-"""For a diff: those that a repository's configuration names are not started."""
 
 
 @dataclass(slots=True)
@@ -58,9 +55,10 @@ class Source:
         """In a line: "git work tree /x at abc123456, 3 files changed, 120 files, 1.2 MiB"."""
         if self.mode == "none":
             return "not copied: the job runs what is there then"
-        git = f"git work tree {self.root} at {(self.commit or 'no commit')[:9]}"
-        git += f", {self.changed:,} files changed" if self.changed else ""
-        what = git if self.mode == "git" else f"folder {self.root}"
+        what = f"folder {self.root}"
+        if self.mode == "git":
+            what = f"git work tree {self.root} at {(self.commit or 'no commit')[:9]}"
+            what += f", {self.changed:,} files changed" if self.changed else ""
         return f"{what}, {len(self.files):,} files, {in_bytes(self.bytes)}"
 
 
@@ -99,8 +97,8 @@ def source(
         raise _too_large(found, limit_mb)
     if found.mode == "git":
         with contextlib.suppress(UsageError):  # there is no commit yet
-            found.commit = _git(found.root, "rev-parse", "--verify", "HEAD").strip()
-            found.diff = _git(found.root, "diff", "--no-color", *_NO_COMMANDS, "HEAD")
+            found.commit = git.output(found.root, "rev-parse", "--verify", "HEAD").strip()
+            found.diff = git.diff(found.root)
     return found
 
 
@@ -118,51 +116,29 @@ def choose(program: Path, mode: str) -> tuple[str, Path]:
         is_here = not any(part.startswith(".") for part in parts)
         mode = "folder" if is_here else "none"
         is_home = top == filesystem.absolute("~").resolve()  # which is kept in git, too
-        if top and not is_home and (is_here or _tracks(top, program)):
+        if top and not is_home and (is_here or git.tracks(top, program)):
             mode = "git"
         if folder.name == "bin" and _is_environment(folder.parent):
             mode = "none"
     return mode, top if top and mode == "git" else folder
 
 
-def _tracks(top: Path, program: Path) -> bool:
-    with contextlib.suppress(UsageError):  # it is another user's
-        return bool(_git(top, "--literal-pathspecs", "ls-files", "--", str(program)))
-    return False
-
-
 def _in_git(found: Source, left_out: Callable[[Path], bool]) -> Iterator[str]:
     """The files of a work tree that it does not ignore, and of its submodules."""
-    for name in _git(found.root, "ls-files", "-z", "--recurse-submodules").split("\0")[:-1]:
+    for name in git.files(found.root):
         if os.path.isdir(path := found.root / name) and not os.path.islink(path):
             raise UsageError(
                 f"the submodule {name!r} of {str(found.root)!r} is not there",
                 f"git -C {shlex.quote(str(found.root))} submodule update --init",
             )
         yield name
-    flags = ("-z", "--porcelain", "-uall", "--no-renames")
-    for entry in _git(found.root, "status", *flags).split("\0")[:-1]:
+    for entry in git.status(found.root, "-uall"):
         is_new, name = entry.startswith("??"), entry[3:]
         if is_new and any(map(left_out, (found.root / name).parents[: name.count("/")])):
             continue
         found.changed += 1
         if is_new:
             yield name
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    """What git prints; it starts no hook or monitor of a repository, and writes nothing there."""
-    command = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", *arguments]
-    places = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
-    env = {k: v for k, v in os.environ.items() if k not in places}
-    env |= {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, check=False)
-    if done.returncode:
-        why = os.fsdecode(done.stderr).rpartition("fatal: ")[2].partition("\n")[0]
-        trust = f"git config --global --add safe.directory {shlex.quote(str(folder))}"
-        hint = f"if you trust it: {trust}" if "ownership" in why else "or: --snapshot folder"
-        raise UsageError(f"git {arguments[0]} in {str(folder)!r}: {why}", hint)
-    return os.fsdecode(done.stdout)
 
 
 def _in_folder(found: Source, left_out: Callable[[Path], bool], below: str = "") -> Iterator[str]:

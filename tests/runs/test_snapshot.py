@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmft.core import git as git_command
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.runs import snapshot
 from slurmft.runs.rundir import RunDir
@@ -292,7 +293,7 @@ def test_too_large(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_home_and_root_are_not_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "scandir", lambda path: pytest.fail("walked"))
-    monkeypatch.setattr(snapshot, "_git", lambda *words: pytest.fail("asked git"))
+    monkeypatch.setattr(git_command, "output", lambda *words: pytest.fail("asked git"))
     (tmp_path / ".git").mkdir()  # dotfiles: the home
     for folder in (Path("/"), tmp_path):
         monkeypatch.chdir(folder)
@@ -397,6 +398,7 @@ def users() -> Iterator[tuple[User, User]]:
 _TAKE = """
 import os
 from pathlib import Path
+from slurmft.core import git as git_command
 from slurmft.core.errors import SlurmftError
 from slurmft.runs import snapshot
 from slurmft.runs.rundir import RunDir

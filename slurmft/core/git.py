@@ -1,0 +1,157 @@
+"""Git: reads a work tree, and executes nothing that the repository names.
+
+A repository that somebody else has made can name programs in its configuration: hooks, a file
+system monitor, filters, diff and text conversion drivers, transports. Git runs them with the rights
+of whoever types `git status`. All calls of git go through this module, which switches them off.
+"""
+
+import os
+import shlex
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmft.core.errors import UsageError
+
+_SAFE = (
+    "git", "--no-pager", "--no-optional-locks",
+    "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null",
+)  # fmt: skip
+_FILTERS = r"^filter\..*\.(clean|smudge|process)$"
+_OWN_VARIABLES = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
+"""The user's choice of configuration files. All other GIT_* variables may lead elsewhere."""
+_SUBMODULE = "160000"
+"""The mode of a submodule in the output of `git ls-files --stage`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The commit that a work tree is at."""
+
+    commit: str
+    dirty: bool
+    """Tracked files differ from the commit."""
+
+
+def head(folder: Path) -> Commit | None:
+    """Returns the commit of the work tree that holds a folder; None without one, or without git."""
+    try:
+        commit = output(folder, "rev-parse", "--verify", "HEAD", timeout_s=10)
+        changes = status(folder, "-uno", timeout_s=10)
+    except UsageError:
+        return None
+    return Commit(commit.strip(), dirty=bool(changes))
+
+
+def status(folder: Path, *options: str, timeout_s: float | None = None) -> list[str]:
+    """Returns the entries of `git status --porcelain`: two letters, a space and a path each."""
+    command = ("status", "-z", "--porcelain", "--no-renames", *options)
+    switches = _without_filters(folder)
+    text = output(folder, *command, switches=switches, timeout_s=timeout_s)
+    return text.split("\0")[:-1]
+
+
+def files(folder: Path) -> list[str]:
+    """Returns the paths of all tracked files of a work tree, those of its submodules included."""
+    return output(folder, "ls-files", "-z", "--recurse-submodules").split("\0")[:-1]
+
+
+def tracks(folder: Path, path: Path) -> bool:
+    """Returns whether a work tree tracks a path; False if git refuses to read the tree."""
+    try:
+        return bool(output(folder, "--literal-pathspecs", "ls-files", "--", str(path)))
+    except UsageError:
+        return False
+
+
+def diff(folder: Path) -> str:
+    """Returns the changes of tracked files since the commit, as text."""
+    plain = ("--no-color", "--no-ext-diff", "--no-textconv", "--submodule=short")
+    return output(folder, "diff", *plain, "HEAD", switches=_without_filters(folder))
+
+
+def output(
+    folder: Path,
+    *arguments: str,
+    switches: Sequence[str] = (),
+    timeout_s: float | None = None,
+) -> str:
+    """Returns what a git command prints in a folder.
+
+    Raises:
+        UsageError: git is not installed, fails, or takes longer than `timeout_s`.
+    """
+    try:
+        done = subprocess.run(
+            [*_SAFE, *switches, *arguments],
+            cwd=folder,
+            env=_environment(),
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"git cannot be run in {str(folder)!r}: {error}") from None
+    if done.returncode:
+        raise _refusal(folder, arguments[0], os.fsdecode(done.stderr))
+    return os.fsdecode(done.stdout)
+
+
+def _environment() -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("GIT_") or name in _OWN_VARIABLES
+    }
+    # No transport is allowed: a partial clone would fetch what a diff needs, by its own command.
+    return kept | {"LC_ALL": "C", "GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1"}
+
+
+def _refusal(folder: Path, command: str, printed: str) -> UsageError:
+    reason = printed.rpartition("fatal: ")[2].partition("\n")[0]
+    hint = "or: --snapshot folder"
+    if "ownership" in reason:
+        trust = f"git config --global --add safe.directory {shlex.quote(str(folder))}"
+        hint = f"if you trust it: {trust}"
+    return UsageError(f"git {command} in {str(folder)!r}: {reason}", hint)
+
+
+def _without_filters(folder: Path) -> list[str]:
+    """Returns the options that switch off the filters of a repository and its submodules.
+
+    Filters of the user's own configuration stay: without that of git-lfs, all its files would look
+    changed.
+    """
+    options = []
+    for name in sorted(_filters(folder)):
+        for key in ("clean", "smudge", "process"):
+            options += ["-c", f"{name}.{key}="]
+        options += ["-c", f"{name}.required=false"]
+    return options
+
+
+def _filters(folder: Path) -> set[str]:
+    names = set()
+    try:
+        listed = output(folder, "config", "-z", "--show-scope", "--get-regexp", _FILTERS)
+    except UsageError:  # exit code 1: there is none
+        listed = ""
+    fields = listed.split("\0")
+    for scope, setting in zip(fields[0::2], fields[1::2], strict=False):
+        if scope in ("local", "worktree"):
+            key = setting.partition("\n")[0]
+            names.add(key.rpartition(".")[0])
+    for path in _submodules(folder):
+        names |= _filters(path)
+    return names
+
+
+def _submodules(folder: Path) -> list[Path]:
+    top = Path(output(folder, "rev-parse", "--show-toplevel").removesuffix("\n"))
+    paths = []
+    for entry in output(top, "ls-files", "-z", "--stage").split("\0")[:-1]:
+        about, _, name = entry.partition("\t")
+        if about.startswith(_SUBMODULE) and os.path.lexists(top / name / ".git"):
+            paths.append(top / name)
+    return paths
