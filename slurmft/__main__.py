@@ -1,17 +1,16 @@
 """`slurmft COMMAND ...`, also as `python -m slurmft COMMAND ...`."""
 
-import importlib
 import sys
 
 import slurmft
-from slurmft.cli import COMMANDS, usage
+from slurmft.cli import COMMANDS, module_of, usage
 from slurmft.core import terminal
 from slurmft.core.errors import Exit, run_main, unknown
 
 
 def main(argv: list[str]) -> int:
     if any(word == "--on" or word.startswith("--on=") for word in argv):
-        from slurmft.remote import forward  # not for commands that run here
+        from slurmft.plugins.remote import forward  # not for commands that run here
 
         clusters, rest = forward.split(argv)
         if clusters and rest[:1] not in [[name] for name in forward.HERE]:
@@ -26,7 +25,7 @@ def main(argv: list[str]) -> int:
         return Exit.OK
     if argv[0] not in COMMANDS:
         raise unknown("command", argv[0], list(COMMANDS))
-    return int(importlib.import_module(f"slurmft.cli.{argv[0]}").main(argv[1:]))
+    return int(module_of(argv[0]).main(argv[1:]))
 
 
 def console(argv: list[str] | None = None) -> int:

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.cluster import follow as cluster_follow
-from slurmft.cluster import launcher, own_program
+from slurmft.cluster import launcher
 from slurmft.cluster import status as cluster_status
 from slurmft.cluster import submit as cluster_submit
 from slurmft.cluster import wait as cluster_wait
 from slurmft.core import site
 from slurmft.core.config import JobConfig, RunConfig, options
 from slurmft.core.errors import unknown
-from slurmft.core.own_program import FLAGS
 from slurmft.core.terminal import plain
+from slurmft.programs import submission
+from slurmft.programs.description import FLAGS
 from slurmft.runs import records as runs_records
 from slurmft.runs import resolve
 from slurmft.runs.log_text import LogText
@@ -216,7 +217,7 @@ def run(*words: str | os.PathLike[str], **given: Any) -> Run:
         SlurmftError: the job was refused.
     """
     command, known = [os.fspath(word) for word in words], OPTIONS | FLAGS
-    config = own_program.configure(command, _typed("run()", given, known), known)
+    config = submission.configure(command, _typed("run()", given, known), known)
     return _submitted(config, _call("run", given, command))
 
 

@@ -1,7 +1,7 @@
 """`python -m slurmft.submit`, which is `slurmft submit`.
 
 Nothing imports this module: `from slurmft import submit` is a function, which an imported module of
-that name would hide. The command is in slurmft/cli/submit.py.
+that name would hide. The command is in slurmft/train/commands/submit.py.
 """
 
 import sys

@@ -192,7 +192,7 @@ def settings(model: str, size: int, asked: Any) -> dict[str, Any]:
 def peak_tflop_per_s() -> float:
     import torch
 
-    from slurmft.doctor.microbench import matmul_tflop_s
+    from slurmft.plugins.examine.microbench import matmul_tflop_s
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return matmul_tflop_s(device, torch.bfloat16)

@@ -21,10 +21,10 @@ from typing import Any
 from harness import PUBLISHED, parser, save
 
 from slurmft.core.errors import UsageError
+from slurmft.plugins.studies.scaling import model
+from slurmft.plugins.studies.scaling.model import Fit, Row
+from slurmft.plugins.studies.scaling.series import Series, series_of
 from slurmft.runs import resolve, scan
-from slurmft.studies.scaling import model
-from slurmft.studies.scaling.model import Fit, Row
-from slurmft.studies.scaling.series import Series, series_of
 from tests.support.published_series import PublishedSeries, phase_s, published_series
 
 FITTED_DEVICES = {

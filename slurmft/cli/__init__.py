@@ -1,6 +1,7 @@
 """The commands: one module each, which parses, calls and prints. Its docstring is its help; its
 `parser()` has the command line, `main` carries it out and returns the exit code."""
 
+import importlib
 import os
 import shlex
 import shutil
@@ -8,6 +9,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from os import PathLike
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from slurmft.core.errors import Exit
@@ -41,7 +43,22 @@ COMMANDS = {
     "completion": "print the TAB completion script for bash or zsh",
     "prepare": "within a job: called by the files in sbatch/",
 }
-"""Command -> one line of help. Each is `main` of its module here, imported when it is called."""
+"""Command -> one line of help."""
+
+_MODULES = {
+    **dict.fromkeys(("submit", "data", "fetch", "predict", "push", "prepare"), "train"),
+    **dict.fromkeys(("study", "report", "plan", "compare"), "plugins.studies"),
+    "doctor": "plugins.examine",
+    "pull": "plugins.remote",
+    "render": "plugins.kubernetes",
+}
+"""Command -> the package whose `commands` have it, where it is not of this one."""
+
+
+def module_of(name: str) -> ModuleType:
+    """The module of a command: `main` runs it, and `parser` has its command line."""
+    package = f"{_MODULES[name]}.commands" if name in _MODULES else "cli"
+    return importlib.import_module(f"slurmft.{package}.{name}")
 
 
 def usage() -> str:

@@ -7,14 +7,13 @@ Again after an update of slurmft.
 """
 
 import argparse
-import importlib
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slurmft.cli import COMMANDS
+from slurmft.cli import COMMANDS, module_of
 from slurmft.cli.parser import Parser
 from slurmft.core import site
 from slurmft.core.errors import Exit
@@ -52,7 +51,7 @@ def whole_parser() -> argparse.ArgumentParser:
     root.add_argument("--version", action="store_true", help="print the version")
     commands = root.add_subparsers(parser_class=argparse.ArgumentParser)
     for name, text in COMMANDS.items():
-        module = importlib.import_module(f"slurmft.cli.{name}")
+        module = module_of(name)
         own = module.parser() if hasattr(module, "parser") else None
         added = _add(commands, name, text, own)
         if parts := getattr(module, "PARTS", {}):

@@ -15,7 +15,7 @@ from slurmft.cli.parser import Parser
 from slurmft.cluster import follow as cluster_follow
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit, SlurmftError
-from slurmft.runs import trackers
+from slurmft.plugins.trackers import trackers
 from slurmft.runs.progress import Progress, result_table
 from slurmft.runs.rundir import RunDir
 

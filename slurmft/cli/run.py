@@ -21,8 +21,8 @@ from slurmft.cli import submit_or_show
 from slurmft.cli.parser import Parser, given
 from slurmft.core.config import JobConfig, options
 from slurmft.core.errors import UsageError
-from slurmft.core.own_program import FLAGS, OwnProgram
 from slurmft.core.site import OPTIONS_OF_ON, site_file
+from slurmft.programs.description import FLAGS, OwnProgram
 
 USUAL = (
     "env", "per", "integrate", "stop_signal", "checkpoint_dir", "resume_args", "finished_file",
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     if not words:
         problem = "no program after --" if at < len(argv) else "no -- before the program"
         raise UsageError(problem, "slurmft run --nodes 4 -- train.py --epochs 3")
-    from slurmft.cluster import own_program  # not above: --help need not wait for it
+    from slurmft.programs import submission  # not above: --help need not wait for it
 
     known = options(JobConfig) | FLAGS
     flags = given(arguments, known)
@@ -57,5 +57,5 @@ def main(argv: list[str]) -> int:
         from slurmft.train.login.configure import OPTIONS
 
         known |= OPTIONS
-    config = own_program.configure(words, flags, known, not arguments.dry_run)
+    config = submission.configure(words, flags, known, not arguments.dry_run)
     return submit_or_show(config, arguments, "run", argv)

@@ -3,7 +3,7 @@
 import math
 
 from slurmft.cluster.wait import JobWatch
-from slurmft.core.own_program import OwnProgram
+from slurmft.programs.description import OwnProgram
 from slurmft.runs.logfiles import log_of_rank
 from slurmft.runs.progress import Progress
 from slurmft.runs.records import RecordReader

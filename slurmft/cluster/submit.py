@@ -14,19 +14,23 @@ from typing import Any
 
 import slurmft
 from slurmft import locks
-from slurmft.cluster import container, dependency, own_program
+from slurmft.cluster import container, dependency
 from slurmft.cluster import launcher as cluster_launcher
-from slurmft.cluster.slurm import commands, stage_env
+from slurmft.cluster.slurm import commands
 from slurmft.core import fingerprint, git, permissions
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.credentials import redact
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import write_bytes, write_text
-from slurmft.core.own_program import OwnProgram
 from slurmft.core.site import site_file
 from slurmft.core.text import in_bytes
 from slurmft.node.rendezvous import Rendezvous
-from slurmft.runs import notification, request, trackers
+from slurmft.plugins.notify import notification
+from slurmft.plugins.stage_env import pack
+from slurmft.plugins.trackers import trackers
+from slurmft.programs import submission
+from slurmft.programs.description import OwnProgram
+from slurmft.runs import request
 from slurmft.runs.rundir import RunDir
 
 
@@ -35,7 +39,7 @@ def check(job: JobConfig) -> str:
     SlurmftError where this cluster, environment or site does not support an option."""
     cluster = cluster_launcher.choose(job.cluster)
     container.check(job, cluster)
-    stage_env.check(job, cluster)
+    pack.check(job, cluster)
     trackers.check(job)
     notification.check(job)
     return cluster
@@ -101,7 +105,7 @@ def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
     ]
     if own := OwnProgram.of(config.program):
         lines += [f"# each process of it, in {own.folder}", shlex.join(own.argv)]
-        code = own_program.source(config)
+        code = submission.source(config)
         lines += [f"# its code: {code.describe()}"] if code else []
         lines += [f"# its environment: {own.env or 'as this one'}; its Python: {own.python}"]
         if file := own.accelerate_config:
@@ -152,10 +156,10 @@ def _submit_new(config: RunConfig, cluster: str, mark: str) -> RunDir:
 def create(config: RunConfig, mark: str = "") -> RunDir:
     """The run directory of a job, with the program's code in it; its name has `mark`. Of a failure,
     nothing is left."""
-    code = own_program.source(config)
+    code = submission.source(config)
     run = RunDir.create(config, mark)
     try:
-        own_program.freeze(config, run, code)
+        submission.freeze(config, run, code)
     except SlurmftError:
         run.discard()
         raise

@@ -15,7 +15,7 @@ from slurmft.cluster.slurm.commands import JobState
 from slurmft.core import permissions
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import exists_now
-from slurmft.runs import notification
+from slurmft.plugins.notify import notification
 from slurmft.runs.log_times import split
 from slurmft.runs.rundir import RunDir, failure_words
 

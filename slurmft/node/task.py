@@ -15,23 +15,17 @@ from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import write_json
 from slurmft.core.hub import hub_in_reach
-from slurmft.core.own_program import OwnProgram
-from slurmft.node import (
-    ccl,
-    hardware,
-    heartbeat,
-    own_environment,
-    preflight,
-    profiles,
-    signals,
-    staged_env,
-)
+from slurmft.node import ccl, hardware, heartbeat, profiles, signals
 from slurmft.node.hardware import host_name
-from slurmft.node.preflight import Preflight
 from slurmft.node.profiles import Profile
 from slurmft.node.rendezvous import LISTEN, LOCAL_NODE, Rendezvous
 from slurmft.node.supervisor import Child, Supervisor, await_cause, run_task
 from slurmft.node.watchdog import Watchdog
+from slurmft.plugins.examine import preflight
+from slurmft.plugins.examine.preflight import Preflight
+from slurmft.plugins.stage_env import unpack
+from slurmft.programs import node_environment
+from slurmft.programs.description import OwnProgram
 from slurmft.runs import log_times
 from slurmft.runs.rundir import RUN_DIR, current_attempt
 
@@ -144,13 +138,13 @@ def run_child(
     if config.program.needs_hub and "HF_HUB_OFFLINE" not in environment and not hub_in_reach():
         environment["HF_HUB_OFFLINE"] = "1"
     with (
-        staged_env.environment(os.environ, lambda: bool(supervisor.stop_signal)) as staged,
+        unpack.environment(os.environ, lambda: bool(supervisor.stop_signal)) as staged,
         contextlib.closing(Watchdog(config.job.hang_timeout_s, own is None)) as watchdog,
     ):
         python, variables = staged
         environment |= variables
         if own and own.accelerate_config:
-            environment |= own_environment.accelerate_variables(own, environment)
+            environment |= node_environment.accelerate_variables(own, environment)
         environment |= locks.environment(config.job.file_locks, environment)
         environment[heartbeat.FOLDER] = str(watchdog.folder)
         environment[RUN_DIR] = str(supervisor.run.path)

@@ -14,9 +14,9 @@ from typing import Any
 from slurmft.core import fingerprint
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import is_number, read_json
-from slurmft.core.own_program import OwnProgram
 from slurmft.core.text import some
-from slurmft.runs import notification
+from slurmft.plugins.notify import notification
+from slurmft.programs.description import OwnProgram
 from slurmft.runs.records import warn
 from slurmft.runs.rundir import RunDir, current_attempt, failure_words
 

@@ -24,7 +24,7 @@ from slurmft.core.credentials import redact
 from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.core.files import read_json, write_json, write_text
 from slurmft.core.filesystem import absolute
-from slurmft.core.own_program import OwnProgram, in_words
+from slurmft.programs.description import OwnProgram, in_words
 from slurmft.runs import shapes
 
 FINAL_STATES = ("finished", "failed", "cancelled")

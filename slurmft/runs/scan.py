@@ -14,7 +14,7 @@ from typing import Any
 from slurmft.core.errors import UsageError
 from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
-from slurmft.core.own_program import KIND, OWN_FILES
+from slurmft.programs.description import KIND, OWN_FILES
 from slurmft.runs import shapes
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import FINAL_STATES, RunDir

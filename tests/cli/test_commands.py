@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from slurmft import Run
-from slurmft.cli import COMMANDS, pasted, run, status, submit, typed
+from slurmft.cli import COMMANDS, pasted, run, status, typed
 from slurmft.core.config import JobConfig, flag, options
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.runs import resolve
 from slurmft.runs.rundir import RunDir
+from slurmft.train.commands import submit
 from tests.conftest import HOSTILE, assert_two_lines, slurmft
 from tests.support import PATIENCE_S
 from tests.support.made_runs import write_run
@@ -37,7 +38,7 @@ HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "submitit",
 def test_no_heavy_imports(arguments: list[str], ending: str, fake_sbatch: dict[str, str]) -> None:
     code = (
         "import sys\n"
-        "from slurmft.cli.submit import main\n"
+        "from slurmft.train.commands.submit import main\n"
         "try: ending = repr(int(main(sys.argv[1:])))\n"
         "except BaseException as error: ending = repr(error)\n"
         "print(ending)\n"

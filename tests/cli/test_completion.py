@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurmft.cli import COMMANDS
-from slurmft.cli.submit import parser
+from slurmft.train.commands.submit import parser
 from slurmft.train.recipes import TASKS
 from tests.conftest import slurmft
 from tests.support import PATIENCE_S

@@ -20,10 +20,10 @@ import pytest
 from packaging.metadata import Metadata
 
 from slurmft import __version__
-from slurmft.cluster import kubernetes
 from slurmft.core import shipped
 from slurmft.core.errors import UsageError
-from slurmft.studies import published, spec
+from slurmft.plugins.kubernetes import manifests
+from slurmft.plugins.studies import published, spec
 from tests.conftest import Done
 from tests.support import CHECKOUT, PATIENCE_S
 
@@ -217,7 +217,7 @@ def test_image(python: Path, tmp_path: Path) -> None:
 
 def test_image_of_a_checkout(source: Path, tmp_path: Path) -> None:
     """What the Dockerfile copies of a checkout is enough to build it, without git."""
-    text = kubernetes.dockerfile()
+    text = manifests.dockerfile()
     copied = [n for names in re.findall(r"^COPY (.*) \S+$", text, re.M) for n in names.split()]
     (tmp_path / "image").mkdir()
     cp = ["cp", "--archive", "--parents", *copied, str(tmp_path / "image")]

@@ -636,7 +636,8 @@ def test_public_names_are_cheap() -> None:
     code = (
         "import sys, slurmft\n"
         "assert 'argparse' not in sys.modules\n"
-        "import slurmft.cli.submit, slurmft.cluster.submit\n"  # must not hide the function
+        # These modules must not hide the function.
+        "import slurmft.train.commands.submit, slurmft.cluster.submit\n"
         "from slurmft import Run, SlurmftError, submit\n"
         "assert callable(submit) and submit.__module__ == 'slurmft.api'\n"
         "assert {'Run', 'submit'} <= set(dir(slurmft))\n"

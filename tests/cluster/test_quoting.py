@@ -14,11 +14,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from slurmft.cli import next_commands, study
-from slurmft.cluster import kubernetes, submit, wait
+from slurmft.cli import next_commands
+from slurmft.cluster import submit, wait
 from slurmft.cluster.slurm import job_array
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.core.config import JobConfig, RunConfig
+from slurmft.plugins.kubernetes import manifests
+from slurmft.plugins.studies.commands import study
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE
@@ -139,7 +141,7 @@ def test_commands_for_kubernetes(shell: Shell, folder: str) -> None:
         kind="pytorchjob", name="a", namespace="b", image="c", secret="hub",
         output=Path("/x") / folder,
     )  # fmt: skip
-    commands = kubernetes.commands(cluster)
+    commands = manifests.commands(cluster)
     calls = shell.run("\n".join(commands), HF_TOKEN="hf_very secret")
     assert calls[0][:3] == ["docker", "build", "--tag"]
     assert f"{Path('/x') / folder}/Dockerfile" in calls[0]

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.cli.prepare import find_run, job_values
 from slurmft.cluster import launcher
 from slurmft.cluster.slurm import commands
 from slurmft.core.config import JobConfig, RunConfig, build
 from slurmft.core.files import write_json
 from slurmft.runs.rundir import RunDir
+from slurmft.train.commands.prepare import find_run, job_values
 from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE, Done, records, slurmft
 from tests.slurm.test_jobs import assert_nodes_are_clean

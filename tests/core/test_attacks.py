@@ -23,7 +23,7 @@ from slurmft.cluster.slurm import job_array
 from slurmft.core.files import fingerprint, write_json
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Done
-from tests.runs.test_snapshot import taken_by
+from tests.programs.test_snapshot import taken_by
 from tests.support.made_runs import write_run
 from tests.support.users import REPOSITORY, User, two_users
 

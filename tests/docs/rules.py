@@ -72,7 +72,7 @@ RULES = (
     Rule(
         begins=r"slurmft .*--on |ssh ",
         how=READ,
-        why="no cluster of that name here: tests/remote has a real sshd",
+        why="no cluster of that name here: tests/plugins/remote has a real sshd",
     ),
     # Of others.
     Rule(begins="python3 -m venv ", how=READ, why=".ci/run makes an environment so"),

@@ -6,7 +6,6 @@ Those that want a Slurm are in test_commands_slurm.py.
 from __future__ import annotations
 
 import argparse
-import importlib
 import re
 import shlex
 import subprocess
@@ -15,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.cli import completion, prepare
+from slurmft.cli import completion, module_of
 from slurmft.cli.parser import Parser
+from slurmft.train.commands import prepare
 from tests.conftest import Done
 from tests.docs import pages, rules
 from tests.docs import world as worlds
@@ -124,7 +124,7 @@ def test_flags_are_known(command: Command) -> None:
     words = shlex.split(filled(arguments, {"RUN": "last"}))
     words = words[: words.index("--")] if "--" in words else words  # the rest is the program's
     if command.rule is MERE_NAME:
-        module = importlib.import_module(f"slurmft.cli.{words[0]}")
+        module = module_of(words[0])
         assert all(part in module.PARTS for part in words[1:])
     elif ours.endswith("cluster"):
         assert cluster_parser().parse_args(words)
@@ -147,7 +147,7 @@ def test_flags_in_the_text_are_known() -> None:
 
 def parse(command: str, words: list[str]) -> argparse.Namespace:
     """By the command's own parser."""
-    module = importlib.import_module(f"slurmft.cli.{command}")
+    module = module_of(command)
     part = getattr(module, "PARTS", {}).get(words[0] if words else "")
     parser: Parser = part.parser() if part else module.parser()
     return parser.parse(words[1:] if part else words)

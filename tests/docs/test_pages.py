@@ -16,8 +16,8 @@ import yaml
 import slurmft
 from slurmft.cli import COMMANDS
 from slurmft.core import site
-from slurmft.remote import clusters
-from slurmft.studies import spec
+from slurmft.plugins.remote import clusters
+from slurmft.plugins.studies import spec
 from slurmft.train import own_task
 from slurmft.train.login.configure import OPTIONS
 from tests.docs import pages

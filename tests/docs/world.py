@@ -14,8 +14,8 @@ import pytest
 
 from slurmft.core import shipped
 from slurmft.core.files import write_json
-from slurmft.studies import spec
-from slurmft.studies.runner import configurations, with_flags
+from slurmft.plugins.studies import spec
+from slurmft.plugins.studies.runner import configurations, with_flags
 from slurmft.train.config import TrainConfig
 from tests.docs import pages
 from tests.docs.rules import filled, study_name

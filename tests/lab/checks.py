@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.core.agents import AgentError
-from slurmft.doctor import locks as doctor_locks
-from slurmft.doctor.nodes import Site, agent_command
-from slurmft.locks import probe
+from slurmft.plugins.examine import lock_probe
+from slurmft.plugins.examine import locks as doctor_locks
+from slurmft.plugins.examine.nodes import Site, agent_command
 from tests.lab.bench import Bench, Remote
 from tests.lab.hosts import python
 from tests.lab.labs import Client
@@ -49,7 +49,7 @@ def check_locks(bench: Bench) -> Found:
     measured = measure(bench.lab.clients, folder)
     try:
         choice = measured.choice()
-    except probe.ProbeError as error:
+    except lock_probe.ProbeError as error:
         choice = f"error: {error.message}"
     return {
         "file_system": str(measured.file_system.type),
@@ -141,7 +141,7 @@ def check_traps(bench: Bench) -> Found:
     libraries do by themselves; with the shim where nothing was measured; and where it was."""
     folder, clients = bench.folder("traps"), bench.lab.clients
     kinds = {"flock": "flock", "unmeasured": "auto"}
-    with contextlib.suppress(probe.ProbeError):
+    with contextlib.suppress(lock_probe.ProbeError):
         kinds["measured"] = str(measure(clients, folder).choice())
     answers = _evaluate(clients, folder / "evaluate", list(kinds.values()))
     return {

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from slurmft.core.config import JobConfig
-from slurmft.doctor import examination
-from slurmft.doctor.checks import Level
-from slurmft.doctor.examination import examine_cluster
+from slurmft.plugins.examine import examination
+from slurmft.plugins.examine.checks import Level
+from slurmft.plugins.examine.examination import examine_cluster
 from tests.lab.nodes import await_end, start, times
 from tests.lab.roll_call import LATE_S
 from tests.support.cluster import Cluster, network

@@ -9,9 +9,9 @@ import pytest
 
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Done
+from tests.plugins.studies.test_programs import FILE, FIT
 from tests.slurm.test_jobs import slurmft
 from tests.slurm.test_studies import await_state, await_totals, runs_of, status, study
-from tests.studies.test_programs import FILE, FIT
 from tests.support.cluster import Cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurmft.runs.rundir import RunDir
-from tests.remote.conftest import Laptop, laptop, sshd, until
+from tests.plugins.remote.conftest import Laptop, laptop, sshd, until
 from tests.support.cluster import Cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmft.studies.published import PublishedTable, load
-from slurmft.studies.scaling.model import TOTAL, Interval, Prediction, Row, Workload
-from slurmft.studies.scaling.series import Series
+from slurmft.plugins.studies.published import PublishedTable, load
+from slurmft.plugins.studies.scaling.model import TOTAL, Interval, Prediction, Row, Workload
+from slurmft.plugins.studies.scaling.series import Series
 
 _SAMPLES = {
     "emotion": (16_000, 2_000),

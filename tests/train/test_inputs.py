@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmft import api
-from slurmft.cli import fetch
 from slurmft.core import terminal
 from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.train import tasks
+from slurmft.train.commands import fetch
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs
 from slurmft.train.login.configure import configure

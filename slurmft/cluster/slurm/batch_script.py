@@ -21,8 +21,10 @@ from slurmft.cluster.templates import fill
 from slurmft.core import permissions
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
-from slurmft.node import rendezvous, signals, staged_env
-from slurmft.runs import log_times, notification
+from slurmft.node import rendezvous, signals
+from slurmft.plugins.notify import notification
+from slurmft.plugins.stage_env import unpack
+from slurmft.runs import log_times
 from slurmft.runs.attempts import Outcome, await_failure, begin, check_turn, decide, end
 from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import ATTEMPT, RunDir, current_attempt
@@ -67,7 +69,7 @@ def inside_text(
         path=shlex.quote(str(run.path)),
         start=_RUN,
         task=[*srun, *container.srun_options(config, run), *container.node_task(config, run)],
-        archive=staged_env.ARCHIVE,
+        archive=unpack.ARCHIVE,
         note=commands.NOTE,
         broken=_BROKEN,
         stopped=int(Exit.STOPPED),

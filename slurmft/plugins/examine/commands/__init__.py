@@ -1,0 +1,1 @@
+"""The commands of the examiner: one module each."""

@@ -1,0 +1,43 @@
+"""Runs a script with an integration:
+`python -m slurmft.plugins.integrations NAME (SCRIPT|-m MODULE) ...`.
+
+The script stays as it is, and runs as Python itself would run it. Its library gets the callback
+when the script imports it; a script that does not is left alone.
+"""
+
+import importlib
+import os
+import runpy
+import sys
+
+from slurmft.core.after_import import AfterImport
+
+LIBRARIES = {
+    "transformers": "transformers.trainer",
+    "lightning": "lightning.pytorch.trainer.trainer",
+}
+"""Name of an integration -> the module of its library that has the Trainer."""
+
+
+def main(name: str, script: str, *arguments: str) -> None:
+    integration = f"slurmft.plugins.integrations.{name}"
+    AfterImport([LIBRARIES[name]], lambda _: importlib.import_module(integration).enable())
+    try:
+        if script == "-m":
+            sys.argv = [*arguments]
+            runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = [script, *arguments]
+            if not sys.flags.safe_path:
+                sys.path[0] = os.path.dirname(os.path.realpath(script))
+            runpy.run_path(os.path.abspath(script), run_name="__main__")
+    except Exception as error:
+        trace, ours = error.__traceback__, (globals(), vars(runpy))
+        while trace and any(trace.tb_frame.f_globals is each for each in ours):
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,102 @@
+"""Lightning's Trainer (`lightning.pytorch`): `callbacks=[SlurmftCallback()]`.
+
+Checkpoints are Lightning's own, in the run directory; a later attempt resumes from the newest.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.trainer import Trainer
+
+from slurmft.core.errors import SlurmftError
+from slurmft.plugins.integrations.attached import add_to_all, attached
+
+
+class SlurmftCallback(Callback):  # type: ignore[misc, unused-ignore]
+    """Stops, saves and tells progress as the job asks. Outside of a job it does nothing."""
+
+    def __init__(self) -> None:
+        self._process = attached()
+        self._job = self._process.job
+        self._done = 0
+
+    def setup(self, trainer: Any, module: Any, stage: str) -> None:
+        if not self._process.in_job:
+            return
+        if trainer.world_size != self._job.world_size:
+            raise SlurmftError(
+                f"the job has {self._job.world_size} processes, and Lightning's Trainer has "
+                f"{trainer.world_size}: each would train alone",
+                "give Trainer the devices=, num_nodes= and strategy= of the job",
+            )
+        # Lightning would take the signals itself, and on Slurm requeue the job a second time.
+        trainer._signal_connector.register_signal_handlers = lambda: None
+        if stage == "fit":
+            # The last one: its checkpoints have what the others did after the same step.
+            trainer.callbacks = [*(c for c in trainer.callbacks if c is not self), self]
+            self._process.trainings += 1
+            self._resume(trainer._checkpoint_connector)
+
+    @property
+    def _file(self) -> str:
+        """Of this fit, if the script has several."""
+        return f"fit-{self._process.trainings}.ckpt"
+
+    def _resume(self, connector: Any) -> None:
+        latest = self._job.latest_checkpoint()
+        if latest and (latest / self._file).exists():
+            start, path = connector.resume_start, latest / self._file
+            connector.resume_start = lambda _=None, *more, **options: start(path, *more, **options)
+            step = int(latest.name.split("-")[1])
+            self._job.record("resume", step=step, checkpoint=latest.name)
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        self._process.metrics, self._done = None, trainer.global_step
+        self._job.alive("train")
+
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int
+    ) -> None:
+        self._job.alive("train")
+        if not self._process.in_job or trainer.global_step == self._done:  # gradients accumulate
+            return
+        self._done = trainer.global_step
+        step, total = self._process.steps_before + self._done, trainer.estimated_stepping_batches
+        numbers = {"epoch": trainer.current_epoch + (index + 1) / trainer.num_training_batches}
+        if self._done % trainer.log_every_n_steps == 0 and outputs is not None:
+            numbers["loss"] = outputs["loss"]
+        more = {} if math.isinf(total) else {"total": self._process.steps_before + total}
+        self._job.step(step, **more, **numbers)
+        if trainer.is_last_batch:  # the validation of the epoch comes first
+            return
+        if self._job.should_stop() or self._job.checkpoint_due():
+            with self._job.checkpoint(step) as folder:
+                place = trainer.strategy.broadcast(str(folder))
+                trainer.save_checkpoint(Path(place, self._file))
+        if self._job.should_stop():
+            self._process.stop()
+
+    def on_validation_batch_end(self, *_: Any) -> None:
+        self._job.alive("evaluate")
+
+    def on_validation_end(self, trainer: Any, module: Any) -> None:
+        if not trainer.sanity_checking and (metrics := _numbers(trainer)):
+            self._job.evaluated({"epoch": float(trainer.current_epoch)}, **metrics)
+        self._job.alive("save")
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        """A fit that was stopped does not come here."""
+        self._process.metrics = _numbers(trainer)
+        self._process.steps_before += trainer.global_step
+        self._job.alive("save")
+
+
+def _numbers(trainer: Any) -> dict[str, float]:
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def enable() -> None:
+    """Every Trainer that is made from now on has the callback."""
+    add_to_all(Trainer, SlurmftCallback, lambda trainer: trainer.callbacks)

@@ -1,0 +1,1 @@
+"""Jobs on Kubernetes: manifests, and the task of a pod."""

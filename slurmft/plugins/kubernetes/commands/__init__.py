@@ -1,0 +1,1 @@
+"""The commands for Kubernetes: one module each."""

@@ -1,0 +1,101 @@
+"""Prints the manifest of a Kubeflow job, its Dockerfile and the commands to deploy, watch and
+delete it; or writes them as files.
+
+examples:
+  slurmft render kubernetes --image registry.example.com/slurmft:1 --claim runs --nodes 4 \\
+      --cpu 32 --memory 128Gi --task emotion --secret hub --output deploy
+  slurmft render kubernetes --kind trainjob --image registry.example.com/slurmft:1 --claim runs
+  slurmft render kubernetes --image registry.example.com/mine:1 --claim runs --nodes 4 \\
+      -- /app/train.py --epochs 3
+"""
+
+from pathlib import Path
+from typing import Any
+
+from slurmft.cli.parser import Parser, Part, given, run_part
+from slurmft.cluster.submit import provenance
+from slurmft.core.config import JobConfig, RunConfig, build, options
+from slurmft.core.errors import Exit
+from slurmft.plugins.kubernetes import manifests
+from slurmft.programs import submission
+from slurmft.programs.description import FLAGS, OwnProgram
+from slurmft.train import recipes
+from slurmft.train.config import TrainConfig
+from slurmft.train.login.sources import check_given
+
+_ON_PODS = (
+    *("nodes", "nproc_per_node", "profile", "interface", "rdzv_timeout_s"),
+    *("share_with_group", "log_with", "file_locks", "max_requeues", "max_restarts"),
+    *("hang_timeout_s", "stop_lead_s"),
+    *("checkpoint_every", "checkpoint_every_steps", "keep_checkpoints"),
+)
+"""Options of a job that mean something on Kubernetes."""
+
+_OF_PROGRAMS = FLAGS.keys() - {"env", "accelerate_config", "snapshot", "snapshot_limit_mb"}
+"""Options of a program of the user's own there: its code and environment are the image's."""
+
+
+def kubernetes_parser() -> Parser:
+    command = Parser("slurmft render kubernetes", __doc__)
+    add = command.add_argument_group("the cluster").add_argument
+    add("--kind", choices=manifests.KINDS, default="pytorchjob", help="(default: pytorchjob)")
+    add("--name", help="name of the job and of its run directory (default: slurmft-TASK)")
+    add("--namespace", default="default", metavar="NAME", help="(default: default)")
+    add("--image", required=True, help="image with slurmft: registry/slurmft:tag")
+    add("--claim", required=True, metavar="NAME", help="PersistentVolumeClaim for the runs")
+    add("--cpu", type=int, default=8, metavar="N", help="CPUs of each pod (default: 8)")
+    add("--memory", default="32Gi", metavar="SIZE", help="of each pod (default: 32Gi)")
+    add("--gpus", type=int, default=0, metavar="N", help="GPUs of each pod (default: 0)")
+    add("--shm", default="4Gi", metavar="SIZE", help="/dev/shm, out of --memory (default: 4Gi)")
+    add("--min-nodes", type=int, metavar="N", help="fewest pods to run with (pytorchjob)")
+    add("--node-selector", action="append", default=[], metavar="KEY=VALUE", help="repeatable")
+    add("--secret", metavar="NAME", help="Secret whose keys become variables, such as HF_TOKEN")
+    add("--output", type=Path, metavar="DIR", help="write files instead of printing")
+    command.add_options(TrainConfig, "what to train")
+    command.add_options(OwnProgram, "or a program of your own, after --", _OF_PROGRAMS)
+    return command.add_options(JobConfig, "how to run it", _ON_PODS)
+
+
+def configure_pods(flags: dict[str, Any], words: list[str], argv: list[str]) -> RunConfig:
+    """The configuration of pods: paths are theirs, and a site's Slurm defaults are not."""
+    if words:
+        values = {"hang_timeout_s": 0} | flags
+        program = submission.in_image(words, flags)
+    else:
+        values = recipes.fill(flags)
+        train = build(TrainConfig, values)
+        check_given(train)
+        program = train.program()
+    job = build(JobConfig, values | {"runs_dir": manifests.RUNS})
+    return RunConfig(program=program, job=job, submission=provenance("render", argv))
+
+
+def kubernetes_main(argv: list[str]) -> int:
+    """`slurmft render kubernetes`: prints the files, or writes them."""
+    at = argv.index("--") if "--" in argv else len(argv)
+    arguments = kubernetes_parser().parse(argv[:at])
+    flags = given(arguments, [*options(TrainConfig), *FLAGS, *_ON_PODS])
+    config = configure_pods(flags, argv[at + 1 :], ["kubernetes", *argv])
+    arguments.name = arguments.name or manifests.dns_name(f"slurmft-{config.program.name}")
+    manifests.check(arguments, config.job.nodes)
+    commands, output = manifests.commands(arguments), arguments.output
+    manifest = "".join(f"# {line}\n" for line in commands)
+    manifest += manifests.manifest(config, arguments)
+    if output is None:
+        image = ["--output DIR writes this and its Dockerfile, which is:"]
+        image += [*manifests.dockerfile().splitlines(), ""]
+        print("".join(f"# {line}\n" for line in image) + manifest.rstrip())
+        return Exit.OK
+    output.mkdir(parents=True, exist_ok=True)
+    files = {f"{arguments.name}.yaml": manifest, "Dockerfile": manifests.dockerfile()}
+    for name, content in files.items():
+        (output / name).write_text(content, encoding="utf-8")
+    print("\n".join([f"written to {output}: {', '.join(files)}", *commands]))
+    return Exit.OK
+
+
+PARTS = {"kubernetes": Part(kubernetes_parser, kubernetes_main)}
+
+
+def main(argv: list[str]) -> int:
+    return run_part("slurmft render", PARTS, argv, __doc__)

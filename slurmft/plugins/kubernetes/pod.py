@@ -1,0 +1,180 @@
+"""The task of one pod of a Kubernetes job:
+`python -m slurmft.plugins.kubernetes.pod CONFIG RUN_DIR`.
+
+It is what the task of a node is under Slurm. The operator sets how many pods there are and where
+the first one is (the PET_* variables, which torchrun reads, too); the configuration comes with the
+manifest.
+
+An attempt lasts as long as the first pod: torchrun's store is in it, so that all others end when it
+does. Another pod that is restarted joins the running attempt, whose number the first one tells.
+"""
+
+import dataclasses
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurmft.core import permissions
+from slurmft.core.config import RunConfig
+from slurmft.core.errors import UsageError
+from slurmft.core.files import write_text
+from slurmft.node.hardware import host_name
+from slurmft.node.peers import Peers
+from slurmft.node.rendezvous import (
+    Rendezvous,
+    RendezvousError,
+    address_towards,
+    answer_checks,
+    check_reachable,
+)
+from slurmft.node.supervisor import Supervisor, record_error, run_task
+from slurmft.node.task import run_torchrun
+from slurmft.runs import attempts
+from slurmft.runs.rundir import ATTEMPT, RunDir, current_attempt
+
+_PORT = 29400
+
+
+def run_pod(supervisor: Supervisor, config: RunConfig) -> int:
+    """Runs this pod's share of the job; the first pod keeps the run's state, as no batch script
+    does."""
+    run, index = supervisor.run, pod_index(os.environ)
+    make_run(run, config, index == 0)
+    if index:
+        return run_ranks(supervisor)
+    os.environ[ATTEMPT] = str(attempts.begin(run, [host_name()], host_name()))
+    try:
+        code = run_ranks(supervisor)
+    except Exception as error:
+        code = record_error(run, error)
+    attempts.await_failure(run, code)
+    outcome = attempts.decide(run, code)
+    attempts.end(run, outcome)
+    return outcome.code
+
+
+def run_ranks(supervisor: Supervisor) -> int:
+    """Runs torchrun in this pod; returns the task's exit code."""
+    run = supervisor.run
+    config = run.load_config()
+    run.settle_permissions()
+    rendezvous, supervisor.peers = join(config)
+    nodes = os.environ.get("PET_NNODES", "1")
+    # A stop is meant for this pod alone: no other's failure has sent it.
+    return run_torchrun(supervisor, config, rendezvous, nodes, ends_with_others=False)
+
+
+def join(config: RunConfig) -> tuple[Rendezvous, Peers]:
+    """The rendezvous, checked, and the connections. Its id has the attempt's number: the first pod
+    tells the others."""
+    found = rendezvous_of(config, os.environ)
+    if found.is_head:
+        rendezvous_id = f"{found.id}.{current_attempt()}"
+        peers = answer_checks(found.check_port, rendezvous_id)
+    else:
+        timeout_s = config.job.rdzv_timeout_s
+        rendezvous_id, peers = check_reachable(
+            found.host, found.head, found.check_port, found.id, timeout_s, attempts=True
+        )
+        os.environ[ATTEMPT] = rendezvous_id.rpartition(".")[2]
+    return dataclasses.replace(found, id=rendezvous_id), peers
+
+
+def pod_index(environment: Mapping[str, str]) -> int:
+    """The pod's number among its peers: in a variable (TrainJob) or in its name (PyTorchJob)."""
+    number = environment.get("PET_NODE_RANK") or environment.get("RANK")
+    if number is None:
+        match = re.search(r"-(\d+)$", environment.get("HOSTNAME", socket.gethostname()))
+        number = match[1] if match else "0"
+    return int(number)
+
+
+def rendezvous_of(config: RunConfig, environment: Mapping[str, str]) -> Rendezvous:
+    """The rendezvous of the pods, at the first of them; RendezvousError where the operator does not
+    name it, or the name does not resolve."""
+    endpoint = environment.get("PET_RDZV_ENDPOINT") or ":".join(
+        environment.get(name, "") for name in ("PET_MASTER_ADDR", "PET_MASTER_PORT")
+    )
+    head, _, port = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", "")
+    if not head:
+        raise RendezvousError(
+            "neither PET_RDZV_ENDPOINT nor PET_MASTER_ADDR is set: no operator started this pod",
+            "apply what `slurmft render kubernetes` prints",
+        )
+    address = await_name(head, config.job.rdzv_timeout_s)
+    index = pod_index(environment)
+    return Rendezvous(
+        # Who stands between the first and this one does not matter.
+        hosts=(head,) if index == 0 else (*(head,) * index, address),
+        node_rank=index,
+        port=int(port or _PORT),
+        check_port=int(port or _PORT) + 1,  # a pod's ports are all its own
+        id=environment.get("PET_RDZV_ID") or head.partition(".")[0],
+        interface=config.job.interface,
+        elastic=True,
+    )
+
+
+def await_name(head: str, timeout_s: float) -> str:
+    """This pod's address towards the first one, whose name resolves once that has an address."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return address_towards(head)
+        except RendezvousError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(1)
+
+
+def make_run(run: RunDir, config: RunConfig, first: bool) -> None:
+    """Makes the run directory on the volume that all pods share: the first pod does, unless it is
+    there from an earlier start of the job; the others wait for it.
+
+    Raises:
+        UsageError: the one that is there runs another program.
+        RendezvousError: the first pod does not make it.
+    """
+    deadline = time.monotonic() + config.job.rdzv_timeout_s
+    permissions.settle(config.job.share_with_group)
+    if first and not run.config.is_file():
+        if not run.make(config):
+            raise UsageError(
+                f"{str(run.path)!r} is there, and is no run",
+                "remove it, or give another name: slurmft render kubernetes --name NAME",
+            )
+        write_text(run.config, config.to_json())
+        run.set_state("submitted")
+    elif first:
+        before = run.load_config()
+        if before.program != config.program:
+            raise UsageError(
+                f"{str(run.path)!r} is a run of the same name with another program",
+                "give this one another name: slurmft render kubernetes --name NAME",
+            )
+        if before.job != config.job:  # on other nodes, as after `slurmft resume --nodes`
+            write_text(run.config, config.to_json())
+    while not run.config.is_file():
+        if time.monotonic() > deadline:
+            raise RendezvousError(
+                f"the first pod has not written {str(run.config)!r}",
+                "is the volume mounted by all pods (ReadWriteMany)?",
+            )
+        time.sleep(1)
+
+
+def main(argv: list[str]) -> None:
+    config = Path(argv[0])
+
+    def task(supervisor: Supervisor) -> int:
+        return run_pod(supervisor, RunConfig.from_json(config.read_text(encoding="utf-8")))
+
+    run_task(argv[1], task)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

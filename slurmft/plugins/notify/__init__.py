@@ -1,0 +1,1 @@
+"""Messages about the end, a failure or a hang of a job."""

@@ -1,0 +1,1 @@
+"""The commands of clusters elsewhere: one module each."""

@@ -1,0 +1,51 @@
+"""Fetch a run from a cluster: its model, records, results and logs, to list, report and use here.
+
+examples:
+  slurmft pull last --on juwels
+  slurmft pull emotion-2026 --on juwels --into results    results/emotion-20261120-093012-a1b2c3
+  slurmft pull 8123 --on juwels --checkpoints             its checkpoints and tokens, too
+"""
+
+import json
+import shlex
+from pathlib import Path
+
+from slurmft.cli.parser import Parser
+from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.plugins.remote.clusters import named
+from slurmft.plugins.remote.forward import Forwarded
+
+_LEFT_OUT = ("/checkpoints", "/tokens", "/submitit")
+
+
+def parser() -> Parser:
+    command = Parser("slurmft pull", __doc__).add_run()
+    add = command.add_argument
+    into = "folder here that takes the run's (default: runs)"
+    add("--into", type=Path, default=Path("runs"), metavar="DIR", help=into)
+    add("--checkpoints", action="store_true", help="also what only a resume needs")
+    return command
+
+
+def main(argv: list[str]) -> int:
+    arguments = parser().parse(argv)
+    if arguments.on is None:
+        raise UsageError("slurmft pull fetches from where?", "slurmft pull RUN --on CLUSTER")
+    clusters = named(arguments.on)
+    if len(clusters) > 1:
+        raise UsageError(f"--on {arguments.on}: a run is on one cluster", "name one")
+    where = ["--runs-dir", arguments.runs_dir] if arguments.runs_dir else []
+    asked = Forwarded(clusters[0], ["status", arguments.run, "--json", *where])
+    code, out, err = asked.answer()
+    if code:
+        error, _, hint = err.strip().removeprefix("error: ").partition("\nhint: ")
+        raise SlurmftError(error, hint or None, code)
+    path = Path(json.loads(out)["path"])
+    left_out = () if arguments.checkpoints else _LEFT_OUT
+    into = arguments.into / path.name
+    asked.connection.fetch(str(path), into, *(f"--exclude={name}" for name in left_out))
+    print(f"fetched from {clusters[0].name}: {into}")
+    if (into / "model").is_dir():
+        print(f"its model: {into / 'model'}")
+    print(f"  slurmft report {shlex.quote(str(into))}")
+    return Exit.OK

@@ -1,0 +1,113 @@
+"""ssh and rsync to a cluster: OpenSSH and rsync do the work, with the user's own keys, known hosts
+and configuration."""
+
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.plugins.remote.clusters import Cluster, word
+
+CUT = 255
+"""ssh's exit code where there is no connection, or it was cut."""
+_RSYNC_CUT = (10, 12, 20, 30, 35, 255)
+_OPTIONS = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=15", "ServerAliveCountMax=4")
+
+
+class Connection:
+    """One cluster, by ssh; one connection serves all commands of the next ten minutes."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        for program in (shlex.split(cluster.ssh)[0], "rsync"):
+            if not shutil.which(program):
+                raise UsageError(f"--on needs {program}, which is not on the PATH", "install it")
+        self.cluster = cluster
+        options = [*_OPTIONS, *self._sharing()]
+        self._ssh = [*shlex.split(cluster.ssh), *(w for o in options for w in ("-o", o))]
+
+    def _sharing(self) -> list[str]:
+        """The options of a shared connection, unless the user's configuration has its own."""
+        command = [*shlex.split(self.cluster.ssh), "-G", self.cluster.host]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if any(line.startswith("controlpath ") for line in done.stdout.splitlines()):
+            return []
+        folder = Path(os.environ.get("XDG_RUNTIME_DIR") or "~/.ssh").expanduser()
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        # A socket's path has 107 bytes at most: 40 of a hash, and 17 of ssh's own.
+        if len(str(folder)) > 40 or not os.access(folder, os.W_OK):
+            return []
+        return ["ControlMaster=auto", f"ControlPath={folder}/sft-%C", "ControlPersist=10m"]
+
+    def run(self, script: str, *, capture: bool = False) -> "subprocess.CompletedProcess[str]":
+        """Runs a script of bash's there, in a terminal where there is one here."""
+        terminal = not capture and sys.stdin.isatty() and sys.stdout.isatty()
+        options = ["-tt", "-q"] if terminal else ["-T"]  # -q: no "Connection closed" at the end
+        # A login shell: it has the PATH, and `module`, that the user has there.
+        command = [*self._ssh, *options, "--", self.cluster.host]
+        command.append(f"exec bash -lc {shlex.quote(script)}")
+        stdin = subprocess.DEVNULL if capture else None
+        sys.stdout.flush()
+        return subprocess.run(command, stdin=stdin, capture_output=capture, text=True, check=False)
+
+    def send(self, root: Path, names: Iterable[str], folder: str) -> None:
+        """Sends files and folders, by their paths below `root`, into a folder there; removes there
+        those that are named and are not here any more.
+
+        Raises:
+            SlurmftError: the connection was cut, or a file cannot be read or written.
+        """
+        listed = "\0".join(names)
+        made = f"mkdir -p {word(folder)} && rsync"
+        options = ["-r", "--from0", "--files-from=-", "--delete-missing-args"]
+        target = f"{self.cluster.host}:{_plain(folder)}/"
+        self._rsync([*options, f"--rsync-path={made}", f"{root}/", target], "send to", listed)
+
+    def fetch(self, path: str, into: Path, *options: str) -> None:
+        """Fetches a folder's content from there into a folder here.
+
+        Raises:
+            SlurmftError: the connection was cut, or there is no such folder.
+        """
+        into.mkdir(parents=True, exist_ok=True)
+        source = f"{self.cluster.host}:{_plain(path)}"
+        self._rsync([*options, f"{source}/", f"{into}/"], "fetch from")
+
+    def _rsync(self, arguments: Sequence[str], what: str, listed: str = "") -> None:
+        shell = " ".join(f"'{w}'" if " " in w else w for w in self._ssh)
+        # -s: names are no words of a shell there.
+        command = ["rsync", "-as", "--compress", "--partial", f"--rsh={shell}", *arguments]
+        if sys.stderr.isatty():
+            command.insert(1, "--info=progress2")
+        done = subprocess.run(
+            command, input=listed, text=True, stdout=sys.stderr, stderr=subprocess.PIPE, check=False
+        )
+        if done.returncode in _RSYNC_CUT:
+            raise self.no_connection(done.stderr)
+        if done.returncode:
+            why = next(iter(done.stderr.splitlines()), f"exit code {done.returncode}")
+            raise SlurmftError(
+                f"rsync could not {what} {self.cluster.name}: {why}", "the same command goes on"
+            )
+
+    def no_connection(self, stderr: str = "") -> SlurmftError:
+        """The error of a connection that could not be made, or was cut."""
+        name, host = self.cluster.name, self.cluster.host
+        lines = [line for line in stderr.splitlines() if "rsync" not in line]
+        why = f": {lines[-1].strip()}" if lines else ""
+        return SlurmftError(
+            f"no connection to {name}, or it was cut{why}",
+            f"{self.cluster.ssh} {shlex.quote(host)} must work without a question; then the same "
+            "command again: nothing is submitted twice",
+            Exit.SUBMIT,
+        )
+
+
+def _plain(folder: str) -> str:
+    """A folder as rsync takes it: relative paths are from the home folder."""
+    return folder.removeprefix("~/")

@@ -1,0 +1,1 @@
+"""A Python environment copied to each node's own disk."""

@@ -1,0 +1,62 @@
+"""Fits a model of a run's time to measured runs, and predicts other numbers of nodes. Intervals
+hold 90 %. Nothing is submitted.
+
+examples:
+  slurmft plan runs                                  # 1, 2, 4, ... nodes, from all runs in a folder
+  slurmft plan runs --nodes 1-16 --deadline 30m      # the fewest nodes that meet it
+  slurmft plan runs --epochs 10 --json               # other runs than those, for programs
+"""
+
+import dataclasses
+import sys
+
+from slurmft.cli.parser import Parser, above_zero, count, print_json
+from slurmft.core.config import duration_s
+from slurmft.core.errors import Exit
+from slurmft.plugins.studies.scaling import model, planner
+from slurmft.plugins.studies.scaling.model import Workload
+from slurmft.plugins.studies.scaling.series import series_of
+from slurmft.runs import resolve, scan
+
+
+def main(argv: list[str]) -> int:
+    arguments = parser().parse(argv)
+    deadline = arguments.deadline
+    deadline_s = None if deadline is None else duration_s(deadline, "--deadline")
+    runs, problems = scan.find([resolve.folder_of(source) for source in arguments.sources])
+    for problem in problems:
+        print(f"warning: left out: {problem}", file=sys.stderr)
+    series = planner.choose_series(series_of(runs), arguments.series)
+    devices_per_node = arguments.devices_per_node or series.devices_per_node
+    counts = planner.node_counts(arguments.nodes, series, devices_per_node)
+    fit = model.fit(series.rows, arguments.network_gbit_s)
+    fields = {field.name for field in dataclasses.fields(Workload)}  # which flags are named after
+    changes = {k: v for k, v in vars(arguments).items() if k in fields and v is not None}
+    work = dataclasses.replace(fit.rows[0].work, **changes)
+    options = planner.predict(fit, counts, work, devices_per_node)
+    chosen, why = planner.recommend(options, deadline_s)
+    if arguments.json:
+        return print_json(planner.as_json(series, work, options, chosen, why))
+    print("\n".join(planner.describe_plan(series, fit, work, options, chosen, why)))
+    return Exit.OK
+
+
+def parser() -> Parser:
+    made = Parser("slurmft plan", __doc__)
+    add = made.add_argument
+    add("sources", nargs="+", metavar="RUN|DIR", help="runs (paths or names), folders of runs")
+    add("--series", metavar="NAME", help="which runs, if there are several kinds")
+    add("--nodes", metavar="1-64|1,2,4", help="counts to compare (default: 1, 2, 4, ...)")
+    add("--deadline", metavar="TIME", help="find the fewest nodes that meet it: 90s, 30m, 2h")
+    made.add_json("print the plan as JSON")
+    add = made.add_argument_group("What would run (default: as measured)").add_argument
+    add("--epochs", type=count, metavar="N")
+    add("--batch-size", type=count, metavar="N", help="of a device and micro-step")
+    add("--global-batch", type=count, metavar="N", dest="kept_global_batch",
+        help="the same for every number of nodes")  # fmt: skip
+    add("--gradient-accumulation-steps", type=count, metavar="N", dest="micro_steps")
+    add("--train-samples", type=count, metavar="N", help="of one epoch")
+    add("--devices-per-node", type=count, metavar="N", help="processes of a node")
+    network = "line rate between nodes, which runs on one node do not show"
+    add("--network-gbit-s", type=above_zero, metavar="X", help=network)
+    return made

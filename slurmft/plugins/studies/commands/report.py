@@ -1,0 +1,61 @@
+"""Prints what runs measured as tables: a row for every cell (runs that differ only in seed and
+folder), a table for every study. Published tables are printed as published, and beside ours.
+--output writes the tables in all formats, plots as SVG and PNG, and a page, report.html, that needs
+no other file.
+
+examples:
+  slurmft report runs                                      # tables of all runs below runs/
+  slurmft report studies/scaling --output report           # and plots, and report/report.html
+  slurmft report studies/scaling --published mn4_emotion   # `slurmft examples` has the names
+  slurmft report mn4_benchmark --format markdown
+  slurmft report runs --format csv > runs.csv              # every measure and metric of every cell
+  slurmft report runs --format latex > runs.tex            # for papers: booktabs, graphicx
+"""
+
+import sys
+from pathlib import Path
+
+from slurmft.cli.parser import Parser, above_zero
+from slurmft.core.errors import Exit, unknown
+from slurmft.core.text import screen_width
+from slurmft.plugins.studies.report import plots
+from slurmft.plugins.studies.report.build import collect_sections, tables_text, write_report
+from slurmft.plugins.studies.report.formats import FORMATS, WIDTH
+
+
+def main(argv: list[str]) -> int:
+    arguments = parser().parse(argv)
+    form = arguments.format
+    if form is not None and form not in FORMATS:
+        raise unknown("--format", form, list(FORMATS))
+    sections, problems = collect_sections(
+        arguments.paths, arguments.published, arguments.title, arguments.peak_tflop_per_s
+    )
+    if arguments.output is not None:
+        output, title = arguments.output, arguments.title
+        written = write_report(output, sections, problems, title, arguments.paths)
+        print(f"written to {output}: {written[-1]} and {len(written) - 1} other files")
+        if not plots.is_available():
+            print(f"without plots: {plots.HINT}", file=sys.stderr)
+    if form is not None or arguments.output is None:
+        width = min(WIDTH, screen_width())
+        print(tables_text(sections, problems, form or "text", width), end="")
+    return Exit.OK
+
+
+def parser() -> Parser:
+    made = Parser("slurmft report", __doc__)
+    add = made.add_argument
+    paths = "runs (paths or names, as `last`), folders of runs at any depth, files of published "
+    paths += "tables (.json)"
+    add("paths", nargs="+", type=Path, metavar="RUN|DIR|FILE", help=paths)
+    add("--output", type=Path, metavar="FOLDER", help="write all files to this folder")
+    printed = "what to print (default: text; with --output only the names of the files)"
+    add("--format", default=None, metavar="|".join(FORMATS), help=printed)
+    beside = "published tables to compare with; repeatable (default: what the study names)"
+    add("--published", type=Path, action="append", default=[], metavar="FILE", help=beside)
+    peak = "what a device computes at most, as `slurmft doctor` measures its matmuls: tables have "
+    peak += "the model FLOPs utilisation then"
+    add("--peak-tflop-per-s", type=above_zero, metavar="X", help=peak)
+    add("--title", default="", metavar="TEXT", help="of the page, its tables and studies")
+    return made

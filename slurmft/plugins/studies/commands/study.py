@@ -1,0 +1,412 @@
+"""Measures every cell of a study file, several times, and shows the progress.
+
+  slurmft study run FILE       submit what is missing; repeat it as often as you like
+  slurmft study status FILE    which runs have finished, run, wait, failed or are missing
+  slurmft study cancel FILE    end all its jobs
+
+FILE may also be the study's folder, studies/NAME, or the name of a study that comes along
+(`slurmft examples`).
+
+a study file:
+  name = "scaling"
+  scaling = "strong"          # the work is fixed: samples and epochs
+  repeats = 3                 # runs of every cell, with different seeds
+  at_most = 1                 # jobs at a time: they disturb each other
+  retries = 2                 # new tries of a run that failed
+  published = "x.json"        # figures to compare with
+  [fixed]                     # any flag of slurmft submit
+  recipe = "mn4-emotion"
+  [grid]                      # every combination of these ...
+  nodes = [1, 2, 4]
+  [[cells]]                   # ... with each of these
+  batch_size = 64
+
+a program of one's own in place of a training:
+  [program]                   # and the options of slurmft run
+  command = "train.py --lr {lr} --seed {seed}"
+  [grid]
+  lr = [1e-4, 1e-3]
+
+examples:
+  slurmft study run scaling.toml --dry-run
+  slurmft study run scaling.toml --partition gpu --data /gpfs/emotion --model /gpfs/distilbert
+  slurmft study run lab-train --cluster local
+  slurmft study status scaling.toml --json
+"""
+
+import argparse
+import shlex
+import stat
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slurmft.cli import command, next_lines, pasted
+from slurmft.cli.parser import Parser, Part, confirmed, given, print_json, run_part
+from slurmft.cluster import status as cluster_status
+from slurmft.cluster.slurm import job_array
+from slurmft.cluster.slurm.batch_script import inside_text
+from slurmft.cluster.status import RunStatus
+from slurmft.core.config import JobConfig, options
+from slurmft.core.errors import Exit, UsageError
+from slurmft.core.text import aligned, duration, shown
+from slurmft.plugins.studies import folder as study_folder
+from slurmft.plugins.studies import runner, spec
+from slurmft.plugins.studies.folder import STATES, Repeat, StudyStatus, study_status
+from slurmft.plugins.studies.report.measures import group_by_study, measures_of, rows_of
+from slurmft.plugins.studies.runner import Submission
+from slurmft.plugins.studies.spec import Study
+from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
+
+ASK_ABOVE = 1000
+"""Runs that are submitted without a question."""
+
+
+def run_parser() -> Parser:
+    parser = _parser("run", run_main)
+    parser.more = __doc__[__doc__.index("a study file:") :]
+    add = parser.add_argument
+    add("--dry-run", action="store_true", help="show cells and jobs; submit nothing")
+    yes = f"submit more than {ASK_ABOVE:,} runs, and count runs with other settings as the same"
+    add("--yes", action="store_true", help=yes)
+    where = options(JobConfig).keys() - {"runs_dir", "name"}  # which are the study's
+    parser.add_options(TrainConfig, "what to train")
+    return parser.add_options(JobConfig, "where to run it", where)
+
+
+def _parser(part: str, main: Callable[[list[str]], int]) -> Parser:
+    parser = Parser(f"slurmft study {part}", main.__doc__)
+    parser.add_argument("study", help="study file, or the folder of a study")
+    place = "folder of the studies' folders, shared by all nodes (default: studies)"
+    parser.add_argument("--studies-dir", default="studies", metavar="DIR", help=place)
+    return parser
+
+
+def _read_study(arguments: argparse.Namespace) -> tuple[Study, Path]:
+    study = spec.read_study(arguments.study)
+    return study, study_folder.folder_of(study, arguments.studies_dir)
+
+
+# --- study run ------------------------------------------------------------------------------------
+
+
+def run_main(argv: list[str]) -> int:
+    """Submits the runs of a study that are missing, or failed and may be tried again. Flags
+    override the file's [fixed]."""
+    arguments = run_parser().parse(argv)
+    study, folder = _read_study(arguments)
+    flags = given(arguments, [*options(TrainConfig), *options(JobConfig)])
+    study = runner.with_flags(study, flags)
+    configs = runner.configurations(study, folder, make=not arguments.dry_run)
+    if arguments.dry_run:
+        todo = Submission(study, folder, configs, study_status(study, folder), argv)
+        runner.check_settings(todo, arguments.yes)
+        print(dry_run(todo))
+        return Exit.OK
+    share = any(config.job.share_with_group for config in configs.values())
+    with study_folder.exclusive(folder, share):
+        study_folder.check_name(study, folder)
+        study_folder.discard_cut_off(folder)
+        todo = Submission(study, folder, configs, study_status(study, folder), argv)
+        _warn(runner.check_settings(todo, arguments.yes))
+        due = len(todo.due())
+        if due > ASK_ABOVE and not arguments.yes and not confirmed(f"submit {due:,} runs?"):
+            print("nothing was submitted")
+            return Exit.OK
+        study_folder.keep_copies(study, folder)
+        return _submit(todo)
+
+
+def _warn(lines: Sequence[str]) -> None:
+    for line in lines:
+        print(line, file=sys.stderr)
+
+
+def _submit(todo: Submission) -> int:
+    """Submits or runs what is due; returns the exit code."""
+    _warn(warnings(todo.status))
+    due, status = todo.due(), todo.status
+    given_up = [r for r in status.repeats if todo.given_up(r)]
+    code: int = Exit.FAILED if given_up else Exit.OK
+    if due and todo.cluster != "slurm":
+        code = max(_run_here(todo, due), code)
+        status = study_status(todo.study, todo.folder)
+        print(status_table(todo.study, status))
+    else:
+        print(repeats_table(todo, runner.submit_arrays(todo, due) if due else {}))
+    for repeat in given_up:
+        assert repeat.best is not None
+        print(
+            f"given up after {repeat.failures} failed run(s): {spec.label(repeat.cell)}, repeat "
+            f"{repeat.number}: {shown(repeat.best.reason)}\n  look into {repeat.best.run.path}, "
+            f"or raise retries = {todo.study.retries} in the study file"
+        )
+    print(f"study folder: {todo.folder}")
+    print(next_commands(todo, status))
+    return code
+
+
+def _run_here(todo: Submission, due: Sequence[Repeat]) -> int:
+    """Runs one repeat after another; returns the exit code. Ctrl-C leaves no partial run."""
+    code = int(Exit.OK)
+    for each in todo.status.alive():
+        print(f"waiting for the end of {each.run.path}, which was started before", flush=True)
+        runner.wait_for_end(RunDir(each.run.path))
+    for number, repeat in enumerate(due, start=1):
+        what = f"{number}/{len(due)} {spec.label(repeat.cell)}, repeat {repeat.number}"
+        start = time.monotonic()
+        print(f"{what}: begins", flush=True)
+        try:
+            run = runner.run_one(todo, repeat)
+        except KeyboardInterrupt:
+            cell, again = spec.label(repeat.cell), command("study", "run", *todo.argv)
+            print(f"\ninterrupted: the run of {cell} was removed, finished ones stay. ", end="")
+            print(f"To continue: {again}")
+            raise
+        state = run.get_state()
+        if state["state"] == "finished":
+            print(f"{what}: finished in {duration(time.monotonic() - start)}")
+            continue
+        print(f"{what}: {state['state']}: {state['reason']}\n  look into {run.path}")
+        if state["state"] == "cancelled":
+            print("cancelled by another command: no further runs")
+            return Exit.CANCELLED
+        code = Exit.FAILED
+    return code
+
+
+# --- study status, study cancel -------------------------------------------------------------------
+
+
+def status_parser() -> Parser:
+    return _parser("status", status_main).add_json()
+
+
+def status_main(argv: list[str]) -> int:
+    """The progress of a study: for every cell, the repeats that have finished, run, wait, failed or
+    are missing, and why."""
+    arguments = status_parser().parse(argv)
+    study, folder = _read_study(arguments)
+    status = study_status(study, folder)
+    if arguments.json:
+        return print_json(study_folder.status_json(study, folder, status))
+    _warn(warnings(status))
+    totals = (f"{count} {state}" for state in STATES if (count := status.count(state)))
+    print(f"{study.title} ({folder})")
+    print(status_table(study, status))
+    print(f"{len(status.repeats)} runs: {', '.join(totals)}")
+    print(next_command(study, folder, status))
+    return Exit.OK
+
+
+def cancel_parser() -> Parser:
+    return _parser("cancel", cancel_main)
+
+
+def cancel_main(argv: list[str]) -> int:
+    """Ends all jobs of a study that wait or run."""
+    study, folder = _read_study(cancel_parser().parse(argv))
+    if not folder.is_dir():
+        print(f"there is no study folder {str(folder)!r}: nothing to cancel")
+        return Exit.OK
+    try:
+        share = bool(folder.stat().st_mode & stat.S_IRGRP)  # as it was made
+        with study_folder.exclusive(folder, share):
+            _cancel(study, _alive_runs(folder))
+    except study_folder.HeldError:
+        # Without Slurm, `study run` holds the folder as long as it runs, and ends with a run.
+        local = [t for t in _alive_runs(folder) if t.cluster != "slurm"]
+        if not local:
+            raise
+        _cancel(study, local)
+    return Exit.OK
+
+
+def _alive_runs(folder: Path) -> list[RunStatus]:
+    """The runs of a study that wait or run; warns of what cannot be read."""
+    runs, problems = study_folder.find_runs(folder)
+    _warn([f"warning: {p}; its job, if it has one, is not cancelled" for p in problems])
+    unfinished = (run for run in runs if not run.is_finished)
+    return [t for t in cluster_status.run_statuses(unfinished) if t.is_alive]
+
+
+def _cancel(study: Study, alive: Sequence[RunStatus]) -> None:
+    here = [t for t in alive if not t.elsewhere]
+    runner.cancel(here)
+    print(f"{len(here)} run(s) of {study.name} are being cancelled")
+    if elsewhere := [t for t in alive if t.elsewhere]:
+        raise UsageError(
+            f"{len(elsewhere)} run(s) of {study.name} are {elsewhere[0].elsewhere}",
+            "run slurmft study cancel there, too",
+        )
+
+
+PARTS = {
+    "run": Part(run_parser, run_main),
+    "status": Part(status_parser, status_main),
+    "cancel": Part(cancel_parser, cancel_main),
+}
+
+
+def main(argv: list[str]) -> int:
+    return run_part("slurmft study", PARTS, argv, __doc__)
+
+
+# --- cells ----------------------------------------------------------------------------------------
+
+
+def status_table(study: Study, status: StudyStatus) -> str:
+    """A line for every cell: its repeats by state, and a note."""
+    results = _results(status) if study.program else {}
+    names = list(dict.fromkeys(name for found in results.values() for name in found))
+    rows = [[*study.varied, *STATES, *names, ""]]
+    for cell, repeats in status.by_cell():
+        counts = Counter(r.state for r in repeats)
+        numbers = [str(counts[state] or "-") for state in STATES]
+        numbers += [results.get(repeats[0].key[0], {}).get(name, "-") for name in names]
+        rows.append([*map(str, cell.values()), *numbers, _note(repeats)])
+    return "\n".join(aligned(rows))
+
+
+def _results(status: StudyStatus) -> dict[str, dict[str, str]]:
+    """Key of a cell -> the medians of what its finished repeats measured, by name."""
+    finished = [r.best.run for r in status.repeats if r.best and r.state == "finished"]
+    found = {}
+    for runset in group_by_study(finished):
+        labels = {measure.key: measure.label for measure in measures_of(runset)}
+        for row in rows_of(runset):
+            medians = {
+                words: f"{row.measures[key].median:.5g}"
+                for key, words in labels.items()
+                if key in row.measures
+            }
+            found[spec.key_of(row.cell)] = medians
+    return found
+
+
+def _note(repeats: list[Repeat]) -> str:
+    """Why a repeat of a cell failed, else how far one is, else what one waits for."""
+    for state in ("failed", "running", "pending"):
+        for repeat in repeats:
+            if repeat.best is None or repeat.state != state:
+                continue
+            if steps := study_folder.last_step(repeat):
+                return f"step {steps['done']}/{steps['total']}"
+            if repeat.best.reason:
+                return shown(repeat.best.reason)
+    return ""
+
+
+def repeats_table(
+    todo: Submission, jobs: Mapping[tuple[str, int], str], word: str = "submitted"
+) -> str:
+    """A line for every cell: the states of its repeats. `jobs`: key of a repeat that was submitted
+    -> its job, or ""; `word`: the state of those."""
+
+    def state(repeat: Repeat) -> str:
+        return word if repeat.key in jobs else "given up" if todo.given_up(repeat) else repeat.state
+
+    rows = [[*todo.study.varied, "repeats"]]
+    for cell, repeats in todo.status.by_cell():
+        states = Counter(map(state, repeats))
+        ids = ", ".join(filter(None, (jobs.get(r.key) for r in repeats)))
+        text = ", ".join(f"{count} {state}" for state, count in states.items())
+        rows.append([*map(str, cell.values()), text + (f" ({ids})" if ids else "")])
+    return "\n".join(aligned(rows))
+
+
+def warnings(status: StudyStatus) -> list[str]:
+    """What is in the folder and does not count."""
+    groups: dict[str, list[Path]] = {}
+    for run in (other.run for other in status.others):
+        found = run.study or {}
+        cell = found.get("cell")
+        words = spec.label(cell) if isinstance(cell, dict) else "no cell"
+        groups.setdefault(f"{words}, repeat {found.get('repeat', '-')}", []).append(run.path)
+    lines = [
+        *status.problems,
+        *(
+            f"{len(paths)} run(s) that the study does not have ({words}), such as {paths[0]}"
+            for words, paths in groups.items()
+        ),
+    ]
+    return [f"warning: {line}; left out" for line in lines]
+
+
+# --- a dry run ------------------------------------------------------------------------------------
+
+
+def dry_run(todo: Submission) -> str:
+    """What would be submitted."""
+    due = todo.due()
+    lines = [f"# {todo.study.title}: {len(todo.study.cells)} cells x {todo.study.repeats} repeats"]
+    table = repeats_table(todo, {repeat.key: "" for repeat in due}, "to submit")
+    lines += [*warnings(todo.status), table, ""]
+    if due and todo.cluster == "slurm":
+        lines += _dry_arrays(todo, due)
+    elif due:
+        lines += [f"# one after another, {todo.cluster}: {len(due)} run(s)"]
+    return "\n".join([*lines, "", f"study folder: {todo.folder}", "dry run: nothing was submitted"])
+
+
+def _dry_arrays(todo: Submission, due: Sequence[Repeat]) -> list[str]:
+    """A line for every array, and the scripts of the first one."""
+    groups, lines = runner.by_request(todo, due), []
+    at_most, first_after = todo.study.at_most, runner.live_jobs(todo.status.alive())
+    after = ", ".join(first_after)
+    for number, group in enumerate(groups, start=1):
+        waits = f", after {after}" if after else ""
+        cells = "; ".join(spec.label(r.cell) for r in group)
+        lines.append(
+            f"# array {number}: repeat {group[0].number}, {len(group)} run(s), at most "
+            f"{at_most} at a time{waits}: {shown(cells, 100)}"
+        )
+        after = f"array {number}"
+    config = todo.configs[groups[0][0].key]
+    name = Path(config.job.runs_dir) / f"{config.program.name}-<time>"
+    runs = [RunDir(Path(f"{name}-c{n}-r1-<random>")) for n in range(1, len(groups[0]) + 1)]
+    folder = todo.folder / "arrays"
+    options = job_array.array_options(config, len(runs), at_most, first_after, folder)
+    lines += ["", "# sbatch script of array 1", job_array.script_text(options, runs)]
+    return [*lines, "# script of its first run", inside_text(config, runs[0], job_array.JOB)]
+
+
+# --- what to type next ----------------------------------------------------------------------------
+
+
+def next_commands(todo: Submission, status: StudyStatus) -> str:
+    """The commands that a user types after `study run`."""
+    folder, finished = pasted(todo.folder), status.count("finished")
+    lines = [
+        (command("study", "status", folder), "its progress"),
+        (command("study", "cancel", folder), "end all its jobs"),
+        (command("study", "run", *todo.argv), "submit again what failed"),
+    ]
+    lines = [] if finished == len(status.repeats) else lines
+    report = (_report_command(todo.folder), "tables, plots, a page")
+    return next_lines([*lines, report] if finished else lines)
+
+
+def next_command(study: Study, folder: Path, status: StudyStatus) -> str:
+    """The command that a user types after `study status`: the one that submitted the newest run, if
+    runs are left; the report, if there is something to show."""
+    finished, report = status.count("finished"), _report_command(folder)
+    if finished == len(status.repeats):
+        return f"all runs have finished\nNext: {report}"
+    so_far = f"\n  so far: {report}" if finished else ""
+    if not status.count("missing") and not status.count("failed"):
+        alive = [t for t in status.tries() if t.is_alive]
+        newest = min(alive, key=lambda t: t.outcome != "running").run.path
+        return f"Next: wait; or look: {command('follow', pasted(newest))}{so_far}"
+    submissions = [t.run.config["submission"] for t in status.tries()]
+    last: dict[str, Any] = max(submissions, key=lambda s: str(s.get("time")), default={})
+    again = last.get("command") or shlex.join(["slurmft", "study", "run", str(study.path)])
+    return f"Next: {again}{so_far}"
+
+
+def _report_command(folder: Path) -> str:
+    return command("report", pasted(folder), "--output", pasted(folder / "report"))

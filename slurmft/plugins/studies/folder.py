@@ -1,0 +1,219 @@
+"""The folder of a study, STUDIES_DIR/NAME: its lock and files, and the status of the runs in it.
+
+It holds run directories in `runs/`, copies of the study file and of the published figures, and the
+scripts and logs of job arrays in `arrays/`. No status is stored: run directories say to which cell
+they belong, and at most two calls of Slurm's commands give the states of all their jobs.
+"""
+
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from slurmft import locks
+from slurmft.cluster.status import RunStatus, run_statuses
+from slurmft.core import permissions
+from slurmft.core.credentials import redact
+from slurmft.core.errors import UsageError
+from slurmft.core.files import fits, write_text
+from slurmft.core.filesystem import absolute
+from slurmft.plugins.studies import spec
+from slurmft.plugins.studies.spec import Cell, Study
+from slurmft.runs import records, scan
+from slurmft.runs.rundir import RunDir
+from slurmft.runs.scan import MeasuredRun
+
+
+class HeldError(UsageError):
+    """Another command holds the lock of the study's folder."""
+
+
+def folder_of(study: Study, studies_dir: str) -> Path:
+    """The folder of a study: the one that it was read from, or STUDIES_DIR/NAME."""
+    home = study.path.parent
+    if study.path.name == spec.FILE and home.name == study.name:
+        return home
+    return absolute(studies_dir) / study.name
+
+
+def exclusive(folder: Path, share_with_group: bool = False) -> TextIO:
+    """Locks the study's folder until what is returned is closed: no other command, on any node,
+    submits or cancels meanwhile.
+
+    What this process writes from then on is private, or readable for the group.
+
+    Raises:
+        HeldError: another command holds it.
+        UsageError: the folder cannot be written, or locked.
+        NotOwnError: it is another user's, or others can write it.
+    """
+    try:
+        permissions.make_folder(folder, share_with_group, exist_ok=True)
+        permissions.settle(share_with_group)
+        with permissions.own_folder(folder):
+            (folder / "runs").mkdir(exist_ok=True)
+        return locks.hold(folder / ".lock")
+    except BlockingIOError as holder:
+        raise HeldError(
+            f"another `slurmft study run` or `cancel` is at work in {str(folder)!r}: {holder}",
+            "wait until it ends, or end it there; slurmft study status shows its progress",
+        ) from None
+    except OSError as error:
+        raise UsageError(
+            f"cannot write and lock the study folder {str(folder)!r}: {error.strerror or error}",
+            "give one that you can write, on a file system with POSIX locks: --studies-dir",
+        ) from None
+
+
+def check_name(study: Study, folder: Path) -> None:
+    """Raises UsageError if the folder belongs to another study."""
+    copy = folder / spec.FILE
+    try:
+        found = tomllib.loads(copy.read_text(encoding="utf-8")).get("name")
+    except (OSError, ValueError):
+        return  # a new folder, or an unreadable copy, which is written anew
+    if found != study.name:
+        raise UsageError(
+            f"{str(folder)!r} is the folder of the study {found!r}, not {study.name!r}",
+            "give another --studies-dir, or another name in the study file",
+        )
+
+
+def keep_copies(study: Study, folder: Path) -> None:
+    """Copies the study file, and the published tables that it names, to the study's folder."""
+    copy = folder / spec.FILE
+    if study.path != copy:
+        write_text(copy, redact(study.text))
+    if study.published and study.published != (copy := folder / study.published.name):
+        write_text(copy, study.published.read_text(encoding="utf-8"))
+
+
+def discard_cut_off(folder: Path) -> None:
+    """Removes run directories whose submission was killed before it noted a job.
+
+    If a job was submitted nevertheless, it ends at once: its script is gone.
+    """
+    for run in find_runs(folder)[0]:
+        never = run.state["state"] in ("submitted", "unknown") and run.result is None
+        if run.study and never and not (files := RunDir(run.path)).job_id():
+            files.discard()
+
+
+# --- the status of its runs ----------------------------------------------------------------------
+
+STATES = ("finished", "running", "pending", "failed", "missing")
+"""States of a repeat: the first of these that one of its tries has."""
+
+
+@dataclass(slots=True)
+class Repeat:
+    """One repeat of a cell, with all its tries, oldest first."""
+
+    cell: Cell
+    number: int
+    tries: list[RunStatus] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What identifies it within its study: cell and number."""
+        return spec.key_of(self.cell), self.number
+
+    @property
+    def best(self) -> RunStatus | None:
+        """The try that got furthest; of several, the last."""
+        return min(reversed(self.tries), key=lambda t: STATES.index(t.outcome), default=None)
+
+    @property
+    def state(self) -> str:
+        return self.best.outcome if self.best else "missing"
+
+    @property
+    def failures(self) -> int:
+        """Tries that failed; one that was cancelled before it started does not count."""
+        return sum(t.outcome == "failed" and t.has_started for t in self.tries)
+
+
+@dataclass(frozen=True, slots=True)
+class StudyStatus:
+    """The status of a study's runs, and what else is in its folder."""
+
+    repeats: list[Repeat]
+    others: list[RunStatus]
+    """Runs of cells that the study file does not have, or of another study. Those that wait or run
+    disturb measurements as well."""
+    problems: list[str]
+    """A line for every directory that could not be read."""
+
+    def by_cell(self) -> list[tuple[Cell, list[Repeat]]]:
+        """Every cell with its repeats, in the order of the study file."""
+        groups: dict[str, tuple[Cell, list[Repeat]]] = {}
+        for repeat in self.repeats:
+            groups.setdefault(repeat.key[0], (repeat.cell, []))[1].append(repeat)
+        return list(groups.values())
+
+    def tries(self) -> list[RunStatus]:
+        return [t for r in self.repeats for t in r.tries]
+
+    def alive(self) -> list[RunStatus]:
+        """All whose jobs wait or run on this cluster, of this study file or not. Those elsewhere
+        disturb nothing here, and no job here can wait for their end."""
+        every = (*self.tries(), *self.others)
+        return [t for t in every if t.is_alive and t.job and not t.elsewhere]
+
+    def count(self, state: str) -> int:
+        return sum(r.state == state for r in self.repeats)
+
+
+def study_status(study: Study, folder: Path) -> StudyStatus:
+    """Reads the runs in a study's folder, and asks for the states of their jobs."""
+    runs, problems = find_runs(folder)
+    repeats = {(spec.key_of(c), n): Repeat(c, n) for n, c in spec.rounds(study)}
+    others: list[RunStatus] = []
+    for status in run_statuses(runs):
+        found, repeat = status.run.study or {}, None
+        if found.get("name") == study.name and fits(found, {"cell": dict, "repeat": int}):
+            repeat = repeats.get((spec.key_of(found["cell"]), found["repeat"]))
+        (repeat.tries if repeat else others).append(status)
+    return StudyStatus(list(repeats.values()), others, problems)
+
+
+def find_runs(folder: Path) -> tuple[list[MeasuredRun], list[str]]:
+    """The runs in a study's folder, oldest first, and what could not be read."""
+    top = folder / "runs"
+    return scan.find([top], may_be_none=True) if top.is_dir() else ([], [])
+
+
+def last_step(repeat: Repeat) -> dict[str, int] | None:
+    """Optimizer steps of a running repeat, done and in all; None where they are unknown."""
+    if repeat.best is None or repeat.state != "running":
+        return None
+    found = records.latest(repeat.best.run.path)
+    steps = {"done": found["steps_done"], "total": found["steps_total"]}
+    return None if None in steps.values() else steps
+
+
+def status_json(study: Study, folder: Path, status: StudyStatus) -> dict[str, Any]:
+    """What `slurmft study status --json` prints."""
+    repeats = [
+        {
+            "cell": repeat.cell,
+            "repeat": repeat.number,
+            "state": repeat.state,
+            "reason": best.reason if (best := repeat.best) else "",
+            "run": str(best.run.path) if best else None,
+            "job": best.job if best else None,
+            "metrics": best.run.result["metrics"] if best and best.run.result else None,
+            "steps": last_step(repeat),
+            "tries": [str(t.run.path) for t in repeat.tries],
+        }
+        for repeat in status.repeats
+    ]
+    return {
+        "name": study.name,
+        "title": study.title,
+        "folder": str(folder),
+        "totals": {state: status.count(state) for state in STATES},
+        "repeats": repeats,
+        "other_runs": [str(other.run.path) for other in status.others],
+        "problems": status.problems,
+    }

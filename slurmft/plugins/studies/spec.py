@@ -1,0 +1,353 @@
+"""Study files (TOML): what a study varies, and its cells. `slurmft study --help` has an example.
+
+A cell is one combination of values of [grid] with one of [[cells]]. Repeat r of it has the seed
+(42, or the one given) + r - 1.
+
+`strong`: the total work is fixed (samples and epochs). `weak`: the work of each process is fixed
+(`max_steps` and `batch_size`). `none`: the study does not compare numbers of processes.
+
+`global_batch_size` replaces `batch_size`: the samples of an optimizer step, divided among the
+processes. `published` is relative to the file. Of a program of one's own, [fixed] has options of
+the job alone; in [grid] and [[cells]] all other names are those of placeholders
+(`slurmft.plugins.studies.programs`).
+"""
+
+import itertools
+import json
+import math
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmft.core import shipped
+from slurmft.core.config import WORDS, is_repeatable
+from slurmft.core.errors import UsageError, unknown
+from slurmft.core.filesystem import absolute
+from slurmft.core.site import in_file, typed_values
+from slurmft.plugins.studies import programs, published
+from slurmft.train.login.configure import OPTIONS
+
+FILE = "study.toml"
+"""Name of the copy of a study file in the study's folder."""
+
+SCALINGS = ("strong", "weak", "none")
+GLOBAL_BATCH_SIZE = "global_batch_size"
+
+_DEFAULTS: dict[str, Any] = {
+    "name": "", "title": "", "scaling": "none", "repeats": 3, "at_most": 1, "retries": 2,
+    "published": "", "program": {}, "fixed": {}, "grid": {}, "cells": [],
+}  # fmt: skip
+"""Keys of a study file; a value has the type of its default."""
+_WORDS = WORDS | {dict: "a table", list: "a list of tables"}
+_NOT_VARIED = {
+    "cluster": "a study runs on one cluster: give it in [fixed], or as a flag",
+    "seed": "the repeats have seeds of their own; the first one goes into [fixed]",
+    "job_name": "give it in [fixed]",
+    "after": "the whole study waits: give it in [fixed]",
+    "after_any": "the whole study waits: give it in [fixed]",
+    "repeat": "its values are 1 to repeats",
+}
+_MAX_RUNS = 100_000
+
+Cell = dict[str, Any]
+"""Varied field -> value, in the order of the study file, as JSON has them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Study:
+    """A study file, checked as far as is possible without its runs."""
+
+    path: Path
+    text: str
+    """The file as it is."""
+    name: str
+    title: str
+    scaling: str
+    repeats: int
+    at_most: int
+    retries: int
+    published: Path | None
+    """The file of published figures; in a study's folder, the copy that is there."""
+    fixed: dict[str, Any]
+    """Settings of all cells, which may include `global_batch_size`."""
+    program: dict[str, Any]
+    """Its table [program]; empty: the study trains."""
+    cells: tuple[Cell, ...]
+
+    @property
+    def varied(self) -> list[str]:
+        """The fields of the cells."""
+        return list(self.cells[0])
+
+
+def read_study(given: str | Path, with_published: bool = True) -> Study:
+    """The study of a file, or of a study's folder.
+
+    Args:
+        with_published: check that the file of published figures can be read.
+    """
+    path = absolute(shipped.find("studies", given))
+    in_folder = path.is_dir()
+    path = path / FILE if in_folder else path
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        what = f"{str(given)!r} holds no {FILE}" if in_folder else f"{str(given)!r}: no such file"
+        hint = "give a study file, the folder of a study, or a name that slurmft examples lists"
+        raise UsageError(what, hint) from None
+    except (OSError, UnicodeDecodeError) as error:
+        what = f"cannot read the study file {str(given)!r}: {error}"
+        raise UsageError(what, "check that it is a text file") from None
+    study = parse_study(text, path)
+    if with_published and study.published:
+        try:
+            published.load(study.published)
+        except UsageError as error:
+            raise in_file(path, error) from None
+    return study
+
+
+def parse_study(text: str, path: Path) -> Study:
+    """The study of a file's text."""
+    try:
+        raw = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # the latter: thousands of brackets
+        raise UsageError(f"{path} is not TOML: {error}", "see slurmft study --help") from None
+    _check_top(path, raw)
+    given = _DEFAULTS | raw
+    program = programs.read(path, given["program"]) if given["program"] else {}
+    fixed = (programs.typed if program else _settings)(f"{path}: [fixed]", given["fixed"])
+    axes = _axes(path, raw, fixed | program)
+    study = Study(
+        path=path,
+        text=text,
+        title=given["title"] or given["name"],
+        published=_published(path, given["published"]),
+        fixed=fixed,
+        program=program,
+        cells=_cells(path, axes, given["repeats"]),
+        **{k: given[k] for k in ("name", "scaling", "repeats", "at_most", "retries")},
+    )
+    if program:
+        programs.check_placeholders(path, program, study.varied, fixed)
+    check_work(study)
+    return study
+
+
+def _check_top(path: Path, raw: dict[str, Any]) -> None:
+    for key, value in raw.items():
+        if key in OPTIONS.keys() - _DEFAULTS:
+            raise UsageError(f"{path}: {key!r} belongs to a table", "put it below [fixed]")
+        if key not in _DEFAULTS:
+            raise in_file(path, unknown("key", key, list(_DEFAULTS)))
+        if type(value) is not (kind := type(_DEFAULTS[key])):
+            raise UsageError(
+                f"{path}: {key} must be {_WORDS[kind]}, not {value!r}", "see slurmft study --help"
+            )
+        least = 0 if key == "retries" else 1
+        if kind is int and value < least:
+            raise UsageError(f"{path}: {key} = {value} must be at least {least}")
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", raw.get("name", "")):
+        raise UsageError(
+            f"{path}: name {raw.get('name', '')!r} is not a folder name",
+            "use letters, digits and . _ - between them, 63 at most",
+        )
+    if raw.get("scaling", "none") not in SCALINGS:
+        raise in_file(path, unknown("scaling", raw["scaling"], list(SCALINGS)))
+    if "\n" in raw.get("title", ""):
+        raise UsageError(f"{path}: the title {raw['title']!r} is more than a line", "shorten it")
+
+
+def _published(path: Path, given: str) -> Path | None:
+    """The file of published figures: of a study's folder, the copy that is there."""
+    if not given:
+        return None
+    copy = path.with_name(Path(given).name)
+    return copy if path.name == FILE and copy.exists() else path.parent / given
+
+
+def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Settings converted to the types of their fields, and `global_batch_size`."""
+    for key, value in values.items():
+        if key == "runs_dir":
+            what = f"{where}: {key} = {value!r} is not possible in a study"
+            raise UsageError(what, "the study has its own: --studies-dir")
+        if key in _DEFAULTS:
+            raise UsageError(
+                f"{where}: {key!r} is a key of the study itself", "move it above the first [table]"
+            )
+        if key == GLOBAL_BATCH_SIZE and (type(value) is not int or value < 1):
+            raise UsageError(
+                f"{where}: {GLOBAL_BATCH_SIZE} must be a whole number, not {value!r}",
+                "the samples of an optimizer step, of all processes",
+            )
+    rest = {k: v for k, v in values.items() if k != GLOBAL_BATCH_SIZE}
+    return values | typed_values(where, rest, OPTIONS)
+
+
+# --- cells ----------------------------------------------------------------------------------------
+
+
+def _axes(path: Path, raw: dict[str, Any], fixed: dict[str, Any]) -> list[list[Cell]]:
+    """What is combined, in the file's order: every list of [grid], and [[cells]]."""
+    axes = []
+    for table in [key for key in raw if key in ("grid", "cells")]:
+        where = f"{path}: [grid]" if table == "grid" else f"{path}: [[cells]]"
+        for axis in _grid(where, raw["grid"]) if table == "grid" else _explicit(path, raw["cells"]):
+            axes.append([_typed_cell(where, cell, bool(raw.get("program"))) for cell in axis])
+            for field in axis[0]:
+                _check_varied(where, field, fixed)
+    named = Counter(field for axis in axes for field in axis[0])
+    if both := sorted(field for field, count in named.items() if count > 1):
+        raise UsageError(
+            f"{path}: {', '.join(both)} is in both [grid] and [[cells]]",
+            "leave it out of one of them",
+        )
+    if not axes:
+        raise UsageError(f"{path} varies nothing", "give [grid], such as nodes = [1, 2, 4]")
+    return axes
+
+
+def _grid(where: str, grid: dict[str, Any]) -> Iterator[list[Cell]]:
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise UsageError(
+                f"{where} {key} must be a list of values, not {values!r}",
+                f"write {key} = [...], or move it to [fixed]",
+            )
+        yield [{key: value} for value in values]
+
+
+def _explicit(path: Path, tables: list[Any]) -> list[list[Cell]]:
+    """The tables of [[cells]], which must name the same fields: one axis."""
+    if not tables or not all(isinstance(table, dict) and table for table in tables):
+        raise UsageError(
+            f"{path}: cells must be tables with values, not {tables!r}", "write [[cells]]"
+        )
+    for table in tables:
+        if odd := ", ".join(sorted(table.keys() ^ tables[0].keys())):
+            raise UsageError(
+                f"{path}: the cell {label(table)!r} and the first one differ in their fields: "
+                f"{odd}",
+                "give every [[cells]] the same fields",
+            )
+    return [[{key: table[key] for key in tables[0]} for table in tables]]
+
+
+def _typed_cell(where: str, cell: Cell, own: bool) -> Cell:
+    """A cell as in JSON: lists, no tuples."""
+    typed = programs.typed(where, cell, varied=True) if own else _settings(where, cell)
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in typed.items()}
+
+
+def _check_varied(where: str, field: str, fixed: dict[str, Any]) -> None:
+    """Raises UsageError for a field that cannot be varied, or is fixed."""
+    if field in _NOT_VARIED:
+        raise UsageError(f"{where} varies {field}", _NOT_VARIED[field])
+    if field in fixed:
+        holder = "fixed" if field in OPTIONS or field == GLOBAL_BATCH_SIZE else "program"
+        raise UsageError(
+            f"{where} varies {field}, but [{holder}] has {field} = {fixed[field]!r}",
+            "leave one of them out",
+        )
+
+
+def _cells(path: Path, axes: list[list[Cell]], repeats: int) -> tuple[Cell, ...]:
+    """All combinations; what comes first varies slowest."""
+    count = math.prod(map(len, axes))
+    if count * repeats > _MAX_RUNS:
+        what = f"{path}: {count:,} cells x {repeats:,} repeats are {count * repeats:,} runs"
+        raise UsageError(what, f"the limit is {_MAX_RUNS:,}")
+    cells = [dict(itertools.chain(*map(dict.items, parts))) for parts in itertools.product(*axes)]
+    counts = Counter(map(key_of, cells))
+    if twice := next((cell for cell in cells if counts[key_of(cell)] > 1), None):
+        raise UsageError(
+            f"{path}: the cell {label(twice)!r} occurs twice", "for more runs of it, raise repeats"
+        )
+    return tuple(cells)
+
+
+def key_of(cell: Cell) -> str:
+    """What identifies a cell, whatever the order of its fields."""
+    return json.dumps(cell, sort_keys=True)
+
+
+def label(cell: Cell) -> str:
+    """A cell in words: nodes=2 batch_size=64"""
+    return " ".join(f"{key}={value}" for key, value in cell.items())
+
+
+# --- runs of cells --------------------------------------------------------------------------------
+
+
+def rounds(study: Study) -> Iterator[tuple[int, Cell]]:
+    """Number of a repeat and cell, for all runs. The first repeats of all cells come first, so that
+    a drift of the machine does not look like scaling."""
+    for repeat in range(1, study.repeats + 1):
+        for cell in study.cells:
+            yield repeat, cell
+
+
+def typed(cell: Cell) -> dict[str, Any]:
+    """The values of a cell, as in a configuration."""
+    repeatable = {k for k in cell if k in OPTIONS and is_repeatable(OPTIONS[k])}
+    return {k: tuple(v) if k in repeatable else v for k, v in cell.items()}
+
+
+def divide_batch(values: dict[str, Any], filled: dict[str, Any]) -> dict[str, Any]:
+    """The values of a cell with a batch size for each process in place of the global one; `filled`
+    has the number of processes, which may come from recipe or site file.
+    """
+    if GLOBAL_BATCH_SIZE not in values:
+        return values
+    samples, nproc = values[GLOBAL_BATCH_SIZE], filled.get("nproc_per_node")
+    if nproc is None:
+        raise UsageError(
+            f"{GLOBAL_BATCH_SIZE} = {samples} needs the number of processes", "give nproc_per_node"
+        )
+    steps = filled.get("gradient_accumulation_steps", 1)
+    parts = filled.get("nodes", 1) * nproc * steps
+    if parts < 1 or samples % parts:
+        raise UsageError(
+            f"{GLOBAL_BATCH_SIZE} = {samples} cannot be divided by {parts} (nodes x processes x "
+            "accumulation steps)",
+            f"give a multiple of {parts}",
+        )
+    rest = {k: v for k, v in values.items() if k != GLOBAL_BATCH_SIZE}
+    return rest | {"batch_size": samples // parts}
+
+
+def check_work(study: Study) -> None:
+    """Raises UsageError if settings contradict each other, or the kind of scaling."""
+    named = {*study.fixed, *study.varied}
+    if study.program:
+        return
+    if {"batch_size", GLOBAL_BATCH_SIZE} <= named:
+        raise UsageError(
+            f"{study.path}: {GLOBAL_BATCH_SIZE} and batch_size contradict each other",
+            "leave one of them out",
+        )
+    if not {"nodes", "nproc_per_node"} & set(study.varied):
+        return
+    if study.scaling == "weak" and GLOBAL_BATCH_SIZE in named:
+        raise UsageError(
+            f"{study.path}: scaling = 'weak' fixes the work of a process, {GLOBAL_BATCH_SIZE} that "
+            "of all",
+            "give batch_size and max_steps, or scaling = 'strong'",
+        )
+    if study.scaling == "weak" and "max_steps" not in named:
+        raise UsageError(
+            f"{study.path}: scaling = 'weak' without max_steps: an epoch is less work for each of "
+            "more processes",
+            "give max_steps in [fixed], or scaling = 'strong'",
+        )
+    if study.scaling == "strong" and "max_steps" in named and GLOBAL_BATCH_SIZE not in named:
+        raise UsageError(
+            f"{study.path}: scaling = 'strong', but max_steps with a batch for each process is "
+            "more work for more processes",
+            f"give {GLOBAL_BATCH_SIZE}, or scaling = 'weak'",
+        )

@@ -1,0 +1,1 @@
+"""Metrics in TensorBoard, Weights & Biases and other trackers."""

@@ -1,0 +1,1 @@
+"""Programs of the user's own: description, snapshot, environment, process."""

@@ -1,0 +1,213 @@
+"""A program of the user's own, as `slurmft run` describes it to the nodes."""
+
+# No `from __future__ import annotations`: options are read from the types of their fields.
+
+import dataclasses
+import itertools
+import os
+import re
+import shlex
+import signal
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from slurmft.core.config import build, check_choices, option, options
+from slurmft.core.errors import UsageError
+from slurmft.core.program import Program
+
+KIND = "own"
+MODULE = "slurmft.programs.process"
+"""What every rank runs: it starts the program, and stays beside it."""
+
+LATEST = "{latest}"
+OWN_FILES = ("checkpoint_dir", "result_file", "finished_file")
+"""What every run must have for itself."""
+PERS = ("auto", "torchrun", "node", "process", "gpu")
+_PER = "a torchrun on each node, the program once a node, a process, or a GPU; auto: torchrun for "
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnProgram:
+    """What runs, and how it is told to stop, resumed and read."""
+
+    argv: tuple[str, ...]
+    """The program and its arguments, as they are started; a Python program has its interpreter."""
+    folder: str
+    """Where it runs."""
+    file: str
+    """What is executed: the script or executable; of a module, the folder that it comes from."""
+    code: str = ""
+    """What goes to the front of PYTHONPATH: folders of its frozen code, with colons between."""
+    since_ns: int = 0
+    """When the newest of its checkpoints and files was written that were there at submission: they
+    are of another run."""
+
+    env: str | None = option(
+        None, "its Python environment: a folder, or uv, of its uv.lock (default: slurmft's)"
+    )
+    accelerate_config: str | None = option(
+        None,
+        "what `accelerate launch --config_file FILE` would set, but for nodes and processes",
+        metavar="FILE",
+    )
+    per: str = option("auto", f"{_PER}Python, else node", choices=PERS)
+    integrate: str | None = option(
+        None,
+        "attach an unchanged script through its library's Trainer (also TRL's)",
+        choices=("transformers", "lightning"),
+    )
+    stop_signal: str = option(
+        "TERM",
+        "what the program gets when the job is to stop: TERM, USR1, INT, ... (a program that "
+        "attaches is asked by job.should_stop())",
+        metavar="NAME",
+    )
+    checkpoint_dir: str | None = option(
+        None, "where the program writes its checkpoints: they count as progress", metavar="DIR"
+    )
+    resume_args: str | None = option(
+        None,
+        "arguments from the second start on, where there is a checkpoint: "
+        "'--resume_from_checkpoint {latest}'",
+        metavar="ARGS",
+    )
+    finished_file: str | None = option(
+        None,
+        "the program writes it at its end: an exit code of 0 after a stop signal means finished "
+        "only with it, or with job.result()",
+        metavar="FILE",
+    )
+    result_file: str | None = option(
+        None, "JSON of numbers that the program writes: its result, for reports", metavar="FILE"
+    )
+    snapshot: str = option(
+        "auto",
+        "the code that runs is that of the submission: of the git work tree, or the program's "
+        "folder; auto: either; none: as it is then",
+        choices=("auto", "git", "folder", "none"),
+    )
+    snapshot_limit_mb: int = option(100, "the most that a snapshot may have", metavar="MIB")
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if f"SIG{self.stop_signal.removeprefix('SIG')}" not in signal.Signals.__members__:
+            raise UsageError(
+                f"--stop-signal {self.stop_signal} is the name of no signal", "TERM, USR1, INT, ..."
+            )
+        if self.resume_args is None:
+            return
+        if LATEST not in self.resume_args:
+            raise UsageError(
+                f"--resume-args {self.resume_args!r} does not say where the checkpoint goes",
+                f"write {LATEST} there: --resume-args '--resume_from_checkpoint {LATEST}'",
+            )
+        if self.checkpoint_dir is None:
+            raise UsageError(
+                f"--resume-args {self.resume_args!r} needs the folder of the checkpoints",
+                "add --checkpoint-dir DIR",
+            )
+        try:
+            shlex.split(self.resume_args)
+        except ValueError as error:
+            raise UsageError(f"--resume-args {self.resume_args!r}: {error}") from None
+
+    @classmethod
+    def of(cls, program: Program) -> "OwnProgram | None":
+        """The one that a job runs; None: it runs another kind of program."""
+        return build(cls, program.settings) if program.kind == KIND else None
+
+    @property
+    def is_python(self) -> bool:
+        return Path(self.argv[0]).name.startswith("python")
+
+    @property
+    def python(self) -> str:
+        """The Python that it runs with, or that its environment has."""
+        return self.argv[0] if self.is_python else f"{self.env or sys.prefix}/bin/python"
+
+    def program(self, name: str, **more: Any) -> Program:
+        """As the toolkit knows it."""
+        return Program(
+            kind=KIND, name=name, module=MODULE, settings=dataclasses.asdict(self), **more
+        )
+
+    def path(self, name: str) -> Path:
+        """A file or folder of its own, which may be given from where it runs."""
+        return Path(self.folder, name)
+
+    def marked(self) -> "OwnProgram":
+        """With the time of what is there now."""
+        files = [self.path(name) for name in (self.finished_file, self.result_file) if name]
+        there = [*self._checkpoints(), *filter(Path.exists, files)]
+        since_ns = max((path.stat().st_mtime_ns for path in there), default=0)
+        return dataclasses.replace(self, since_ns=since_ns)
+
+    def has_finished(self) -> bool:
+        """Whether it has written its --finished-file."""
+        return self.finished_file is not None and self._is_new(self.path(self.finished_file))
+
+    def result(self) -> Path | None:
+        """Its --result-file, if it has written one."""
+        path = None if self.result_file is None else self.path(self.result_file)
+        return path if path and self._is_new(path) else None
+
+    def newest_checkpoint(self) -> Path | None:
+        """The newest entry of --checkpoint-dir that this run has written, and that is whole as far
+        as can be seen; None: there is none.
+
+        A folder that lacks a file which the one before it has is half-written.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        found = [path for path in self._checkpoints() if self._is_new(path)]
+        for newer, older in itertools.pairwise(found):
+            if _kinds_of_files(newer) >= _kinds_of_files(older):
+                return newer
+        return found[-1] if found else None
+
+    def _checkpoints(self) -> list[Path]:
+        """Newest first."""
+        if self.checkpoint_dir is None or not (folder := self.path(self.checkpoint_dir)).is_dir():
+            return []
+        times = {p: p.stat().st_mtime_ns for p in folder.iterdir() if _may_be_checkpoint(p)}
+        return sorted(times, key=lambda path: -times[path])
+
+    def _is_new(self, path: Path) -> bool:
+        return path.exists() and path.stat().st_mtime_ns > self.since_ns
+
+    def arguments(self, latest: Path | None) -> list[str]:
+        """Its command line; from a checkpoint, if there is one."""
+        if latest is None or self.resume_args is None:
+            return list(self.argv)
+        more = shlex.split(self.resume_args)
+        return [*self.argv, *(word.replace(LATEST, str(latest)) for word in more)]
+
+
+FLAGS = {name: each for name, each in options(OwnProgram).items() if each.metadata}
+"""Name -> field of what is a flag of `slurmft run`."""
+
+
+def signal_of(name: str) -> signal.Signals:
+    """The signal of a name with or without SIG."""
+    return signal.Signals[f"SIG{name.removeprefix('SIG')}"]
+
+
+def in_words(checkpoint: Path) -> str:
+    """Its name, and when it was written: a program may write the same name again."""
+    written = datetime.fromtimestamp(checkpoint.stat().st_mtime)
+    return f"{checkpoint.name} ({written.isoformat(sep=' ', timespec='seconds')})"
+
+
+def _may_be_checkpoint(path: Path) -> bool:
+    """Whether a name in --checkpoint-dir says so: it has a number, and is no temporary one."""
+    temporary = path.name.startswith((".", "tmp")) or path.name.endswith(".tmp")
+    return not temporary and bool(re.search(r"\d", path.name))
+
+
+def _kinds_of_files(path: Path) -> set[str]:
+    """The names in a folder, without their numbers: those of ranks may be fewer than before."""
+    return {re.sub(r"\d+", "#", name) for name in os.listdir(path)} if path.is_dir() else set()

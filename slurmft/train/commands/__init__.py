@@ -1,0 +1,1 @@
+"""The commands of the trainer: one module each."""

@@ -1,0 +1,47 @@
+"""Predict the rows of a file with the model of a finished run, by a job like that of a training.
+
+examples:
+  slurmft predict last new.csv --follow                  writes new.predictions.csv here
+  slurmft predict emotion-20261120 new.jsonl --output out.jsonl --nodes 4
+
+The file (.csv, .tsv, .jsonl, .parquet) has the columns of texts that the run was trained on. Its
+columns stay, and `prediction` is added: a label, with its `probability`; a number; a text;
+entities. A job that was stopped resumes with the rows that are left.
+"""
+
+from pathlib import Path
+
+from slurmft.cli import submit_or_show
+from slurmft.cli.parser import Parser, given
+from slurmft.core.config import JobConfig, options
+from slurmft.train.commands.submit import USUAL
+from slurmft.train.config import TrainConfig
+
+_OWN = ("eval_batch_size", "max_length", "precision")
+_WHERE = options(JobConfig).keys() - {"runs_dir"}
+
+
+def parser() -> Parser:
+    command = Parser("slurmft predict", __doc__).add_run()
+    command.add_argument("file", metavar="FILE", help="rows to predict")
+    text = "file to write (default: NAME.predictions.csv in this folder, or as FILE ends)"
+    command.add_argument("--output", metavar="FILE", help=text)
+    text = "let it take the place of a file that is there"
+    command.add_argument("--overwrite", action="store_true", help=text)
+    command.add_follow()
+    command.add_options(TrainConfig, "how to predict (default: as the run evaluated)", _OWN)
+    command.add_options(JobConfig, "where to run it", _WHERE)
+    usual = (name for name in USUAL if name in _WHERE)
+    return command.show_usual("output", "overwrite", *_OWN, *usual)
+
+
+def main(argv: list[str]) -> int:
+    arguments, run = parser().parse_run(argv)
+    from slurmft.train.login import predict  # --help need not wait for it
+
+    flags = given(arguments, {*_OWN, *_WHERE})
+    if arguments.runs_dir:
+        flags["runs_dir"] = arguments.runs_dir
+    output = Path(arguments.output) if arguments.output else None
+    config = predict.configure(run, Path(arguments.file), output, arguments.overwrite, flags)
+    return submit_or_show(config, arguments, "predict", argv)

@@ -1,0 +1,71 @@
+"""The examination of nodes whose agents are real, on this machine."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slurmft.core.agents import Agents
+from slurmft.core.config import JobConfig
+from slurmft.node.rendezvous import LOCAL_NODE
+from slurmft.plugins.examine import examination as doctor_examination
+from slurmft.plugins.examine.checks import Report
+from slurmft.plugins.examine.examination import Examination
+from slurmft.plugins.examine.nodes import Site, agent_command
+from tests.plugins.examine.test_rules import wrong
+from tests.support import PATIENCE_S
+
+SKEWED = """\
+import time
+now = time.time
+time.time = lambda: now() + 90
+from slurmft.core import agents
+from slurmft.plugins.examine.agent import Agent
+agents.serve(Agent())
+"""
+CLOSED = """\
+from slurmft.core import agents
+from slurmft.plugins.examine.agent import Agent
+listen = Agent.listen
+Agent.listen = lambda *a, **k: listen(*a, **k) | {"rendezvous": 9}
+agents.serve(Agent())
+"""
+DEAF = "import sys; sys.stdin.read()"
+DEAD = """\
+import sys
+print('slurmft-agent {"number": 1, "answ', end="")  # killed while it spoke
+sys.exit("srun: error: Node failure on n7")
+"""
+
+
+def test_sick_nodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once: a skewed clock, a closed port, a name that does not resolve, one that does not
+    answer, one that is dead."""
+    monkeypatch.setattr(doctor_examination, "_START_S", 12.0)
+    programs = {"n3": SKEWED, "n4": CLOSED, "n6": DEAF, "n7": DEAD}
+    names = [f"n{i}" for i in range(1, 8)]
+    commands = {
+        name: ["env", f"{LOCAL_NODE}={i}"]
+        + ([sys.executable, "-c", programs[name]] if name in programs else agent_command())
+        for i, name in enumerate(names)
+    }
+    hosts = {name: f"127.0.0.{i + 1}" for i, name in enumerate(names)} | {"n5": "n5.invalid"}
+    site = Site(hosts=hosts, commands=commands, env={}, job_id="7", simulated=True)
+    folders = {"runs": tmp_path, "cache": tmp_path / "cache"}
+    report = Report()
+    with Agents(site.commands) as agents:
+        deadline = time.monotonic() + PATIENCE_S
+        Examination(site, agents, JobConfig(nodes=7), folders, deadline, report).run(quick=True)
+    found = "\n".join(wrong(report.checks))
+    assert "failure: n6: no answer in 12 s" in found
+    assert "failure: n7: its agent ended: Node failure on n7" in found
+    assert "cannot resolve n5: " in found
+    assert "cannot reach n4 on a rendezvous port: Connection refused" in found
+    assert re.search(r"failure: n3 is (89|90)\.\d s ahead of the others", found), found
+    assert report.measured["usable"] == ["n1", "n2", "n3"]
+    assert not list(tmp_path.iterdir())  # nothing is left in the folders
+    assert all(child.returncode is not None for child in agents._processes.values())

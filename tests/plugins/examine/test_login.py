@@ -1,0 +1,75 @@
+"""Checks of the login node; Slurm's output is as 22.05.8 prints it."""
+
+from __future__ import annotations
+
+from slurmft.cluster.slurm import commands as slurm_commands
+from slurmft.core.filesystem import Room
+from slurmft.plugins.examine import login
+from slurmft.plugins.examine.checks import Level
+
+
+def test_settings() -> None:
+    text = (
+        "Configuration data as of 2026-11-22T00:31:06\n"
+        "AccountingStorageBackupHost = (null)\n"
+        "AccountingStorageEnforce = none\n"
+        "KillWait                = 10 sec\n"
+        "SchedulerParameters     = batch_sched_delay=0,sched_interval=2\n"
+        "\nSlurmctld(primary) at login is UP\n"
+    )
+    assert slurm_commands.parse_settings(text) == {
+        "AccountingStorageEnforce": "none",
+        "KillWait": "10 sec",
+        "SchedulerParameters": "batch_sched_delay=0,sched_interval=2",
+    }
+
+
+def test_nodes_that_take_no_jobs() -> None:
+    text = (
+        "n1|idle|none\nn1|idle|none\nn2|drained|bad | disk, see log\n"
+        "n3|down*|Not responding\nn4|allocated|none\nn5|idle*|none\n"
+    )
+    found = slurm_commands.parse_unwell_hosts(text)
+    assert found == {
+        "n2": "drained: bad | disk, see log",
+        "n3": "down*: Not responding",
+        "n5": "idle*",
+    }
+    said = login.check_down_nodes(found)
+    assert said.level == Level.WARNING
+    assert "n3 is down*: Not responding" in said.text
+    assert login.check_down_nodes({}).level == Level.OK
+
+
+def test_partitions_and_accounts() -> None:
+    here = slurm_commands.parse_partitions("batch|up|1:00:00|4|4\nold|down|1:00:00|64|4\n")
+    judge = login.check_partitions
+    assert judge(here, None, 4).level == Level.OK
+    assert judge(here, "gpu", 1).text.startswith(
+        "there is no partition 'gpu'; there are: batch (4 nodes"
+    )
+    for wanted in (None, "batch", "old"):
+        assert judge(here, wanted, 8).text.startswith("no 8 nodes in")
+    assert judge([], None, 1).level == Level.FAILURE
+    fields = "Account,Partition,QOS,MaxJobs,MaxSubmit,MaxTRES,MaxWall,GrpTRES"
+    rows = slurm_commands.parse_associations("root||normal|||||\n", fields)
+    assert rows == [{"Account": "root", "QOS": "normal"}]
+    allowed = login.check_accounting
+    assert allowed("me", rows, {}).level == Level.OK
+    assert allowed("me", [], {"AccountingStorageEnforce": "none"}).level == Level.OK
+    assert allowed("me", [], {"AccountingStorageEnforce": "associations,limits"}).level == (
+        Level.FAILURE
+    )
+
+
+def test_room() -> None:
+    gib = 2**30
+    full = Room(free_bytes=50 * gib, free_inodes=10**6, problem="Disk quota exceeded")
+    said = login.check_room("runs", "/x", full)
+    assert (said.level, said.text) == (Level.FAILURE, "/x: cannot be written: Disk quota exceeded")
+    assert "--runs-dir" in str(said.hint)
+    for little in (Room(free_bytes=gib, free_inodes=None, problem=None),
+                   Room(free_bytes=50 * gib, free_inodes=12, problem=None)):  # fmt: skip
+        assert login.check_room("runs", "/x", little).level == Level.WARNING
+    shm = Room(free_bytes=gib, free_inodes=10**6, problem=None)
+    assert login.check_room("shm", "/dev/shm", shm).level == Level.OK

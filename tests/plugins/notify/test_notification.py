@@ -1,0 +1,165 @@
+"""Messages of real runs on this machine, to a server of this machine's."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmft.core.config import JobConfig
+from slurmft.plugins.notify import notification
+from slurmft.runs.rundir import RunDir
+from tests.conftest import Done, assert_two_lines, records, slurmft
+from tests.support import until
+from tests.support.own_programs import write
+
+STEPS = """\
+import sys, time, slurmft
+with slurmft.attach() as job:
+    for step in range(1, 6):
+        job.step(step, total=5, loss=1 / step)
+        time.sleep(0.1)
+    if sys.argv[1] == "hang":
+        time.sleep(600)
+    if sys.argv[1] == "fail":
+        raise ValueError("no such class: 7")
+    job.result(accuracy=0.75)
+"""
+SECRET = "t0psecretpath"
+
+
+class Server:
+    """What was posted to it."""
+
+    def __init__(self) -> None:
+        self.got: list[dict[str, Any]] = []
+        self.status, self.pause_s = 200, 0.0
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                time.sleep(server.pause_s)
+                self.send_response(server.status)
+                self.end_headers()
+                server.got.append(json.loads(body))
+
+            def log_message(self, format: str, *_: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        self.url = f"json://127.0.0.1:{self.http.server_port}/{SECRET}"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def await_messages(self, count: int) -> list[dict[str, Any]]:
+        until(lambda: len(self.got) >= count, lambda: self.got)
+        return self.got
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.http.shutdown()
+
+
+@pytest.fixture
+def where(server: Server, tmp_path: Path) -> str:
+    """A file with the server's URL, which only its user can read."""
+    file = tmp_path / "notify urls"
+    file.write_text(f"# mine\n{server.url}\n")
+    file.chmod(0o600)
+    return f"file:{file}"
+
+
+def run(tmp_path: Path, how: str, *flags: str, env: dict[str, str] | None = None) -> Done:
+    program = write(tmp_path, "steps.py", STEPS)
+    return slurmft(
+        *("run", "--runs-dir", str(tmp_path / "runs"), "--cluster", "local", "--follow"),
+        *(*flags, "--", str(program), how),
+        env=env,
+    )
+
+
+def test_the_end_is_told_once(server: Server, where: str, tmp_path: Path) -> None:
+    done = run(tmp_path, "end", "--notify", where)
+    assert done.code == 0, done.err
+    (message,) = server.await_messages(1)
+    assert message["title"] == f"slurmft: {done.run.path.name}: finished"
+    assert "metrics: accuracy 0.75" in message["message"]
+    assert f"next: slurmft report {done.run.path}" in message["message"]
+    assert slurmft("follow", str(done.run.path)).code == 0
+    notification.send(done.run, len(done.run.history()) - 1)  # as the login side, later
+    assert len(server.got) == 1
+    assert not any(SECRET in text for text in texts(done.run))
+
+
+def test_a_failure_begins_with_its_cause(server: Server, where: str, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    done = run(tmp_path, "fail", "--notify", where, "--notify-command", f"cat > '{told}'")
+    assert done.code == 1
+    (message,) = server.await_messages(1)
+    assert message["title"].endswith(": failed")
+    assert message["message"].startswith("ValueError: no such class: 7 (rank 0")
+    until(lambda: told.exists() and told.read_text())
+    assert told.read_text().splitlines()[0] == message["title"]
+
+
+def test_a_hang_and_its_requeue(server: Server, tmp_path: Path) -> None:
+    """The second ends the run: by then it made no progress twice."""
+    flags = ("--notify", "env:TELL", "--hang-timeout-s", "2", "--max-requeues", "1")
+    done = run(tmp_path, "hang", *flags, env={"TELL": server.url})
+    assert done.code != 0
+    first, second = server.await_messages(2)
+    assert first["title"].endswith(": hang, requeued")
+    assert "rank 0 hangs: no step for" in first["message"].splitlines()[0]
+    assert second["title"].endswith(": failed")
+    assert len(server.got) == 2
+    assert not any(SECRET in text for text in texts(done.run))
+
+
+@pytest.mark.parametrize("trouble", ["refused", "slow", "no server"])
+def test_no_run_suffers(server: Server, where: str, tmp_path: Path, trouble: str) -> None:
+    if trouble == "refused":
+        server.status = 500
+    elif trouble == "slow":
+        server.pause_s = 1000
+    else:
+        server.http.server_close()
+    done = run(tmp_path, "end", "--notify", where)
+    assert done.code == 0, done.err
+    until(lambda: records(done.run, "warning"))
+    warnings = records(done.run, "warning")
+    assert warnings[-1]["text"].startswith("no notification was sent: ")
+    assert not any(SECRET in text for text in texts(done.run))
+
+
+def test_mistakes(tmp_path: Path, where: str) -> None:
+    secret = "slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ"
+    refused = run(tmp_path, "end", "--notify", secret)
+    assert_two_lines(refused, "the URL holds a secret")
+    assert "TIiajkdnlazkcOXrIdevi7FQ" not in refused.err
+    assert_two_lines(run(tmp_path, "end", "--notify", "json://me:pa55word@host"), "credentials")
+    assert_two_lines(run(tmp_path, "end", "--notify", "foo://x"), "no such URL")
+    assert_two_lines(run(tmp_path, "end", "--notify", "env:NONE"), "no URLs")
+    assert_two_lines(run(tmp_path, "end", "--notify", "file:/none"), "No such file")
+    os.chmod(where.removeprefix("file:"), 0o644)
+    assert_two_lines(run(tmp_path, "end", "--notify", where), "others can read the file")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_plain_url_may_be_typed() -> None:
+    notification.check(JobConfig(notify=("json://localhost:8080/runs",)))
+
+
+def texts(run: RunDir) -> list[str]:
+    """All files of a run."""
+    return [p.read_text(errors="replace") for p in run.path.rglob("*") if p.is_file()]

@@ -1,0 +1,28 @@
+"""Tables as text, Markdown and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from slurmft.plugins.studies.report.formats import Table, as_csv, as_markdown, as_text, column
+
+HOSTILE = "<script>alert('x')</script> & 50% $(rm) a_b {c} ~ ^ \\d | \"q\" #1"
+
+
+def test_hostile_text_is_escaped() -> None:
+    table = Table(HOSTILE, [column("name", [HOSTILE], numeric=False)], [HOSTILE])
+    (row,) = list(csv.DictReader(io.StringIO(as_csv(table))))
+    assert row == {"name": HOSTILE}
+    markdown = as_markdown(table)
+    assert "<script>" not in markdown
+    assert r"\| " in markdown
+    assert "\x1b" not in as_text(Table("\x1b[2J", table.columns))
+
+
+def test_columns_give_way_by_rank() -> None:
+    ranks = {"kept": 0, "first to go": 2, "second": 1}
+    table = Table("t", [column(key, ["x" * 30], rank=rank) for key, rank in ranks.items()])
+    text = as_text(table, width=70)
+    assert "left out here, in CSV: first to go" in text
+    assert "second" in text.splitlines()[2]

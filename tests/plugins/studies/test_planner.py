@@ -1,0 +1,278 @@
+"""`slurmft plan`: the scaling model, and what the command makes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slurmft.core.errors import UsageError
+from slurmft.plugins.studies.commands import plan
+from slurmft.plugins.studies.scaling import model, planner
+from slurmft.plugins.studies.scaling.model import TOTAL, Fit, Row, Workload
+from slurmft.plugins.studies.scaling.planner import recommend
+from slurmft.plugins.studies.scaling.series import row_of
+from slurmft.runs.scan import MeasuredRun
+from tests.support import CHECKOUT
+from tests.support.made_runs import write_run
+from tests.support.published_series import phase_s, published_series
+
+PUBLISHED = CHECKOUT / "results" / "published"
+EMOTION = PUBLISHED / "mn4_emotion.json"
+BENCHMARK = PUBLISHED / "mn4_benchmark.json"
+WORK = Workload(train_samples=64_000, batch_size=32, epochs=2, evaluate_samples=8_000)
+
+
+@pytest.fixture
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "DRAWS", 40)
+
+
+def held_out_errors(series: Any) -> list[float]:
+    """Predicted over measured, less 1, of rows with more than four devices."""
+    fit = model.fit([r for r in series.rows if r.devices <= 4], series.network_gbit_s)
+    errors = []
+    for row in series.rows:
+        phase, measured = next(iter(row.seconds.items()))
+        if row.devices > 4:
+            predicted = phase_s(fit.predict(row.devices, row.nodes, row.work), phase)
+            errors.append(predicted.median / measured - 1)
+    return errors
+
+
+# --- the model ------------------------------------------------------------------------------------
+
+
+def test_published_times_are_predicted_from_one_node() -> None:
+    """Of 8 and 16 GPUs, with batches of 256 and of 128, from 1, 2 and 4 GPUs with 256."""
+    errors = held_out_errors(published_series(EMOTION)["emotion"])
+    assert len(errors) == 4
+    assert max(map(abs, errors)) < 0.1
+
+
+@pytest.mark.parametrize("name", ["fp32-64", "fp32-256", "fp16-64", "fp16-256"])
+def test_published_training_throughput_is_predicted_from_one_node(name: str) -> None:
+    errors = held_out_errors(published_series(BENCHMARK)[f"train-{name}"])
+    assert len(errors) == 2
+    assert max(map(abs, errors)) < 0.1
+
+
+def simulated(devices: int, costs: dict[str, float]) -> Row:
+    """A row that the model itself makes, without noise."""
+    run = model.quantities([(WORK, devices, devices)])
+    draws = {name: np.array([[value]]) for name, value in costs.items()}
+    found = model.phase_seconds(draws, run)
+    seconds = {name: float(found[name][0, 0]) for name in model.PHASES}
+    return Row(label="", work=WORK, devices=devices, nodes=devices, seconds=seconds)
+
+
+@pytest.mark.usefixtures("few_draws")
+def test_intervals_hold_what_the_model_itself_makes() -> None:
+    """Costs from their defaults' ranges; most runs on 16 devices lie in their 90 % interval."""
+    generator = np.random.default_rng(1)
+    inside = 0
+    for _ in range(8):
+        costs = {
+            name: cost.default * cost.factor ** generator.standard_normal()
+            for name, cost in model.COSTS.items()
+        }
+        fit = model.fit([simulated(n, costs) for n in (1, 2, 4)])
+        measured = simulated(16, costs).seconds["train"]
+        predicted = phase_s(fit.predict(16, 16), "train")
+        inside += predicted.low <= measured <= predicted.high
+    assert inside >= 6
+
+
+def test_an_all_reduce_is_bound_by_bytes_or_by_latency() -> None:
+    costs = {name: np.array([[cost.default]]) for name, cost in model.COSTS.items()}
+
+    def seconds(gradient_bytes: float, devices: int, nodes: int) -> float:
+        sizes = (np.array([float(v)]) for v in (devices, nodes, gradient_bytes))
+        return float(model.all_reduce_seconds(costs, *sizes)[0, 0])
+
+    assert seconds(265e6, 1, 1) == 0
+    assert seconds(4, 256, 256) == pytest.approx(2 * 8 * 25e-6, rel=0.01)  # log2(256)
+    ring = 2 * 15 / 16 * 265e6 / model.COSTS["network_bandwidth"].default
+    assert seconds(265e6, 16, 16) == pytest.approx(ring, rel=0.01)
+    assert seconds(265e6, 4, 1) < seconds(265e6, 4, 4)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_one_run_is_met_and_what_it_does_not_show_is_wide(devices: int) -> None:
+    costs = {name: cost.default for name, cost in model.COSTS.items()}
+    row = simulated(devices, costs | {"sample": 0.2, "startup": 40.0})
+    fit = model.fit([row])
+    for phase, seconds in row.seconds.items():
+        assert phase_s(fit.predict(devices, devices), phase).median == pytest.approx(seconds, 0.03)
+    same, far = fit.predict(devices, devices).total_s, fit.predict(64, 64).total_s
+    assert far.high / far.low > 1.2 * same.high / same.low
+
+
+@pytest.mark.usefixtures("few_draws")
+def test_a_fit_is_the_same_each_time_and_more_rows_say_more() -> None:
+    costs = {name: cost.default for name, cost in model.COSTS.items()}
+    rows = [simulated(n, costs) for n in (1, 2, 4, 8)]
+    first, again = (model.fit(rows).predict(16, 16).total_s for _ in range(2))
+    assert first == again
+    one = model.fit(rows[:1]).predict(16, 16).total_s
+    assert one.high / one.low > first.high / first.low
+    assert first.low < first.median < first.high
+
+
+@pytest.mark.usefixtures("few_draws")
+def test_predictions_answer_what_if() -> None:
+    costs = {name: cost.default for name, cost in model.COSTS.items()}
+    fit = model.fit([simulated(n, costs) for n in (1, 2, 4)])
+    base = fit.predict(8, 8).total_s.median
+    assert fit.predict(8, 8, replace(WORK, epochs=4)).total_s.median > 1.5 * base
+    assert fit.predict(8, 8, replace(WORK, batch_size=4)).total_s.median > base  # more steps
+    assert replace(WORK, kept_global_batch=32).steps(8) == 4000
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_times_that_are_none_are_refused(seconds: float) -> None:
+    row = Row(label="", work=WORK, devices=1, nodes=1, seconds={TOTAL: seconds})
+    with pytest.raises(ValueError, match="above 0"):
+        model.fit([row])
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def test_a_run_is_a_row(tmp_path: Path) -> None:
+    write_run(tmp_path / "r", nodes=2, nproc_per_node=2, batch_size=8, epochs=1)
+    row = row_of(MeasuredRun.read(tmp_path / "r"))
+    assert (row.devices, row.nodes) == (4, 2)
+    assert (row.work.train_samples, row.work.steps(4)) == (20 * 32, 20)
+    assert row.seconds["startup"] == 5.0
+    assert row.seconds["rest"] == pytest.approx(7 - 5 - 1.021)
+
+
+def test_a_restarted_run_counts_without_its_start_up(tmp_path: Path) -> None:
+    write_run(tmp_path / "r", result={"attempts": 2})
+    assert not {"startup", "rest"} & row_of(MeasuredRun.read(tmp_path / "r")).seconds.keys()
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def study(folder: Path, nodes: Sequence[int] = (1, 2, 4), **fields: Any) -> str:
+    """Runs of one epoch of 20 steps of the smallest, on numbers of nodes."""
+    for count in nodes:
+        step_s = 0.1 + 0.01 * (count - 1)
+        write_run(folder / f"n{count}", nodes=count, step_s=step_s, epochs=1, **fields)
+    return str(folder)
+
+
+@pytest.mark.usefixtures("few_draws")
+def test_plan_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main([study(tmp_path), "--nodes", "1-4,8"]) == 0
+    out = capsys.readouterr().out
+    assert "3 run(s) on 1, 2, 4 devices; 1 device(s) a node" in out
+    eight = next(line for line in out.splitlines() if line.startswith("8 "))
+    assert eight.endswith("extrapolated")
+    for text in ("bottleneck on", "recommended: ", "accuracy: on ", "0.7", "samples/s  tokens/s"):
+        assert text in out
+
+
+@pytest.mark.usefixtures("few_draws")
+def test_runs_that_cannot_be_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = study(tmp_path / "runs", (1, 2))
+    odd: list[dict[str, Any]] = [
+        {"world_size": None}, {"world_size": 0}, {"nodes": None}, {"train_samples": 0},
+        {"phases_s": None}, {"phases_s": {"train": 0.0}}, {"wall_s": 10**400},
+        {"wall_s": float("inf")}, {"attempts": None, "global_batch_size": "x"},
+    ]  # fmt: skip
+    for i, result in enumerate(odd):
+        write_run(tmp_path / "runs" / f"odd{i}", result=result, nodes=4, epochs=1)
+    write_run(tmp_path / "runs" / "bare", result={"metrics": None}, nodes=4, epochs=1)
+    assert plan.main([source, "--nodes", "1,2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {row["label"] for row in found["rows"]} == {"n1", "n2", "bare"}
+    told = [note for note in found["notes"] if note.startswith("left out: ")]
+    assert len(told) == len(odd)
+    with pytest.raises(UsageError, match=r"none of 1 finished run\(s\) can be used: the result of"):
+        plan.main([str(tmp_path / "runs" / "odd0")])
+
+
+@pytest.mark.usefixtures("few_draws")
+def test_plan_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main([study(tmp_path), "--deadline", "1h", "--json", "--global-batch", "32"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["recommended"]["nodes"] == 1
+    assert "probability >99%" in found["recommended"]["why"]
+    assert [c["nodes"] for c in found["counts"]] == [1, 2, 4, 8, 16]
+    for count in found["counts"]:
+        assert sum(count["shares"].values()) == pytest.approx(1)
+        assert count["time_s"]["low"] < count["time_s"]["median"] < count["time_s"]["high"]
+        assert count["global_batch_size"] == 32
+    assert not any(warning.startswith("accuracy") for warning in found["warnings"])
+
+
+@pytest.fixture(scope="module")
+def emotion_fit() -> Fit:
+    series = published_series(EMOTION)["emotion"]
+    return model.fit(series.rows, series.network_gbit_s)
+
+
+def test_recommendations(emotion_fit: Fit) -> None:
+    """Published: 16.55 s on one node, 9.45 on two, 5.83 on four."""
+    options = planner.predict(emotion_fit, [1, 2, 4, 8], emotion_fit.rows[0].work, 4)
+    assert [recommend(options, s)[0].nodes for s in (60, 12, 7)] == [1, 2, 4]
+    chosen, why = recommend(options, None)
+    assert chosen.efficiency.median >= 0.7
+    assert "efficiency of 0.7" in why
+    chosen, why = recommend(options, options[1].time_s.median)
+    assert "not sure" in why or chosen.nodes > 2
+
+
+@pytest.mark.usefixtures("few_draws")
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--deadline", "1s"], "is not met by any of these: the fastest"),
+        (["--deadline", "3w"], "'3w' is not a duration"),
+        (["--network-gbit-s", "12Gbit"], "not a number above 0, without a unit"),
+        (["--network-gbit-s", "0"], "not a number above 0"),
+        (["--epochs", "0"], "not a whole number of 1 or more"),
+        (["--nodes", "0"], "is not a list of counts"),
+        (["--nodes", "4-1"], "is not a list of counts"),
+        (["--nodes", "1,,2"], "is not a list of counts"),
+        (["--nodes", "few"], "is not a list of counts"),
+        (["--nodes", "300", "--devices-per-node", "4"], "300 nodes have 1,200 devices"),
+        (["--series", "emotoin"], "unknown --series 'emotoin'"),
+    ],
+)
+def test_requests_that_cannot_be_right(flags: list[str], message: str, tmp_path: Path) -> None:
+    source = study(tmp_path, (1, 2))
+    with pytest.raises(UsageError) as caught:
+        plan.main([source, *flags])
+    assert message in caught.value.message
+    assert caught.value.hint
+    assert "\n" not in f"{caught.value.message}{caught.value.hint}"
+
+
+def test_sources_that_say_too_little(tmp_path: Path) -> None:
+    write_run(tmp_path / "one" / "a", nodes=2)
+    write_run(tmp_path / "same" / "a", nodes=2)
+    write_run(tmp_path / "same" / "b", nodes=2, seed=7)
+    write_run(tmp_path / "failed" / "a", state="failed")
+    write_run(tmp_path / "kinds" / "a")
+    write_run(tmp_path / "kinds" / "b", nodes=2, model="other")
+    for source, message in (
+        ("one", "one run on 2 device(s)"),
+        ("same", "2 runs, all on 2 device(s)"),
+        ("failed", "none of 1 run(s) has finished: failed"),
+        ("kinds", "2 kinds of runs"),
+        ("none", "is not a folder"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            plan.main([str(tmp_path / source)])
+        assert message in caught.value.message

@@ -1,0 +1,357 @@
+"""`slurmft run`: programs that know nothing of slurmft, on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import slurmft as api
+from slurmft.core.errors import UsageError
+from slurmft.node.watchdog import process_state
+from slurmft.programs.description import OwnProgram
+from slurmft.runs.rundir import RunDir
+from tests.conftest import HOSTILE, Done, assert_two_lines, slurmft
+from tests.support import PATIENCE_S, until
+from tests.support.own_programs import COUNTS, PLACES, write
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / HOSTILE
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def run(*words: str, follow: bool = True) -> Done:
+    flags = ("--follow",) if follow else ()
+    return slurmft("run", "--cluster", "local", *flags, *words)
+
+
+def lines_of(run: RunDir, rank: int) -> list[str]:
+    """What a rank printed, without stamps."""
+    text = run.rank_log(rank).read_text(errors="replace")
+    return [line.partition(" ")[2] for line in text.split("\n")[:-1]]
+
+
+@pytest.mark.parametrize(
+    ("flags", "world", "local_world"),
+    [
+        (("--nodes", "2", "--nproc-per-node", "2"), 4, 2),
+        (("--nodes", "2", "--nproc-per-node", "2", "--per", "process"), 4, 2),
+        (("--nodes", "2", "--nproc-per-node", "2", "--per", "node"), 2, 1),
+    ],
+)
+def test_places(here: Path, flags: tuple[str, ...], world: int, local_world: int) -> None:
+    write(here, "places.py", PLACES)
+    done = run(*flags, "--", "places.py")
+    assert done.code == 0, done.err
+    found = [lines_of(done.run, rank)[-1].split() for rank in range(world)]
+    assert [int(place[0]) for place in found] == list(range(world))
+    assert [int(place[1]) for place in found] == list(range(local_world)) * (world // local_world)
+    assert {(place[2], place[3]) for place in found} == {(str(world), str(local_world))}
+    assert len({(place[4], place[5]) for place in found}) == 1
+    assert " ".join(found[0]) in done.out  # followed
+
+
+def test_module_and_its_arguments(here: Path) -> None:
+    (here / "package").mkdir()
+    write(here / "package", "__init__.py", "")
+    write(here / "package", "train.py", "import sys; print(sys.argv[1:])")
+    arguments = ["--text", "a 'b' \"c\" $HOME", "--", "{latest}"]
+    done = run("--", "-m", "package.train", *arguments)
+    assert done.code == 0, done.err
+    assert str(arguments) in done.out
+    assert done.run.path.name.startswith("package.train-")
+
+
+def stop_once(done: RunDir) -> None:
+    """As `scancel --signal` or a preemption would: every node's task gets the signal."""
+    log = done.rank_log(0)
+    until(lambda: log.exists() and "did 7" in log.read_text(), every_s=0.02)
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"slurmft.node.task" in words and str(done.path).encode() in words:
+            os.kill(int(path.parent.name), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("given", ["SIGTERM", "SIGUSR1", "none"])
+def test_stop_and_resume(here: Path, given: str) -> None:
+    """What handles the signal ends with 0 and has saved; what does not dies of it, and starts from
+    the checkpoint before."""
+    write(here, "count.py", COUNTS)
+    name = "SIGTERM" if given == "none" else given
+    started = run(
+        *("--nodes", "2", "--checkpoint-dir", "out", "--resume-args", "--resume {latest}"),
+        *("--result-file", "out/result.json", "--stop-signal", name),
+        *("--", "count.py", "--out", "out", "--on", given, "--steps", "40"),
+        follow=False,
+    )
+    assert started.code == 0, started.err
+    stop_once(started.run)
+    done = slurmft("follow", str(started.run.path))
+    assert done.code == 0, done.err
+    said = lines_of(started.run, 0)
+    starts = [int(line.split()[-1]) for line in said if line.startswith("starts after")]
+    assert starts[0] == 0
+    before = [int(line.split()[1]) for line in said[: said.index(f"starts after {starts[1]}")]
+              if line.startswith("did")]  # fmt: skip
+    saved = before[-1] // 5 * 5  # or the one before, where it was killed within a save
+    assert starts[1] in ({saved, max(5, saved - 5)} if given == "none" else {before[-1]})
+    assert f"the program gets {name}" in "\n".join(said)
+    states = [state["state"] for state in started.run.history()]
+    assert states == ["submitted", "running", "stopping", "requeued", "running", "finished"]
+    result = started.run.read_result()
+    assert result is not None
+    assert result["metrics"] == {"score": 0.5}
+    assert "score 0.5000" in slurmft("list", "--runs-dir", "runs").out
+
+
+def test_finished_in_spite_of_the_signal(here: Path) -> None:
+    """With --finished-file, an exit code of 0 after the signal is an end."""
+    text = (
+        "import pathlib, signal, time\nsignal.signal(signal.SIGTERM, lambda *_: None)\n"
+        "print('did 7')\ntime.sleep(3); pathlib.Path('done').touch()\n"
+    )
+    write(here, "late.py", text)
+    started = run("--finished-file", "done", "--", "late.py", follow=False)
+    stop_once(started.run)
+    assert slurmft("follow", str(started.run.path)).code == 0
+    assert [s["state"] for s in started.run.history()].count("running") == 1
+
+
+def test_attached(here: Path) -> None:
+    """A program that attaches is asked, and not signalled; its records are there."""
+    text = """\
+import time
+import slurmft
+with slurmft.attach() as job:
+    latest = job.latest_checkpoint()
+    first = int((latest / "n").read_text()) + 1 if latest else 1
+    for n in range(first, 61):
+        time.sleep(0.1)
+        job.step(n, total=60, loss=1 / n)
+        print("did", n)
+        if job.should_stop():
+            with job.checkpoint(n) as folder:
+                if folder:
+                    (folder / "n").write_text(str(n))
+            break
+    else:
+        job.result(score=1.0)
+"""
+    write(here, "attached.py", text)
+    started = run("--per", "node", "--", "attached.py", follow=False)
+    stop_once(started.run)
+    done = slurmft("follow", str(started.run.path))
+    assert done.code == 0, done.err
+    steps = [r["step"] for r in map(json.loads, started.run.records.read_text().splitlines())
+             if r["event"] == "step"]  # fmt: skip
+    assert steps == list(range(1, 61))  # none was done again
+    assert started.run.attempt_number() == 2
+
+
+def test_failure_is_told_once(here: Path) -> None:
+    """A typo ends the run at once: it is not started again, and its traceback is shown."""
+    write(here, "wrong.py", "import sys\nprint('began', flush=True)\nprnt('x')\n")
+    done = run("--nodes", "2", "--", "wrong.py")
+    assert done.code == 1
+    assert "NameError: name 'prnt' is not defined" in done.err
+    assert 'wrong.py", line 3' in done.err
+    assert sum(line == "began" for line in lines_of(done.run, 0)) == 1
+
+
+def test_exit_code_is_the_programs(here: Path) -> None:
+    done = run("--per", "node", "--", "bash", "-c", "echo some words; exit 3")
+    assert done.code == 3
+    assert "exit code 3; last line: 'some words'" in done.err
+
+
+def test_nothing_is_left_behind(here: Path) -> None:
+    done = run("--per", "node", "--", "bash", "-c", "sleep 4711 & echo $!")
+    assert done.code == 0, done.err
+    left = int(lines_of(done.run, 0)[-1])
+    until(lambda: process_state(left) in ("gone", "Z"))
+
+
+def test_one_process_fails_others_end(here: Path) -> None:
+    text = "import os, time\nif os.environ['RANK'] == '1': raise SystemExit(4)\ntime.sleep(1000)\n"
+    write(here, "one.py", text)
+    done = run("--per", "process", "--nproc-per-node", "2", "--", "one.py")
+    assert done.code == 4
+
+
+def test_killed_rank_is_started_again(here: Path) -> None:
+    """By torchrun, within the job; it resumes from what it has written."""
+    text = COUNTS.replace("print('did', step)", "").replace(
+        "    if stop:\n        sys.exit(0)",
+        "    if step == 12 and not asked.resume: os.kill(os.getpid(), 9)",
+    )
+    write(here, "dies.py", text)
+    done = run(
+        *("--checkpoint-dir", "out", "--resume-args", "--resume {latest}"),
+        *("--", "dies.py", "--out", "out"),
+    )
+    assert done.code == 0, done.err
+    starts = [line for line in lines_of(done.run, 0) if line.startswith("starts after")]
+    assert starts == ["starts after 0", "starts after 10"]
+    assert done.run.attempt_number() == 1
+
+
+def test_silence_is_a_hang(here: Path) -> None:
+    """Stacks of the Python that is silent are kept."""
+    write(here, "hangs.py", "import time\nprint('began', flush=True)\ntime.sleep(1000)\n")
+    done = run("--hang-timeout-s", "3", "--max-requeues", "0", "--", "hangs.py")
+    assert done.code != 0
+    assert "hangs: no step for" in done.err
+    assert 'hangs.py", line 3' in done.run.stacks(0).read_text()
+
+
+def test_progress_bars_and_bytes(here: Path) -> None:
+    """A bar is in the log, but not each of its states; what is no text harms nothing."""
+    text = """
+import sys, time
+for n in range(2000):
+    sys.stderr.write(f"\\r{n:5}/2000 of the bar")
+sys.stderr.write("\\n")
+sys.stdout.buffer.write(bytes(range(256)) * 2000)
+print("\\nwindows\\r\\nlast", end="")
+"""
+    write(here, "bar.py", text)
+    done = run("--", "bar.py")
+    assert done.code == 0, done.err
+    log = done.run.rank_log(0).read_bytes()
+    assert b" 1999/2000 of the bar" in log
+    assert log.count(b"of the bar") < 10
+    assert lines_of(done.run, 0)[-2:] == ["windows", "last"]
+
+
+def test_dry_run(here: Path) -> None:
+    write(here, "train.py", "")
+    done = run("--dry-run", "--", "train.py", "--x", "1", follow=False)
+    assert done.code == 0
+    assert f"in {here}" in done.out
+    assert "train.py" in done.out
+    assert "--x 1" in done.out
+    assert not (here / "runs").exists()
+    done = run("--dry-run", "--integrate", "transformers", "--", "train.py", follow=False)
+    assert "-m slurmft.plugins.integrations transformers" in done.out
+
+
+def test_code_is_that_of_the_submission(here: Path) -> None:
+    """Of a script and of a module, with what they import; files that they open are those of the
+    folder, and a change of one that an argument names is told."""
+    (here / "package").mkdir()
+    write(here / "package", "__init__.py", "")
+    for name in ("helper.py", "package/helper.py"):
+        write(here, name, "WORD = 'old'\n")
+    text = "import sys\nfrom {} import WORD\nprint('word', WORD, open(sys.argv[1]).read())\n"
+    write(here, "train.py", text.format("helper"))
+    write(here, "package/train.py", text.format("package.helper"))
+    write(here, "data.txt", "before")
+    waits = ("--setup", "while [ ! -e go ]; do sleep 0.1; done")
+    runs = [
+        run(*waits, "--", *words, "data.txt", follow=False).run
+        for words in (["train.py"], ["-m", "package.train"])
+    ]
+    strict = run(*waits, "--strict", "--", "train.py", "data.txt", follow=False).run
+    for path in here.rglob("helper.py"):
+        if runs[0].path.parent not in path.parents:
+            path.write_text("raise SystemExit('new')")
+    write(here, "data.txt", "after, and longer")
+    write(here, "go", "")
+    for each in runs:
+        done = slurmft("follow", str(each.path))
+        assert done.code == 0, done.err
+        assert "word old after, and longer" in done.out
+        shown = slurmft("status", str(each.path)).out
+        assert "changed since submission: data.txt" in shown
+        assert "file(s), as it was at submission" in shown
+    refused = slurmft("follow", str(strict.path))
+    assert refused.code != 0
+    assert "--strict" in refused.err
+    assert "data.txt" in refused.err
+
+
+def test_arguments_stay_as_they_are(here: Path) -> None:
+    """Also one that is the folder of the module, or the script itself."""
+    text = "import sys; print(sys.argv[1:])"
+    for name in ("train.py", "module.py"):
+        write(here, name, text)
+    for words in (["-m", "module", str(here)], ["train.py", str(here / "train.py")]):
+        done = run("--", *words)
+        assert done.code == 0, done.err
+        assert str(words[-1:]) in done.out
+
+
+def test_from_python(here: Path) -> None:
+    write(
+        here, "train.py", "import json, sys; json.dump({'x': float(sys.argv[1])}, open('r', 'w'))"
+    )
+    run = api.run("train.py", "2.5", cluster="local", result_file="r")
+    assert run.wait(PATIENCE_S)["metrics"] == {"x": 2.5}
+    assert run.config.submission["command"].startswith("slurmft.run('train.py', '2.5', cluster=")
+    with pytest.raises(UsageError, match="stop_sgnal"):
+        api.run("train.py", stop_sgnal="TERM")
+
+
+@pytest.mark.parametrize(
+    ("words", "fact"),
+    [
+        (("--nodes", "2"), "no -- before the program"),
+        (("--",), "no program after --"),
+        (("--", "nowhere.py"), "no such program: 'nowhere.py'"),
+        (("--", "nowhere"), "no such program: 'nowhere'"),
+        (("--", "here"), "'here' is not on the PATH, but in this folder"),
+        (("--", "./here"), "'./here' is not executable"),
+        (("--", "-m"), "no module after -m"),
+        (("--per", "torchrun", "--", "true"), "'true' is none"),
+        (("--integrate", "transformers", "--", "true"), "is for Python programs"),
+        (("--per", "rank", "--", "true"), "'rank'"),
+        (("--stop-signal", "TREM", "--", "true"), "--stop-signal TREM"),
+        (("--resume-args", "--from x", "--", "true"), "does not say where the checkpoint goes"),
+        (("--resume-args", "{latest}", "--", "true"), "needs the folder of the checkpoints"),
+    ],
+)
+def test_bad_input(here: Path, words: tuple[str, ...], fact: str) -> None:
+    write(here, "here", "no program")
+    assert_two_lines(run(*words, follow=False), fact)
+    assert not (here / "runs").exists()
+
+
+def test_half_written_checkpoints_are_passed_over(here: Path) -> None:
+    def made(name: str, *files: str) -> Path:
+        (here / "out" / name).mkdir(parents=True)
+        for file in files:
+            (here / "out" / name / file).touch()
+        time.sleep(0.02)
+        return here / "out" / name
+
+    def newest(**more: Any) -> Path | None:
+        return own(**more).newest_checkpoint()
+
+    def own(**more: Any) -> OwnProgram:
+        return OwnProgram(argv=("x",), file="x", folder=str(here), checkpoint_dir="out", **more)
+
+    assert newest() is None
+    old = made("checkpoint-900", "model", "rng_0", "rng_1")
+    since_ns = own().marked().since_ns
+    assert newest(since_ns=since_ns) is None  # of another run
+    first = made("checkpoint-10", "model", "rng_0", "rng_1")
+    made("runs", "events.1")  # no number: none
+    made("tmp-checkpoint-15", "model", "rng_0")
+    second = made("checkpoint-20", "model", "rng_0")  # of fewer ranks
+    assert newest(since_ns=since_ns) == second
+    made("checkpoint-30", "rng_0")
+    assert newest(since_ns=since_ns) == second
+    assert old.exists()
+    assert first.exists()

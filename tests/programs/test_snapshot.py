@@ -1,0 +1,461 @@
+"""The copy of a program's code: what it has and shares, what is refused, who could write it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from slurmft.core import git as git_command
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.programs import snapshot
+from slurmft.runs.rundir import RunDir
+from tests.conftest import HOSTILE
+from tests.support.made_runs import write_run
+from tests.support.small_disk import fill
+from tests.support.users import User, two_users
+
+ODD = (HOSTILE, "two\nlines", "\udcff\udcfe bytes", " -z", "a\tb")
+"""Names of files that git quotes, or shells split."""
+
+
+def git(top: Path, *arguments: str) -> str:
+    who = ("-c", "user.name=Ada", "-c", "user.email=ada@x", "-c", "protocol.file.allow=always")
+    command = ["git", *who, *arguments]
+    done = subprocess.run(command, cwd=top, capture_output=True, check=True, timeout=60)
+    return os.fsdecode(done.stdout).strip()
+
+
+def write(path: Path, text: str = "x") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A git work tree with a commit, in the current folder."""
+    top = tmp_path / "it's a project"
+    write(top / "train.py", "print(1)\n")
+    write(top / "pkg" / "a.py", "a = 1\n")
+    write(top / "run me.sh").chmod(0o755)
+    write(top / ".gitignore", "*.log\nignored/\n")
+    git(top, "init", "-q", "-b", "main")
+    git(top, "add", ".")
+    git(top, "commit", "-qm", "one")
+    monkeypatch.chdir(top)
+    return top
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+def new_run(runs: Path, mode: int = 0o700) -> RunDir:
+    run = RunDir(runs / f"run-20260101-000000-{len(list(runs.glob('run-*'))):03}")
+    run.path.mkdir(parents=True)
+    run.path.chmod(mode)
+    return run
+
+
+@dataclass
+class Snapshot:
+    found: snapshot.Source
+    run: RunDir
+
+    def __post_init__(self) -> None:
+        self.facts, self.copy = snapshot.take(self.found, self.run), self.run.code
+
+    def of(self, path: Path) -> Path:
+        return snapshot.copy_of(path, self.found.root, self.run)
+
+
+def take(program: Path, runs: Path, mode: str = "auto") -> Snapshot:
+    return Snapshot(snapshot.source(program, mode, runs_dir=runs), new_run(runs))
+
+
+def content(folder: Path) -> dict[str, str]:
+    """The files of a folder: their contents; of links, where they lead."""
+    return {
+        os.path.relpath(path, folder): f"-> {os.readlink(path)}" if path.is_symlink()
+        else path.read_text()
+        for path in folder.rglob("*") if path.is_symlink() or path.is_file()
+    }  # fmt: skip
+
+
+def refused(program: Path, mode: str = "auto", limit_mb: int = snapshot.LIMIT_MB) -> str:
+    with pytest.raises(UsageError) as caught:
+        snapshot.source(program, mode, limit_mb=limit_mb)
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
+    return str(caught.value)
+
+
+# --- what is copied -------------------------------------------------------------------------------
+
+
+def test_work_tree_as_it_is(tree: Path, runs: Path) -> None:
+    write(tree / "train.py", "print(2)\n")
+    write(tree / "staged.py")
+    git(tree, "add", "staged.py")
+    write(tree / "new" / "b.py")
+    (tree / "pkg" / "a.py").unlink()
+    for left_out in ("x.log", "ignored/x"):
+        write(tree / left_out)
+    found = snapshot.source(tree / "train.py")
+    words = (
+        f"git work tree {tree} at {git(tree, 'rev-parse', 'HEAD')[:9]}, 4 files changed, 5 files"
+    )
+    assert found.describe() == f"{words}, 27 bytes"
+    made = take(tree / "train.py", runs)
+    assert content(made.copy) == {
+        "train.py": "print(2)\n", "staged.py": "x", "new/b.py": "x", "run me.sh": "x",
+        ".gitignore": "*.log\nignored/\n",
+    }  # fmt: skip
+    assert made.of(Path("train.py")) == made.copy / "train.py"
+    assert made.of(tree) == made.of(Path.cwd()) == made.copy
+    assert made.of(tree / "x.log") == tree / "x.log"
+    assert made.of(runs) == runs
+    diff = (made.copy.parent / "code.diff").read_text()
+    assert "-print(1)\n+print(2)\n" in diff
+    assert diff.count("diff --git") == 3  # and no untracked file
+    facts = {k: made.facts[k] for k in ("mode", "root", "files", "bytes", "changed")}
+    assert facts == {
+        "mode": "git", "root": str(tree), "files": 5, "bytes": 27, "changed": 4,
+    }  # fmt: skip
+    assert made.facts["commit"] == git(tree, "rev-parse", "HEAD")
+
+
+def test_what_is_named_is_copied_though_ignored(tree: Path, runs: Path) -> None:
+    program = write(tree / "ignored" / "try.py")
+    made = take(program, runs)
+    assert made.of(program) == made.copy / "ignored" / "try.py"
+
+
+def test_clean_tree_has_no_diff(tree: Path, runs: Path) -> None:
+    os.utime(tree / "train.py", (1, 1))  # not changed
+    made = take(tree / "train.py", runs)
+    assert made.facts["changed"] == 0
+    assert not (made.copy.parent / "code.diff").exists()
+
+
+def test_tree_without_a_commit(tree: Path, runs: Path) -> None:
+    shutil.rmtree(tree / ".git")
+    git(tree, "init", "-q")
+    git(tree, "add", "train.py")
+    found = snapshot.source(tree / "train.py")
+    assert f"{tree} at no commit, 4 files changed" in found.describe()
+    assert take(tree / "train.py", runs).facts["commit"] is None
+
+
+def test_linked_work_tree_and_subfolder(tree: Path, runs: Path, tmp_path: Path) -> None:
+    git(tree, "worktree", "add", "-q", str(tmp_path / "second"))
+    program = tmp_path / "second" / "pkg" / "a.py"
+    assert snapshot.source(program, "git").root == tmp_path / "second"
+    assert snapshot.source(tree / "pkg" / "a.py").root == tree
+
+
+def test_conflict_is_copied_as_it_is(tree: Path, runs: Path) -> None:
+    git(tree, "checkout", "-qb", "other")
+    for branch, text in (("other", "2"), ("main", "3")):
+        git(tree, "checkout", "-q", branch)
+        write(tree / "train.py", text)
+        git(tree, "commit", "-qam", text)
+    with pytest.raises(subprocess.CalledProcessError):
+        git(tree, "merge", "other")
+    made = take(tree / "train.py", runs)
+    assert made.of(tree / "train.py").read_text() == (tree / "train.py").read_text()
+    assert made.facts["changed"] == 1
+
+
+def test_submodules(tree: Path, runs: Path, tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    write(library / "lib.py", "one\n")
+    git(library, "init", "-q")
+    git(library, "add", ".")
+    git(library, "commit", "-qm", "one")
+    git(tree, "submodule", "--quiet", "add", str(library), "deps/lib")
+    git(tree, "commit", "-qm", "two")
+    write(tree / "deps" / "lib" / "lib.py", "two\n")
+    made = take(tree / "train.py", runs)
+    assert (made.copy / "deps/lib/lib.py").read_text() == "two\n"
+    assert (made.facts["changed"], made.facts["commit"]) == (1, git(tree, "rev-parse", "HEAD"))
+    git(tree, "submodule", "--quiet", "deinit", "--force", "deps/lib")
+    with pytest.raises(UsageError, match=r"the submodule 'deps/lib' of .* is not there") as error:
+        take(tree / "train.py", runs)
+    assert "submodule update --init" in str(error.value.hint)
+
+
+def test_folder(tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    top = tmp_path / "plain"
+    program = write(top / "train.py")
+    write(top / "pkg" / "a.py")
+    for left_out in (".hidden", ".cache/x", "pkg/__pycache__/a.pyc", "b.pyc", "venv/pyvenv.cfg",
+                     "env/conda-meta/history", "runs/x"):  # fmt: skip
+        write(top / left_out)
+    os.mkfifo(top / "pipe")
+    write_run(top / "old" / "emotion-1")
+    write(top / "model" / "config.json", '{"hidden_size": 8}')  # no run's
+    monkeypatch.chdir(top)
+    found = snapshot.source(program, runs_dir=top / "runs")
+    assert found.describe() == f"folder {top}, 3 files, 20 bytes"
+    made = Snapshot(found, new_run(runs))
+    assert sorted(content(made.copy)) == ["model/config.json", "pkg/a.py", "train.py"]
+    assert "commit" not in made.facts
+    assert snapshot.source(Path("."), runs_dir=top / "runs").files.keys() == found.files.keys()
+
+
+def test_runs_in_a_work_tree_are_not_copied(tree: Path) -> None:
+    runs = tree / "runs"
+    write_run(tree / "elsewhere" / "emotion-1")
+    write(tree / "venv" / "pyvenv.cfg")
+    first, second = take(tree / "train.py", runs), take(tree / "train.py", runs)
+    assert first.facts == second.facts
+    assert first.facts["files"] == 4
+
+
+def test_what_is_installed_is_not_copied(
+    tree: Path, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tree / "env" / "pyvenv.cfg")
+    elsewhere = write(tmp_path / "tools" / "simulate")
+    hidden = write(tmp_path / "here" / ".local" / "bin" / "tool")
+    monkeypatch.chdir(tmp_path / "here")
+    installed = write(tree / "env" / "bin" / "accelerate")
+    built = write(tree / "ignored" / "bin" / "python3")  # as pyenv's, whose own files are in git
+    for program in (Path("/bin/sh"), installed, built, elsewhere, hidden):
+        found = snapshot.source(program)
+        assert (found.mode, found.files) == ("none", {}), program
+    assert snapshot.source(tree / "train.py").mode == "git"  # one's own, wherever one stands
+    assert snapshot.source(elsewhere, "folder").mode == "folder"
+    assert snapshot.source(tree / "train.py", "none").describe().startswith("not copied")
+
+
+def test_names_and_links(tree: Path, runs: Path, tmp_path: Path) -> None:
+    for name in ODD:
+        write(tree / "odd" / name, name.encode("utf-8", "replace").decode())
+    outside = write(tmp_path / "data.csv")
+    for name, goal in (
+        ("to-file", "train.py"), ("pkg/up", "../train.py"), ("whole", str(tree / "pkg" / "a.py")),
+        ("to-folder", "pkg"), ("out", "../data.csv"), ("gone", "nowhere"), ("root", "."),
+        ("to-ignored", "ignored"),
+    ):  # fmt: skip
+        (tree / name).symlink_to(goal)
+    write(tree / "ignored" / "x")
+    made = take(tree / "train.py", runs)
+    assert {p.name for p in (made.copy / "odd").iterdir()} == set(ODD)
+    links = {k: v for k, v in content(made.copy).items() if v.startswith("-> ")}
+    assert links == {
+        "to-file": "-> train.py", "pkg/up": "-> ../train.py", "whole": "-> pkg/a.py",
+        "to-folder": "-> pkg", "out": f"-> {outside}", "gone": f"-> {tree / 'nowhere'}",
+        "root": "-> .", "to-ignored": f"-> {tree / 'ignored'}",
+    }  # fmt: skip
+    folder = take(tree / "train.py", runs, "folder")
+    assert {p.name for p in (folder.copy / "odd").iterdir()} == set(ODD)
+
+
+# --- what refuses it ------------------------------------------------------------------------------
+
+
+def test_bad_requests(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "unknown --snapshot 'gti'\nhint: did you mean git?" in refused(tree, "gti")
+    plain = write(tmp_path / "plain" / "x.py")
+    assert f"no git work tree holds '{plain}'\nhint: --snapshot folder" in refused(plain, "git")
+    shutil.rmtree(tree / ".git" / "refs")
+    assert refused(tree / "train.py").startswith("git ls-files in ")
+    monkeypatch.setenv("PATH", "")
+    assert "no git work tree" in refused(tree / "train.py", "git")
+    assert snapshot.source(tree / "train.py").mode == "folder"
+
+
+def test_too_large(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in (("data", 3), ("weights", 2), ("small", 1), ("pkg", 0)):
+        (tree / name).mkdir(exist_ok=True)
+        (tree / name / "x").write_bytes(bytes(size * 2**20))
+    for mode in ("git", "folder"):
+        why = refused(tree / "train.py", mode, limit_mb=5)
+        assert "data (3.0 MiB), weights (2.0 MiB), small (1.0 MiB); the limit is 5 MiB" in why
+        for word in (".gitignore", "--snapshot none", "--snapshot-limit-mb N"):
+            assert word in why
+    assert snapshot.source(tree / "train.py", limit_mb=7).mode == "git"
+    for number in range(201):
+        write(tmp_path / "many" / str(number))
+    assert "and 200 files" in refused(tmp_path / "many", "folder", limit_mb=1)
+
+
+def test_home_and_root_are_not_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "scandir", lambda path: pytest.fail("walked"))
+    monkeypatch.setattr(git_command, "output", lambda *words: pytest.fail("asked git"))
+    (tmp_path / ".git").mkdir()  # dotfiles: the home
+    for folder in (Path("/"), tmp_path):
+        monkeypatch.chdir(folder)
+        assert "too large" in refused(folder, "folder")
+        assert "too large" in refused(folder)
+    assert "too large" in refused(tmp_path, "git")
+
+
+def test_nothing_of_a_repository_is_started(tree: Path, runs: Path, tmp_path: Path) -> None:
+    trap = write(tmp_path / "trap", f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    trap.chmod(0o755)
+    for key in (
+        "core.fsmonitor",
+        "diff.external",
+        "diff.x.command",
+        "diff.x.textconv",
+        "core.pager",
+    ):
+        git(tree, "config", key, str(trap))
+    write(tree / ".gitattributes", "* diff=x\n")
+    for hook in ("post-index-change", "pre-commit"):
+        shutil.copy(trap, tree / ".git" / "hooks" / hook)
+    index = (tree / ".git" / "index").stat().st_mtime_ns
+    write(tree / "train.py", "changed\n")
+    made = take(tree / "train.py", runs)
+    assert "+changed" in (made.copy.parent / "code.diff").read_text()
+    assert not (tmp_path / "started").exists()
+    assert (tree / ".git" / "index").stat().st_mtime_ns == index
+
+
+# --- what runs share ------------------------------------------------------------------------------
+
+
+def test_what_did_not_change_is_shared(tree: Path, runs: Path) -> None:
+    first = take(tree / "train.py", runs)
+    write(tree / "train.py", "print(2)\n")
+    second = take(tree / "train.py", runs)
+    assert (first.copy / "pkg/a.py").samefile(second.copy / "pkg/a.py")
+    assert (first.copy / "train.py").read_text() == "print(1)\n"
+    assert first.facts["sha256"] != second.facts["sha256"]
+    shutil.rmtree(first.copy)
+    git(tree, "checkout", "train.py")
+    third = take(tree / "train.py", runs)
+    assert third.facts["sha256"] == first.facts["sha256"]
+    assert third.of(tree / "train.py").read_text() == "print(1)\n"
+    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in third.copy.iterdir()}
+    assert (modes["train.py"], modes["run me.sh"]) == (0o444, 0o555)
+
+
+def test_no_links(tree: Path, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", fail)
+    first, second = (content(take(tree / "train.py", runs).copy) for _ in range(2))
+    assert first == second
+    assert first["pkg/a.py"] == "a = 1\n"
+
+
+def test_two_at_once(tree: Path, runs: Path) -> None:
+    found = snapshot.source(tree / "train.py")
+    made = [new_run(runs) for _ in range(16)]
+    with ThreadPoolExecutor(8) as pool:
+        snapshots = list(pool.map(lambda run: Snapshot(found, run), made))
+    assert all(content(one.copy) == content(snapshots[0].copy) for one in snapshots)
+    assert len(content(snapshots[0].copy)) == 4
+
+
+# --- nothing half-made ----------------------------------------------------------------------------
+
+
+def test_full_disk(tree: Path, small_disk: Path) -> None:
+    for number in range(20):
+        (tree / str(number)).write_bytes(os.urandom(2**16))
+    write(tree / "train.py", "print(2)\n")
+    run = new_run(small_disk)
+    with pytest.raises(SlurmftError, match=r"no room for the code: it needs 1\.3 MiB"):
+        snapshot.take(snapshot.source(tree / "train.py"), run)
+    assert list(run.path.iterdir()) == []
+    fill(small_disk)
+
+
+def test_file_that_goes_meanwhile(tree: Path, runs: Path) -> None:
+    found, run = snapshot.source(tree / "train.py"), new_run(runs)
+    (tree / "pkg" / "a.py").unlink()
+    with pytest.raises(UsageError, match=r"cannot copy the code: .*/pkg/a\.py.: No such file"):
+        snapshot.take(found, run)
+    assert list(run.path.iterdir()) == []
+
+
+# --- another user ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def users() -> Iterator[tuple[User, User]]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to be two other users")
+    with two_users() as made:
+        yield made
+
+
+_TAKE = """
+import os
+from pathlib import Path
+from slurmft.core import git as git_command
+from slurmft.core.errors import SlurmftError
+from slurmft.programs import snapshot
+from slurmft.runs.rundir import RunDir
+run = RunDir(Path({runs!r}, f"run-20260101-000000-{{os.getpid()}}"))
+run.path.mkdir(mode=0o700)
+try:
+    found = snapshot.source(Path({program!r}), {mode!r})
+    snapshot.take(found, run)
+    copy = snapshot.copy_of(Path({program!r}), found.root, run)
+    print(copy.read_text(), run.code.joinpath("x.py").stat().st_nlink)
+except SlurmftError as error:
+    print(error)
+"""
+
+
+def taken_by(user: User, program: Path, runs: Path, mode: str = "auto") -> str:
+    values = {"runs": str(runs), "program": str(program), "mode": mode}
+    return user.python(f"import os; os.chdir({str(program.parent)!r})" + _TAKE.format(**values))
+
+
+def test_work_tree_of_another_user(users: tuple[User, User]) -> None:
+    ada, eve = users
+    program = eve.write(eve.home / "theirs" / "x.py", "theirs")
+    git(program.parent, "init", "-q")
+    eve.own(program.parent)
+    ada.own(write(ada.home / "r" / "x").parent)
+    for mode in ("auto", "git"):
+        told = taken_by(ada, program, ada.home / "r", mode)
+        assert f"git ls-files in '{program.parent}': detected dubious ownership" in told
+        assert f"git config --global --add safe.directory {program.parent}" in told
+    assert taken_by(ada, program, ada.home / "r", "folder") == "theirs 1\n"
+    code = "from pathlib import Path; from slurmft.programs import snapshot\n"
+    code += f"print(snapshot.source(Path({str(program)!r})).mode)"
+    assert ada.python(code) == "none\n"  # from her home: a tool that somebody else keeps
+
+
+def test_file_closed_to_this_user(users: tuple[User, User]) -> None:
+    ada, eve = users
+    program = ada.write(ada.home / "closed" / "x.py", "mine")
+    eve.own(write(program.parent / "secret").parent)
+    (program.parent / "secret").chmod(0)
+    (program.parent).chmod(0o755)
+    runs = ada.own(write(ada.home / "rr" / "x").parent)
+    told = taken_by(ada, program, runs)
+    assert "cannot copy the code: '" in told
+    assert "/secret': Permission denied" in told
+
+
+def test_closed_run_of_another_user_is_passed_over(users: tuple[User, User]) -> None:
+    """In a folder that both have their runs in, and of a program of the same name."""
+    ada, eve = users
+    runs = ada.place / "shared runs"
+    runs.mkdir()
+    runs.chmod(0o1777)
+    theirs = runs / "run-20250101-000000-abc"
+    eve.own(write(theirs / "code" / "x.py", "theirs").parent)
+    eve.own(theirs)
+    theirs.chmod(0o700)
+    program = ada.write(ada.home / "p" / "x.py", "mine")
+    assert taken_by(ada, program, runs) == "mine 1\n"

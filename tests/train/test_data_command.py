@@ -1,0 +1,87 @@
+"""`slurmft data`: what it says of data, and what it says where that cannot be read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmft.train.commands import data
+from tests.conftest import assert_two_lines, slurmft
+from tests.support.models import write_model, write_splits
+
+
+def write(folder: Path, classes: int = 3) -> Path:
+    rows = [
+        {"body": f"text {i} of {i % 7}", "team": f"team {i % classes}"} for i in range(40 * classes)
+    ]
+    return write_splits(folder, {"train": rows, "validation": [*rows[: 2 * classes], rows[0]]})
+
+
+def test_screen(tmp_path: Path) -> None:
+    folder = write(tmp_path / "data")
+    flags = ("--text-column", "body", "--label-column", "team")
+    done = slurmft("data", str(folder), *flags)
+    assert done.code == 0
+    assert max(map(len, done.out.partition("\nwarning")[0].splitlines()[1:])) < 60
+    assert "also in train         6\n" in done.out
+    assert "team 0  40 (33.3 %)  3 (42.9 %)\n" in done.out
+    assert "words, train            4       4           4\n" in done.out
+    assert "no tokenizer here" in done.out
+    assert "warning: " in done.out
+    model = write_model(tmp_path / "model")
+    done = slurmft("data", str(folder), *flags, "--model", str(model), "--max-length", "5")
+    assert "tokens, train       6       6           6\n" in done.out
+    assert "train: 120 texts cut to 5 tokens\n" in done.out
+
+
+def test_json(tmp_path: Path) -> None:
+    folder = write(tmp_path / "data")
+    flags = ("--text-column", "body", "--label-column", "team", "--json")
+    found = json.loads(slurmft("data", str(folder), *flags).out)
+    assert found["splits"]["validation"]["repeated"] == 1
+    assert found["splits"]["train"]["classes"] == {"team 0": 40, "team 1": 40, "team 2": 40}
+    assert found["splits"]["train"]["words"] == {"median": 4, "p95": 4, "longest": 4}
+
+
+def test_many_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path / "data", 30)
+    data.main([str(folder), "--text-column", "body", "--label-column", "team"])
+    out = capsys.readouterr().out
+    assert "... 15 more; then the smallest:\n" in out
+    assert out.count("\nteam ") == 15
+
+
+def test_data_that_cannot_be_read(tmp_path: Path) -> None:
+    folder = write(tmp_path / "data")
+    assert_two_lines(slurmft("data", str(folder)), "has no column 'text'")
+    assert_two_lines(slurmft("data", str(tmp_path / "none")), "no such folder")
+    assert_two_lines(slurmft("data"), "needs data of your own")
+    (folder / "validation.jsonl").unlink()
+    assert_two_lines(slurmft("data", str(folder)), "has no validation file")
+
+
+def test_data_of_the_hubs_cache(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["low", "high"])})
+    rows = {"text": ["a b", "a", "c", "d"], "label": [0, 1, 1, 1]}
+
+    def load_dataset(name: str, subset: Any, split: str) -> Any:
+        if name != "me/texts":
+            raise OSError(f"no {name}")
+        return Dataset.from_dict(rows, features)
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "")
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    data.main(["me/texts"])
+    out = capsys.readouterr().out
+    assert "1      3 (75.0 %)  3 (75.0 %)\n" in out
+    assert "also in train         4\n" in out
+    with pytest.raises(Exception, match="is no folder, and not in the cache") as error:
+        data.main(["me/others"])
+    assert "slurmft fetch" in str(error.value)
