@@ -16,7 +16,11 @@ from slurmft.node.hardware import host_name
 MODULE = "oneccl_bindings_for_pytorch"
 """Importing it registers the backend."""
 _LAST_TORCH = "2.8"
-"""That of the last release."""
+"""The torch that its last release is for."""
+_SHELL = ("_", "SHLVL", "PWD", "OLDPWD", "PYTHONPATH", "COLUMNS", "LINES")
+"""Variables that a shell itself sets or changes."""
+_SOURCE = 'script=$1; shift; source "$script" >/dev/null 2>&1; env -0'
+"""Sources a script, and prints the variables. Arguments left in place would be the script's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,34 +32,34 @@ class Binding:
 
     @property
     def mismatch(self) -> str | None:
-        """Why it does not match torch; None: it does, or its torch version is unknown."""
+        """The reason why it does not match torch. None: it does, or its version is unknown."""
         if self.version is None or _minor(self.version) == _minor(self.torch):
             return None
         return f"{MODULE} {self.version} was built for another torch than {self.torch}"
 
     def environment(self) -> dict[str, str]:
-        """The variables that its `setvars.sh` sets: the loader reads them before Python runs, so
-        processes must be started with them. Empty where the binding has no such script.
+        """Returns the variables that its `setvars.sh` sets: the loader reads them before Python
+        runs, so processes must be started with them. Empty where the binding has no such script.
 
-        Of variables that are set already, only lists that the script extends: mpirun's own
-        I_MPI_ROOT must not be replaced by that of a library in the binding.
+        Of variables that are set already, only lists that the script extends are returned:
+        mpirun's own I_MPI_ROOT must not be replaced by that of a library in the binding.
         """
         origin = _origin()
-        assert origin is not None  # what is no file is no binding
+        assert origin is not None  # a binding without a file would not have been found
         script = Path(origin).parent / "env" / "setvars.sh"
         if not script.is_file():
             return {}
-        # As $0, its own name would make it refuse: it takes that for being run, not sourced. What
-        # it is sourced with, if not shifted away, would be its arguments.
-        sourced = 'script=$1; shift; source "$script" >/dev/null 2>&1; env -0'
-        command = ["bash", "-c", sourced, "bash", str(script)]
+        # The script must not be $0: it would take that for being run, not sourced, and refuse.
+        command = ["bash", "-c", _SOURCE, "bash", str(script)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-        pairs = (entry.partition("=") for entry in done.stdout.split("\0") if "=" in entry)
-        found = {name: value for name, _, value in pairs if value != os.environ.get(name)}
-        return {k: v for k, v in found.items() if k not in _SHELL and os.environ.get(k, "") in v}
-
-
-_SHELL = ("_", "SHLVL", "PWD", "OLDPWD", "PYTHONPATH", "COLUMNS", "LINES")
+        changed = {}
+        for entry in done.stdout.split("\0"):
+            name, equals, value = entry.partition("=")
+            before = os.environ.get(name)
+            is_extended = (before or "") in value
+            if equals and name not in _SHELL and value != before and is_extended:
+                changed[name] = value
+        return changed
 
 
 def _minor(text: str) -> list[str]:
@@ -63,18 +67,20 @@ def _minor(text: str) -> list[str]:
 
 
 def find() -> Binding | None:
-    """The binding that is installed, if any."""
+    """Finds the installed binding, if any."""
     if _origin() is None:
         return None
     return Binding(_version("oneccl_bind_pt"), _version("torch") or "unknown")
 
 
 def _origin() -> str | None:
-    """The binding's file, without importing it; None: it is not installed."""
+    """Returns the binding's file, without importing it; None: it is not installed."""
     from importlib.util import find_spec
 
     spec = find_spec(MODULE)
-    return None if spec is None else spec.origin
+    if spec is None:
+        return None
+    return spec.origin
 
 
 def _version(package: str) -> str | None:
@@ -87,21 +93,30 @@ def _version(package: str) -> str | None:
 
 
 def choose(backend: str, has_gpu: bool) -> Binding | None:
-    """The binding, if this node is prepared for oneCCL; for auto, GPUs come first. Which
-    collectives a run uses, its ranks agree on (`slurmft.job.backend`): another node may lack it.
-    UsageError where ccl was requested, and cannot be used."""
+    """Returns the binding if this node is to be prepared for oneCCL. With "auto", GPUs come first.
+
+    The ranks agree on the collectives that a run uses (`slurmft.job.backend`): another node may
+    lack the binding.
+
+    Raises:
+        UsageError: ccl was requested, and cannot be used.
+    """
     if backend not in ("auto", "ccl") or (backend == "auto" and has_gpu):
         return None
-    found = find()
-    problem = problem_of(found)
-    if problem and backend == "ccl":
+    binding = find()
+    problem = problem_of(binding)
+    if problem is None:
+        return binding
+    if backend == "ccl":
         raise UsageError(f"--backend ccl on {host_name()}: {problem}", hint())
-    return None if problem else found
+    return None
 
 
-def problem_of(found: Binding | None) -> str | None:
-    """Why the binding cannot be used, as far as its files tell; None: it can."""
-    return f"{MODULE} is not installed" if found is None else found.mismatch
+def problem_of(binding: Binding | None) -> str | None:
+    """Returns why the binding cannot be used, as far as its files tell; None: it can."""
+    if binding is None:
+        return f"{MODULE} is not installed"
+    return binding.mismatch
 
 
 def hint() -> str:
@@ -118,6 +133,6 @@ def hint() -> str:
 
 
 def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which oneCCL knows a rank's local place without mpirun."""
+    """Returns the variables by which oneCCL knows a rank's local place without mpirun."""
     names = {"CCL_LOCAL_RANK": "LOCAL_RANK", "CCL_LOCAL_SIZE": "LOCAL_WORLD_SIZE"}
     return {ours: environment[theirs] for ours, theirs in names.items() if theirs in environment}

@@ -19,33 +19,39 @@ STACKS = "SLURMFT_STACKS"
 
 
 def hardware_file(folder: Path) -> Path:
-    """The file by which a node's task passes the detected hardware to its ranks: nvidia-smi takes a
-    second, and a rank that is bound to its cores sees no others."""
+    """Returns the file by which a node's task passes the detected hardware to its ranks.
+
+    nvidia-smi takes a second, and a rank that is bound to its cores sees no others.
+    """
     return folder / "hardware.json"
 
 
 OUTPUT = "output"
-"""The phase of beats that are lines of output: those of a program that tells no steps."""
+"""Phase of beats that are lines of output, from a program that reports no steps."""
 
-_STEP, _LAST_STEPS = "train", 50
-"""The phase after a step of training; and how many steps tell how long the next one takes."""
+_STEP = "train"
+"""Phase after a step of training."""
+_LAST_STEPS = 50
+"""Number of steps from which the duration of the next one is estimated."""
+_FEWEST_STEPS = 10
+"""With fewer steps there is no estimate."""
 
 _LAYOUT = struct.Struct("<dddq16s")
 _PATIENCE = {"start": 6.0, "save": 6.0, OUTPUT: 1.0}
-"""How many times longer than a step these phases may take: imports, tokenizing and compilation;
-the last save."""
+"""How many times longer than a step these phases may take. A start imports, tokenizes and compiles;
+a save may be the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What a rank was doing last."""
+    """The last sign of life of a rank. The fields are in the order of `_LAYOUT`."""
 
     time: float
     """On CLOCK_MONOTONIC, which all processes of a node share."""
     slowest_s: float
-    """The longest time from one beat of this rank to the next, outside of patient phases."""
+    """Longest time from one beat of this rank to the next, outside of patient phases."""
     slowest_step_s: float
-    """That of the last steps of training; 0: too few are known, or something else is under way."""
+    """Longest of the last steps of training. 0: too few steps so far, or another phase."""
     step: int
     phase: str
 
@@ -56,11 +62,12 @@ class Beat:
 
 
 class Heart:
-    """Writes the beats of a rank; without a path, nothing."""
+    """Writes the beats of a rank. Without a path it writes nothing."""
 
     def __init__(self, path: Path | None, phase: str = "start") -> None:
         self._map: mmap.mmap | None = None
-        self._last, self.slowest_s = time.monotonic(), 0.0
+        self._last_beat = time.monotonic()
+        self.slowest_s = 0.0
         self._steps_s: deque[float] = deque(maxlen=_LAST_STEPS)
         self._phase = phase
         if path is not None:
@@ -70,21 +77,26 @@ class Heart:
         self.beat(0, phase)
 
     def beat(self, step: int, phase: str) -> None:
-        """Writes the step and the phase that begins: start, train, evaluate, save."""
+        """Writes the step, and the phase that begins: start, train, evaluate or save."""
         now = time.monotonic()
+        pause_s = now - self._last_beat
         if self._phase not in _PATIENCE:
-            self.slowest_s = max(self.slowest_s, now - self._last)
+            self.slowest_s = max(self.slowest_s, pause_s)
         if phase == self._phase == _STEP:
-            self._steps_s.append(now - self._last)
-        self._last, self._phase = now, phase
-        if self._map is not None:
-            known = phase == _STEP and len(self._steps_s) >= _LAST_STEPS / 5
-            step_s = max(self._steps_s) if known else 0.0
-            _LAYOUT.pack_into(self._map, 0, now, self.slowest_s, step_s, step, phase.encode())
+            self._steps_s.append(pause_s)
+        self._last_beat = now
+        self._phase = phase
+        if self._map is None:
+            return
+        slowest_step_s = 0.0
+        if phase == _STEP and len(self._steps_s) >= _FEWEST_STEPS:
+            slowest_step_s = max(self._steps_s)
+        fields = (now, self.slowest_s, slowest_step_s, step, phase.encode())
+        _LAYOUT.pack_into(self._map, 0, *fields)
 
 
 def read(path: Path) -> Beat | None:
-    """The last beat in a file; None before the first."""
+    """Reads the last beat from a file. None before the first one."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -92,5 +104,7 @@ def read(path: Path) -> Beat | None:
     if len(data) < _LAYOUT.size:
         return None
     when, slowest_s, slowest_step_s, step, phase = _LAYOUT.unpack(data)
-    text = phase.rstrip(b"\0").decode()
-    return Beat(when, slowest_s, slowest_step_s, step, text) if when else None
+    if not when:
+        return None
+    # The phase is padded with zero bytes to the size of its field.
+    return Beat(when, slowest_s, slowest_step_s, step, phase.rstrip(b"\0").decode())

@@ -13,16 +13,25 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-FAILED, HANG, STOP, PASSED = "failed", "hang", "stop", "passed"
-"""Words: a task ends with a failure; ranks hang; the job is to stop; all nodes are good."""
+FAILED = "failed"
+"""Word: a task ends with a failure."""
+HANG = "hang"
+"""Word: ranks hang."""
+STOP = "stop"
+"""Word: the job is to stop."""
+PASSED = "passed"
+"""Word: all nodes are good."""
 _WORDS = frozenset({FAILED, HANG, STOP, PASSED})
-_REPORT, _LONGEST = "report ", 2**14
-"""What begins a line that is for the head alone; and characters of a line at most."""
+_REPORT = "report "
+"""Begins a line that is for the head alone."""
+_LONGEST_LINE = 2**14
 
 
 class Peers:
-    """What the tasks of a job tell each other. The head passes on what it hears; who connects later
-    hears it, too."""
+    """The words and reports that the tasks of a job exchange.
+
+    The head passes on each word that it hears. A task that connects later hears it, too.
+    """
 
     def __init__(
         self,
@@ -30,14 +39,20 @@ class Peers:
         greeting: str = "",
         head: socket.socket | None = None,
     ) -> None:
-        """Hears the others in the background: as the head those who connect to its servers, and get
-        the greeting, then what was told; as another task by its connection to the head."""
+        """Starts to listen to the other tasks, in the background.
+
+        Args:
+            servers: on the head, the sockets to which the others connect.
+            greeting: the first line that they get.
+            head: on another task, its connection to the head.
+        """
         self.is_head = head is None
         self._greeting = greeting
         self._news = threading.Condition()
         self._words: list[str] = []
         self._reports: list[tuple[float, Any]] = []
-        self._rests: dict[socket.socket, bytes] = {}
+        self._unfinished: dict[socket.socket, bytes] = {}
+        """The beginning of a line, by the link whose next data ends it."""
         self._links: set[socket.socket] = set()
         self._selector = selectors.DefaultSelector()
         for server in servers:
@@ -45,10 +60,10 @@ class Peers:
         if head is not None:
             self._add(head)
         if servers or head:
-            threading.Thread(target=self._hear, name="peers", daemon=True).start()
+            threading.Thread(target=self._listen, name="peers", daemon=True).start()
 
     def tell(self, word: str, source: socket.socket | None = None) -> None:
-        """Tells all other tasks, once; but not the one that it came from."""
+        """Sends a word to all other tasks, once, but not back to its `source`."""
         with self._news:
             if word in self._words or word not in _WORDS:
                 return
@@ -59,66 +74,75 @@ class Peers:
                     link.send(f"{word}\n".encode())
 
     def heard(self, word: str, wait_s: float | None = 0) -> bool:
-        """Whether this task or another one told it, within a time; None: waits for it."""
+        """Waits until this task or another one has told a word; False: none has within
+        `wait_s`. None waits without end."""
         return self.heard_any([word], wait_s) is not None
 
     def heard_any(self, words: Sequence[str], wait_s: float | None) -> str | None:
-        """The first of these words that this task or another one told, within a time."""
+        """Waits for one of several words; returns the first of them that was told, or None."""
         with self._news:
             self._news.wait_for(lambda: set(words) & set(self._words), wait_s)
             return next((word for word in words if word in self._words), None)
 
     def report(self, facts: Any) -> None:
-        """Tells the head alone, as JSON."""
+        """Sends something to the head alone, as JSON."""
         for link in self._links:
             with contextlib.suppress(OSError):  # that task has ended
                 link.sendall(f"{_REPORT}{json.dumps(facts)}\n".encode())
 
     def reports(self, count: int, wait_s: float) -> list[tuple[float, Any]]:
-        """What was reported to the head, once there are so many, or a time has passed; and when
-        it came, by this host's clock."""
+        """Waits until the head has `count` reports, or `wait_s` has passed; returns each with the
+        time at which it came, by this host's clock."""
         with self._news:
             self._news.wait_for(lambda: len(self._reports) >= count, wait_s)
             return list(self._reports)
 
+    def _listen(self) -> None:
+        while True:
+            for ready, _ in self._selector.select():
+                on_ready = ready.data
+                try:
+                    on_ready(ready.fileobj)
+                except OSError:
+                    time.sleep(0.1)  # too many open files?
+
     def _accept(self, server: socket.socket) -> None:
-        link = server.accept()[0]
+        link, _ = server.accept()
         with self._news:
-            link.sendall("\n".join([self._greeting, *self._words, ""]).encode())
+            lines = [self._greeting, *self._words]
+            link.sendall("".join(f"{line}\n" for line in lines).encode())
             self._add(link)
 
     def _add(self, link: socket.socket) -> None:
         link.setblocking(False)
         self._links.add(link)
-        self._selector.register(link, selectors.EVENT_READ, self._take)
+        self._selector.register(link, selectors.EVENT_READ, self._receive)
 
-    def _hear(self) -> None:
-        while True:
-            for ready, _ in self._selector.select():
-                try:
-                    ready.data(ready.fileobj)
-                except OSError:
-                    time.sleep(0.1)  # too many open files?
+    def _receive(self, link: socket.socket) -> None:
+        data = b""
+        with contextlib.suppress(OSError):
+            data = link.recv(4096)
+        *lines, rest = (self._unfinished.get(link, b"") + data).split(b"\n")
+        # A stranger may send without end: only so much of a line is kept.
+        self._unfinished[link] = rest[-_LONGEST_LINE:]
+        for line in lines:
+            self._take_line(line.decode(errors="replace"), link)
+        if not data:
+            self._drop(link)
 
-    def _hear_line(self, line: str, link: socket.socket) -> None:
+    def _take_line(self, line: str, link: socket.socket) -> None:
         if not line.startswith(_REPORT):
             self.tell(line, link)
             return
         with self._news, contextlib.suppress(ValueError):
-            self._reports.append((time.time(), json.loads(line.removeprefix(_REPORT))))
+            facts = json.loads(line.removeprefix(_REPORT))
+            self._reports.append((time.time(), facts))
             self._news.notify_all()
 
-    def _take(self, link: socket.socket) -> None:
-        data = b""
-        with contextlib.suppress(OSError):
-            data = link.recv(4096)
-        *lines, rest = (self._rests.get(link, b"") + data).split(b"\n")
-        self._rests[link] = rest[-_LONGEST:]
-        for line in lines:
-            self._hear_line(line.decode(errors="replace"), link)
-        if not data:  # that task has ended
-            with self._news:
-                self._links.discard(link)
-            del self._rests[link]
-            self._selector.unregister(link)
-            link.close()
+    def _drop(self, link: socket.socket) -> None:
+        """Forgets a task that has ended."""
+        with self._news:
+            self._links.discard(link)
+        del self._unfinished[link]
+        self._selector.unregister(link)
+        link.close()

@@ -27,15 +27,25 @@ _BIND_AT_LOAD = {
 """Variables by which an OpenMP library decides, when it is loaded, where threads run: before the
 rank is bound to its cores."""
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+"""Device files of GPUs."""
+_POLL_S = 0.02
+
+# Fields of /proc/PID/stat, counted from the state on: where the command line is in memory.
+_ARG_START = 45
+_ARG_END = 46
 
 
 class Rank:
-    """A forked process that waits for its environment; has what torchrun uses of a Popen."""
+    """A forked process that waits for its environment.
+
+    It has the methods and attributes of a Popen that torchrun uses.
+    """
 
     def __init__(self, work: Callable[[], None], title: str) -> None:
-        """Forks one that will do `work`; `ps` shows it with `title`."""
+        """Forks a process that will do `work`; `ps` shows it with `title`."""
         self.returncode: int | None = None
-        parent, (reader, self._writer) = os.getpid(), os.pipe()
+        parent = os.getpid()
+        reader, self._writer = os.pipe()
         self.pid = os.fork()
         if self.pid:
             os.close(reader)
@@ -43,7 +53,7 @@ class Rank:
         try:
             os.setsid()  # torchrun ends process groups
             process.die_with_parent()
-            if os.getppid() == parent:
+            if os.getppid() == parent:  # else it ended before the line above
                 set_title(title)
                 with open(reader) as pipe:
                     environment = json.loads(pipe.readline())
@@ -56,6 +66,7 @@ class Rank:
             os._exit(1)  # a rank that succeeds ends by itself
 
     def begin(self, environment: dict[str, str]) -> None:
+        """Lets the process do its work in this environment."""
         with open(self._writer, "w") as pipe, contextlib.suppress(BrokenPipeError):
             pipe.write(json.dumps(environment) + "\n")
 
@@ -70,23 +81,25 @@ class Rank:
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired("a rank", timeout)
-            time.sleep(0.02)
+            time.sleep(_POLL_S)
         return code
 
 
 def fork_ranks(argv: Sequence[str], handler: Any) -> None:
-    """Imports what the ranks need, and forks them, for torchrun to start in this process: `handler`
-    is its class that starts a process and keeps it, `argv` its arguments.
+    """Imports what the ranks need, and forks them, for torchrun to start in this process.
 
-    Only for the programs of this package: importing others may do more. Where forked ranks could
-    not be as new ones, or an import fails, torchrun starts new ones, which then say what fails.
+    Only the programs of this package are forked: importing others may do more. Where a forked rank
+    could not be as a new one, or an import fails, torchrun starts new ones; these say what fails.
+
+    Args:
+        argv: the arguments of torchrun.
+        handler: torchrun's class that starts a process and keeps it.
     """
-    module, *arguments = argv[argv.index("--module") + 1 :] if "--module" in argv else [""]
-    if (
-        _BIND_AT_LOAD & os.environ.keys()
-        or not module.startswith("slurmft.")
-        or not hasattr(handler, "_popen")
-    ):
+    if "--module" not in argv:
+        return
+    module, *arguments = argv[argv.index("--module") + 1 :]
+    is_ours = module.startswith("slurmft.")
+    if not is_ours or _BIND_AT_LOAD & os.environ.keys() or not hasattr(handler, "_popen"):
         return
     try:
         program = importlib.import_module(module)
@@ -101,7 +114,7 @@ def fork_ranks(argv: Sequence[str], handler: Any) -> None:
     start_new = handler._popen
 
     def start(self: Any, command: tuple[str, ...], environment: dict[str, str]) -> Any:
-        if not waiting:
+        if not waiting:  # all have been used: this is a restart
             return start_new(self, command, environment)
         rank = waiting.pop(0)
         rank.begin(environment)
@@ -111,7 +124,7 @@ def fork_ranks(argv: Sequence[str], handler: Any) -> None:
 
 
 def uses_device() -> bool:
-    """Whether this process has begun to use a GPU: a forked one could not use it then."""
+    """Tells if this process has begun to use a GPU: a forked one could not use it then."""
     for path in glob.glob("/proc/self/fd/*"):
         with contextlib.suppress(OSError):
             if os.readlink(path).startswith(_DEVICES):
@@ -122,6 +135,10 @@ def uses_device() -> bool:
 def set_title(title: str) -> None:
     """Overwrites the command line of this process, as far as there is room."""
     fields = process.stat(os.getpid())
-    if fields and len(fields) > 46 and (room := int(fields[46]) - int(fields[45])) > 0:
+    if fields is None or len(fields) <= _ARG_END:  # an old kernel
+        return
+    start = int(fields[_ARG_START])
+    room = int(fields[_ARG_END]) - start
+    if room > 0:
         text = title.encode()[: room - 1].replace(b" ", b"\0")
-        ctypes.memmove(int(fields[45]), text.ljust(room, b"\0"), room)
+        ctypes.memmove(start, text.ljust(room, b"\0"), room)

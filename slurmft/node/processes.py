@@ -15,22 +15,36 @@ from slurmft.core.errors import UsageError, run_main
 from slurmft.node import signals
 from slurmft.node.hardware import host_name, select, visible_gpus
 
-_END_S, _POLL_S = 5.0, 0.05
+_END_S = 5.0
+"""Between SIGTERM and SIGKILL to the processes that outlive one that failed."""
+_POLL_S = 0.05
 
 
 def environments(
     per: str, count: int, node: int, nodes: int, head: str, port: str
 ) -> list[dict[str, str]]:
-    """The variables of each process of this node: as many as on every other node. UsageError where
-    a process a GPU is wanted, and there are fewer GPUs."""
-    found = [
-        {
-            "RANK": str(node * count + local), "LOCAL_RANK": str(local), "GROUP_RANK": str(node),
-            "WORLD_SIZE": str(nodes * count), "LOCAL_WORLD_SIZE": str(count),
-            "MASTER_ADDR": head, "MASTER_PORT": port,
-        }
-        for local in range(count)
-    ]  # fmt: skip
+    """Returns the variables of each process of this node.
+
+    Args:
+        per: "gpu" gives each process a GPU of its own.
+        count: number of processes, the same on every node.
+        node: index of this node among `nodes`.
+        head: the first node, on which rank 0 listens at `port`.
+
+    Raises:
+        UsageError: there are fewer GPUs than processes that need one.
+    """
+    common = {
+        "GROUP_RANK": str(node),
+        "WORLD_SIZE": str(nodes * count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": head,
+        "MASTER_PORT": port,
+    }
+    each = []
+    for local_rank in range(count):
+        rank = node * count + local_rank
+        each.append({"RANK": str(rank), "LOCAL_RANK": str(local_rank), **common})
     if per == "gpu":
         gpus = visible_gpus(os.environ)
         if len(gpus) < count:
@@ -38,47 +52,51 @@ def environments(
                 f"--per gpu: {host_name()} shows this job {len(gpus)} GPU(s), not {count}",
                 "request them: --gpus-per-node N; or use --per process",
             )
-        for variables, gpu in zip(found, gpus, strict=False):
+        for variables, gpu in zip(each, gpus, strict=False):
             variables |= select([gpu])
-    return found
+    return each
 
 
 def run(command: list[str], each: list[dict[str, str]]) -> int:
     """Runs a process for each set of variables; returns the first exit code that is not 0."""
-    started: list[subprocess.Popen[bytes]] = []
+    children: list[subprocess.Popen[bytes]] = []
 
     def relay(number: int, sender: int) -> None:
-        for child in started:
+        for child in children:
             child.send_signal(signals.RELAYED)
 
     for variables in each:
-        started.append(process.start(command, env=os.environ | variables))
+        children.append(process.start(command, env=os.environ | variables))
     signals.listen(relay)
     while True:
-        codes = [child.poll() for child in started]
-        if any(codes) or None not in codes:
-            return _end(started)
+        codes = [child.poll() for child in children]
+        has_failed = any(codes)
+        all_ended = None not in codes
+        if has_failed or all_ended:
+            return _end(children)
         time.sleep(_POLL_S)
 
 
-def _end(started: list[subprocess.Popen[bytes]]) -> int:
-    """Ends what still runs; returns the exit code of the first that failed."""
-    code = next((child.returncode for child in started if child.returncode), 0)
-    for child in started:
+def _end(children: list[subprocess.Popen[bytes]]) -> int:
+    """Ends the processes that still run; returns the exit code of the first that failed."""
+    code = next((child.returncode for child in children if child.returncode), 0)
+    for child in children:
         child.terminate()
     deadline = time.monotonic() + _END_S
-    for child in started:
+    for child in children:
         try:
             child.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.end(child)
-    return int(128 - code if code < 0 else code)
+    if code < 0:  # a signal: as a shell writes it
+        return int(128 - code)
+    return int(code)
 
 
 def main(argv: list[str]) -> int:
     module, run_dir, per, count, node, nodes, head, port = argv
     signals.block()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by which a failed rank ends its torchrun
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a failed rank sends it, to end torchrun
     each = environments(per, int(count), int(node), int(nodes), head, port)
     return run([sys.executable, "-m", module, run_dir], each)
 

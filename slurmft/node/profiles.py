@@ -24,12 +24,17 @@ GPUS = "SLURMFT_GPUS"
 
 _TCMALLOC = ("libtcmalloc.so", "libtcmalloc.so.4", "libtcmalloc_minimal.so.4")
 _IOMP = ("libiomp5.so",)
-_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Settings of torch's allocator on GPUs, and their name up to torch 2.8."""
+_ALLOCATOR = "PYTORCH_ALLOC_CONF"
+"""Settings of torch's allocator on GPUs."""
+_OLD_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+"""Their name up to torch 2.8."""
+_MOST_COMM_CORES = 4
+_CORES_PER_COMM_CORE = 8
+"""With oneCCL, one core of so many is reserved for communication."""
 
 
 class Setting(NamedTuple):
-    """One environment variable of the training processes."""
+    """An environment variable of the training processes."""
 
     name: str
     value: str
@@ -44,70 +49,91 @@ class Profile:
     """gpu, xeon or cpu."""
     hardware: Hardware
     nproc: int
-    """Processes on the node."""
+    """Number of processes on the node."""
     cores: tuple[tuple[int, ...], ...]
     """Logical CPUs of each process, one for each physical core that computes."""
     comm_cores: tuple[tuple[int, ...], ...]
     """Logical CPUs of each process that are reserved for communication."""
     pinned: bool
-    """Whether processes are bound to their cores."""
+    """True if processes are bound to their cores."""
     pinning: str
-    """Why, or why not."""
+    """The reason why they are bound or not."""
     uses_ccl: bool = False
-    """Whether the collectives are oneCCL's."""
+    """True if the collectives are oneCCL's."""
 
     def settings(self) -> list[Setting]:
-        """The variables that the profile sets."""
-        values = {
+        """Lists the variables that the profile sets."""
+        values: dict[str, Any] = {
             "OMP_NUM_THREADS": max(1, min(len(cores) for cores in self.cores)),
             "TOKENIZERS_PARALLELISM": "true",
         }
         if self.pinned:
-            pairs = zip(self.cores, self.comm_cores, strict=True)
-            values[CORES] = ";".join(as_list(own + comm) for own, comm in pairs)
-        gpus = self.hardware.gpus
-        if gpus:
-            values[GPUS] = f"{len(gpus)} {gpus[0].vendor}" if self.name == "gpu" else "0"
-        if self.name == "gpu" and gpus[0].vendor == "NVIDIA":
-            is_old = importlib.metadata.version("torch").startswith("2.8.")
-            values[_ALLOCATOR[is_old]] = "expandable_segments:True"
+            values[CORES] = self._cores_of_processes()
+        if self.hardware.gpus:
+            values |= self._gpu_variables()
         if self.name != "gpu":
-            values |= self._memory() | {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": 512} | self._ccl()
+            values |= self._memory_variables()
+            values["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = 512
+            values |= self._ccl_variables()
         reasons = _REASONS | {CORES: self.pinning}
         return [Setting(name, str(value), reasons[name]) for name, value in values.items()]
 
-    def _memory(self) -> dict[str, Any]:
-        """tcmalloc, or glibc's own settings; and on Xeons Intel's OpenMP: libraries that must be
-        loaded before Python, where this machine has them."""
+    def _cores_of_processes(self) -> str:
+        lists = []
+        for compute_cores, comm_cores in zip(self.cores, self.comm_cores, strict=True):
+            lists.append(as_list(compute_cores + comm_cores))
+        return ";".join(lists)
+
+    def _gpu_variables(self) -> dict[str, Any]:
+        if self.name != "gpu":
+            return {GPUS: 0}
+        gpus = self.hardware.gpus
+        vendor = gpus[0].vendor
+        variables = {GPUS: f"{len(gpus)} {vendor}"}
+        if vendor == "NVIDIA":
+            is_old = importlib.metadata.version("torch").startswith("2.8.")
+            variables[_OLD_ALLOCATOR if is_old else _ALLOCATOR] = "expandable_segments:True"
+        return variables
+
+    def _memory_variables(self) -> dict[str, Any]:
+        """Returns the variables for tcmalloc, or glibc's own settings; on Xeons also for Intel's
+        OpenMP. These libraries must be loaded before Python, where this machine has them."""
         tcmalloc = find_library(_TCMALLOC)
         iomp = find_library(_IOMP) if self.name == "xeon" else None
-        found: dict[str, Any] = {}
+        variables: dict[str, Any] = {}
         if tcmalloc or iomp:
-            found["LD_PRELOAD"] = ":".join(filter(None, (tcmalloc, iomp)))
+            variables["LD_PRELOAD"] = ":".join(filter(None, (tcmalloc, iomp)))
         if iomp:
-            found["KMP_BLOCKTIME"] = 1
+            variables["KMP_BLOCKTIME"] = 1
         if iomp and self.pinned:  # else the processes of a node would bind to the same cores
-            found |= {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_HW_SUBSET": "1T"}
+            variables["KMP_AFFINITY"] = "granularity=fine,compact,1,0"
+            variables["KMP_HW_SUBSET"] = "1T"
         if not tcmalloc:
-            found |= {"MALLOC_MMAP_MAX_": 0, "MALLOC_TRIM_THRESHOLD_": 2**40}
-        return found
+            variables["MALLOC_MMAP_MAX_"] = 0
+            variables["MALLOC_TRIM_THRESHOLD_"] = 2**40
+        return variables
 
-    def _ccl(self) -> dict[str, Any]:
-        """oneCCL under torchrun, which sets nothing for it."""
+    def _ccl_variables(self) -> dict[str, Any]:
+        """Returns the variables for oneCCL under torchrun, which sets none for it."""
         if not self.uses_ccl:
             return {}
-        found = {"CCL_ATL_TRANSPORT": "ofi", "CCL_PROCESS_LAUNCHER": "none"}
-        if not (workers := len(self.comm_cores[0])):
-            return found | {"CCL_WORKER_OFFLOAD": 0}
-        affinity = ",".join(str(cpu) for cores in self.comm_cores for cpu in cores)
-        return found | {"CCL_WORKER_COUNT": workers, "CCL_WORKER_AFFINITY": affinity}
+        variables: dict[str, Any] = {"CCL_ATL_TRANSPORT": "ofi", "CCL_PROCESS_LAUNCHER": "none"}
+        worker_count = len(self.comm_cores[0])
+        if worker_count == 0:
+            variables["CCL_WORKER_OFFLOAD"] = 0
+        else:
+            cpus = [str(cpu) for cores in self.comm_cores for cpu in cores]
+            variables["CCL_WORKER_COUNT"] = worker_count
+            variables["CCL_WORKER_AFFINITY"] = ",".join(cpus)
+        return variables
 
 
 _REASONS = {
     "OMP_NUM_THREADS": "compute cores of each process",
     "TOKENIZERS_PARALLELISM": "one process tokenizes for all",
     GPUS: "GPUs that torch has to see on this node; 0: the ranks compute on CPUs",
-    **dict.fromkeys(_ALLOCATOR, "packed batches have many sizes: memory of one serves the next"),
+    _ALLOCATOR: "packed batches have many sizes: memory of one serves the next",
+    _OLD_ALLOCATOR: "packed batches have many sizes: memory of one serves the next",
     "LD_PRELOAD": "tcmalloc: fewer page faults in training; on Xeons Intel's OpenMP",
     "KMP_BLOCKTIME": "idle threads sleep after 1 ms",
     "KMP_AFFINITY": "a thread stays on its core",
@@ -132,58 +158,77 @@ def choose(
     uses_ccl: bool = False,
     part: tuple[int, int] | None = None,
 ) -> Profile:
-    """How a run uses a node; UsageError where the node does not have what was asked for.
+    """Decides how a run uses a node.
 
     Args:
         job: `--profile`, `--backend` and `--nproc-per-node` are read.
         uses_ccl: the collectives are oneCCL's, which needs cores of its own.
         part: index and number of the simulated nodes that share this machine.
+
+    Raises:
+        UsageError: the node does not have what was asked for.
     """
     name = name_of(hardware, job)
-    places = hardware.places("numa" if name == "xeon" else "socket")
-    nproc = job.nproc_per_node or (_usable_gpus(hardware) if name == "gpu" else len(places))
-    if part is not None and job.nproc_per_node is None and name != "gpu":
-        nproc = 1  # a part of a machine has at most one socket
+    nproc = job.nproc_per_node or _default_nproc(hardware, name, is_part=part is not None)
     _check_processes(hardware, name, nproc, job, part)
     cores = list(hardware.cores)
     if part is not None:
         index, count = part
         cores = _slice(cores, index, count) or cores[:1]
     shares = _near_gpus(hardware, nproc) if name == "gpu" else None
-    shares = shares or [_slice(cores, i, nproc) or cores[:1] for i in range(nproc)]
+    if shares is None:
+        shares = [_slice(cores, i, nproc) or cores[:1] for i in range(nproc)]
     pinned, pinning = _pinning(hardware, nproc, cores, part)
-    # Of cores that are not certainly this job's, none can be set aside.
-    gives = uses_ccl and (job.nodes > 1 or nproc > 1) and pinned
-    comm = [_comm(share) if gives else 0 for share in shares]
-    shared = [(tuple(cpu.number for cpu in s), n) for s, n in zip(shares, comm, strict=True)]
+    # Cores can be set aside only if they are certainly this job's.
+    reserves_cores = uses_ccl and pinned and (job.nodes > 1 or nproc > 1)
+    compute_cores = []
+    comm_cores = []
+    for share in shares:
+        cpus = tuple(cpu.number for cpu in share)
+        split = len(share) - (_comm_core_count(share) if reserves_cores else 0)
+        compute_cores.append(cpus[:split])
+        comm_cores.append(cpus[split:])
     return Profile(
         name=name,
         hardware=hardware,
         nproc=nproc,
-        cores=tuple(own[: len(own) - n] for own, n in shared),
-        comm_cores=tuple(own[len(own) - n :] for own, n in shared),
+        cores=tuple(compute_cores),
+        comm_cores=tuple(comm_cores),
         pinned=pinned,
         pinning=pinning,
         uses_ccl=uses_ccl,
     )
 
 
+def _default_nproc(hardware: Hardware, profile: str, is_part: bool) -> int:
+    """Returns the number of processes without --nproc-per-node: one for each GPU, or for each
+    socket or NUMA node."""
+    if profile == "gpu":
+        return _usable_gpus(hardware)
+    if is_part:  # a part of a machine has at most one socket
+        return 1
+    return len(hardware.places("numa" if profile == "xeon" else "socket"))
+
+
 def name_of(hardware: Hardware, job: JobConfig) -> str:
-    """The requested profile, if this node supports it; auto: the one that fits the node."""
-    asked = job.profile
-    if asked == "gpu" and not hardware.gpus:
+    """Returns the requested profile; for "auto", the one that fits the node.
+
+    Raises:
+        UsageError: this node does not support the requested profile.
+    """
+    if job.profile == "gpu" and not hardware.gpus:
         raise UsageError(
             f"--profile gpu, but this job sees no GPU on {hardware.host}: looked at "
             "CUDA_VISIBLE_DEVICES and its like, /dev/nvidia*, /sys/class/kfd and /sys/class/drm",
             "request GPUs (--gpus-per-node), or use --profile auto",
         )
-    if asked == "xeon" and "avx512f" not in hardware.flags:
+    if job.profile == "xeon" and "avx512f" not in hardware.flags:
         raise UsageError(
             f"--profile xeon, but the CPU of {hardware.host} ({hardware.model}) has no AVX-512",
             "use --profile cpu",
         )
-    if asked != "auto":
-        return asked
+    if job.profile != "auto":
+        return job.profile
     if hardware.gpus and job.backend not in ("gloo", "ccl"):
         return "gpu"
     intel = hardware.vendor == "GenuineIntel" and "avx512f" in hardware.flags
@@ -191,8 +236,11 @@ def name_of(hardware: Hardware, job: JobConfig) -> str:
 
 
 def _usable_gpus(hardware: Hardware) -> int:
-    """How many GPUs processes can use together: of MIG instances CUDA shows a process the first
-    one alone, and NCCL does not connect two of one GPU."""
+    """Counts the GPUs that processes can use together.
+
+    CUDA shows a process only the first of several MIG instances, and NCCL does not connect two
+    instances of one GPU.
+    """
     is_mig = any(gpu.name.startswith("MIG-") for gpu in hardware.gpus)
     return 1 if is_mig else len(hardware.gpus)
 
@@ -201,12 +249,14 @@ def _check_processes(
     hardware: Hardware, name: str, nproc: int, job: JobConfig, part: tuple[int, int] | None
 ) -> None:
     usable = _usable_gpus(hardware)
-    # mpirun may show each rank a GPU of its own: the ranks find out.
-    if name == "gpu" and nproc > usable and not (job.cluster == "mpirun" and usable == 1):
-        of_mig = ", as MIG instances, of which torch and NCCL can use one a node"
-        mig = of_mig if usable < len(hardware.gpus) else ""
+    # mpirun may show each rank a GPU of its own. Then the ranks check it.
+    rank_may_have_gpu = job.cluster == "mpirun" and usable == 1
+    if name == "gpu" and nproc > usable and not rank_may_have_gpu:
+        gpus = f"{len(hardware.gpus)} GPUs"
+        if usable < len(hardware.gpus):
+            gpus += ", as MIG instances, of which torch and NCCL can use one a node"
         raise UsageError(
-            f"--nproc-per-node {nproc}, but {hardware.host} has {len(hardware.gpus)} GPUs{mig}",
+            f"--nproc-per-node {nproc}, but {hardware.host} has {gpus}",
             "each process needs a GPU of its own; leave the flag out to use all of them",
         )
     if name != "gpu" and part is None and nproc > len(hardware.cores):
@@ -218,13 +268,13 @@ def _check_processes(
 
 
 def _slice(cores: list[Cpu], index: int, count: int) -> list[Cpu]:
-    """One of `count` equal consecutive parts; a remainder belongs to none."""
+    """Returns one of `count` equal consecutive parts. A remainder belongs to none."""
     size = len(cores) // count
     return cores[index * size : (index + 1) * size]
 
 
 def _near_gpus(hardware: Hardware, nproc: int) -> list[list[Cpu]] | None:
-    """For each GPU its share of the cores near it; None: which are near is not known."""
+    """Returns for each GPU its share of the cores near it. None: which are near is unknown."""
     gpus = hardware.gpus[:nproc]
     if len(gpus) < nproc or not all(gpu.near_cpus for gpu in gpus):
         return None
@@ -236,15 +286,18 @@ def _near_gpus(hardware: Hardware, nproc: int) -> list[list[Cpu]] | None:
     return shares if all(shares) else None
 
 
-def _comm(share: list[Cpu]) -> int:
-    """How many cores of a process are reserved for communication."""
-    return max(1, min(4, len(share) // 8)) if len(share) > 1 else 0
+def _comm_core_count(share: list[Cpu]) -> int:
+    """Returns how many cores of a process are reserved for communication."""
+    if len(share) == 1:
+        return 0
+    return max(1, min(_MOST_COMM_CORES, len(share) // _CORES_PER_COMM_CORE))
 
 
 def _pinning(
     hardware: Hardware, nproc: int, cores: list[Cpu], part: tuple[int, int] | None
 ) -> tuple[bool, str]:
-    """Whether to bind processes to cores, and why: only to cores that are certainly this job's."""
+    """Decides if processes are bound to cores; returns the reason, too. They are bound only to
+    cores that are certainly this job's."""
     if part is not None:
         return False, "not bound: simulated nodes share this machine"
     if len(cores) < nproc:
@@ -255,25 +308,26 @@ def _pinning(
 
 
 def merge(settings: list[Setting], environment: Mapping[str, str]) -> dict[str, str]:
-    """The settings as variables, without those that the user has set, even if to nothing."""
+    """Returns the settings as variables, without those that the user has set, even if to
+    nothing."""
     return {s.name: s.value for s in settings if s.name not in environment}
 
 
 def describe(profile: Profile, environment: Mapping[str, str]) -> list[str]:
-    """A line for each variable: its value, and why."""
+    """Writes a line for each variable: its value and the reason."""
     lines = []
-    for setting in profile.settings():
-        is_yours = setting.name in environment
-        why = f"yours (else {setting.value})" if is_yours else setting.reason
-        value = environment.get(setting.name, setting.value)
-        lines.append(f"{setting.name}={value}  # {why}")
+    for name, value, reason in profile.settings():
+        if name in environment:
+            reason = f"yours (else {value})"
+            value = environment[name]
+        lines.append(f"{name}={value}  # {reason}")
     if not profile.pinned:
         lines.append(f"# {profile.pinning}")
     return lines
 
 
 def find_library(names: tuple[str, ...]) -> str | None:
-    """A shared library where Debian, other distributions, conda and PyPI put it."""
+    """Finds a shared library where Debian, other distributions, conda and PyPI put it."""
     import sysconfig  # 3 ms: only a node looks for libraries
 
     multiarch = sysconfig.get_config_var("MULTIARCH") or "x86_64-linux-gnu"
@@ -286,23 +340,27 @@ def find_library(names: tuple[str, ...]) -> str | None:
         "/usr/lib",
         *sorted(glob.glob("/opt/intel/oneapi/compiler/latest/lib")),
     ]
-    paths = (f"{folder}/{name}" for folder in folders for name in names)
-    # The loader splits LD_PRELOAD at spaces and colons.
-    return next((p for p in paths if os.path.exists(p) and not set(p) & set(" :")), None)
+    for folder in folders:
+        for name in names:
+            path = f"{folder}/{name}"
+            # The loader splits LD_PRELOAD at spaces and colons.
+            if os.path.exists(path) and not set(path) & set(" :"):
+                return path
+    return None
 
 
 @contextlib.contextmanager
 def all_cores(environment: Mapping[str, str]) -> Iterator[None]:
     """Lets this thread, and those that it starts meanwhile, run on the cores of all the processes
     of its node: for work that the others wait for."""
-    own = os.sched_getaffinity(0)
-    wide = numbers(environment.get(CORES, "").replace(";", ","))
+    affinity = os.sched_getaffinity(0)
+    all_cpus = numbers(environment.get(CORES, "").replace(";", ","))
     with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, own | set(wide))
+        os.sched_setaffinity(0, affinity.union(all_cpus))
     try:
         yield
     finally:
-        os.sched_setaffinity(0, own)
+        os.sched_setaffinity(0, affinity)
 
 
 def bind_rank(environment: Mapping[str, str]) -> None:

@@ -22,15 +22,22 @@ from slurmft.runs.rundir import ATTEMPT
 LISTEN = "SLURMFT_LISTEN"
 """Variable with this node's name in the job, and the address on which its processes listen:
 "n1=10.1.0.1". Set but empty: on all addresses."""
-_LOOPBACK = "127.0.0.1"
 HOSTS = "SLURMFT_HOSTS"
 """Variable with the hosts of a job, in Slurm's order or mpirun's, with commas between them."""
 PORT_VARIABLE = "SLURMFT_RENDEZVOUS_PORTS"
 """Variable with the ports that the head picked: torchrun's, and that of the reachability check."""
 LOCAL_NODE = "SLURMFT_LOCAL_NODE"
 """Set for a simulated node: its index among `--nodes`, on the loopback network."""
-_LOWEST_PORT, _HIGHEST_PORT = 10000, 65535
 
+_LOOPBACK = "127.0.0.1"
+_LOWEST_PORT = 10000
+_HIGHEST_PORT = 65535
+_CONNECT_S = 5.0
+"""How long one try to connect may take."""
+_RETRY_S = 0.2
+_LONGEST_LINE = 1000
+_DISCARD_PORT = 9
+"""Any port does: nothing is sent to it."""
 
 _NETWORK_HINT = (
     "`slurmft doctor --nodes 2` checks the nodes' names, ports and links; --host-suffix and "
@@ -54,46 +61,54 @@ class Rendezvous:
     node_rank: int
     """Index of this node in `hosts`."""
     port: int | str
-    """Of torchrun's store on the head; a variable's name where it is not known yet."""
+    """Port of torchrun's store on the head. A variable's name where the port is not known yet."""
     check_port: int
     """Port on which the head answers the other nodes' reachability checks (see `check`)."""
     id: str
     """Job id and restart count: a node of an earlier attempt cannot join this one."""
     interface: str | None = None
-    """Network interface of the collectives; None: that of this node's address towards its peers."""
+    """Network interface of the collectives. None: the one that leads to the peers."""
     elastic: bool = False
-    """Whether nodes may join that `hosts` does not name."""
+    """True if nodes may join that `hosts` does not name."""
 
     @classmethod
     def of_node(cls, job: JobConfig, environment: Mapping[str, str]) -> Self:
-        """The rendezvous of this node, by the variables of its Slurm step, or of a simulated node;
-        RendezvousError where they are absent, or are not what the run is set up for."""
-        simulated, listed = environment.get(LOCAL_NODE), environment.get(HOSTS)
+        """Reads the rendezvous from the variables of this node's Slurm step, or of a simulated
+        node.
+
+        Raises:
+            RendezvousError: variables are missing, or do not fit the run.
+        """
+        simulated = environment.get(LOCAL_NODE)
+        host_list = environment.get(HOSTS)
         ports = environment.get(PORT_VARIABLE, "")
-        job_id = (
-            f"local-{ports.partition(',')[0]}" if simulated else environment.get("SLURM_JOB_ID")
-        )
-        if not listed or not job_id or not re.fullmatch(r"\d+,\d+", ports):
+        if simulated:
+            job_id = f"local-{ports.partition(',')[0]}"
+            suffix = ""
+            start = environment.get(ATTEMPT, "0")
+        else:
+            job_id = environment.get("SLURM_JOB_ID", "")
+            suffix = job.host_suffix
+            start = environment.get("SLURM_RESTART_COUNT", "0")
+        if not host_list or not job_id or not re.fullmatch(r"\d+,\d+", ports):
             raise RendezvousError(
                 f"{HOSTS}, {PORT_VARIABLE} or SLURM_JOB_ID is not set: no batch script of slurmft "
                 "started this task",
                 "submit it with `slurmft submit`, which starts one task per node under srun",
             )
-        suffix = "" if simulated else job.host_suffix
-        hosts = tuple(host + suffix for host in listed.split(","))
+        hosts = tuple(host + suffix for host in host_list.split(","))
         rank = int(simulated or environment.get("SLURM_NODEID", "0"))
         if len(hosts) != job.nodes or rank >= len(hosts):
             raise RendezvousError(
                 f"the run is set up for {job.nodes} nodes, but Slurm allocated {len(hosts)}, of "
                 f"which this is number {rank + 1}"
             )
-        port, check_port = map(int, ports.split(","))
-        start = environment.get(ATTEMPT if simulated else "SLURM_RESTART_COUNT", "0")
+        port, check_port = ports.split(",")
         return cls(
             hosts=hosts,
             node_rank=rank,
-            port=port,
-            check_port=check_port,
+            port=int(port),
+            check_port=int(check_port),
             id=f"{job_id}.{start}",
             interface=job.interface or ("lo" if simulated else None),
         )
@@ -112,22 +127,24 @@ class Rendezvous:
 
     def check(self, timeout_s: float) -> Peers:
         """Checks that this node reaches the head, and no other host of that name; returns the
-        connections. RendezvousError, with the names of both hosts, where the head does not answer
-        in time.
+        connections.
 
         The head answers with the rendezvous id as long as this process lives. torchrun takes long
         to import torch before it listens, and its errors do not say which host cannot be reached.
+
+        Raises:
+            RendezvousError: the head does not answer in time. It names both hosts.
         """
         if len(self.hosts) == 1:
             return Peers()
         if self.is_head:
             return answer_checks(self.check_port, self.id, self.addresses())
-        place = (self.host, self.head, self.check_port, self.id)
-        return check_reachable(*place, timeout_s)[1]
+        _, peers = check_reachable(self.host, self.head, self.check_port, self.id, timeout_s)
+        return peers
 
     def socket_interface(self) -> str | None:
-        """The interface for the collectives: the one asked for, which must be there, or the one
-        towards the peers.
+        """Returns the interface for the collectives: the requested one, which must exist, or the
+        one that leads to the peers.
 
         Libraries left alone take the address of the host's own name, which Debian maps to
         127.0.1.1, where no other node answers.
@@ -141,37 +158,43 @@ class Rendezvous:
     @property
     def peer(self) -> str:
         """Another host of the job: the head; for the head itself, the next one if it is known."""
-        return self.hosts[1] if self.is_head and len(self.hosts) > 1 else self.head
+        if self.is_head and len(self.hosts) > 1:
+            return self.hosts[1]
+        return self.head
 
     def listen_address(self) -> str | None:
-        """The address on which this node listens for the others (IPv4); None: all, as its name
-        resolves to several, or no other node is known.
+        """Returns the address on which this node listens for the others (IPv4).
 
         It is the one that its own name resolves to, unless that is Debian's 127.0.1.1, which the
-        others cannot reach.
+        others cannot reach. None, for all addresses: the name resolves to several, or no other
+        node is known.
         """
         if self.elastic:
             return None
         if len(self.hosts) == 1:
             return _LOOPBACK
-        own = own_addresses(self.host, socket.AF_INET)
-        outside = own if self.host in own else [a for a in own if not a.startswith("127.")]
-        if outside:
-            return outside[0] if len(outside) == 1 else None
+        addresses = own_addresses(self.host, socket.AF_INET)
+        if self.host not in addresses:  # a simulated node's name is its loopback address
+            addresses = [a for a in addresses if not a.startswith("127.")]
+        if len(addresses) == 1:
+            return addresses[0]
+        if addresses:
+            return None
         with contextlib.suppress(RendezvousError):
             return address_towards(self.peer)
         return None
 
     def addresses(self) -> list[str]:
-        """The addresses on which to answer the other nodes and this one; [""]: all."""
+        """Lists the addresses on which to answer the other nodes and this one; [""]: all."""
         address = self.listen_address()
         if address is None:
             return [""]
-        return list(dict.fromkeys([address, *own_addresses(self.host, socket.AF_INET)]))
+        addresses = [address, *own_addresses(self.host, socket.AF_INET)]
+        return list(dict.fromkeys(addresses))
 
 
 def simulated_host(node: int) -> str:
-    """The address of a simulated node, on the loopback network."""
+    """Returns the address of a simulated node, on the loopback network."""
     return f"127.0.0.{node + 1}"
 
 
@@ -179,7 +202,7 @@ def simulated_host(node: int) -> str:
 
 
 def ephemeral_ports() -> tuple[int, int]:
-    """The range from which the kernel takes ports for outgoing connections."""
+    """Returns the first and the last port that the kernel takes for outgoing connections."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
             low, high = file.read().split()
@@ -189,21 +212,25 @@ def ephemeral_ports() -> tuple[int, int]:
 
 
 def candidate_ports(job_id: str, count: int = 20) -> list[int]:
-    """The ports of a job, best first: outside the ephemeral range, different from job to job."""
+    """Lists the ports of a job, best first: outside the ephemeral range, different from job to
+    job."""
     low, high = ephemeral_ports()
-    allowed = [p for p in range(_LOWEST_PORT, _HIGHEST_PORT + 1) if not low <= p <= high]
+    allowed = [p for p in range(_LOWEST_PORT, _HIGHEST_PORT + 1) if p < low or p > high]
     if not allowed:
         raise RendezvousError(f"the ephemeral port range {low}-{high} leaves no port to use")
-    number = int("".join(c for c in job_id if c.isdigit()) or "0")
+    digits = "".join(c for c in job_id if c.isdigit())
+    number = int(digits or "0")
     # The stride keeps the candidates of neighbouring jobs apart.
     return [allowed[(number + i * 997) % len(allowed)] for i in range(count)]
 
 
 def free_ports(job_id: str, count: int = 2) -> list[int]:
-    """The first of the job's ports that nothing on this host listens on; RendezvousError where too
-    many are taken.
+    """Returns the first of the job's ports that nothing on this host listens on.
 
     Run on the head node (sbatch runs its script there), just before the tasks start.
+
+    Raises:
+        RendezvousError: fewer than `count` are free.
     """
     ports = candidate_ports(job_id)
     free = [port for port in ports if _can_bind(port)]
@@ -229,9 +256,17 @@ def _can_bind(port: int) -> bool:
 
 
 def answer_checks(port: int, rendezvous_id: str, addresses: Sequence[str] = ("",)) -> Peers:
-    """Sends the rendezvous id to everyone who connects to a port of these addresses of this host
-    ("": all), in the background; returns the head's view of those who do. RendezvousError where the
-    port was taken meanwhile."""
+    """Sends the rendezvous id, in the background, to everyone who connects.
+
+    Args:
+        port: where to listen.
+        addresses: of this host; "" for all.
+
+    Returns the head's view of those who connect.
+
+    Raises:
+        RendezvousError: the port was taken meanwhile.
+    """
     try:
         servers = [socket.create_server((a, port), backlog=1024) for a in addresses]
     except OSError as error:
@@ -244,23 +279,24 @@ def answer_checks(port: int, rendezvous_id: str, addresses: Sequence[str] = ("",
 def check_reachable(
     host: str, head: str, port: int, rendezvous_id: str, timeout_s: float, attempts: bool = False
 ) -> tuple[str, Peers]:
-    """Asks the head for its rendezvous id until the answer is the expected one; returns it, and the
-    connection.
+    """Asks the head for its rendezvous id until the answer is the expected one; returns the answer
+    and the connection.
 
     Args:
         host: this node, for the error message.
-        attempts: whether "ID.1", "ID.2" and so on are expected, too.
+        attempts: "ID.1", "ID.2" and so on are expected instead.
 
     Raises:
         RendezvousError: `head` does not resolve, does not answer, or is part of another job.
     """
     deadline = time.monotonic() + timeout_s
     problem = "timed out"
-    while (left := deadline - time.monotonic()) > 0:
+    while (left_s := deadline - time.monotonic()) > 0:
         try:
-            connection = socket.create_connection((head, port), timeout=min(left, 5.0))
+            connection = socket.create_connection((head, port), timeout=min(left_s, _CONNECT_S))
             answer = _first_line(connection)
-            if (answer.rpartition(".")[0] if attempts else answer) == rendezvous_id:
+            answered_id = answer.rpartition(".")[0] if attempts else answer
+            if answered_id == rendezvous_id:
                 return answer, Peers(head=connection)
             connection.close()
             problem = f"it answers {answer!r}, not {rendezvous_id!r}: is it another host?"
@@ -268,7 +304,8 @@ def check_reachable(
             problem = f"the name does not resolve ({error.strerror})"
         except OSError as error:
             problem = error.strerror or str(error) or "timed out"
-        time.sleep(min(0.2, max(0.0, deadline - time.monotonic())))
+        left_s = deadline - time.monotonic()
+        time.sleep(min(_RETRY_S, max(0.0, left_s)))
     raise RendezvousError(
         f"node {host} cannot reach the head node {head}, port {port}: {problem}",
         _NETWORK_HINT,
@@ -276,32 +313,37 @@ def check_reachable(
 
 
 def _first_line(connection: socket.socket) -> str:
-    """What comes up to a line break; nothing after it is read."""
+    """Reads up to a line break, and nothing after it: that is for whoever has the connection
+    next."""
     line = b""
-    while not line.endswith(b"\n") and len(line) < 1000 and (byte := connection.recv(1)):
+    while not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
+        byte = connection.recv(1)
+        if not byte:
+            break
         line += byte
     return line.decode(errors="replace").strip()
 
 
 def own_addresses(host: str, family: int = socket.AF_UNSPEC) -> list[str]:
-    """The addresses of this host that a name resolves to."""
+    """Lists the addresses of this host that a name resolves to."""
     try:
-        found = socket.getaddrinfo(host, 0, family, socket.SOCK_DGRAM)
+        resolved = socket.getaddrinfo(host, 0, family, socket.SOCK_DGRAM)
     except OSError:
         return []
-    own = []
-    for version, _, _, _, address in found:
-        with contextlib.suppress(OSError), socket.socket(version, socket.SOCK_DGRAM) as one:
-            one.bind(address)
-            own.append(str(address[0]))
-    return list(dict.fromkeys(own))
+    addresses = []
+    for version, _, _, _, address in resolved:
+        # Only an address of this host can be bound.
+        with contextlib.suppress(OSError), socket.socket(version, socket.SOCK_DGRAM) as probe:
+            probe.bind(address)
+            addresses.append(str(address[0]))
+    return list(dict.fromkeys(addresses))
 
 
 def address_towards(peer: str) -> str:
-    """This host's address on the network that leads to a peer (IPv4). Nothing is sent."""
+    """Returns this host's address on the network that leads to a peer (IPv4). Sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((peer, 9))
+            probe.connect((peer, _DISCARD_PORT))
         except OSError as error:
             problem = error.strerror or str(error)
             if isinstance(error, socket.gaierror):
@@ -312,11 +354,13 @@ def address_towards(peer: str) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """Name of the network interface that has this IPv4 address; None: no interface has it."""
+    """Returns the name of the network interface that has this IPv4 address, or None."""
     import psutil  # 40 ms: not for commands
 
-    found = psutil.net_if_addrs().items()
-    return next((name for name, own in found if address in (a.address for a in own)), None)
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            return str(name)
+    return None
 
 
 def interfaces() -> list[str]:

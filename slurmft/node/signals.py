@@ -30,25 +30,26 @@ def listen(on_signal: Callable[[int, int], None]) -> None:
 
     def wait() -> None:
         while True:
-            found = signal.sigwaitinfo(STOP)
-            on_signal(found.si_signo, found.si_pid)
+            info = signal.sigwaitinfo(STOP)
+            on_signal(info.si_signo, info.si_pid)
 
     threading.Thread(target=wait, name="stop signals", daemon=True).start()
 
 
 class StopRequest:
-    """Whether this rank is to stop."""
+    """The request to a rank to stop, which a signal brings."""
 
     def __init__(self) -> None:
         self.stop_signal = int(os.environ.get(STOPPING, "0"))
         """The first stop signal that came; 0: none."""
         self.before_exit: Callable[[], None] = lambda: None
-        """Called before torchrun's end of this rank."""
+        """Called before torchrun ends this rank."""
 
     def listen(self) -> None:
-        """From now on. Threads that were there before `block` would take signals, and the process
-        would die of them: so it has handlers, too."""
+        """Takes up stop signals from now on."""
         listen(self._on_signal)
+        # Threads from before `block` do not block the signals: one may take a signal, and the
+        # process would die of it. A handler prevents that.
         if threading.current_thread() is threading.main_thread():
             for number in STOP:
                 signal.signal(number, lambda signum, _: self._on_signal(signum, 0))

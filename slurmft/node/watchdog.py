@@ -27,12 +27,16 @@ _ASLEEP_S = 10
 """A watchdog that did not check for so long was itself stopped."""
 
 _SLOW_BEATS = 20
-"""A rank may take this many times its longest pause between beats, where more than steps are told:
-an evaluation, a program of the user's."""
-_SLOW_STEPS, _LEAST_S = 10, 60
-"""In training, this many times the slowest of its last steps, and so long at least."""
+"""A rank may take this many times its longest pause between beats. This holds where a rank may do
+other things than steps: an evaluation, a program of the user's."""
+_SLOW_STEPS = 10
+"""In training, a rank may take this many times the slowest of its last steps."""
+_LEAST_S = 60
+"""In training, a rank may take so long at least."""
 _SLOWER_STEPS = 3
-"""The same where steps are long beside the timeout."""
+"""In training, a rank may take this many times its slowest step, even beyond the timeout."""
+
+_PY_SPY_S = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class Hang:
     """The cause, as far as this node knows: the rank that is stopped, or furthest behind."""
     description: str
     certain: bool
-    """Whether the rank is stopped, so that no other node is the cause."""
+    """True if the rank is stopped, so that no other node is the cause."""
 
 
 class Watchdog:
@@ -52,67 +56,78 @@ class Watchdog:
     def __init__(self, timeout_s: float, knows_steps: bool = False) -> None:
         """
         Args:
-            timeout_s: what a rank may take at most; 0: any time.
-            knows_steps: ranks tell what they do besides steps, so that a step can have a limit of
-                its own. A program of the user's may evaluate without a word.
+            timeout_s: how long a rank may take at most; 0 for any time.
+            knows_steps: ranks report whatever they do besides steps, so that a step can have a
+                limit of its own. A program of the user's may evaluate without a word.
         """
-        self._timeout_s, self._knows_steps = timeout_s, knows_steps
-        self._dumped = False
-        self._checked_at = self._awake_since = time.monotonic()
-        place = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
+        self._timeout_s = timeout_s
+        self._knows_steps = knows_steps
+        self._has_dumped = False
+        self._checked_at = time.monotonic()
+        self._awake_since = self._checked_at
+        memory = Path("/dev/shm")
+        place = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
         remove_stale(place)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-", dir=place))
 
     def check(self) -> Hang | None:
-        """The hang of this node's ranks; None: they make progress."""
+        """Looks for ranks that hang. None: all make progress."""
         now = time.monotonic()
         if now - self._checked_at > _ASLEEP_S:  # the whole job was suspended
             self._awake_since = now
         self._checked_at = now
         if not self._timeout_s:
             return None
-        read = ((rank, heartbeat.read(self.folder / f"beat-{rank}")) for rank in self.ranks())
-        beats = {rank: beat for rank, beat in read if beat}
-        late = [rank for rank, beat in beats.items() if self._is_late(rank, beat)]
+        late: dict[int, heartbeat.Beat] = {}
+        for rank in self.ranks():
+            beat = heartbeat.read(self.folder / f"beat-{rank}")
+            if beat and self._is_late(rank, beat):
+                late[rank] = beat
         if not late:
             return None
         # Of ranks that wait for each other, the first without a beat is the one they wait for.
         stopped = [rank for rank in late if process_state(self._pid(rank)) in _STOPPED]
-        rank = min(stopped or late, key=lambda r: (beats[r].step, beats[r].time))
-        beat = beats[rank]
-        description = f"no step for {duration(time.monotonic() - beat.time)} ({beat.phase}"
-        description += f", after step {beat.step})"
+        rank = min(stopped or late, key=lambda rank: (late[rank].step, late[rank].time))
+        beat = late[rank]
+        description = f"no step for {duration(time.monotonic() - beat.time)}"
+        description += f" ({beat.phase}, after step {beat.step})"
         if stopped:
             description += "; the process is stopped (SIGSTOP?)"
-        return Hang(rank, description, bool(stopped))
+        return Hang(rank, description, certain=bool(stopped))
 
     def dump(self, run: RunDir) -> None:
         """Writes the stacks of this node's ranks into the run directory, once."""
-        if self._dumped:
+        if self._has_dumped:
             return
-        self._dumped = True
+        self._has_dumped = True
         for rank in self.ranks():
             with contextlib.suppress(ProcessLookupError):
                 if self._stacks(rank).exists():  # faulthandler writes them, without the GIL
                     os.kill(self._pid(rank), signal.SIGUSR1)
         time.sleep(_DUMP_S)
         for rank in self.ranks():
-            pid = self._pid(rank)
-            head = f"rank {rank} on {os.uname().nodename}, pid {pid}, state {process_state(pid)}"
-            stacks, text = self._stacks(rank), f"--- {time.ctime()}: {head}\n"
-            with contextlib.suppress(FileNotFoundError):  # no Python, or one without our shim
-                text += stacks.read_text(errors="replace")
-            if not stacks.exists() or not stacks.stat().st_size:
-                spied = process.output(["py-spy", "dump", "--pid", str(pid)], 20)  # if it is here
-                text += f"{spied or kernel_view(pid)}\n"
+            text = self._stack_text(rank)
             with contextlib.suppress(OSError), open(run.stacks(rank), "a") as file:
                 file.write(text)
+
+    def _stack_text(self, rank: int) -> str:
+        """Reads the stacks that a rank has written; where it wrote none, asks others for them."""
+        pid = self._pid(rank)
+        text = f"--- {time.ctime()}: rank {rank} on {os.uname().nodename}, pid {pid}, "
+        text += f"state {process_state(pid)}\n"
+        stacks = ""
+        with contextlib.suppress(FileNotFoundError):  # no Python, or one without our shim
+            stacks = self._stacks(rank).read_text(errors="replace")
+        if stacks:
+            return text + stacks
+        py_spy = process.output(["py-spy", "dump", "--pid", str(pid)], _PY_SPY_S)  # if installed
+        return f"{text}{py_spy or kernel_view(pid)}\n"
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def ranks(self) -> list[int]:
-        """The ranks of this node that have started, by number."""
+        """Lists the ranks of this node that have started, by number."""
         return sorted(int(p.name.removeprefix("pid-")) for p in self.folder.glob("pid-*"))
 
     def _stacks(self, rank: int) -> Path:
@@ -122,23 +137,27 @@ class Watchdog:
         return int((self.folder / f"pid-{rank}").read_text() or 0)
 
     def _is_late(self, rank: int, beat: heartbeat.Beat) -> bool:
-        return time.monotonic() - max(beat.time, self._awake_since) > self._limit_s(rank, beat)
+        waited_s = time.monotonic() - max(beat.time, self._awake_since)
+        return waited_s > self._limit_s(rank, beat)
 
     def _limit_s(self, rank: int, beat: heartbeat.Beat) -> float:
-        """How long a rank may take from this beat to the next."""
+        """Returns how long a rank may take from this beat to the next."""
         step_s = beat.slowest_step_s
         if self._knows_steps and step_s:
             limit_s = min(max(_SLOW_STEPS * step_s, _LEAST_S), self._timeout_s)
             return max(limit_s, _SLOWER_STEPS * step_s)
         limit_s = self._timeout_s
-        # A stopped rank does not wait for others.
+        # A rank that runs may wait for others. A stopped one does not.
         if process_state(self._pid(rank)) not in _STOPPED:
             limit_s = max(limit_s, _SLOW_BEATS * beat.slowest_s)
         return limit_s * beat.patience
 
 
 def _prefix() -> str:
-    """Of the folders whose process ids mean something here: containers may share /dev/shm."""
+    """Begins the names of folders whose process ids mean something here.
+
+    Containers with process ids of their own may share /dev/shm, so the namespace is in it.
+    """
     return f"slurmft-{os.stat('/proc/self/ns/pid').st_ino}-"
 
 
@@ -151,13 +170,15 @@ def remove_stale(place: Path) -> None:
 
 
 def process_state(pid: int) -> str:
-    """The kernel's letter for a process: R, S, D, T, Z; "gone" for none."""
+    """Returns the kernel's letter for a process: R, S, D, T, Z; "gone" if there is none."""
     fields = process.stat(pid)
-    return "gone" if fields is None else fields[0]
+    if fields is None:
+        return "gone"
+    return fields[0]
 
 
 def kernel_view(pid: int) -> str:
-    """Where a process is, by the kernel: for a process that cannot write its stack."""
+    """Describes where a process is, as the kernel sees it: it could not write its stacks."""
     lines = ["the process did not respond; the kernel reports:"]
     for name in ("wchan", "stack", "status"):
         with contextlib.suppress(OSError):
