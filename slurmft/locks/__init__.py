@@ -88,8 +88,10 @@ def unlock(fd: int, primitive: str, held: Any) -> None:
 
 
 def hold(path: Path) -> TextIO:
-    """Opens a file, which only this process holds, on all nodes, until it is closed or the process
-    ends. By lockf on all file systems: a server and the clients of its NFS see each other's.
+    """Opens a file that only this process holds, on all nodes, until it is closed or the process
+    ends.
+
+    The lock is lockf's on all file systems: a server and the clients of its NFS see each other's.
 
     Raises:
         BlockingIOError: another process holds it, with what that wrote into it of itself.
@@ -120,14 +122,15 @@ def _soft(fd: int, operation: int) -> Any:
 
     path = _path_of(fd) + ".soft"
     try:
-        held = SoftFileLock(path, thread_local=False)  # any thread may release it
+        soft_lock = SoftFileLock(path, thread_local=False)  # any thread may release it
     except TypeError:  # before 3.11
-        held = SoftFileLock(path)
+        soft_lock = SoftFileLock(path)
+    timeout_s = 0 if operation & fcntl.LOCK_NB else -1
     try:
-        held.acquire(timeout=0 if operation & fcntl.LOCK_NB else -1)
+        soft_lock.acquire(timeout=timeout_s)
     except Timeout:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
-    return held
+    return soft_lock
 
 
 def _path_of(fd: int) -> str:
@@ -138,36 +141,45 @@ def _path_of(fd: int) -> str:
 
 
 def primitive_for(path: str | Path) -> str:
-    """The primitive for a path: what was measured on its file system, else the default."""
-    found = filesystem.of(path)
-    measured = recorded(found)
-    return measured["primitive"] if measured else default(found)
+    """Returns the primitive for a path: the one measured on its file system, else the default."""
+    file_system = filesystem.of(path)
+    record = recorded(file_system)
+    if record is None:
+        return default(file_system)
+    return str(record["primitive"])
 
 
-def default(found: FileSystem) -> str:
-    """lockf where other nodes may see the files; else flock, as processes without the shim use.
+def default(file_system: FileSystem) -> str:
+    """Returns lockf where other nodes may see the files; else flock, as processes without the shim
+    use.
 
     OCFS2 is the other way round: its own cluster stack keeps lockf local to each node (tests/lab).
     """
-    return "lockf" if found.is_shared and found.type != "ocfs2" else "flock"
+    if file_system.is_shared and file_system.type != "ocfs2":
+        return "lockf"
+    return "flock"
 
 
-def recorded(found: FileSystem) -> dict[str, Any] | None:
-    """What was measured on a file system (`slurmft doctor locks`); None: no readable record."""
+def recorded(file_system: FileSystem) -> dict[str, Any] | None:
+    """Reads what `slurmft doctor locks` measured on a file system; None: no readable record."""
     try:
-        record: dict[str, Any] = json.loads(record_path(found).read_text(encoding="utf-8"))
+        record: dict[str, Any] = json.loads(record_path(file_system).read_text(encoding="utf-8"))
     except (OSError, ValueError, RuntimeError):  # RuntimeError: the home directory is not known
         return None
-    return record if record.get("primitive") in LOCK_PRIMITIVES else None
+    if record.get("primitive") not in LOCK_PRIMITIVES:
+        return None
+    return record
 
 
-def record_path(found: FileSystem) -> Path:
-    """The path of a file system's record: in the user's cache, which nodes usually share."""
+def record_path(file_system: FileSystem) -> Path:
+    """Returns the path of a file system's record: in the user's cache, which nodes usually
+    share."""
     import hashlib
 
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    key = hashlib.sha256(f"{found.type}\0{found.source}\0{found.mount}".encode(errors="replace"))
-    return Path(cache).expanduser() / "slurmft" / "locks" / f"{key.hexdigest()[:16]}.json"
+    identity = f"{file_system.type}\0{file_system.source}\0{file_system.mount}"
+    key = hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:16]
+    return Path(cache).expanduser() / "slurmft" / "locks" / f"{key}.json"
 
 
 # --- the shim -------------------------------------------------------------------------------------
@@ -203,6 +215,7 @@ class _Shim:
             if entry.primitive == "soft":  # older ones would remove the file of the parent
                 with contextlib.suppress(AttributeError):
                     entry.held.release = _nothing
+        # A thread that is not in the child may have had the mutex: so the child gets a new one.
         self.mutex = threading.RLock()
         self.held: dict[int, _Held] = {}
 
@@ -210,7 +223,7 @@ class _Shim:
         return getattr(fcntl, name)
 
     def flock(self, fd: int, operation: int) -> None:
-        """As `fcntl.flock`."""
+        """Locks or unlocks as `fcntl.flock` does, by the primitive for the file."""
         self.calls += 1
         with self.mutex:
             if operation & fcntl.LOCK_UN:
@@ -226,13 +239,14 @@ class _Shim:
             self.held[fd] = _Held(primitive, _inode(fd), lock(fd, primitive, operation))
 
     def holds(self, file: str | int) -> bool:
-        """Whether this process holds a lock file by a primitive other than flock."""
+        """Tells if this process holds a lock file by a primitive other than flock."""
         if not self.held:
             return False
-        with contextlib.suppress(OSError):
+        try:
             inode = _inode(file)
-            return any(e.inode == inode and e.primitive != "flock" for e in self.held.values())
-        return False
+        except OSError:
+            return False
+        return any(e.inode == inode and e.primitive != "flock" for e in self.held.values())
 
     def drop_new(self, before: set[int]) -> None:
         """Forgets locks whose descriptors were closed without an unlock, by a failed acquire."""
@@ -283,10 +297,11 @@ def install(primitive: str = "auto") -> None:
 
     import filelock
 
-    before = _shim.calls
+    # Takes a lock, to see that it comes through the shim.
+    calls_before = _shim.calls
     with tempfile.TemporaryDirectory() as folder, filelock.FileLock(Path(folder) / "lock"):
         pass
-    if _shim.calls == before:
+    if _shim.calls == calls_before:
         raise LockShimError(
             f"the lock shim has no effect on filelock {filelock.__version__}: it does not call "
             "fcntl.flock as the versions from 3.4 to 4 do",
@@ -295,8 +310,8 @@ def install(primitive: str = "auto") -> None:
 
 
 def arm(primitive: str = "auto") -> None:
-    """Like `install`, but imports nothing: modules that are not loaded yet are patched on
-    import."""
+    """Installs the shim without importing anything: modules that are not loaded yet are patched on
+    import, and nothing is tried."""
     if primitive not in ("auto", *LOCK_PRIMITIVES):
         raise unknown("lock primitive", primitive, ["auto", *LOCK_PRIMITIVES])
     _shim.use(primitive)
@@ -312,30 +327,39 @@ def _patch_on_import() -> None:
 
 
 def installed() -> str | None:
-    """The primitive (or auto) of the shim in this process; None: not installed."""
-    return _shim.primitive if _shim.patched else None
+    """Returns the primitive (or auto) of the shim in this process; None: not installed."""
+    if not _shim.patched:
+        return None
+    return _shim.primitive
 
 
 def environment(primitive: str, variables: dict[str, str]) -> dict[str, str]:
-    """Variables that give the shim to every Python started with them, and to its children."""
-    paths = [p for p in variables.get("PYTHONPATH", "").split(os.pathsep) if p]
-    others = [p for p in paths if p != _SHIM_FOLDER]
+    """Returns variables that give the shim to every Python started with them, and to its
+    children."""
+    paths = variables.get("PYTHONPATH", "").split(os.pathsep)
+    others = [path for path in paths if path and path != _SHIM_FOLDER]
     return {VARIABLE: primitive, "PYTHONPATH": os.pathsep.join([_SHIM_FOLDER, *others])}
 
 
 def _patch(module: ModuleType) -> None:
-    """Puts the shim under the UnixFileLock of a module, and so under all its subclasses;
-    LockShimError where it differs from all known versions."""
-    found = vars(module).get("UnixFileLock")
-    if module.__name__ in _shim.patched or (found and found.__module__ != module.__name__):
+    """Puts the shim under the UnixFileLock of a module, and so under all its subclasses.
+
+    Raises:
+        LockShimError: the module differs from all versions that the shim knows.
+    """
+    lock_class = vars(module).get("UnixFileLock")
+    if module.__name__ in _shim.patched:
+        return
+    if lock_class and lock_class.__module__ != module.__name__:
         return  # newer datasets re-export filelock's class
-    if found is None or "fcntl" not in vars(module):
+    if lock_class is None or "fcntl" not in vars(module):
         raise LockShimError(
             f"the lock shim does not know this version of {module.__name__}",
             "install another version of it",
         )
     module.fcntl = _shim  # type: ignore[attr-defined]
-    found._acquire, found._release = _guard_acquire(found._acquire), _guard_release(found._release)
+    lock_class._acquire = _guard_acquire(lock_class._acquire)
+    lock_class._release = _guard_release(lock_class._release)
     _shim.patched.add(module.__name__)
 
 
@@ -358,11 +382,13 @@ def _guard_acquire(acquire: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _look_again(folder: Path) -> None:
-    """Lets a process see what the holder before it made, where that is beside the lock or, as the
-    hub's files, in a folder of the cache: NFS remembers up to a minute that a name was not there,
-    and asks again when the folder is opened."""
+    """Lets a process see what the holder before it made, beside the lock or in the hub's cache.
+
+    NFS remembers up to a minute that a name was not there, and asks again when the folder is
+    opened.
+    """
     folders = [folder]
-    if folder.parent.name == ".locks":
+    if folder.parent.name == ".locks":  # the hub's locks of one repository
         folders.append(folder.parent.with_name(folder.name) / "blobs")
     for each in folders:
         with contextlib.suppress(OSError):

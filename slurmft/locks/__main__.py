@@ -23,28 +23,43 @@ _EXAMPLE = "python -m slurmft.locks run -- SCRIPT"
 
 
 def main(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv:
         print(_USAGE, end="")
-        return Exit.OK if argv else Exit.USAGE
+        return Exit.USAGE
+    if argv[0] in ("-h", "--help"):
+        print(_USAGE, end="")
+        return Exit.OK
     if "--" not in argv:
         raise UsageError("no -- before the script", _EXAMPLE)
-    at = argv.index("--")
-    (subject, *options), command = argv[:at] or ["--"], argv[at + 1 :]
-    if subject != "run":
-        raise unknown("command", subject, ["run"])
-    if options and options[0] != "--primitive":
+    end = argv.index("--")
+    if argv[0] != "run":
+        raise unknown("command", argv[0], ["run"])
+    primitive = _primitive(argv[1:end])
+    command = argv[end + 1 :]
+    _check_command(command)
+    install(primitive)  # here its errors are shown as ours
+    python = [sys.executable]
+    if getattr(sys.stdout, "write_through", False):  # this Python was started with -u
+        python.append("-u")
+    variables = os.environ | environment(primitive, dict(os.environ))
+    os.execve(sys.executable, [*python, *command], variables)
+
+
+def _primitive(options: list[str]) -> str:
+    if not options:
+        return "auto"
+    if options[0] != "--primitive":
         raise unknown("flag", options[0], ["--primitive"])
-    if len(options) not in (0, 2):
+    if len(options) != 2:
         raise UsageError("--primitive takes one value", f"auto, {', '.join(LOCK_PRIMITIVES)}")
+    return options[1]
+
+
+def _check_command(command: list[str]) -> None:
     if not command or command == ["-m"]:
         raise UsageError("no script to run", _EXAMPLE)
     if command[0] != "-m" and not os.path.exists(command[0]):
         raise UsageError(f"no such script: {command[0]!r}")
-    primitive = options[1] if options else "auto"
-    install(primitive)  # raises its errors here
-    unbuffered = ["-u"] if getattr(sys.stdout, "write_through", False) else []
-    variables = os.environ | environment(primitive, dict(os.environ))
-    os.execve(sys.executable, [sys.executable, *unbuffered, *command], variables)
 
 
 if __name__ == "__main__":

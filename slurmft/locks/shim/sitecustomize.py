@@ -1,5 +1,8 @@
-"""Found first on PYTHONPATH (see `slurmft.locks.environment`): puts the lock shim into a Python
-that a run has started, whatever it executes. Then the site's own sitecustomize has its turn."""
+"""Puts the lock shim into a Python that a run has started, whatever it executes.
+
+This folder comes first on PYTHONPATH (`slurmft.locks.environment`). After it, the site's own
+sitecustomize has its turn.
+"""
 
 import importlib.machinery
 import importlib.util
@@ -11,7 +14,7 @@ _here = os.path.dirname(os.path.abspath(__file__))
 
 def _arm() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 - any Python may find this file
-        return  # that of some tool, which does not touch our caches
+        return  # the Python of some tool, which does not touch our caches
     package = os.path.dirname(os.path.dirname(os.path.dirname(_here)))
     sys.path.append(package)
     try:
