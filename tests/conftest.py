@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import json
 import os
 import signal
@@ -20,14 +21,24 @@ from hypothesis import HealthCheck, settings
 
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
-from tests.support import PATIENCE_S, prepared, until
+from tests.support import PATIENCE_S, prepared, reaping, until
 from tests.support.cluster import Cluster
 from tests.support.lockfs import TwoNodes, missing
 from tests.support.models import write_emotion, write_model
 from tests.support.small_disk import SmallDisk
 
-for _size in ("COLUMNS", "LINES"):  # readline sets them: each test has the terminal that it sets up
-    os.environ.pop(_size, None)
+_SLURM_PREFIXES = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_")
+_TERMINAL_SIZE = ("COLUMNS", "LINES")  # readline sets them; a test sets up its own terminal
+for _name in list(os.environ):
+    if _name.startswith(_SLURM_PREFIXES) or _name in _TERMINAL_SIZE:
+        del os.environ[_name]
+# No test reaches a Slurm of this machine: its commands fail at once. The test cluster names its own
+# configuration.
+os.environ["SLURM_CONF"] = os.devnull
+# Under nohup, or in the background of a script, SIGINT is ignored, and would be in every command
+# that a test starts: Ctrl-C could not be tested.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # How fast a busy machine is, is no matter.
 settings.register_profile("slurmft", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("slurmft")
@@ -47,21 +58,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slurm", action="store_true", help="run the tests on a real Slurm too")
     parser.addoption("--gpu", action="store_true", help="fail where the tests on a GPU find none")
     parser.addoption("--lab", action="store_true", help="run the labs of real file systems too")
+    parser.addoption(
+        "--extra",
+        default="",
+        metavar="AREA,...",
+        help="run the tests marked extra(AREA), too: docs, versions, mpi, ...; all: every area",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests on Slurm come first, as one worker has them all; then files that take long: at the end
     no worker waits for another."""
     items.sort(key=lambda item: (item.get_closest_marker("slurm") is None, _place(item.path)))
-    if not config.getoption("--lab"):
-        config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("lab")])
-        items[:] = [item for item in items if not item.get_closest_marker("lab")]
+    items[:] = _selected(config, items)
     if config.getoption("--slurm"):
         return
     skip = pytest.mark.skip(reason="needs a real Slurm: give --slurm")
     for item in items:
         if item.get_closest_marker("slurm"):
             item.add_marker(skip)
+
+
+def _selected(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
+    """Leaves out labs, and areas that --extra does not name."""
+    areas = set(config.getoption("--extra").split(","))
+    with_labs = config.getoption("--lab")
+
+    def is_selected(item: pytest.Item) -> bool:
+        if item.get_closest_marker("lab") and not with_labs:
+            return False
+        own_areas = {area for mark in item.iter_markers("extra") for area in mark.args}
+        return "all" in areas or own_areas <= areas
+
+    selected = [item for item in items if is_selected(item)]
+    config.hook.pytest_deselected(items=[item for item in items if not is_selected(item)])
+    return selected
 
 
 def _place(file: Path) -> int:
@@ -165,6 +196,23 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of made-up emotion texts: 203 for training, 67 for validation."""
     return write_emotion(tmp_path_factory.mktemp("data") / "tiny emotion", train=203, validation=67)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running(tmp_path: Path) -> Iterator[None]:
+    """Ends the processes that a test leaves behind, also where it fails or takes too long."""
+    number = next(_test_numbers)
+    with reaping.reaped(f"{_SESSION_MARK}-{number}", tmp_path, prepared.server_pid):
+        yield
+
+
+def pytest_sessionfinish() -> None:
+    """Ends what fixtures of modules and sessions may have left."""
+    reaping.kill_marked(f"{_SESSION_MARK}-")
+
+
+_SESSION_MARK = f"{os.getpid()}-{os.urandom(4).hex()}"
+_test_numbers = itertools.count(1)
 
 
 @pytest.fixture(autouse=True)

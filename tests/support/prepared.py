@@ -42,7 +42,7 @@ from typing import Any, NoReturn
 
 from slurmft.core import process
 from slurmft.train import rank
-from tests.support import prepared_command
+from tests.support import prepared_command, reaping
 
 READ_AT_IMPORT = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "ACCELERATE_", "XDG_CACHE_HOME")
 """Variables that libraries have read when a command's environment comes."""
@@ -74,6 +74,11 @@ def command(module: str) -> list[str]:
     return [sys.executable, "-IS", prepared_command.__file__, str(socket_path()), module]
 
 
+def server_pid() -> int | None:
+    """The process that forks commands, if it has been started."""
+    return _server_pids[-1] if _server_pids else None
+
+
 @functools.cache
 def socket_path() -> Path:
     """Where this session's server listens. It starts when it is first wanted."""
@@ -86,11 +91,13 @@ def socket_path() -> Path:
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "passive",
     }
+    env.pop(reaping.MARK, None)  # it outlives the test that starts it
     with open(log, "wb") as file:
         server = process.start(
             words, env=env, cwd=Path(__file__).parents[2], stdin=subprocess.DEVNULL,
             stdout=file, stderr=file, start_new_session=True,
         )  # fmt: skip
+    _server_pids.append(server.pid)
     deadline = time.monotonic() + 120
     while not path.exists():
         assert server.poll() is None, log.read_text()
@@ -105,6 +112,7 @@ def socket_path() -> Path:
 def serve(path: str) -> None:
     """Imports, then answers until it is killed; each command has a process that attends to it."""
     prepare()
+    _adopt_orphans()
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(path + ".new")
     listening.listen()
@@ -131,6 +139,12 @@ def prepare() -> None:
     vars(inspect)["stack"] = _stack
     gc.collect()
     gc.freeze()  # or every child would write to, and so copy, all these pages
+
+
+def _adopt_orphans() -> None:
+    """Keeps below this process what it forks, so that tests find what they leave running."""
+    set_child_subreaper = 36  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
+    ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
 
 
 def _forked_by_torchrun(main: Any) -> Any:
@@ -324,6 +338,7 @@ def _start_threads(number: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+_server_pids: list[int] = []
 _path = list(sys.path)
 _stores: dict[str, Any] = {}
 _told = _read_at_import(os.environ)

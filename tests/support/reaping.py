@@ -1,0 +1,119 @@
+"""Ends what a test leaves running, however the test ended.
+
+A process belongs to a test if its environment holds the test's mark, if it works in the test's
+temporary folder or names it on its command line, or if the server of tests/support/prepared.py has
+forked it for the test. What was there before the test stays: fixtures of modules and sessions
+start it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+MARK = "SLURMFT_TEST"
+"""Environment variable that every process of a test inherits."""
+
+_DAEMONS = frozenset({"slurmctld", "slurmd", "slurmstepd", "slurmdbd", "munged", "mariadbd"})
+"""Of the test cluster, which outlives a test that restarts one of them."""
+
+_PATIENCE_S = 10.0
+"""A killed process may need a moment, and one that restarts it is killed in the next round."""
+
+
+@contextlib.contextmanager
+def reaped(mark: str, folder: Path, server_pid: Callable[[], int | None]) -> Iterator[None]:
+    """Kills what the block leaves running.
+
+    Args:
+        mark: value of MARK within the block.
+        folder: temporary folder of the test; no other test works in it.
+        server_pid: gives the process that forks commands for tests; it may start in the block.
+    """
+    before = _descendants(server_pid())
+    os.environ[MARK] = mark
+    try:
+        yield
+    finally:
+        os.environ.pop(MARK, None)
+        _kill(mark, folder, server_pid(), before)
+
+
+def kill_marked(prefix: str) -> None:
+    """Kills every process whose mark begins with `prefix`: those of a whole session."""
+    for process in psutil.process_iter():
+        if _mark_of(process).startswith(prefix):
+            _kill_one(process)
+
+
+def _kill(mark: str, folder: Path, server_pid: int | None, before: set[int]) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while left := list(_left(mark, folder, server_pid, before)):
+        for process in left:
+            _kill_one(process)
+        if time.monotonic() > deadline:
+            names = [f"{process.pid} {process.name()}" for process in left]
+            raise AssertionError(f"processes of this test cannot be ended: {names}")
+        time.sleep(0.02)
+
+
+def _left(
+    mark: str, folder: Path, server_pid: int | None, before: set[int]
+) -> Iterator[psutil.Process]:
+    forked = _descendants(server_pid, stop_at=before)
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
+            continue
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if process.status() == psutil.STATUS_ZOMBIE or process.name() in _DAEMONS:
+                continue
+            if process.pid in forked or _mark_of(process) == mark or _is_in(process, folder):
+                yield process
+
+
+def _descendants(server_pid: int | None, stop_at: set[int] | None = None) -> set[int]:
+    """Ids of all processes below the server; not those of `stop_at`, nor what is below these."""
+    if server_pid is None:
+        return set()
+    below: set[int] = set()
+    waiting = [server_pid]
+    while waiting:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(waiting.pop()).children():
+                if child.pid not in (stop_at or ()):
+                    below.add(child.pid)
+                    waiting.append(child.pid)
+    return below
+
+
+def _mark_of(process: psutil.Process) -> str:
+    try:
+        environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+    except OSError:  # it has ended, or is another user's
+        return ""
+    for entry in environment.split(b"\0"):
+        name, _, value = entry.partition(b"=")
+        if name == MARK.encode():
+            return value.decode()
+    return ""
+
+
+def _is_in(process: psutil.Process, folder: Path) -> bool:
+    """Whether a process works in the folder, or was started with a path in it."""
+    try:
+        if Path(process.cwd()).is_relative_to(folder):
+            return True
+    except (psutil.Error, OSError):
+        return False
+    return any(word.startswith(f"{folder}/") for word in process.cmdline()[:8])
+
+
+def _kill_one(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(signal.SIGKILL)
