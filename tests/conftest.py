@@ -11,7 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,16 @@ def _selected(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.It
     selected = [item for item in items if is_selected(item)]
     config.hook.pytest_deselected(items=[item for item in items if not is_selected(item)])
     return selected
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, Any]:
+    """An extra test that was asked for fails where it would be skipped: its area is not covered."""
+    report = yield
+    is_extra = item.get_closest_marker("extra") is not None
+    if is_extra and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+    return report
 
 
 def _place(file: Path) -> int:
