@@ -1,14 +1,14 @@
-"""Gradient communication (`--grad-comm`): DDP, its communication hooks, and what they leave to us.
+"""Gradient communication (`--grad-comm`): DDP and its communication hooks, or local SGD.
 
-DDP sums gradients during the backward pass. Here less is sent. Of an embedding table few rows have
-a gradient, and only these are summed: the result is exact. The other gradients are sent as they are
-(fp32), or rounded (bf16; what auto takes in a bf16 run, which computes most of them in bf16). With
-local SGD (local:K) no gradients are sent: the ranks average their models every K steps.
+DDP sums gradients during the backward pass. They are sent as they are (fp32), or rounded (bf16;
+what auto takes in a bf16 run, which computes most of them in bf16). With local SGD (local:K) no
+gradients are sent: the ranks average their models every K steps.
 """
 
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate.utils import DistributedDataParallelKwargs
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
@@ -16,7 +16,6 @@ from slurmft.core.errors import SlurmftError
 from slurmft.job.process_group import World
 from slurmft.train.config import local_steps
 from slurmft.train.local_sgd import PeriodicAveraging
-from slurmft.train.sparse_embeddings import Tables, broadcast_weights
 
 _BUCKETS, _BUCKET_MIB = 8, 25
 """Parts in which gradients are sent, as the backward pass makes them; and their largest size."""
@@ -42,7 +41,6 @@ class GradientCommunication:
                 f"--grad-comm {asked} cannot be used with fp16",
                 "use --precision bf16 or fp32, or --grad-comm auto",
             )
-        self.tables = Tables({})
         self._averaging: PeriodicAveraging | None = None
         self._has_local_steps = False
 
@@ -56,49 +54,23 @@ class GradientCommunication:
             return accelerator.prepare_model(model, evaluation_mode=True)
         if self.period > 1:
             prepared = accelerator.prepare_model(model, evaluation_mode=True)
-            broadcast_weights(model.state_dict().values())  # on its device: nccl sends no other
+            for tensor in model.state_dict().values():  # on its device: nccl sends no other
+                dist.broadcast(tensor, src=0)
             self._averaging = PeriodicAveraging(model, optimizer)
             return prepared
-        if self.world.device.type == "cpu":
-            self.tables = Tables.of(model)
-        model._ddp_params_and_buffers_to_ignore = self._ignored(model)  # DDP's own name
-        accelerator.ddp_handler = self._ddp_options(model)
+        model._ddp_params_and_buffers_to_ignore = _ignored(model)  # DDP's own name
+        accelerator.ddp_handler = _ddp_options(model)
         ddp = accelerator.prepare_model(model)
         if self.used == "bf16":
             # By another name: DDP refuses this hook without NCCL.
             ddp.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
         return ddp
 
-    def _ignored(self, model: Any) -> list[str]:
-        """Names of what DDP leaves alone: our tables, and buffers that cannot differ.
-
-        Those of batch norms may; numbers of positions, as BERT has, would be sent before every
-        forward pass for nothing.
-        """
-        names = list(self.tables.modules)
-        if not any(b.is_floating_point() for b in model.buffers()):
-            names += [name for name, _ in model.named_buffers(remove_duplicate=False)]
-        return names
-
-    def _ddp_options(self, model: Any) -> DistributedDataParallelKwargs:
-        tables = {id(m.weight) for m in self.tables.modules.values()}
-        summed = (p for p in model.parameters() if p.requires_grad and id(p) not in tables)
-        mib = min(_BUCKET_MIB, -(-sum(p.numel() for p in summed) * 4 // (_BUCKETS * 2**20)))
-        return DistributedDataParallelKwargs(bucket_cap_mb=mib, gradient_as_bucket_view=True)
-
     # --- in a step --------------------------------------------------------------------------------
 
     def clip_grad_norm_(self, weights: list[torch.Tensor], norm: float) -> torch.Tensor:
         """Clips the gradients to a norm; returns what it was: a scalar, on their device."""
         return torch.nn.utils.clip_grad_norm_(weights, norm)
-
-    def reduce(self) -> None:
-        """Sums over ranks what DDP did not. After the last backward pass of an optimizer step."""
-        self.tables.sum(self.world.size)
-
-    def forget(self) -> None:
-        """The last backward pass was a dry run."""
-        self.tables.forget()
 
     def is_synchronized_after(self, step: int) -> bool:
         """Whether all ranks have the same weights after this optimizer step, counted from 1."""
@@ -125,4 +97,21 @@ class GradientCommunication:
 
     def facts(self) -> dict[str, Any]:
         """For the result: what was used at the end."""
-        return {"used": self.used, "rows": list(self.tables.modules)}
+        return {"used": self.used}
+
+
+def _ignored(model: Any) -> list[str]:
+    """Names of the buffers that DDP need not send, as they cannot differ between ranks.
+
+    Those of batch norms may; numbers of positions, as BERT has, would be sent before every
+    forward pass for nothing.
+    """
+    if any(b.is_floating_point() for b in model.buffers()):
+        return []
+    return [name for name, _ in model.named_buffers(remove_duplicate=False)]
+
+
+def _ddp_options(model: Any) -> DistributedDataParallelKwargs:
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    mib = min(_BUCKET_MIB, -(-trained * 4 // (_BUCKETS * 2**20)))
+    return DistributedDataParallelKwargs(bucket_cap_mb=mib, gradient_as_bucket_view=True)

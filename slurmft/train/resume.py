@@ -185,7 +185,6 @@ def _dry_run_backward(training: "Training") -> None:
     training.model.train()
     samples = np.arange(min(training.plan.global_batch_size, len(training.data.train)))
     training.backward(training.parts(samples)[-1][0], 1 / len(samples))
-    training.communication.forget()
     training.optimizer.zero_grad(set_to_none=True)
 
 

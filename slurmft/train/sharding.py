@@ -33,8 +33,8 @@ from slurmft.job.process_group import World
 from slurmft.train.checkpoint import Saver, Snapshot, Tensors, write
 from slurmft.train.config import TrainConfig
 from slurmft.train.engine import cpu
+from slurmft.train.engine.vocab_trim import is_shared
 from slurmft.train.grad_comm import GradientCommunication
-from slurmft.train.sparse_embeddings import is_shared
 
 FOLDER = "sharded"
 """Of a checkpoint: the files of all ranks."""

@@ -270,7 +270,6 @@ class Training:
             now = len(losses) == len(parts) - 1 or self.sharding
             with contextlib.nullcontext() if now else self.accelerator.no_sync(self.model):
                 losses.append(self.backward(batch, counts / (terms or 1)))
-        self.communication.reduce()
         self._update()
         return sum(losses[1:], losses[0])
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import pytest
 import torch
 import transformers
 from accelerate import Accelerator
 
 from slurmft.job import process_group
 from slurmft.job.process_group import World
-from slurmft.train import sparse_embeddings
 from slurmft.train.grad_comm import GradientCommunication
 
 WORDS = 9000
@@ -22,11 +20,11 @@ SIZES = {
 }  # fmt: skip
 
 
-def make(head: str = "ForSequenceClassification") -> Any:
+def make() -> Any:
     """A BERT whose table of words is large: 1.1 MiB."""
     torch.manual_seed(0)
     config = transformers.BertConfig(**SIZES, num_labels=3)
-    return getattr(transformers, f"Bert{head}")(config).eval()  # no dropout
+    return transformers.BertForSequenceClassification(config).eval()  # no dropout
 
 
 def batch(seed: int) -> dict[str, Any]:
@@ -52,14 +50,11 @@ class Rank:
         for number in range(micro_steps):
             seed = 100 * self.step_number + 10 * number + self.world.rank
             inputs = batch(seed)
-            if self.bare.__class__.__name__ == "BertForMaskedLM":
-                inputs["labels"] = inputs["input_ids"]
             if number < micro_steps - 1:
                 with self.accelerator.no_sync(self.model):
                     self.accelerator.backward(self.model(**inputs).loss)
             else:
                 self.accelerator.backward(self.model(**inputs).loss)
-        self.communication.reduce()
 
     def step(self) -> None:
         self.backward()
@@ -76,11 +71,8 @@ class Rank:
 
 
 def plain(model: Any, micro_steps: int, world: World) -> dict[str, torch.Tensor]:
-    """Gradients by DDP alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sparse_embeddings, "_TABLE_BYTES", 2**40)
-        rank = Rank(world, "fp32", model)
-    assert rank.communication.tables.modules == {}
+    """Gradients that are sent as they are."""
+    rank = Rank(world, "fp32", model)
     rank.backward(micro_steps)
     return rank.gradients()
 
@@ -90,73 +82,16 @@ def same_everywhere(world: World, tensor: torch.Tensor) -> bool:
     return all(each == found[0] for each in found)
 
 
-def check_rows(world: World) -> None:
-    """Two ranks' gradients are DDP's to the last bit, with and without accumulation."""
+def check_means(world: World) -> None:
+    """Two ranks' gradients are the means of their own, with and without accumulation."""
     for micro_steps in (1, 3):
-        expected = plain(make(), micro_steps, world)
-        rank = Rank(world, "fp32")
-        assert rank.communication.facts()["rows"] == ["bert.embeddings.word_embeddings.weight"]
-        for _ in range(2):  # the second time nothing is left of the first
-            rank.bare.zero_grad()
-            rank.backward(micro_steps)
-            for name, gradient in rank.gradients().items():
-                assert torch.equal(gradient, expected[name]), name
-
-
-def check_few_rows_are_sent(world: World) -> None:
-    sent: list[int] = []
-    rank = Rank(world, "fp32")
-    own = torch.distributed.all_reduce
-
-    def counted(tensor: torch.Tensor, *rest: Any, **more: Any) -> Any:
-        sent.append(tensor.numel())
-        return own(tensor, *rest, **more)
-
-    for inputs in (batch(77), batch(78)):  # what a rehearsal looked up is not sent later
-        rank.model(**inputs)
-    rank.communication.forget()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.distributed, "all_reduce", counted)
-        rank.backward()
-    rows = {word for r in range(world.size) for word in batch(r)["input_ids"].flatten().tolist()}
-    assert sent == [WORDS + 1, len(rows) * 32]
-
-
-def check_tied(world: World) -> None:
-    """A head's weight that is the table, too, has gradients everywhere."""
-    expected = plain(make("ForMaskedLM"), 1, world)
-    rank = Rank(world, "fp32", make("ForMaskedLM"))
-    assert rank.communication.tables.modules == {}
-    rank.backward()
-    for name, gradient in rank.gradients().items():
-        assert torch.equal(gradient, expected[name]), name
-
-
-class Scored(torch.nn.Module):
-    """Uses its table's weight behind the table's back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.table = torch.nn.Embedding(WORDS, 32)
-        self.head = torch.nn.Linear(32, 32)
-
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
-        hidden = self.head(self.table(input_ids)).mean(1)
-        scores = hidden @ self.table.weight.T
-        loss = torch.nn.functional.cross_entropy(scores, labels)
-        return transformers.modeling_outputs.SequenceClassifierOutput(loss=loss)
-
-
-def check_table_with_other_uses(world: World) -> None:
-    expected = plain(Scored(), 1, world)
-    rank = Rank(world, "fp32", Scored())
-    assert rank.communication.tables.modules
-    for _ in range(2):
-        rank.bare.zero_grad()
-        rank.backward()
-        for name, gradient in rank.gradients().items():
-            assert torch.equal(gradient, expected[name]), name
+        own = make()
+        for number in range(micro_steps):
+            own(**batch(10 * number + world.rank)).loss.backward()
+        of_all = world.all_objects({n: p.grad for n, p in own.named_parameters()})
+        for name, gradient in plain(make(), micro_steps, world).items():
+            mean = sum(each[name] for each in of_all) / world.size
+            torch.testing.assert_close(gradient, mean, msg=name)
 
 
 def check_infinite_gradients_reach_all(world: World) -> None:
@@ -180,8 +115,6 @@ def check_rounded(world: World) -> None:
         torch.testing.assert_close(gradient, expected[name], rtol=0, atol=near, msg=name)
     layer = "bert.encoder.layer.0.output.dense.weight"
     assert not torch.equal(rank.gradients()[layer], expected[layer])
-    table = "bert.embeddings.word_embeddings.weight"
-    assert torch.equal(rank.gradients()[table], expected[table])
 
 
 def check_auto(world: World) -> None:
@@ -225,10 +158,7 @@ def check_local_accumulates(world: World) -> None:
 
 if __name__ == "__main__":
     world = process_group.init("gloo")
-    check_rows(world)
-    check_few_rows_are_sent(world)
-    check_tied(world)
-    check_table_with_other_uses(world)
+    check_means(world)
     check_infinite_gradients_reach_all(world)
     check_rounded(world)
     check_auto(world)

@@ -93,9 +93,7 @@ def test_resume_is_exact(
     )  # fmt: skip
     whole = slurmft("submit", "--follow", *flags, imported=True)
     assert whole.code == 0, whole.err
-    used = whole.result["gradients"]
-    assert used["used"] == mode
-    assert bool(used["rows"]) == (mode == "fp32")
+    assert whole.result["gradients"]["used"] == mode
     rows = whole.result["vocabulary"]
     assert rows["all"] - rows["used"] >= UNUSED
     assert f"{rows['used']:,} of {rows['all']:,} tokens in use" in whole.out

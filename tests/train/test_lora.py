@@ -22,7 +22,6 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_json
 from slurmft.runs.rundir import RunDir
-from slurmft.train import sparse_embeddings
 from slurmft.train.config import TrainConfig
 from slurmft.train.engine import lora, packing
 from slurmft.train.engine.lora import Adapter
@@ -133,11 +132,10 @@ def test_packed_batches_give_the_same(name: str, given: dict[str, Any]) -> None:
             torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-6, msg=key)
 
 
-def test_frozen_tables_are_neither_trimmed_nor_sent() -> None:
+def test_frozen_tables_are_not_trimmed() -> None:
     model = make("Bert", vocab_size=WORDS)
     Adapter(model, config())
     assert TrimmedVocabulary.trim(model, data(0)) is None
-    assert not sparse_embeddings.Tables.of(model).modules
 
 
 @pytest.mark.parametrize("packed", [False, True])

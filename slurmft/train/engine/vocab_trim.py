@@ -18,7 +18,6 @@ from torch import Tensor
 
 from slurmft.core.errors import UsageError
 from slurmft.train.data.tables import TokenData
-from slurmft.train.sparse_embeddings import is_plain_table
 
 _SAVED_BYTES = 2**20
 """Of a table: trimming it by less is not worth it."""
@@ -114,6 +113,24 @@ class TrimmedVocabulary:
         whole = self._whole * rows[-1]
         whole[self.used] = rows[:-1]
         return whole
+
+
+def is_plain_table(model: Any, module: Any) -> bool:
+    """Returns whether a table trains, is looked up as in torch, and belongs to one layer alone."""
+    return (
+        isinstance(module, torch.nn.Embedding)
+        and type(module).forward is torch.nn.Embedding.forward  # others compute their rows
+        and module.weight.requires_grad
+        and module.max_norm is None
+        and not module.scale_grad_by_freq
+        and not module.sparse
+        and not is_shared(model, module)
+    )
+
+
+def is_shared(model: Any, module: Any) -> bool:
+    """Returns whether a module's weight is also that of another module."""
+    return sum(p is module.weight for _, p in model.named_parameters(remove_duplicate=False)) > 1
 
 
 def _look_up(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
