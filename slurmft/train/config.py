@@ -160,11 +160,6 @@ class TrainConfig:
     activation_checkpointing: bool = option(
         False, "compute layers again in the backward pass rather than keep what they computed"
     )
-    cuda_graphs: bool = option(
-        False,
-        "let CUDA graphs launch the kernels of layers, those of BERT's and DistilBERT's kinds, in "
-        "bf16; no GPU has tried it yet",
-    )
     dropout: float | None = option(
         None, "dropout everywhere in the model (default: the model's own)"
     )
@@ -277,17 +272,13 @@ def _check_optimizer(train: TrainConfig) -> None:
 
 
 def _check_excluded(train: TrainConfig) -> None:
-    """What --shard and --cuda-graphs rule out."""
+    """Raises UsageError for what --shard rules out."""
     if train.cpu_offload and train.shard == "none":
         raise UsageError("--cpu-offload moves shares, and there are none", "add --shard full")
     off: dict[str, tuple[Any, ...]] = dict.fromkeys(("merge", "load_in_4bit"), (False,))
     works = {"grad_comm": GRAD_COMMS, "optimizer": OPTIMIZERS[:1], "precision": PRECISIONS[:3]}
     if train.shard != "none":
         _exclude(train, f"--shard {train.shard}", works | off)
-    off = {"shard": ("none",), "activation_checkpointing": (False,), "lora": (None,)}
-    works = {"precision": ("bf16", "auto"), "batching": BATCHINGS[:2]}
-    if train.cuda_graphs:
-        _exclude(train, "--cuda-graphs", works | off)
 
 
 def _exclude(train: TrainConfig, owner: str, works: dict[str, tuple[Any, ...]]) -> None:

@@ -54,9 +54,6 @@ class LoadedModel:
             return None
         longest = max(int(np.diff(table.offsets).max()) for table in training.data.tables)
         packed = packing.pack(self.model, not training.sharding, longest)
-        if training.config.cuda_graphs:
-            dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
-            packing.use_graphs(packed, training.world.device, dtype)
         if isinstance(packed, packing.Packing):
             return packed
         training.job.warn(f"{packed}; batches are padded to their longest sample")

@@ -22,7 +22,7 @@ epochs max_steps batch_size eval_batch_size
 gradient_accumulation_steps optimizer learning_rate muon_learning_rate lr_rule
 reference_batch_size max_global_batch_size lr_schedule warmup_steps warmup_ratio weight_decay
 max_grad_norm precision tf32 batching grad_comm shard cpu_offload activation_checkpointing
-cuda_graphs dropout
+dropout
 lora lora_alpha lora_dropout lora_targets use_rslora use_dora merge load_in_4bit seed
 class_weights early_stopping log_every"""
 JOB_FLAGS = """name nodes nproc_per_node profile cluster hostfile dialect backend runs_dir

@@ -14,20 +14,16 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from slurmft.core.errors import UsageError
-from slurmft.train.config import TrainConfig
 from slurmft.train.engine import gpu_layers, packing
 from slurmft.train.engine.packing import Form
-from tests.support import cuda_graphs, flash_attention
+from tests.support import flash_attention
 from tests.train.test_fused_layers import dropping
 from tests.train.test_packed_attention import errors
-from tests.train.test_packing import CPU, DISTIL, LENGTHS, announced, batch, make, pack
+from tests.train.test_packing import DISTIL, LENGTHS, announced, batch, make, pack
 
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", cuda_graphs.make_graphed_callables)
-    cuda_graphs.captures.clear()
     with flash_attention.as_on_an_h100(monkeypatch):
         yield
 
@@ -73,6 +69,13 @@ def test_outputs_and_gradients(name: str, head: str, again: bool) -> None:
         assert own < 2 * of_padded + 0.01
 
 
+WAITS = {
+    "_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2", "lift_fresh",
+    "equal", "is_nonzero",
+}  # fmt: skip
+"""Operations that wait for the device, or bring what the host has just made to it."""
+
+
 class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Operations that launch kernels. A CPU takes three where a GPU takes one for dropout."""
 
@@ -108,91 +111,8 @@ def test_kernels_of_a_step() -> None:
             optimizer.zero_grad()
     assert kernels.count["_flash_attention_forward"] == 6
     assert kernels.count["_foreach_copy_"] == 12
-    assert not kernels.count.keys() & cuda_graphs.WAITS
+    assert not kernels.count.keys() & WAITS
     assert kernels.count.total() <= 300, kernels.count.most_common()
-
-
-def losses(
-    graphs: bool, batches: list[list[int]], micro_steps: int = 1, device: torch.device = CPU
-) -> list[float]:
-    """Of some steps of training with dropout."""
-    model = dropping()
-    packed = pack(model, True)
-    if graphs:
-        packing.use_graphs(packed, device, torch.bfloat16)
-    model.to(device)
-    optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-2, fused=True)
-    found = []
-    torch.manual_seed(5)
-    for i, lengths in enumerate(batches):
-        inputs = announced(packed, lengths, device).to(device).inputs
-        with torch.autocast(device.type, torch.bfloat16):
-            logits = model(**inputs).logits
-        loss = cross_entropy(logits.float(), torch.arange(len(lengths), device=device) % 3)
-        torch.autograd.backward(loss)
-        found.append(loss.item())
-        if i % micro_steps == micro_steps - 1:
-            optimizer.step()
-            optimizer.zero_grad()
-    return found
-
-
-SHORTER = [4, 4, 3, 3, 2, 2, 2, 2, 2]
-"""As many sequences as in LENGTHS, of fewer tokens."""
-
-
-@pytest.mark.parametrize("micro_steps", [1, 2])
-def test_graphs_compute_the_same(micro_steps: int) -> None:
-    """Also with dropout, shapes that take turns, and gradients of several batches in one."""
-    batches = [LENGTHS, SHORTER, [2, 2], LENGTHS, *[SHORTER, LENGTHS] * 4, [5]]
-    eager = losses(False, batches, micro_steps)
-    assert losses(True, batches, micro_steps) == eager
-    assert {len(shape) for shape in cuda_graphs.captures} == {2}
-    assert sorted(cuda_graphs.captures) == [torch.Size([32, 32]), torch.Size([64, 32])]
-
-
-def test_graphs_are_for_few_shapes_and_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_layers, "_GRAPHS", 1)
-    model = make("Bert")
-    packed = pack(model, True)
-    packing.use_graphs(packed, torch.device("cpu"), torch.bfloat16)
-    for training in (False, True):
-        model.train(training)
-        for _ in range(4):
-            step(model, announced(packed, LENGTHS).inputs)
-            step(model, announced(packed, SHORTER).inputs)
-        assert len(cuda_graphs.captures) == training
-
-
-@pytest.mark.parametrize(
-    ("activation", "dtype", "said"),
-    [
-        ("relu", torch.bfloat16, "the model's layers are not of BERT"),
-        ("gelu", torch.float32, "layers are computed so in bf16, not float32"),
-        (None, torch.bfloat16, "the model's layers are not of BERT"),
-    ],
-)
-def test_graphs_that_cannot_be(activation: str | None, dtype: torch.dtype, said: str) -> None:
-    packed: Any = "T5Model cannot work without padding"
-    if activation:
-        packed = packing.pack(make("Bert", hidden_act=activation))
-    with pytest.raises(UsageError, match=f"^--cuda-graphs cannot be used: {said}"):
-        packing.use_graphs(packed, torch.device("cpu"), dtype)
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"precision": "fp16"}, "--precision fp16"),
-        ({"batching": "dynamic"}, "--batching dynamic"),
-        ({"shard": "full"}, "--shard full"),
-        ({"activation_checkpointing": True}, "--activation-checkpointing"),
-        ({"lora": 4, "merge": True}, "--lora 4"),
-    ],
-)
-def test_what_graphs_do_not_go_with(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=f"--cuda-graphs cannot be used with {said}"):
-        TrainConfig.resolve(cuda_graphs=True, **values)
 
 
 @pytest.mark.parametrize("kept", ["hidden_dropout_prob", "attention_probs_dropout_prob"])

@@ -377,11 +377,6 @@ def test_cancelled_at_once(tmp_path: Path) -> None:
     [
         ("--precision fp16", "--precision fp16 needs GPUs", "bf16"),
         ("--tf32", "--tf32 needs GPUs", "bf16"),
-        (
-            "--precision bf16 --cuda-graphs",
-            "--cuda-graphs cannot be used: flash attention is for NVIDIA's GPUs",
-            "leave it out",
-        ),
     ],
 )
 def test_what_needs_a_gpu(asked: str, said: str, cure: str, tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ def prepared(
     items: Iterable[_Item], make: Callable[[_Item], _Made], device: torch.device
 ) -> Iterator[tuple[_Item, _Made]]:
     """Items, each with what `make` makes of it. For a GPU a thread makes it, one item ahead; a CPU
-    has no time to spare for that. The thread leaves the GPU alone: another may capture a graph.
+    has no time to spare for that. The thread leaves the GPU alone.
 
     Raises:
         Exception: whatever `make` raises, when its item's turn comes.

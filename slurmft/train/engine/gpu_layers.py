@@ -1,4 +1,4 @@
-"""Encoder layers on GPUs: those that `fused_layers` knows, in few kernels, or as CUDA graphs.
+"""Encoder layers on GPUs: those that `fused_layers` knows, in few kernels.
 
 A layer of a short batch is computed faster than the host asks for it, and under autocast most
 kernels are casts: of each weight, bias and input by itself. Here one kernel rounds the weights of a
@@ -6,8 +6,7 @@ layer, one product makes queries, keys and values, and hidden states stay in 16 
 """
 
 import itertools
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,9 +17,6 @@ from torch.utils.checkpoint import checkpoint
 from slurmft.train.engine import packed_attention
 from slurmft.train.engine.fused_layers import Layer
 from slurmft.train.engine.packed_attention import How, Starts, flash, take
-
-_SEEN, _GRAPHS = 3, 16
-"""Batches of a shape before its graph is captured; and graphs at most, as each takes memory."""
 
 
 def why_not(layer: Layer, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -58,7 +54,7 @@ def _parts(copies: Sequence[Tensor]) -> list[Tensor]:
 
 
 class GpuLayer:
-    """A layer, and its rounded weights in memory that stays: graphs know its addresses."""
+    """A layer, and memory for its rounded weights."""
 
     def __init__(self, layer: Layer, device: torch.device, dtype: torch.dtype) -> None:
         weights = layer.parameters()
@@ -69,15 +65,11 @@ class GpuLayer:
     def rounded(self) -> Any:
         return _Rounded.apply(self.copies, *self._layer.parameters())  # type: ignore[no-untyped-call]
 
-    def compute(self, x: Tensor, starts: Starts, training: bool, copies: Any = None) -> Tensor:
-        """(T, hidden) -> the same, or (sequences, hidden) of first tokens.
-
-        Args:
-            copies: the rounded weights; without, they are made here, so that DDP sends a layer's
-                gradients while the next is computed.
-        """
+    def compute(self, x: Tensor, starts: Starts, training: bool) -> Tensor:
+        """(T, hidden) -> the same, or (sequences, hidden) of first tokens."""
         layer = self._layer
-        w_in, b_in, w_out, b_out, w_up, b_up, w_down, b_down, *norms = copies or self.rounded()
+        # Rounded layer by layer, so that DDP sends a layer's gradients while the next is computed.
+        w_in, b_in, w_out, b_out, w_up, b_up, w_down, b_down, *norms = self.rounded()
         query, key, value = linear(x, w_in, b_in).view(len(x), 3, layer.heads, -1).unbind(1)
         how = How(False, None, layer.p_scores if training else 0.0, layer.scaling, None)
         attended = flash(query, key, value, starts, how, layer.first_only)
@@ -92,18 +84,9 @@ class GpuLayer:
 class GpuLayers:
     """The layers of an encoder."""
 
-    def __init__(
-        self, layers: list[Layer], device: torch.device, dtype: torch.dtype, graphs: bool = False
-    ) -> None:
-        """
-        Args:
-            graphs: let CUDA graphs compute batches in training, where their shape is not rare.
-        """
-        self._layers, self._dtype = [GpuLayer(each, device, dtype) for each in layers], dtype
-        self._uses_graphs = graphs
-        self._graphs: dict[Any, Any] = {}
-        self._seen: Counter[Any] = Counter()
-        self._pool: Any = None
+    def __init__(self, layers: list[Layer], device: torch.device, dtype: torch.dtype) -> None:
+        self._layers = [GpuLayer(each, device, dtype) for each in layers]
+        self._dtype = dtype
 
     def run(self, x: Tensor, starts: Starts, training: bool, again: bool) -> Tensor:
         """Hidden states (T, hidden) through all layers; the last may return first tokens alone.
@@ -113,37 +96,9 @@ class GpuLayers:
         """
         x = x.to(self._dtype)
         with torch.autocast(x.device.type, enabled=False):
-            graphs = self._uses_graphs and training and torch.is_grad_enabled()
-            if graphs and (graph := self._graph(x, starts)):
-                # Its gradients are those of copies: what it overwrites is no weight's gradient.
-                rounded = itertools.chain(*(layer.rounded() for layer in self._layers))
-                return graph(x, starts.cum_seq, *rounded)
             for layer in self._layers:
                 if again and training:
                     x = checkpoint(layer.compute, x, starts, training, use_reentrant=False)
                 else:
                     x = layer.compute(x, starts, training)
         return x
-
-    def _graph(self, x: Tensor, starts: Starts) -> Callable[..., Tensor] | None:
-        """That of this shape; None: there is none, or none yet."""
-        key = x.shape, starts.cum_seq.shape, starts.most
-        self._seen[key] += 1
-        if key not in self._graphs and self._seen[key] >= _SEEN and len(self._graphs) < _GRAPHS:
-            self._graphs[key] = self._capture(x, starts)
-        return self._graphs.get(key)
-
-    def _capture(self, x: Tensor, starts: Starts) -> Any:
-        def compute(x: Tensor, cum_seq: Tensor, *copies: Tensor) -> Tensor:
-            each = zip(*[iter(copies)] * len(self._layers[0].copies), strict=True)
-            for layer, own in zip(self._layers, each, strict=True):
-                x = layer.compute(x, Starts(cum_seq, starts.most), True, own)
-            return x
-
-        sample = [x.detach().clone().requires_grad_(x.requires_grad), starts.cum_seq.clone()]
-        sample += [c.detach().requires_grad_() for layer in self._layers for c in layer.copies]
-        on_gpu = x.device.type == "cuda"
-        self._pool = self._pool or (torch.cuda.graph_pool_handle() if on_gpu else None)
-        # Warming up draws numbers: a resumed run, which captures at other steps, would see others.
-        with torch.random.fork_rng([x.device] if on_gpu else []):
-            return torch.cuda.make_graphed_callables(compute, tuple(sample), pool=self._pool)

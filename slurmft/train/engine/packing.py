@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from slurmft.core.errors import UsageError
 from slurmft.train.engine import fused_layers, gpu_layers, packed_attention
 from slurmft.train.engine.fused_layers import Layer, Rows, layer_of
 from slurmft.train.engine.gpu_layers import GpuLayers
@@ -329,17 +328,6 @@ def pack(model: Any, fuse: bool = True, longest: int | None = None) -> Packing |
         return packing
     packing.undo()
     return f"{name} gives other outputs without padding ({cause})"
-
-
-def use_graphs(packed: Any, device: torch.device, dtype: torch.dtype) -> None:
-    """Lets CUDA graphs compute in training the layers of what `pack` returned, with products on
-    this device, of this type; UsageError where they cannot."""
-    reason: str | None = "the model's layers are not of BERT's or DistilBERT's kind"
-    if layers := getattr(packed, "layers", []):
-        reason = gpu_layers.why_not(layers[0], device, dtype)
-    if reason:
-        raise UsageError(f"--cuda-graphs cannot be used: {reason}", "leave it out")
-    packed.gpu_layers = GpuLayers(layers, device, dtype, graphs=True)
 
 
 def _layout() -> Layout:

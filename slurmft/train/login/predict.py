@@ -101,7 +101,7 @@ def _trained(run: RunDir) -> TrainConfig:
     if train.saves_adapter:
         raise UsageError(f"{where} saved an adapter, not a whole model", "train it with --merge")
     plain: dict[str, Any] = dict.fromkeys(("lora", "epochs", "max_steps", "dropout"))
-    off = ("cpu_offload", "activation_checkpointing", "merge", "load_in_4bit", "cuda_graphs")
+    off = ("cpu_offload", "activation_checkpointing", "merge", "load_in_4bit")
     plain |= dict.fromkeys(off, False) | {"shard": "none"}
     return dataclasses.replace(train, **plain)
 
