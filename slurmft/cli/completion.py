@@ -18,7 +18,7 @@ from slurmft.cli.parser import Parser
 from slurmft.core import site
 from slurmft.core.errors import Exit
 from slurmft.train.login.configure import OPTIONS
-from slurmft.train.recipes import TASKS
+from slurmft.train.task_facts import TASKS
 
 SHELLS = ("bash", "zsh")
 

@@ -20,7 +20,8 @@ from slurmft.core.errors import UsageError, unknown
 from slurmft.core.hub import is_local
 from slurmft.core.program import Program
 from slurmft.train import own_task
-from slurmft.train.recipes import TASKS, fill, named
+from slurmft.train.recipes import fill, named
+from slurmft.train.task_facts import TASKS
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 BATCHINGS = ("packed", "grouped", "dynamic", "padded")

@@ -16,10 +16,10 @@ from slurmft.train.data.tables import IGNORED, Batch, TokenData, TokenTable
 from slurmft.train.loaded_model import LoadedModel
 from slurmft.train.login.predict import check_absent, texts_of
 from slurmft.train.login.rows import read_columns, write_rows
-from slurmft.train.recipes import TASKS
 from slurmft.train.resume import checkpoint_suffix
 from slurmft.train.saving import save_patiently
 from slurmft.train.state import Predicted
+from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks.tokens import entities
 from slurmft.train.timers import PhaseClock
 from slurmft.train.trainer import Training

@@ -1,8 +1,8 @@
 """Tasks of the user's own: `--task package.module:Class`, or an entry point of `slurmft.tasks`.
 
 Such a task is a subclass of `slurmft.train.tasks.Task` (or of `Pretrained` there, which loads rows,
-tokenizer and model), with what the login node has to know of it as its attribute `facts`. The
-module is imported on the login node, too: it should import torch only where it computes.
+tokenizer and model). Its attribute `facts` says what the login node has to know of it. The module
+is imported on the login node, too: it should import torch only where it computes.
 """
 
 import functools
@@ -18,17 +18,21 @@ from typing import Any
 from slurmft.core.config import WORDS
 from slurmft.core.config import options as config_options
 from slurmft.core.errors import UsageError, one_line, unknown
-from slurmft.train.recipes import TASKS, TaskFacts
+from slurmft.train.task_facts import TASKS, TaskDeclaration, TaskFacts
 
 GROUP = "slurmft.tasks"
 
 
 @functools.cache
 def load(name: str) -> Any:
-    """The class that --task names; UsageError where it cannot be imported, or is no whole task."""
+    """Returns the class that --task names.
+
+    Raises:
+        UsageError: it cannot be imported, or is no whole task.
+    """
     what = f"--task {name}"
     try:
-        found = _imported(name)
+        task_class = _import_class(name)
     except UsageError:
         raise
     except Exception as error:  # whatever the module does when it is imported
@@ -36,72 +40,98 @@ def load(name: str) -> Any:
             f"{what} cannot be imported: {one_line(error)}",
             "give package.module:Class as Python imports it from this folder",
         ) from error
-    from slurmft.train.tasks import Task
-
-    if not (inspect.isclass(found) and issubclass(found, Task)):
+    if not (inspect.isclass(task_class) and issubclass(task_class, TaskDeclaration)):
         raise UsageError(
             f"{what} is no subclass of slurmft.train.tasks.Task", "derive it from that"
         )
-    if lacking := sorted(found.__abstractmethods__):
-        raise UsageError(f"{what} lacks {', '.join(f'{m}()' for m in lacking)}", "write it")
-    if not isinstance(getattr(found, "facts", None), TaskFacts):
+    missing_methods = sorted(task_class.__abstractmethods__)
+    if missing_methods:
+        names = ", ".join(f"{method}()" for method in missing_methods)
+        raise UsageError(f"{what} lacks {names}", "write it")
+    if not isinstance(getattr(task_class, "facts", None), TaskFacts):
         raise UsageError(
             f"{what} lacks facts, which say what its rows are",
             "facts = TaskFacts(...), with slurmft.train.tasks.TaskFacts",
         )
-    return found
+    return task_class
 
 
-def _imported(name: str) -> Any:
+def _import_class(name: str) -> Any:
     module, _, attribute = name.partition(":")
     if attribute:
         if os.getcwd() not in sys.path:  # as `python -m` does, and console scripts do not
             sys.path.insert(0, os.getcwd())
         return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
-    known = {each.name: each for each in entry_points(group=GROUP)}
-    if name not in known:
-        raise unknown("--task", name, [*TASKS, *known, "package.module:Class"])
-    return known[name].load()
+    installed = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if name not in installed:
+        raise unknown("--task", name, [*TASKS, *installed, "package.module:Class"])
+    return installed[name].load()
+
+
+def facts(name: str) -> TaskFacts:
+    """Returns the facts of a task, be it ours or the user's own.
+
+    Raises:
+        UsageError: there is no such task.
+    """
+    if name in TASKS:
+        return TASKS[name]
+    own_facts: TaskFacts = load(name).facts
+    return own_facts
 
 
 def code(name: str) -> str:
-    """The folder that the module of an own task is imported from; "" of a built-in one, and of one
-    that is installed."""
+    """Returns the folder that the module of an own task is imported from.
+
+    It is "" for a task that comes with slurmft, and for one that is installed.
+    """
     if name in TASKS:
         return ""
-    cls = load(name)
-    folder = Path(inspect.getfile(cls)).resolve().parents[cls.__module__.count(".")]
-    installed = (sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
-    return "" if folder in map(Path, map(os.path.realpath, installed)) else str(folder)
+    task_class = load(name)
+    depth = task_class.__module__.count(".")
+    folder = Path(inspect.getfile(task_class)).resolve().parents[depth]
+    for kind in ("purelib", "platlib"):
+        if folder == Path(os.path.realpath(sysconfig.get_path(kind))):
+            return ""
+    return str(folder)
 
 
 def use_code(folder: str) -> None:
-    """Lets own modules be imported from a folder first."""
+    """Lets own modules be imported from a folder first; "" changes nothing."""
     if folder:
         sys.path[:0] = [folder, os.getcwd()]  # so that `load` does not put this one first
 
 
-def options(kind: Any, task: str, given: tuple[str, ...]) -> Any:
-    """The own options of a task, a dataclass that its attribute `Options` is; None: it has none.
-    UsageError where NAME=VALUE of --task-option is none of them, or of another type."""
-    own = getattr(kind, "Options", None)
-    fields = config_options(own) if own else {}
+def options(task_class: Any, task: str, settings: tuple[str, ...]) -> Any:
+    """Returns the own options of a task as its dataclass `Options`; None if it has no such class.
+
+    Args:
+        settings: NAME=VALUE of each --task-option.
+
+    Raises:
+        UsageError: the task has no option of that name, or the value is of another type.
+    """
+    options_class = task_class.Options if task_class else None
+    fields = config_options(options_class) if options_class else {}
     values: dict[str, Any] = {}
-    for word in given:
-        name, equals, text = word.partition("=")
+    for setting in settings:
+        name, equals, text = setting.partition("=")
         name = name.replace("-", "_")
         if name not in fields or not equals:
-            known = ", ".join(f"{n}={f.default}" for n, f in fields.items()) or "none"
+            defaults = [f"{field_name}={f.default}" for field_name, f in fields.items()]
             raise UsageError(
-                f"--task-option {word!r}: no option of --task {task}", f"it has {known}"
+                f"--task-option {setting!r}: no option of --task {task}",
+                f"it has {', '.join(defaults) or 'none'}",
             )
-        values[name] = _value(word, text, type(fields[name].default))
-    return own(**values) if own else None
+        values[name] = _parse(setting, text, type(fields[name].default))
+    return options_class(**values) if options_class else None
 
 
-def _value(word: str, text: str, kind: type) -> Any:
+def _parse(setting: str, text: str, kind: type) -> Any:
     try:
-        return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        return kind(text)
     except (KeyError, ValueError):
-        words = WORDS.get(kind, kind.__name__)
-        raise UsageError(f"--task-option {word!r} must be {words}") from None
+        expected = WORDS.get(kind, kind.__name__)
+        raise UsageError(f"--task-option {setting!r} must be {expected}") from None

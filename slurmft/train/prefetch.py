@@ -12,7 +12,7 @@ from slurmft.core.hub import hub_cache, is_local
 from slurmft.core.text import in_bytes
 from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
-from slurmft.train.recipes import facts
+from slurmft.train.own_task import facts
 
 
 def size(name: str) -> str:

@@ -20,7 +20,7 @@ from slurmft.job.process_group import World
 from slurmft.node import hardware
 from slurmft.runs.progress import describe_epoch, result_table
 from slurmft.runs.rundir import RunDir
-from slurmft.train import recipes
+from slurmft.train import own_task
 from slurmft.train.data.tables import Batch, TokenData
 from slurmft.train.environment import describe_rank, import_times, peak_memory_bytes, versions
 from slurmft.train.loaded_model import LoadedModel
@@ -110,7 +110,7 @@ class Reporter:
         """What the data has, in lines: as it was found at submission, where that was read there."""
         config, inputs = self.plan.config, self.job.config.program.inputs
         read = [f"{Path(p).name}: {v['what']}" for p, v in inputs.items() if p != config.model]
-        return read or (data.words() if recipes.facts(config.task).splits else [])
+        return read or (data.words() if own_task.facts(config.task).splits else [])
 
     def _warn_of_nodes(self, ranks: list[dict[str, Any]]) -> None:
         """Where ranks are not on the cores, or of the environment, that they were to have."""

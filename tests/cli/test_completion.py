@@ -14,7 +14,7 @@ import pytest
 
 from slurmft.cli import COMMANDS
 from slurmft.train.commands.submit import parser
-from slurmft.train.recipes import TASKS
+from slurmft.train.task_facts import TASKS
 from tests.conftest import slurmft
 from tests.support import PATIENCE_S
 from tests.support.made_runs import write_run

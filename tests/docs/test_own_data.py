@@ -10,7 +10,7 @@ import pytest
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs
 from slurmft.train.login.sources import localize
-from slurmft.train.recipes import TASKS
+from slurmft.train.task_facts import TASKS
 from tests.docs import pages
 
 PAGE = next(text for path, text in pages.PAGES.items() if path.name == "own-data.md")

@@ -18,7 +18,8 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.data.tables import TokenData
 from slurmft.train.login import inputs
 from slurmft.train.login.sources import localize
-from slurmft.train.recipes import RECIPES, TASKS
+from slurmft.train.recipes import RECIPES
+from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks import sequence
 from slurmft.train.tasks.hub import Pretrained
 from slurmft.train.tasks.metrics import SCORES

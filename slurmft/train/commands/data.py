@@ -14,7 +14,8 @@ from slurmft.cli.parser import Parser, given, print_json
 from slurmft.core.config import options
 from slurmft.core.errors import Exit
 from slurmft.core.text import aligned, shown
-from slurmft.train import recipes
+from slurmft.train import own_task
+from slurmft.train.cached_split import cached_split
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.inputs import Split, look
 from slurmft.train.login.sources import localize
@@ -120,10 +121,10 @@ def main(argv: list[str]) -> int:
     if not {"task", "recipe"} & flags.keys():
         flags["task"] = "text-classification"
     train = localize(resolve(flags)[0])
-    splits, warnings = look(train)
+    splits, warnings = look(train, read_hub_split=cached_split)
     if arguments.json:
         return print_json(facts(splits, warnings))
-    known = recipes.facts(train.task).labels or ()
+    known = own_task.facts(train.task).labels or ()
     print(f"{train.data}, read as --task {train.task}\n\n{text(splits, known)}")
     for each in warnings:
         print(f"warning: {each}")

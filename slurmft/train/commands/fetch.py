@@ -24,7 +24,7 @@ from slurmft.train import recipes
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs
 from slurmft.train.login.sources import localize
-from slurmft.train.recipes import TASKS
+from slurmft.train.task_facts import TASKS
 
 
 def parser() -> Parser:

@@ -19,7 +19,7 @@ from slurmft.train.login.rows import (
     label_numbers,
     wrong_label,
 )
-from slurmft.train.recipes import facts
+from slurmft.train.own_task import facts
 
 Text = str | tuple[str, ...]
 """A text, or a pair of them."""

@@ -1,10 +1,10 @@
-"""The rows of local data, checked at submission as the ranks will check them."""
+"""The look at data before a job waits in a queue: rows that ranks would refuse, likely mistakes."""
 
 import functools
 import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,22 +20,102 @@ from slurmft.train.login.formats import RowFormat, format_of
 from slurmft.train.login.rows import Labels, label_ids, read_chunks, row_words
 from slurmft.train.login.sources import find_split, may_have_test
 from slurmft.train.login.texts import Lengths, LocalTokenizer, Texts
-from slurmft.train.recipes import facts
+from slurmft.train.own_task import facts
 
 CHECK_S = 10.0
 """How long the check of a file may take: about a gigabyte. The ranks read the rest."""
-_TELL_EVERY_S = 0.5
+_PROGRESS_EVERY_S = 0.5
 _MUCH_SHARED = 0.01
-"""Part of a split's texts that training data has, too, of which a warning tells."""
+"""Share of a split's texts that the training data has, too, from which on a warning says so."""
 
 Chunks = Iterable[tuple[float, list[list[Any]]]]
 """Some rows each: the share of a split that is read by then, and the values of each column."""
+HubReader = Callable[[TrainConfig, str], tuple[str, Chunks]]
+"""Reads a split of a data set of the hub: returns its name in messages, and its rows."""
+
+
+@dataclass(slots=True)
+class Split:
+    """Contents of a split, as far as it was read."""
+
+    where: str
+    """Its file, or its name in messages."""
+    labels: Labels
+    """Counts of its classes; none where labels are numbers, or spans of text."""
+    texts: Texts = field(default_factory=Texts)
+    rows: int = 0
+    without_text: list[int] = field(default_factory=list)
+    """Numbers of rows whose text is empty."""
+    share: float = 1.0
+    """Share of it that was read."""
+    name: str = ""
+    shared: int = 0
+    """Number of its texts that the training data has, too."""
+    tokens: Lengths | None = None
+    """Tokens of its texts; None: there is no tokenizer here."""
+    cut: str = ""
+    """Remark on how many texts are longer than what is kept of them."""
+
+    def count_tokens(self, train: TrainConfig, local: LocalTokenizer | None) -> None:
+        """Counts the tokens of a sample of the texts, if there is a tokenizer."""
+        self.tokens = None
+        self.cut = ""
+        if local is None:
+            return
+        counts, longest = self.texts.token_counts(local.tokenizer, train.source_prefix or "")
+        self.tokens = Lengths.of(counts)._replace(longest=longest)
+        limit = min(train.max_length or local.most, local.most)
+        if longest > limit and _cuts_texts(train):
+            long_texts = sum(count > limit for count in counts)
+            self.cut = f"{self._number_of(long_texts, len(counts))} cut to {limit:,} tokens"
+
+    def _number_of(self, texts: int, sampled: int) -> str:
+        """Says how many of the sampled texts are meant: their number if all texts were sampled."""
+        if not texts:
+            return "few"  # the longest text alone, which is in no sample
+        if sampled < self.rows:
+            return f"{100 * texts / sampled:.1f} %"
+        return f"{texts:,} text{'s' if texts > 1 else ''}"
+
+    def summary(self) -> str:
+        """Returns one line: "16,000 rows, 6 classes: 'joy' 5,362 (34 %), ...; tokens: ..."."""
+        rows = f"{self.rows:,} rows"
+        classes = len(self.labels.counts)
+        if classes:
+            rows += f", {classes:,} classes: {self.labels.shares()}"
+        if self.share < 1:
+            rows += f" in the first {self.share:.0%} of the file"
+        if self.tokens:
+            lengths = f"tokens: {self.tokens}"
+        else:
+            lengths = f"words: {Lengths.of(self.texts.words)}"
+        remarks = [self.cut]
+        for count, what in (
+            (len(self.without_text), "empty"),
+            (self.texts.repeated, "twice or more"),
+            (self.shared, "also in train"),
+        ):
+            remarks.append(f"{count:,} {what}" if count else "")
+        parts = (rows, lengths, ", ".join(filter(None, remarks)))
+        return "; ".join(filter(None, parts))
+
+
+def _cuts_texts(train: TrainConfig) -> bool:
+    """Returns whether a text of this task is cut to --max-length, rather than divided."""
+    if train.task == "seq2seq" or train.source_prefix:
+        return True
+    return facts(train.task).rows in ("Texts", "ManyLabels", "Words")
 
 
 def check(train: TrainConfig, processes: int = 1) -> dict[str, dict[str, Any]]:
-    """Checks the rows of local data as the ranks will, and warns of what looks like a mistake;
-    `processes` is how many ranks there will be, as far as it is known. Returns local files and
-    folders that the run reads: path -> its fingerprint, and in words what it has.
+    """Checks the rows of local data as the ranks will, and warns of what looks like a mistake.
+
+    Args:
+        processes: number of ranks, as far as it is known.
+
+    Returns:
+        Path of each local file or folder that the run reads -> its fingerprint, and under "what"
+        a line on its contents.
 
     Raises:
         UsageError: a file that cannot be read or lacks a column, a row without a label, a label
@@ -43,67 +123,60 @@ def check(train: TrainConfig, processes: int = 1) -> dict[str, dict[str, Any]]:
     """
     inputs: dict[str, dict[str, Any]] = {}
     if train.data is not None and is_local(train.data):
-        splits, told = look(train, processes)
+        splits, remarks = look(train, processes)
         for split in splits:
-            inputs[split.where] = _fingerprint(Path(split.where)) | {"what": split.words()}
-        for text in told:
-            warnings.warn(text, SlurmftWarning, stacklevel=3)
+            inputs[split.where] = _fingerprint(Path(split.where)) | {"what": split.summary()}
+        for remark in remarks:
+            warnings.warn(remark, SlurmftWarning, stacklevel=3)
     if train.model is not None and is_local(train.model):
         inputs[train.model] = _fingerprint(Path(train.model)) | {"what": "model"}
     return inputs
 
 
-def look(train: TrainConfig, processes: int = 1) -> tuple[list["Split"], list[str]]:
-    """What the splits of the data have, and warnings of what looks like a mistake. A data set of
-    the hub is read from its cache. Raises what `check` does."""
-    assert train.data is not None
-    rows, folder = format_of(train), Path(train.data) if is_local(train.data) else None
+def look(
+    train: TrainConfig, processes: int = 1, read_hub_split: HubReader | None = None
+) -> tuple[list[Split], list[str]]:
+    """Returns the contents of the splits of the data, and warnings of what looks like a mistake.
+
+    Args:
+        read_hub_split: reads data that is not local.
+
+    Raises:
+        UsageError: see `check`.
+    """
+    data = train.data or ""
+    form = format_of(train)
 
     def read(name: str) -> Split:
-        if folder is None:
-            return _read_split(*cached_split(train, name), rows)
-        path = find_split(folder, name)
-        return _read(str(path), _fingerprint(path)["sha256"], rows)
+        if read_hub_split and not is_local(data):
+            return _read_split(*read_hub_split(train, name), form)
+        path = find_split(Path(data), name)
+        return _read_file(str(path), _fingerprint(path)["sha256"], form)
 
     splits = {name: read(name) for name in facts(train.task).splits}
-    first, *_ = splits.values()
-    classes, told = _check_labels(train.task, rows, splits.values()), list[str]()
-    if folder and may_have_test(train):
+    first = next(iter(splits.values()))
+    classes = _check_labels(train.task, form, list(splits.values()))
+    remarks: list[str] = []
+    if is_local(data) and may_have_test(train):
         try:
             test = read("test")
-            _check_labels(train.task, rows, [first, test])
+            _check_labels(train.task, form, [first, test])
             splits["test"] = test
         except UsageError as error:
-            told.append(
+            remarks.append(
                 f"the test split is not evaluated at the end: {error.message} (slurmft predict "
                 "needs no labels)"
             )
     tokenizer = LocalTokenizer.of(train.model)
     for name, split in splits.items():
-        shared = 0 if split is first else len(split.texts.seen & first.texts.seen)
-        split.name, split.shared = name, shared
+        split.name = name
+        split.shared = 0 if split is first else len(split.texts.seen & first.texts.seen)
         split.count_tokens(train, tokenizer)
-    found = list(splits.values())
-    return found, [*told, *_warnings(found, train, processes, classes)]
-
-
-def cached_split(train: TrainConfig, name: str) -> tuple[str, Chunks]:
-    """What to call a split of a data set of the hub, and its columns; from the cache alone.
-    UsageError where it is not there."""
-    os.environ["HF_HUB_OFFLINE"] = "1"  # before the libraries are imported
-    from slurmft.train import tasks
-
-    task: Any = tasks.get(train)
-    try:
-        rows = task.rows(name)
-    except UsageError as error:
-        raise UsageError(
-            f"--data {train.data!r} is no folder, and not in the cache: {error.message}",
-            f"slurmft fetch {train.model} {train.data} --task {train.task}; or give its folder",
-        ) from error
-    columns, count = [rows.column(column) for column in task.form.columns], len(rows)
-    parts = ((start, [c[start : start + 1000] for c in columns]) for start in range(0, count, 1000))
-    return rows.where, ((min(1.0, (start + 1000) / count), part) for start, part in parts)
+    contents = list(splits.values())
+    for split in contents:
+        remarks += _warnings_of_split(split, first)
+    remarks += _warnings_of_run(first, train, processes, classes)
+    return contents, remarks
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
@@ -113,128 +186,86 @@ def _fingerprint(path: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read {error.filename!r}: {error.strerror}") from None
 
 
-@dataclass(slots=True)
-class Split:
-    """What was found in a split."""
-
-    where: str
-    """Its file, or what to call it in messages."""
-    labels: Labels
-    """None are counted where they are numbers, or spans of text."""
-    texts: Texts = field(default_factory=Texts)
-    rows: int = 0
-    without_text: list[int] = field(default_factory=list)
-    share: float = 1.0
-    """How much of it was read."""
-    name: str = ""
-    shared: int = 0
-    """Texts that the training data has, too."""
-    tokens: Lengths | None = None
-    """None: there is no tokenizer here."""
-    cut: str = ""
-    """How many texts are longer than what is kept of them, in words."""
-
-    def count_tokens(self, train: TrainConfig, local: LocalTokenizer | None) -> None:
-        """Counts the tokens of a sample of the texts, if there is a tokenizer."""
-        self.tokens, self.cut = None, ""
-        if local is None:
-            return
-        counts, longest = self.texts.token_counts(local.tokenizer, train.source_prefix or "")
-        self.tokens = Lengths.of(counts)._replace(longest=longest)
-        limit = min(train.max_length or local.most, local.most)
-        cuts = facts(train.task).rows in ("Texts", "ManyLabels", "Words") or train.source_prefix
-        long = sum(count > limit for count in counts)
-        if (cuts or train.task == "seq2seq") and longest > limit:
-            part = (
-                f"{long:,} text{'s' * (long != 1)}"
-                if len(counts) == self.rows
-                else f"{long / len(counts):.1%}"
-            )
-            part = "few" if not long else part.replace("%", " %")
-            self.cut = f"{part} cut to {limit:,} tokens"
-
-    def words(self) -> str:
-        """ "16,000 rows, 6 classes: 'joy' 5,362 (34 %), ...; tokens: median 20, ...; 31 twice" """
-        count = len(self.labels.counts)
-        classes = f", {count:,} classes: {self.labels.shares()}" if count else ""
-        part = f" in the first {self.share:.0%} of the file" if self.share < 1 else ""
-        words = f"words: {Lengths.of(self.texts.words)}"  # where there is no tokenizer
-        counts = {
-            "empty": len(self.without_text),
-            "twice or more": self.texts.repeated,
-            "also in train": self.shared,
-        }
-        remarks = [self.cut, *(f"{n:,} {what}" if n else "" for what, n in counts.items())]
-        rows = f"{self.rows:,} rows{classes}{part}"
-        lengths = f"tokens: {self.tokens}" if self.tokens else words
-        return "; ".join(filter(None, (rows, lengths, ", ".join(filter(None, remarks)))))
-
-
 @functools.lru_cache  # the cells of a study have the same data
-def _read(path: str, version: str, rows: RowFormat) -> Split:
-    return _read_split(path, read_chunks(Path(path), rows.columns), rows)
+def _read_file(path: str, sha256: str, form: RowFormat) -> Split:
+    """Reads a file; `sha256` makes the cache forget a file that has changed."""
+    return _read_split(path, read_chunks(Path(path), form.columns), form)
 
 
-def _read_split(where: str, chunks: Chunks, rows: RowFormat) -> Split:
-    """Reads and checks a split, as far as it can in time; shows its progress on a terminal."""
-    found, began, told_s = Split(where, Labels(where)), time.monotonic(), 0.0
+def _read_split(where: str, chunks: Chunks, form: RowFormat) -> Split:
+    """Reads and checks a split, as far as it can in `CHECK_S`; shows its progress on a terminal."""
+    split = Split(where, Labels(where))
+    began = time.monotonic()
+    progress_s = 0.0
     for share, values in chunks:
-        found.without_text += rows.check(values, where, found.rows + 1)
-        found.labels.add(rows.labels(values, found.rows + 1))
-        found.texts.add(rows.texts(values))
-        found.rows += len(values[0])
-        seconds = time.monotonic() - began
-        if share < 1 and seconds > CHECK_S:
-            found.share = share
+        split.without_text += form.check(values, where, split.rows + 1)
+        split.labels.add(form.labels(values, split.rows + 1))
+        split.texts.add(form.texts(values))
+        split.rows += len(values[0])
+        elapsed_s = time.monotonic() - began
+        if share < 1 and elapsed_s > CHECK_S:
+            split.share = share
             break
-        if seconds > told_s + _TELL_EVERY_S:
-            told_s = seconds
+        if elapsed_s > progress_s + _PROGRESS_EVERY_S:
+            progress_s = elapsed_s
             overwritten(f"checking {os.path.basename(where)!r}: {share:.0%}")
-    if told_s:
+    if progress_s:
         overwritten("")
-    found.labels.check_empty()
-    if len(found.without_text) >= found.rows:
+    split.labels.check_empty()
+    if len(split.without_text) >= split.rows:
         raise UsageError(f"{where!r}: no row has a text", "choose with --text-column")
-    return found
+    return split
 
 
-def _check_labels(task: str, rows: RowFormat, splits: Iterable[Split]) -> list[str]:
-    """The names of the classes, if all are known; every split's labels are among them."""
-    own, (train, *others) = facts(task).labels, splits
-    if not rows.has_classes or (own is None and train.share < 1):
+def _check_labels(task: str, form: RowFormat, splits: Sequence[Split]) -> list[str]:
+    """Checks that the labels of every split are classes of the first; returns their names.
+
+    None are returned where labels are no classes, or the training data was not read to its end.
+    """
+    task_labels = facts(task).labels
+    train = splits[0]
+    if not form.has_classes or (task_labels is None and train.share < 1):
         return []
-    names = list(rows.names or own or train.labels.names())
-    for labels in (split.labels for split in (train, *others)):
+    names = list(form.names or task_labels or train.labels.names())
+    may_be_number = task_labels is not None
+    for split in splits:
+        labels = split.labels
         values = (value for _, value in labels.first)
-        label_ids(values, names, labels.where, own is not None, labels.first.values())
+        label_ids(values, names, labels.where, may_be_number, labels.first.values())
     return names
 
 
-def _warnings(
-    splits: Sequence[Split], train: TrainConfig, processes: int, names: Sequence[str]
+def _warnings_of_split(split: Split, train: Split) -> Iterator[str]:
+    """Yields what looks like a mistake in one split, `train` being that of the training data."""
+    where = repr(split.where)
+    if split.share < 1:
+        yield (
+            f"{where}: the first {split.share:.0%} were checked, {split.rows:,} rows, in "
+            f"{CHECK_S:.0f} s; the job checks the rest"
+        )
+    if split.without_text:
+        count = f"{len(split.without_text):,} of {split.rows:,}"
+        yield f"{where}: {count} rows have an empty text: {row_words(split.without_text)}"
+    yield from split.labels.oddities()
+    if split.shared > _MUCH_SHARED * split.rows:
+        yield (
+            f"{where}: {split.shared:,} of its {split.rows:,} texts are in the training data, "
+            "too: its metrics are those of texts that the model has seen"
+        )
+    missing = train.labels.counts.keys() - split.labels.counts.keys()
+    if missing and split.share == 1:
+        names = some(sorted(repr(value) for _, value in missing), 5)
+        yield f"{where} has no row of classes that the training data has: {names}"
+
+
+def _warnings_of_run(
+    first: Split, train: TrainConfig, processes: int, classes: Sequence[str]
 ) -> Iterator[str]:
-    """What looks like a mistake; UsageError where there are fewer rows than processes."""
-    for split in splits:
-        where = repr(split.where)
-        if split.share < 1:
-            yield (
-                f"{where}: the first {split.share:.0%} were checked, {split.rows:,} rows, in "
-                f"{CHECK_S:.0f} s; the job checks the rest"
-            )
-        if split.without_text:
-            count = f"{len(split.without_text):,} of {split.rows:,}"
-            yield f"{where}: {count} rows have an empty text: {row_words(split.without_text)}"
-        yield from split.labels.oddities()
-        if split.shared > _MUCH_SHARED * split.rows:
-            yield (
-                f"{where}: {split.shared:,} of its {split.rows:,} texts are in the training data, "
-                "too: its metrics are those of texts that the model has seen"
-            )
-        lacks = splits[0].labels.counts.keys() - split.labels.counts.keys()
-        if lacks and split.share == 1:
-            lacking = some(sorted(repr(value) for _, value in lacks), 5)
-            yield f"{where} has no row of classes that the training data has: {lacking}"
-    first = splits[0]
+    """Yields what the number of rows and the model make look like a mistake.
+
+    Raises:
+        UsageError: there are fewer rows than processes.
+    """
     if first.share < 1 or not facts(train.task).rows_are_samples:
         return
     if first.rows < processes:
@@ -249,18 +280,27 @@ def _warnings(
             f"{first.where!r} has {first.rows:,} rows, fewer than the {step:,} of an optimizer "
             "step: an epoch is one step (smaller --batch-size)"
         )
-    if names and train.model is not None and is_local(train.model):
-        yield from _head_warning(Path(train.model), names)
+    if classes and train.model is not None and is_local(train.model):
+        yield from _head_warning(Path(train.model), classes)
 
 
-def _head_warning(model: Path, names: Sequence[str]) -> Iterator[str]:
-    """Where a model was fine-tuned for other classes than the data has."""
-    labels = (read_json(model / "config.json") or {}).get("id2label")
-    known = list(labels.values()) if isinstance(labels, dict) else []
-    if known == list(names) or all(str(name).startswith("LABEL_") for name in known):
+def _head_warning(model: Path, classes: Sequence[str]) -> Iterator[str]:
+    """Warns where a model was fine-tuned for other classes than the data has."""
+    config = read_json(model / "config.json") or {}
+    id2label = config.get("id2label")
+    trained = list(id2label.values()) if isinstance(id2label, dict) else []
+    is_unnamed = all(str(name).startswith("LABEL_") for name in trained)
+    if is_unnamed or trained == list(classes):
         return
-    head = "its head is replaced" if len(known) != len(names) else "its head is trained for them"
+    if len(trained) == len(classes):
+        consequence = "its head is trained for them"
+    else:
+        consequence = "its head is replaced"
     yield (
-        f"--model {str(model)!r} knows {len(known)} classes ({', '.join(map(repr, known[:6]))}), "
-        f"the data has {len(names)} ({', '.join(map(repr, names[:6]))}): {head}"
+        f"--model {str(model)!r} knows {len(trained)} classes ({_first_few(trained)}), "
+        f"the data has {len(classes)} ({_first_few(classes)}): {consequence}"
     )
+
+
+def _first_few(names: Sequence[Any]) -> str:
+    return ", ".join(map(repr, names[:6]))

@@ -9,7 +9,7 @@ from slurmft.core.files import write_text
 from slurmft.core.hub import is_local
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
-from slurmft.train.recipes import TASKS
+from slurmft.train.task_facts import TASKS
 
 FILE = "README.md"
 _ADAPTED = """\

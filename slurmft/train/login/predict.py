@@ -14,7 +14,7 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.configure import OPTIONS
 from slurmft.train.login.rows import check_texts, no_column, read_columns, row_words
-from slurmft.train.recipes import TASKS
+from slurmft.train.task_facts import TASKS
 
 KIND = "predict"
 FILES = (".csv", ".tsv", ".jsonl", ".parquet")

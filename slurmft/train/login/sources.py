@@ -14,7 +14,7 @@ from slurmft.core.filesystem import absolute
 from slurmft.core.hub import is_local
 from slurmft.core.permissions import user_name
 from slurmft.train.config import TrainConfig
-from slurmft.train.recipes import facts
+from slurmft.train.own_task import facts
 
 SUFFIXES = (
     ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".txt", ".txt.gz",

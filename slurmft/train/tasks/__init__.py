@@ -9,7 +9,7 @@ from slurmft.train import own_task
 from slurmft.train.config import TrainConfig
 from slurmft.train.data.tables import IGNORED, Batch, TokenData, TokenTable
 from slurmft.train.login.formats import RowFormat
-from slurmft.train.recipes import TASKS, TaskFacts
+from slurmft.train.task_facts import TASKS, TaskFacts
 from slurmft.train.tasks.base import Task
 from slurmft.train.tasks.hub import Pretrained, Rows
 

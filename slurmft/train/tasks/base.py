@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,15 @@ import numpy as np
 from slurmft.train import own_task
 from slurmft.train.config import TrainConfig
 from slurmft.train.data.tables import IGNORED, Batch, TokenData, TokenTable
-from slurmft.train.recipes import facts
+from slurmft.train.own_task import facts
+from slurmft.train.task_facts import TaskDeclaration
 from slurmft.train.tasks.metrics import NAN, SCORES, by_class, check_numbers
 
 if TYPE_CHECKING:
     import torch
 
 
-class Task(ABC):
+class Task(TaskDeclaration):
     """What the training loop needs of a task. Loss, predictions and metrics are those of a
     classification here, of samples or of tokens: cross entropy, argmax of the logits, its scores.
     """

@@ -21,7 +21,7 @@ from slurmft.train.data.tables import TokenData, TokenTable
 from slurmft.train.login.formats import format_of
 from slurmft.train.login.rows import Labels, label_ids, label_numbers, no_column, read_columns
 from slurmft.train.login.sources import find_split, no_safetensors
-from slurmft.train.recipes import TASKS
+from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks.base import Task, set_dropout
 
 Loaded = TypeVar("Loaded")

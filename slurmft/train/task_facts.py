@@ -1,0 +1,56 @@
+"""What the login node has to know of a task; the tasks that come with slurmft (tasks.toml)."""
+
+import tomllib
+from abc import ABC
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskFacts:
+    """Facts of a task for which nothing needs to be imported."""
+
+    module: str = "sequence"
+    """Module of `slurmft.train.tasks` that has its class, `Task`."""
+    splits: tuple[str, ...] = ("train", "validation")
+    """Names of its data files; none: its data is generated."""
+    rows: Any = "Texts"
+    """Format of its rows: name of a class in `slurmft.train.login.formats`, or a class of yours."""
+    rows_are_samples: bool = True
+    """Each row is one sample, and not a part of a long text."""
+    labels: tuple[str, ...] | None = None
+    """Names of the classes; none: labels are numbers; None: those that the training data has."""
+    pipeline: str = "text-classification"
+    """Name of the task on the hub; "": the name of its preset."""
+    packages: tuple[str, ...] = ()
+    """Optional packages that it needs."""
+    metrics: tuple[str, ...] = ("accuracy",)
+    """Where it has labels: names in `slurmft.train.tasks.metrics`, of which the first decides which
+    checkpoint is the best."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """For a task of your own: options whose defaults differ from those of text-classification."""
+
+
+class TaskDeclaration(ABC):
+    """The part of a task's class that the login node reads; see `slurmft.train.tasks.Task`."""
+
+    facts: TaskFacts
+    Options: Any = None
+    """Dataclass of the task's own options; None: it has none."""
+
+
+def _read_tasks() -> dict[str, TaskFacts]:
+    text = Path(__file__).with_name("tasks.toml").read_text(encoding="utf-8")
+    tasks: dict[str, TaskFacts] = {}
+    for name, table in tomllib.loads(text).items():
+        values: dict[str, Any] = {}
+        for key, value in table.items():
+            values[key] = tuple(value) if isinstance(value, list) else value
+        tasks[name] = TaskFacts(**values)
+    return tasks
+
+
+TASKS = _read_tasks()
+"""Name of each task that comes with slurmft -> its facts."""
