@@ -221,7 +221,7 @@ def by_trainer(path: Path, attention: str, given: dict[str, Any]) -> dict[str, f
     from slurmft.train import tasks
     from slurmft.train.config import TrainConfig
     from slurmft.train.engine.model_flops import ModelFlops
-    from slurmft.train.environment import peak_memory_bytes
+    from slurmft.train.loop.environment import peak_memory_bytes
 
     task = tasks.get(TrainConfig.of(RunDir.open(path).load_config().program))
     data = task.prepare()

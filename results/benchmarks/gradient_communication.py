@@ -165,7 +165,7 @@ class Case(Steps):
 def changed(is_plain: bool, whole_table: bool) -> Iterator[None]:
     """Trainings that are made in it: by plain DDP, with the whole embedding table."""
     from slurmft.train.engine import vocab_trim
-    from slurmft.train.grad_comm import GradientCommunication
+    from slurmft.train.parallel.grad_comm import GradientCommunication
 
     def plain(self: Any, accelerator: Any, model: Any, optimizer: Any) -> Any:
         accelerator.ddp_handler = None

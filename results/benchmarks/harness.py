@@ -222,7 +222,7 @@ class Steps:
         from slurmft.job import Job
         from slurmft.node.heartbeat import Heart
         from slurmft.runs.rundir import RunDir
-        from slurmft.train.trainer import Training
+        from slurmft.train.loop.trainer import Training
 
         os.environ |= {} if "RANK" in os.environ else one_rank()
         heart = Heart(path / f"beat-{os.environ['RANK']}")

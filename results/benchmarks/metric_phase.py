@@ -186,7 +186,7 @@ class Phase:
         return time.perf_counter() - began + self.share(lambda: found)
 
     def memory(self) -> float:
-        from slurmft.train import evaluation
+        from slurmft.train.loop import evaluation
 
         self.begin_together()
         began = time.perf_counter()

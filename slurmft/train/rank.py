@@ -34,7 +34,7 @@ def prepare() -> None:
             import transformers.loss.loss_utils  # noqa: F401
         if isinstance(later, _Later):
             del sys.modules["scipy.optimize"]
-        import slurmft.train.trainer  # noqa: F401
+        import slurmft.train.loop.trainer  # noqa: F401
 
         gc.freeze()
         gc.enable()
@@ -46,11 +46,11 @@ def main(run_dir: str) -> None:
     with attach(run_dir) as job:
         prepare()  # here, what fails in it is recorded, too
         if job.config.program.kind == "predict":
-            from slurmft.train.inference import Prediction
+            from slurmft.train.predict.inference import Prediction
 
             Prediction(job, _imports_s).run()
         else:
-            from slurmft.train.trainer import Training
+            from slurmft.train.loop.trainer import Training
 
             Training(job, _imports_s).run()
     end(0)

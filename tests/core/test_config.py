@@ -13,8 +13,8 @@ from slurmft.core.errors import UsageError
 from slurmft.core.site import site_defaults
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.configure import OPTIONS, configure
+from slurmft.train.loop.step_plan import Plan
 from slurmft.train.recipes import RECIPES
-from slurmft.train.step_plan import Plan
 from slurmft.train.task_facts import TASKS
 
 TRAIN_FLAGS = """task task_option recipe as_published preset model data text_column text_pair_column

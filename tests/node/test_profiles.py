@@ -376,7 +376,7 @@ def test_nvidia_smi_is_asked_once_a_node(tmp_path: Path) -> None:
     """By the node's task. Its ranks are told what it found, though one sees its own cores alone."""
     told = {"host": "n1", "cpus": list(range(128)), "gpus": [{"name": "0"}]}
     write_json(heartbeat.hardware_file(tmp_path), told)
-    code = "from slurmft.node import hardware\nfrom slurmft.train import environment\n"
+    code = "from slurmft.node import hardware\nfrom slurmft.train.loop import environment\n"
     code += "hardware.detect = None\n"
     code += "print(environment.describe_node()['hardware']['cpus'][-1], hardware.computes_bf16())"
     done = subprocess.run(

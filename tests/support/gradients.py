@@ -11,7 +11,7 @@ from accelerate import Accelerator
 
 from slurmft.job import process_group
 from slurmft.job.process_group import World
-from slurmft.train.grad_comm import GradientCommunication
+from slurmft.train.parallel.grad_comm import GradientCommunication
 
 WORDS = 9000
 SIZES = {

@@ -24,10 +24,10 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slurmft.core.errors import SlurmftError
-from slurmft.train import timers, trainer
-from slurmft.train.checkpoint import Saver
-from slurmft.train.optim import make_optimizer, steps_taken
-from slurmft.train.timers import CpuEvent
+from slurmft.train.loop import timers, trainer
+from slurmft.train.loop.checkpoint import Saver
+from slurmft.train.loop.timers import CpuEvent
+from slurmft.train.parallel.optim import make_optimizer, steps_taken
 from tests.support import CHECKOUT
 from tests.support.models import write_emotion, write_model
 

@@ -59,7 +59,7 @@ _STORES = (
 IMPORTED = (
     *("torch.distributed.run", *_STORES, "sklearn.metrics"),
     *("transformers.models.bert.modeling_bert", "transformers.models.bert.tokenization_bert"),
-    *("slurmft.train.trainer", "slurmft.cluster.local"),
+    *("slurmft.train.loop.trainer", "slurmft.cluster.local"),
 )
 
 COMMAND_LINE_BYTES = 4096

@@ -10,8 +10,8 @@ import torch
 
 from slurmft.job import process_group
 from slurmft.job.process_group import PeerFailedError, World
-from slurmft.train.evaluation import gather
-from slurmft.train.optim import MuonAdamW
+from slurmft.train.loop.evaluation import gather
+from slurmft.train.parallel.optim import MuonAdamW
 
 
 def check_collectives(world: World) -> None:

@@ -19,10 +19,10 @@ from slurmft.job import Job
 from slurmft.job.checkpoints import verify
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
-from slurmft.train import checkpoint, saving
-from slurmft.train.checkpoint import Saver, Snapshot
 from slurmft.train.config import TrainConfig
-from slurmft.train.state import join_optimizer, rng_state, set_rng_state, split_optimizer
+from slurmft.train.loop import checkpoint, saving
+from slurmft.train.loop.checkpoint import Saver, Snapshot
+from slurmft.train.loop.state import join_optimizer, rng_state, set_rng_state, split_optimizer
 from tests.support import CHECKOUT
 
 CPU = torch.device("cpu")

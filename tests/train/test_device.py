@@ -14,7 +14,7 @@ import torch.distributed as dist
 from slurmft.job.process_group import World
 from slurmft.train.data import tables
 from slurmft.train.data.tables import TokenTable
-from slurmft.train.grad_comm import GradientCommunication
+from slurmft.train.parallel.grad_comm import GradientCommunication
 from tests.support import on_device, prepared
 
 META = torch.device("meta")

@@ -10,7 +10,7 @@ import torch
 
 from slurmft.core.files import to_json
 from slurmft.node import hardware, profiles
-from slurmft.train import environment
+from slurmft.train.loop import environment
 
 
 def test_a_thousand_ranks_take_less_than_a_megabyte(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,10 +26,10 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.engine import lora, packing
 from slurmft.train.engine.lora import Adapter
 from slurmft.train.engine.vocab_trim import TrimmedVocabulary
-from slurmft.train.loaded_model import recompute_activations
-from slurmft.train.optim import MuonAdamW, make_optimizer
+from slurmft.train.loop.loaded_model import recompute_activations
+from slurmft.train.loop.step_plan import Plan
+from slurmft.train.parallel.optim import MuonAdamW, make_optimizer
 from slurmft.train.recipes import RECIPES
-from slurmft.train.step_plan import Plan
 from slurmft.train.tasks.sequence import Task
 from tests.conftest import Done, Following, assert_two_lines, records, slurmft
 from tests.support.models import write_model

@@ -11,10 +11,12 @@ import torch
 from torch.optim import AdamW
 
 from slurmft.core.errors import UsageError
-from slurmft.train import optim
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.configure import configure
-from slurmft.train.optim import (
+from slurmft.train.loop.state import join_optimizer, split_optimizer
+from slurmft.train.loop.step_plan import Plan
+from slurmft.train.parallel import optim
+from slurmft.train.parallel.optim import (
     MuonAdamW,
     hidden_matrices,
     make_optimizer,
@@ -23,8 +25,6 @@ from slurmft.train.optim import (
     split,
 )
 from slurmft.train.recipes import CHANGES, RECIPES
-from slurmft.train.state import join_optimizer, split_optimizer
-from slurmft.train.step_plan import Plan
 
 BASE = {"learning_rate": 5e-4, "warmup_ratio": 0.25, "batch_size": 256, "epochs": 4}
 

@@ -24,7 +24,7 @@ from slurmft.train.data.tables import TokenData, TokenTable
 from slurmft.train.login import inputs
 from slurmft.train.login.formats import Question
 from slurmft.train.login.sources import localize
-from slurmft.train.state import Predicted
+from slurmft.train.loop.state import Predicted
 from slurmft.train.tasks import metrics
 from slurmft.train.tasks.squad import (
     MAX_ANSWER_TOKENS,

@@ -19,8 +19,8 @@ import torch
 from slurmft.runs import log_times
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
-from slurmft.train.environment import import_times
-from slurmft.train.loaded_model import choose_precision
+from slurmft.train.loop.environment import import_times
+from slurmft.train.loop.loaded_model import choose_precision
 from tests.conftest import HOSTILE, Done, Following, records, slurmft
 from tests.support import PATIENCE_S, until
 from tests.support.models import LABELS, write_emotion, write_model
@@ -186,7 +186,8 @@ def test_a_node_imports_as_long_as_its_slowest_rank() -> None:
 def test_ranks_import_only_what_they_need(four_ranks: Done) -> None:
     """Of an emotion run: no rank needs datasets or evaluate, nor scikit-learn for an accuracy."""
     code = (
-        "import sys; import slurmft.train.trainer; from slurmft.train import evaluation, tasks; "
+        "import sys; import slurmft.train.loop.trainer; from slurmft.train import tasks; "
+        "from slurmft.train.loop import evaluation; "
         "from slurmft.runs.rundir import RunDir; from slurmft.train.config import TrainConfig; "
         "task = tasks.get(TrainConfig.of(RunDir.open(sys.argv[1]).load_config().program)); "
         "evaluation.preload(task.metric_names); task.prepare(); "

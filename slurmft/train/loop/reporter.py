@@ -22,11 +22,11 @@ from slurmft.runs.progress import describe_epoch, result_table
 from slurmft.runs.rundir import RunDir
 from slurmft.train import own_task
 from slurmft.train.data.tables import Batch, TokenData
-from slurmft.train.environment import describe_rank, import_times, peak_memory_bytes, versions
-from slurmft.train.loaded_model import LoadedModel
 from slurmft.train.login import model_card
-from slurmft.train.step_plan import Plan
-from slurmft.train.timers import OwnClock, PhaseClock, now, seconds_between
+from slurmft.train.loop.environment import describe_rank, import_times, peak_memory_bytes, versions
+from slurmft.train.loop.loaded_model import LoadedModel
+from slurmft.train.loop.step_plan import Plan
+from slurmft.train.loop.timers import OwnClock, PhaseClock, now, seconds_between
 
 OF_RANK = ("tokens", "padded_tokens", "flops")
 """What each rank counts for itself."""

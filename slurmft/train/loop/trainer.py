@@ -28,9 +28,9 @@ from slurmft.job import Job
 from slurmft.job.checkpoints import checkpoint_name
 from slurmft.node import profiles
 from slurmft.runs.rundir import RunDir
-from slurmft.train import evaluation, own_task, resume, tasks, token_files
-from slurmft.train.checkpoint import Saver, Snapshot
+from slurmft.train import own_task, tasks
 from slurmft.train.config import TrainConfig
+from slurmft.train.data import token_files
 from slurmft.train.data.tables import (
     Batch,
     TokenData,
@@ -40,16 +40,18 @@ from slurmft.train.data.tables import (
     prepared,
 )
 from slurmft.train.engine.cpu import Heap
-from slurmft.train.environment import peak_memory_bytes
-from slurmft.train.grad_comm import GradientCommunication
-from slurmft.train.loaded_model import LoadedModel, choose_precision
-from slurmft.train.optim import make_optimizer, make_scheduler, steps_taken
-from slurmft.train.reporter import Reporter
-from slurmft.train.saving import Stopped, save_model, save_patiently
-from slurmft.train.sharding import ShardedSaver, Sharding
-from slurmft.train.state import Position, Predicted
-from slurmft.train.step_plan import Plan
-from slurmft.train.timers import PhaseClock
+from slurmft.train.loop import evaluation, resume
+from slurmft.train.loop.checkpoint import Saver, Snapshot
+from slurmft.train.loop.environment import peak_memory_bytes
+from slurmft.train.loop.loaded_model import LoadedModel, choose_precision
+from slurmft.train.loop.reporter import Reporter
+from slurmft.train.loop.saving import Stopped, save_model, save_patiently
+from slurmft.train.loop.state import Position, Predicted
+from slurmft.train.loop.step_plan import Plan
+from slurmft.train.loop.timers import PhaseClock
+from slurmft.train.parallel.grad_comm import GradientCommunication
+from slurmft.train.parallel.optim import make_optimizer, make_scheduler, steps_taken
+from slurmft.train.parallel.sharding import ShardedSaver, Sharding
 
 # Logs are files: transformers' bars for loading and saving weights would only litter them.
 disable_progress_bar()

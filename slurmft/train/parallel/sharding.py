@@ -30,11 +30,11 @@ from slurmft.core.files import fingerprint
 from slurmft.job import Job
 from slurmft.job.checkpoints import MANIFEST
 from slurmft.job.process_group import World
-from slurmft.train.checkpoint import Saver, Snapshot, Tensors, write
 from slurmft.train.config import TrainConfig
 from slurmft.train.engine import cpu
 from slurmft.train.engine.vocab_trim import is_shared
-from slurmft.train.grad_comm import GradientCommunication
+from slurmft.train.loop.checkpoint import Saver, Snapshot, Tensors, write
+from slurmft.train.parallel.grad_comm import GradientCommunication
 
 FOLDER = "sharded"
 """Of a checkpoint: the files of all ranks."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 from transformers import get_scheduler
 
-from slurmft.train.step_plan import Plan
+from slurmft.train.loop.step_plan import Plan
 
 Groups = list[dict[str, Any]]
 

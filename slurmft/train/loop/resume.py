@@ -11,11 +11,11 @@ from torch.distributed.tensor import DTensor
 
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.job.checkpoints import BadCheckpointError, checkpoint_name, verify
-from slurmft.train import checkpoint
-from slurmft.train.checkpoint import Snapshot, copied
 from slurmft.train.engine import lora
-from slurmft.train.reporter import OF_RANK, STEADIER
-from slurmft.train.state import (
+from slurmft.train.loop import checkpoint
+from slurmft.train.loop.checkpoint import Snapshot, copied
+from slurmft.train.loop.reporter import OF_RANK, STEADIER
+from slurmft.train.loop.state import (
     Position,
     Predicted,
     join_optimizer,
@@ -25,7 +25,7 @@ from slurmft.train.state import (
 )
 
 if TYPE_CHECKING:
-    from slurmft.train.trainer import Training
+    from slurmft.train.loop.trainer import Training
 
 
 def take_snapshot(training: "Training", is_best: bool = False) -> Snapshot | None:

@@ -13,7 +13,7 @@ from slurmft.core.files import new_folder
 from slurmft.runs.disk_space import is_full, no_room
 
 if TYPE_CHECKING:
-    from slurmft.train.trainer import Training
+    from slurmft.train.loop.trainer import Training
 
 _RETRY_S, _PATIENCE_S = 5.0, 3600.0
 """How often saving is tried, and how long a finished run's nodes wait for room."""

@@ -36,7 +36,7 @@ class Snapshot:
     tensors: dict[str, Tensors]
     """File name without suffix -> name -> CPU tensor."""
     sharded: Tensors = field(default_factory=dict)
-    """Tensors of which each rank has its share (`slurmft.train.sharding`)."""
+    """Tensors of which each rank has its share (`slurmft.train.parallel.sharding`)."""
 
 
 def write(folder: Path, snapshot: Snapshot) -> None:

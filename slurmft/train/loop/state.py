@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from slurmft.train.checkpoint import Tensors
+from slurmft.train.loop.checkpoint import Tensors
 
 Groups = list[dict[str, Any]]
 """Settings of an optimizer, by the groups of its weights."""

@@ -11,18 +11,18 @@ import numpy as np
 import torch
 
 from slurmft.core.files import read_json
-from slurmft.train.checkpoint import Saver, Snapshot, copied
 from slurmft.train.data.tables import IGNORED, Batch, TokenData, TokenTable
-from slurmft.train.loaded_model import LoadedModel
 from slurmft.train.login.predict import check_absent, texts_of
 from slurmft.train.login.rows import read_columns, write_rows
-from slurmft.train.resume import checkpoint_suffix
-from slurmft.train.saving import save_patiently
-from slurmft.train.state import Predicted
+from slurmft.train.loop.checkpoint import Saver, Snapshot, copied
+from slurmft.train.loop.loaded_model import LoadedModel
+from slurmft.train.loop.resume import checkpoint_suffix
+from slurmft.train.loop.saving import save_patiently
+from slurmft.train.loop.state import Predicted
+from slurmft.train.loop.timers import PhaseClock
+from slurmft.train.loop.trainer import Training
 from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks.tokens import entities
-from slurmft.train.timers import PhaseClock
-from slurmft.train.trainer import Training
 
 _RECORD_EVERY_S = 1.0
 

@@ -10,15 +10,15 @@ from accelerate.utils import set_seed
 from slurmft.core.errors import UsageError
 from slurmft.job.process_group import World
 from slurmft.node import hardware
-from slurmft.train.checkpoint import Tensors
 from slurmft.train.config import TrainConfig
 from slurmft.train.data.tables import Batch, TokenTable
 from slurmft.train.engine import cpu, lora, packing
 from slurmft.train.engine.model_flops import ModelFlops
 from slurmft.train.engine.vocab_trim import TrimmedVocabulary
+from slurmft.train.loop.checkpoint import Tensors
 
 if TYPE_CHECKING:
-    from slurmft.train.trainer import Training
+    from slurmft.train.loop.trainer import Training
 
 
 class LoadedModel:

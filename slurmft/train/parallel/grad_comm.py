@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from slurmft.core.errors import SlurmftError
 from slurmft.job.process_group import World
 from slurmft.train.config import local_steps
-from slurmft.train.local_sgd import PeriodicAveraging
+from slurmft.train.parallel.local_sgd import PeriodicAveraging
 
 _BUCKETS, _BUCKET_MIB = 8, 25
 """Parts in which gradients are sent, as the backward pass makes them; and their largest size."""

@@ -1,0 +1,1 @@
+"""The training loop, as each rank runs it: `trainer.run` is the page to read."""

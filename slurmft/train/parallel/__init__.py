@@ -1,0 +1,1 @@
+"""How ranks share a training: strategies, gradient communication, sharding, optimizers."""

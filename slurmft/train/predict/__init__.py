@@ -1,0 +1,1 @@
+"""Predictions of the rows of a file, as each rank makes them."""
