@@ -23,16 +23,16 @@ EVERYWHERE = (
 """A change of one of these touches every area."""
 
 AREAS = {
-    "browser": ("slurmft/studies/",),
+    "browser": ("slurmft/plugins/studies/",),
     "containers": ("slurmft/cluster/container.py", "slurmft/cluster/slurm/"),
     "docs": ("docs/", "README.md", "mkdocs.yml", "slurmft/cli/", "results/benchmarks/"),
-    "environments": ("slurmft/programs/", "slurmft/node/own_environment.py"),
-    "integrations": ("slurmft/integrations/", "slurmft/job/", "slurmft/programs/"),
-    "kubernetes": ("slurmft/cluster/kubernetes.py", "slurmft/node/pod.py"),
-    "latex": ("slurmft/studies/",),
+    "environments": ("slurmft/programs/", "slurmft/plugins/stage_env/"),
+    "integrations": ("slurmft/plugins/integrations/", "slurmft/job/", "slurmft/programs/"),
+    "kubernetes": ("slurmft/plugins/kubernetes/",),
+    "latex": ("slurmft/plugins/studies/report/",),
     "mpi": ("slurmft/cluster/mpirun.py", "slurmft/node/mpi.py", "slurmft/node/ccl.py"),
     "patches": ("patches/",),
-    "trackers": ("slurmft/runs/trackers.py",),
+    "trackers": ("slurmft/plugins/trackers/",),
     "versions": ("slurmft/locks/", "patches/"),
     "wheel": ("slurmft/__init__.py", "slurmft/shipped/", "README.md"),
 }
