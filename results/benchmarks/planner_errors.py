@@ -4,8 +4,7 @@
     python results/benchmarks/planner_errors.py RUN|DIR... # of your own runs
 
 Every series is fitted on its rows of 1, 2 and 4 devices (of Xeon nodes 1 and 2), and predicts the
-others. Besides: every row left out in turn, the rows with other seeds, and what the network's line
-rate is worth, where the publication names it.
+others. Besides: every row left out in turn, and the rows with other seeds.
 
 Of your own runs, each that has two smaller numbers of devices in its series is predicted from runs
 on these.
@@ -25,7 +24,7 @@ from slurmft.plugins.studies.scaling import model
 from slurmft.plugins.studies.scaling.model import Fit, Row
 from slurmft.plugins.studies.scaling.series import Series, series_of
 from slurmft.runs import resolve, scan
-from tests.support.published_series import PublishedSeries, phase_s, published_series
+from tests.support.published_series import phase_s, published_series
 
 FITTED_DEVICES = {
     "mn4_emotion": 4,
@@ -46,25 +45,22 @@ def main() -> None:
             print_series(f"{table}: {name}", found[f"{table}: {name}"])
     summary = summarize(found)
     print(*(f"{k}: {v}" for k, v in summary.items()), sep="\n")
-    costs = {name: cost._asdict() for name, cost in model.COSTS.items()}
-    save("planner_errors", {"summary": summary, "series": found, "costs": costs})
+    save("planner_errors", {"summary": summary, "series": found})
 
 
-def examine(series: PublishedSeries, most: int) -> dict[str, Any]:
+def examine(series: Series, most: int) -> dict[str, Any]:
     """All predictions of one series."""
     fitted = [row for row in series.rows if row.devices <= most]
-    fits = [model.fit(fitted, series.network_gbit_s, seed) for seed in SEEDS]
+    fits = [model.fit(fitted, seed) for seed in SEEDS]
     rows = []
     for row in series.rows:
         found = [facts(fit, row, row not in fitted) for fit in fits]
         errors = [each["error"] for each in found]
         rows.append(found[0] | {"error_of_seeds": [min(errors), max(errors)]})
     return {
-        "network_gbit_s": series.network_gbit_s,
         "fitted_rows": len(fitted),
         "rows": rows,
         "left_out": left_out(series),
-        "without_network_rate": without_network(series, fitted),
     }
 
 
@@ -86,22 +82,13 @@ def facts(fit: Fit, row: Row, is_held_out: bool) -> dict[str, Any]:
     }
 
 
-def left_out(series: PublishedSeries) -> list[dict[str, Any]]:
+def left_out(series: Series) -> list[dict[str, Any]]:
     """Each row, predicted from all others; nothing where only one other is left."""
     if len(series.rows) < 3:
         return []
     return [
-        facts(model.fit([r for r in series.rows if r is not row], series.network_gbit_s), row, True)
-        for row in series.rows
+        facts(model.fit([r for r in series.rows if r is not row]), row, True) for row in series.rows
     ]
-
-
-def without_network(series: PublishedSeries, fitted: Sequence[Row]) -> list[dict[str, Any]]:
-    """The held-out rows, where nobody says what the network is."""
-    if series.network_gbit_s is None:
-        return []
-    fit = model.fit(fitted)
-    return [facts(fit, row, True) for row in series.rows if row not in fitted]
 
 
 def summarize(found: dict[str, Any]) -> dict[str, Any]:
@@ -113,12 +100,10 @@ def summarize(found: dict[str, Any]) -> dict[str, Any]:
         kinds.setdefault(kind, []).extend(r for r in series["rows"] if r["held_out"])
     everything = [row for rows in kinds.values() for row in rows]
     left = [row for series in found.values() for row in series["left_out"]]
-    blind = [row for series in found.values() for row in series["without_network_rate"]]
     return {
         "held_out": {kind: summary_of(rows) for kind, rows in kinds.items() if rows},
         "all_held_out": summary_of(everything),
         "each_left_out": summary_of(left),
-        "held_out_without_network_rate": summary_of(blind),
     }
 
 
@@ -163,11 +148,11 @@ def of_runs(sources: Sequence[str]) -> None:
             )
 
 
-def backtest(series: Series, network_gbit_s: float | None = None) -> list[dict[str, Any]]:
+def backtest(series: Series) -> list[dict[str, Any]]:
     """Predicts every run that has two smaller numbers of devices in its series."""
     counts, found = series.device_counts, []
     for i, devices in enumerate(counts[2:], start=2):
-        fit = model.fit([r for r in series.rows if r.devices < devices], network_gbit_s)
+        fit = model.fit([r for r in series.rows if r.devices < devices])
         for row in (r for r in series.rows if r.devices == devices):
             training = dataclasses.replace(row, seconds={"train": row.seconds["train"]})
             found.append(facts(fit, training, True) | {"fitted_devices": counts[:i]})

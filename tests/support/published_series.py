@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,6 @@ _SAMPLES = {
 """Training and validation samples of the published data sets, from their cards on the hub; SQuAD's
 are windows of 384 tokens with a stride of 128, as transformers' run_qa.py counts them."""
 
-_EDR_GBIT_S = 100.0
-
 _CHARTS = {
     "train_samples_per_s_per_gpu": ("train", 7.0),
     "eval_samples_per_s_per_gpu": ("evaluate", 14.0),
@@ -34,28 +30,15 @@ _CHART_BATCH_SIZE = 256
 """Of the phases whose batch size a chart does not vary."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedSeries(Series):
-    """Published rows of one workload on one kind of device."""
-
-    network_gbit_s: float | None = None
-    """The line rate between nodes, where the publication names it."""
-
-
-def published_series(path: Path) -> dict[str, PublishedSeries]:
+def published_series(path: Path) -> dict[str, Series]:
     """Name -> series of a file of published tables: results/published/*.json."""
-    found: dict[str, PublishedSeries] = {}
+    found: dict[str, Series] = {}
     for table in load(path):
         groups: dict[str, list[Row]] = {}
         for name, row in _rows(table):
             groups.setdefault(name, []).append(row)
         for name, group in groups.items():
-            found[name] = PublishedSeries(
-                name,
-                tuple(group),
-                table.setup.get("gpus_per_node", 1),
-                network_gbit_s=_network_gbit_s(table),
-            )
+            found[name] = Series(name, tuple(group), table.setup.get("gpus_per_node", 1))
     return found
 
 
@@ -66,14 +49,6 @@ def _rows(table: PublishedTable) -> list[tuple[str, Row]]:
         return []
     make = _of_chart if table.part else _of_time
     return [make(table, row) for row in table.rows]
-
-
-def _network_gbit_s(table: PublishedTable) -> float | None:
-    """The line rate between nodes, where the publication names it."""
-    if "EDR" in str(table.setup.get("interconnect", "")):
-        return _EDR_GBIT_S
-    named = re.search(r"([\d.]+) Gbit/s", table.work)
-    return float(named[1]) if named else None
 
 
 def _of_time(table: PublishedTable, row: Mapping[str, Any]) -> tuple[str, Row]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.plugins.studies.scaling import model
 from slurmft.plugins.studies.scaling.series import series_of
 from slurmft.runs import scan
 from tests.support import CHECKOUT
@@ -21,16 +20,10 @@ from planner_errors import backtest, of_runs
 PUBLISHED = CHECKOUT / "results" / "published"
 
 
-@pytest.fixture
-def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fits that are fast, and less exact."""
-    monkeypatch.setattr(model, "DRAWS", 40)
-
-
 def test_published_rows_are_predicted_from_fewer_devices() -> None:
     """Charts of throughput, too: as the seconds of their phase."""
     series = published_series(PUBLISHED / "mn4_benchmark.json")["train-fp16-256"]
-    found = backtest(series, series.network_gbit_s)
+    found = backtest(series)
     assert [(t["devices"], t["fitted_devices"]) for t in found] == [
         (4, [1, 2]), (8, [1, 2, 4]), (16, [1, 2, 4, 8]),
     ]  # fmt: skip
@@ -38,7 +31,6 @@ def test_published_rows_are_predicted_from_fewer_devices() -> None:
     assert all(t["low_s"] < t["predicted_s"] < t["high_s"] for t in found)
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_backtest_of_runs_is_of_their_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -63,7 +55,6 @@ def test_backtest_of_runs_is_of_their_training(
     assert len([x for x in lines if re.search(r"4-[12] .* 4 devices .* from \[1, 2\]$", x)]) == 2
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_too_few_numbers_of_devices_are_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

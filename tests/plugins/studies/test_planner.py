@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,9 @@ BENCHMARK = PUBLISHED / "mn4_benchmark.json"
 WORK = Workload(train_samples=64_000, batch_size=32, epochs=2, evaluate_samples=8_000)
 
 
-@pytest.fixture
-def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "DRAWS", 40)
-
-
 def held_out_errors(series: Any) -> list[float]:
     """Predicted over measured, less 1, of rows with more than four devices."""
-    fit = model.fit([r for r in series.rows if r.devices <= 4], series.network_gbit_s)
+    fit = model.fit([r for r in series.rows if r.devices <= 4])
     errors = []
     for row in series.rows:
         phase, measured = next(iter(row.seconds.items()))
@@ -62,61 +57,54 @@ def test_published_training_throughput_is_predicted_from_one_node(name: str) -> 
     assert max(map(abs, errors)) < 0.1
 
 
-def simulated(devices: int, costs: dict[str, float]) -> Row:
+TYPICAL = {
+    "startup": (2.0, 0.2),
+    "train": (5e-3, 12e-3, 2.5e-4, 1e-4),
+    "evaluate": (2e-3, 8e-5, 2e-5),
+    "metric": (5e-7, 1e-7, 3e-8),
+    "broadcast": (6e-5, 1.5e-5, 4e-6),
+    "rest": (0.5,),
+}
+"""Costs of the terms of each phase, in seconds."""
+
+
+def simulated(devices: int, costs: Mapping[str, Sequence[float]]) -> Row:
     """A row that the model itself makes, without noise."""
-    run = model.quantities([(WORK, devices, devices)])
-    draws = {name: np.array([[value]]) for name, value in costs.items()}
-    found = model.phase_seconds(draws, run)
-    seconds = {name: float(found[name][0, 0]) for name in model.PHASES}
+    source = Row(label="", work=WORK, devices=1, nodes=1, seconds={})
+    draws = {phase: np.array([values]) for phase, values in costs.items()}
+    prediction = Fit((source,), draws, np.ones(1)).predict(devices, devices)
+    seconds = {phase: float(times[0]) for phase, times in prediction.phases_s.items()}
     return Row(label="", work=WORK, devices=devices, nodes=devices, seconds=seconds)
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_intervals_hold_what_the_model_itself_makes() -> None:
     """Costs from their defaults' ranges; most runs on 16 devices lie in their 90 % interval."""
     generator = np.random.default_rng(1)
     inside = 0
-    for _ in range(8):
-        costs = {
-            name: cost.default * cost.factor ** generator.standard_normal()
-            for name, cost in model.COSTS.items()
-        }
+    for _ in range(20):
+        moves = generator.uniform(0, 2, 3)
+        train = (5e-3, 12e-3 * moves[0], 5e-3 * 0.05 * moves[1], 5e-3 * 0.02 * moves[2])
+        costs = TYPICAL | {"train": train}
         fit = model.fit([simulated(n, costs) for n in (1, 2, 4)])
         measured = simulated(16, costs).seconds["train"]
         predicted = phase_s(fit.predict(16, 16), "train")
         inside += predicted.low <= measured <= predicted.high
-    assert inside >= 6
-
-
-def test_an_all_reduce_is_bound_by_bytes_or_by_latency() -> None:
-    costs = {name: np.array([[cost.default]]) for name, cost in model.COSTS.items()}
-
-    def seconds(gradient_bytes: float, devices: int, nodes: int) -> float:
-        sizes = (np.array([float(v)]) for v in (devices, nodes, gradient_bytes))
-        return float(model.all_reduce_seconds(costs, *sizes)[0, 0])
-
-    assert seconds(265e6, 1, 1) == 0
-    assert seconds(4, 256, 256) == pytest.approx(2 * 8 * 25e-6, rel=0.01)  # log2(256)
-    ring = 2 * 15 / 16 * 265e6 / model.COSTS["network_bandwidth"].default
-    assert seconds(265e6, 16, 16) == pytest.approx(ring, rel=0.01)
-    assert seconds(265e6, 4, 1) < seconds(265e6, 4, 4)
+    assert inside >= 17
 
 
 @pytest.mark.parametrize("devices", [1, 4])
 def test_one_run_is_met_and_what_it_does_not_show_is_wide(devices: int) -> None:
-    costs = {name: cost.default for name, cost in model.COSTS.items()}
-    row = simulated(devices, costs | {"sample": 0.2, "startup": 40.0})
+    row = simulated(devices, TYPICAL | {"train": (0.2, 12e-3, 0.01, 4e-3), "startup": (40.0, 4.0)})
     fit = model.fit([row])
     for phase, seconds in row.seconds.items():
-        assert phase_s(fit.predict(devices, devices), phase).median == pytest.approx(seconds, 0.03)
-    same, far = fit.predict(devices, devices).total_s, fit.predict(64, 64).total_s
+        assert phase_s(fit.predict(devices, devices), phase).median == pytest.approx(seconds, 0.1)
+    same = fit.predict(devices, devices).total_s
+    far = fit.predict(64, 64).total_s
     assert far.high / far.low > 1.2 * same.high / same.low
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_a_fit_is_the_same_each_time_and_more_rows_say_more() -> None:
-    costs = {name: cost.default for name, cost in model.COSTS.items()}
-    rows = [simulated(n, costs) for n in (1, 2, 4, 8)]
+    rows = [simulated(n, TYPICAL) for n in (1, 2, 4, 8)]
     first, again = (model.fit(rows).predict(16, 16).total_s for _ in range(2))
     assert first == again
     one = model.fit(rows[:1]).predict(16, 16).total_s
@@ -124,14 +112,30 @@ def test_a_fit_is_the_same_each_time_and_more_rows_say_more() -> None:
     assert first.low < first.median < first.high
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_predictions_answer_what_if() -> None:
-    costs = {name: cost.default for name, cost in model.COSTS.items()}
-    fit = model.fit([simulated(n, costs) for n in (1, 2, 4)])
+    fit = model.fit([simulated(n, TYPICAL) for n in (1, 2, 4)])
     base = fit.predict(8, 8).total_s.median
     assert fit.predict(8, 8, replace(WORK, epochs=4)).total_s.median > 1.5 * base
     assert fit.predict(8, 8, replace(WORK, batch_size=4)).total_s.median > base  # more steps
     assert replace(WORK, kept_global_batch=32).steps(8) == 4000
+
+
+def test_what_no_run_shows_is_named() -> None:
+    rows = [replace(simulated(n, TYPICAL), nodes=1) for n in (1, 2)]
+    fit = model.fit(rows)
+    assert fit.unknowns(WORK, nodes=1) == []
+    assert any("the network" in fact for fact in fit.unknowns(WORK, nodes=2))
+    (fact,) = fit.unknowns(replace(WORK, batch_size=64), nodes=1)
+    assert "all runs had a batch size of 32" in fact
+    assert model.fit([simulated(n, TYPICAL) for n in (1, 2)]).unknowns(WORK, nodes=8) == []
+
+
+def test_costs_are_never_negative() -> None:
+    """Times that fall faster than the devices rise: no cost explains them."""
+    rows = [replace(simulated(n, TYPICAL), seconds={"train": 100 / n**1.3}) for n in (1, 2, 4)]
+    prediction = model.fit(rows).predict(64, 64)
+    assert prediction.total_s.low > 0
+    assert all(seconds >= 0 for seconds in prediction.parts_s.values())
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
@@ -169,7 +173,6 @@ def study(folder: Path, nodes: Sequence[int] = (1, 2, 4), **fields: Any) -> str:
     return str(folder)
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_plan_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.main([study(tmp_path), "--nodes", "1-4,8"]) == 0
     out = capsys.readouterr().out
@@ -180,7 +183,6 @@ def test_plan_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert text in out
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_runs_that_cannot_be_are_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,7 +204,6 @@ def test_runs_that_cannot_be_are_left_out(
         plan.main([str(tmp_path / "runs" / "odd0")])
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_plan_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.main([study(tmp_path), "--deadline", "1h", "--json", "--global-batch", "32"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -219,7 +220,7 @@ def test_plan_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.fixture(scope="module")
 def emotion_fit() -> Fit:
     series = published_series(EMOTION)["emotion"]
-    return model.fit(series.rows, series.network_gbit_s)
+    return model.fit(series.rows)
 
 
 def test_recommendations(emotion_fit: Fit) -> None:
@@ -233,14 +234,11 @@ def test_recommendations(emotion_fit: Fit) -> None:
     assert "not sure" in why or chosen.nodes > 2
 
 
-@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--deadline", "1s"], "is not met by any of these: the fastest"),
         (["--deadline", "3w"], "'3w' is not a duration"),
-        (["--network-gbit-s", "12Gbit"], "not a number above 0, without a unit"),
-        (["--network-gbit-s", "0"], "not a number above 0"),
         (["--epochs", "0"], "not a whole number of 1 or more"),
         (["--nodes", "0"], "is not a list of counts"),
         (["--nodes", "4-1"], "is not a list of counts"),

@@ -1,5 +1,5 @@
-"""Fits a model of a run's time to measured runs, and predicts other numbers of nodes. Intervals
-hold 90 %. Nothing is submitted.
+"""Fits a model of a run's time to measured runs, and predicts other numbers of nodes. Ranges hold
+90 %; what no run shows is named. Nothing is submitted.
 
 examples:
   slurmft plan runs                                  # 1, 2, 4, ... nodes, from all runs in a folder
@@ -10,7 +10,7 @@ examples:
 import dataclasses
 import sys
 
-from slurmft.cli.parser import Parser, above_zero, count, print_json
+from slurmft.cli.parser import Parser, count, print_json
 from slurmft.core.config import duration_s
 from slurmft.core.errors import Exit
 from slurmft.plugins.studies.scaling import model, planner
@@ -29,15 +29,16 @@ def main(argv: list[str]) -> int:
     series = planner.choose_series(series_of(runs), arguments.series)
     devices_per_node = arguments.devices_per_node or series.devices_per_node
     counts = planner.node_counts(arguments.nodes, series, devices_per_node)
-    fit = model.fit(series.rows, arguments.network_gbit_s)
+    fit = model.fit(series.rows)
     fields = {field.name for field in dataclasses.fields(Workload)}  # which flags are named after
     changes = {k: v for k, v in vars(arguments).items() if k in fields and v is not None}
     work = dataclasses.replace(fit.rows[0].work, **changes)
     options = planner.predict(fit, counts, work, devices_per_node)
-    chosen, why = planner.recommend(options, deadline_s)
+    chosen, reason = planner.recommend(options, deadline_s)
+    plan = planner.Plan(series, fit, work, options, chosen, reason)
     if arguments.json:
-        return print_json(planner.as_json(series, work, options, chosen, why))
-    print("\n".join(planner.describe_plan(series, fit, work, options, chosen, why)))
+        return print_json(planner.as_json(plan))
+    print("\n".join(planner.describe(plan)))
     return Exit.OK
 
 
@@ -57,6 +58,4 @@ def parser() -> Parser:
     add("--gradient-accumulation-steps", type=count, metavar="N", dest="micro_steps")
     add("--train-samples", type=count, metavar="N", help="of one epoch")
     add("--devices-per-node", type=count, metavar="N", help="processes of a node")
-    network = "line rate between nodes, which runs on one node do not show"
-    add("--network-gbit-s", type=above_zero, metavar="X", help=network)
     return made

@@ -1,26 +1,24 @@
-"""How long a run takes on another number of devices: a model of its phases, fitted to runs.
+"""A model of a run's time on other numbers of devices, fitted to measured runs.
 
-The model, for n devices on N nodes:
+Every phase of a run is a sum of a few terms, each a cost times a quantity that follows from the
+work, the devices and the nodes (`TERMS`). For example, training takes
 
-- A run is start-up, optimizer steps, evaluations, metrics with their broadcast, and the rest.
-- A step computes for (samples a device x time a sample + micro-steps x fixed cost), stretched by
-  the slowest of n devices, and waits for what of the all-reduce the overlap does not hide.
-- The all-reduce of V bytes takes 2(n-1)/n V / bandwidth, as a ring does (Patarasuk and Yuan 2009),
-  and 2 log2(n) latencies, as a tree does (Sanders, Speck and Traeff 2009): NCCL and oneCCL choose
-  the faster of the two. Over several nodes it is bounded by the slower link.
-- DistributedDataParallel overlaps the all-reduce with the backward pass, bucket by bucket
-  (Li et al. 2020); the last bucket never, the others for at most a share of the computation.
-- A gather hands (n-1)/n of all predictions to a rank; metrics stored by every rank cost the main
-  one a copy for each rank; a broadcast of a few numbers grows with the ranks.
+    cost of a sample x samples of a device
+    + cost of a step x steps
+    + cost of waiting x steps x log2(devices)      gradients, and the slowest of all devices
+    + cost of the network x steps x log2(devices)  only where the devices are on several nodes
 
-The fit is least squares of logarithms. Three runs do not determine all costs, so the default of
-every cost (`COSTS`) counts as one more measurement, with its factor as the error. Ranges are a
-parametric bootstrap: the same fit, with times and defaults moved at random by their errors
-(Oliver, He and Reynolds 1996). What no run shows is as uncertain as its default.
+Costs are fitted phase by phase, by non-negative least squares of relative errors. Two or three runs
+do not determine all of them, so every cost but the first of its phase has a default with an error,
+which counts as one more measurement. What no run shows, such as the network of runs on one node, is
+therefore as uncertain as its default, and `Fit.unknowns` names it.
+
+Predictions are draws from the normal distribution of the fitted costs, so that their intervals, and
+those of ratios between two predictions, follow from the same draws.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
@@ -37,25 +35,15 @@ TRAIN_PARTS = ("computing", "starting", "waiting")
 all-reduce and for the slowest device."""
 
 TOTAL = "total"
-"""The name of a time that is known as a whole only."""
+"""The name of a time that is known as a whole only, as in published tables."""
 
 MAX_DEVICES = 1024
 
-_TIMES = (*PHASES, TOTAL)
-_OF_EVALUATION = ("evaluate", "metric", "broadcast")
-
-DRAWS = 200
-"""Fits of the bootstrap, an even number."""
+DRAWS = 400
 
 _NOISE = 0.03
-"""Share by which a run differs from the model at least: repeats on a busy cluster differ by 1 to 5
-percent."""
-_LATENCY_S = 25e-6
-"""Of one message: 5 us (NVLink, verbs) to 100 us (TCP)."""
-_LAST_BUCKET = 0.25
-"""Share of the gradients that is never hidden: the embedding's, a tenth to a half of a model."""
-_OVERLAP = 0.6
-"""Share of computing that hides the others: the backward pass is two thirds of a step."""
+"""Smallest relative difference between a run and the model: repeats on a busy cluster differ by
+1 to 5 percent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,14 +51,13 @@ class Workload:
     """What a run has to do, whatever it runs on."""
 
     train_samples: int
-    """Of one epoch."""
+    """Samples of one epoch."""
     batch_size: int
     """Training samples of a device and micro-step."""
     epochs: int = 1
     micro_steps: int = 1
     evaluate_samples: int = 0
-    """Of one evaluation; there is one after each epoch."""
-    parameters: float = 66.4e6
+    """Samples of one evaluation; there is one after each epoch."""
     tokens_per_sample: float | None = None
     kept_global_batch: int | None = None
     """Global batch size where it stays, whatever the number of devices."""
@@ -98,37 +85,111 @@ class Row:
     """Phase, or TOTAL -> how finely it was measured (one standard deviation), in seconds."""
 
 
-class Cost(NamedTuple):
-    """What a cost is before anything is measured, on any cluster."""
-
-    default: float
-    factor: float
-    """The cost lies within default / factor and default x factor with a probability of 68 %."""
+# --- the terms ------------------------------------------------------------------------------------
 
 
-COSTS = {
-    "sample": Cost(5e-3, 20),  # s: 0.5 ms (small model, GPU) to 1 s (large model, CPU)
-    "step": Cost(12e-3, 2.5),  # s: starts 1,000 to 3,000 kernels of 5 to 10 us
-    # Share a doubling: where times have exponential tails, the slowest of n rises with log n.
-    "slowdown": Cost(0.04, 2),
-    "local_bandwidth": Cost(12e9, 3),  # bytes/s: shared memory 4e9, PCIe 3 12e9, NVLink 40e9
-    "network_bandwidth": Cost(3e9, 4),  # bytes/s: 10 Gbit/s Ethernet 1e9, HDR InfiniBand 25e9
-    "forward": Cost(0.4, 1.5),  # share of a sample's training: a third, more in fp16
-    "gather": Cost(2e-6, 8),  # s a sample: copies of 8 bytes 0.1 us, objects on all ranks 20 us
-    "metric": Cost(0.5e-6, 5),  # s a sample: scikit-learn 0.1 us, Python some us
-    "metric_copy": Cost(0.1e-6, 10),  # s a sample and rank: 3 us if all ranks store all
-    "broadcast": Cost(15e-6, 3),  # s a rank: one message
-    "remote": Cost(0.3, 2.5),  # share by which gathers between nodes are dearer than within one
-    "startup": Cost(2.0, 4),  # s: from a loop's first step (0.5 s) to imports and data (30 s)
-    "startup_doubling": Cost(0.2, 4),  # s a doubling: rendezvous, and trees of connections
-    "rest": Cost(0.5, 4),  # s: saving the model, between phases
-}
-"""One set for all data. Rows of more nodes than were measured must never change a number here."""
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """The quantities that the terms are made of."""
+
+    work: Workload
+    devices: int
+    nodes: int
+    reference_samples: int
+    """Samples of a device and optimizer step in the first measured run: the costs of waiting are
+    relative to what those take to compute."""
+
+    @property
+    def samples(self) -> float:
+        """Training samples of a device."""
+        return self.work.train_samples * self.work.epochs / self.devices
+
+    @property
+    def micro_steps(self) -> float:
+        return self.work.steps(self.devices) * self.work.micro_steps
+
+    @property
+    def waits(self) -> float:
+        """Doublings of the devices in all steps, in samples of the first run's steps."""
+        return self.work.steps(self.devices) * self.reference_samples * math.log2(self.devices)
+
+    @property
+    def evaluated(self) -> float:
+        """Samples of all evaluations."""
+        return self.work.evaluate_samples * self.work.epochs
+
+    @property
+    def gathered(self) -> float:
+        """Evaluated samples that a device gets from the others."""
+        return self.evaluated * (self.devices - 1) / self.devices
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the devices are on several nodes."""
+        return self.nodes > 1
+
+
+class Term(NamedTuple):
+    """One term of a phase: a cost in seconds, times a quantity."""
+
+    cost: str
+    part: str
+    """The part of the time that it is shown as."""
+    quantity: Callable[[_Setting], float]
+    default: float = 0.0
+    error: float = 0.0
+    """One standard deviation of the default; 0: the runs determine the cost."""
+    share_of: str = ""
+    """The cost that default and error are shares of; empty: they are seconds."""
+
+
+# Where the times of devices have exponential tails, the slowest of n rises with log n. An
+# all-reduce as a tree takes 2 log2(n) messages (Sanders, Speck and Traeff 2009); as a ring, it
+# grows less, and the backward pass hides most of it (Li et al. 2020).
+_TRAINING = (
+    Term("sample", "computing", lambda s: s.samples),
+    # A step starts 1,000 to 3,000 kernels of 5 to 10 us each.
+    Term("step", "starting", lambda s: s.micro_steps, 12e-3, 12e-3),
+    Term("wait", "waiting", lambda s: s.waits, 0.05, 0.05, "sample"),
+    Term("network", "waiting", lambda s: s.waits * s.is_far, 0.02, 0.04, "sample"),
+)
+
+TERMS: dict[str, tuple[Term, ...]] = {
+    "startup": (
+        Term("startup", "startup", lambda s: 1),
+        Term("rendezvous", "startup", lambda s: math.log2(s.devices), 0.1, 0.1, "startup"),
+    ),
+    "train": _TRAINING,
+    "evaluate": (
+        Term("forward", "evaluation", lambda s: s.evaluated / s.devices),
+        Term("gather", "evaluation", lambda s: s.gathered, 0.04, 0.04, "forward"),
+        Term("far_gather", "evaluation", lambda s: s.gathered * s.is_far, 0.3, 0.3, "gather"),
+    ),
+    # One process computes a metric. If all ranks store all predictions, it grows with the ranks.
+    "metric": (
+        Term("metric", "metric", lambda s: s.evaluated),
+        Term("copy", "metric", lambda s: s.evaluated * s.devices, 0.5, 2.0, "metric"),
+        Term("far_copy", "metric", lambda s: s.evaluated * s.devices * s.is_far, 0.3, 0.3, "copy"),
+    ),
+    "broadcast": (
+        Term("call", "metric", lambda s: s.work.epochs),
+        Term("message", "metric", lambda s: s.work.epochs * s.devices, 0.5, 2.0, "call"),
+        Term("far_message", "metric", lambda s: s.work.epochs * s.devices * s.is_far,
+             0.3, 0.3, "message"),
+    ),
+    "rest": (Term("rest", "rest", lambda s: 1),),
+    TOTAL: (*_TRAINING, Term("startup", "startup", lambda s: 1, 2.0, 4.0)),
+}  # fmt: skip
+"""Phase -> its terms. One set of defaults for all data: rows of more nodes than were measured must
+never change a number here."""
+
+
+# --- the fit --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The median, and what lies below and above with a probability of 5 % each."""
+    """A median, and what lies below and above with a probability of 5 % each."""
 
     median: float
     low: float
@@ -142,12 +203,12 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A run on a number of devices, as draws of the bootstrap; all arrays have shape (draws,)."""
+    """A run on a number of devices; all arrays are draws, of shape (DRAWS,)."""
 
     phases_s: Mapping[str, Array]
-    """Phase -> seconds, of the phases that the measurements cover."""
-    train_parts_s: Mapping[str, Array]
-    """What the training's seconds are made of; nothing where training was not measured."""
+    """Phase -> seconds, for the phases that the measurements cover."""
+    parts_s: Mapping[str, float]
+    """Part of the time -> seconds, the mean of the draws."""
     noise: Array
     """Factor by which a run differs from the model."""
 
@@ -164,160 +225,164 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What the measured rows say of the costs, as draws of the bootstrap."""
+    """Costs that were fitted to measured rows, as draws."""
 
     rows: tuple[Row, ...]
     costs: Mapping[str, Array]
-    """Name -> draws, shape (draws, 1)."""
-    covered: tuple[str, ...]
-    """The phases that the rows were measured in; the others are left out of predictions."""
+    """Phase that was measured -> costs of its terms in seconds, shape (DRAWS, terms)."""
     noise: Array
-    """Draws of the noise's factor, shape (draws,), the same for every prediction: ratios of two
-    counts are not made uncertain by it twice."""
+    """Factor by which a run differs from the model, shape (DRAWS,). All predictions share it, so
+    that the ratio of two is not made uncertain by it twice."""
 
     def predict(self, devices: int, nodes: int, work: Workload | None = None) -> Prediction:
-        """The time of a run on all these devices, on these nodes; without its work, of that of the
-        first row."""
-        work = work or self.rows[0].work
-        found = phase_seconds(self.costs, quantities([(work, devices, nodes)]))
-        parts = TRAIN_PARTS if "train" in self.covered else ()
-        return Prediction(
-            {name: found[name][:, 0] for name in self.covered},
-            {name: found[name][:, 0] for name in parts},
-            self.noise,
-        )
+        """Predicts a run on this many devices and nodes.
+
+        Args:
+            work: what it has to do; default: what the first row had to do.
+        """
+        setting = _Setting(work or self.rows[0].work, devices, nodes, _reference_samples(self.rows))
+        phases_s: dict[str, Array] = {}
+        parts_s: dict[str, float] = {}
+        for phase, costs in self.costs.items():
+            terms_s = costs * _quantities(phase, setting)
+            # Single draws of uncertain costs are negative; no phase is shorter than its first term.
+            phases_s[phase] = np.maximum(terms_s.sum(axis=1), np.maximum(0, terms_s[:, 0]))
+            for term, seconds in zip(TERMS[phase], terms_s.mean(axis=0), strict=True):
+                parts_s[term.part] = parts_s.get(term.part, 0.0) + float(seconds)
+        return Prediction(phases_s, parts_s, self.noise)
+
+    def unknowns(self, work: Workload, nodes: int) -> list[str]:
+        """What a prediction of this work on so many nodes needs, and no measured run shows."""
+        found = []
+        if nodes > 1 and all(row.nodes == 1 for row in self.rows):
+            found.append(
+                "the network between nodes: no run had more than one. The ranges assume a fast "
+                "one; a run on two nodes would show it"
+            )
+        batches = {row.work.batch_size for row in self.rows}
+        if len(batches) == 1 and work.batch_size not in batches:
+            found.append(
+                f"the fixed cost of a step: all runs had a batch size of {batches.pop()}. A run "
+                "with another --batch-size would show it"
+            )
+        if len({row.devices for row in self.rows}) == 1:
+            found.append("how the time depends on the devices: all runs had as many")
+        return found
 
 
-def fit(rows: Sequence[Row], network_gbit_s: float | None = None, seed: int = 0) -> Fit:
-    """The costs behind measured rows.
+def fit(rows: Sequence[Row], seed: int = 0) -> Fit:
+    """Fits the costs to measured rows.
 
     Args:
-        rows: one run each; one is enough, but then the defaults decide how it scales.
-        network_gbit_s: line rate between nodes, if known: rows of one node say nothing of it.
-        seed: of the bootstrap; the same rows and seed give the same draws.
+        rows: one run each; of one, the defaults decide how it scales.
+        seed: of the draws; the same rows and seed give the same draws.
+
+    Raises:
+        ValueError: there is no row, or a time is not above 0.
     """
     if not rows or any(not 0 < s < math.inf for row in rows for s in row.seconds.values()):
         raise ValueError("a fit needs rows, and times above 0")
-    costs = dict(COSTS)
-    if network_gbit_s is not None:  # collectives reach two thirds to all of the line rate
-        costs["network_bandwidth"] = Cost(0.8 * network_gbit_s * 1e9 / 8, 1.25)
+    phases = {phase: _fit_phase(phase, rows) for phase in TERMS}
+    solved = {phase: solution for phase, solution in phases.items() if solution is not None}
+    missed = np.concatenate([solution.missed for solution in solved.values()])
+    # Where rows lie farther from the model than their errors allow, all errors are larger.
+    scale = max(1.0, float(np.sqrt(np.mean(missed**2))))
     generator = np.random.default_rng(seed)
-    noise, draws = _LeastSquares(rows, costs).bootstrap(generator)
-    measured = {name for row in rows for name in row.seconds}
-    covered = tuple(p for p in PHASES if p in measured or TOTAL in measured)
-    return Fit(
-        tuple(rows), _named(draws), covered, np.exp(noise * generator.standard_normal(DRAWS))
-    )
+    costs = {phase: solution.draw(generator, scale) for phase, solution in solved.items()}
+    noise = np.exp(_NOISE * scale * _standard_normal(generator, 1)[:, 0])
+    return Fit(tuple(rows), costs, noise)
 
 
-# --- the model ------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Solution:
+    """The fitted costs of a phase."""
+
+    costs: Array
+    """Shape (terms,)."""
+    covariance: Array
+    missed: Array
+    """Differences between rows and model, in units of their errors; shape (rows,)."""
+
+    def draw(self, generator: np.random.Generator, scale: float) -> Array:
+        """Costs with their errors, shape (DRAWS, terms)."""
+        root = np.linalg.cholesky(self.covariance)
+        moves: Array = _standard_normal(generator, len(self.costs)) @ root.T
+        return self.costs + scale * moves
 
 
-def quantities(runs: Sequence[tuple[Workload, int, int]]) -> Array:
-    """What runs have to do, of their work, devices and nodes; shape (quantities, runs)."""
-    found = [
-        (devices, nodes, work.steps(devices), work.micro_steps, work.train_samples * work.epochs,
-         work.epochs, work.evaluate_samples, work.parameters * 4)  # the last: bytes of gradients
-        for work, devices, nodes in runs
-    ]  # fmt: skip
-    return np.array(found, dtype=np.float64).T
+def _fit_phase(phase: str, rows: Sequence[Row]) -> _Solution | None:
+    """Fits the costs of a phase; None: no row has a time of it, or anything to do in it."""
+    reference = _reference_samples(rows)
+    settings = [_Setting(row.work, row.devices, row.nodes, reference) for row in rows]
+    quantities = np.array([_quantities(phase, setting) for setting in settings])
+    used = [i for i, row in enumerate(rows) if phase in row.seconds and quantities[i].any()]
+    if not used:
+        return None
+    seconds = np.array([rows[i].seconds[phase] for i in used])
+    resolution_s = np.array([rows[i].resolution_s.get(phase, 0.0) for i in used])
+    errors_s = np.hypot(_NOISE * seconds, resolution_s)
+    measured = quantities[used] / errors_s[:, None]
+    targets = seconds / errors_s
+    largest = np.median(seconds / quantities[used][:, 0])
+    costs = np.full(len(TERMS[phase]), largest)
+    # Defaults are shares of other costs, which the fit itself finds: so it is repeated until those
+    # settle. The first cost counts here as if it were the whole time: shares of it stay shares of
+    # something where it is fitted as 0.
+    for _ in range(3):
+        costs[0] = largest
+        defaults, default_targets = _defaults(phase, np.maximum(costs, 1e-3 * largest))
+        equations = np.vstack([measured, defaults])
+        costs = _non_negative(equations, np.concatenate([targets, default_targets]))
+    covariance = np.linalg.inv(equations.T @ equations)
+    return _Solution(costs, covariance, measured @ costs - targets)
 
 
-def phase_seconds(costs: Mapping[str, Array], runs: Array) -> dict[str, Array]:
-    """Phase -> seconds, shape (draws, runs); also of the TOTAL, and of what training is made of.
-    Of costs (name -> draws, shape (draws, 1)) and the quantities of the runs."""
-    devices, nodes, steps, micro_steps, samples, epochs, evaluated, gradient_bytes = runs
-    doublings = np.log2(devices)
-    # What a rank gets from others, and how much dearer it is where they are on other nodes.
-    foreign = (devices - 1) / devices
-    dearer = 1 + costs["remote"] * (nodes > 1)
-    computing = samples / devices * costs["sample"]
-    starting = steps * micro_steps * costs["step"]
-    busy = computing + starting
-    reducing = all_reduce_seconds(costs, devices, nodes, gradient_bytes)
-    hidden = _OVERLAP * busy / (steps * micro_steps)  # under the last micro-step alone
-    exposed = np.maximum(reducing - hidden, _LAST_BUCKET * reducing)
-    waiting = busy * costs["slowdown"] * doublings + steps * exposed
-    evaluating = costs["sample"] * costs["forward"] / devices + foreign * costs["gather"] * dearer
-    metric = costs["metric"] + costs["metric_copy"] * devices * dearer
-    broadcast = costs["broadcast"] * (4 + (devices - 1) * dearer)  # a call costs some messages
-    found = {
-        "startup": costs["startup"] + costs["startup_doubling"] * doublings,
-        "train": busy + waiting,
-        "evaluate": epochs * evaluated * evaluating,
-        "metric": epochs * evaluated * metric,
-        "broadcast": epochs * (evaluated > 0) * broadcast,
-        "rest": costs["rest"] + 0 * doublings,
-    }
-    total = sum(found.values(), np.zeros(1))
-    return found | {TOTAL: total, "computing": computing, "starting": starting, "waiting": waiting}
+def _reference_samples(rows: Sequence[Row]) -> int:
+    return rows[0].work.batch_size * rows[0].work.micro_steps
 
 
-def all_reduce_seconds(
-    costs: Mapping[str, Array], devices: Array, nodes: Array, gradient_bytes: Array
-) -> Array:
-    """One all-reduce of all gradients, shape (draws, runs); 0 on one device."""
-    slower = np.minimum(costs["local_bandwidth"], costs["network_bandwidth"])
-    bandwidth = np.where(nodes > 1, slower, costs["local_bandwidth"])
-    transfer: Array = 2 * (devices - 1) / devices * gradient_bytes / bandwidth
-    return transfer + 2 * np.log2(devices) * _LATENCY_S
+def _quantities(phase: str, setting: _Setting) -> Array:
+    """The quantities of the terms of a phase, shape (terms,)."""
+    return np.array([term.quantity(setting) for term in TERMS[phase]], dtype=np.float64)
 
 
-# --- the fit --------------------------------------------------------------------------------------
+def _defaults(phase: str, costs: Array) -> tuple[Array, Array]:
+    """The defaults of a phase as equations, in units of their errors: coefficients and targets.
+
+    Args:
+        costs: as they are known so far; defaults may be shares of them. Shape (terms,), above 0.
+    """
+    terms = TERMS[phase]
+    index = {term.cost: i for i, term in enumerate(terms)}
+    equations, targets = [], []
+    for term in terms:
+        if not term.error:
+            continue
+        equation = np.zeros(len(terms))
+        if not term.share_of:
+            equation[index[term.cost]] = 1 / term.error
+            targets.append(term.default / term.error)
+        else:
+            whole = costs[index[term.share_of]]
+            equation[index[term.cost]] = 1 / (term.error * whole)
+            targets.append(term.default / term.error)
+        equations.append(equation)
+    return np.array(equations).reshape(-1, len(terms)), np.array(targets)
 
 
-class _LeastSquares:
-    """Times and costs as the model has them, against measured times and defaults; as logarithms."""
-
-    def __init__(self, rows: Sequence[Row], costs: Mapping[str, Cost]) -> None:
-        self._runs = quantities([(row.work, row.devices, row.nodes) for row in rows])
-        found = [
-            (_TIMES.index(name), i, s, row.resolution_s.get(name, 0.0) / s)
-            for i, row in enumerate(rows)
-            for name, s in row.seconds.items()
-            if row.work.evaluate_samples or name not in _OF_EVALUATION
-        ]
-        phases, runs, seconds, self._resolution = np.array(found).reshape(-1, 4).T
-        self._times = phases.astype(int), runs.astype(int)
-        defaults, self._factors = np.log(list(costs.values())).T
-        self._defaults = defaults
-        self._targets = np.concatenate([np.log(seconds), defaults])
-
-    def bootstrap(self, generator: np.random.Generator) -> tuple[float, Array]:
-        """The share by which runs differ from the model, and fitted costs, shape (DRAWS, costs)."""
-        errors = self._errors(_NOISE)
-        best = self._solve(self._targets, errors, self._defaults)
-        missed = (self._modelled(best[None])[0] - self._targets) / errors
-        noise = _NOISE * max(1.0, float(np.sqrt(np.mean(missed[: len(self._resolution)] ** 2))))
-        errors = self._errors(noise)
-        moves = errors * generator.standard_normal((DRAWS // 2, len(errors)))
-        # Opposite moves in pairs: their fits have a steadier median.
-        targets = self._targets + np.concatenate([moves, -moves])
-        return noise, np.array([self._solve(each, errors, best) for each in targets])
-
-    def _errors(self, noise: float) -> Array:
-        return np.concatenate([np.hypot(noise, self._resolution), self._factors])
-
-    def _solve(self, targets: Array, errors: Array, start: Array) -> Array:
-        from scipy.optimize import least_squares  # 0.4 s, which --help need not wait for
-
-        def residuals(costs: Array) -> Array:
-            return np.asarray((self._modelled(costs[None])[0] - targets) / errors)
-
-        def jacobian(costs: Array) -> Array:
-            moved = self._modelled(costs + 1e-4 * np.eye(len(costs) + 1, len(costs), -1))
-            return np.asarray((moved[1:] - moved[0]) / 1e-4 / errors).T
-
-        found = least_squares(residuals, start, jacobian, method="lm", xtol=1e-4, ftol=1e-4)
-        return np.asarray(found.x)
-
-    def _modelled(self, costs: Array) -> Array:
-        """Measured times, then the costs, of costs of shape (draws, costs); all as logarithms."""
-        seconds = phase_seconds(_named(costs), self._runs)
-        times = np.stack([seconds[name] for name in _TIMES], axis=1)[:, *self._times]
-        return np.hstack([np.log(times), costs])
+def _non_negative(equations: Array, targets: Array) -> Array:
+    """Least squares with solutions of 0 or more: negative ones are set to 0, one after another."""
+    free = list(range(equations.shape[1]))
+    while True:
+        costs = np.zeros(equations.shape[1])
+        costs[free] = np.linalg.lstsq(equations[:, free], targets, rcond=None)[0]
+        lowest = min(free, key=lambda i: float(costs[i]))
+        if costs[lowest] >= 0 or len(free) == 1:
+            return costs
+        free.remove(lowest)
 
 
-def _named(costs: Array) -> dict[str, Array]:
-    """Name -> costs of shape (draws, 1), of logarithms of shape (draws, costs)."""
-    return dict(zip(COSTS, np.exp(costs.T)[:, :, None], strict=True))
+def _standard_normal(generator: np.random.Generator, count: int) -> Array:
+    """Normal draws of shape (DRAWS, count); opposite ones in pairs, for a steadier median."""
+    half = generator.standard_normal((DRAWS // 2, count))
+    return np.concatenate([half, -half])

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from slurmft.core.errors import UsageError, unknown
 from slurmft.core.text import aligned
 from slurmft.plugins.studies.scaling import model
@@ -36,7 +34,7 @@ class Option:
     """Whether it has more devices than any measured run."""
     time_s: Interval
     speedup: Interval
-    """Over one node."""
+    """Relative to one node."""
     efficiency: Interval
     node_hours: Interval
     shares: dict[str, float]
@@ -44,7 +42,49 @@ class Option:
     global_batch_size: int
     steps: int
     draws_s: Array
-    """Of the time, shape (draws,)."""
+    """The time as draws, shape (draws,)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The options for a run, and the one to take."""
+
+    series: Series
+    fit: Fit
+    work: Workload
+    options: Sequence[Option]
+    """By number of nodes, ascending."""
+    chosen: Option
+    reason: str
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """What the plan does not know, and what a reader should beware of."""
+        most = max(self.chosen.nodes, self.options[-1].nodes)
+        for fact in self.fit.unknowns(self.work, most):
+            yield f"not known: {fact}"
+        yield "not in any time: waiting in the queue"
+        if any(option.extrapolated for option in self.options):
+            devices = self.series.device_counts[-1]
+            yield (
+                f"extrapolated: no run had more than {devices} devices; measure before you rely "
+                "on it"
+            )
+        yield from self._accuracy_note()
+
+    def _accuracy_note(self) -> Iterator[str]:
+        rows = self.series.rows
+        smallest = min(row.work.global_batch_size(row.devices) for row in rows)
+        for option in (self.chosen, self.options[-1]):
+            if option.global_batch_size > smallest:
+                yield (
+                    f"accuracy: on {option.nodes} node(s) the global batch grows to "
+                    f"{option.global_batch_size:,} ({smallest:,} in the smallest run) and leaves "
+                    f"{option.steps:,} optimizer steps; accuracy may fall "
+                    "(published for emotion: 0.9375 with 315 steps, 0.56 with 20; yours: slurmft "
+                    "report). --global-batch keeps it, with smaller speedups"
+                )
+                return
 
 
 _HELPS = {
@@ -59,11 +99,11 @@ _HELPS = {
     "and data",
     "rest": "saving and the time between phases, which no number of nodes shortens",
 }
-"""Share -> what it is, and what would reduce it."""
+"""Part of the time -> what it is, and what would reduce it."""
 
 
 def choose_series(series: dict[str, Series], name: str | None) -> Series:
-    """The series of a name, or the only one."""
+    """Returns the series of a name, or the only one."""
     if name is not None and name not in series:
         raise unknown("--series", name, list(series))
     if name is None and len(series) > 1:
@@ -84,7 +124,7 @@ def choose_series(series: dict[str, Series], name: str | None) -> Series:
 
 
 def node_counts(text: str | None, series: Series, devices_per_node: int) -> list[int]:
-    """The numbers of nodes that `--nodes` asks for, ascending."""
+    """Returns the numbers of nodes that `--nodes` asks for, ascending."""
     if text is None:
         most = max(8, 4 * max(row.nodes for row in series.rows))
         most = min(most, MAX_DEVICES // devices_per_node)
@@ -92,7 +132,8 @@ def node_counts(text: str | None, series: Series, devices_per_node: int) -> list
     counts: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part.strip())
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        first = int(match[1]) if match else 0
+        last = int(match[2] or match[1]) if match else 0
         if not 1 <= first <= last:
             raise UsageError(
                 f"--nodes {text!r} is not a list of counts", "write it as 1-64 or 1,2,4"
@@ -108,53 +149,48 @@ def node_counts(text: str | None, series: Series, devices_per_node: int) -> list
 
 
 def predict(fit: Fit, counts: Sequence[int], work: Workload, devices_per_node: int) -> list[Option]:
-    """The options, with their speedup over one node."""
-    one = fit.predict(devices_per_node, 1, work)
-    most, found = max(row.devices for row in fit.rows), []
+    """Predicts an option for every number of nodes."""
+    one_node_s = fit.predict(devices_per_node, 1, work).draws_s
+    most_devices = max(row.devices for row in fit.rows)
+    options = []
     for nodes in counts:
         devices = nodes * devices_per_node
         prediction = fit.predict(devices, nodes, work)
-        speedup = one.draws_s / prediction.draws_s
-        found.append(
-            Option(
-                nodes=nodes,
-                devices=devices,
-                extrapolated=devices > most,
-                time_s=prediction.total_s,
-                speedup=Interval.of(speedup),
-                efficiency=Interval.of(speedup / nodes),
-                node_hours=Interval.of(prediction.draws_s * nodes / 3600),
-                shares=_shares(prediction),
-                global_batch_size=work.global_batch_size(devices),
-                steps=work.steps(devices),
-                draws_s=prediction.draws_s,
-            )
+        speedup = one_node_s / prediction.draws_s
+        option = Option(
+            nodes=nodes,
+            devices=devices,
+            extrapolated=devices > most_devices,
+            time_s=prediction.total_s,
+            speedup=Interval.of(speedup),
+            efficiency=Interval.of(speedup / nodes),
+            node_hours=Interval.of(prediction.draws_s * nodes / 3600),
+            shares=_shares(prediction),
+            global_batch_size=work.global_batch_size(devices),
+            steps=work.steps(devices),
+            draws_s=prediction.draws_s,
         )
-    return found
+        options.append(option)
+    return options
 
 
 def _shares(prediction: Prediction) -> dict[str, float]:
-    parts, phases = dict(prediction.train_parts_s), prediction.phases_s
-    for phase in ("evaluate", "metric", "broadcast", "startup", "rest"):
-        if phase in phases:
-            name = {"evaluate": "evaluation", "broadcast": "metric"}.get(phase, phase)
-            parts[name] = parts.get(name, 0) + phases[phase]
-    return {name: float(np.mean(s / sum(phases.values()))) for name, s in parts.items()}
+    """Returns the parts of the time as shares of it, in the order of `_HELPS`."""
+    parts_s = prediction.parts_s
+    total_s = sum(parts_s.values())
+    return {part: parts_s[part] / total_s for part in _HELPS if part in parts_s}
 
 
 def recommend(options: Sequence[Option], deadline_s: float | None) -> tuple[Option, str]:
-    """The number of nodes to take, and why; the options have ascending numbers."""
+    """Returns the number of nodes to take, and why; the options have ascending numbers."""
     if deadline_s is None:
-        efficient = [o for o in options if o.efficiency.median >= _EFFICIENT]
-        if not efficient:
-            return options[0], f"none of these has an efficiency of {_EFFICIENT} or more"
-        why = f"the most of these with an efficiency of {_EFFICIENT} or more"
-        return efficient[-1], f"{why}; --deadline sets a time"
+        return _most_efficient(options)
     unit, scale = unit_of(deadline_s)
     limit = f"{digits(deadline_s / scale)} {unit}"
     for least, doubt in ((_SURELY, ""), (0.5, ": not sure")):
         for option in options:
-            if (chance := float((option.draws_s <= deadline_s).mean())) >= least:
+            chance = float((option.draws_s <= deadline_s).mean())
+            if chance >= least:
                 # The draws do not resolve more than 99 %.
                 probability = ">99%" if chance > 0.99 else f"{chance:.0%}"
                 text = f"the fewest of these that end within {limit}"
@@ -168,114 +204,130 @@ def recommend(options: Sequence[Option], deadline_s: float | None) -> tuple[Opti
     )
 
 
+def _most_efficient(options: Sequence[Option]) -> tuple[Option, str]:
+    efficient = [option for option in options if option.efficiency.median >= _EFFICIENT]
+    if not efficient:
+        return options[0], f"none of these has an efficiency of {_EFFICIENT} or more"
+    reason = f"the most of these with an efficiency of {_EFFICIENT} or more"
+    return efficient[-1], f"{reason}; --deadline sets a time"
+
+
 # --- output ---------------------------------------------------------------------------------------
 
 
 def unit_of(seconds: float) -> tuple[str, float]:
-    """The unit that a time is shown in, and its seconds."""
+    """Returns the unit that a time is shown in, and its seconds."""
     units = (("h", 3600.0), ("min", 60.0))
     return next((u for u in units if seconds >= 2 * u[1]), ("s", 1.0))
 
 
 def digits(value: float) -> str:
-    """Three significant digits, without an exponent."""
+    """Returns three significant digits, without an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def ranged(of: Interval, scale: float = 1) -> str:
-    low, median, high = (digits(value / scale) for value in (of.low, of.median, of.high))
+def ranged(interval: Interval, scale: float = 1) -> str:
+    """Returns a median with its range: "240 (205 to 275)"."""
+    low, median, high = (digits(v / scale) for v in (interval.low, interval.median, interval.high))
     return median if low == high else f"{median} ({low} to {high})"
 
 
-def describe_plan(
-    series: Series, fit: Fit, work: Workload, options: Sequence[Option], chosen: Option, why: str
-) -> list[str]:
-    """The whole plan, as lines."""
+def describe(plan: Plan) -> list[str]:
+    """Returns the whole plan, as lines."""
+    series, chosen = plan.series, plan.chosen
     counts = ", ".join(str(n) for n in series.device_counts)
+    devices_per_node = chosen.devices // chosen.nodes
     extrapolated = ", extrapolated" if chosen.extrapolated else ""
-    kept = work.kept_global_batch
-    batch = f"{kept:,} in all" if kept else f"{work.batch_size:,} a device"
-    batch += f" x {work.micro_steps} micro-steps" if work.micro_steps > 1 else ""
-    missing = [phase for phase in model.PHASES if phase not in fit.covered]
-    return [
+    missing = ", ".join(phase for phase in model.PHASES if phase not in plan.fit.costs)
+    lines = [
         f"{series.name}: {len(series.rows)} run(s) on {counts} devices; "
-        f"{options[0].devices // options[0].nodes} device(s) a node",
-        f"planned: {work.train_samples:,} samples x {work.epochs} epoch(s), batch {batch}, "
-        f"{work.evaluate_samples:,} samples an evaluation",
+        f"{devices_per_node} device(s) a node",
+        _describe_work(plan.work),
         *(f"note: {note}" for note in series.notes),
-        *([f"not measured, so not in any time below: {', '.join(missing)}"] if missing else []),
+    ]
+    if missing:
+        lines.append(f"not measured, so not in any time below: {missing}")
+    return [
+        *lines,
         "",
-        *_time_table(options),
+        *_time_table(plan.options),
         "",
-        *_share_table(options, work),
+        *_share_table(plan.options, plan.work),
         "",
-        *_warnings(series, options, chosen),
+        *plan.notes,
         f"bottleneck on {chosen.nodes} node(s): {bottleneck(chosen)}",
-        f"recommended: {chosen.nodes} node(s){extrapolated}: {why}",
+        f"recommended: {chosen.nodes} node(s){extrapolated}: {plan.reason}",
     ]
 
 
+def _describe_work(work: Workload) -> str:
+    batch = f"{work.batch_size:,} a device"
+    if work.kept_global_batch:
+        batch = f"{work.kept_global_batch:,} in all"
+    if work.micro_steps > 1:
+        batch += f" x {work.micro_steps} micro-steps"
+    return (
+        f"planned: {work.train_samples:,} samples x {work.epochs} epoch(s), batch {batch}, "
+        f"{work.evaluate_samples:,} samples an evaluation"
+    )
+
+
 def _time_table(options: Sequence[Option]) -> list[str]:
-    unit, scale = unit_of(min(o.time_s.median for o in options))
+    unit, scale = unit_of(min(option.time_s.median for option in options))
     rows = [["nodes", "devices", f"time, {unit}", "speedup", "efficiency", "node-hours", ""]]
-    for o in options:
-        costs = (ranged(of) for of in (o.speedup, o.efficiency, o.node_hours))
-        times = (str(o.nodes), str(o.devices), ranged(o.time_s, scale))
-        rows.append([*times, *costs, "extrapolated" if o.extrapolated else ""])
+    for option in options:
+        rows.append([
+            str(option.nodes),
+            str(option.devices),
+            ranged(option.time_s, scale),
+            ranged(option.speedup),
+            ranged(option.efficiency),
+            ranged(option.node_hours),
+            "extrapolated" if option.extrapolated else "",
+        ])  # fmt: skip
     return aligned(rows)
 
 
 def _share_table(options: Sequence[Option], work: Workload) -> list[str]:
-    samples = work.train_samples * work.epochs
-    tokens = {"tokens/s": samples * work.tokens_per_sample} if work.tokens_per_sample else {}
-    rates = {"samples/s": samples} | tokens
-    rows = [["nodes", *options[0].shares, "global batch", "steps", *rates]]
-    for o in options:
-        shares = (f"{share:.0%}" for share in o.shares.values())
-        training_s = o.time_s.median * sum(o.shares.get(p, 0) for p in model.TRAIN_PARTS)
-        shown = (f"{number / training_s:,.0f}" for number in rates.values())
-        rows.append([str(o.nodes), *shares, f"{o.global_batch_size:,}", f"{o.steps:,}", *shown])
+    trained = {"samples/s": float(work.train_samples * work.epochs)}
+    if work.tokens_per_sample:
+        trained["tokens/s"] = trained["samples/s"] * work.tokens_per_sample
+    rows = [["nodes", *options[0].shares, "global batch", "steps", *trained]]
+    for option in options:
+        shares = [f"{share:.0%}" for share in option.shares.values()]
+        training_share = sum(option.shares.get(part, 0) for part in model.TRAIN_PARTS)
+        training_s = option.time_s.median * training_share
+        rates = [f"{number / training_s:,.0f}" for number in trained.values()]
+        batch = [f"{option.global_batch_size:,}", f"{option.steps:,}"]
+        rows.append([str(option.nodes), *shares, *batch, *rates])
     return aligned(rows)
 
 
 def bottleneck(option: Option) -> str:
-    """The largest share of the time besides computing, and what would reduce it."""
+    """Returns the largest share of the time besides computing, and what would reduce it."""
     others = dict(option.shares)
-    if (computing := others.pop("computing", 0)) > 0.9 or not others:
+    computing = others.pop("computing", 0)
+    if computing > 0.9 or not others:
         return f"{computing:.0%} is {_HELPS['computing']}"
     worst = max(others, key=lambda name: others[name])
     return f"after computing, {others[worst]:.0%} is {_HELPS[worst]}"
 
 
-def _warnings(series: Series, options: Sequence[Option], chosen: Option) -> Iterator[str]:
-    if any(option.extrapolated for option in options):
-        most = series.device_counts[-1]
-        yield (f"extrapolated: no run had more than {most} devices; measure before you rely on it")
-    smallest = min(row.work.global_batch_size(row.devices) for row in series.rows)
-    if growing := [o for o in (chosen, options[-1]) if o.global_batch_size > smallest]:
-        first = growing[0]
-        yield (
-            f"accuracy: on {first.nodes} node(s) the global batch grows to "
-            f"{first.global_batch_size:,} ({smallest:,} in the smallest run) and leaves "
-            f"{first.steps:,} optimizer steps; accuracy may fall "
-            "(published for emotion: 0.9375 with 315 steps, 0.56 with 20; yours: slurmft report). "
-            "--global-batch keeps it, with smaller speedups"
-        )
-
-
-def as_json(
-    series: Series, work: Workload, options: Sequence[Option], chosen: Option, why: str
-) -> dict[str, Any]:
-    """The whole plan, for programs."""
-    counts = [dataclasses.asdict(option) for option in options]
+def as_json(plan: Plan) -> dict[str, Any]:
+    """Returns the whole plan, for programs."""
+    counts = []
+    for option in plan.options:
+        fields = dataclasses.asdict(option)
+        del fields["draws_s"]
+        counts.append(fields)
     return {
-        "series": series.name,
-        "rows": [dataclasses.asdict(row) for row in series.rows],
-        "planned": dataclasses.asdict(work),
-        "notes": list(series.notes),
+        "series": plan.series.name,
+        "rows": [dataclasses.asdict(row) for row in plan.series.rows],
+        "planned": dataclasses.asdict(plan.work),
+        "notes": list(plan.series.notes),
         "interval": 0.9,
-        "counts": [{k: v for k, v in each.items() if k != "draws_s"} for each in counts],
-        "bottleneck": bottleneck(chosen),
-        "warnings": list(_warnings(series, options, chosen)),
-        "recommended": {"nodes": chosen.nodes, "why": why},
+        "counts": counts,
+        "bottleneck": bottleneck(plan.chosen),
+        "warnings": list(plan.notes),
+        "recommended": {"nodes": plan.chosen.nodes, "why": plan.reason},
     }

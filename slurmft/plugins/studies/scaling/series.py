@@ -112,7 +112,6 @@ def _row(run: MeasuredRun) -> Row:
         epochs=epochs,
         micro_steps=micro_steps,
         evaluate_samples=round(result["evaluate_samples"] / epochs),
-        parameters=result.get("trained_parameters", result["parameters"]),
     )
     seconds = dict(result["phases_s"])
     if result.get("attempts", 1) == 1:
