@@ -14,9 +14,9 @@ from slurmft.cli.follow import show_outcome
 from slurmft.cli.parser import Parser
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit
+from slurmft.core.run_files import FINAL_STATES
 from slurmft.runs.log_text import LogText
 from slurmft.runs.logfiles import Choice
-from slurmft.runs.rundir import FINAL_STATES
 
 
 def parser() -> Parser:
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     choice = Choice(tuple(arguments.rank or ()), arguments.node, arguments.attempt)
     text = LogText(run, choice, arguments.tail, arguments.json)
     try:
-        if arguments.follow and run.get_state()["state"] not in FINAL_STATES:
+        if arguments.follow and run.get_state().state not in FINAL_STATES:
             job = JobWatch(run)
             _print(text.last_lines(whole=False))
             for _ in job.looks():
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
         _print(text.until_now())
     except KeyboardInterrupt:
         return 130
-    return int(run.get_state()["exit_code"] or 0) if arguments.follow else Exit.OK
+    return int(run.get_state().exit_code or 0) if arguments.follow else Exit.OK
 
 
 def _print(texts: Iterable[str]) -> None:

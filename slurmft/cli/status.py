@@ -18,10 +18,10 @@ from slurmft.cluster.status import note, run_facts
 from slurmft.core import fingerprint
 from slurmft.core.errors import Exit
 from slurmft.core.files import fits
+from slurmft.core.run_files import Transition
 from slurmft.core.text import ago, brief, clock, duration, hanging, in_bytes, number, some
 from slurmft.runs import resolve
 from slurmft.runs.progress import metrics_words, result_table
-from slurmft.runs.rundir import failure_words
 
 _HISTORY_SHOWN = 12
 _WARNINGS_SHOWN = 5
@@ -54,7 +54,10 @@ def text(facts: dict[str, Any]) -> str:
     lines += [hanging(f"  {name:<12} ", value, 15) for name, value in rows if value]
     lines += _history(facts["history"])
     lines += _section("warnings", facts["warnings"][-_WARNINGS_SHOWN:])
-    failures = [f"{failure_words(f)}, attempt {f['attempt']}" for f in facts["failures"]]
+    failures = [
+        f"{each['message']} ({each['where']}), attempt {each['attempt']}"
+        for each in facts["failures"]
+    ]
     lines += _section("failures", failures[-_WARNINGS_SHOWN:])
     if facts["state"] == "finished":
         lines.append(result_table(facts["result"]))
@@ -128,12 +131,12 @@ def _checkpoints(found: list[dict[str, Any]]) -> str:
     return f"{newest['name']}, {ago(newest['time'])}; {len(found)} in all, {in_bytes(total)}"
 
 
-def _history(history: list[dict[str, Any]]) -> list[str]:
+def _history(history: list[Transition]) -> list[str]:
     lines, shown = [], history[-_HISTORY_SHOWN:]
     for each in shown:
-        code = f" (exit code {each['exit_code']})" if each.get("exit_code") else ""
-        reason = f": {brief(each['reason'])}" if each.get("reason") else ""
-        lines.append(f"{clock(each['time'])}  {each['state']}{reason}{code}")
+        code = f" (exit code {each.exit_code})" if each.exit_code else ""
+        reason = f": {brief(each.reason)}" if each.reason else ""
+        lines.append(f"{clock(each.time)}  {each.state}{reason}{code}")
     more = f" ({len(history) - len(shown)} before)" if len(history) > len(shown) else ""
     return _section(f"history{more}", lines)
 

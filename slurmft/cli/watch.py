@@ -70,15 +70,14 @@ def _update(view: "RunView", job: JobWatch, records: Iterable[Record]) -> None:
     """Shows what is new of a run and its job."""
     for record in records:
         if record.get("event") == "start":
-            ranks = job.run.read_environment()["ranks"]
-            view.hosts = [str(rank.get("host", "?")) for rank in ranks]
+            view.hosts = [rank.host for rank in job.run.read_environment().ranks]
         view.take(record)
     state, recorded = job.state, job.run.get_state()
     view.state = f"job {job.job_id} {state.name.lower()}"
     if state.reason:
         view.state += f" ({state.reason})"
-    elif recorded["reason"] and not state.ended:
-        view.state += f": {recorded['reason']}"
+    elif recorded.reason and not state.ended:
+        view.state += f": {recorded.reason}"
 
 
 _EVENTS_SHOWN = 4

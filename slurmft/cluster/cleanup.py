@@ -127,7 +127,7 @@ def _of_kinds(found: Iterable[Found], kinds: Sequence[str]) -> Iterator[Found]:
 def last_activity(found: RunStatus) -> float:
     """When a run last recorded something or was submitted (Unix seconds)."""
     files = RunDir(found.run.path)
-    times = [float(found.run.state.get("time") or 0)]
+    times = [found.run.state.time]
     for path in (files.config, files.records, files.job, files.attempt, files.path):
         try:
             times.append(path.stat().st_mtime)

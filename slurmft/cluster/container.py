@@ -20,6 +20,7 @@ from slurmft.cluster.slurm import commands
 from slurmft.core import process
 from slurmft.core.config import JobConfig, RunConfig, image_kind
 from slurmft.core.errors import SlurmftError, UsageError, run_main
+from slurmft.core.run_files import Failure
 from slurmft.node import signals
 from slurmft.node.hardware import host_name
 from slurmft.runs.rundir import RunDir
@@ -164,7 +165,7 @@ def main(argv: list[str]) -> int:
             f"--container: there is no {program} on this node",
             "load its module by --setup, or choose another --container-runtime",
         )
-        run.add_failure(f"node {host_name()}", missing)
+        run.add(Failure.of(f"node {host_name()}", missing))
         raise missing
     signals.block()
     if program == "podman":

@@ -15,7 +15,7 @@ from slurmft.core.errors import SlurmftError
 from slurmft.core.files import is_number
 from slurmft.core.text import ScreenColumn, duration, in_bytes, on_screen
 from slurmft.node.hardware import numbers
-from slurmft.runs.rundir import FINAL_STATES, RunDir
+from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 
 _HOURS = {"node_hours": "node", "gpu_hours": "GPU", "cpu_hours": "CPU"}
@@ -41,16 +41,17 @@ def costs_of(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
 
 
 def _is_slurm(run: MeasuredRun) -> bool:
-    return RunDir(run.path).read_job().get("cluster") == "slurm"
+    job = RunDir(run.path).read_job()
+    return job is not None and job.cluster == "slurm"
 
 
 def _jobs(run: MeasuredRun, here: str) -> list[str]:
     """The jobs that a run had on this Slurm cluster: of resumes, too."""
-    files = RunDir(run.path)
-    job, claims = files.read_job(), files.claims
-    if job.get("where", here) != here:
+    job = RunDir(run.path).read_job()
+    if job is None or job.where not in ("", here):
         return []
-    found = {str(job["id"])}
+    claims = RunDir(run.path).claims
+    found = {job.id}
     with contextlib.suppress(OSError):
         found |= {os.readlink(claims / name) for name in os.listdir(claims)}
     return sorted(found)
@@ -76,17 +77,17 @@ def _cost(run: MeasuredRun, uses: Sequence[JobUse]) -> dict[str, Any]:
 
 def _by_records(run: MeasuredRun) -> dict[str, Any]:
     """By the times of its attempts, and what its ranks said of their nodes."""
-    past: list[dict[str, Any]] = run.state.get("history", [])
+    past = run.state.history
     times = []
     for number, entry in enumerate(past):
-        if entry["state"] == "running":
+        if entry.state == "running":
             rest = past[number + 1 :]
-            after = (e["time"] for e in rest if e["state"] not in ("running", "stopping"))
-            now = time.time() if run.state["state"] not in FINAL_STATES else entry["time"]
-            times.append(next(after, now) - entry["time"])
+            after = (e.time for e in rest if e.state not in ("running", "stopping"))
+            now = entry.time if run.has_ended else time.time()
+            times.append(next(after, now) - entry.time)
     hours = sum(times) / 3600
-    ranks = RunDir(run.path).read_environment()["ranks"]
-    nodes = {r["host"]: r["hardware"] for r in ranks if isinstance(r.get("hardware"), dict)}
+    ranks = RunDir(run.path).read_environment().ranks
+    nodes = {rank.host: rank.hardware for rank in ranks if isinstance(rank.hardware, dict)}
     # Simulated nodes are one machine.
     count = 1 if run.value("cluster") == "local" or not _is_slurm(run) else run.value("nodes") or 1
     gpus = sum(len(n.get("gpus", ())) for n in nodes.values())
@@ -106,12 +107,12 @@ def _by_records(run: MeasuredRun) -> dict[str, Any]:
 def _own_peak(run: MeasuredRun) -> int | None:
     """The most that the ranks of a node took, by their own account (bytes)."""
     each = (run.result or {}).get("peak_memory_bytes")
-    ranks = RunDir(run.path).read_environment()["ranks"]
+    ranks = RunDir(run.path).read_environment().ranks
     if not isinstance(each, list) or len(each) != len(ranks) or not all(map(is_number, each)):
         return None
     hosts: dict[str, int] = {}
     for rank, size in zip(ranks, each, strict=True):
-        hosts[rank["host"]] = hosts.get(rank["host"], 0) + int(size)
+        hosts[rank.host] = hosts.get(rank.host, 0) + int(size)
     return max(hosts.values(), default=None)
 
 

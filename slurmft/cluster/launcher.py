@@ -8,6 +8,7 @@ from slurmft.cluster.slurm.commands import JobState, available, cluster_name
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import write_json
+from slurmft.core.run_files import Job
 from slurmft.runs.rundir import RunDir
 
 _MODULES = {
@@ -59,12 +60,10 @@ def get(cluster: str) -> Launcher:
 def recorded_state(run: RunDir) -> JobState | None:
     """How a run ended, by its own record; None: it has not ended."""
     state = run.get_state()
-    name = {"finished": "COMPLETED", "failed": "FAILED", "cancelled": "CANCELLED"}.get(
-        state["state"]
-    )
+    name = {"finished": "COMPLETED", "failed": "FAILED", "cancelled": "CANCELLED"}.get(state.state)
     if name is None:
         return None
-    return JobState(name=name, reason=state["reason"], exit_code=state["exit_code"] or 0)
+    return JobState(name=name, reason=state.reason, exit_code=state.exit_code or 0)
 
 
 def location(cluster: str) -> str:
@@ -78,7 +77,7 @@ def location(cluster: str) -> str:
 def note_job(run: RunDir, cluster: str, job_id: str, where: str) -> None:
     """Records the job of a run. `where` is its `location`, determined before the submission:
     whoever is interrupted after the submission must not lose the id."""
-    write_json(run.job, {"cluster": cluster, "id": job_id} | ({"where": where} if where else {}))
+    write_json(run.job, Job(cluster=cluster, id=job_id, where=where))
 
 
 def other_location(cluster: str, where: str, here: str) -> str:
@@ -93,8 +92,9 @@ def other_location(cluster: str, where: str, here: str) -> str:
 def elsewhere(run: RunDir) -> str:
     """The same, of a submitted run: its job cannot be queried or cancelled from here."""
     job = run.read_job()
-    cluster, where = str(job.get("cluster", "")), str(job.get("where", ""))
-    return other_location(cluster, where, location(cluster)) if where else ""
+    if job is None or not job.where:
+        return ""
+    return other_location(job.cluster, job.where, location(job.cluster))
 
 
 def recorded_elsewhere(run: RunDir) -> JobState | None:
@@ -115,4 +115,4 @@ def job_of(run: RunDir) -> tuple[str, str]:
     job = run.read_job()
     if not job:
         raise SlurmftError(f"the run {str(run.path)!r} was never submitted")
-    return job["cluster"], job["id"]
+    return job.cluster, job.id

@@ -19,10 +19,11 @@ from slurmft.core import permissions, process
 from slurmft.core.config import RunConfig, time_limit_min
 from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
 from slurmft.core.files import read_json, write_json, write_text
+from slurmft.core.run_files import ATTEMPT
 from slurmft.node import rendezvous, signals
 from slurmft.node.hardware import Gpu, select, visible_gpus
 from slurmft.runs import attempts
-from slurmft.runs.rundir import ATTEMPT, RunDir
+from slurmft.runs.rundir import RunDir
 
 _KILL_AFTER_S = 20
 """Between SIGTERM and SIGKILL to the other nodes when one has failed."""

@@ -18,10 +18,11 @@ from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
 from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
+from slurmft.core.run_files import ATTEMPT, Failure, current_attempt
 from slurmft.node import mpi
 from slurmft.node.rendezvous import HOSTS
 from slurmft.runs import attempts
-from slurmft.runs.rundir import ATTEMPT, RunDir, current_attempt
+from slurmft.runs.rundir import RunDir
 
 job_state = local.job_state
 cancel = local.cancel
@@ -82,7 +83,7 @@ def add_start_failure(run: RunDir, hosts: list[str], code: int, start: int) -> N
         f"log: {run.logs / 'mpirun.log'}; it must be able to start programs on {', '.join(hosts)} "
         "without a password: try `ssh HOST true`",
     )
-    run.add_failure("mpirun", error)
+    run.add(Failure.of("mpirun", error))
 
 
 def add_abort(run: RunDir) -> None:
@@ -96,7 +97,7 @@ def add_abort(run: RunDir) -> None:
             inner = found[2].rpartition("\n")[2].partition(": ")[2]
             words = f"{found[1]}: {inner}" if inner else found[1]
             error = SlurmftError(f"MPI ended it: {words}", f"log: {path}")
-            run.add_failure(f"rank {int(path.stem.partition('-')[2])}", error, retry=True)
+            run.add(Failure.of(f"rank {int(path.stem.partition('-')[2])}", error, retry=True))
             return
 
 

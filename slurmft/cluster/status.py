@@ -63,10 +63,9 @@ class RunStatus:
     @property
     def requeues(self) -> int:
         """How often its job was requeued since the run was last submitted."""
-        past: list[dict[str, Any]] = self.run.state.get("history", [])
-        since = max((i for i, h in enumerate(past) if h["state"] == "submitted"), default=0)
-        starts = len([h for h in past[since:] if h["state"] == "running"])
-        avoided = len([h for h in past[since:] if h.get("avoided")])
+        past = self.run.state.since_submission()
+        starts = len([each for each in past if each.state == "running"])
+        avoided = len([each for each in past if each.avoided])
         waits = int(starts > 0 and self.state == "requeued")
         return max(0, starts - 1) + avoided + waits
 
@@ -95,9 +94,9 @@ def _by_files(run: MeasuredRun) -> RunStatus:
     return RunStatus(
         run,
         state="finished" if run.is_finished else "pending",
-        cluster=job.get("cluster") or run.config["job"].get("cluster", ""),
+        cluster=job.cluster if job else run.config["job"].get("cluster", ""),
         job=files.job_id(),
-        where=job.get("where", ""),
+        where=job.where if job else "",
         has_started=run.is_finished or files.attempt.exists(),
     )
 
@@ -112,7 +111,7 @@ def _with_job_state(base: RunStatus, states: dict[str, JobState]) -> RunStatus:
     if base.elsewhere or cluster not in ("slurm", "local", "mpirun"):
         if run.has_ended:
             return dataclasses.replace(_ended(base, None), is_sure=not base.elsewhere)
-        recorded, reason = run.state["state"], base.elsewhere or "by its own records alone"
+        recorded, reason = run.state.state, base.elsewhere or "by its own records alone"
         alive = recorded if recorded in ("requeued", "running", "stopping") else "pending"
         return dataclasses.replace(base, state=alive, reason=reason, is_sure=False)
     state = states.get(job) if cluster == "slurm" else None
@@ -137,7 +136,7 @@ def _alive(base: RunStatus, state: JobState) -> RunStatus:
         reason = "" if state.name == "RUNNING" else state.name.lower()
         return dataclasses.replace(base, state=_active_state(base.run, "running"), reason=reason)
     # The job of a resumed run waits for the first time, whatever jobs came before.
-    again = base.has_started and base.run.state["state"] != "submitted"
+    again = base.has_started and base.run.state.state != "submitted"
     waits = state.reason == "Dependency" and _others(base.run, "after", "after_any")
     return dataclasses.replace(
         base,
@@ -154,7 +153,7 @@ def _others(run: MeasuredRun, *options: str) -> str:
 
 def _active_state(run: MeasuredRun, otherwise: str) -> str:
     """ "running" or "stopping", where the run has recorded that."""
-    return run.state["state"] if run.state["state"] in ("running", "stopping") else otherwise
+    return run.state.state if run.state.state in ("running", "stopping") else otherwise
 
 
 def _ended(base: RunStatus, state: JobState | None) -> RunStatus:
@@ -168,7 +167,7 @@ def _ended(base: RunStatus, state: JobState | None) -> RunStatus:
     base = dataclasses.replace(base, run=run)
     if run.is_finished:
         return dataclasses.replace(base, state="finished")
-    recorded, reason = run.state["state"], run.state.get("reason") or ""
+    recorded, reason = run.state.state, run.state.reason
     if recorded == "cancelled":
         started = base.has_started or files.attempt.exists()
         return dataclasses.replace(
@@ -242,6 +241,9 @@ def _progress(status: RunStatus) -> dict[str, Any]:
     return latest if status.is_alive else latest | {"left_s": None}
 
 
+_FAILURE_KEYS = ("where", "message", "hint", "attempt", "time")
+
+
 def run_facts(run: RunDir) -> dict[str, Any]:
     """All that is known of a run, as `slurmft status --json` prints it.
 
@@ -257,7 +259,8 @@ def run_facts(run: RunDir) -> dict[str, Any]:
     if status.state == "failed" and not status.run.has_ended and status.cluster == "slurm":
         status = dataclasses.replace(status, reason=commands.noted(status.job) or status.reason)
     latest = records.latest(run.path)
-    changed = (run.read_attempt() or {}).get("changed", {})
+    attempt = run.read_attempt()
+    changed = attempt.changed if attempt else {}
     if status.is_alive and (status.state == "requeued" or run.awaits_begin()):
         changed = fingerprint.changes(run.load_config()) | changed
     (spent,) = cost.costs_of([status.run])
@@ -267,7 +270,7 @@ def run_facts(run: RunDir) -> dict[str, Any]:
         "job_options": status.run.config["job"],
         "submission": status.run.config["submission"],
         "hosts": status.run.hosts,
-        "history": status.run.state.get("history", []),
+        "history": status.run.state.history,
         "changed": changed,
         "attempts": run.attempt_number(),
         "last_record": latest["last_record"],
@@ -275,9 +278,9 @@ def run_facts(run: RunDir) -> dict[str, Any]:
         "checkpoints": checkpoints(run),
         "warnings": [str(r.get("text")) for r in status.run.records("warning")],
         "failures": [
-            {key: failure.get(key) for key in ("where", "message", "hint", "attempt", "time")}
+            {key: getattr(failure, key) for key in _FAILURE_KEYS}
             for failure in run.all_failures()
-            if not failure["secondary"]
+            if not failure.secondary
         ],
         "result": status.run.result,
         "model_path": str(run.model) if run.model.is_dir() else None,

@@ -198,19 +198,20 @@ def resume(run: RunDir, flags: dict[str, Any], submission: dict[str, Any]) -> st
         )
     with _alone(run):
         last = (run.load_own_config().submission.get("resumed") or [{}])[-1]
-        job_before = run.read_job().get("id")
+        job = run.read_job()
+        job_before = job.id if job else None
         again = "request" in last and last["request"] == submission.get("request")
         if again and job_before and job_before != last.get("job_before"):
             return str(job_before)  # it was submitted, and the answer was lost
         if "request" in submission:
             submission = submission | {"job_before": job_before}
         config, cluster = _resumed(run, flags)
-        job, old = config.job, config.submission
-        permissions.settle(job.share_with_group)
+        old = config.submission
+        permissions.settle(config.job.share_with_group)
         config = dataclasses.replace(
             config, submission=old | {"resumed": [*old.get("resumed", []), submission]}
         )
-        config = dependency.settled(config, cluster, job.runs_dir)
+        config = dependency.settled(config, cluster, config.job.runs_dir)
         with _restored(run):
             write_text(run.config, config.to_json())
             run.set_state("submitted", "resumed")  # before the job can say that it runs
@@ -266,7 +267,7 @@ def _check_ended(run: RunDir, moves: bool) -> None:
     """Raises UsageError where the job of a run has not ended, or that is unknown, or the run has
     finished. With `moves` the user names a cluster: the run may then come here from elsewhere."""
     cluster, job_id = cluster_launcher.job_of(run)
-    if run.get_state()["state"] == "finished":
+    if run.get_state().state == "finished":
         raise UsageError(f"the run {str(run.path)!r} has finished", f"its model: {run.model}")
     if words := cluster_launcher.elsewhere(run):
         if moves:

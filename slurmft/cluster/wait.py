@@ -17,7 +17,7 @@ from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import exists_now
 from slurmft.plugins.notify import notification
 from slurmft.runs.log_times import split
-from slurmft.runs.rundir import RunDir, failure_words
+from slurmft.runs.rundir import RunDir
 
 _LOOK_EVERY_S = 0.3, 2.0
 """How often the run's files are looked at: after news, and at most as seldom."""
@@ -101,7 +101,7 @@ class JobWatch:
 
     def _is_due(self) -> bool:
         now, recorded = time.monotonic(), self.run.get_state()
-        mark = recorded["state"], recorded.get("time")
+        mark = recorded.state, recorded.time
         if mark != self._recorded:
             self._recorded, self._news_at = mark, now
             notification.start(self.run, later=True)
@@ -179,13 +179,13 @@ def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
         return SlurmftError(f"the job {job_id} was cancelled{by}", None, Exit.CANCELLED)
     recorded = run.get_state()
     # When the scheduler ends a job, or a process is killed, ranks lose each other.
-    says_why = recorded["state"] == "failed" or state.name != "FAILED"
-    if failure is not None and not (failure["secondary"] and says_why):
-        error = SlurmftError(failure_words(failure), failure["hint"], failure["code"])
-        if failure["traceback"]:
-            error.add_note(failure["traceback"].rstrip())
+    says_why = recorded.state == "failed" or state.name != "FAILED"
+    if failure is not None and not (failure.secondary and says_why):
+        error = SlurmftError(str(failure), failure.hint, failure.code)
+        if failure.traceback:
+            error.add_note(failure.traceback.rstrip())
         return error
-    if recorded["state"] == "cancelled":
+    if recorded.state == "cancelled":
         return SlurmftError(f"the job {job_id} was cancelled", _resume(run), Exit.CANCELLED)
     error = _ended_error(run, job_id, state)
     if failure is None and state.name == "FAILED" and (words := _last_lines(run, job_id)):
@@ -196,8 +196,8 @@ def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
 def _ended_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
     """Why a job ended without a recorded failure: the run's reason, else the scheduler's."""
     recorded = run.get_state()
-    if recorded["state"] == "failed" and recorded["reason"]:
-        return SlurmftError(recorded["reason"], _resume(run), recorded["exit_code"] or Exit.FAILED)
+    if recorded.state == "failed" and recorded.reason:
+        return SlurmftError(recorded.reason, _resume(run), recorded.exit_code or Exit.FAILED)
     message = f"the job {job_id} ended as {state.name}"
     if cluster_launcher.job_of(run)[0] == "slurm" and (noted := commands.noted(job_id)):
         message = noted.removeprefix("failed: ")

@@ -1,7 +1,9 @@
 """Files that a reader never sees half written: written aside, synced, renamed."""
 
 import contextlib
+import dataclasses
 import errno
+import functools
 import json
 import math
 import os
@@ -55,14 +57,19 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON as all its readers take it: null for NaN and infinities."""
+    """JSON as all its readers take it: null for NaN and infinities. Dataclasses are objects."""
+    write = functools.partial(
+        json.dumps, indent=indent, ensure_ascii=False, allow_nan=False, default=dataclasses.asdict
+    )
     try:
-        return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+        return write(value)
     except ValueError:
-        return json.dumps(_finite(value), indent=indent, ensure_ascii=False)
+        return write(_finite(value))
 
 
 def _finite(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
     if isinstance(value, dict):
         return {k: _finite(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -85,19 +92,30 @@ Shape: TypeAlias = Any
 item], or {key: shape}: "key?" may be absent, `...` is any key; an object may have further keys."""
 
 
-def read_json(path: Path, shape: Shape = dict) -> dict[str, Any] | None:
-    """A JSON object, or None where the file is absent or holds none of that shape."""
+def read_text(path: Path) -> str:
+    """Reads a text file, again and again while another client of a shared file system replaces it.
+
+    Raises:
+        OSError: the file is absent, or cannot be read.
+        UnicodeDecodeError: it is no UTF-8.
+    """
     deadline = time.monotonic() + _STALE_S
     while True:
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-            return value if isinstance(value, dict) and fits(value, shape) else None
-        except (ValueError, RecursionError):
-            return None
+            return path.read_text(encoding="utf-8")
         except OSError as error:
             if error.errno != errno.ESTALE or time.monotonic() > deadline:
-                return None
+                raise
         time.sleep(_STALE_PAUSE_S)
+
+
+def read_json(path: Path, shape: Shape = dict) -> dict[str, Any] | None:
+    """A JSON object, or None where the file is absent or holds none of that shape."""
+    try:
+        value = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and fits(value, shape) else None
 
 
 def fits(value: Any, shape: Shape) -> bool:

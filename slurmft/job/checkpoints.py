@@ -13,7 +13,8 @@ from typing import TypeVar
 
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import fingerprint, new_folder
-from slurmft.runs.rundir import RunDir, current_attempt
+from slurmft.core.run_files import current_attempt
+from slurmft.runs.rundir import RunDir
 
 _T = TypeVar("_T")
 MANIFEST = "manifest.json"

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurmft import locks
 from slurmft.core.files import write_json
+from slurmft.core.run_files import current_attempt
 from slurmft.job import checkpoints, process
 from slurmft.job.agreement import Boundary
 from slurmft.job.checkpoints import Checkpoints
@@ -43,7 +44,7 @@ from slurmft.node.signals import StopRequest
 from slurmft.plugins.trackers.trackers import Tracking
 from slurmft.runs.progress import Progress
 from slurmft.runs.records import RecordWriter, StepWindows
-from slurmft.runs.rundir import RUN_DIR, RunDir, current_attempt
+from slurmft.runs.rundir import RUN_DIR, RunDir
 
 if TYPE_CHECKING:
     from slurmft.job.process_group import World
@@ -125,7 +126,7 @@ class Job:
         self.config = run.load_config()
         self._meetings = run.meetings(current_attempt())
         """How often the ranks have met in this attempt, as this process knows it."""
-        times = [state["time"] for state in run.history() if state["state"] == "running"]
+        times = [each.time for each in run.history() if each.state == "running"]
         self.began_at = float(times[-1]) if times else time.time()
         """When the job last began (Unix seconds, the head node's clock); now, if by hand."""
         if self.is_main:
@@ -382,11 +383,11 @@ class Job:
         } | dict(facts or {})
         if self._run is not None and self.is_main:
             result = {"nodes": self.config.job.nodes} | result
-            timing = {"wall_s": time.time() - self.began_at}
-            attempt = self._run.read_attempt() or {}
-            timing |= {"attempts": attempt.get("number", 1)}
-            if changed := attempt.get("changed"):
-                timing |= {"changed_since_submission": changed}
+            timing: dict[str, Any] = {"wall_s": time.time() - self.began_at}
+            attempt = self._run.read_attempt()
+            timing["attempts"] = attempt.number if attempt else 1
+            if attempt and attempt.changed:
+                timing["changed_since_submission"] = attempt.changed
             result = timing | result
             write_json(self._run.result, result)
             self.record("result", result)

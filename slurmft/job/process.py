@@ -10,13 +10,13 @@ import re
 import signal
 import sys
 import traceback
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from slurmft.core import process
 from slurmft.core.credentials import redact
 from slurmft.core.errors import SlurmftError
+from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node import heartbeat, signals
 from slurmft.node.hardware import host_name, visible_gpus
 from slurmft.node.heartbeat import Heart
@@ -99,8 +99,17 @@ def record_failure(error: Exception, run: RunDir, rank: int, step: int, meetings
     lasting = not secondary and (
         bad_host is not None or trace is None or failed_so_before(run, shown, where, step, meetings)
     )
-    told = partial(run.add_failure, secondary=secondary, step=step, meetings=meetings)
-    told(where, shown, trace, bad_host=bad_host)
+    run.add(
+        Failure.of(
+            where,
+            shown,
+            traceback=trace,
+            secondary=secondary,
+            step=step,
+            meetings=meetings,
+            bad_host=bad_host,
+        )
+    )
     if lasting and node_folder() is not None:
         os.kill(os.getppid(), signal.SIGHUP)
     return int(shown.code)
@@ -112,13 +121,14 @@ def failed_so_before(
     """Whether the same failure is on record from an earlier life of the ranks.
 
     Looks at this host's failures alone: a thousand ranks may fail at once."""
-    now = (rundir.current_attempt(), meetings)
-    return any(
-        (f["message"], f["step"]) == (error.message, step)
+    now = (current_attempt(), meetings)
+    for failure in run.all_failures(f"rank-*-on-{host_name()}-*"):
+        is_earlier = (failure.attempt, failure.meetings or 0) < now
         # This process has recorded nothing yet: what is there of this rank is of one before it.
-        and ((f["attempt"], f["meetings"] or 0) < now or f["where"] == where)
-        for f in run.all_failures(f"rank-*-on-{host_name()}-*")
-    )
+        is_same = failure.message == error.message and failure.step == step
+        if is_same and (is_earlier or failure.where == where):
+            return True
+    return False
 
 
 def explain(error: Exception, run: RunDir, rank: int) -> SlurmftError:

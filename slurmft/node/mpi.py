@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, run_main
 from slurmft.core.files import exists_now, read_json, write_json
+from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node import signals
 from slurmft.node.hardware import host_name
 from slurmft.node.peers import STOP, Peers
@@ -32,7 +33,7 @@ from slurmft.node.rendezvous import (
 )
 from slurmft.node.supervisor import Child, Supervisor, run_task
 from slurmft.node.task import run_child, use_of_node
-from slurmft.runs.rundir import RunDir, current_attempt
+from slurmft.runs.rundir import RunDir
 
 _OMPI = "OMPI_COMM_WORLD"
 _NAMES = (
@@ -141,11 +142,11 @@ def record_rank_failure(run: RunDir, rank: int, code: int) -> int:
     if code < 0:
         oom = " (out of memory?)" if code == -signal.SIGKILL else ""
         killed = SlurmftError(f"it was killed by {signal.Signals(-code).name}{oom}", hint)
-        run.add_failure(where, killed, secondary=code == -signal.SIGABRT, retry=True)
+        run.add(Failure.of(where, killed, secondary=code == -signal.SIGABRT, retry=True))
         return 128 - code
     if run.root_failure(current_attempt(), f"rank-{rank}-*") is None:
         unknown = SlurmftError(f"it ended with exit code {code}", hint)
-        run.add_failure(where, unknown, retry=bool(run.newest_checkpoint()))
+        run.add(Failure.of(where, unknown, retry=bool(run.newest_checkpoint())))
     return code
 
 

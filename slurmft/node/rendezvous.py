@@ -16,8 +16,8 @@ from typing import Self
 
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, SlurmftError
+from slurmft.core.run_files import ATTEMPT
 from slurmft.node.peers import Peers
-from slurmft.runs.rundir import ATTEMPT
 
 LISTEN = "SLURMFT_LISTEN"
 """Variable with this node's name in the job, and the address on which its processes listen:

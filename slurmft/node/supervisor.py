@@ -21,12 +21,13 @@ from typing import NoReturn
 from slurmft.core import process
 from slurmft.core.credentials import redact
 from slurmft.core.errors import Exit, SlurmftError
+from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node import signals
 from slurmft.node.hardware import host_name
 from slurmft.node.peers import FAILED, HANG, Peers
 from slurmft.node.watchdog import Watchdog
 from slurmft.runs import log_times
-from slurmft.runs.rundir import RunDir, current_attempt, log_head
+from slurmft.runs.rundir import RunDir, log_head
 
 _POLL_S = 0.5
 _HEAD_LOOKS_EVERY_S, _LOOKS_PER_S = 2.0, 1
@@ -122,12 +123,12 @@ class Supervisor:
             print(f"{self.run.path}: a later attempt has begun", file=sys.stderr)
             return True
         failed = self.run.all_failures("node-*") if self.peers.is_head and self.stop_signal else []
-        if any(f["attempt"] == current_attempt() for f in failed):
+        if any(f.attempt == current_attempt() for f in failed):
             self.peers.tell(FAILED)
         return False
 
     def _record_stopping(self) -> None:
-        if not self._told_stop and self.run.get_state()["state"] == "running":
+        if not self._told_stop and self.run.get_state().state == "running":
             self._told_stop = True
             self.run.set_state("stopping", f"the job received {Signals(self.stop_signal).name}")
 
@@ -144,7 +145,7 @@ class Supervisor:
             f"where its threads are: {self.run.stacks(hang.rank)}",
         )
         # Ranks that wait for the one that hangs look alike: only a stopped process is certain.
-        self.run.add_failure(f"node {host}", error, secondary=not hang.certain, bad_host=host)
+        self.run.add(Failure.of(f"node {host}", error, secondary=not hang.certain, bad_host=host))
         print(f"error: {error}", file=sys.stderr, flush=True)
         if not hang.certain:
             await_cause(self.peers)
@@ -193,5 +194,5 @@ def record_error(run: RunDir, error: Exception) -> int:
     if not isinstance(error, SlurmftError):
         error = SlurmftError(f"{type(error).__name__}: {error}")
     print(redact(trace or f"error: {error}"), file=sys.stderr, flush=True)
-    run.add_failure(f"node {host_name()}", error, trace)
+    run.add(Failure.of(f"node {host_name()}", error, traceback=trace))
     return int(error.code)

@@ -15,6 +15,7 @@ from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import write_json
 from slurmft.core.hub import hub_in_reach
+from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node import ccl, hardware, heartbeat, profiles, signals
 from slurmft.node.hardware import host_name
 from slurmft.node.profiles import Profile
@@ -27,7 +28,7 @@ from slurmft.plugins.stage_env import unpack
 from slurmft.programs import node_environment
 from slurmft.programs.description import OwnProgram
 from slurmft.runs import log_times
-from slurmft.runs.rundir import RUN_DIR, current_attempt
+from slurmft.runs.rundir import RUN_DIR
 
 _START_TIMEOUT_S = 600
 """How long torchrun waits for the other nodes' torchrun: importing torch from a cold shared file
@@ -187,22 +188,24 @@ def record_torchrun_failure(supervisor: Supervisor, code: int, log: Path, start:
     if code < 0:
         killed = SlurmftError(f"torchrun was killed by {signal.Signals(-code).name}", hint)
         late = bool(supervisor.stop_signal)  # Slurm kills what does not end in time: nobody's fault
-        failure = run.add_failure(where, killed, secondary=late, bad_host=None if late else host)
+        failure = run.add(
+            Failure.of(where, killed, secondary=late, bad_host=None if late else host)
+        )
     elif number := killed_by(log, start):
         oom = " (out of memory?)" if number == signal.SIGKILL else ""
         killed = SlurmftError(f"a rank was killed by {signal.Signals(number).name}{oom}", hint)
         # A rank that loses its peers may abort; a rank killed otherwise is the cause. Its host is
         # not blamed: memory runs out on any.
         aborted = number == signal.SIGABRT
-        failure = run.add_failure(where, killed, secondary=aborted, retry=True)
+        failure = run.add(Failure.of(where, killed, secondary=aborted, retry=True))
     # Its ranks have ended, and said why.
     failure = run.root_failure(current_attempt(), f"*-{host}-*") or failure
-    if failure is None or failure["secondary"]:
+    if failure is None or failure.secondary:
         elsewhere = await_cause(supervisor.peers)
         if failure is None and not elsewhere:
             unknown = SlurmftError(f"torchrun ended with exit code {code}", hint)
-            failure = run.add_failure(where, unknown, retry=bool(run.newest_checkpoint()))
-    return int(failure["code"] if failure else Exit.FAILED)
+            failure = run.add(Failure.of(where, unknown, retry=bool(run.newest_checkpoint())))
+    return int(failure.code if failure else Exit.FAILED)
 
 
 def killed_by(torchrun_log: Path, start: int) -> int | None:

@@ -22,6 +22,7 @@ from typing import IO, NoReturn
 from slurmft.core import process
 from slurmft.core.credentials import redact
 from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.run_files import Failure, current_attempt
 from slurmft.job.process import (
     LOST_PEER,
     end,
@@ -38,7 +39,7 @@ from slurmft.node.profiles import bind_rank
 from slurmft.programs import node_environment
 from slurmft.programs.description import OwnProgram, signal_of
 from slurmft.runs import log_times
-from slurmft.runs.rundir import RunDir, current_attempt
+from slurmft.runs.rundir import RunDir
 
 _LAST_LINES = 60
 _CHUNK_BYTES = 1 << 16
@@ -200,7 +201,7 @@ class OwnProcess:
             name = signal.Signals(-code).name
             oom = " (out of memory?)" if code == -signal.SIGKILL else ""
             error = SlurmftError(f"the program was killed by {name}{oom}", self._hint)
-            run.add_failure(where, error, retry=True)
+            run.add(Failure.of(where, error, retry=True))
             return 128 - code
         lines = [line for line in self._last if line.strip()]
         trace, last = _trace(lines), lines[-1].strip() if lines else ""
@@ -213,7 +214,7 @@ class OwnProcess:
         lasting = not secondary and (
             run.newest_checkpoint() is None or failed_so_before(run, error, where, 0, meetings)
         )
-        run.add_failure(where, error, trace, secondary=secondary, meetings=meetings)
+        run.add(Failure.of(where, error, traceback=trace, secondary=secondary, meetings=meetings))
         if lasting and node_folder() is not None:
             os.kill(os.getppid(), signal.SIGHUP)
         return code

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 
 from slurmft.core.errors import UsageError
 from slurmft.core.files import to_json
@@ -30,15 +31,15 @@ class LogText:
         ended = [self._run.root_failure()] if attempt is None else self._run.failures_of(attempt)
         if failure := next(iter(ended), None):
             # Because of that, ranks that lost it have failed, and nodes whose ranks ended.
-            names = dict.fromkeys(f["where"] for f in self._run.failures_of(failure["attempt"]))
-            after = [name for name in names if name != failure["where"]]
+            names = dict.fromkeys(f.where for f in self._run.failures_of(failure.attempt))
+            after = [name for name in names if name != failure.where]
             if self._json:
-                yield to_json({"event": "failure"} | failure | {"then": after}) + "\n"
+                yield to_json({"event": "failure"} | asdict(failure) | {"then": after}) + "\n"
             else:
-                step = f", after step {failure['step']}" if failure["step"] else ""
-                yield f"failed first: {failure['where']}, attempt {failure['attempt']}{step}\n"
-                yield (failure["traceback"] or failure["message"]).rstrip() + "\n"
-                yield f"hint: {failure['hint']}\n" if failure["hint"] else ""
+                step = f", after step {failure.step}" if failure.step else ""
+                yield f"failed first: {failure.where}, attempt {failure.attempt}{step}\n"
+                yield (failure.traceback or failure.message).rstrip() + "\n"
+                yield f"hint: {failure.hint}\n" if failure.hint else ""
                 yield f"then: {some(after)}\n\n" if after else "\n"
         yield from self.last_lines(whole=True)
 
@@ -77,7 +78,7 @@ def _check(run: RunDir, choice: Choice, tail: int | None) -> None:
     """Raises UsageError for what the run cannot have."""
     if tail is not None and tail < 0:
         raise UsageError(f"--tail {tail} must be 0 or more")
-    ranks = run.read_environment()["ranks"]
+    ranks = run.read_environment().ranks
     for rank in choice.ranks:
         if ranks and not 0 <= rank < len(ranks):
             raise UsageError(f"--rank {rank}: the run has the ranks 0 to {len(ranks) - 1}")

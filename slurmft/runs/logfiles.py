@@ -13,8 +13,9 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from slurmft.core.run_files import Rank
 from slurmft.runs import log_times
 from slurmft.runs.rundir import RunDir, read_log_head
 
@@ -86,10 +87,10 @@ class Logs:
 
     def _look_for_files(self) -> None:
         """Adds those that are new: ranks first, then nodes, then the job's."""
-        states = [s for s in self._run.history() if s.get("state") == "running"]
-        self._starts[:] = [(s["time"], int(s.get("attempt") or 0)) for s in states]
-        ranks = {rank["rank"]: rank for rank in self._run.read_environment()["ranks"]}
-        hosts = {int(r.get("node") or 0): str(r.get("host", "")) for r in ranks.values()}
+        starts = [each for each in self._run.history() if each.state == "running"]
+        self._starts[:] = [(each.time, each.attempt or 0) for each in starts]
+        ranks = {rank.rank: rank for rank in self._run.read_environment().ranks}
+        hosts = {rank.node_number: rank.host for rank in ranks.values()}
         paths = [*self._run.logs.glob("*.log"), *self._run.submitit.glob("*_log.*")]
         found = [_place(path, ranks, hosts) for path in paths]
         order = {"rank": 0, "node": 1, "task": 2}
@@ -223,12 +224,13 @@ class _Place:
     """Where a file without a head comes from; "" if it is not known."""
 
 
-def _place(path: Path, ranks: dict[Any, dict[str, Any]], hosts: dict[int, str]) -> _Place:
+def _place(path: Path, ranks: dict[int, Rank], hosts: dict[int, str]) -> _Place:
     found = re.fullmatch(r"(rank|node|task)-(\d+)\.log|.+_(\d+)_log\.(?:out|err)", path.name)
     if found is None:
         return _Place(path, path.stem, None, "")
     kind, number = found[1] or "task", int(found[2] or found[3])  # without a kind: Slurm's
     if kind == "rank":
-        about = ranks.get(number, {})
-        return _Place(path, f"rank {number}", int(about.get("node") or 0), about.get("host", ""))
+        rank = ranks.get(number)
+        node = rank.node_number if rank else 0
+        return _Place(path, f"rank {number}", node, rank.host if rank else "")
     return _Place(path, f"{kind} {number}", number, hosts.get(number, ""))

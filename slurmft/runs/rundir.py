@@ -8,6 +8,7 @@ where it cannot be written, stderr has it. Only a new submission must be recorde
 """
 
 import contextlib
+import dataclasses
 import os
 import re
 import shutil
@@ -21,16 +22,24 @@ from typing import Any
 from slurmft.core import permissions
 from slurmft.core.config import RunConfig
 from slurmft.core.credentials import redact
+from slurmft.core.decode import read
 from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.core.files import read_json, write_json, write_text
 from slurmft.core.filesystem import absolute
+from slurmft.core.run_files import (
+    FINAL_STATES,
+    Attempt,
+    Environment,
+    Failure,
+    Job,
+    Started,
+    State,
+    Transition,
+    current_attempt,
+)
 from slurmft.programs.description import OwnProgram, in_words
 from slurmft.runs import shapes
 
-FINAL_STATES = ("finished", "failed", "cancelled")
-
-ATTEMPT = "SLURMFT_ATTEMPT"
-"""Variable with the number of the attempt, from 1, in every process of a job."""
 RUN_DIR = "SLURMFT_RUN_DIR"
 """Variable with the run directory, in every process that a job's program starts."""
 
@@ -158,8 +167,9 @@ class RunDir:
         runs = [
             run
             for run in map(cls, Path(runs_dir).glob(f"*-{mark}-*"))
-            if (job := run.read_job()).get("id") == mark
-            and (not where or job.get("where", "") in ("", where))  # where it is not known: ""
+            if (job := run.read_job())
+            and job.id == mark
+            and (not where or job.where in ("", where))
             and run.is_own()
         ]
         return max(runs, key=lambda run: run.job.stat().st_mtime, default=None)
@@ -198,9 +208,16 @@ class RunDir:
         return self.logs / f"stacks-rank-{rank:03d}.txt"
 
     def set_state(
-        self, state: str, reason: str = "", exit_code: int | None = None, **extra: Any
+        self,
+        state: str,
+        reason: str = "",
+        exit_code: int | None = None,
+        *,
+        attempt: int | None = None,
+        checkpoint: str | None = None,
+        avoided: bool = False,
     ) -> None:
-        """Records what the run is doing, with the time; see `tell`.
+        """Records what the run is doing, with the time; see `Transition` and `tell`.
 
         A final state is only left by submitting the run again, and "failed" by a job that starts
         all the same. One process writes at a time: the login node's until the job starts and after
@@ -209,18 +226,26 @@ class RunDir:
         Raises:
             OSError: "submitted" cannot be recorded.
         """
-        past = self.history()
-        last = past[-1]["state"] if past else ""
+        history = self.history()
+        last = history[-1].state if history else ""
         goes_on = state == "submitted" or (last == "failed" and state == "running")
         if last in FINAL_STATES and not goes_on:
             return
-        now = {"state": state, "time": time.time(), "reason": redact(reason)}
-        now |= {"exit_code": exit_code} | extra
-        found = now | {"history": [*past, now]}
+        transition = Transition(
+            state=state,
+            time=time.time(),
+            reason=redact(reason),
+            exit_code=None if exit_code is None else int(exit_code),
+            attempt=attempt,
+            checkpoint=checkpoint,
+            avoided=avoided,
+        )
+        facts = dataclasses.asdict(transition)
+        recorded = State(**facts, history=[*history, transition])
         if state == "submitted":
-            write_json(self.state, found)
+            write_json(self.state, recorded)
         else:
-            self.tell(self.state, found, f"{state}: {reason}")
+            self.tell(self.state, recorded, f"{state}: {reason}")
 
     def tell(self, path: Path, value: Any, words: str) -> None:
         """Writes what is only told; where that fails, stderr has the words: no full disk, no folder
@@ -233,68 +258,75 @@ class RunDir:
                 line = f"slurmft: {path} cannot be written ({why}): {redact(words)}"
                 print(line, file=sys.stderr, flush=True)
 
-    def history(self) -> list[dict[str, Any]]:
-        """All recorded states, oldest first."""
-        found: list[dict[str, Any]] = self.get_state()["history"]
-        return found
+    def history(self) -> list[Transition]:
+        """Returns all recorded states, oldest first."""
+        return self.get_state().history
 
-    def get_state(self) -> dict[str, Any]:
-        """The last recorded state: state, time (Unix seconds), reason, exit_code, history."""
-        if found := read_json(self.state, shapes.STATE):
-            return found
+    def get_state(self) -> State:
+        """Returns the last recorded state; "unknown" where the file is absent or damaged."""
+        if state := read(self.state, State):
+            return state
         reason = f"{self.state.name} is damaged" if os.path.exists(self.state) else ""
-        return {"state": "unknown", "time": 0.0, "reason": reason, "exit_code": None, "history": []}
+        return State(state="unknown", time=0.0, reason=reason, history=[])
 
-    def read_job(self) -> dict[str, Any]:
-        """Its job: cluster, id, and where, if that is known; empty before it is submitted."""
-        return read_json(self.job, shapes.JOB) or {}
+    def read_job(self) -> Job | None:
+        """Returns the job that was submitted last; None before the run is submitted."""
+        return read(self.job, Job)
 
     def job_id(self) -> str:
-        """The id of its job; "" for one whose submission was interrupted."""
-        return str(self.read_job().get("id") or (self.read_attempt() or {}).get("job", ""))
+        """Returns the id of the job; "" where none was submitted, or started."""
+        if job := self.read_job():
+            return job.id
+        attempt = self.read_attempt()  # the job knows its id where the submission was interrupted
+        return attempt.job if attempt else ""
 
     def read_result(self) -> dict[str, Any] | None:
-        """The result of a finished run."""
+        """Returns the result of a finished run."""
         return read_json(self.result, shapes.RESULT)
 
-    def read_environment(self) -> dict[str, Any]:
-        """What its ranks ran on: versions, python, ranks."""
-        found = read_json(self.environment, shapes.ENVIRONMENT) or {}
-        return {"versions": {}, "ranks": []} | found
+    def read_environment(self) -> Environment:
+        """Returns what the ranks ran on; nothing of it before they have met."""
+        return read(self.environment, Environment) or Environment()
 
     # --- attempts: from the start of a job to its end or requeue ----------------------------------
 
     def attempt_number(self) -> int:
-        """How often the job of this run has started; 0: not yet."""
-        return int((self.read_attempt() or {}).get("number", 0))
+        """Returns how often the job of this run has started; 0: not yet."""
+        attempt = self.read_attempt()
+        return attempt.number if attempt else 0
 
-    def read_attempt(self) -> dict[str, Any] | None:
-        """The last attempt that has begun: number, job, hosts, time."""
-        return read_json(self.attempt, shapes.ATTEMPT)
+    def read_attempt(self) -> Attempt | None:
+        """Returns the last attempt that has begun."""
+        return read(self.attempt, Attempt)
 
     def is_superseded(self, attempt: int) -> bool:
-        """Whether a later attempt has begun: this one lives on a node that Slurm gave up."""
+        """Returns whether a later attempt has begun: this one is on a node that Slurm gave up."""
         return self.attempt_number() > attempt > 0
 
     def submissions(self) -> int:
-        """How often the run was submitted."""
-        return [h["state"] for h in self.history()].count("submitted")
+        """Returns how often the run was submitted."""
+        return [transition.state for transition in self.history()].count("submitted")
 
     def awaits_begin(self) -> bool:
-        """Whether no attempt has begun since the run was last submitted."""
-        last, submissions = self.read_attempt() or {"submission": 0}, self.submissions()
-        return int(last.get("submission", submissions)) < submissions
+        """Returns whether no attempt has begun since the run was last submitted."""
+        submissions = self.submissions()
+        attempt = self.read_attempt()
+        if attempt is None:
+            return submissions > 0
+        return attempt.submission is not None and attempt.submission < submissions
 
     def meetings(self, attempt: int) -> int:
-        """How often the ranks of an attempt have met; 0 of all but the last."""
-        started = read_json(self.started, shapes.STARTED) or {}
-        return int(started.get("meetings", 0)) if started.get("attempt") == attempt else 0
+        """Returns how often the ranks of an attempt have met; 0 of all but the last."""
+        started = read(self.started, Started)
+        if started is None or started.attempt != attempt:
+            return 0
+        return started.meetings
 
     def mark_started(self, meetings: int) -> None:
-        """Notes that the ranks have met, for so many times in this attempt: what failed before this
-        is overcome."""
-        now = {"attempt": current_attempt(), "meetings": meetings}
-        self.tell(self.started, now, "the ranks have met")
+        """Records that the ranks have met, for so many times in this attempt: what failed before
+        this is overcome."""
+        started = Started(attempt=current_attempt(), meetings=meetings)
+        self.tell(self.started, started, "the ranks have met")
 
     def checkpoint_names(self) -> list[str]:
         """The checkpoints, oldest first: step-00000120; with -e00000512, within the evaluation
@@ -320,76 +352,44 @@ class RunDir:
 
     # --- failures ---------------------------------------------------------------------------------
 
-    def add_failure(
-        self,
-        where: str,
-        error: SlurmftError,
-        trace: str | None = None,
-        *,
-        secondary: bool = False,
-        step: int = 0,
-        retry: bool = False,
-        bad_host: str | None = None,
-        attempt: int | None = None,
-        meetings: int | None = None,
-        exclude: bool = False,
-    ) -> dict[str, Any]:
-        """Keeps what went wrong in one process; returns it as it is kept; see `tell`.
-
-        Args:
-            where: the process, in words: "rank 3 on n1".
-            trace: the traceback, of an error that nobody foresaw.
-            secondary: it only says that another process failed.
-            step: the optimizer step at which it happened.
-            retry: a requeue may help: it was not an error of the run itself.
-            bad_host: the host that may be to blame, by Slurm's name.
-            attempt: the attempt that failed; the current one, if not given.
-            meetings: how many meetings of the ranks this one has seen; None: it is no rank's own.
-            exclude: the host is bad for sure, and not to be used again.
-        """
-        failure = {
-            "where": where,
-            "message": redact(error.message),
-            "hint": error.hint and redact(error.hint),
-            "code": int(error.code),
-            "traceback": trace and redact(trace),
-            "secondary": secondary,
-            "step": step,
-            "retry": retry or bad_host is not None,
-            "bad_host": bad_host,
-            "exclude": exclude,
-            "attempt": current_attempt() if attempt is None else attempt,
-            "meetings": meetings,
-            "time": time.time(),
-        }
-        name = f"{where.replace(' ', '-')}-{os.getpid()}-{time.time_ns()}.json"
-        self.tell(self.failures / name, failure, f"{where}: {error.message}")
+    def add(self, failure: Failure) -> Failure:
+        """Records what went wrong in one process, without credentials; returns it as recorded. See
+        `tell`."""
+        failure = dataclasses.replace(
+            failure,
+            message=redact(failure.message),
+            hint=failure.hint and redact(failure.hint),
+            traceback=failure.traceback and redact(failure.traceback),
+        )
+        place = failure.where.replace(" ", "-")
+        path = self.failures / f"{place}-{os.getpid()}-{time.time_ns()}.json"
+        self.tell(path, failure, f"{failure.where}: {failure.message}")
         return failure
 
-    def all_failures(self, names: str = "*") -> list[dict[str, Any]]:
-        """Every failure of the run, by attempts, and within them by the hosts' clocks; of files of
-        some `names`: "*-on-n1-*" are those of one host's ranks."""
-        found = list[dict[str, Any]]()
+    def all_failures(self, names: str = "*") -> list[Failure]:
+        """Returns every failure of the run, by attempts, and within them by the hosts' clocks.
+        `names` chooses files: "*-on-n1-*" are those of one host's ranks."""
+        failures: list[Failure] = []
         with contextlib.suppress(OSError):  # while a server restarts, none is known
             paths = list(self.failures.glob(f"{names}.json"))
-            found = [f for p in paths if (f := read_json(p, shapes.FAILURE))]
-        return sorted(found, key=lambda f: (f["attempt"], float(f["time"])))
+            failures = [failure for path in paths if (failure := read(path, Failure))]
+        return sorted(failures, key=lambda failure: (failure.attempt, failure.time))
 
-    def failures_of(self, attempt: int, names: str = "*") -> list[dict[str, Any]]:
-        """The failures that ended an attempt: first those that are not secondary.
+    def failures_of(self, attempt: int, names: str = "*") -> list[Failure]:
+        """Returns the failures that ended an attempt: first those that are not secondary.
 
         What happened to ranks before they last met was overcome. Clocks only tell which of several
         causes is named first: those of two hosts may differ by an hour.
         """
-        found = [f for f in self.all_failures(names) if f["attempt"] == attempt]
-        seen = [f["meetings"] for f in found if f.get("meetings") is not None]
-        met = max([self.meetings(attempt), *seen])
-        found = [f for f in found if f.get("meetings") in (None, met)]
-        return sorted(found, key=lambda f: bool(f["secondary"]))
+        failures = [each for each in self.all_failures(names) if each.attempt == attempt]
+        seen = [each.meetings for each in failures if each.meetings is not None]
+        last_meeting = max([self.meetings(attempt), *seen])
+        failures = [each for each in failures if each.meetings in (None, last_meeting)]
+        return sorted(failures, key=lambda failure: failure.secondary)
 
-    def root_failure(self, attempt: int = 0, names: str = "*") -> dict[str, Any] | None:
-        """The failure that ended an attempt, or the last one: the first that is not secondary; of
-        some files only, where a thousand tasks ask.
+    def root_failure(self, attempt: int = 0, names: str = "*") -> Failure | None:
+        """Returns the failure that ended an attempt, or the last one: the first that is not
+        secondary. `names` chooses files, where a thousand tasks ask.
 
         When one rank dies, its neighbours see their connections close; those failures are
         secondary.
@@ -400,27 +400,21 @@ class RunDir:
         return next(iter(self.failures_of(number, names)), None)
 
     def bad_hosts(self) -> list[str]:
-        """Hosts that were to blame in two attempts or more, or are bad for sure."""
-        failures = [f for f in self.all_failures() if f["bad_host"] and not f["secondary"]]
-        blamed = {(f["bad_host"], f["attempt"]) for f in failures}
+        """Returns the hosts that were to blame in two attempts or more, or are bad for sure."""
+        blamed: set[tuple[str, int]] = set()
+        excluded: set[str] = set()
+        for failure in self.all_failures():
+            if failure.bad_host and not failure.secondary:
+                blamed.add((failure.bad_host, failure.attempt))
+                if failure.exclude:
+                    excluded.add(failure.bad_host)
         counts = Counter(host for host, _ in blamed)
-        sure = {f["bad_host"] for f in failures if f.get("exclude")}
-        return sorted(host for host, count in counts.items() if count >= 2 or host in sure)
-
-
-def failure_words(failure: dict[str, Any]) -> str:
-    """The cause of a failure, and then where it was."""
-    return f"{failure['message']} ({failure['where']})"
+        return sorted(host for host in counts if counts[host] >= 2 or host in excluded)
 
 
 def _random_part() -> str:
     """Of a run's name; where two draw the same, the later draws again."""
     return os.urandom(3).hex()
-
-
-def current_attempt() -> int:
-    """The attempt that this process belongs to; 0: none, it was started by hand."""
-    return int(os.environ.get(ATTEMPT, "0"))
 
 
 def log_head(what: str, host: str) -> str:

@@ -17,7 +17,7 @@ from slurmft.core.filesystem import absolute
 from slurmft.programs.description import KIND, OWN_FILES
 from slurmft.runs import shapes
 from slurmft.runs.records import RecordReader
-from slurmft.runs.rundir import FINAL_STATES, RunDir
+from slurmft.runs.rundir import RunDir
 
 _NOT_VARIED = frozenset({
     "name", "runs_dir", "share_with_group", "job_name", "comment", "log_with", "seed", "--seed",
@@ -36,12 +36,11 @@ class MeasuredRun:
     path: Path
     config: dict[str, Any]
     """config.json: program, job, submission."""
-    state: dict[str, Any]
-    """state.json: state, time, reason, exit_code, history."""
+    state: State
     result: dict[str, Any] | None
     """result.json; None: the run has not finished."""
-    environment: dict[str, Any]
-    """environment.json: versions, python, ranks; empty before the ranks have met."""
+    environment: Environment
+    """What its ranks ran on; nothing of it before they have met."""
 
     @classmethod
     def read(cls, path: Path, with_environment: bool = True) -> "MeasuredRun":
@@ -56,7 +55,7 @@ class MeasuredRun:
         result = files.read_result()
         if result is None and files.result.exists():
             raise UsageError(f"{str(files.result)!r} is not the result of a run")
-        environment = files.read_environment() if with_environment else {}
+        environment = files.read_environment() if with_environment else Environment()
         return cls(path, config, files.get_state(), result, environment)
 
     @property
@@ -65,11 +64,11 @@ class MeasuredRun:
 
     @property
     def is_finished(self) -> bool:
-        return self.result is not None and self.state["state"] == "finished"
+        return self.result is not None and self.state.state == "finished"
 
     @property
     def has_ended(self) -> bool:
-        return self.state["state"] in FINAL_STATES
+        return self.state.has_ended
 
     @property
     def study(self) -> dict[str, Any] | None:
@@ -112,8 +111,7 @@ class MeasuredRun:
     @property
     def hosts(self) -> list[str]:
         """Where its ranks ran, in the order of the ranks, each once."""
-        ranks = self.environment.get("ranks", [])
-        return list(dict.fromkeys(str(r["host"]) for r in ranks if "host" in r))
+        return self.environment.hosts
 
     @property
     def evaluations(self) -> int:

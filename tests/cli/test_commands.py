@@ -152,7 +152,7 @@ def test_json_of_a_submission(tmp_path: Path) -> None:
     found = json.loads(slurmft("submit", *flags, "--json", "--name", "mine").out)
     made = RunDir.open(found["run"])
     assert found == {
-        "run": str(made.path), "name": made.path.name, "job": made.read_job()["id"],
+        "run": str(made.path), "name": made.path.name, "job": made.job_id(),
         "cluster": "local",
     }  # fmt: skip
     assert re.fullmatch(r"mine-\d{8}-\d{6}-[0-9a-f]{6}", made.path.name)

@@ -17,6 +17,7 @@ from slurmft.cluster import wait
 from slurmft.cluster.slurm import commands
 from slurmft.core.errors import Exit, SlurmftError, run_main
 from slurmft.core.files import write_json
+from slurmft.core.run_files import Failure
 from tests.support.damage import damaged, damages
 from tests.support.made_runs import write_run
 
@@ -87,7 +88,7 @@ def _write_world(top: Path) -> None:
     write_json(failed.attempt, {"number": 1, "job": "12", "hosts": ["n1", "n2"], "time": 1000.0})
     write_json(failed.started, {"attempt": 1, "meetings": 1})
     error = SlurmftError("the disk is full", "free some")
-    failed.add_failure("rank 0 on n1", error, "Traceback", attempt=1)
+    failed.add(Failure.of("rank 0 on n1", error, traceback="Traceback", attempt=1))
     next(failed.failures.iterdir()).rename(failed.failures / "rank-0.json")
     with open(failed.records, "a", encoding="utf-8") as file:
         for record in (

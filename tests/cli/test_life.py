@@ -23,6 +23,7 @@ from slurmft.cluster.cleanup import KINDS
 from slurmft.cluster.slurm import commands
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json, write_json
+from slurmft.core.run_files import Failure
 from slurmft.runs import records, resolve, token_cache
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
@@ -315,7 +316,7 @@ def test_commands_name_the_cluster_of_a_run(
     with pytest.raises(UsageError, match=words) as caught:
         command([str(run.path)])
     assert "there" in str(caught.value.hint)
-    assert (queue.calls, run.get_state()["state"]) == ([], "running")
+    assert (queue.calls, run.get_state().state) == ([], "running")
 
 
 def test_an_ended_run_of_another_cluster(
@@ -441,7 +442,7 @@ def test_status(three: Path, queue: FakeQueue, capsys: pytest.CaptureFixture[str
     (run.checkpoints / "step-00000010" / "model.safetensors").write_bytes(b"x" * 2048)
     with open(run.records, "a") as file:
         file.write(json.dumps({"time": 9.0, "event": "warning", "text": "the disk is full"}) + "\n")
-    run.add_failure("rank 3 on n1", SlurmftError("the loss is nan", "lower it"), attempt=1)
+    run.add(Failure.of("rank 3 on n1", SlurmftError("the loss is nan", "lower it"), attempt=1))
     queue.squeue = "21|PENDING|2026-11-22T14:05:00|BeginTime"
     assert cli_status.main(["last"]) == 0
     shown = capsys.readouterr().out
@@ -701,7 +702,7 @@ def test_cancel_and_wait(three: Path, queue: FakeQueue, capsys: pytest.CaptureFi
         run.wait(timeout_s=0)
     assert run.cancel() is True
     assert queue.calls[-1] == "scancel"
-    assert files.get_state()["state"] == "cancelled"
+    assert files.get_state().state == "cancelled"
     queue.squeue = ""
     with pytest.raises(SlurmftError, match="the job 21 was cancelled") as caught:
         run.wait()
@@ -718,7 +719,7 @@ def test_failed_run_in_a_script(three: Path, queue: FakeQueue) -> None:
     run = on_slurm(write_run(three / "bad", state="failed"), "21")
     write_json(run.attempt, {"number": 1, "job": "21", "hosts": ["n1"], "time": time.time() + 1})
     error = SlurmftError("the loss is nan", "lower --learning-rate")
-    run.add_failure("rank 3 on n1", error, "Traceback: here", attempt=1)
+    run.add(Failure.of("rank 3 on n1", error, traceback="Traceback: here", attempt=1))
     with pytest.raises(SlurmftError, match=r"the loss is nan \(rank 3 on n1\)") as caught:
         slurmft.Run("bad").wait()
     assert (caught.value.hint, caught.value.__notes__) == (error.hint, ["Traceback: here"])

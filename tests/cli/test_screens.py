@@ -10,6 +10,7 @@ import pytest
 from slurmft.cli import list as list_command
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import write_json
+from slurmft.core.run_files import Failure
 from slurmft.runs.rundir import RunDir
 from tests.support.made_runs import write_run
 from tests.support.terminal import Terminal
@@ -31,7 +32,7 @@ def runs(tmp_path: Path) -> Path:
         data=f"{long}/tickets", model=f"{long}/distilbert", text_column="a", label_column="b",
     )  # fmt: skip
     cause = SlurmftError(f"the disk of {long}/tickets/cache is full", f"free {long}")
-    named.add_failure("rank 3 on n4", cause, attempt=1)
+    named.add(Failure.of("rank 3 on n4", cause, attempt=1))
     named.state.unlink()
     named.set_state("failed", f"{cause.message} (rank 3 on n4)", 1)
     write_json(named.job, {"cluster": "slurm", "id": "8123"})

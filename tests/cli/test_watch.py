@@ -171,7 +171,7 @@ def test_leaves_the_job_alone(live: LiveRun) -> None:
     terminal.press(b"\x03")
     assert terminal.end() == 130
     assert live.job.poll() is None
-    assert live.run.get_state()["state"] == "running"
+    assert live.run.get_state().state == "running"
     assert not any(f"\x1b[{n}m".encode() in terminal.raw for n in (31, 32, 33))
 
 

@@ -18,8 +18,9 @@ from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.program import Program
+from slurmft.core.run_files import ATTEMPT, Failure
 from slurmft.runs import attempts
-from slurmft.runs.rundir import ATTEMPT, RunDir
+from slurmft.runs.rundir import RunDir
 from tests.support import PATIENCE_S, until
 from tests.support.small_disk import fill
 
@@ -198,7 +199,7 @@ def test_stop_on_a_full_disk_is_requeued(
     fill(run.path.parent)
     assert end(run, Exit.STOPPED) == Exit.STOPPED
     assert slurm.changes() == ["scontrol requeue 7"]
-    assert run.get_state()["state"] == "running"  # as it was: no half a file
+    assert run.get_state().state == "running"  # as it was: no half a file
     err = capsys.readouterr().err
     assert "requeued: stopped; the newest checkpoint is step-00000005" in err
 
@@ -209,7 +210,7 @@ def test_end_on_a_full_disk_has_its_exit_code(
 ) -> None:
     """The job itself keeps the words for `slurmft status`."""
     run = make()
-    run.add_failure("rank 0 on n1", SlurmftError("the loss is nan", code=3), attempt=1)
+    run.add(Failure.of("rank 0 on n1", SlurmftError("the loss is nan", code=3), attempt=1))
     fill(run.path.parent)
     assert end(run, code) == code
     (note,) = slurm.changes()
@@ -221,7 +222,7 @@ def test_end_that_is_recorded_leaves_the_comment_alone(make: Make, slurm: Slurm)
     run = make()
     assert end(run, 0) == 0
     assert slurm.changes() == []
-    assert run.get_state()["state"] == "finished"
+    assert run.get_state().state == "finished"
 
 
 def test_refused_requeue_is_recorded(make: Make, slurm: Slurm) -> None:
@@ -229,8 +230,8 @@ def test_refused_requeue_is_recorded(make: Make, slurm: Slurm) -> None:
     slurm.refuses = True
     with pytest.raises(SlurmftError, match="not supported"):
         end(run, Exit.STOPPED)
-    assert run.get_state()["state"] == "failed"
-    assert "Slurm refuses to requeue" in run.get_state()["reason"]
+    assert run.get_state().state == "failed"
+    assert "Slurm refuses to requeue" in run.get_state().reason
 
 
 def test_disk_that_takes_no_record_requeues_no_job_for_ever(

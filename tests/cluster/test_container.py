@@ -294,7 +294,7 @@ def test_node_without_the_runtime(
     assert hint.startswith("hint: ")
     failure = run.root_failure(0)
     assert failure
-    assert failure["where"] == "node n7"
+    assert failure.where == "node n7"
 
 
 def test_resume_in_another_image(tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_srun_without_pyxis(idle_cluster: Cluster, tmp_path: Path) -> None:
     )
     assert done.code == 1
     assert "error: --container: there is no Pyxis on this node (node n1)" in done.err
-    assert [s["state"] for s in done.run.history()] == ["submitted", "running", "failed"]
+    assert [s.state for s in done.run.history()] == ["submitted", "running", "failed"]
 
 
 @pytest.mark.extra("containers")
@@ -388,6 +388,6 @@ def test_run_and_stop_in_a_container(
         assert code == 0, text
         idle_cluster.wait_idle()
     assert job.run.attempt_number() == 2
-    assert "requeued" in [state["state"] for state in job.run.history()]
+    assert "requeued" in [state.state for state in job.run.history()]
     assert steps_lost(job.run) == 0
     assert_nodes_are_clean(idle_cluster)

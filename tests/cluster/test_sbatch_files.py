@@ -175,7 +175,7 @@ def test_requeue_keeps_the_run_directory(idle_cluster: Cluster, tmp_path: Path) 
     done = follow(idle_cluster, run)
     assert done.code == 0, done.err
     assert [r["step"] for r in records(run, "step")] == list(range(1, 201))
-    states = [state["state"] for state in run.history()]
+    states = [state.state for state in run.history()]
     assert states == ["submitted", "running", "stopping", "requeued", "running", "finished"]
     assert run_of(tmp_path, job).path == run.path
     assert_nodes_are_clean(idle_cluster)

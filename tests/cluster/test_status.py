@@ -15,6 +15,7 @@ from slurmft.cluster import status
 from slurmft.cluster.slurm import commands
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
+from slurmft.core.run_files import Failure
 from slurmft.runs import resolve
 from slurmft.runs.rundir import RunDir
 from tests.support.made_runs import write_run
@@ -41,7 +42,7 @@ def made_run(path: Path, state: str, job: str) -> RunDir:
     run = write_run(path, state=state)
     write_json(run.job, {"cluster": "slurm", "id": job})
     write_json(run.attempt, {"number": 1, "job": job, "hosts": ["n1"], "time": 1000.0})
-    run.add_failure("rank 0 on n1", SlurmftError("boom", "look"), attempt=1)
+    run.add(Failure.of("rank 0 on n1", SlurmftError("boom", "look"), attempt=1))
     next(run.failures.glob("*.json")).rename(run.failures / "one.json")
     return run
 

@@ -20,6 +20,7 @@ from slurmft.cluster.slurm.commands import JobState
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json
+from slurmft.core.run_files import Failure
 from slurmft.runs.rundir import RunDir
 from tests.support import CHECKOUT
 from tests.support.made_runs import write_run
@@ -79,11 +80,11 @@ def resume(run: RunDir, **flags: Any) -> str:
 
 def test_resume_submits_the_run_again(queue: Queue, run: RunDir) -> None:
     seen: list[str] = []
-    queue.on_submit = lambda run: seen.append(run.get_state()["state"])
+    queue.on_submit = lambda run: seen.append(run.get_state().state)
     assert resume(run, nodes=3) == "11"
     assert seen == ["submitted"]  # before the job can say that it runs
-    assert (run.get_state()["state"], run.get_state()["reason"]) == ("submitted", "resumed")
-    assert [s["state"] for s in run.history()][-2:] == ["cancelled", "submitted"]
+    assert (run.get_state().state, run.get_state().reason) == ("submitted", "resumed")
+    assert [s.state for s in run.history()][-2:] == ["cancelled", "submitted"]
     config = run.load_config()
     assert queue.submitted == [config]
     assert (config.job.nodes, config.submission["resumed"]) == (3, [ORIGIN])
@@ -118,7 +119,7 @@ def test_refused_resume_leaves_the_run_as_it_was(
 def test_run_that_has_lost_its_state_is_resumed(queue: Queue, run: RunDir) -> None:
     run.state.unlink()
     assert resume(run) == "11"
-    assert [s["state"] for s in run.history()] == ["submitted"]
+    assert [s.state for s in run.history()] == ["submitted"]
 
 
 def test_shorter_time_does_not_shorten_the_lead(queue: Queue, run: RunDir) -> None:
@@ -162,7 +163,7 @@ def test_interruption_after_the_submission_keeps_the_job(
     with pytest.raises(KeyboardInterrupt):
         resume(run, nodes=3)
     assert launcher.job_of(run) == ("slurm", "11")
-    assert (run.get_state()["state"], run.load_config().job.nodes) == ("submitted", 3)
+    assert (run.get_state().state, run.load_config().job.nodes) == ("submitted", 3)
 
 
 def test_disk_that_takes_no_job_id_loses_no_job(
@@ -175,7 +176,7 @@ def test_disk_that_takes_no_job_id_loses_no_job(
 
     monkeypatch.setattr(launcher, "note_job", full)
     assert resume(run) == "11"
-    assert run.get_state()["state"] == "submitted"
+    assert run.get_state().state == "submitted"
 
 
 @pytest.mark.parametrize("name", ["PENDING", "RUNNING", "COMPLETING"])
@@ -346,11 +347,11 @@ def test_end_of_another_job_says_nothing_of_the_run(queue: Queue, run: RunDir) -
     watch.state = JobState(name="FAILED", exit_code=2)
     with pytest.raises(SlurmftError, match="the job 12 ended as FAILED"):
         watch.outcome()
-    assert run.get_state()["state"] == "submitted"
+    assert run.get_state().state == "submitted"
     launcher.note_job(run, "local", "12", "")
     with pytest.raises(SlurmftError):
         watch.outcome()
-    assert run.get_state()["state"] == "failed"
+    assert run.get_state().state == "failed"
 
 
 @pytest.mark.parametrize(
@@ -367,7 +368,7 @@ def test_error_is_the_reason_in_the_history(
     """An echo is the error only where the run has recorded no other reason."""
     run = write_run(tmp_path / "r", state="running", cluster="local")
     launcher.note_job(run, "local", "7", "")
-    run.add_failure("rank 0 on n1", SlurmftError("Connection closed by peer"), secondary=True)
+    run.add(Failure.of("rank 0 on n1", SlurmftError("Connection closed by peer"), secondary=True))
     if recorded == "failed":
         run.set_state("failed", "the task of a node was killed by SIGKILL", 137)
     error = wait.job_error(run, "7", JobState(name=name))

@@ -17,6 +17,7 @@ from slurmft.cluster.submit import provenance
 from slurmft.core import credentials, permissions
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.core.run_files import Failure
 from slurmft.node import rendezvous
 from slurmft.node.rendezvous import Rendezvous
 from slurmft.runs.rundir import RunDir
@@ -213,9 +214,9 @@ def test_records_hide_tokens(tmp_path: Path) -> None:
     )
     run = RunDir.create(config)
     error = SlurmftError(f"401 of https://a:{TOKEN}@hub/x", f"not {TOKEN}")
-    run.add_failure("rank 0", error, f"Traceback {TOKEN}")
+    run.add(Failure.of("rank 0", error, traceback=f"Traceback {TOKEN}"))
     run.set_state("failed", error.message)
-    assert "401" in run.get_state()["reason"]
+    assert "401" in run.get_state().reason
     assert TOKEN not in provenance("submit", ["--comment", TOKEN])["command"]
     assert all(TOKEN not in p.read_text() for p in tmp_path.rglob("*.json"))
 

@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slurmft.core.errors import SlurmftError
+from slurmft.core.run_files import Failure
 from slurmft.core.terminal import plain
 from slurmft.runs.progress import Progress
 from tests.conftest import slurmft
@@ -96,8 +97,8 @@ def test_what_a_run_says(tmp_path: Path, command: tuple[str, ...]) -> None:
     run = write_run(tmp_path / "runs" / f"a{COMMANDS[:3]}", state="failed", model=COMMANDS[:-1])
     evil = COMMANDS[:-1]
     run.set_state("submitted")
-    run.set_state("failed", evil, 1, extra=evil)
-    run.add_failure(f"rank {evil[:8]}", SlurmftError(evil, evil), evil, step=3)
+    run.set_state("failed", evil, 1, checkpoint=evil)
+    run.add(Failure.of(f"rank {evil[:8]}", SlurmftError(evil, evil), traceback=evil, step=3))
     found = json.loads(next(run.failures.glob("*.json")).read_text())
     for path in run.failures.glob("*.json"):
         path.write_text(json.dumps(found | {"message": evil, "hint": evil}))

@@ -16,9 +16,10 @@ from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
 from slurmft.core.program import Program
+from slurmft.core.run_files import ATTEMPT
 from slurmft.job import checkpoints
 from slurmft.job.checkpoints import BadCheckpointError, Checkpoints, checkpoint_name
-from slurmft.runs.rundir import ATTEMPT, RunDir
+from slurmft.runs.rundir import RunDir
 from tests.support.lockfs import TwoNodes
 from tests.support.small_disk import fill
 

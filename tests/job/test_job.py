@@ -126,8 +126,8 @@ with slurmft.attach() as job:
     process = start(run, script, 1)
     assert process.wait(PATIENCE_S) == Exit.FAILED
     (failure,) = run.all_failures()
-    assert failure["message"] == "ValueError: no such column"
-    assert failure["step"] == 3
+    assert failure.message == "ValueError: no such column"
+    assert failure.step == 3
     assert "no such column" in run.rank_log(0).read_text()
 
 

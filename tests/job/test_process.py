@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from slurmft.core.errors import SlurmftError
+from slurmft.core.run_files import ATTEMPT, Failure
 from slurmft.job import process
 from slurmft.node import heartbeat
 from slurmft.node.hardware import host_name
-from slurmft.runs.rundir import ATTEMPT, RunDir
+from slurmft.runs.rundir import RunDir
 from tests.support.made_runs import write_run
 
 HOUR_S = 3600.0
@@ -48,16 +49,16 @@ def before(run: RunDir, rank: int = 3, step: int = 7, attempt: int = 2, meetings
     """A failure that is on record."""
     error = SlurmftError("ValueError: no such label")
     where = f"rank {rank} on {host_name()}"
-    run.add_failure(where, error, step=step, attempt=attempt, meetings=meetings)
+    run.add(Failure.of(where, error, step=step, attempt=attempt, meetings=meetings))
 
 
 def test_failure_says_what_this_process_has_seen(run: RunDir, ended: list[int]) -> None:
     assert fail(run) == 1
     (failure,) = run.all_failures()
-    assert (failure["where"], failure["step"]) == (f"rank 3 on {host_name()}", 7)
-    assert (failure["attempt"], failure["meetings"], failure["secondary"]) == (2, 2, False)
-    assert failure["message"] == "ValueError: no such label"
-    assert failure["traceback"] == "ValueError: no such label\n"
+    assert (failure.where, failure.step) == (f"rank 3 on {host_name()}", 7)
+    assert (failure.attempt, failure.meetings, failure.secondary) == (2, 2, False)
+    assert failure.message == "ValueError: no such label"
+    assert failure.traceback == "ValueError: no such label\n"
     assert ended == []  # a restart may help
 
 
@@ -137,13 +138,13 @@ def test_gpu_that_fails(
     monkeypatch.setenv("LOCAL_RANK", "1")
     process.record_failure(RuntimeError(message), run, 3, 7, 2)
     (failure,) = run.all_failures()
-    assert failure["message"].startswith(f"GPU 6 of {host_name()} failed: {message[:9]}")
-    assert "\n" not in failure["message"]
-    assert (failure["bad_host"], failure["retry"]) == (host_name(), True)
-    assert not failure["secondary"]
+    assert failure.message.startswith(f"GPU 6 of {host_name()} failed: {message[:9]}")
+    assert "\n" not in failure.message
+    assert (failure.bad_host, failure.retry) == (host_name(), True)
+    assert not failure.secondary
     assert ended == [signal.SIGHUP]
     assert run.bad_hosts() == []
-    run.add_failure("node", SlurmftError("again"), bad_host=host_name(), attempt=1)
+    run.add(Failure.of("node", SlurmftError("again"), bad_host=host_name(), attempt=1))
     assert run.bad_hosts() == [host_name()]
 
 
@@ -151,7 +152,7 @@ def test_gpu_that_fails(
 def test_errors_that_a_program_makes_on_a_gpu(message: str, run: RunDir, ended: list[int]) -> None:
     process.record_failure(RuntimeError(message), run, 3, 7, 2)
     (failure,) = run.all_failures()
-    assert (failure["bad_host"], failure["retry"], ended) == (None, False, [])
+    assert (failure.bad_host, failure.retry, ended) == (None, False, [])
 
 
 @pytest.mark.parametrize("is_bad", [True, False])
@@ -162,6 +163,6 @@ def test_host_whose_gpus_cannot_be_used(is_bad: bool, run: RunDir, ended: list[i
     error.bad_hosts = hosts
     process.record_failure(error, run, 3, 0, 1)
     (failure,) = run.all_failures()
-    assert failure["bad_host"] == (host_name() if is_bad else None)
-    assert failure["secondary"] is not is_bad
+    assert failure.bad_host == (host_name() if is_bad else None)
+    assert failure.secondary is not is_bad
     assert ended == ([signal.SIGHUP] if is_bad else [])

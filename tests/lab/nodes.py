@@ -20,9 +20,10 @@ from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.files import read_json
 from slurmft.core.program import Program
+from slurmft.core.run_files import FINAL_STATES
 from slurmft.runs import log_times
 from slurmft.runs.records import RecordReader
-from slurmft.runs.rundir import FINAL_STATES, RunDir
+from slurmft.runs.rundir import RunDir
 from tests.support import CHECKOUT
 from tests.support.cluster import Cluster
 
@@ -67,7 +68,7 @@ def start(cluster: Cluster, nodes: int, runs_dir: Path, **settings: Any) -> RunD
 def await_end(run: RunDir, limit_s: float = 500) -> str:
     """The final state."""
     deadline = time.monotonic() + limit_s
-    while (state := str(run.get_state()["state"])) not in FINAL_STATES:
+    while (state := str(run.get_state().state)) not in FINAL_STATES:
         assert time.monotonic() < deadline, run.get_state()
         time.sleep(0.2)
     return state
@@ -81,7 +82,7 @@ def times(run: RunDir) -> Times:
         lines = [x for p in sorted(run.logs.glob(pattern)) for x in p.read_text().splitlines()]
         return [(log_times.split(x)[0] or 0.0) - began for x in lines if re.search(text, x)]
 
-    ended_s = float(run.get_state()["time"]) - began
+    ended_s = float(run.get_state().time) - began
     return Times(after("node-*.log", "^.*node .* on"), after("rank-*.log", "has met"), ended_s)
 
 

@@ -49,8 +49,8 @@ def test_one_fails(idle: Cluster, tmp_path: Path) -> None:
     """It is named, once; all nodes end."""
     run = start(idle, NODES, tmp_path, fails=16, stays_s=300)
     assert await_end(run) == "failed"
-    assert run.get_state()["reason"] == "rank 16 on n17: this rank fails"
-    roots = [f["where"] for f in run.all_failures() if not f["secondary"]]
+    assert run.get_state().reason == "rank 16 on n17: this rank fails"
+    roots = [f.where for f in run.all_failures() if not f.secondary]
     assert roots == ["rank 16 on n17"]
     assert not run.bad_hosts()
 

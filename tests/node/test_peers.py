@@ -15,6 +15,7 @@ import pytest
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.program import Program
+from slurmft.core.run_files import ATTEMPT, Failure
 from slurmft.node import signals
 from slurmft.node import supervisor as node_supervisor
 from slurmft.node.peers import FAILED, HANG, Peers
@@ -22,7 +23,7 @@ from slurmft.node.rendezvous import answer_checks, check_reachable
 from slurmft.node.supervisor import Child, Supervisor
 from slurmft.node.task import record_torchrun_failure
 from slurmft.node.watchdog import Watchdog
-from slurmft.runs.rundir import ATTEMPT, RunDir
+from slurmft.runs.rundir import RunDir
 from tests.support import PATIENCE_S
 
 WAIT_S = PATIENCE_S
@@ -142,7 +143,7 @@ def test_failed_node_ends_the_others_in_a_stop(run: RunDir) -> None:
 def test_head_tells_of_a_task_that_failed_before_it_was_connected(run: RunDir) -> None:
     head, port = head_and_port()
     node, task = join(port), Supervised(run, head)
-    run.add_failure("node n9", SlurmftError("it has no GPU"))
+    run.add(Failure.of("node n9", SlurmftError("it has no GPU")))
     task.supervisor.stop(signal.SIGTERM)
     assert task.end() == Exit.FAILED
     assert node.heard(FAILED, WAIT_S)
@@ -170,13 +171,13 @@ def test_cause_on_another_node_is_awaited_without_files(
     alone = Supervisor(run)
     assert record_torchrun_failure(alone, 1, log, 0) == Exit.FAILED
     (failure,) = run.all_failures()
-    assert failure["message"] == "torchrun ended with exit code 1"
+    assert failure.message == "torchrun ended with exit code 1"
     for path in run.failures.iterdir():
         path.unlink()
     _, port = head_and_port()
     other, supervisor = join(port), Supervisor(run)
     supervisor.peers = join(port)
-    run.add_failure("rank 9 on n9", SlurmftError("the loss is nan"))
+    run.add(Failure.of("rank 9 on n9", SlurmftError("the loss is nan")))
     other.tell(FAILED)
     assert supervisor.peers.heard(FAILED, WAIT_S)
     assert record_torchrun_failure(supervisor, 1, log, 0) == Exit.FAILED
@@ -193,5 +194,5 @@ def test_host_is_not_to_blame_for_a_kill_after_the_stop(run: RunDir, stopping: b
     supervisor.stop_signal = signal.SIGTERM if stopping else 0
     record_torchrun_failure(supervisor, -signal.SIGKILL, log, 0)
     (failure,) = run.all_failures()
-    assert failure["message"] == "torchrun was killed by SIGKILL"
-    assert (failure["secondary"], bool(failure["bad_host"])) == (stopping, not stopping)
+    assert failure.message == "torchrun was killed by SIGKILL"
+    assert (failure.secondary, bool(failure.bad_host)) == (stopping, not stopping)

@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from slurmft.core.config import JobConfig
+from slurmft.core.run_files import ATTEMPT
 from slurmft.node import rendezvous
 from slurmft.node.rendezvous import Rendezvous, RendezvousError
-from slurmft.runs.rundir import ATTEMPT
 from tests.support import PATIENCE_S
 
 

@@ -201,7 +201,9 @@ def test_packages_that_change_between_attempts(
     config = submission.configure(["x.py"], {"env": "env"}, FLAGS)
     run_dir = RunDir.create(config)
     attempts.begin(run_dir, ["n1"], "7")
-    assert "changed" not in (run_dir.read_attempt() or {})
+    attempt = run_dir.read_attempt()
+    assert attempt
+    assert not attempt.changed
     (site(env) / "theirs-1.0.dist-info").rename(site(env) / "theirs-1.1.dist-info")
     (site(env) / "more-2.dist-info").mkdir()
     capsys.readouterr()

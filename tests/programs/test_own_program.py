@@ -108,7 +108,7 @@ def test_stop_and_resume(here: Path, given: str) -> None:
     saved = before[-1] // 5 * 5  # or the one before, where it was killed within a save
     assert starts[1] in ({saved, max(5, saved - 5)} if given == "none" else {before[-1]})
     assert f"the program gets {name}" in "\n".join(said)
-    states = [state["state"] for state in started.run.history()]
+    states = [state.state for state in started.run.history()]
     assert states == ["submitted", "running", "stopping", "requeued", "running", "finished"]
     result = started.run.read_result()
     assert result is not None
@@ -126,7 +126,7 @@ def test_finished_in_spite_of_the_signal(here: Path) -> None:
     started = run("--finished-file", "done", "--", "late.py", follow=False)
     stop_once(started.run)
     assert slurmft("follow", str(started.run.path)).code == 0
-    assert [s["state"] for s in started.run.history()].count("running") == 1
+    assert [s.state for s in started.run.history()].count("running") == 1
 
 
 def test_attached(here: Path) -> None:

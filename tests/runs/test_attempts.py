@@ -13,8 +13,9 @@ import pytest
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json
+from slurmft.core.run_files import ATTEMPT, Failure
 from slurmft.runs import attempts
-from slurmft.runs.rundir import ATTEMPT, RunDir
+from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.support.small_disk import fill
 
@@ -42,28 +43,28 @@ def end(run: RunDir, code: int) -> attempts.Outcome:
 def fail(run: RunDir, bad_host: str | None = None, secondary: bool = False) -> None:
     error = SlurmftError("it broke", code=3)
     number = run.attempt_number()
-    run.add_failure("node n1", error, secondary=secondary, bad_host=bad_host, attempt=number)
+    run.add(Failure.of("node n1", error, secondary=secondary, bad_host=bad_host, attempt=number))
 
 
 def test_finished(tmp_path: Path) -> None:
     run = make(tmp_path)
     assert begin(run) == 1
     assert end(run, 0).state == "finished"
-    assert [s["state"] for s in run.history()] == ["submitted", "running", "finished"]
+    assert [s.state for s in run.history()] == ["submitted", "running", "finished"]
 
 
 def test_what_a_begin_records(tmp_path: Path) -> None:
     run = make(tmp_path)
     begin(run)
     first = run.history()[-1]
-    assert (first["state"], first["reason"], first["attempt"]) == ("running", "on n1, n2", 1)
-    assert first["checkpoint"] is None
+    assert (first.state, first.reason, first.attempt) == ("running", "on n1, n2", 1)
+    assert first.checkpoint is None
     save(run, 5)
     save(run, 7)
     begin(run, restarts=1)
     later = run.history()[-1]
-    assert (later["reason"], later["attempt"]) == ("attempt 2 on n1, n2", 2)
-    assert later["checkpoint"] == "step-00000007"
+    assert (later.reason, later.attempt) == ("attempt 2 on n1, n2", 2)
+    assert later.checkpoint == "step-00000007"
     found = read_json(run.attempt) or {}
     assert found["hosts"] == ["n1", "n2"]
     assert (found["number"], found["job"], found["restarts"]) == (2, "7", 1)
@@ -102,11 +103,11 @@ def test_outcome(
         save(run, 5)
     if failure:
         error, facts = SlurmftError("it broke", code=3), FAILURE[failure]
-        run.add_failure("rank 0 on n1", error, attempt=1, **facts)  # type: ignore[arg-type]
+        run.add(Failure.of("rank 0 on n1", error, attempt=1, **facts))  # type: ignore[arg-type]
     outcome = end(run, code)
     assert (outcome.state, outcome.code) == (state, exit_code)
     last = run.history()[-1]
-    assert (last["state"], last["reason"], last["exit_code"]) == (state, outcome.reason, exit_code)
+    assert (last.state, last.reason, last.exit_code) == (state, outcome.reason, exit_code)
 
 
 @pytest.mark.parametrize("code", [1, 74, 76, 127, 256])
@@ -195,7 +196,7 @@ def test_limit_of_none_ends_the_first_attempt_without_a_checkpoint(
 ) -> None:
     run = make(tmp_path, max_requeues=0)
     begin(run)
-    run.add_failure("node n1", SlurmftError("it broke", code=9), retry=True, attempt=1)
+    run.add(Failure.of("node n1", SlurmftError("it broke", code=9), retry=True, attempt=1))
     outcome = end(run, code)
     assert (outcome.state, outcome.code) == ("failed", 9)
     assert (
@@ -256,7 +257,7 @@ def test_failures_are_those_of_the_own_attempt(
     fail(run)
     monkeypatch.setenv(ATTEMPT, "2")
     assert attempts.decide(run, 1).reason == "the tasks ended with code 1"
-    run.add_failure("rank 1 on n1", SlurmftError("no such label"), attempt=2)
+    run.add(Failure.of("rank 1 on n1", SlurmftError("no such label"), attempt=2))
     assert attempts.decide(run, 1).reason == "no such label (rank 1 on n1)"
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waits"))
     attempts.await_failure(run, 1)
@@ -270,9 +271,9 @@ def test_limit_holds_where_slurm_requeues_by_itself(tmp_path: Path) -> None:
     with pytest.raises(SlurmftError, match=words) as error:
         begin(run)
     assert error.value.hint == f"look into {run.logs}; then: slurmft resume {run.path}"
-    assert run.get_state()["state"] == "failed"
-    assert run.get_state()["exit_code"] == Exit.FAILED
-    assert run.get_state()["reason"] == error.value.message
+    assert run.get_state().state == "failed"
+    assert run.get_state().exit_code == Exit.FAILED
+    assert run.get_state().reason == error.value.message
     assert run.attempt_number() == 2
 
 
@@ -291,7 +292,7 @@ def test_cancelled_stays_cancelled(tmp_path: Path) -> None:
     begin(run)
     run.set_state("cancelled", "by jane", Exit.CANCELLED)
     assert end(run, Exit.STOPPED).code == Exit.CANCELLED
-    assert run.get_state()["state"] == "cancelled"
+    assert run.get_state().state == "cancelled"
 
 
 def test_error_before_the_tasks_is_final(tmp_path: Path) -> None:
@@ -311,7 +312,7 @@ def test_failed_run_whose_job_starts_all_the_same_runs(tmp_path: Path) -> None:
     run.set_state("failed", "the controller gave no answer")
     assert begin(run) == 2
     assert end(run, 0).state == "finished"
-    assert run.get_state()["state"] == "finished"
+    assert run.get_state().state == "finished"
 
 
 def test_host_is_bad_after_two_attempts(tmp_path: Path) -> None:
@@ -392,6 +393,7 @@ def test_attempt_says_whose_it_is(tmp_path: Path) -> None:
     assert time.time() - 60 < found.pop("time") <= time.time()
     assert found == {
         "number": 2, "submission": 2, "job": "8", "restarts": 3, "hosts": ["n1", "n2"],
+        "changed": {},
     }  # fmt: skip
 
 
@@ -426,7 +428,7 @@ def test_history_says_where_each_attempt_runs(tmp_path: Path) -> None:
     assert (read_json(run.attempt) or {})["restarts"] == 0  # where nobody counts them
     save(run, 5)
     begin(run)
-    told = [(s["reason"], s.get("checkpoint")) for s in run.history()]
+    told = [(s.reason, s.checkpoint) for s in run.history()]
     assert told == [("", None), ("on n1, n2", None), ("attempt 2 on n1, n2", "step-00000005")]
 
 
@@ -485,13 +487,15 @@ def add(run: RunDir, where: str, clock_s: float, **facts: Any) -> str:
     with pytest.MonkeyPatch.context() as patch:
         now = time.time()
         patch.setattr(time, "time", lambda: now + clock_s)
-        run.add_failure(where, SlurmftError(message), **{"attempt": run.attempt_number()} | facts)
+        run.add(
+            Failure.of(where, SlurmftError(message), **{"attempt": run.attempt_number()} | facts)
+        )
     return message
 
 
 def root(run: RunDir) -> str | None:
     failure = run.root_failure()
-    return str(failure["message"]) if failure else None
+    return str(failure.message) if failure else None
 
 
 def meet(run: RunDir, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -515,7 +519,7 @@ def test_cause_is_found_whatever_the_clocks(
     assert root(run) is None  # that of another attempt
     last = add(run, "rank 1 on n1", clock_s, meetings=0)
     assert root(run) == last
-    assert run.failures_of(1)[0]["message"] == first
+    assert run.failures_of(1)[0].message == first
     run.set_state("failed")
     run.set_state("submitted", "resumed")
     assert root(run) is None  # the job of the resume has not begun
@@ -532,7 +536,7 @@ def test_secondary_failures_come_last(tmp_path: Path, monkeypatch: pytest.Monkey
     echo = add(run, "rank 0 on n1", -HOUR_S, meetings=1, secondary=True)
     assert root(run) == echo  # the only one
     killed = add(run, "node n2", HOUR_S, retry=True)
-    assert [f["message"] for f in run.failures_of(1)] == [killed, echo]
+    assert [f.message for f in run.failures_of(1)] == [killed, echo]
     assert run.failures_of(2) == []
 
 
@@ -550,14 +554,16 @@ def test_killed_process_is_the_reason_not_its_echo(tmp_path: Path) -> None:
     run = make(tmp_path)
     begin(run)
     echo = SlurmftError("RuntimeError: Connection closed by peer")
-    run.add_failure("rank 0 on n1", echo, secondary=True, attempt=1, meetings=0)
+    run.add(Failure.of("rank 0 on n1", echo, secondary=True, attempt=1, meetings=0))
     killed = SlurmftError("a rank was killed by SIGKILL (out of memory?)")
-    late = threading.Timer(0.7, lambda: run.add_failure("node n2", killed, retry=True, attempt=1))
+    late = threading.Timer(
+        0.7, lambda: run.add(Failure.of("node n2", killed, retry=True, attempt=1))
+    )
     late.start()
     attempts.await_failure(run, 1)
     late.join()
     assert end(run, 1).reason == f"{killed.message} (node n2)"
-    assert run.history()[-1]["reason"] == f"{killed.message} (node n2)"
+    assert run.history()[-1].reason == f"{killed.message} (node n2)"
 
 
 @pytest.mark.parametrize(
@@ -584,7 +590,7 @@ def test_reason(tmp_path: Path, code: int, recorded: str | None, reason: str) ->
         fail(run, bad_host="n1", secondary=recorded == "echo")
     outcome = end(run, code)
     assert (outcome.state, outcome.reason) == ("requeued", reason)
-    assert run.history()[-1]["reason"] == reason
+    assert run.history()[-1].reason == reason
 
 
 @pytest.mark.parametrize("code", [Exit.OK, Exit.STOPPED])
@@ -614,5 +620,5 @@ def test_a_thousand_hosts_are_no_flood(tmp_path: Path) -> None:
     """Neither on the screen nor in every later state of the run."""
     run = make(tmp_path)
     attempts.begin(run, [f"n{i}" for i in range(1000)], "7")
-    assert run.get_state()["reason"].endswith("n6, n7 and 992 more")
+    assert run.get_state().reason.endswith("n6, n7 and 992 more")
     assert run.state.stat().st_size < 2000

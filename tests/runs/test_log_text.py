@@ -15,6 +15,7 @@ import pytest
 from slurmft import Run
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import write_json
+from slurmft.core.run_files import Failure
 from slurmft.runs import log_times, rundir
 from slurmft.runs.logfiles import Choice, Logs
 from slurmft.runs.rundir import RunDir
@@ -142,11 +143,11 @@ def test_attempts(tmp_path: Path) -> None:
     """A log goes on after a requeue; what has no head is told by when the attempts began."""
     run = write_run(tmp_path / "run", state="running")
     run.set_state("running", attempt=1)
-    first = run.history()[-1]["time"]
+    first = run.history()[-1].time
     run.set_state("requeued")
     run.set_state("running", attempt=2)
     write_json(run.attempt, {"number": 2, "job": "7", "hosts": ["n2"], "time": time.time()})
-    second = run.history()[-1]["time"] + 10
+    second = run.history()[-1].time + 10
     heads = ["rank 0 on n1, attempt 1, pid 7", "rank 0 on n2, attempt 2, pid 8"]
     put(run.rank_log(0), (first, heads[0]), (first, "a"), (second, heads[1]), (second + 1, "b"))
     put(run.logs / "task-000.log", (first, "one"), (second, "two"))
@@ -159,10 +160,12 @@ def test_attempts(tmp_path: Path) -> None:
 def test_what_failed_first_comes_first(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", nodes=2, state="running")
     lost = SlurmftError("connection closed by peer")
-    run.add_failure("rank 0 on n1", lost, "Traceback: lost", secondary=True, attempt=0)
-    run.add_failure("rank 1 on n2", SlurmftError("KeyError: 3", "a hint"), "Tr: KeyError: 3\n",
-                    step=7, attempt=0)  # fmt: skip
-    run.add_failure("node n2", SlurmftError("its ranks ended"), secondary=True, attempt=0)
+    run.add(
+        Failure.of("rank 0 on n1", lost, traceback="Traceback: lost", secondary=True, attempt=0)
+    )
+    cause = SlurmftError("KeyError: 3", "a hint")
+    run.add(Failure.of("rank 1 on n2", cause, traceback="Tr: KeyError: 3\n", step=7, attempt=0))
+    run.add(Failure.of("node n2", SlurmftError("its ranks ended"), secondary=True, attempt=0))
     run.set_state("failed", "", 1)
     put(run.rank_log(0), (T, "a line"))
     out = slurmft("logs", str(run.path)).out.splitlines()
@@ -183,7 +186,9 @@ def test_what_failed_first_comes_first(tmp_path: Path) -> None:
 def test_the_same_in_a_script(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", nodes=2, state="running")
     assert Run(run.path).logs() == ""
-    run.add_failure("rank 1 on n2", SlurmftError("boom", "a hint"), "Tr: boom", attempt=0)
+    run.add(
+        Failure.of("rank 1 on n2", SlurmftError("boom", "a hint"), traceback="Tr: boom", attempt=0)
+    )
     run.set_state("failed", "", 1)
     put(run.rank_log(0), (T, "a"), (T + 2, "c"))
     put(run.rank_log(1), (T + 1, "b"), (T + 3, "d"))

@@ -14,6 +14,7 @@ from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import new_folder, write_json, write_text
 from slurmft.core.permissions import NotOwnError
+from slurmft.core.run_files import Failure
 from slurmft.runs import rundir
 from slurmft.runs.records import RecordReader, RecordWriter
 from slurmft.runs.rundir import RunDir
@@ -177,8 +178,8 @@ def test_final_state_stays(tmp_path: Path) -> None:
     run.set_state("failed", "rank 1 raised", 1)
     run.set_state("finished", exit_code=0)
     state = run.get_state()
-    assert (state["state"], state["reason"], state["exit_code"]) == ("failed", "rank 1 raised", 1)
-    assert [s["state"] for s in state["history"]] == ["submitted", "running", "failed"]
+    assert (state.state, state.reason, state.exit_code) == ("failed", "rank 1 raised", 1)
+    assert [s.state for s in state.history] == ["submitted", "running", "failed"]
 
 
 def test_what_is_only_told_goes_to_stderr_where_the_disk_is_full(
@@ -192,21 +193,21 @@ def test_what_is_only_told_goes_to_stderr_where_the_disk_is_full(
     run.set_state("requeued", "stopped; the newest checkpoint is step-00000005", 75)
     run.mark_started(1)
     token = "hf_" + "a" * 34
-    failure = run.add_failure("rank 3 on n1", SlurmftError(f"no room; {token}", code=7))
-    assert (failure["where"], failure["code"]) == ("rank 3 on n1", 7)
+    failure = run.add(Failure.of("rank 3 on n1", SlurmftError(f"no room; {token}", code=7)))
+    assert (failure.where, failure.code) == ("rank 3 on n1", 7)
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 3
     assert "state.json cannot be written (No space left on device): requeued: stopped;" in told[0]
     assert "started.json" in told[1]
     assert "rank 3 on n1: no room;" in told[2]
     assert token not in told[2]
-    assert run.get_state()["state"] == "running"
+    assert run.get_state().state == "running"
     assert run.all_failures() == []
     with pytest.raises(OSError, match="No space left"):  # a submission must be recorded
         run.set_state("submitted", "resumed")
     ballast.unlink()
     run.set_state("requeued")
-    assert [s["state"] for s in run.history()] == ["submitted", "running", "requeued"]
+    assert [s.state for s in run.history()] == ["submitted", "running", "requeued"]
 
 
 def test_what_is_only_told_of_a_run_that_is_gone(
@@ -227,8 +228,8 @@ def test_reason_with_the_name_of_a_file_that_is_no_utf_8(tmp_path: Path) -> None
 def test_root_failure_is_not_secondary(tmp_path: Path) -> None:
     run = make(tmp_path)
     assert run.root_failure() is None
-    run.add_failure("rank 0 on n1", SlurmftError("connection closed by peer"), secondary=True)
-    run.add_failure("rank 3 on n2", SlurmftError("out of memory"))
+    run.add(Failure.of("rank 0 on n1", SlurmftError("connection closed by peer"), secondary=True))
+    run.add(Failure.of("rank 3 on n2", SlurmftError("out of memory")))
     root = run.root_failure()
     assert root is not None
-    assert root["where"] == "rank 3 on n2"
+    assert root.where == "rank 3 on n2"

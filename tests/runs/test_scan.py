@@ -100,7 +100,7 @@ def test_damaged_files_count_as_absent(tmp_path: Path) -> None:
     odd.state.write_text('{"reason": "no state"}')
     odd.environment.write_text('{"ranks": [1, {"rank": 0}], "versions": []}')
     ((run,), _) = find([tmp_path])
-    assert (run.state["state"], run.state["reason"]) == ("unknown", "state.json is damaged")
+    assert (run.state.state, run.state.reason) == ("unknown", "state.json is damaged")
     assert (run.study, run.hosts, run.code) == (None, [], "0.1")
 
 

@@ -73,7 +73,7 @@ def test_a_chain(idle_cluster: Cluster, tmp_path: Path) -> None:
     await_state(good, "finished")
     await_state(on_good, "finished")
     await_state(on_both, "finished")
-    assert on_good.history()[1]["time"] >= good.history()[-1]["time"]
+    assert on_good.history()[1].time >= good.history()[-1].time
     words = f"cancelled: Slurm found that it can never start after {bad.path.name}"
     assert listed(idle_cluster, tmp_path)[on_bad.path.name] == words
     shown = slurmft(idle_cluster, "status", str(on_bad.path))
@@ -85,7 +85,7 @@ def test_a_chain(idle_cluster: Cluster, tmp_path: Path) -> None:
     assert listed(idle_cluster, tmp_path)[on_bad.path.name].endswith(f"for {bad.path.name}")
     (tmp_path / "bad").write_text("0")
     await_state(on_bad, "finished")
-    assert bad.get_state()["state"] == "finished"
+    assert bad.get_state().state == "finished"
 
 
 def test_an_array_of_programs(idle_cluster: Cluster, tmp_path: Path) -> None:

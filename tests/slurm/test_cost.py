@@ -84,6 +84,6 @@ def status(cluster: Cluster, run: RunDir) -> dict[str, Any]:
 
 def wait_for(run: RunDir, state: str, attempts: int) -> None:
     until(
-        lambda: (run.get_state()["state"], run.attempt_number()) == (state, attempts),
+        lambda: (run.get_state().state, run.attempt_number()) == (state, attempts),
         run.get_state,
     )

@@ -229,7 +229,7 @@ def test_host_that_fails_twice_is_left_out(runs: Runs) -> None:
     assert faults.hosts_of(runs.cluster, job)[-1] == bad  # once may be chance
     runs.suffer(TORCHRUN)
     assert bad not in json.loads(job.run.attempt.read_text())["hosts"]
-    assert any(f"without {bad}" in state["reason"] for state in job.run.history())
+    assert any(f"without {bad}" in state.reason for state in job.run.history())
     runs.fine = True
 
 

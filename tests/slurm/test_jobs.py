@@ -130,8 +130,8 @@ def test_preflight_leaves_a_bad_node_out(idle_cluster: Cluster, tmp_path: Path) 
         subprocess.run([*inside, "del", *rule], check=True)
     assert done.code == 0, done.err
     assert "bad: n3" in done.out
-    assert any(state["reason"].endswith("(without n3)") for state in done.run.history())
-    assert (done.run.read_attempt() or {})["hosts"] == ["n1", "n2", "n4"]
+    assert any(state.reason.endswith("(without n3)") for state in done.run.history())
+    assert getattr(done.run.read_attempt(), "hosts", None) == ["n1", "n2", "n4"]
 
 
 def test_living_with_runs(idle_cluster: Cluster, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_living_with_runs(idle_cluster: Cluster, tmp_path: Path) -> None:
     waits = submit(idle_cluster, tmp_path, "--nodes", "4", "--exclusive", *LONG).run
     gone = write_run(tmp_path / "gone", state="running")
     gone.job.write_text('{"cluster": "slurm", "id": "999999"}')
-    until(lambda: runs.get_state()["state"] == "running")  # its ranks need not have started
+    until(lambda: runs.get_state().state == "running")  # its ranks need not have started
     theirs = write_run(tmp_path / "theirs", state="requeued")
     theirs.job.write_text('{"cluster": "slurm", "id": "999998", "where": "b"}')
     now = list_runs(idle_cluster, tmp_path)
@@ -165,7 +165,7 @@ def test_living_with_runs(idle_cluster: Cluster, tmp_path: Path) -> None:
     told = slurmft(idle_cluster, "status", job, "--runs-dir", str(tmp_path))
     assert "requeued once" in told.out
     assert slurmft(idle_cluster, "cancel", job, "--runs-dir", str(tmp_path)).code == 0
-    assert runs.get_state()["state"] == "cancelled"
+    assert runs.get_state().state == "cancelled"
 
 
 def list_runs(cluster: Cluster, runs: Path) -> dict[str, dict[str, Any]]:
@@ -244,7 +244,7 @@ def test_killed_rank(idle_cluster: Cluster, tmp_path: Path) -> None:
     code, text = job.end()
     assert code == 1
     assert "error: a rank was killed by SIGKILL" in text
-    reason = job.run.history()[-1]["reason"]
+    reason = job.run.history()[-1].reason
     assert reason.startswith("a rank was killed by SIGKILL"), reason
     assert f"(node {host})" in reason
     assert_nodes_are_clean(idle_cluster)

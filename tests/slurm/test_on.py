@@ -52,8 +52,8 @@ def test_one_job_whatever_is_cut(idle_cluster: Cluster, laptop: Laptop, tmp_path
         assert "before the connection was cut" in again.out
         assert len(laptop.runs()) == number
         assert len(job_ids(idle_cluster)) == number, moment
-    assert {run.get_state()["state"] for run in laptop.runs()} == {"finished"}
-    assert {run.read_job()["id"] for run in laptop.runs()} <= job_ids(idle_cluster)
+    assert {run.get_state().state for run in laptop.runs()} == {"finished"}
+    assert {run.job_id() for run in laptop.runs()} <= job_ids(idle_cluster)
     found = json.loads(laptop.slurmft("list", "--on", "lab", "--json").out)["runs"]
     assert [run["state"] for run in found] == ["finished"] * 3
     assert isinstance(laptop.runs()[0], RunDir)

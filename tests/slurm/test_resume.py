@@ -62,11 +62,11 @@ def test_a_run_has_one_job(idle_cluster: Cluster, tmp_path: Path) -> None:
     assert line == f"the job {second} ends at once: the job {has_it} {has}"
     assert (attempt["number"], attempt["job"]) == (2, has_it)
     assert launcher.job_of(run)[1] == has_it  # commands find the job that runs
-    assert [s["state"] for s in run.history()] == [
+    assert [s.state for s in run.history()] == [
         "submitted", "running", "cancelled", "submitted", "running",
     ]  # fmt: skip
     go.touch()
-    until(lambda: run.get_state()["state"] == "finished", run.history)
+    until(lambda: run.get_state().state == "finished", run.history)
     third, line = end_of_second_job(idle_cluster, run)
     assert line == f"the job {third} ends at once: the run {run.path} is finished"
     assert run.attempt_number() == 2
@@ -84,4 +84,4 @@ def test_task_that_is_killed_is_the_reason(idle_cluster: Cluster, tmp_path: Path
     reason = "the task of a node was killed by SIGKILL (out of memory?)"
     assert code == 1
     assert f"error: {reason}" in text
-    assert job.run.history()[-1]["reason"].startswith(f"{reason}; no new checkpoint")
+    assert job.run.history()[-1].reason.startswith(f"{reason}; no new checkpoint")

@@ -66,7 +66,7 @@ def test_study(idle_cluster: Cluster, tmp_path: Path, tiny_model: Path, tiny_dat
     await_totals(idle_cluster, tmp_path, lambda t: t["finished"] == 4)
     runs = runs_of(idle_cluster, tmp_path)
     assert [r.load_config().job.nodes for r in runs] == [1, 2, 1, 2]
-    spans = [[h["time"] for h in r.history() if h["state"] != "submitted"] for r in runs]
+    spans = [[h.time for h in r.history() if h.state != "submitted"] for r in runs]
     for one, following in itertools.pairwise(spans):
         assert one[-1] <= following[0]
     jobs = [json.loads(r.job.read_text())["id"] for r in runs]
@@ -100,10 +100,10 @@ def test_array_task_is_a_job_like_others(idle_cluster: Cluster, tmp_path: Path) 
     await_state(stopped, "requeued")
     await_state(stopped, "running")
     assert stopped.checkpoint_names()
-    assert runs[0].get_state()["state"] == "running"
+    assert runs[0].get_state().state == "running"
     assert [r.attempt_number() for r in runs] == [1, 2, 0, 0]
     assert slurmft(idle_cluster, "cancel", str(stopped.path)).code == 0
-    assert stopped.get_state()["state"] == "cancelled"
+    assert stopped.get_state().state == "cancelled"
     cancelled = study(idle_cluster, tmp_path, "cancel")
     assert "3 run(s) of two-shapes are being cancelled" in cancelled.out
     idle_cluster.wait_idle()
@@ -131,4 +131,4 @@ def await_steps(run: RunDir, count: int) -> None:
 
 
 def await_state(run: RunDir, state: str) -> None:
-    until(lambda: run.get_state()["state"] == state, run.get_state)
+    until(lambda: run.get_state().state == state, run.get_state)

@@ -182,7 +182,7 @@ def stop_on_full_disk(cluster: Cluster, job: Following) -> None:
     try:
         scancel_signal(cluster, job)
         _await_queued(cluster, job)
-        assert job.run.get_state()["state"] == "running"  # nothing could be recorded
+        assert job.run.get_state().state == "running"  # nothing could be recorded
     finally:
         ballast.unlink()
 
@@ -211,7 +211,7 @@ def shows_where_it_hung(run: RunDir) -> None:
     stacks = [run.stacks(rank).read_text() for rank in (0, 1)]
     assert any("state T" in text and "the kernel reports" in text for text in stacks)
     assert any("Thread" in text and "trainer.py" in text for text in stacks)
-    words = [f["message"] for f in run.all_failures() if not f["secondary"]]
+    words = [f.message for f in run.all_failures() if not f.secondary]
     assert any("hangs: no step for" in text and "SIGSTOP" in text for text in words)
 
 

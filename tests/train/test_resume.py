@@ -99,7 +99,7 @@ def steps_twice(run: RunDir) -> int:
 
 
 def states(run: RunDir) -> list[str]:
-    return [state["state"] for state in run.history()]
+    return [state.state for state in run.history()]
 
 
 def one_rank(run: RunDir) -> int:
@@ -204,7 +204,7 @@ def test_exception_that_comes_back_ends_the_run(tmp_path: Path) -> None:
     done = slurmft("submit", "--follow", *EXACT, *flags, *source, imported=True)
     assert done.code == 1
     assert done.err.count("Traceback") == 1
-    raised = [f for f in done.run.all_failures() if f["traceback"] and not f["secondary"]]
+    raised = [f for f in done.run.all_failures() if f.traceback and not f.secondary]
     assert len(raised) == 2
     assert_gone(done.run)
 
@@ -293,7 +293,7 @@ def test_full_disk_at_the_model(tmp_path: Path, tiny_data: Path) -> None:
         assert "no room for the model" in text
         last = job.run.history()[-1]
         assert states(job.run)[-1] == "failed"
-        assert last["reason"].endswith("no new checkpoint in this attempt (--max-requeues)")
+        assert last.reason.endswith("no new checkpoint in this attempt (--max-requeues)")
         (others / "model.safetensors").unlink()
         done = slurmft("resume", "--follow", str(job.run.path), imported=True)
         assert done.code == 0, done.err

@@ -240,7 +240,7 @@ def test_run_directory(four_ranks: Done) -> None:
     environment = json.loads(run.environment.read_text())
     assert environment["versions"]["torch"]
     assert [rank["rank"] for rank in environment["ranks"]] == [0, 1, 2, 3]
-    assert [s["state"] for s in run.get_state()["history"]] == ["submitted", "running", "finished"]
+    assert [s.state for s in run.get_state().history] == ["submitted", "running", "finished"]
     assert not [p.name for p in run.path.iterdir() if p.name.startswith(".")]
     assert "Traceback" not in "".join(p.read_text() for p in run.logs.glob("*.log"))
 
@@ -266,7 +266,7 @@ def test_rank_that_raises(tmp_path: Path, tiny_data: Path) -> None:
     last = done.err.splitlines()[-2]
     assert last.startswith("error: ValueError: a text of 42 tokens is longer")
     assert last.endswith(f" on {os.uname().nodename})")
-    assert done.run.get_state()["state"] == "failed"
+    assert done.run.get_state().state == "failed"
     assert not done.run.result.exists()
     assert_gone(done.run)
 
@@ -290,8 +290,8 @@ def test_logits_that_are_no_numbers(tmp_path: Path, tiny_data: Path, tiny_model:
     assert done.code == 1
     assert "the model's logits are NaN for 67 of 67 validation samples" in done.err
     assert "--learning-rate" in done.err
-    roots = [f for f in done.run.all_failures() if not f["secondary"]]
-    assert [f["where"].split(" on ")[0] for f in roots] == ["rank 0"]
+    roots = [f for f in done.run.all_failures() if not f.secondary]
+    assert [f.where.split(" on ")[0] for f in roots] == ["rank 0"]
 
 
 def test_early_stopping(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:
@@ -460,7 +460,7 @@ def test_cancelled_while_following(tmp_path: Path) -> None:
     code, text = job.end()
     assert code == 5
     assert "was cancelled" in text
-    assert job.run.get_state()["state"] == "cancelled"
+    assert job.run.get_state().state == "cancelled"
     assert_gone(job.run)
     assert "already ended (cancelled)" in slurmft("cancel", str(job.run.path)).out
 

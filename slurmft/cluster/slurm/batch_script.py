@@ -21,13 +21,14 @@ from slurmft.cluster.templates import fill
 from slurmft.core import permissions
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
+from slurmft.core.run_files import ATTEMPT, Failure, current_attempt
 from slurmft.node import rendezvous, signals
 from slurmft.plugins.notify import notification
 from slurmft.plugins.stage_env import unpack
 from slurmft.runs import log_times
 from slurmft.runs.attempts import Outcome, await_failure, begin, check_turn, decide, end
 from slurmft.runs.job_ids import own_job_id
-from slurmft.runs.rundir import ATTEMPT, RunDir, current_attempt
+from slurmft.runs.rundir import RunDir
 
 _BROKEN = 78
 """Exit code where slurmft cannot be imported, and of the script then."""
@@ -93,7 +94,7 @@ def begin_attempt(run: RunDir) -> int:
         note_job(run)
     blame_lost_nodes(run)
     exclude, settings = excludable_hosts(run), run.load_config().job
-    avoided = any(s.get("avoided") for s in run.history()[-1:])  # once, not for ever
+    avoided = any(each.avoided for each in run.history()[-1:])  # once, not for ever
     if set(hosts) & set(exclude) and settings.requeue and not avoided:
         return requeue(run, f"{', '.join(exclude)} failed before", exclude, avoided=True)
     ports = rendezvous.free_ports(os.environ["SLURM_JOB_ID"])
@@ -108,7 +109,8 @@ def note_job(run: RunDir) -> None:
     the submission was interrupted."""
     with contextlib.suppress(OSError):  # a full disk does not end a run
         job_id = os.readlink(run.claims / str(run.submissions()))
-        if run.read_job().get("id") != job_id:
+        job = run.read_job()
+        if job is None or job.id != job_id:
             launcher.note_job(run, "slurm", job_id, launcher.location("slurm"))
 
 
@@ -144,11 +146,11 @@ def requeue(run: RunDir, reason: str, exclude: list[str], avoided: bool = False)
 def blame_lost_nodes(run: RunDir) -> None:
     """Records which nodes of the previous attempt Slurm reports as down: why that attempt ended."""
     before = run.read_attempt()
-    if before is None or (run.history() or [{}])[-1].get("state") != "running":
+    if before is None or run.get_state().state != "running":
         return
-    for host in commands.down_hosts(before["hosts"]):
+    for host in commands.down_hosts(before.hosts):
         lost = SlurmftError(f"node {host} was lost (Slurm reports it as down)")
-        run.add_failure(f"node {host}", lost, bad_host=host, attempt=before["number"])
+        run.add(Failure.of(f"node {host}", lost, bad_host=host, attempt=before.number))
 
 
 def end_attempt(run: RunDir, code: int) -> int:
@@ -164,12 +166,13 @@ def end_attempt(run: RunDir, code: int) -> int:
         return code
     outcome = decide(run, code, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
     if outcome.state == "requeued":
-        exclude, failure = excludable_hosts(run), run.root_failure(current_attempt()) or {}
-        if exclude or not failure.get("exclude"):
+        exclude = excludable_hosts(run)
+        failure = run.root_failure(current_attempt())
+        if exclude or failure is None or not failure.exclude:
             return requeue(run, outcome.reason, exclude)
         outcome = Outcome("failed", f"{outcome.reason}; no other nodes can be had", Exit.FAILED)
     sending = end(run, outcome)
-    if run.get_state()["state"] != outcome.state:
+    if run.get_state().state != outcome.state:
         commands.note(own_job_id(os.environ), f"{outcome.state}: {outcome.reason}")
     notification.finish(sending)
     return outcome.code

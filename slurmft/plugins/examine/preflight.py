@@ -23,6 +23,7 @@ from slurmft.core import filesystem, process
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import fits
+from slurmft.core.run_files import Failure
 from slurmft.core.text import shown, some
 from slurmft.node.hardware import host_name, visible_gpus
 from slurmft.node.peers import FAILED, PASSED, Peers
@@ -99,7 +100,7 @@ class Preflight:
         for host, problem in bad.items():
             hint = "tell the site; `--preflight off` starts without this check"
             error = SlurmftError(f"preflight: {problem}", hint)
-            self._run.add_failure(f"node {host}", error, bad_host=host, exclude=True)
+            self._run.add(Failure.of(f"node {host}", error, bad_host=host, exclude=True))
         seconds = time.monotonic() - self._began
         text = f"{len(names)} node(s) in {seconds:.1f} s, {speeds([r for _, r in found])}"
         text += f"; bad: {some(list(bad))}" if bad else ""

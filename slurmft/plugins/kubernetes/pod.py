@@ -22,6 +22,7 @@ from slurmft.core import permissions
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_text
+from slurmft.core.run_files import ATTEMPT, current_attempt
 from slurmft.node.hardware import host_name
 from slurmft.node.peers import Peers
 from slurmft.node.rendezvous import (
@@ -34,7 +35,7 @@ from slurmft.node.rendezvous import (
 from slurmft.node.supervisor import Supervisor, record_error, run_task
 from slurmft.node.task import run_torchrun
 from slurmft.runs import attempts
-from slurmft.runs.rundir import ATTEMPT, RunDir, current_attempt
+from slurmft.runs.rundir import RunDir
 
 _PORT = 29400
 

@@ -23,10 +23,11 @@ from slurmft.core.config import JobConfig
 from slurmft.core.credentials import is_private, kind_in, redact
 from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.core.filesystem import absolute
+from slurmft.core.run_files import FINAL_STATES
 from slurmft.core.text import duration
 from slurmft.runs.progress import metrics_words
 from slurmft.runs.records import latest, warn
-from slurmft.runs.rundir import FINAL_STATES, RunDir
+from slurmft.runs.rundir import RunDir
 
 SEND_S = 15
 """What sending may take, all in all."""
@@ -102,7 +103,7 @@ def start(run: RunDir, later: bool = False) -> Sending:
     from the login side, which sends only what the job itself has not."""
     with contextlib.suppress(SlurmftError, OSError, LookupError):
         job, past = run.load_own_config().job, run.history()
-        is_news = past[-1]["state"] in (*FINAL_STATES, "requeued")
+        is_news = past[-1].state in (*FINAL_STATES, "requeued")
         if is_news and (job.notify or job.notify_command):
             words = [str(run.path), str(len(past) - 1), str(LATER_S * later)]
             nothing = subprocess.DEVNULL
@@ -129,28 +130,27 @@ def message(run: RunDir, number: int) -> tuple[str, str] | None:
     """Title and text for an entry of a run's history; None: it is not worth a message."""
     past = run.history()
     entry = past[number]
-    title, state, reason = entry["state"], entry["state"], entry["reason"]
+    title, state, reason = entry.state, entry.state, entry.reason
     if state == "requeued":
         hangs = " hangs: " in reason
-        begun = [each.get("checkpoint") for each in past[:number] if each["state"] == "running"]
+        begun = [each.checkpoint for each in past[:number] if each.state == "running"]
         if not hangs and begun and begun[-1] != run.newest_checkpoint():
             return None  # the attempt that ended has left a new checkpoint
         title = "hang, requeued" if hangs else "requeued without progress"
     config, job = run.load_config(), run.read_job()
     result = run.read_result() if state == "finished" else None
     metrics = (result or {}).get("metrics") or latest(run.path)["metrics"]
-    where = " ".join(filter(None, (job.get("cluster"), job.get("where"))))
+    where = " ".join(filter(None, (job.cluster, job.where) if job else ()))
     what = filter(None, (config.program.settings.get("task"), config.program.settings.get("model")))
-    starts = [each for each in past[: number + 1] if each["state"] == "running"]
+    starts = [each for each in past[: number + 1] if each.state == "running"]
     failure = run.root_failure() if state in ("failed", "requeued") else None
     rows = [
         redact(reason),
-        f"hint: {redact(failure['hint'])}" if failure and failure["hint"] else "",
+        f"hint: {redact(failure.hint)}" if failure and failure.hint else "",
         f"run: {', '.join(map(str, what)) or config.program.name}, {config.job.nodes} node(s)",
-        f"job: {job.get('id', '?')} ({where})",
+        f"job: {job.id if job else '?'} ({where})",
         f"metrics: {metrics_words(metrics)}" if metrics else "",
-        f"time: {duration(entry['time'] - past[0]['time'])} since submission, "
-        f"{len(starts)} attempt(s)",
+        f"time: {duration(entry.time - past[0].time)} since submission, {len(starts)} attempt(s)",
         f"next: slurmft {_NEXT[state]} {shlex.quote(str(run.path))}",
     ]
     return f"slurmft: {run.path.name}: {title}", "\n".join(filter(None, rows))

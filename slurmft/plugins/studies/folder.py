@@ -94,7 +94,7 @@ def discard_cut_off(folder: Path) -> None:
     If a job was submitted nevertheless, it ends at once: its script is gone.
     """
     for run in find_runs(folder)[0]:
-        never = run.state["state"] in ("submitted", "unknown") and run.result is None
+        never = run.state.state in ("submitted", "unknown") and run.result is None
         if run.study and never and not (files := RunDir(run.path)).job_id():
             files.discard()
 

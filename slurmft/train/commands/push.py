@@ -33,7 +33,7 @@ def check_finished(run: RunDir) -> dict[str, Any]:
     Raises:
         UsageError: it has none.
     """
-    state, result = run.get_state()["state"], run.read_result()
+    state, result = run.get_state().state, run.read_result()
     if state != "finished" or result is None:
         raise UsageError(
             f"the run {str(run.path)!r} has not finished: it is {state}",

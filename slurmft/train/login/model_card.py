@@ -69,7 +69,7 @@ _PACKAGES = ("slurmft", "torch", "transformers", "accelerate", "peft", "datasets
 
 def write(run: RunDir, result: Mapping[str, Any]) -> None:
     """Writes the card of a finished run into its model's folder. OSError where it cannot."""
-    versions = run.read_environment()["versions"]
+    versions = {name: str(each) for name, each in run.read_environment().versions.items()}
     train = TrainConfig.of(run.load_config().program)
     write_text(run.model / FILE, text(train, result, versions, run.path.name))
 

@@ -84,7 +84,7 @@ def check_absent(output: Path) -> None:
 def _trained(run: RunDir) -> TrainConfig:
     """What a run has trained, as it predicts. UsageError where it has no model, or one that makes
     no predictions of rows."""
-    program, state = run.load_config().program, run.get_state()["state"]
+    program, state = run.load_config().program, run.get_state().state
     where = repr(str(run.path))
     if program.kind != "train":
         raise UsageError(f"{where} trained no model of slurmft's own tasks", "give another run")

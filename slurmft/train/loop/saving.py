@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import new_folder
+from slurmft.core.run_files import Failure
 from slurmft.runs.disk_space import is_full, no_room
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def save_patiently(
             continue
         if job.should_stop():
             if problem:
-                run_dir.add_failure(f"rank 0 on {platform.node()}", problem, retry=True)
+                run_dir.add(Failure.of(f"rank 0 on {platform.node()}", problem, retry=True))
             raise Stopped
         time.sleep(_RETRY_S)
 

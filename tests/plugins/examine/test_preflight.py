@@ -170,7 +170,7 @@ def test_simulated_nodes_pass(tmp_path: Path) -> None:
     done = run(tmp_path, "--nodes", "3")
     assert done.code == 0, done.err
     assert "preflight: 3 node(s) in " in done.out
-    assert done.run.get_state()["state"] == "finished"
+    assert done.run.get_state().state == "finished"
 
 
 def test_bad_nodes_are_named_and_tried_twice_again(
@@ -183,8 +183,8 @@ def test_bad_nodes_are_named_and_tried_twice_again(
     assert done.code == 1
     assert "preflight: 0 of the 2 GPUs that Slurm has granted are there" in done.err
     state = done.run.get_state()
-    assert state["state"] == "failed"
-    assert state["reason"].endswith("; 3 starts had bad nodes")
+    assert state.state == "failed"
+    assert state.reason.endswith("; 3 starts had bad nodes")
     assert done.run.bad_hosts() == ["127.0.0.1", "127.0.0.2"]
     texts = [each["text"] for each in records(done.run, "preflight")]
     assert len(texts) == 3

@@ -10,9 +10,10 @@ from typing import Any
 
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.program import Program
+from slurmft.core.run_files import ATTEMPT
 from slurmft.node import heartbeat
 from slurmft.runs.records import RecordReader
-from slurmft.runs.rundir import ATTEMPT, RUN_DIR, RunDir
+from slurmft.runs.rundir import RUN_DIR, RunDir
 from tests.support import CHECKOUT, PATIENCE_S
 
 

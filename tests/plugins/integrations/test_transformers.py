@@ -248,7 +248,7 @@ def test_job_of_slurmft_run_requeues_and_finishes(
     environment = {"AT": "1:7", "SIGNAL": "SIGUSR2", "FAILS": ""}
     done = slurmft("run", *job, *own, str(tiny_model), str(tmp_path), "{}", env=environment)
     assert done.code == Exit.OK, done.out + done.err
-    states = [state["state"] for state in done.run.history()]
+    states = [state.state for state in done.run.history()]
     assert states == ["submitted", "running", "requeued", "running", "finished"]
     assert history(tmp_path) == undisturbed()
     assert done.result["primary_metric"] == "accuracy"
@@ -258,7 +258,7 @@ def test_failure_is_recorded_with_its_step(start: Start, tmp_path: Path) -> None
     run = make_run(tmp_path)
     assert start(run, fails="yes").end() == Exit.FAILED
     (failure,) = run.all_failures()
-    assert (failure["message"], failure["step"]) == ("ValueError: no such metric", 20)
+    assert (failure.message, failure.step) == ("ValueError: no such metric", 20)
     log = run.rank_log(0).read_text()
     assert "ValueError: no such metric" in log
     assert "runpy" not in log

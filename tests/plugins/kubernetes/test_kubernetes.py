@@ -18,6 +18,7 @@ import yaml
 
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.core.run_files import Failure
 from slurmft.node.rendezvous import RendezvousError, free_ports
 from slurmft.plugins.kubernetes import manifests
 from slurmft.plugins.kubernetes.pod import make_run, pod_index, rendezvous_of
@@ -261,7 +262,7 @@ def test_pods_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert [pod.wait(PATIENCE_S) for pod in started] == [0, 0]
     result = json.loads(run.result.read_text())
     assert (result["world_size"], result["backend"]) == (2, "ccl")
-    assert run.get_state()["state"] == "finished"
+    assert run.get_state().state == "finished"
 
 
 def test_pods_run_a_program_of_ones_own(tmp_path: Path) -> None:
@@ -271,7 +272,7 @@ def test_pods_run_a_program_of_ones_own(tmp_path: Path) -> None:
     with pods("trainjob", config, run) as started:
         assert [pod.wait(PATIENCE_S) for pod in started] == [0, 0]
     assert [run.rank_log(n).read_text().split()[-6] for n in range(2)] == ["0", "1"]
-    assert run.get_state()["state"] == "finished"
+    assert run.get_state().state == "finished"
 
 
 @pytest.mark.timeout(600)
@@ -284,11 +285,11 @@ def test_evicted_pod_and_those_that_start_again(tmp_path: Path) -> None:
         started[1].terminate()
         assert [pod.wait(PATIENCE_S) for pod in started] == [75, 75]
     (saved,) = run.checkpoint_names()
-    assert run.get_state()["state"] == "requeued"
-    run.add_failure("node mrpc-worker-1", SlurmftError("it was killed"), attempt=1)
+    assert run.get_state().state == "requeued"
+    run.add(Failure.of("node mrpc-worker-1", SlurmftError("it was killed"), attempt=1))
     with pods("pytorchjob", config, run) as started:
         assert [pod.wait(PATIENCE_S) for pod in started] == [0, 0]
-    assert [s["state"] for s in run.history()] == [
+    assert [s.state for s in run.history()] == [
         *("submitted", "running", "requeued", "running", "finished"),
     ]
     assert records(run, "resume")[0]["checkpoint"] == saved

@@ -216,14 +216,14 @@ def test_a_terminal_here_is_a_terminal_there(laptop: Laptop) -> None:
             text += os.read(terminal, 4096).decode()
         except OSError:  # closed
             break
-        begun = laptop.runs() and laptop.runs()[0].get_state()["state"] == "running"
+        begun = laptop.runs() and laptop.runs()[0].get_state().state == "running"
         if begun and "is running" in text and "\x03" not in text:
             os.write(terminal, b"\x03")
             text += "\x03"
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 130, text
     assert "no longer following" in text
-    assert laptop.runs()[0].get_state()["state"] == "running"
+    assert laptop.runs()[0].get_state().state == "running"
     assert laptop.slurmft("cancel", "last", "--on", "lab").code == 0
 
 
@@ -309,7 +309,7 @@ def test_a_resume_is_submitted_once(laptop: Laptop) -> None:
     until(lambda: list(requests.glob("*.json")))
     kept = next(requests.glob("*.json")).read_text()
     job = json.loads(laptop.end(first).out)["job"]
-    until(lambda: laptop.runs()[0].get_state()["state"] == "failed")
+    until(lambda: laptop.runs()[0].get_state().state == "failed")
     assert list(requests.iterdir()) == []  # it has its answer
     env = {"SLURMFT_REQUEST": json.dumps({"request": json.loads(kept)["id"]})}
     run = str(laptop.runs()[0].path)

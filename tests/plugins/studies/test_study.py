@@ -359,7 +359,7 @@ def test_runs_of_another_cluster(fake: FakeSlurm, capsys: pytest.CaptureFixture[
         study.main(["cancel", "s.toml"])
     assert fake.cancelled == ["50", "30", "20"]
     assert "3 run(s) of s are being cancelled" in capsys.readouterr().out
-    assert runs["10_0"].get_state()["state"] == "running"
+    assert runs["10_0"].get_state().state == "running"
 
 
 def test_folder_of_another_study(fake: FakeSlurm) -> None:
@@ -562,7 +562,7 @@ def test_on_this_machine(tmp_path: Path, tiny_model: Path, tiny_data: Path) -> N
     assert "1/2 nodes=1, repeat 1: finished in" in done.out
     runs = runs_of(tmp_path / "s").values()
     assert sorted(r.load_config().job.nodes for r in runs) == [1, 2]
-    assert all(r.get_state()["state"] == "finished" for r in runs)
+    assert all(r.get_state().state == "finished" for r in runs)
     two = next(r for r in runs if r.load_config().job.nodes == 2)
     two.discard()
     going = subprocess.Popen(

@@ -168,11 +168,11 @@ def _run_here(todo: Submission, due: Sequence[Repeat]) -> int:
             print(f"To continue: {again}")
             raise
         state = run.get_state()
-        if state["state"] == "finished":
+        if state.state == "finished":
             print(f"{what}: finished in {duration(time.monotonic() - start)}")
             continue
-        print(f"{what}: {state['state']}: {state['reason']}\n  look into {run.path}")
-        if state["state"] == "cancelled":
+        print(f"{what}: {state.state}: {state.reason}\n  look into {run.path}")
+        if state.state == "cancelled":
             print("cancelled by another command: no further runs")
             return Exit.CANCELLED
         code = Exit.FAILED

@@ -344,8 +344,8 @@ def _devices(runs: Sequence[MeasuredRun], fields: Cell) -> int | None:
     for run in runs:
         if run.result and isinstance(run.result["world_size"], int):
             return run.result["world_size"]
-        if ranks := run.environment.get("ranks"):
-            return len(ranks)
+        if run.environment.ranks:
+            return len(run.environment.ranks)
     nodes, *each = (runs[0].value(f) if runs else fields.get(f) for f in DEVICE_FIELDS)
     processes = next((n for n in each if isinstance(n, int)), None)
     return nodes * processes if isinstance(nodes, int) and processes else None
@@ -365,13 +365,13 @@ def state_of(runs: Sequence[MeasuredRun], repeats: int) -> str:
 
 def _state(run: MeasuredRun) -> tuple[str, str]:
     """The state of a run that has no result, and the reason where it failed."""
-    state = str(run.state["state"])
+    state = run.state.state
     if state == "finished":
         return "without result", "finished, but it has no result.json"
     if state != "failed":
         return state, ""
-    failure = RunDir(run.path).root_failure() or {}
-    reason = str(run.state.get("reason") or failure.get("message") or "")
+    failure = RunDir(run.path).root_failure()
+    reason = run.state.reason or (failure.message if failure else "")
     return state, (reason.splitlines() or [""])[0]
 
 

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
+from slurmft.core.run_files import Rank
 from slurmft.core.text import shown, some
 from slurmft.plugins.studies.report.measures import Row, label
 from slurmft.runs.scan import MeasuredRun
@@ -53,7 +54,7 @@ def changes(rows: Sequence[Row], fields: Sequence[str]) -> Iterator[str]:
 
 def readers(runs: Sequence[MeasuredRun]) -> dict[str, Reader]:
     """What these runs recorded of where they ran: name -> what reads it from a run."""
-    packages = sorted({p for run in runs for p in run.environment.get("versions", {})})
+    packages = sorted({p for run in runs for p in run.environment.versions})
     return {
         "code": lambda run: run.code,
         "devices": _device,
@@ -64,8 +65,13 @@ def readers(runs: Sequence[MeasuredRun]) -> dict[str, Reader]:
 def of_ranks(key: str) -> Reader:
     """The distinct values of a run's ranks."""
     return lambda run: ", ".join(
-        dict.fromkeys(str(rank.get(key, "unknown")) for rank in run.environment.get("ranks", []))
+        dict.fromkeys(_of_rank(rank, key) for rank in run.environment.ranks)
     )
+
+
+def _of_rank(rank: Rank, key: str) -> str:
+    value = getattr(rank, key)
+    return "unknown" if value is None else str(value)
 
 
 _device = of_ranks("device")
@@ -73,7 +79,9 @@ _device = of_ranks("device")
 
 def _version_of(package: str) -> Reader:
     """Of a package, or of Python."""
-    return lambda run: str((run.environment | run.environment.get("versions", {})).get(package, ""))
+    return lambda run: str(
+        run.environment.versions.get(package, run.environment.python if package == "python" else "")
+    )
 
 
 def _values(runs: Sequence[MeasuredRun], reader: Reader) -> list[str]:
@@ -86,6 +94,6 @@ def _dates(runs: Sequence[MeasuredRun]) -> str:
     first = min(filter(None, (r.config["submission"].get("time") for r in runs)), default="")
     dates = [first[:16].replace("T", " ")]
     with contextlib.suppress(ValueError, OverflowError, OSError):  # not as slurmft writes it
-        last = datetime.fromtimestamp(max(run.state["time"] for run in runs), UTC)
+        last = datetime.fromtimestamp(max(run.state.time for run in runs), UTC)
         dates.append(f"{last:%Y-%m-%d %H:%M}")
     return " to ".join(filter(None, dates)) + " UTC"

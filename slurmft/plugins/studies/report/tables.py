@@ -76,7 +76,7 @@ def class_tables(rows: Sequence[Row]) -> list[Table]:
     runs = [run for row in rows for run in row.finished if classes.of(run.result)]
     if not runs:
         return []
-    newest = max(runs, key=lambda run: float(run.state["time"]))
+    newest = max(runs, key=lambda run: run.state.time)
     found = dict(list(classes.of(newest.result).items())[: classes.SHOWN])
     names, values = column("class", found, numeric=False), found.values()
     shown = [

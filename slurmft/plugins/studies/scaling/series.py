@@ -47,7 +47,7 @@ def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
     """Name -> series, of all finished runs; the name has what differs between them."""
     finished = [run for run in runs if run.is_finished]
     if not finished:
-        states = ", ".join(sorted({run.state["state"] for run in runs}))
+        states = ", ".join(sorted({run.state.state for run in runs}))
         raise UsageError(
             f"none of {len(runs)} run(s) has finished: {states}",
             "wait for one (slurmft follow RUN), or resume it: slurmft resume RUN",

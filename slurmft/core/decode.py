@@ -1,0 +1,190 @@
+"""Dataclasses from JSON that somebody may have damaged, or another version has written.
+
+`read` and `decode` check every field against its annotation: str, int, float, bool, None, Any,
+unions, lists, tuples, dictionaries with keys of text, `Annotated[int, range(...)]`, and
+dataclasses. A field that is absent takes its default. Keys that are no fields are ignored.
+"""
+
+import dataclasses
+import functools
+import json
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from slurmft.core.files import read_text
+
+T = TypeVar("T")
+Decoder = Callable[[Any], Any]
+
+
+class DecodeError(ValueError):
+    """A JSON value does not have the type that it must have."""
+
+
+def read(path: Path, kind: type[T]) -> T | None:
+    """Reads a JSON file as a dataclass; None where it is absent or damaged."""
+    try:
+        return loads(read_text(path), kind)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def loads(text: str | bytes, kind: type[T]) -> T:
+    """Decodes JSON text as a dataclass.
+
+    Raises:
+        ValueError: the text is no JSON, or does not fit the dataclass.
+    """
+    return decode(json.loads(text), kind)
+
+
+def decode(value: Any, kind: type[T]) -> T:
+    """Decodes a value of JSON as `kind`, a type or the annotation of one; raises DecodeError."""
+    decoder: Decoder = _decoder(kind)  # type: ignore[arg-type]  # types can be hashed
+    decoded: T = decoder(value)
+    return decoded
+
+
+def decode_or_none(value: Any, kind: type[T]) -> T | None:
+    """Decodes a value of JSON as `kind`; None where it does not fit."""
+    try:
+        return decode(value, kind)
+    except DecodeError:
+        return None
+
+
+def decode_leniently(value: Any, kind: type[T]) -> T:
+    """Decodes what fits: of fields that are absent or damaged, the dataclass has the defaults."""
+    fields = {}
+    if isinstance(value, dict):
+        decoders: dict[str, Decoder] = _field_decoders(kind)  # type: ignore[arg-type]
+        for name, decoder in decoders.items():
+            if name in value:
+                try:
+                    fields[name] = decoder(value[name])
+                except DecodeError:
+                    continue
+    return kind(**fields)
+
+
+@functools.cache
+def _decoder(kind: Any) -> Decoder:
+    """Builds the function that decodes one type, once in a process."""
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
+    if kind is Any or kind is object:
+        return _anything
+    if origin in (typing.Union, types.UnionType):
+        return _union(arguments)
+    if origin is Annotated:
+        return _bounded(*arguments)
+    if origin is list or origin is tuple:
+        return _sequence(origin, arguments[0])
+    if origin is dict:
+        return _mapping(arguments[1])
+    if dataclasses.is_dataclass(kind):
+        return _dataclass(kind)
+    return _scalar(kind)
+
+
+def _anything(value: Any) -> Any:
+    return value
+
+
+def _scalar(kind: Any) -> Decoder:
+    if kind in (int, float):
+        return _number(kind)
+
+    def decode_scalar(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise DecodeError(f"{value!r} is no {kind.__name__}")
+        return value
+
+    return decode_scalar
+
+
+def _number(kind: type[int] | type[float]) -> Decoder:
+    """Numbers are finite and fit into 64 bits; true and false are none."""
+
+    def decode_number(value: Any) -> Any:
+        is_number = isinstance(value, (int, kind)) and not isinstance(value, bool)
+        if not is_number or not abs(value) < 2**63:
+            raise DecodeError(f"{value!r} is no {kind.__name__}")
+        return value
+
+    return decode_number
+
+
+def _bounded(kind: Any, bounds: range) -> Decoder:
+    decode_number = _decoder(kind)
+
+    def decode_bounded(value: Any) -> Any:
+        if decode_number(value) not in bounds:
+            raise DecodeError(f"{value!r} is not in {bounds}")
+        return value
+
+    return decode_bounded
+
+
+def _union(kinds: tuple[Any, ...]) -> Decoder:
+    decoders = [_decoder(kind) for kind in kinds]
+
+    def decode_union(value: Any) -> Any:
+        for decoder in decoders:
+            try:
+                return decoder(value)
+            except DecodeError:
+                continue
+        raise DecodeError(f"{value!r} is none of {kinds}")
+
+    return decode_union
+
+
+def _sequence(kind: type, item: Any) -> Decoder:
+    decode_item = _decoder(item)
+
+    def decode_sequence(value: Any) -> Any:
+        if not isinstance(value, list):
+            raise DecodeError(f"{value!r} is no list")
+        return kind(map(decode_item, value))
+
+    return decode_sequence
+
+
+def _mapping(item: Any) -> Decoder:
+    decode_item = _decoder(item)
+
+    def decode_mapping(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise DecodeError(f"{value!r} is no object")
+        return {key: decode_item(inner) for key, inner in value.items()}
+
+    return decode_mapping
+
+
+@functools.cache
+def _field_decoders(kind: Any) -> dict[str, Decoder]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {field.name: _decoder(hints[field.name]) for field in dataclasses.fields(kind)}
+
+
+def _dataclass(kind: Any) -> Decoder:
+    required = {
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    }
+
+    def decode_object(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise DecodeError(f"{value!r} is no object")
+        if missing := required - value.keys():
+            raise DecodeError(f"{', '.join(sorted(missing))} missing")
+        decoders = _field_decoders(kind)  # here: a dataclass may hold some of its own kind
+        known = {name: each(value[name]) for name, each in decoders.items() if name in value}
+        return kind(**known)
+
+    return decode_object

@@ -1,0 +1,175 @@
+"""The JSON files of a run as dataclasses: what the toolkit writes, and reads by `core.decode`."""
+
+import os
+from dataclasses import dataclass, field
+from time import time as now
+from typing import Annotated, Any, TypeAlias
+
+from slurmft.core.errors import Exit, SlurmftError
+
+ATTEMPT = "SLURMFT_ATTEMPT"
+"""Variable with the number of the attempt, from 1, in every process of a job."""
+FINAL_STATES = ("finished", "failed", "cancelled")
+
+ExitCode: TypeAlias = Annotated[int, range(256)]
+Count: TypeAlias = Annotated[int, range(1, 2**31)]
+Metrics: TypeAlias = dict[str, float | None]
+"""Name -> value; None stands for NaN and infinities, which JSON lacks."""
+
+
+def current_attempt() -> int:
+    """Returns the attempt that this process belongs to; 0 for one that was started by hand."""
+    return int(os.environ.get(ATTEMPT, "0"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Transition:
+    """A change of a run's state."""
+
+    state: str
+    """submitted, running, stopping, requeued, finished, failed or cancelled."""
+    time: float
+    """Unix seconds."""
+    reason: str = ""
+    exit_code: ExitCode | None = None
+    attempt: int | None = None
+    """The attempt that began, of "running"."""
+    checkpoint: str | None = None
+    """The newest checkpoint when the attempt began, of "running"."""
+    avoided: bool = False
+    """The job was requeued before its start, to avoid hosts that failed before."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class State(Transition):
+    """The last recorded state of a run, and all before it (state.json)."""
+
+    history: list[Transition]
+    """Oldest first; the last one is this state."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in FINAL_STATES
+
+    def since_submission(self) -> list[Transition]:
+        """Returns what followed the last submission, oldest first."""
+        for index in range(len(self.history) - 1, -1, -1):
+            if self.history[index].state == "submitted":
+                return self.history[index + 1 :]
+        return self.history
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """The job that was submitted last for a run (job.json)."""
+
+    cluster: str
+    """slurm, local, mpirun, kubernetes."""
+    id: str
+    where: str = ""
+    """The name of the Slurm cluster, or the host; "" where it is not recorded."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """The last attempt that has begun: from the start of a job to its end or requeue
+    (attempt.json)."""
+
+    number: int
+    """From 1."""
+    job: str
+    """The id of the job."""
+    hosts: list[str]
+    time: float = 0.0
+    """When it began, in Unix seconds."""
+    submission: int | None = None
+    """How often the run had been submitted."""
+    restarts: int = 0
+    """How often Slurm had started the same job before."""
+    changed: dict[str, str] = field(default_factory=dict)
+    """What differs from the submission: path or package -> how, in words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Started:
+    """The last meeting of the ranks (started.json)."""
+
+    attempt: int
+    meetings: int
+    """How often the ranks have met in this attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What went wrong in one process of a run (failures/*.json)."""
+
+    where: str
+    """The process, in words: "rank 3 on n1"."""
+    message: str
+    hint: str | None = None
+    code: ExitCode = Exit.FAILED
+    traceback: str | None = None
+    """Of an error that nobody foresaw."""
+    secondary: bool = False
+    """It only says that another process failed."""
+    step: int = 0
+    """The optimizer step at which it happened."""
+    retry: bool = False
+    """A requeue may help: it was not an error of the run itself."""
+    bad_host: str | None = None
+    """The host that may be to blame, by Slurm's name."""
+    exclude: bool = False
+    """The host is certainly bad, and must not be used again."""
+    attempt: int = field(default_factory=current_attempt)
+    meetings: int | None = None
+    """How many meetings the rank had seen; None where it is not the failure of a rank itself."""
+    time: float = field(default_factory=now)
+
+    @classmethod
+    def of(cls, where: str, error: SlurmftError, **details: Any) -> "Failure":
+        """Returns the failure of a process by an error; `details` are further fields."""
+        if details.get("bad_host") is not None:
+            details["retry"] = True
+        return cls(where, error.message, error.hint, int(error.code), **details)
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.where})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rank:
+    """What one rank ran on."""
+
+    rank: int
+    host: str
+    node: int | str | None = None
+    """The number of its node."""
+    device: Any = None
+    threads: Any = None
+    cores: Any = None
+    cores_asked: Any = None
+    kernel: Any = None
+    prefix: Any = None
+    is_staged: Any = None
+    imports_s: Any = None
+    hardware: Any = None
+    """What the node gave to the job; of the first rank of each node."""
+
+    @property
+    def node_number(self) -> int:
+        return int(self.node or 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Environment:
+    """What the ranks of a run ran on (environment.json)."""
+
+    versions: dict[str, str | None] = field(default_factory=dict)
+    """Package -> version."""
+    python: str | None = None
+    ranks: list[Rank] = field(default_factory=list)
+
+    @property
+    def hosts(self) -> list[str]:
+        """The hosts in the order of the ranks, each once."""
+        return list(dict.fromkeys(rank.host for rank in self.ranks))
