@@ -14,6 +14,7 @@ from typing import Any
 from slurmft.core.errors import UsageError
 from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
+from slurmft.core.run_files import Environment, State
 from slurmft.programs.description import KIND, OWN_FILES
 from slurmft.runs import shapes
 from slurmft.runs.records import RecordReader

@@ -6,7 +6,7 @@ from typing import Any
 from slurmft.core.files import Shape, fits
 
 _TEXT, NUMBER, _COUNT = (str, None), (float, None), (int, None)
-SOME, _EXIT = range(1, 2**31), range(256)
+SOME = range(1, 2**31)
 METRICS = {...: NUMBER}
 
 CONFIG: Shape = {
@@ -21,29 +21,6 @@ CONFIG: Shape = {
         "git?": ({"commit": _TEXT, "dirty?": bool}, None), "study?": (dict, None),
     },
 }  # fmt: skip
-
-_STATE: dict[Any, Shape] = {"state": str, "time": float, "reason": str, "exit_code": (_EXIT, None)}
-STATE: Shape = _STATE | {"history": [_STATE]}
-
-JOB: Shape = {"cluster": str, "id": str, "where?": str}
-
-ATTEMPT: Shape = {
-    "number": int, "job": str, "hosts": [str], "time?": float, "restarts?": int, "where?": str,
-    "changed?": {...: str}, "submission?": int,
-}  # fmt: skip
-
-STARTED: Shape = {"attempt": int, "meetings": int}
-
-FAILURE: Shape = {
-    "where": str, "message": str, "hint": _TEXT, "code": _EXIT, "traceback": _TEXT, "time": float,
-    "secondary": bool, "step": int, "retry": bool, "bad_host": _TEXT, "attempt": int,
-    "meetings?": _COUNT, "exclude?": bool,
-}  # fmt: skip
-
-ENVIRONMENT: Shape = {
-    "versions?": {...: _TEXT},
-    "ranks?": [{"rank": int, "host": str, "node?": (int, str, None)}],
-}
 
 RESULT: Shape = dict.fromkeys(
     ("metrics", "phases_s", "world_size", "nodes", "steps", "wall_s"), object
