@@ -3,18 +3,16 @@
 import sys
 
 import slurmft
-from slurmft.cli import COMMANDS, module_of, usage
-from slurmft.core import terminal
-from slurmft.core.errors import Exit, run_main, unknown
+from slurmft.cli import load_command, usage
+from slurmft.core import plugins, terminal
+from slurmft.core.errors import Exit, run_main
 
 
 def main(argv: list[str]) -> int:
     if any(word == "--on" or word.startswith("--on=") for word in argv):
-        from slurmft.plugins.remote import forward  # not for commands that run here
-
-        clusters, rest = forward.split(argv)
-        if clusters and rest[:1] not in [[name] for name in forward.HERE]:
-            return forward.forward(clusters, rest)
+        forward = plugins.get(plugins.GLOBAL_FLAGS, "on", "flag").load()
+        if (code := forward(argv)) is not None:
+            return int(code)
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
         return Exit.OK if argv else Exit.USAGE
@@ -23,9 +21,7 @@ def main(argv: list[str]) -> int:
     if argv[0] == "--version":
         print(f"slurmft {slurmft.__version__}")
         return Exit.OK
-    if argv[0] not in COMMANDS:
-        raise unknown("command", argv[0], list(COMMANDS))
-    return int(module_of(argv[0]).main(argv[1:]))
+    return int(load_command(argv[0]).main(argv[1:]))
 
 
 def console(argv: list[str] | None = None) -> int:

@@ -1,80 +1,81 @@
-"""The commands: one module each, which parses, calls and prints. Its docstring is its help; its
-`parser()` has the command line, `main` carries it out and returns the exit code."""
+"""The commands about any job: one module each, which parses, calls and prints.
 
-import importlib
+The docstring of a module is the command's help, its first sentence the line in `slurmft --help`;
+`parser()` has the command line, `main(argv)` carries it out and returns the exit code. Commands are
+found by the entry points `slurmft.commands` (see `slurmft.core.plugins`).
+"""
+
 import os
 import shlex
-import shutil
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
 from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from slurmft.core import plugins
 from slurmft.core.errors import Exit
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from slurmft.core.config import RunConfig
 
-COMMANDS = {
-    "submit": "submit a training job",
-    "run": "run a program of your own as a job",
-    "data": "a look at your data before anything runs",
-    "follow": "stream a run's progress until its job ends",
-    "logs": "the logs of all ranks as one, after the first failure",
-    "watch": "a live view of a run: speed, loss, ranks, time left",
-    "resume": "submit a stopped or failed run again",
-    "list": "all runs: state, progress, speed, metrics",
-    "status": "one run in full, and what to type next",
-    "cancel": "end the job of a run",
-    "clean": "remove what is no longer needed",
-    "fetch": "fill the caches, for nodes without internet",
-    "predict": "predict the rows of a file with a finished run's model",
-    "pull": "fetch a run from a cluster that you use by --on",
-    "push": "upload the model of a finished run to the hub",
-    "study": "run a grid of settings: study run, status, cancel",
-    "report": "tables, plots and a page of results",
-    "plan": "time and cost by number of nodes",
-    "compare": "whether one run is faster or better than another, or it is noise",
-    "doctor": "check the cluster; doctor node, doctor locks DIR: parts of it",
-    "render": "print Kubernetes manifests",
-    "examples": "list or copy the studies, tables and batch scripts that come along",
-    "completion": "print the TAB completion script for bash or zsh",
-    "prepare": "within a job: called by the files in sbatch/",
+_SECTIONS = {
+    "training": "slurmft.train.",
+    "jobs": "slurmft.cli.",
+    "plug-ins": "slurmft.plugins.",
+    "of other packages": "",
 }
-"""Command -> one line of help."""
+"""Section of `slurmft --help` -> how the modules of its commands begin."""
 
-_MODULES = {
-    **dict.fromkeys(("submit", "data", "fetch", "predict", "push", "prepare"), "train"),
-    **dict.fromkeys(("study", "report", "plan", "compare"), "plugins.studies"),
-    "doctor": "plugins.examine",
-    "pull": "plugins.remote",
-    "render": "plugins.kubernetes",
-}
-"""Command -> the package whose `commands` have it, where it is not of this one."""
+_SUMMARY_WIDTH = 66
+"""Characters of a line of `slurmft --help` beside the command, in 80 columns."""
 
 
-def module_of(name: str) -> ModuleType:
-    """The module of a command: `main` runs it, and `parser` has its command line."""
-    package = f"{_MODULES[name]}.commands" if name in _MODULES else "cli"
-    return importlib.import_module(f"slurmft.{package}.{name}")
+def load_command(name: str) -> ModuleType:
+    """Imports the module of a command; UsageError for an unknown name, PluginError where the
+    import fails."""
+    module: ModuleType = plugins.get(plugins.COMMANDS, name, "command").load()
+    return module
 
 
 def usage() -> str:
-    lines = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
-    return (
-        f"usage: slurmft COMMAND ...\n\n{lines}\n\n"
-        "slurmft help COMMAND shows a command's flags; start with: slurmft submit --follow\n"
-        "--on CLUSTER runs any command on a cluster, by ssh"
-    )
+    """Returns the text of `slurmft --help`."""
+    left = dict(sorted(plugins.entries(plugins.COMMANDS).items()))
+    lines = ["usage: slurmft COMMAND ..."]
+    for title, prefix in _SECTIONS.items():
+        section = [entry for entry in left.values() if entry.module.startswith(prefix)]
+        if section:
+            lines += ["", f"{title}:", *map(_usage_line, section)]
+        for entry in section:
+            del left[entry.name]
+    for entry in plugins.ignored(plugins.COMMANDS):
+        lines += ["", f"ignored: {entry.name} of the package {entry.package}: slurmft has its own"]
+    lines += [
+        "",
+        "slurmft help COMMAND shows a command's flags; start with: slurmft submit --follow",
+        "--on CLUSTER runs any command on a cluster, by ssh",
+    ]
+    return "\n".join(lines)
+
+
+def _usage_line(entry: plugins.Entry) -> str:
+    text = entry.summary()[:_SUMMARY_WIDTH]
+    if entry.package != plugins.OURS:
+        text = f"{text} ({entry.package})".strip()
+    return f"  {entry.name:<10} {text}".rstrip()
 
 
 def next_commands(
     run_dir: PathLike[str], which: Sequence[str] = ("follow", "watch", "logs", "cancel", "resume")
 ) -> str:
     """The commands that a user types next, with this run's path in them."""
-    return next_lines([(command(name, pasted(run_dir)), COMMANDS[name]) for name in which])
+    lines = []
+    for name in which:
+        entry = plugins.get(plugins.COMMANDS, name, "command")
+        lines.append((command(name, pasted(run_dir)), entry.summary()))
+    return next_lines(lines)
 
 
 def next_lines(commands: Sequence[tuple[str, str]]) -> str:
@@ -101,6 +102,8 @@ def typed() -> list[str]:
     if on := os.environ.get(ON):
         return ["slurmft", "--on", on]
     program, words = sys.argv[0], sys.orig_argv
+    import shutil  # not above: --help need not wait for it
+
     if os.path.basename(program) == "slurmft":
         found = shutil.which("slurmft")
         is_on_path = found is not None and os.path.realpath(found) == os.path.realpath(program)
@@ -125,7 +128,7 @@ _WHERE = {
 }
 
 
-def submit_or_show(config: "RunConfig", arguments: Namespace, name: str, argv: list[str]) -> int:
+def submit_or_show(config: "RunConfig", arguments: "Namespace", name: str, argv: list[str]) -> int:
     """Submits a run, says where it is, and follows it with --follow; with --dry-run shows what
     would be submitted. Returns the exit code."""
     from slurmft.cli.parser import print_json  # not above: --help need not wait for these

@@ -1,7 +1,8 @@
-"""Shows what can be removed, with sizes, and removes it after a question: checkpoints and tokens of
-finished runs, leftovers of killed jobs, runs that failed, were cancelled or vanished long ago,
-entries of the token cache that no run has used for as long, and code that no run has. Never touches
-a run whose job is pending or running, runs of other users, or unfinished runs of another cluster.
+"""Removes what is no longer needed. It shows everything with its size and asks first: checkpoints
+and tokens of finished runs, leftovers of killed jobs, runs that failed, were cancelled or vanished
+long ago, entries of the token cache that no run has used for as long, and code that no run has. It
+never touches a run whose job is pending or running, runs of other users, or unfinished runs of
+another cluster.
 
 examples:
   slurmft clean --dry-run                  what can be removed, and its size

@@ -1,4 +1,5 @@
-"""Prints a script that makes TAB complete commands, flags, choices and runs. It starts no Python.
+"""Prints a script for TAB completion in bash or zsh. The script completes commands, flags, choices
+and runs, and starts no Python.
 
 examples:
   bash:  slurmft completion bash > ~/.local/share/bash-completion/completions/slurmft
@@ -9,13 +10,13 @@ Again after an update of slurmft.
 import argparse
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slurmft.cli import COMMANDS, module_of
 from slurmft.cli.parser import Parser
-from slurmft.core import site
+from slurmft.core import plugins, site
 from slurmft.core.errors import Exit
 from slurmft.train.login.configure import OPTIONS
 from slurmft.train.task_facts import TASKS
@@ -50,10 +51,14 @@ def whole_parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(prog="slurmft")
     root.add_argument("--version", action="store_true", help="print the version")
     commands = root.add_subparsers(parser_class=argparse.ArgumentParser)
-    for name, text in COMMANDS.items():
-        module = module_of(name)
+    for name, entry in sorted(plugins.entries(plugins.COMMANDS).items()):
+        try:
+            module = entry.load()
+        except plugins.PluginError as error:  # the other commands can be completed
+            print(f"warning: {error.message}", file=sys.stderr)
+            continue
         own = module.parser() if hasattr(module, "parser") else None
-        added = _add(commands, name, text, own)
+        added = _add(commands, name, entry.summary(), own)
         if parts := getattr(module, "PARTS", {}):
             below = added.add_subparsers(parser_class=argparse.ArgumentParser)
             for part_name, part in parts.items():

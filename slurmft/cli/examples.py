@@ -1,5 +1,6 @@
-"""Lists the files that come with slurmft: studies, published tables, batch scripts, patches. With
-a folder, copies them there, to be changed; files that are there already stay as they are.
+"""Lists or copies the files that come with slurmft. They are studies, published tables, batch
+scripts and patches. With a folder, it copies them there, to be changed; files that are there
+already stay as they are.
 
 examples:
   slurmft examples                       # what there is

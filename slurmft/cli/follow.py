@@ -1,5 +1,5 @@
-"""Streams the progress of a run until its job ends; then shows its result, or its error, and exits
-with the exit code of the job.
+"""Streams the progress of a run until its job ends. Then it shows the result, or the error, and
+exits with the exit code of the job.
 
 examples:
   slurmft follow last

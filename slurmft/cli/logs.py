@@ -1,6 +1,6 @@
-"""Prints the logs of all ranks of a run, of its torchruns and of Slurm, merged in the order of
-their times. The first failure comes before them, with its traceback, and the names of the processes
-that failed because of it.
+"""Prints the logs of all ranks of a run as one. Those of its torchruns and of Slurm are merged with
+them in the order of their times. The first failure comes before them, with its traceback, and the
+names of the processes that failed because of it.
 
 examples:
   slurmft logs last                            # all of it

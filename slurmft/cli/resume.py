@@ -1,5 +1,5 @@
-"""Submit a run again that was stopped, cancelled or failed: it resumes from its newest checkpoint,
-on any number of nodes.
+"""Submits a stopped, cancelled or failed run again. It resumes from its newest checkpoint, on any
+number of nodes.
 
 examples:
   slurmft resume last --follow

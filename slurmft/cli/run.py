@@ -1,5 +1,5 @@
-"""Run a program of your own on the nodes of a Slurm cluster, or on this machine: met, watched,
-stopped, requeued and logged like a training of slurmft's.
+"""Runs a program of your own as a job. On the nodes of a Slurm cluster, or on this machine, it is
+watched, stopped, requeued and logged like a training of slurmft's.
 
 PROGRAM is a Python file, -m MODULE, or any executable. All that follows it is the program's.
 

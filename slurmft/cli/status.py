@@ -1,5 +1,5 @@
-"""One run in full: state and its reason, settings, hosts, progress, speed, metrics, checkpoints,
-history, warnings, failures, and what to type next.
+"""Shows one run in full, and what to type next. This is its state and the reason, settings, hosts,
+progress, speed, metrics, checkpoints, history, warnings and failures.
 
 examples:
   slurmft status                           the newest of your runs

@@ -1,6 +1,7 @@
-"""Shows a run while it runs: progress, speed, loss, time left, the memory of the ranks, and the
-slowest of them. Ctrl-C quits; the job keeps running. Otherwise ends with the job, with its exit
-code. Without a terminal it prints what `slurmft follow` prints. NO_COLOR=1 switches colours off.
+"""Shows a live view of a run. It has progress, speed, loss, time left, the memory of the ranks, and
+the slowest of them. Ctrl-C quits; the job keeps running. Otherwise it ends with the job, with its
+exit code. Without a terminal it prints what `slurmft follow` prints. NO_COLOR=1 switches colours
+off.
 
 examples:
   slurmft watch last

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from slurmft import Run
-from slurmft.cli import COMMANDS, pasted, run, status, typed
+from slurmft.cli import pasted, run, status, typed
+from slurmft.core import plugins
 from slurmft.core.config import JobConfig, flag, options
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.runs import resolve
@@ -116,7 +117,9 @@ def test_mistakes_name_fact_and_cure(
     assert_two_lines(slurmft(*filled, env={"CUDA_VISIBLE_DEVICES": ""}), fact)
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, "study run", "study status", "doctor node"])
+@pytest.mark.parametrize(
+    "name", [*plugins.entries(plugins.COMMANDS), "study run", "study status", "doctor node"]
+)
 def test_help_fits_80_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a wide terminal: long lines are hard to read."""
     monkeypatch.setenv("COLUMNS", "200")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.cli import COMMANDS
+from slurmft.core import plugins
 from slurmft.train.commands.submit import parser
 from slurmft.train.task_facts import TASKS
 from tests.conftest import slurmft
@@ -57,7 +57,7 @@ def complete(script: Path, folder: Path, *words: str) -> set[str]:
 
 def test_commands_and_flags(scripts: dict[str, Path], folder: Path) -> None:
     bash = scripts["bash"]
-    assert complete(bash, folder, "") == set(COMMANDS)
+    assert complete(bash, folder, "") == set(plugins.entries(plugins.COMMANDS))
     assert complete(bash, folder, "doctor", "") == {"node", "locks"}
     assert complete(bash, folder, "doctor", "--qui") == {"--quick"}
     assert complete(bash, folder, "study", "status", "--j") == {"--json"}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.cli import completion, module_of
+from slurmft.cli import completion, load_command
 from slurmft.cli.parser import Parser
 from slurmft.train.commands import prepare
 from tests.conftest import Done
@@ -124,7 +124,7 @@ def test_flags_are_known(command: Command) -> None:
     words = shlex.split(filled(arguments, {"RUN": "last"}))
     words = words[: words.index("--")] if "--" in words else words  # the rest is the program's
     if command.rule is MERE_NAME:
-        module = module_of(words[0])
+        module = load_command(words[0])
         assert all(part in module.PARTS for part in words[1:])
     elif ours.endswith("cluster"):
         assert cluster_parser().parse_args(words)
@@ -147,7 +147,7 @@ def test_flags_in_the_text_are_known() -> None:
 
 def parse(command: str, words: list[str]) -> argparse.Namespace:
     """By the command's own parser."""
-    module = module_of(command)
+    module = load_command(command)
     part = getattr(module, "PARTS", {}).get(words[0] if words else "")
     parser: Parser = part.parser() if part else module.parser()
     return parser.parse(words[1:] if part else words)

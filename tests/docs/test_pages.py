@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 import slurmft
-from slurmft.cli import COMMANDS
-from slurmft.core import site
+from slurmft.core import plugins, site
 from slurmft.plugins.remote import clusters
 from slurmft.plugins.studies import spec
 from slurmft.train import own_task
@@ -40,7 +39,7 @@ def test_readme_is_short_and_whole() -> None:
     text = PAGES[README]
     assert len(text.splitlines()) <= 250
     named = set(re.findall(r"`slurmft (\w+)", text))
-    assert COMMANDS.keys() - named == {"prepare"}  # what jobs call
+    assert plugins.entries(plugins.COMMANDS).keys() - named == {"prepare"}  # what jobs call
     assert {f"docs/{page.name}" for page in PAGES if page != README} <= set(pages.links(text))
 
 

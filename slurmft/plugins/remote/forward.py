@@ -46,6 +46,15 @@ _FILE_ARGUMENTS = ("study", "data", "predict")
 """Commands whose arguments may be files here."""
 
 
+def dispatch(argv: Sequence[str]) -> int | None:
+    """Runs a command line with --on CLUSTER there, and returns its exit code; None where the
+    command does its work here."""
+    clusters, rest = split(argv)
+    if not clusters or rest[:1] in [[name] for name in HERE]:
+        return None
+    return forward(clusters, rest)
+
+
 def split(argv: Sequence[str]) -> tuple[str, list[str]]:
     """The value of --on, "" without one, and the command line without it."""
     own = list(argv[: argv.index("--")] if "--" in argv else argv)

@@ -1,5 +1,5 @@
-"""Look at the data of a run before anything runs: texts, classes, lengths, what looks wrong. It is
-read as the run will read it.
+"""Shows the data of a run before anything runs. It shows texts, classes, lengths, and what looks
+wrong. The data is read as the run will read it.
 
 examples:
   slurmft data /gpfs/tickets                              train.csv and validation.csv

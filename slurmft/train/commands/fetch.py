@@ -1,5 +1,5 @@
-"""Downloads a model and a data set to the caches, by the same calls as a run, and checks that they
-load without the hub.
+"""Fills the caches for nodes without internet. It downloads a model and a data set by the same
+calls as a run, and checks that they load without the hub.
 
 examples:
   slurmft fetch --task emotion                                  what its recipe names

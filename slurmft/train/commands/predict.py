@@ -1,4 +1,4 @@
-"""Predict the rows of a file with the model of a finished run, by a job like that of a training.
+"""Predicts the rows of a file with a finished run's model. The job is like that of a training.
 
 examples:
   slurmft predict last new.csv --follow                  writes new.predictions.csv here

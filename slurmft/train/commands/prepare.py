@@ -1,5 +1,5 @@
-"""Within a Slurm job: makes its run directory, or finds it again after a requeue, and prints the
-path of the script that runs it.
+"""Makes the run directory of the Slurm job that calls it. After a requeue it finds the directory
+again. It prints the path of the script that runs the job.
 
 examples (the files in sbatch/ do this; `slurmft examples .` copies them):
   sbatch --nodes=4 --time=30 sbatch/multi_node.sbatch --task emotion --data /gpfs/emotion

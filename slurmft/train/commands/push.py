@@ -1,5 +1,5 @@
-"""Uploads the model, tokenizer and card of a finished run to the hub, from a machine with internet.
-The repository is private, except with --public.
+"""Uploads the model of a finished run to the hub. The tokenizer and the model card go with it. This
+machine needs internet. The repository is private, except with --public.
 
 examples:
   slurmft push last me/emotion-distilbert

@@ -1,4 +1,5 @@
-"""Fine-tune a transformer on the nodes of a Slurm cluster, or on this machine.
+"""Submits a training job. It fine-tunes a transformer on the nodes of a Slurm cluster, or on this
+machine.
 
 examples:
   slurmft submit --nodes 2 --follow                     synthetic data, a minute on two cores

@@ -1,4 +1,4 @@
-"""Is the cluster well? Examines Slurm, packages, hub, caches and free space from this host and,
+"""Checks the cluster and its nodes. Examines Slurm, packages, hub, caches and free space here and,
 with --nodes or within an allocation, its nodes: cores, devices, names, ports, clocks, links, locks,
 matmul throughput, all-reduce. Each finding is ok, a WARNING or a FAILURE, with a hint what to do.
 With a failure, the exit code is 1.

@@ -1,5 +1,5 @@
-"""Prints the manifest of a Kubeflow job, its Dockerfile and the commands to deploy, watch and
-delete it; or writes them as files.
+"""Prints Kubernetes manifests. They are the manifest of a Kubeflow job, its Dockerfile and the
+commands to deploy, watch and delete it; --output writes them as files.
 
 examples:
   slurmft render kubernetes --image registry.example.com/slurmft:1 --claim runs --nodes 4 \\

@@ -1,4 +1,5 @@
-"""Fetch a run from a cluster: its model, records, results and logs, to list, report and use here.
+"""Fetches a run from a cluster. Its model, records, results and logs can then be listed, reported
+and used here.
 
 examples:
   slurmft pull last --on juwels

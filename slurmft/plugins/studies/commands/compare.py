@@ -1,7 +1,7 @@
-"""Says what differs between two runs (configuration, versions, hosts, code), and whether one is
-faster or more accurate by more than noise. Each is a run directory, or a folder with repeats of one
-run. With three or more repeats on either side, repeats are compared; with fewer, the steps of the
-runs, which do not show how much repeats would differ. Verdicts have a confidence of 95 %.
+"""Says whether one run is faster or better than another. It also shows what differs between them:
+configuration, versions, hosts, code. Each is a run directory, or a folder with repeats of one run.
+With three or more repeats on either side, repeats are compared; with fewer, the steps of the runs,
+which do not show how much repeats would differ. Verdicts have a confidence of 95 %.
 
 examples:
   slurmft compare runs/emotion-20261120-093012-a1b2c3 runs/emotion-20261120-101533-c3d4e5

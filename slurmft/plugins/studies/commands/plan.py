@@ -1,5 +1,5 @@
-"""Fits a model of a run's time to measured runs, and predicts other numbers of nodes. Ranges hold
-90 %; what no run shows is named. Nothing is submitted.
+"""Predicts time and cost by number of nodes. It fits a model of a run's time to measured runs.
+Ranges hold 90 %; what no run shows is named. Nothing is submitted.
 
 examples:
   slurmft plan runs                                  # 1, 2, 4, ... nodes, from all runs in a folder

@@ -1,7 +1,7 @@
-"""Prints what runs measured as tables: a row for every cell (runs that differ only in seed and
-folder), a table for every study. Published tables are printed as published, and beside ours.
---output writes the tables in all formats, plots as SVG and PNG, and a page, report.html, that needs
-no other file.
+"""Prints tables, plots and a page of results. A table has a row for every cell (runs that differ
+only in seed and folder); every study has a table. Published tables are printed as published, and
+beside ours. --output writes the tables in all formats, plots as SVG and PNG, and a page,
+report.html, that needs no other file.
 
 examples:
   slurmft report runs                                      # tables of all runs below runs/

@@ -1,4 +1,5 @@
-"""Measures every cell of a study file, several times, and shows the progress.
+"""Runs a grid of settings. It measures every cell of a study file, several times, and shows the
+progress.
 
   slurmft study run FILE       submit what is missing; repeat it as often as you like
   slurmft study status FILE    which runs have finished, run, wait, failed or are missing

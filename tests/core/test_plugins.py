@@ -1,0 +1,128 @@
+"""Entry points: slurmft's own, and those of other packages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from slurmft.cli import usage
+from slurmft.core import plugins
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.core.plugins import COMMANDS, PluginError
+from tests.support import CHECKOUT
+
+HELLO = '''"""Says hello. It does nothing else."""
+
+
+def main(argv):
+    print("hello", *argv)
+    return 3
+'''
+
+
+def package(folder: Path, name: str, entries: str, **modules: str) -> None:
+    """Installs a package with these entry points, as pip does."""
+    metadata = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "entry_points.txt").write_text(entries)
+    for module, text in modules.items():
+        (folder / f"{module}.py").write_text(text)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on sys.path, for packages."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    plugins._installed.cache_clear()
+    monkeypatch.setattr(plugins, "_installed", plugins._installed.__wrapped__)
+    return folder
+
+
+def test_every_command_of_ours_has_a_short_summary() -> None:
+    entries = plugins.entries(COMMANDS)
+    assert len(entries) >= 24
+    for name, entry in entries.items():
+        assert entry.package == "slurmft"
+        assert 10 < len(entry.summary()) <= 66, name
+        assert entry.load().main, name
+
+
+def test_ours_are_those_of_pyproject() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    assert project["name"] == "slurmft"
+    assert plugins._ours() == project["entry-points"]
+
+
+def test_ours_as_they_were_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a pyproject.toml beside the package, by the file that pip writes."""
+    lines = ["[console_scripts]", "slurmft = slurmft.__main__:console", ""]
+    for group in ("slurmft.commands", "slurmft.global_flags"):
+        lines.append(f"[{group}]")
+        lines += [f"{e.name} = {e.target}" for e in plugins.entries(group).values()]
+    package(tmp_path, "slurmft", "\n".join(lines))
+    expected = plugins.entries(COMMANDS)
+    monkeypatch.setattr(plugins, "__file__", str(tmp_path / "slurmft" / "core" / "plugins.py"))
+    monkeypatch.setattr(plugins, "_ours", plugins._ours.__wrapped__)
+    assert plugins.entries(COMMANDS) == expected
+    next(tmp_path.glob("*.dist-info/entry_points.txt")).unlink()
+    with pytest.raises(SlurmftError, match="without its metadata"):
+        plugins.find(COMMANDS, "run")
+
+
+def test_command_of_another_package(site: Path) -> None:
+    package(site, "my-tools", "[slurmft.commands]\nhello = my_hello\n", my_hello=HELLO)
+    entry = plugins.get(COMMANDS, "hello", "command")
+    assert (entry.package, entry.summary()) == ("my-tools", "Says hello")
+    assert "\nof other packages:\n  hello      Says hello (my-tools)\n" in usage()
+    assert "my_hello" not in sys.modules
+    assert entry.load().main([]) == 3
+    command = [sys.executable, "-m", "slurmft", "hello", "you"]
+    env = os.environ | {"PYTHONPATH": f"{site}{os.pathsep}{CHECKOUT}"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (3, "hello you\n")
+
+
+def test_package_that_fails_at_import(site: Path) -> None:
+    """Its command says why; the others work."""
+    package(site, "bad", "[slurmft.commands]\nbroken = bad_one\n", bad_one="import nothing_there")
+    entry = plugins.get(COMMANDS, "broken", "command")
+    with pytest.raises(PluginError, match=r"'broken' of the package bad .* 'nothing_there'") as e:
+        entry.load()
+    assert e.value.hint == "mend or remove it; --debug shows where it fails"
+    assert "  broken     (bad)\n" in usage()
+
+
+def test_nobody_replaces_a_command_of_ours(site: Path) -> None:
+    package(site, "sly", "[slurmft.commands]\nsubmit = sly_submit\n", sly_submit=HELLO)
+    assert plugins.get(COMMANDS, "submit", "command").package == "slurmft"
+    assert plugins.entries(COMMANDS)["submit"].package == "slurmft"
+    assert "ignored: submit of the package sly: slurmft has its own" in usage()
+
+
+def test_name_of_two_packages(site: Path) -> None:
+    for name in ("a", "b"):
+        package(site, name, f"[slurmft.commands]\nhello = {name}_hello\n")
+    with pytest.raises(UsageError, match="'hello' is of two packages: a and b"):
+        plugins.find(COMMANDS, "hello")
+
+
+def test_name_of_nobody() -> None:
+    with pytest.raises(UsageError, match="unknown command 'sumbit'") as e:
+        plugins.get(COMMANDS, "sumbit", "command")
+    assert e.value.hint == "did you mean submit?"
+
+
+def test_damaged_metadata(site: Path) -> None:
+    """Of a package that has nothing to do with slurmft."""
+    package(site, "odd", "")
+    next(site.glob("odd-*/entry_points.txt")).write_bytes(b"\xff[slurmft.commands]\n")
+    (site / "gone-1.dist-info").mkdir()
+    (site / "gone-1.dist-info" / "entry_points.txt").symlink_to(site / "nowhere")
+    assert plugins.find(COMMANDS, "hello") is None
