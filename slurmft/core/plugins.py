@@ -158,7 +158,7 @@ def _installed() -> dict[str, Groups]:
 
 
 def _parse(text: str) -> Groups:
-    """Reads the text of an entry_points.txt, or the tables of entry points of our pyproject.toml."""
+    """Reads the entry points of an entry_points.txt, or of our own pyproject.toml."""
     groups: Groups = {}
     group = ""
     for line in map(str.strip, text.splitlines()):
