@@ -34,7 +34,7 @@ READING = (
     ["clean", "--dry-run"],
     ["report", "runs"],
     ["report", "runs", "--format", "csv"],
-    ["compare", FAILED, FINISHED],
+    ["report", FAILED, FINISHED, "--compare"],
     ["plan", "runs"],
     ["follow", FINISHED],
     ["follow", FAILED],

@@ -61,7 +61,7 @@ LOGIN, CLUSTER, READ = How
 _SUBMIT = r"(slurmft submit|\S+ -m slurmft\.submit)"
 
 MERE_NAME = Rule(
-    begins="slurmft (cancel|compare|completion|data|fetch|follow|logs|plan|predict|pull|push"
+    begins="slurmft (cancel|completion|data|fetch|follow|logs|plan|predict|pull|push"
     "|render|report|resume|run|submit|watch|doctor node|study( run| status| cancel)?)$",
     how=READ,
     why="inline code that only names a command, of which more must be said",
@@ -143,7 +143,7 @@ RULES = (
         why="it asks, and there is nobody to answer",
     ),
     Rule(begins="slurmft plan ", how=READ, why="the runs here are of several kinds: test_planner"),
-    Rule(begins="slurmft (list|status|watch|logs|compare|report|completion)", how=LOGIN),
+    Rule(begins="slurmft (list|status|watch|logs|report|completion)", how=LOGIN),
     Rule(begins="slurmft study (status|cancel) ", how=LOGIN),
     Rule(
         begins="slurmft study run ",

@@ -1,1 +1,1 @@
-"""Studies: grids of runs, and their evaluation by reports, comparisons and a scaling model."""
+"""Studies: grids of runs, and their evaluation by reports with comparisons, and a scaling model."""

@@ -1,4 +1,4 @@
-"""`slurmft compare`: what differs, and whether it is noise."""
+"""`slurmft report --compare`: what differs, and whether it is noise."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from scipy.stats import binom
 
 from slurmft.core.errors import UsageError
-from slurmft.plugins.studies import compare
-from slurmft.plugins.studies.commands import compare as cli_compare
-from slurmft.plugins.studies.compare import verdict_of_speed
+from slurmft.plugins.studies.commands import report
+from slurmft.plugins.studies.report import comparison
+from slurmft.plugins.studies.report.comparison import verdict_of_speed
 from slurmft.plugins.studies.stats import difference_of_shares, ratio_of_repeats, ratio_of_windows
 from slurmft.runs.scan import MeasuredRun
 from tests.support.made_runs import write_run
@@ -107,13 +107,13 @@ def log_steps(path: Path, rates: list[float], redone: list[float] | None = None)
 def test_steps_done_again_count_once(tmp_path: Path) -> None:
     write_run(tmp_path / "r")
     log_steps(tmp_path / "r", [100.0] * 8 + [1.0, 1.0], redone=[50.0, 50.0])
-    steps, sample_s = compare.windows(MeasuredRun.read(tmp_path / "r"))
+    steps, sample_s = comparison.windows(MeasuredRun.read(tmp_path / "r"))
     assert (1 / sample_s).tolist() == pytest.approx([100.0] * 7 + [50.0] * 2)
     assert steps.tolist() == [10.0] * 9
 
 
 def compared(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> str:
-    assert cli_compare.main([str(word) for word in argv]) == 0
+    assert report.main([*map(str, argv), "--compare"]) == 0
     return capsys.readouterr().out
 
 
@@ -174,7 +174,7 @@ def test_requests_that_cannot_be_right(tmp_path: Path) -> None:
         ("none", "is not a folder"),
     ):
         with pytest.raises(UsageError) as caught:
-            cli_compare.main([str(tmp_path / "good"), str(tmp_path / other)])
+            report.main([str(tmp_path / "good"), str(tmp_path / other), "--compare"])
         assert message in caught.value.message
 
 
@@ -196,7 +196,7 @@ def test_results_that_cannot_be_compared(
     told = f"A: left out: the result of odd has no usable {words}"
     assert told in compared(capsys, tmp_path / "a", tmp_path / "b")
     with pytest.raises(UsageError, match=f"holds no run to compare: .* {words}"):
-        cli_compare.main([str(tmp_path / "a" / "odd"), str(tmp_path / "b")])
+        report.main([str(tmp_path / "a" / "odd"), str(tmp_path / "b"), "--compare"])
 
 
 def test_values_that_are_no_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,4 +218,32 @@ def test_a_link_is_the_same_run(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(UsageError, match="is in A and in B"):
-        cli_compare.main([str(tmp_path / "a"), str(tmp_path / "b")])
+        report.main([str(tmp_path / "a"), str(tmp_path / "b"), "--compare"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [(["--compare"], "--compare needs two runs"), (["--json"], "--json prints a comparison")],
+)
+def test_flags_that_need_each_other(flags: list[str], message: str, tmp_path: Path) -> None:
+    write_run(tmp_path / "a")
+    with pytest.raises(UsageError, match=message):
+        report.main([str(tmp_path / "a"), *flags])
+
+
+def test_a_report_of_two_cells_says_whether_they_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in range(3):
+        for precision, rate in (("fp32", 100.0), ("bf16", 140.0)):
+            result = {"train_samples_per_s": rate + seed}
+            folder = tmp_path / f"{precision}-{seed}"
+            write_run(folder, seed=seed, precision=precision, result=result)
+    assert report.main([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "A difference, or noise?" in out
+    assert "A is precision bf16; B is precision fp32" in out
+    assert "training: B is 1.4" in out
+    write_run(tmp_path / "third", precision="fp16")
+    assert report.main([str(tmp_path)]) == 0
+    assert "or noise?" not in capsys.readouterr().out

@@ -14,7 +14,7 @@ from slurmft.cluster.slurm.commands import JobState
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_json
 from slurmft.plugins.studies import runner, spec
-from slurmft.plugins.studies.commands import compare, report
+from slurmft.plugins.studies.commands import report
 from slurmft.programs.description import OwnProgram
 from tests.conftest import slurmft
 from tests.plugins.studies.test_study import FakeSlurm, fake, run, runs_of
@@ -183,7 +183,7 @@ def test_a_study_after_a_run(fake: FakeSlurm, folder: Path) -> None:
 
 
 def test_here_from_start_to_report(folder: Path) -> None:
-    """Really run; again: nothing; its metrics in status, report and compare."""
+    """Really run; again: nothing; its metrics in status, report and a comparison."""
     done = slurmft("study", "run", "fits.toml", "--cluster", "local")
     assert done.code == 0, done.err
     assert "0.42" not in done.err
@@ -211,7 +211,7 @@ def test_here_from_start_to_report(folder: Path) -> None:
     by_cell: dict[str, list[str]] = {}
     for path in sorted((folder / "studies" / "fits" / "runs").glob("[!.]*")):
         by_cell.setdefault(path.name.split("-")[3], []).append(str(path))
-    done = slurmft("compare", by_cell["c1"][0], by_cell["c2"][0])
+    done = slurmft("report", by_cell["c1"][0], by_cell["c2"][0], "--compare")
     assert done.code == 0, done.err
     assert "lr  0.1  ->  0.01" in done.out
     assert "A 1.0420; B 0.1420" in done.out
@@ -247,7 +247,7 @@ def test_runs_of_no_study_are_told_apart_by_their_arguments(
     ]
     assert not {"--seed", "--out", "--fast", "command"} & rows[0].keys()
     assert "train_samples_per_s" in training
-    assert compare.main([str(tmp_path / "0.1"), str(tmp_path / "0.2"), "--json"]) == 0
+    assert report.main([str(tmp_path / "0.1"), str(tmp_path / "0.2"), "--compare", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["differences"] == [{"name": "--lr", "a": "0.1", "b": "0.2"}]
     time, score = found["findings"]

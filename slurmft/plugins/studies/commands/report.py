@@ -1,7 +1,14 @@
 """Prints tables, plots and a page of results. A table has a row for every cell (runs that differ
 only in seed and folder); every study has a table. Published tables are printed as published, and
-beside ours. --output writes the tables in all formats, plots as SVG and PNG, and a page,
-report.html, that needs no other file.
+beside ours. Where there are two cells, a report also says whether they differ by more than noise.
+
+--compare says in full what differs between two runs, or two folders of repeats (configuration,
+versions, hosts, code), and whether one is faster or more accurate by more than noise. With three or
+more repeats of each, repeats are compared; with fewer, the steps of the runs, which do not show how
+much repeats would differ. Verdicts have a confidence of 95 %.
+
+--output writes the tables in all formats, plots as SVG and PNG, and a page, report.html, that needs
+no other file.
 
 examples:
   slurmft report runs                                      # tables of all runs below runs/
@@ -10,13 +17,15 @@ examples:
   slurmft report mn4_benchmark --format markdown
   slurmft report runs --format csv > runs.csv              # every measure and metric of every cell
   slurmft report runs --format latex > runs.tex            # for papers: booktabs, graphicx
+  slurmft report runs/fp32 runs/bf16 --compare             # folders with repeats; or two runs
 """
 
+import argparse
 import sys
 from pathlib import Path
 
-from slurmft.cli.parser import Parser, above_zero
-from slurmft.core.errors import Exit, unknown
+from slurmft.cli.parser import Parser, above_zero, print_json
+from slurmft.core.errors import Exit, UsageError, unknown
 from slurmft.core.text import screen_width
 from slurmft.plugins.studies.report import plots
 from slurmft.plugins.studies.report.build import collect_sections, tables_text, write_report
@@ -25,30 +34,55 @@ from slurmft.plugins.studies.report.formats import FORMATS, WIDTH
 
 def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
+    if arguments.compare:
+        return _print_comparison(arguments)
+    if arguments.json:
+        raise UsageError("--json prints a comparison", "add --compare; tables: --format csv")
+    return _print_report(arguments)
+
+
+def _print_comparison(arguments: argparse.Namespace) -> int:
+    if len(arguments.paths) != 2:
+        raise UsageError(
+            f"--compare needs two runs or folders of repeats, not {len(arguments.paths)}",
+            "slurmft report RUN_A RUN_B --compare",
+        )
+    from slurmft.plugins.studies.report.comparison import compare  # numpy and scipy: 0.3 s
+
+    comparison = compare(*arguments.paths)
+    if arguments.json:
+        return print_json(comparison.as_json())
+    print("\n".join(comparison.lines()))
+    return Exit.OK
+
+
+def _print_report(arguments: argparse.Namespace) -> int:
     form = arguments.format
     if form is not None and form not in FORMATS:
         raise unknown("--format", form, list(FORMATS))
     sections, problems = collect_sections(
         arguments.paths, arguments.published, arguments.title, arguments.peak_tflop_per_s
     )
-    if arguments.output is not None:
-        output, title = arguments.output, arguments.title
-        written = write_report(output, sections, problems, title, arguments.paths)
+    output = arguments.output
+    if output is not None:
+        written = write_report(output, sections, problems, arguments.title, arguments.paths)
         print(f"written to {output}: {written[-1]} and {len(written) - 1} other files")
         if not plots.is_available():
             print(f"without plots: {plots.HINT}", file=sys.stderr)
-    if form is not None or arguments.output is None:
+    if form is not None or output is None:
         width = min(WIDTH, screen_width())
         print(tables_text(sections, problems, form or "text", width), end="")
     return Exit.OK
 
 
 def parser() -> Parser:
-    made = Parser("slurmft report", __doc__)
-    add = made.add_argument
+    report = Parser("slurmft report", __doc__)
+    add = report.add_argument
     paths = "runs (paths or names, as `last`), folders of runs at any depth, files of published "
     paths += "tables (.json)"
     add("paths", nargs="+", type=Path, metavar="RUN|DIR|FILE", help=paths)
+    add("--compare", action="store_true", help="of two runs or folders: is the difference noise?")
+    report.add_json("print the comparison as JSON")
     add("--output", type=Path, metavar="FOLDER", help="write all files to this folder")
     printed = "what to print (default: text; with --output only the names of the files)"
     add("--format", default=None, metavar="|".join(FORMATS), help=printed)
@@ -58,4 +92,4 @@ def parser() -> Parser:
     peak += "the model FLOPs utilisation then"
     add("--peak-tflop-per-s", type=above_zero, metavar="X", help=peak)
     add("--title", default="", metavar="TEXT", help="of the page, its tables and studies")
-    return made
+    return report

@@ -24,7 +24,13 @@ from slurmft.plugins.studies.report.matching import (
     matches,
     measured_of,
 )
-from slurmft.plugins.studies.report.measures import RunSet, group_by_study, rows_of
+from slurmft.plugins.studies.report.measures import (
+    Row,
+    RunSet,
+    group_by_study,
+    label,
+    rows_of,
+)
 from slurmft.plugins.studies.report.plots import Chart, charts_of
 from slurmft.plugins.studies.report.provenance import changes, origins
 from slurmft.plugins.studies.report.tables import (
@@ -49,6 +55,8 @@ class Section:
     """The same for CSV: name of the file, without ending, and table."""
     charts: Callable[[], list[Chart]] = list
     """Makes the plots, once they are needed: curves read many records."""
+    comparison: Sequence[str] = ()
+    """Whether two cells differ by more than noise; empty where there are not two."""
     origins: Sequence[str] = ()
     problems: Sequence[str] = ()
 
@@ -88,9 +96,24 @@ def of_runs(runset: RunSet, beside_them: Sequence[PublishedTable]) -> Section:
         tables=tables,
         data=data,
         charts=functools.cache(lambda: charts_of(rows, runset, beside_them)),
+        comparison=_comparison_of(rows, runset),
         origins=list(dict.fromkeys(sources)),  # those of published tables are one for each file
         problems=problems,
     )
+
+
+def _comparison_of(rows: Sequence[Row], runset: RunSet) -> list[str]:
+    """Compares the runs of two cells, as lines; of another number of cells, none."""
+    measured = [row for row in rows if row.finished]
+    if len(measured) != 2:
+        return []
+    from slurmft.plugins.studies.report.comparison import compare_cells  # numpy and scipy: 0.3 s
+
+    first, second = measured
+    comparison = compare_cells(first.runs, second.runs)
+    if comparison is None:
+        return []
+    return comparison.summary(label(first, runset.fields), label(second, runset.fields))
 
 
 def of_published(tables: Sequence[PublishedTable], title: str = "") -> Section:
@@ -193,6 +216,7 @@ def tables_text(
     parts = []
     for section in sections:
         parts += [write_table(table) for table in section.tables]
+        parts.append(as_list("A difference, or noise?", section.comparison, form, width))
         parts.append(as_list("Where this comes from", section.origins, form, width))
         parts.append(as_list("Problems", section.problems, form, width))
     parts.append(as_list("Could not be read", problems, form, width))

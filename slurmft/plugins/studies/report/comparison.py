@@ -1,0 +1,461 @@
+"""Compares two runs, or repeats of two: what differs, and whether the difference is noise."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slurmft.core.errors import UsageError
+from slurmft.core.files import Shape, fits, is_number
+from slurmft.plugins.studies import stats
+from slurmft.plugins.studies.report.provenance import of_ranks, readers
+from slurmft.plugins.studies.stats import Array
+from slurmft.runs import resolve, scan
+from slurmft.runs.scan import MeasuredRun
+
+_LEAST_REPEATS = 3
+_WARM_UP = 0.1
+"""Share of a run's windows that is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The repeats of one measurement."""
+
+    name: str
+    """A or B."""
+    runs: tuple[MeasuredRun, ...]
+    notes: tuple[str, ...] = ()
+    """What was left out."""
+
+    def results(self, key: str) -> list[Any]:
+        return [run.result.get(key) for run in self.runs if run.result]
+
+    def mean(self, key: str) -> float:
+        return float(np.mean(self.results(key)))
+
+    @property
+    def evaluated(self) -> float:
+        """Samples of one evaluation."""
+        return self.mean("evaluate_samples") / self.runs[0].evaluations
+
+    @property
+    def times(self) -> list[str]:
+        """When the runs were submitted; empty texts where that is unknown."""
+        return [str(run.config["submission"].get("time", "")) for run in self.runs]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A setting or a fact in which the sides differ."""
+
+    name: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A quantity of both sides, and the verdict."""
+
+    what: str
+    a: str
+    b: str
+    verdict: str
+    method: str = ""
+    estimate: float | None = None
+    """Speed of B over that of A, or metric of B minus that of A; None: it cannot be told."""
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two sides with their differences."""
+
+    a: Side
+    b: Side
+    differences: list[Difference]
+    findings: list[Finding]
+    notes: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "a": [str(run.path) for run in self.a.runs],
+            "b": [str(run.path) for run in self.b.runs],
+            "differences": [asdict(each) for each in self.differences],
+            "confidence": 0.95,
+            "findings": [asdict(finding) for finding in self.findings],
+            "notes": self.notes,
+        }
+
+    def lines(self) -> list[str]:
+        """The comparison as text."""
+        lines = [f"{side.name}: {_source_of(side)}" for side in (self.a, self.b)]
+        lines += ["", "what differs" if self.differences else "nothing differs that was recorded"]
+        width = max((len(each.name) for each in self.differences), default=0)
+        lines += [f"  {each.name:<{width}}  {each.a}  ->  {each.b}" for each in self.differences]
+        for finding in self.findings:
+            lines += ["", f"{finding.what}: {finding.verdict}", f"  A {finding.a}; B {finding.b}"]
+            if finding.method:
+                lines.append(f"  by {finding.method}")
+        return [*lines, "", *(f"note: {note}" for note in self.notes)]
+
+    def summary(self, label_a: str, label_b: str) -> list[str]:
+        """The verdicts, a line each, for a report whose tables show the rest."""
+        lines = [f"A is {label_a}; B is {label_b}"]
+        lines += [f"{finding.what}: {finding.verdict}" for finding in self.findings]
+        return lines + self.notes
+
+
+def _source_of(side: Side) -> str:
+    first = side.runs[0].path
+    return str(first) if len(side.runs) == 1 else f"{len(side.runs)} runs in {first.parent}"
+
+
+def compare(path_a: str | Path, path_b: str | Path) -> Comparison:
+    """Compares two runs, or folders with repeats.
+
+    Raises:
+        UsageError: a path holds no finished run, or runs that are not repeats of one measurement;
+            or a run is in both.
+    """
+    a = _read_side("A", str(path_a))
+    b = _read_side("B", str(path_b))
+    shared = {run.path.resolve() for run in a.runs} & {run.path.resolve() for run in b.runs}
+    if shared:
+        raise UsageError(
+            f"{str(min(shared))!r} is in A and in B", "give two runs, or folders that share none"
+        )
+    return _compare_sides(a, b)
+
+
+def compare_cells(
+    runs_a: Sequence[MeasuredRun], runs_b: Sequence[MeasuredRun]
+) -> Comparison | None:
+    """Compares the runs of two cells; None: one of them has no finished run."""
+    a = [run for run in runs_a if run.is_finished and not _missing_values(run)]
+    b = [run for run in runs_b if run.is_finished and not _missing_values(run)]
+    if not a or not b:
+        return None
+    return _compare_sides(Side("A", tuple(a)), Side("B", tuple(b)))
+
+
+def _compare_sides(a: Side, b: Side) -> Comparison:
+    notes = [*a.notes, *b.notes, *_notes(a, b)]
+    return Comparison(a, b, _differences(a, b), _findings(a, b), notes)
+
+
+def _read_side(name: str, path: str) -> Side:
+    runs, problems = scan.find([resolve.folder_of(path)])
+    finished = [run for run in runs if run.is_finished]
+    missing = {run.path: _missing_values(run) for run in finished}
+    usable = [run for run in finished if not missing[run.path]]
+    lacking = [
+        f"the result of {run.name} has no usable {missing[run.path]}"
+        for run in finished
+        if missing[run.path]
+    ]
+    if lacking and not usable:
+        raise UsageError(
+            f"{path!r} holds no run to compare: {lacking[0]}",
+            "give runs whose result.json is unchanged",
+        )
+    if not usable:
+        raise UsageError(
+            f"{path!r} holds no finished run, but {len(runs)} other(s)",
+            "wait for one (slurmft follow RUN), or resume it: slurmft resume RUN",
+        )
+    if len(scan.cells(usable)) > 1:
+        fields = ", ".join(scan.varied(usable))
+        raise UsageError(
+            f"the runs in {path!r} are not repeats: they differ in {fields}",
+            "give a folder for each kind of run",
+        )
+    notes = [f"{name}: left out: {problem}" for problem in (*problems, *lacking)]
+    if len(finished) < len(runs):
+        notes.append(f"{name}: {len(runs) - len(finished)} run(s) have not finished: left out")
+    return Side(name, tuple(usable), tuple(notes))
+
+
+_NEEDED: dict[str, Shape] = {
+    "train_samples_per_s": float, "global_batch_size": float, "evaluate_samples": float,
+    "attempts": int, "phases_s": {...: float}, "metrics": dict,
+}  # fmt: skip
+_NEEDED_OF_PROGRAM: dict[str, Shape] = {"attempts": int, "metrics": dict, "wall_s": float}
+_ABOVE_0 = ("train_samples_per_s", "global_batch_size", "wall_s")
+
+
+def _missing_values(run: MeasuredRun) -> str:
+    """Returns the required values that a result lacks; "" if it has all."""
+    result = {"attempts": 1} | (run.result or {})
+    needed = _NEEDED_OF_PROGRAM if run.is_own else _NEEDED
+    missing = []
+    for name, shape in needed.items():
+        is_usable = fits(result.get(name), shape)
+        if is_usable and name in _ABOVE_0:
+            is_usable = result[name] > 0
+        if not is_usable:
+            missing.append(name)
+    return ", ".join(missing)
+
+
+# --- what differs ---------------------------------------------------------------------------------
+
+
+def _differences(a: Side, b: Side) -> list[Difference]:
+    """Lists the settings that differ, then the environment, then packages."""
+    fields_a = a.runs[0].fields
+    fields_b = b.runs[0].fields
+    pairs = [
+        Difference(name, _text(fields_a.get(name)), _text(fields_b.get(name)))
+        for name in dict.fromkeys((*fields_a, *fields_b))
+    ]
+    facts = _FACTS | readers([*a.runs, *b.runs])
+    pairs += [
+        Difference(name, _distinct(a, reader), _distinct(b, reader))
+        for name, reader in facts.items()
+    ]
+    return [pair for pair in pairs if pair.a != pair.b]
+
+
+def _from_result(key: str) -> Callable[[MeasuredRun], Any]:
+    return lambda run: (run.result or {}).get(key)
+
+
+_FACTS: dict[str, Callable[[MeasuredRun], Any]] = {
+    "precision used": _from_result("precision"),
+    "backend used": _from_result("backend"),
+    "gradients sent as": lambda run: ((run.result or {}).get("gradients") or {}).get("used"),
+    "processes": _from_result("world_size"),
+    "parameters": _from_result("parameters"),
+    "hosts": lambda run: ", ".join(run.hosts),
+    "threads": of_ranks("threads"),
+    "kernel": of_ranks("kernel"),
+}
+"""Name -> what a run recorded."""
+
+
+def _distinct(side: Side, reader: Callable[[MeasuredRun], Any]) -> str:
+    return " | ".join(dict.fromkeys(_text(reader(run)) for run in side.runs))
+
+
+def _text(value: Any) -> str:
+    return "-" if value in (None, "", [], ()) else str(value)
+
+
+_WORK = {
+    "train_samples": "training samples",
+    "steps": "optimizer steps",
+    "global_batch_size": "global batch",
+    "evaluate_samples": "evaluated samples",
+}
+"""Value of a result -> what it is: the work of a run."""
+
+
+def _notes(a: Side, b: Side) -> Iterator[str]:
+    for key, name in _WORK.items():
+        work_a = " | ".join(dict.fromkeys(map(str, a.results(key))))
+        work_b = " | ".join(dict.fromkeys(map(str, b.results(key))))
+        if work_a != work_b:
+            yield f"not the same work: {name} {work_a} in A, {work_b} in B"
+    for side in (a, b):
+        starts = [(run.name, (run.result or {}).get("attempts", 1)) for run in side.runs]
+        restarted = ", ".join(f"{name} ({count} starts)" for name, count in starts if count > 1)
+        if restarted:
+            yield f"restarted: {restarted} in {side.name}; repeated steps count once"
+    yield _order_note(a, b)
+    if _has_repeats(a, b):
+        return
+    counts = f"{len(a.runs)} and {len(b.runs)} run(s)"
+    yield f"{counts}: how much repeats differ is unknown; {_LEAST_REPEATS} of each would show it"
+    if not _has_own_program(a, b):
+        yield f"the first {_WARM_UP:.0%} of the steps are left out as warm-up"
+
+
+def _order_note(a: Side, b: Side) -> str:
+    """Says whether the sides were interleaved: a machine changes over time."""
+    if not all((*a.times, *b.times)):
+        return "the times of the runs are unknown"
+    if max(a.times) < min(b.times):
+        first, last = a, b
+    elif max(b.times) < min(a.times):
+        first, last = b, a
+    else:
+        return "the runs of A and B were interleaved"
+    since = ", ".join(f"{side.name} {side.times[0][:16]}" for side in (a, b))
+    return (
+        f"not interleaved: all of {first.name} ran before {last.name} ({since}); the machine may "
+        "have changed"
+    )
+
+
+# --- whether it is noise --------------------------------------------------------------------------
+
+_BY_REPEATS = "Welch's t-interval over repeats"
+_TOO_FEW = f"cannot tell: {_LEAST_REPEATS} repeats of each are needed"
+
+
+def _findings(a: Side, b: Side) -> list[Finding]:
+    """Compares the speed of the phases, or of the whole run, then the metrics."""
+    if _has_own_program(a, b):
+        findings = [_by_repeats("time", _whole, a, b)]
+    elif _has_repeats(a, b):
+        findings = [_by_repeats("training", _training, a, b)]
+        findings.append(_by_repeats("evaluation", _evaluation, a, b))
+    else:
+        findings = [_by_steps(a, b), _by_repeats("evaluation", _evaluation, a, b)]
+    metrics_a = a.results("metrics")[0]
+    metrics_b = b.results("metrics")[0]
+    return findings + [_metric(name, a, b) for name in metrics_a if name in metrics_b]
+
+
+def _has_own_program(a: Side, b: Side) -> bool:
+    """Whether a side is a program of the user's own, of which no phases are known."""
+    return any(run.is_own for run in (*a.runs, *b.runs))
+
+
+def _has_repeats(a: Side, b: Side) -> bool:
+    return min(len(a.runs), len(b.runs)) >= _LEAST_REPEATS
+
+
+Times = tuple[str, Array]
+"""A time as text, and the seconds of the same work in each run, shape (repeats,)."""
+
+
+def _by_repeats(what: str, times_of: Callable[[Side], Times], a: Side, b: Side) -> Finding:
+    text_a, a_s = times_of(a)
+    text_b, b_s = times_of(b)
+    if not _has_repeats(a, b) or min(*a_s, *b_s) <= 0:
+        return Finding(what, text_a, text_b, _TOO_FEW)
+    interval = stats.ratio_of_repeats(a_s, b_s)
+    return Finding(what, text_a, text_b, verdict_of_speed(*interval), _BY_REPEATS, *interval)
+
+
+def _whole(side: Side) -> Times:
+    """The time of the whole run."""
+    times = np.array(side.results("wall_s"), dtype=np.float64)
+    return f"{times.mean():,.4g} s", times
+
+
+def _training(side: Side) -> Times:
+    """The time of one training sample."""
+    times = 1 / np.array(side.results("train_samples_per_s"), dtype=np.float64)
+    return _rate(side, 1 / float(times.mean())), times
+
+
+def _evaluation(side: Side) -> Times:
+    """The time of one validation sample, with its share of the metrics."""
+    seconds = []
+    for phases_s in side.results("phases_s"):
+        seconds.append(sum(phases_s.get(n, 0.0) for n in ("evaluate", "metric", "broadcast")))
+    times = np.array(seconds) / np.maximum(1, side.results("evaluate_samples"))
+    return f"{1000 * float(times.mean()) * side.evaluated:,.4g} ms each", times
+
+
+def _by_steps(a: Side, b: Side) -> Finding:
+    """Compares the training of runs without repeats, by their steps."""
+    windows_a = np.concatenate([windows(run) for run in a.runs], axis=1)
+    windows_b = np.concatenate([windows(run) for run in b.runs], axis=1)
+    rate_a = _rate(a, _mean_rate(windows_a))
+    rate_b = _rate(b, _mean_rate(windows_b))
+    interval = stats.ratio_of_windows(windows_a, windows_b)
+    if interval is None:
+        verdict = (
+            f"cannot tell: too few steps ({windows_a.shape[1]} and {windows_b.shape[1]} windows of "
+            f"them; {stats.LEAST_WINDOWS} are needed: lower --log-every, or more steps)"
+        )
+        return Finding("training", rate_a, rate_b, verdict)
+    method = "t-interval over steps, as many as are independent"
+    return Finding("training", rate_a, rate_b, verdict_of_speed(*interval), method, *interval)
+
+
+def _mean_rate(windows: Array) -> float:
+    """Returns samples a second over all windows; NaN where there are none."""
+    steps, sample_s = windows
+    seconds = float((steps * sample_s).sum())
+    return float(steps.sum()) / seconds if seconds else math.nan
+
+
+def _rate(side: Side, rate: float) -> str:
+    if math.isnan(rate):
+        return "-"
+    step_ms = 1000 * side.mean("global_batch_size") / rate
+    return f"{rate:,.4g} samples/s, {step_ms:,.4g} ms a step"
+
+
+def verdict_of_speed(ratio: float, low: float, high: float) -> str:
+    """Describes an interval of the speed of B over that of A."""
+    if low - 1 > stats.ALIKE:
+        return f"B is {ratio:.2f} x faster (95 %: {low:.2f} to {high:.2f})"
+    if 1 - high > stats.ALIKE:
+        return f"B is {1 / ratio:.2f} x slower (95 %: {1 / high:.2f} to {1 / low:.2f})"
+    return f"no difference beyond noise ({low:.2f} to {high:.2f})"
+
+
+def _metric(name: str, a: Side, b: Side) -> Finding:
+    """Compares a metric of both; without repeats, only an accuracy has an interval."""
+    values_a = _metric_values(name, a)
+    values_b = _metric_values(name, b)
+    mean_a = float(values_a.mean())
+    mean_b = float(values_b.mean())
+    texts = (f"{mean_a:.4f}", f"{mean_b:.4f}")
+    if not math.isfinite(mean_a) or not math.isfinite(mean_b):
+        return Finding(name, *texts, "cannot tell: it is not a number in some run")
+    if _has_repeats(a, b):
+        interval = stats.difference_of_repeats(values_a, values_b)
+        return Finding(name, *texts, verdict_of_metric(*interval), _BY_REPEATS, *interval)
+    if "accuracy" not in name or _has_own_program(a, b):
+        return Finding(name, *texts, _TOO_FEW)
+    samples_a = round(a.evaluated)
+    samples_b = round(b.evaluated)
+    if min(samples_a, samples_b) < 1:
+        return Finding(name, *texts, _TOO_FEW)
+    low, high = stats.difference_of_shares(mean_a, samples_a, mean_b, samples_b)
+    interval = (mean_b - mean_a, low, high)
+    method = (
+        f"binomial intervals, for {samples_a:,} and {samples_b:,} validation samples; not for "
+        "repeats with other seeds"
+    )
+    return Finding(name, *texts, verdict_of_metric(*interval), method, *interval)
+
+
+def _metric_values(name: str, side: Side) -> Array:
+    """Returns a metric of each run, shape (repeats,); NaN where it is no number."""
+    values = [metrics.get(name) for metrics in side.results("metrics")]
+    return np.array([value if is_number(value) else math.nan for value in values])
+
+
+def verdict_of_metric(difference: float, low: float, high: float) -> str:
+    """Describes an interval of the metric of B minus that of A."""
+    if low > stats.ALIKE:
+        return f"B is higher by {difference:.4f} (95 %: {low:.4f} to {high:.4f})"
+    if high < -stats.ALIKE:
+        return f"B is lower by {-difference:.4f} (95 %: {-high:.4f} to {-low:.4f})"
+    return f"no difference beyond noise ({low:+.4f} to {high:+.4f})"
+
+
+def windows(run: MeasuredRun) -> Array:
+    """Returns the windows of a run's steps, in order, without warm-up; see
+    `stats.ratio_of_windows`. Steps that were repeated after a restart count once, the last time.
+    """
+    measured: list[tuple[int, int, float]] = []  # last step, steps, samples/s
+    steps = 0
+    for record in run.records():
+        if record["event"] == "start":
+            steps = 0
+        if record["event"] != "step":
+            continue
+        while measured and measured[-1][0] >= record["step"]:
+            measured.pop()
+        steps += record["steps"] if is_number(record.get("steps")) else 1
+        rate = record.get("samples_per_s") or 0
+        if rate > 0:
+            measured.append((record["step"], steps, rate))
+            steps = 0
+    without_warm_up = measured[math.ceil(_WARM_UP * len(measured)) :]
+    _, counts, rates = np.array(without_warm_up, dtype=np.float64).reshape(-1, 3).T
+    return np.array([counts, 1 / rates])
