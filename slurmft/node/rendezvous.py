@@ -48,8 +48,10 @@ _NETWORK_HINT = (
 class RendezvousError(SlurmftError):
     """The nodes of the job cannot reach each other."""
 
-    def __init__(self, message: str, hint: str | None = None) -> None:
+    def __init__(self, message: str, hint: str | None = None, reason: str | None = None) -> None:
         super().__init__(message, hint, Exit.RENDEZVOUS)
+        self.reason = reason or message
+        """The end of the message: what is wrong, without the hosts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -309,6 +311,7 @@ def check_reachable(
     raise RendezvousError(
         f"node {host} cannot reach the head node {head}, port {port}: {problem}",
         _NETWORK_HINT,
+        problem,
     )
 
 

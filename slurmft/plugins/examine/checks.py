@@ -7,7 +7,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -16,7 +16,7 @@ import slurmft
 from slurmft.core.credentials import HIDDEN, is_private, redact
 from slurmft.core.errors import Exit
 from slurmft.core.files import to_json
-from slurmft.core.text import clock
+from slurmft.core.text import clock, some
 
 _WIDTH = 100
 _REPORTED = (
@@ -28,27 +28,39 @@ _REPORTED = (
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """Severity of a check's result."""
 
     OK = "ok"
     WARNING = "warning"
     """Jobs run, but slower, or not for long, or not as asked."""
     FAILURE = "failure"
-    """Jobs do not run."""
+    """Jobs do not run, or not worth the time. A preflight excludes the hosts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """A check and its result."""
 
     level: Level
     about: str
-    """A word or two: the lines' first column."""
+    """A word or two: the first column of the report."""
     text: str
-    """What was found, with node and figure."""
+    """The result, with figures. It does not name `hosts`."""
     hint: str | None
     figures: dict[str, Any]
-    """What was found, for programs; units are in the names."""
+    """The result for programs; units are in the names."""
+    hosts: tuple[str, ...] = ()
+    """The hosts that the result is about, and that are to blame; empty: all, or none."""
+
+    @property
+    def line(self) -> str:
+        """The result with the hosts: "n1, n2: text"."""
+        if not self.hosts:
+            return self.text
+        return f"{some(self.hosts)}: {self.text}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"text": self.line}
 
 
 def ok(about: str, text: str, **figures: Any) -> Check:
@@ -63,41 +75,60 @@ def failure(about: str, text: str, hint: str | None = None, **figures: Any) -> C
     return Check(Level.FAILURE, about, text, hint, figures)
 
 
+def merged(checks: Iterable[tuple[str, Check]]) -> list[Check]:
+    """Makes one check of those that say the same about several hosts."""
+    hosts_of: dict[str, list[str]] = {}
+    first: dict[str, Check] = {}
+    for host, check in checks:
+        hosts_of.setdefault(check.text, []).append(host)
+        first.setdefault(check.text, check)
+    return [dataclasses.replace(first[text], hosts=tuple(hosts_of[text])) for text in first]
+
+
+def problems(checks: Iterable[Check]) -> list[Check]:
+    """Returns the checks whose result is not ok."""
+    return [check for check in checks if check.level != Level.OK]
+
+
 # --- the report ---
 
 
 @dataclass(kw_only=True)
 class Report:
-    """The checks, and what was measured for them."""
+    """The checks of an examination, and the measurements behind them."""
 
     checks: list[Check] = field(default_factory=list)
     measured: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
-    """How long the examination took, without the queue."""
+    """Duration of the examination, without the queue."""
     queued_s: float = 0.0
 
     @property
     def exit_code(self) -> int:
-        """Warnings are no failure."""
-        return Exit.FAILED if any(c.level == Level.FAILURE for c in self.checks) else Exit.OK
+        """Exit code of doctor. Warnings are no failure."""
+        if any(check.level == Level.FAILURE for check in self.checks):
+            return Exit.FAILED
+        return Exit.OK
 
     def text(self) -> str:
+        """Writes the report for people."""
         counts = Counter(check.level for check in self.checks)
-        queued = f", after {self.queued_s:.1f} s in the queue" if self.queued_s else ""
-        summary = (
-            f"{counts[Level.OK]} ok, {counts[Level.WARNING]} warning(s), {counts[Level.FAILURE]} "
-            f"failure(s); took {self.seconds:.1f} s{queued}"
-        )
+        summary = f"{counts[Level.OK]} ok, {counts[Level.WARNING]} warning(s), "
+        summary += f"{counts[Level.FAILURE]} failure(s); took {self.seconds:.1f} s"
+        if self.queued_s:
+            summary += f", after {self.queued_s:.1f} s in the queue"
         return redact("\n".join([*lines(self.checks), "", summary]))
 
     def json(self) -> str:
+        """Writes the report for programs."""
         return redact(to_json(self._facts()))
 
     def for_support(self) -> str:
-        """The text, then as JSON everything that was measured, and the environment."""
+        """Writes the text, then as JSON all measurements and the environment."""
         head = f"slurmft doctor {slurmft.__version__} on {platform.node()}, {clock(time.time())}"
-        facts = self._facts() | {"measured": self.measured}
-        facts |= {"environment": reported_environment(os.environ)}
+        facts = self._facts()
+        facts["measured"] = self.measured
+        facts["environment"] = reported_environment(os.environ)
         parts = [head, "", self.text(), "", "--- JSON ---", redact(to_json(facts, indent=1)), ""]
         return "\n".join(parts)
 
@@ -110,37 +141,50 @@ class Report:
             "seconds": self.seconds,
             "waited_s": self.queued_s,
             "exit_code": self.exit_code,
-            "checks": [dataclasses.asdict(check) for check in self.checks],
+            "checks": [check.as_dict() for check in self.checks],
         }
 
 
 def lines(checks: Sequence[Check]) -> list[str]:
-    """The checks for people, a paragraph each."""
-    width = max((len(c.about) for c in checks), default=0)
-    found = []
+    """Writes the checks for people, a paragraph each."""
+    width = max((len(check.about) for check in checks), default=0)
+    paragraphs = []
     for check in checks:
-        level = check.level if check.level == Level.OK else check.level.upper()
-        indent = f"{level:<7}  {check.about:<{width}}  "
-        inner = " " * len(indent)
-        found += _filled(check.text, indent, inner)
+        level = check.level.upper() if check.level != Level.OK else "ok"
+        head = f"{level:<7}  {check.about:<{width}}  "
+        indent = " " * len(head)
+        paragraphs += _filled(check.line, head, indent)
         if check.hint:
-            found += _filled(check.hint, f"{inner}-> ", f"{inner}   ")
-    return found
+            paragraphs += _filled(check.hint, f"{indent}-> ", f"{indent}   ")
+    return paragraphs
 
 
 def _filled(text: str, first: str, other: str) -> list[str]:
-    """Lines of a text no wider than `_WIDTH`, but for long words; its own line breaks are kept."""
-    found: list[str] = []
+    """Breaks a text into lines no wider than `_WIDTH`, but for long words; its own line breaks are
+    kept."""
+    filled: list[str] = []
     for line in text.split("\n"):
-        start = other if found else first
-        filled = textwrap.wrap(line, _WIDTH, initial_indent=start, subsequent_indent=other,
-                               break_long_words=False, break_on_hyphens=False)  # fmt: skip
-        is_table = "  " in line  # its columns must stay
-        found += [start + line] if is_table else filled or [start.rstrip()]
-    return found
+        start = other if filled else first
+        if "  " in line:  # a table: its columns must stay
+            filled.append(start + line)
+            continue
+        wrapped = textwrap.wrap(
+            line,
+            _WIDTH,
+            initial_indent=start,
+            subsequent_indent=other,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        filled += wrapped or [start.rstrip()]
+    return filled
 
 
 def reported_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a report shows; of secrets only that they are set."""
-    shown = {k: v for k, v in sorted(environment.items()) if k.startswith(_REPORTED)}
-    return {k: HIDDEN if is_private(k) and v else v for k, v in shown.items()}
+    """Returns the variables that a report shows. Of secrets it shows only that they are set."""
+    reported = {}
+    for name, value in sorted(environment.items()):
+        if name.startswith(_REPORTED):
+            is_secret = is_private(name) and value != ""
+            reported[name] = HIDDEN if is_secret else value
+    return reported

@@ -1,30 +1,48 @@
-"""`slurmft doctor`: an examination of the cluster from this host, and on its nodes: all of them are
-asked at once, then `rules` compares their answers."""
+"""The examination of a cluster: the checks of this host, then of its nodes, all asked at once."""
 
-import dataclasses
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from slurmft.cluster.slurm import allocation, commands
 from slurmft.core.agents import AgentError, Agents
 from slurmft.core.config import JobConfig
+from slurmft.core.decode import DecodeError, decode
 from slurmft.core.errors import SlurmftError, one_line
-from slurmft.core.filesystem import FileSystem
 from slurmft.core.text import some
-from slurmft.plugins.examine import lock_probe, login, rules
-from slurmft.plugins.examine.checks import Check, Level, Report, failure, ok, warning
+from slurmft.plugins.examine import (
+    comparison,
+    lock_probe,
+    login,
+    network_rules,
+    node_rules,
+    speed_rules,
+)
+from slurmft.plugins.examine.checks import Check, Report, failure, merged, ok, problems, warning
+from slurmft.plugins.examine.comparison import Pair
 from slurmft.plugins.examine.host import software
-from slurmft.plugins.examine.lock_probe import LockOperations
-from slurmft.plugins.examine.nodes import Site, open_site
-from slurmft.plugins.examine.rules import Answers, group_by_value
+from slurmft.plugins.examine.lock_operations import LockOperations
+from slurmft.plugins.examine.report import LinkReport, NodeReport, SpeedReport, System
+from slurmft.plugins.examine.site import Site, open_site
 
-_START_S, _ANSWER_S, _REACH_S = 20.0, 8.0, 4.0
-_SEND_S, _SEND_TRIES = 0.3, 2
+T = TypeVar("T")
+
+_START_S = 20.0
+"""How long an agent may take to start and to report."""
+_ANSWER_S = 8.0
+_REACH_S = 4.0
+_SEND_S = 0.3
+"""How long each pair of neighbours sends."""
+_SEND_TRIES = 2
+_LEAST_SPEEDS_S = 5.0
+"""With less time left, devices and collectives are not measured."""
+
+_ON_NODES = ("runs", "cache", "tmp", "shm")
+"""The folders that are checked on nodes."""
 
 
 def examine_cluster(
@@ -42,15 +60,17 @@ def examine_cluster(
         job: how a run would use the cluster.
         limit_s: for the nodes' part; what is not measured by then is left out.
         wait_s: how long a new allocation may wait in the queue.
-        quick: without devices and collectives.
-        say: is told what is under way.
+        quick: leaves out devices and collectives.
+        say: is called with what is under way.
     """
-    began, report = time.monotonic(), Report()
+    began = time.monotonic()
+    report = Report()
     say("examining this host ...")
     report.checks += login.examine_this_host(job)
     with_slurm = commands.available() and job.cluster != "local"
-    can_have_nodes = with_slurm or job.cluster != "slurm"  # else the first check says why not
-    if can_have_nodes and (nodes_asked or (with_slurm and allocation.allocated_nodes())):
+    has_nodes = with_slurm or job.cluster != "slurm"  # else the first check says why not
+    is_inside = with_slurm and allocation.allocated_nodes() is not None
+    if has_nodes and (nodes_asked or is_inside):
         try:
             with open_site(job, wait_s, with_slurm, say) as site:
                 report.queued_s = site.queued_s
@@ -74,26 +94,33 @@ class Examination:
     job: JobConfig
     folders: dict[str, Path]
     deadline: float
-    """By time.monotonic(): what is not measured by then is not measured."""
+    """On time.monotonic(): what is not measured by then is left out."""
     report: Report
-    """Takes the checks, and all that is measured."""
-    facts: Answers = field(default_factory=dict)
-    """Of each node that answers."""
+    """Takes the checks and the measurements."""
+    nodes: dict[str, NodeReport] = field(default_factory=dict)
+    """The reports of the nodes that answer."""
+    links: dict[str, dict[str, LinkReport]] = field(default_factory=dict)
+    """From -> to -> the connections."""
+    ports: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Node -> the ports on which its agent listens, by purpose."""
 
     def run(self, quick: bool) -> None:
-        """One part after another; a part that fails leaves the others alone. The quick ones are
-        those without devices and collectives."""
-        self._ask_facts()
+        """Runs one part after another; a part that fails leaves the others alone. `quick` leaves
+        out devices and collectives."""
+        self._inspect()
         parts = [self._nodes, self._network, self._folders]
-        parts += [] if quick else [self._speeds]
-        for part in parts if self.facts else ():
+        if not quick:
+            parts.append(self._speeds)
+        if not self.nodes:
+            return
+        for part in parts:
             try:
                 for check in part():
                     self.report.checks.append(check)
             except (SlurmftError, OSError) as error:
                 self.report.checks.append(failure(part.__name__.strip("_"), one_line(error)))
 
-    def _left(self, limit_s: float) -> float:
+    def _left_s(self, limit_s: float) -> float:
         return max(0.5, min(limit_s, self.deadline - time.monotonic()))
 
     def _ask(
@@ -102,174 +129,205 @@ class Examination:
         arguments: Mapping[str, Mapping[str, Any]],
         limit_s: float,
         about: str,
+        kind: type[T],
         hint: str | None = None,
-    ) -> Answers:
-        """The answers; errors become failures under `about`."""
-        answers = self.agents.ask(operation, arguments, self._left(limit_s))
-        errors = {n: a.message for n, a in answers.items() if isinstance(a, AgentError)}
-        for text, names in group_by_value(errors).items():
-            self.report.checks.append(failure(about, f"{some(names)}: {text}", hint))
-        return {name: answers[name] for name in arguments if name not in errors}
+    ) -> dict[str, T]:
+        """Asks nodes for an operation; returns the answers, decoded as `kind`. Errors become
+        failures under `about`."""
+        answers = self.agents.ask(operation, arguments, self._left_s(limit_s))
+        errors = []
+        decoded = {}
+        for node in arguments:
+            answer = answers[node]
+            if isinstance(answer, AgentError):
+                errors.append((node, failure(about, answer.message, hint)))
+                continue
+            try:
+                decoded[node] = decode(answer, kind)
+            except DecodeError as error:
+                text = f"its answer is not understood ({error}): another version of slurmft?"
+                errors.append((node, failure(about, text, hint)))
+        self.report.checks += merged(errors)
+        return decoded
 
     # --- the nodes ---
 
-    def _ask_facts(self) -> None:
-        folders = {k: str(v) for k, v in self.folders.items() if k != "tmp"}
-        question = {"folders": folders, "job": dataclasses.asdict(self.job)}
+    def _inspect(self) -> None:
+        folders = {purpose: str(path) for purpose, path in self.folders.items()}
+        folders.pop("tmp", None)  # each node has its own
+        question = {"folders": folders, "job": asdict(self.job)}
         hint = "exclude it (--sbatch exclude=NODE for runs) and tell the site"
-        asked = dict.fromkeys(self.site.hosts, question)
-        self.facts = self._ask("facts", asked, _START_S, "nodes", hint)
-        self.report.measured["nodes"] = self.facts
-        if len(self.facts) == len(asked):
-            self.report.checks.append(ok("nodes", f"{some(list(self.facts))} answer"))
+        requests = dict.fromkeys(self.site.hosts, question)
+        self.nodes = self._ask("inspect", requests, _START_S, "nodes", NodeReport, hint)
+        self.report.measured["nodes"] = {n: asdict(report) for n, report in self.nodes.items()}
+        if len(self.nodes) == len(requests):
+            self.report.checks.append(ok("nodes", f"{some(list(self.nodes))} answer"))
+
+    @property
+    def _systems(self) -> dict[str, System]:
+        return {node: report.system for node, report in self.nodes.items() if report.system}
 
     def _nodes(self) -> Iterator[Check]:
-        yield from rules.cores(self.facts, self.job.cpus_per_task)
-        yield from rules.devices(self.facts, self.job.gpus_per_node)
-        yield from rules.memory(self.facts)
-        yield from rules.versions(self.facts, software())
-        yield from rules.hub(self.facts)
+        systems = self._systems
+        yield from node_rules.cores(systems, self.job.cpus_per_task)
+        yield from node_rules.devices(systems, self.job.gpus_per_node)
+        yield from node_rules.gpus(self.nodes)
+        yield from node_rules.memory(systems)
+        yield from node_rules.versions(systems, software())
+        yield node_rules.hub(systems)
 
     # --- the network ---
 
     def _network(self) -> Iterator[Check]:
-        token = secrets.token_hex(8)
-        asked = {n: {"token": f"{n} {token}", "job_id": self.site.job_id} for n in self.facts}
-        ports = self._ask("listen", asked, _ANSWER_S, "ports")
-        self.report.measured["ports"] = ports
-        yield from self._fabric(list(ports))
-        peers = {
-            n: {
-                "token": f"{n} {token}",
-                "ports": {k: found[k] for k in ("rendezvous", "ephemeral")},
-            }
-            for n, found in ports.items()
-        }
-        question = {
-            start: {"peers": {self.site.hosts[n]: peers[n] for n in goals}, "timeout_s": _REACH_S}
-            for start, goals in rules.partners(list(ports)).items()
-        }
-        answers = self._ask("reach", question, _REACH_S + 4, "network")
-        names = {self.site.hosts[n]: n for n in ports}
-        seen = {n: {names[h]: what for h, what in hosts.items()} for n, hosts in answers.items()}
-        self.report.measured["reach"] = seen
-        yield from rules.reach(seen)
-        self.report.measured["usable"] = rules.healthy(list(seen), rules.broken_pairs(seen))
-        yield from rules.clocks(seen)
-        yield from self._links(ports)
+        secret = secrets.token_hex(8)
+        tokens = {node: f"{node} {secret}" for node in self.nodes}
+        requests = {n: {"token": tokens[n], "job_id": self.site.job_id} for n in self.nodes}
+        self.ports = self._ask("listen", requests, _ANSWER_S, "ports", dict[str, int])
+        self.report.measured["ports"] = self.ports
+        yield from self._fabric(list(self.ports))
+        self._reach(tokens)
+        yield from network_rules.reach(self.links)
+        self.report.measured["usable"] = network_rules.usable(list(self.links), self.links)
+        yield from network_rules.clocks_of_links(self.links)
+        yield from self._rates()
 
     def _fabric(self, names: Sequence[str]) -> list[Check]:
-        hosts = [self.site.hosts[n] for n in names]
-        common = {"hosts": hosts, "interface": self.job.interface}
-        asked = {n: common | {"rank": i} for i, n in enumerate(names)}
-        chosen = self._ask("socket_interface", asked, _ANSWER_S, "fabric")
-        self.report.measured["interfaces"] = chosen
-        return rules.fabric({n: self.facts[n]["networks"] for n in chosen}, chosen)
-
-    def _links(self, ports: Answers) -> list[Check]:
-        """Measures between neighbours in a ring; no node is in two pairs at the same time.
-
-        Measures again where one looks slow: something else may have used the link.
-        """
-        rates: dict[tuple[str, str], float] = {}
-        for _ in range(_SEND_TRIES):
-            for pairs in rules.rounds(self.report.measured["usable"]):
-                for pair, rate in self._send(pairs, ports).items():
-                    rates[pair] = max(rate, rates.get(pair, 0.0))
-            found = list(rules.links(rates))
-            if all(check.level == Level.OK for check in found):
-                break
-        measured = {f"{a} to {b}": rate for (a, b), rate in rates.items()}
-        self.report.measured["links_bytes_s"] = measured
-        return found
-
-    def _send(
-        self, pairs: Sequence[tuple[str, str]], ports: Answers
-    ) -> dict[tuple[str, str], float]:
-        """Bytes per second of these pairs, all of which send at the same time."""
-        common = {"seconds": _SEND_S, "timeout_s": _REACH_S}
-        asked = {
-            start: common | {"host": self.site.hosts[goal], "port": ports[goal]["ephemeral"]}
-            for start, goal in pairs
+        hosts = [self.site.hosts[name] for name in names]
+        requests = {
+            name: {"hosts": hosts, "rank": rank, "interface": self.job.interface}
+            for rank, name in enumerate(names)
         }
-        rates = self._ask("send", asked, _ANSWER_S, "links")
+        kind: Any = str | None
+        chosen = self._ask("socket_interface", requests, _ANSWER_S, "fabric", kind)
+        self.report.measured["interfaces"] = chosen
+        networks = {name: self._systems[name].networks for name in chosen}
+        return network_rules.fabric(networks, chosen)
+
+    def _reach(self, tokens: Mapping[str, str]) -> None:
+        """Lets the nodes try to reach their partners."""
+        requests = {}
+        for start, goals in comparison.partners(list(self.ports)).items():
+            peers = {}
+            for goal in goals:
+                ports = {name: self.ports[goal][name] for name in ("rendezvous", "ephemeral")}
+                peers[self.site.hosts[goal]] = (tokens[goal], ports)
+            requests[start] = {"peers": peers, "timeout_s": _REACH_S}
+        kind = dict[str, LinkReport]
+        answers = self._ask("reach", requests, _REACH_S + 4, "network", kind)
+        nodes = {self.site.hosts[node]: node for node in self.ports}
+        for start, links in answers.items():
+            self.links[start] = {nodes[host]: link for host, link in links.items()}
+        self.report.measured["reach"] = {
+            start: {goal: asdict(link) for goal, link in goals.items()}
+            for start, goals in self.links.items()
+        }
+
+    def _rates(self) -> list[Check]:
+        """Measures the links between neighbours in a ring; no node is in two pairs at the same
+        time. Measures again where one looks slow: something else may have used the link."""
+        rates: dict[Pair, float] = {}
+        checks: list[Check] = []
+        for _ in range(_SEND_TRIES):
+            for pairs in comparison.rounds(self.report.measured["usable"]):
+                for pair, rate in self._send(pairs).items():
+                    rates[pair] = max(rate, rates.get(pair, 0.0))
+            checks = list(network_rules.links(rates))
+            if not problems(checks):
+                break
+        measured = {f"{start} to {goal}": rate for (start, goal), rate in rates.items()}
+        self.report.measured["links_bytes_s"] = measured
+        return checks
+
+    def _send(self, pairs: Sequence[Pair]) -> dict[Pair, float]:
+        """Returns the bytes per second of these pairs, all of which send at the same time."""
+        requests = {}
+        for start, goal in pairs:
+            requests[start] = {
+                "host": self.site.hosts[goal],
+                "port": self.ports[goal]["ephemeral"],
+                "seconds": _SEND_S,
+                "timeout_s": _REACH_S,
+            }
+        rates = self._ask("send", requests, _ANSWER_S, "links", float)
         return {pair: rates[pair[0]] for pair in pairs if pair[0] in rates}
 
     # --- folders and locks ---
 
     def _folders(self) -> Iterator[Check]:
-        for what in ("runs", "cache", "tmp", "shm"):
-            yield from rules.rooms(what, {n: f["rooms"][what] for n, f in self.facts.items()})
-            if what in self.folders and what != "tmp" and len(self.facts) > 1:
-                yield from self._sharing(what, self.folders[what])
+        for purpose in _ON_NODES:
+            yield from node_rules.folders(purpose, self.nodes)
+            if purpose in ("runs", "cache") and len(self.nodes) > 1:
+                yield from self._sharing(purpose, self.folders[purpose])
 
-    def _sharing(self, what: str, folder: Path) -> list[Check]:
-        """Whether all nodes see what this host writes there; if so, which locks hold there."""
-        names = list(self.facts)
-        place = next(p for p in (folder, *folder.parents) if p.is_dir())
+    def _sharing(self, purpose: str, folder: Path) -> list[Check]:
+        """Checks that all nodes see what this host writes; if so, which locks hold there."""
+        place = next(path for path in (folder, *folder.parents) if path.is_dir())
         mark = f"{secrets.token_hex(6)}-seen"
-        operations = LockOperations()
-        if operations.lock(str(place), "write", "-", mark) != "yes":
+        here = LockOperations()
+        if here.lock(str(place), "write", "-", mark) != "yes":
             return []  # the check of the folder says why
         try:
             question = {"folder": str(place), "operation": "see", "primitive": "-", "name": mark}
-            seen = self._ask("lock", dict.fromkeys(names, question), _ANSWER_S, what)
+            seen = self._ask("lock", dict.fromkeys(self.nodes, question), _ANSWER_S, purpose, str)
         finally:
-            operations.lock(str(place), "clear", "-", mark)
-        blind = [n for n, answer in seen.items() if answer != "yes"]
-        if blind and what == "runs":
+            here.lock(str(place), "clear", "-", mark)
+        blind = [node for node, answer in seen.items() if answer != "yes"]
+        if not blind:
+            return self._locks(purpose, place)
+        if purpose == "runs":
             hint = "choose a --runs-dir on a file system that all nodes share"
-            text = f"{some(blind)} do not see what this host writes in {place}"
-            return [failure(what, text, hint)]
-        if blind:
-            return [ok(what, f"{some(blind)} have a {place} of their own: each node fills its own")]
-        return self._locks(what, place)
+            text = f"what this host writes in {place} is not seen there"
+            return [replace(failure(purpose, text, hint), hosts=tuple(blind))]
+        return [ok(purpose, f"{some(blind)} have a {place} of their own: each node fills its own")]
 
-    def _locks(self, what: str, place: Path) -> list[Check]:
-        names = list(self.facts)
-        fields = self.facts[names[0]]["rooms"][what].get("file_system")
-        here = FileSystem(**fields) if fields else None
-        if here is None or self.site.simulated or not here.is_shared:
-            kind = "one machine" if self.site.simulated else f"{here}, not shared by its type"
-            return [ok(f"{what} locks", f"not measured: {kind}")]
-        ask = lock_probe.ask_agents(self.agents, names, place, self._left(_ANSWER_S))
-        found = lock_probe.probe(ask, len(names), here, thorough=False)
-        if found is None:
+    def _locks(self, purpose: str, place: Path) -> list[Check]:
+        about = f"{purpose} locks"
+        names = list(self.nodes)
+        file_system = self.nodes[names[0]].folders[purpose].file_system
+        if self.site.simulated:
+            return [ok(about, "not measured: one machine")]
+        if file_system is None or not file_system.is_shared:
+            return [ok(about, f"not measured: {file_system}, not shared by its type")]
+        ask = lock_probe.ask_agents(self.agents, names, place, self._left_s(_ANSWER_S))
+        findings = lock_probe.probe(ask, len(names), file_system, thorough=False)
+        if findings is None:
             return []
-        choice = lock_probe.choose(found, here)
+        choice = lock_probe.choose(findings, file_system)
         with suppress(OSError, RuntimeError):
-            lock_probe.record(here, found, len(names))
-        others = ", ".join(f"{p} does not" for p, f in found.items() if p != choice and not f.good)
-        text = f"{choice} holds between {some(names)} on {here}" + (f"; {others}" if others else "")
-        return [ok(f"{what} locks", text, choice=choice)]
+            lock_probe.record(file_system, findings, len(names))
+        text = f"{choice} holds between {some(names)} on {file_system}"
+        bad = [name for name, each in findings.items() if name != choice and not each.good]
+        if bad:
+            text += f"; {', '.join(bad)} does not"
+        return [ok(about, text, choice=choice)]
 
     # --- devices and collectives ---
 
     def _speeds(self) -> Iterator[Check]:
         usable = self.report.measured.get("usable", [])
-        ports = self.report.measured.get("ports", {})
         if not usable:
             return
         left_s = self.deadline - time.monotonic() - 2
-        if left_s < 5:
+        if left_s < _LEAST_SPEEDS_S:
             text = "not measured: the time limit was reached"
             yield warning("speeds", text, "allow more time: --within 120")
             return
-        common = {
-            "hosts": [self.site.hosts[n] for n in usable],
-            "port": ports[usable[0]]["torchrun"],
+        question = {
+            "hosts": [self.site.hosts[node] for node in usable],
+            "port": self.ports[usable[0]]["torchrun"],
             "id": self.site.job_id,
-            "job": dataclasses.asdict(self.job) | {"nodes": len(usable)},
+            "job": asdict(replace(self.job, nodes=len(usable))),
             "timeout_s": left_s,
         }
-        asked = {n: common | {"rank": i} for i, n in enumerate(usable)}
-        answers = self._ask("speeds", asked, left_s + 2, "speeds")
-        ranks = {n: a["ranks"] for n, a in answers.items()}
-        self.report.measured["speeds"] = ranks
-        missing = [n for n in self.facts if n not in usable]
+        requests = {node: {**question, "rank": rank} for rank, node in enumerate(usable)}
+        speeds = self._ask("speeds", requests, left_s + 2, "speeds", SpeedReport)
+        self.report.measured["speeds"] = {node: asdict(each) for node, each in speeds.items()}
+        missing = [node for node in self.nodes if node not in usable]
         if missing:
             text = f"measured without {some(missing)}"
             yield warning("speeds", text, "the checks of names and ports say why")
-        yield from rules.torchrun(answers)
-        yield from rules.matmul(ranks)
-        yield from rules.all_reduce(ranks.get(usable[0], []))
+        yield from speed_rules.torchrun(speeds)
+        # Simulated nodes disturb each other: they share a machine.
+        yield from speed_rules.matmul(speeds, compares=not self.site.simulated)
+        if usable[0] in speeds:
+            yield from speed_rules.all_reduce(speeds[usable[0]])

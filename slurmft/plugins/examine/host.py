@@ -1,5 +1,4 @@
-"""What both the login node and the nodes tell of themselves; and calls that may hang, as in a dead
-file system, with a limit on how long they are waited for."""
+"""Calls that may hang, as in a dead file system; and the versions that must agree everywhere."""
 
 import platform
 import sys
@@ -14,8 +13,11 @@ Result = TypeVar("Result")
 
 
 def call_all(timeout_s: float, calls: Sequence[Callable[[], Result]]) -> list[Result | Exception]:
-    """Makes all calls at the same time; returns their results, in order, or the exceptions that
-    they raised, or a TimeoutError: such a call runs on in its thread, until this process ends."""
+    """Makes all calls at the same time; returns their results, in order.
+
+    The result of a call that raises is its exception. A call that takes longer has a TimeoutError,
+    and runs on in its thread until this process ends.
+    """
     late = TimeoutError(f"no answer in {timeout_s:.0f} s")
     results: list[Result | Exception] = [late] * len(calls)
 
@@ -25,7 +27,7 @@ def call_all(timeout_s: float, calls: Sequence[Callable[[], Result]]) -> list[Re
         except Exception as error:
             results[index] = error
 
-    threads = [threading.Thread(target=run, args=c, daemon=True) for c in enumerate(calls)]
+    threads = [threading.Thread(target=run, args=item, daemon=True) for item in enumerate(calls)]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + timeout_s
@@ -35,7 +37,7 @@ def call_all(timeout_s: float, calls: Sequence[Callable[[], Result]]) -> list[Re
 
 
 def installed(package: str) -> str | None:
-    """The version of a package, which is not imported for it; None: it is not there."""
+    """Returns the version of a package, without importing it; None: it is not installed."""
     from importlib import metadata  # 20 ms
 
     try:
@@ -45,7 +47,7 @@ def installed(package: str) -> str | None:
 
 
 def software() -> dict[str, str | None]:
-    """What must be the same on all nodes, and here."""
+    """Returns the versions that must be the same on all nodes and on the login node."""
     packages = ("torch", "transformers", "accelerate", "datasets")
     return {
         "Python": f"{platform.python_version()} ({sys.executable})",

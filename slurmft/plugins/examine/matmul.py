@@ -1,8 +1,7 @@
-"""The speed of this node's devices: `python -m slurmft.plugins.examine.matmul [gpu]`.
+"""The speed of this node's devices in matrix products: `python -m slurmft.plugins.examine.matmul
+[gpu]` prints a Products as a line of JSON.
 
-It prints a line of JSON, with TFLOP/s of each GPU, or of one core, and with GPUs that fail.
-
-A process of its own: a broken GPU may take it down.
+It is a process of its own: a broken GPU may take it down.
 """
 
 import json
@@ -10,33 +9,47 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
-_SECONDS_CPU, _WIDTH_CPU = 0.05, 384
-_SECONDS_GPU, _WIDTH_GPU = 0.2, 8192
+_SECONDS_CPU = 0.05
+_WIDTH_CPU = 384
+_SECONDS_GPU = 0.2
+_WIDTH_GPU = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """The measurement of this process."""
+
+    tflop_s: tuple[float, ...] = ()
+    """Speed of each GPU, or of one core."""
+    problems: tuple[str, ...] = ()
+    """Errors of GPUs, in words."""
 
 
 def main(argv: list[str]) -> None:
-    found = _gpus() if argv == ["gpu"] else {"tflop_s": [_core()], "problems": []}
-    print(json.dumps(found))
+    products = _gpus() if argv == ["gpu"] else Products(tflop_s=(_core(),))
+    print(json.dumps(asdict(products)))
 
 
 def _core() -> float:
-    # By the time of the CPU, not of a clock: what else the node computes is not to count.
     for library in ("OMP", "MKL", "OPENBLAS"):
         os.environ[f"{library}_NUM_THREADS"] = "1"
-    import numpy as np  # in a tenth of the time of torch
+    import numpy as np  # imported in a tenth of the time of torch
 
     left, right = np.random.default_rng(0).random((2, _WIDTH_CPU, _WIDTH_CPU), np.float32)
+    # CPU time, not the clock's: what else the node computes must not count.
     return best_tflop_s(lambda: left @ right, _WIDTH_CPU, _SECONDS_CPU, time.process_time)
 
 
-def _gpus() -> dict[str, Any]:
+def _gpus() -> Products:
     import torch
 
     kind = torch.accelerator.current_accelerator() or torch.device("cpu")
     module = torch.get_device_module(kind)
-    speeds, problems = [], []
+    speeds = []
+    problems = []
     for index in range(torch.accelerator.device_count()):
         try:
             module.set_device(index)
@@ -49,7 +62,7 @@ def _gpus() -> dict[str, Any]:
             speeds.append(best_tflop_s(multiply, _WIDTH_GPU, _SECONDS_GPU))
         except RuntimeError as error:
             problems.append(f"GPU {index}: {error}".partition("\n")[0])
-    return {"tflop_s": speeds, "problems": problems}
+    return Products(tuple(speeds), tuple(problems))
 
 
 def best_tflop_s(
@@ -58,10 +71,11 @@ def best_tflop_s(
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """That of the fastest of the products of some time."""
+    """Repeats a product of two square matrices for some time; returns the speed of the fastest."""
     multiply()  # prepares the library
-    times, until = list[float](), clock() + seconds
-    while clock() < until:
+    times = []
+    end = clock() + seconds
+    while clock() < end:
         began = clock()
         multiply()
         times.append(clock() - began)

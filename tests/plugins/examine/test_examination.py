@@ -15,7 +15,7 @@ from slurmft.node.rendezvous import LOCAL_NODE
 from slurmft.plugins.examine import examination as doctor_examination
 from slurmft.plugins.examine.checks import Report
 from slurmft.plugins.examine.examination import Examination
-from slurmft.plugins.examine.nodes import Site, agent_command
+from slurmft.plugins.examine.site import Site, agent_command
 from tests.plugins.examine.test_rules import wrong
 from tests.support import PATIENCE_S
 
@@ -63,9 +63,9 @@ def test_sick_nodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found = "\n".join(wrong(report.checks))
     assert "failure: n6: no answer in 12 s" in found
     assert "failure: n7: its agent ended: Node failure on n7" in found
-    assert "cannot resolve n5: " in found
-    assert "cannot reach n4 on a rendezvous port: Connection refused" in found
-    assert re.search(r"failure: n3 is (89|90)\.\d s ahead of the others", found), found
+    assert "n5: n1, n2, n3, n4 cannot resolve it: " in found
+    assert "n4: n1, n2, n3, n5 cannot reach it on a rendezvous port: Connection refused" in found
+    assert re.search(r"failure: n3: its clock is (89|90)\.\d s ahead of the others", found), found
     assert report.measured["usable"] == ["n1", "n2", "n3"]
     assert not list(tmp_path.iterdir())  # nothing is left in the folders
     assert all(child.returncode is not None for child in agents._processes.values())

@@ -15,6 +15,7 @@ from slurmft.core.agents import AgentError, Agents
 from slurmft.core.filesystem import FileSystem
 from slurmft.plugins.examine import lock_probe
 from slurmft.plugins.examine.lock_probe import Ask, Finding, ProbeError
+from slurmft.plugins.examine.site import agent_command
 from tests.conftest import HOSTILE
 from tests.support import PATIENCE_S
 from tests.support.lockfs import TwoNodes
@@ -31,9 +32,7 @@ NFS = FileSystem(type="nfs4", source="server:/x", mount="/x")
 def agents(*folders: Path) -> Iterator[Ask]:
     """An agent on each of the folders, as if they were on as many nodes."""
     names = [f"n{number}" for number in range(len(folders))]
-    with Agents(
-        dict.fromkeys(names, (sys.executable, "-m", "slurmft.plugins.examine.lock_probe"))
-    ) as started:
+    with Agents(dict.fromkeys(names, agent_command())) as started:
         asks = [
             lock_probe.ask_agents(started, [n], f, PATIENCE_S)
             for n, f in zip(names, folders, strict=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from slurmft.cluster.slurm import commands as slurm_commands
-from slurmft.core.filesystem import Room
 from slurmft.plugins.examine import login
 from slurmft.plugins.examine.checks import Level
 
@@ -60,16 +59,3 @@ def test_partitions_and_accounts() -> None:
     assert allowed("me", [], {"AccountingStorageEnforce": "associations,limits"}).level == (
         Level.FAILURE
     )
-
-
-def test_room() -> None:
-    gib = 2**30
-    full = Room(free_bytes=50 * gib, free_inodes=10**6, problem="Disk quota exceeded")
-    said = login.check_room("runs", "/x", full)
-    assert (said.level, said.text) == (Level.FAILURE, "/x: cannot be written: Disk quota exceeded")
-    assert "--runs-dir" in str(said.hint)
-    for little in (Room(free_bytes=gib, free_inodes=None, problem=None),
-                   Room(free_bytes=50 * gib, free_inodes=12, problem=None)):  # fmt: skip
-        assert login.check_room("runs", "/x", little).level == Level.WARNING
-    shm = Room(free_bytes=gib, free_inodes=10**6, problem=None)
-    assert login.check_room("shm", "/dev/shm", shm).level == Level.OK

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.decode import decode
 from slurmft.core.program import Program
 from slurmft.node.peers import Peers
 from slurmft.node.rendezvous import LOCAL_NODE, answer_checks, check_reachable
-from slurmft.plugins.examine import preflight
+from slurmft.plugins.examine import gpu_errors, inspection, preflight
 from slurmft.plugins.examine.matmul import best_tflop_s
+from slurmft.plugins.examine.report import LinkReport, NodeReport
 from tests.conftest import Done, records, slurmft
+from tests.plugins.examine.nodes import node
 from tests.support import PATIENCE_S
 
 NAMES = [f"n{number}" for number in range(1, 6)]
@@ -29,31 +33,30 @@ def run(folder: Path, *flags: str) -> Done:
     return slurmft("run", *more, *flags, "--per", "node", "--", str(folder / "hello.py"))
 
 
-def report(rank: int, **more: Any) -> tuple[float, dict[str, Any]]:
-    """Of a good node, which came a moment after it was sent."""
-    good = {"rank": rank, "host": NAMES[rank], "time": 1000.0, "problems": [], "tflop_s": 2.0}
-    return 1000.1, good | {"cannot_reach": None} | more
-
-
-def bad(*changed: tuple[float, dict[str, Any]], without: int | None = None) -> dict[str, str]:
-    """What is found where these reports replace the good ones."""
-    reports = {rank: report(rank) for rank in range(5) if rank != without}
-    reports |= {each["rank"]: (when, each) for when, each in changed}
-    return preflight.bad_nodes(list(reports.values()), NAMES)
+def bad(*reports: NodeReport, without: str | None = None) -> dict[str, str]:
+    """The hosts to exclude where these reports replace those of good nodes, each of which came a
+    moment after it was sent."""
+    nodes = {name: node(name) for name in NAMES if name != without}
+    nodes |= {report.host: report for report in reports}
+    arrived = [(1000.1, report) for report in nodes.values()]
+    return preflight.failures_by_host(preflight.judge(arrived, NAMES))
 
 
 def test_good_nodes_pass() -> None:
     assert bad() == {}
-    assert bad(report(1, tflop_s=1.1), report(2, time=975.0), report(3, tflop_s=None)) == {}
+    doubtful = (node("n2", tflop_s=1.1), node("n3", time_s=975.0), node("n4", tflop_s=None))
+    assert bad(*doubtful) == {}
 
 
 def test_what_a_node_says_of_itself_counts() -> None:
-    assert bad(report(3, problems=["this", "that"])) == {"n4": "this; that"}
+    assert bad(node("n4", gpu_errors=("this", "that"))) == {"n4": "this; that"}
+    few = node("n4", gpus_granted=4, gpus_visible=3)
+    assert bad(few) == {"n4": "3 of the 4 GPUs that Slurm has granted are there"}
 
 
 def test_a_slow_node() -> None:
-    assert bad(report(2, tflop_s=0.8)) == {
-        "n3": "it multiplies matrices at 40% of the others' pace"
+    assert bad(node("n3", tflop_s=0.8)) == {
+        "n3": "slow in matrix products: 0.8 TFLOP/s, 40% of the median"
     }
 
 
@@ -61,34 +64,51 @@ def test_a_slow_node() -> None:
 def test_a_clock_that_is_off(rank: int) -> None:
     """The head's own, too, by which the others' are read."""
     if rank == 0:
-        others = [(1900.1, r) for _, r in (report(other) for other in range(1, 5))]
-        found = bad((1900.1, report(0, time=1900.1)[1]), *others)
+        arrived = [(1900.1, node(name)) for name in NAMES[1:]]
+        arrived.append((1900.1, node(NAMES[0], time_s=1900.1)))
+        found = preflight.failures_by_host(preflight.judge(arrived, NAMES))
     else:
-        found = bad(report(rank, time=1900.0))
-    assert found == {NAMES[rank]: "its clock is 900 s off"}
+        found = bad(node(NAMES[rank], time_s=1900.0))
+    text = "its clock is 900.0 s ahead of the others (give or take 1.000 s)"
+    assert found == {NAMES[rank]: text}
+
+
+def link(reason: str | None) -> LinkReport:
+    return LinkReport(ports={"rendezvous": reason})
 
 
 def test_a_node_that_does_not_report() -> None:
-    found = bad(report(2, cannot_reach="node n3 cannot reach n4"), without=3)
-    assert found == {"n4": "it has not reported in time; node n3 cannot reach n4"}
+    links = {"n1": link(None), "n4": link("timed out")}
+    assert bad(node("n3", links=links), without="n4") == {
+        "n4": "it has not reported in time; n3 cannot reach it on a rendezvous port: timed out"
+    }
 
 
-@pytest.mark.parametrize(
-    ("broken", "to_blame"),
-    [([1], 2), ([1, 2], 2), ([4], 0), ([0, 1], 1), ([2, 3], 3)],
-)
-def test_whom_broken_links_have_in_common(broken: list[int], to_blame: int) -> None:
-    found = bad(*(report(rank, cannot_reach="no route") for rank in broken))
-    assert found == {NAMES[to_blame]: "no route"}
+@pytest.mark.parametrize(("broken", "to_blame"), [([1], 2), ([1, 2], 2), ([0, 1], 1), ([2, 3], 3)])
+def test_the_host_that_broken_links_have_in_common(broken: list[int], to_blame: int) -> None:
+    """Every node has tried the next one of the ring; all have reached the head."""
+    reports = []
+    for rank, name in enumerate(NAMES):
+        links = {} if rank == 0 else {NAMES[0]: link(None)}
+        if rank + 1 < len(NAMES):
+            links[NAMES[rank + 1]] = link("no route" if rank in broken else None)
+        reports.append(node(name, links=links))
+    assert list(bad(*reports)) == [NAMES[to_blame]]
+
+
+def test_reports_survive_the_journey() -> None:
+    report = node("n2", links={"n3": link("no route")}, gpu_errors=("a",))
+    assert decode(json.loads(json.dumps(asdict(report))), NodeReport) == report
 
 
 def test_ecc_errors() -> None:
-    said = "0, 0, No, No\n1, 3, No, No\n2, [N/A], [N/A], [N/A]\n3, 0, Yes, No\n4, 0, No, Yes\n"
-    assert preflight.ecc_problems(said) == [
+    printed = "0, 0, No, No\n1, 3, No, No\n2, [N/A], [N/A], [N/A]\n3, 0, Yes, No\n4, 0, No, Yes\n"
+    assert gpu_errors.parse_ecc(printed) == [
         "GPU 1 has 3 uncorrected ECC error(s) since it was reset",
         "GPU 3 needs a reset: rows are to be remapped",
         "GPU 4: its memory cannot be remapped any more",
     ]
+    assert gpu_errors.parse_ecc("Warning: infoROM is corrupted\n0, 0, No, No\n") == []
 
 
 def test_xids_of_a_day_that_no_program_makes() -> None:
@@ -98,7 +118,7 @@ def test_xids_of_a_day_that_no_program_makes() -> None:
 [200001.100000] NVRM: Xid (PCI:0000:65:00): 48, pid=4242, An uncorrectable double bit error
 [200001.200000] NVRM: Xid (PCI:0000:65:00): 48, pid=4242, An uncorrectable double bit error
 """
-    assert preflight.xid_problems(log, now_s=200_100) == [
+    assert gpu_errors.parse_xids(log, now_s=200_100) == [
         "GPU at 0000:65:00: Xid 48, double-bit ECC error"
     ]
 
@@ -106,9 +126,10 @@ def test_xids_of_a_day_that_no_program_makes() -> None:
 def test_fewer_gpus_than_granted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
-    assert preflight._too_few_gpus() == ["3 of the 4 GPUs that Slurm has granted are there"]
-    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "3")
-    assert preflight._too_few_gpus() == []
+    report = inspection.inspect({})
+    assert (report.gpus_visible, report.gpus_granted) == (3, 4)
+    assert report.system is None
+    assert report.folders["tmp"].room is not None
 
 
 def test_speed_is_that_of_the_fastest_product() -> None:

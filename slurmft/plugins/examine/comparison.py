@@ -1,0 +1,127 @@
+"""Comparisons between nodes: which one is slow, and which host or link broken pairs have in common.
+
+Pure functions. A pair is (from, to).
+"""
+
+import statistics
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from slurmft.core.text import some
+
+Name = TypeVar("Name")
+Pair = tuple[str, str]
+
+_ALL_PAIRS = 8
+"""Up to so many nodes try to reach each other in all pairs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Broken pairs that one host explains."""
+
+    host: str
+    """The host that most of them have in common; of a single pair, the one that does not answer."""
+    pairs: tuple[Pair, ...]
+    is_link: bool
+    """True if both ends of the only broken link are well connected to other hosts."""
+
+    @property
+    def cannot_reach(self) -> list[str]:
+        """The hosts that cannot reach the blamed one."""
+        return [start for start, goal in self.pairs if goal == self.host]
+
+    @property
+    def unreached(self) -> list[str]:
+        """The hosts that the blamed one cannot reach."""
+        return [goal for start, goal in self.pairs if start == self.host]
+
+
+def blame(tried: Collection[Pair], broken: Collection[Pair]) -> list[Blame]:
+    """Explains the broken pairs among those that were tried by as few hosts as possible.
+
+    Takes the host that most of the broken pairs have in common, then the one that most of the
+    others have in common, and so on.
+    """
+    left = sorted(broken)
+    intact = set(tried) - set(broken)
+    blames = []
+    while left:
+        counts = Counter(end for pair in left for end in pair)
+        goal_counts = Counter(goal for _, goal in left)
+        host = max(counts, key=lambda end: (counts[end], goal_counts[end]))
+        pairs = [pair for pair in left if host in pair]
+        blames.append(Blame(host, tuple(pairs), _is_link(pairs, intact)))
+        left = [pair for pair in left if host not in pair]
+    return blames
+
+
+def _is_link(pairs: Sequence[Pair], intact: Collection[Pair]) -> bool:
+    ends = {end for pair in pairs for end in pair}
+    if len(ends) != 2:
+        return False
+    # An end is well connected if a pair of it and a third host is intact.
+    connected = set()
+    for pair in intact:
+        common = ends.intersection(pair)
+        if len(common) == 1:
+            connected |= common
+    return connected == ends
+
+
+def partners(names: Sequence[str]) -> dict[str, list[str]]:
+    """Chooses whom each node tries to reach.
+
+    Few nodes try all others. Of many, a node tries those 1, 2, 4, 8, ... places further on in a
+    ring: what a node costs grows with the logarithm of their number, and each is in twice as many
+    pairs, so that a bad node differs from a bad link.
+    """
+    count = len(names)
+    if count <= _ALL_PAIRS:
+        steps = list(range(1, count))
+    else:
+        steps = [1 << bit for bit in range((count - 1).bit_length())]
+    chosen = {}
+    for place, name in enumerate(names):
+        chosen[name] = [names[(place + step) % count] for step in steps]
+    return chosen
+
+
+def rounds(names: Sequence[str]) -> list[list[Pair]]:
+    """Lists the neighbours in a ring, in rounds in which no node is in two pairs."""
+    if len(names) < 2:
+        return []
+    ring = list(zip(names, [*names[1:], names[0]], strict=True))
+    # An odd ring needs a round for its last pair alone.
+    last = [ring.pop()] if len(names) % 2 else []
+    return [pairs for pairs in (ring[::2], ring[1::2], last) if pairs]
+
+
+def shares_of_median(values: Mapping[Name, float]) -> dict[Name, float]:
+    """Returns each value as a share of the median. Empty for less than two values.
+
+    Of two values the larger is the median: one of the pair is slow, the other one shows it.
+    """
+    if len(values) < 2:
+        return {}
+    median = statistics.median_high(values.values())
+    if median <= 0:
+        return {}
+    return {name: value / median for name, value in values.items()}
+
+
+def group_by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
+    """Returns value -> the names that have it, the most common value first."""
+    groups: dict[Any, list[str]] = {}
+    for name, value in values.items():
+        groups.setdefault(value, []).append(name)
+    by_size = sorted(groups.items(), key=lambda group: len(group[1]), reverse=True)
+    return dict(by_size)
+
+
+def by_value(values: Mapping[str, Any]) -> str:
+    """Writes values with the names that have them: "n1, n3: this; n2: that"."""
+    groups = group_by_value(values)
+    return "; ".join(f"{some(names)}: {value}" for value, names in groups.items())

@@ -1,0 +1,105 @@
+"""The lock operations of an agent: real processes on a node take, hold and lose locks."""
+
+import os
+import secrets
+import signal
+from pathlib import Path
+from typing import Any
+
+from slurmft import locks
+
+_PREFIX = ".slurmft-lock-"
+
+Held = tuple[int, Any]
+"""A file descriptor, and what `locks.lock` returned."""
+
+
+class LockOperations:
+    """The operations of one node."""
+
+    def __init__(self) -> None:
+        self._held: dict[Path, Held] = {}
+
+    def lock(self, folder: str, operation: str, primitive: str, name: str) -> str:
+        """Does one operation; returns one word, or the text of an error."""
+        path = Path(folder) / f"{_PREFIX}{name}"
+        try:
+            return str(getattr(self, f"_{operation}")(path, primitive))
+        except BlockingIOError:
+            return "busy"
+        except OSError as error:
+            return error.strerror or str(error)
+
+    def _token(self, path: Path, primitive: str) -> str:
+        """Returns a name that nobody else uses."""
+        return secrets.token_hex(6)
+
+    def _hold(self, path: Path, primitive: str) -> str:
+        self._held[path] = _acquire(path, primitive)
+        return "got"
+
+    def _free(self, path: Path, primitive: str) -> str:
+        _release(self._held.pop(path), primitive)
+        return "got"
+
+    def _try(self, path: Path, primitive: str) -> str:
+        _release(_acquire(path, primitive), primitive)
+        return "got"
+
+    def _leave(self, path: Path, primitive: str) -> str:
+        """Lets a process take the lock, and end without giving it up."""
+        return self._child(path, primitive, None)
+
+    def _die(self, path: Path, primitive: str) -> str:
+        """Lets a process take the lock, and kills it."""
+        return self._child(path, primitive, signal.SIGKILL)
+
+    def _child(self, path: Path, primitive: str, end_signal: int | None) -> str:
+        """Returns what a child process gets, before a signal or its own exit ends it."""
+        answer_reader, answer_writer = os.pipe()
+        end_reader, end_writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(end_writer)
+            name = path.name.removeprefix(_PREFIX)
+            answer = self.lock(str(path.parent), "hold", primitive, name)
+            os.write(answer_writer, answer.encode())
+            os.read(end_reader, 1)  # until the parent closes its end
+            os._exit(0)  # with no unlock, and no library's care at exit
+        os.close(answer_writer)
+        os.close(end_reader)
+        answer = os.read(answer_reader, 4096).decode()
+        if end_signal is not None:
+            os.kill(pid, end_signal)
+        os.close(end_writer)
+        os.close(answer_reader)
+        os.waitpid(pid, 0)
+        return answer
+
+    def _write(self, path: Path, primitive: str) -> str:
+        path.touch()
+        return "yes"
+
+    def _see(self, path: Path, primitive: str) -> str:
+        return "yes" if path.exists() else "no"
+
+    def _clear(self, path: Path, primitive: str) -> str:
+        """Removes what a probe has left here."""
+        for leftover in path.parent.glob(f"{path.name}*"):
+            leftover.unlink(missing_ok=True)
+        return "yes"
+
+
+def _acquire(path: Path, primitive: str) -> Held:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        return fd, locks.lock(fd, primitive)
+    except OSError:
+        os.close(fd)
+        raise
+
+
+def _release(held: Held, primitive: str) -> None:
+    fd, state = held
+    locks.unlock(fd, primitive, state)
+    os.close(fd)

@@ -1,0 +1,215 @@
+"""Rules about the network: names, ports, clocks, links. Pure functions."""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from slurmft.core.text import some
+from slurmft.node.hardware import Network
+from slurmft.plugins.examine import thresholds
+from slurmft.plugins.examine.checks import Check, failure, ok, warning
+from slurmft.plugins.examine.comparison import Blame, Pair, blame, by_value, shares_of_median
+from slurmft.plugins.examine.report import LinkReport
+from slurmft.plugins.examine.thresholds import CLOCK_SKEW_S
+
+Links = Mapping[str, Mapping[str, LinkReport]]
+"""From -> to -> the connections."""
+
+_FASTER = 1.5
+"""An interface is worth a hint if it is so many times faster than the one in use."""
+
+
+def fabric(
+    networks: Mapping[str, Sequence[Network]], chosen: Mapping[str, str | None]
+) -> list[Check]:
+    """Checks which interface a run's collectives use, and that no better one is there.
+
+    Args:
+        networks: node -> its interfaces, the fastest first.
+        chosen: node -> the interface that would be used; None for any.
+    """
+    used = {}
+    better = {}
+    for node, name in chosen.items():
+        by_name = {network.name: network for network in networks[node]}
+        used[node] = str(by_name.get(name or "", name or "any"))
+        if not by_name or name is None:
+            continue
+        best = networks[node][0]
+        speed = by_name[name].speed_mbit_s if name in by_name else 0
+        is_faster = speed > 0 and best.speed_mbit_s > _FASTER * speed
+        if best.name != name and (best.infiniband or is_faster):
+            better[node] = str(best)
+    text = f"collectives use {by_value(used)}"
+    if better:
+        hint = "--interface NAME, or --host-suffix where the fabric has host names of its own"
+        return [warning("fabric", f"{text}; faster interfaces are up: {by_value(better)}", hint)]
+    return [ok("fabric", text, **used)]
+
+
+# --- names and ports ------------------------------------------------------------------------------
+
+
+def tried_pairs(links: Links) -> set[Pair]:
+    return {(start, goal) for start, goals in links.items() for goal in goals}
+
+
+def broken_pairs(links: Links) -> set[Pair]:
+    """Returns the pairs of which one does not resolve, or not reach, the other."""
+    return {pair for reasons in _reasons(links).values() for pair in reasons}
+
+
+def _reasons(links: Links) -> dict[str, dict[Pair, str]]:
+    """Returns "name", or the purpose of a port -> pair -> the reason why it is broken."""
+    reasons: dict[str, dict[Pair, str]] = {}
+    for start, goals in links.items():
+        for goal, link in goals.items():
+            for kind, reason in {"name": link.problem, **link.ports}.items():
+                if reason:
+                    reasons.setdefault(kind, {})[start, goal] = reason
+    return reasons
+
+
+def usable(nodes: Sequence[str], links: Links) -> list[str]:
+    """Returns the nodes that are left without those to blame for broken pairs."""
+    blamed = {each.host for each in blame(tried_pairs(links), broken_pairs(links))}
+    return [node for node in nodes if node not in blamed]
+
+
+def reach(links: Links) -> list[Check]:
+    """Checks that the nodes resolve each other's names and reach each other's ports."""
+    tried = tried_pairs(links)
+    if not tried:
+        return []
+    reasons = _reasons(links)
+    checks: list[Check] = []
+    if "name" not in reasons:
+        checks.append(ok("names", f"all {len(links)} nodes resolve each other's names"))
+    for kind, reason_of in reasons.items():
+        if tried == set(reason_of):
+            text = f"{some(list(links))} cannot {_verb(kind)} each other"
+            checks.append(_unreached(kind, text, list(reason_of.values())))
+            continue
+        for each in blame(tried, reason_of):
+            checks += _blame_checks(kind, each, reason_of)
+    if not reasons:
+        # The ring of many nodes leaves pairs out.
+        is_every_pair = len(tried) == len(links) * (len(links) - 1)
+        pairs = "pairs" if is_every_pair else f"{len(tried):,} pairs that were tried"
+        text = f"all {pairs} reach each other, on rendezvous and on ephemeral ports"
+        checks.append(ok("ports", text))
+    return checks
+
+
+def _blame_checks(kind: str, each: Blame, reason_of: Mapping[Pair, str]) -> Iterator[Check]:
+    """Writes a check for either direction in which the blamed host has broken pairs."""
+    end = "; both reach other nodes" if each.is_link else ""
+    if each.cannot_reach:
+        pairs = [(other, each.host) for other in each.cannot_reach]
+        text = f"{some(each.cannot_reach)} cannot {_verb(kind)} it"
+        check = _unreached(kind, text, [reason_of[pair] for pair in pairs], end)
+        yield replace(check, hosts=(each.host,))
+    if each.unreached:
+        pairs = [(each.host, other) for other in each.unreached]
+        text = f"it cannot {_verb(kind)} {some(each.unreached)}"
+        check = _unreached(kind, text, [reason_of[pair] for pair in pairs], end)
+        yield replace(check, hosts=(each.host,))
+
+
+def _verb(kind: str) -> str:
+    return "resolve" if kind == "name" else "reach"
+
+
+def _unreached(kind: str, text: str, reasons: Sequence[str], end: str = "") -> Check:
+    """Writes a check of a broken name or port.
+
+    Args:
+        text: who cannot reach whom.
+    """
+    why = ", ".join(dict.fromkeys(reasons)) + end
+    if kind == "name":
+        hint = "check /etc/hosts or the name service; --host-suffix if the fabric has its own names"
+        return failure("names", f"{text}: {why}", hint)
+    user = "torchrun's store needs" if kind == "rendezvous" else "collectives need"
+    article = "an" if kind == "ephemeral" else "a"
+    hint = f"a firewall or a bad cable? {user} {kind} ports that are open between nodes"
+    return failure("ports", f"{text} on {article} {kind} port: {why}", hint)
+
+
+# --- clocks ---------------------------------------------------------------------------------------
+
+
+def clocks_of_links(links: Links) -> list[Check]:
+    """Compares each clock with those of the nodes that reached its node. These are right unless
+    most of them are wrong."""
+    offsets: dict[str, list[tuple[float, float]]] = {}
+    for start, goals in links.items():
+        for goal, link in goals.items():
+            if link.ahead_s is not None and goal != start:
+                offset = (link.ahead_s, link.round_trip_s / 2)
+                offsets.setdefault(goal, []).append(offset)
+    return clocks({node: sorted(each)[len(each) // 2] for node, each in offsets.items()})
+
+
+def clocks(offsets: Mapping[str, tuple[float, float]]) -> list[Check]:
+    """Checks the clocks.
+
+    Args:
+        offsets: node -> (how far its clock is ahead of the others, how uncertain that is), in s.
+    """
+    if not offsets:
+        return []
+    checks = []
+    for node, (ahead_s, uncertainty_s) in offsets.items():
+        least_s = abs(ahead_s) - uncertainty_s
+        if least_s <= CLOCK_SKEW_S.warning:
+            continue
+        kind = failure if least_s > CLOCK_SKEW_S.failure else warning
+        way = "ahead of" if ahead_s > 0 else "behind"
+        text = f"its clock is {abs(ahead_s):.1f} s {way} the others (give or take "
+        text += f"{uncertainty_s:.3f} s)"
+        hint = "tell the site: the time service (chrony, ntpd) may not run there"
+        checks.append(replace(kind("clocks", text, hint, off_s=ahead_s), hosts=(node,)))
+    if checks:
+        return checks
+    most_s = max(abs(ahead_s) for ahead_s, _ in offsets.values())
+    return [ok("clocks", f"within {1000 * most_s:.1f} ms", most_s=most_s)]
+
+
+# --- speed of links -------------------------------------------------------------------------------
+
+
+def links(rates: Mapping[Pair, float]) -> Iterator[Check]:
+    """Checks the links between neighbours.
+
+    Args:
+        rates: pair -> bytes per second.
+    """
+    if not rates:
+        return
+    best: dict[str, float] = {}
+    for pair, rate in rates.items():
+        for node in pair:
+            best[node] = max(rate, best.get(node, 0.0))
+    median = statistics.median_high(best.values())
+    slow_nodes = set()
+    for node, share in shares_of_median(best).items():
+        if share < thresholds.NODE_LINK:
+            slow_nodes.add(node)
+            text = f"all its links are slow: {_gbit(best[node])}, {share:.0%} of the median"
+            hint = "exclude it and tell the site: its cable, port or driver may be bad"
+            yield replace(warning("links", text, hint, bytes_s=best[node]), hosts=(node,))
+    for (start, goal), rate in rates.items():
+        share = rate / median if median else 1.0
+        if share < thresholds.SINGLE_LINK and not slow_nodes & {start, goal}:
+            text = f"{start} to {goal} is slow: {_gbit(rate)}, {share:.0%} of the median; "
+            text += "both are fast with other nodes"
+            hint = "tell the site: what lies between these two may be bad, or busy"
+            yield warning("links", text, hint, bytes_s=rate)
+    text = f"one TCP connection carries {_gbit(median)} (median of {len(best)} nodes; least "
+    text += f"{_gbit(min(best.values()))})"
+    yield ok("links", text, median_bytes_s=median)
+
+
+def _gbit(bytes_s: float) -> str:
+    return f"{8 * bytes_s / 1e9:.3g} Gbit/s"

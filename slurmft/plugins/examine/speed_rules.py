@@ -1,0 +1,67 @@
+"""Rules about devices and collectives, as the ranks under torchrun measured them. Pure
+functions."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from slurmft.core.text import aligned, in_bytes
+from slurmft.plugins.examine.checks import Check, failure, merged, ok, warning
+from slurmft.plugins.examine.node_rules import products
+from slurmft.plugins.examine.report import RankReport, SpeedReport
+
+Speeds = Mapping[str, SpeedReport]
+"""By node."""
+
+
+def torchrun(speeds: Speeds) -> list[Check]:
+    """Says why the measurement did not finish. Empty: it did."""
+    ended = [
+        (node, failure("all-reduce", speed.problem))
+        for node, speed in speeds.items()
+        if speed.problem and not speed.is_late
+    ]
+    if ended:  # the others only waited for these
+        return merged(ended)
+    late = [node for node, speed in speeds.items() if speed.is_late]
+    not_started = [node for node in late if not speeds[node].ranks]
+    if not_started:
+        text = "no process finished loading torch and a matmul within the time limit"
+        hint = "allow more time: --within 120; is the file system slow?"
+        return [replace(warning("speeds", text, hint), hosts=tuple(not_started))]
+    if late:
+        text = "the processes started, but their collectives did not finish in time"
+        hint = "allow more time (--within 120); if that does not help, they hang: try --interface"
+        return [replace(failure("all-reduce", text, hint), hosts=tuple(late))]
+    return []
+
+
+def matmul(speeds: Speeds, *, compares: bool = True) -> Iterator[Check]:
+    """Checks the speeds of the devices, for each precision.
+
+    Args:
+        compares: finds slow devices.
+    """
+    for precision in ("fp32", "bf16"):
+        rates = {
+            node: [rank.tflop_s[precision] for rank in speed.ranks]
+            for node, speed in speeds.items()
+        }
+        checks = products(rates, precision)
+        yield from checks if compares else checks[-1:]
+
+
+def all_reduce(speed: SpeedReport) -> list[Check]:
+    """Writes the times of a node's first rank as a table."""
+    for rank in speed.ranks:
+        if rank.all_reduce:
+            table = "\n".join(aligned(list(_rows(rank))))
+            return [ok("all-reduce", f"by {rank.backend}, fp32\n{table}")]
+    return []
+
+
+def _rows(rank: RankReport) -> Iterator[tuple[str, str, str]]:
+    yield ("size", "time", "each rank sends")
+    for row in rank.all_reduce:
+        # The smallest size measures the latency alone.
+        bus = f"{in_bytes(row.bus_bytes_s)}/s" if row.size_bytes > 8 else ""
+        yield (in_bytes(row.size_bytes), f"{1e6 * row.seconds:,.0f} us", bus)
