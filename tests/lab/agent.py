@@ -14,7 +14,7 @@ from slurmft.core import files
 from slurmft.core.agents import serve
 from slurmft.job import checkpoints
 from slurmft.job.checkpoints import Checkpoints
-from slurmft.plugins.examine import lock_probe
+from slurmft.plugins.examine import lock_operations
 from slurmft.runs.rundir import RunDir
 
 POLL_S = 0.002
@@ -25,7 +25,7 @@ def words(error: OSError) -> str:
     return f"{errno.errorcode.get(error.errno or 0, error.errno)}: {error.strerror or error}"
 
 
-class Operations(lock_probe.LockOperations):
+class Operations(lock_operations.LockOperations):
     """Each operation answers with JSON; the paths are the client's."""
 
     def hello(self) -> str:
@@ -177,7 +177,7 @@ class Operations(lock_probe.LockOperations):
     def take(self, path: str, primitive: str) -> str:
         """Takes a lock and keeps it; a hang shows in the answer that does not come."""
         try:
-            self._held[Path(path)] = lock_probe.acquire(Path(path), primitive)
+            self._held[Path(path)] = lock_operations.acquire(Path(path), primitive)
             return "got"
         except BlockingIOError:
             return "busy"
@@ -186,7 +186,7 @@ class Operations(lock_probe.LockOperations):
 
     def give_up(self, path: str, primitive: str) -> str:
         try:
-            lock_probe.release(self._held.pop(Path(path)), primitive)
+            lock_operations.release(self._held.pop(Path(path)), primitive)
             return "released"
         except OSError as error:
             return words(error)
@@ -198,7 +198,7 @@ class Operations(lock_probe.LockOperations):
         def got() -> bool:
             nonlocal answer
             try:
-                lock_probe.release(lock_probe.acquire(Path(path), primitive), primitive)
+                lock_operations.release(lock_operations.acquire(Path(path), primitive), primitive)
                 answer = "got"
             except OSError as error:
                 answer = "busy" if isinstance(error, BlockingIOError) else words(error)

@@ -23,7 +23,8 @@ class Blame:
     """Broken pairs that one host explains."""
 
     host: str
-    """The host that most of them have in common; of a single pair, the one that does not answer."""
+    """The host that most of them have in common; of a single pair, the goal, which does not
+    answer."""
     pairs: tuple[Pair, ...]
     is_link: bool
     """True if both ends of the only broken link are well connected to other hosts."""
@@ -39,19 +40,24 @@ class Blame:
         return [goal for start, goal in self.pairs if start == self.host]
 
 
-def blame(tried: Collection[Pair], broken: Collection[Pair]) -> list[Blame]:
+def blame(
+    tried: Collection[Pair], broken: Collection[Pair], *, suspects_start: bool = False
+) -> list[Blame]:
     """Explains the broken pairs among those that were tried by as few hosts as possible.
 
     Takes the host that most of the broken pairs have in common, then the one that most of the
     others have in common, and so on.
+
+    Args:
+        suspects_start: of a single pair the start is to blame, not the goal.
     """
     left = sorted(broken)
     intact = set(tried) - set(broken)
     blames = []
     while left:
         counts = Counter(end for pair in left for end in pair)
-        goal_counts = Counter(goal for _, goal in left)
-        host = max(counts, key=lambda end: (counts[end], goal_counts[end]))
+        suspects = Counter(start if suspects_start else goal for start, goal in left)
+        host = max(counts, key=lambda end: (counts[end], suspects[end]))
         pairs = [pair for pair in left if host in pair]
         blames.append(Blame(host, tuple(pairs), _is_link(pairs, intact)))
         left = [pair for pair in left if host not in pair]

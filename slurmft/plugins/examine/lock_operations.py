@@ -35,15 +35,15 @@ class LockOperations:
         return secrets.token_hex(6)
 
     def _hold(self, path: Path, primitive: str) -> str:
-        self._held[path] = _acquire(path, primitive)
+        self._held[path] = acquire(path, primitive)
         return "got"
 
     def _free(self, path: Path, primitive: str) -> str:
-        _release(self._held.pop(path), primitive)
+        release(self._held.pop(path), primitive)
         return "got"
 
     def _try(self, path: Path, primitive: str) -> str:
-        _release(_acquire(path, primitive), primitive)
+        release(acquire(path, primitive), primitive)
         return "got"
 
     def _leave(self, path: Path, primitive: str) -> str:
@@ -90,7 +90,8 @@ class LockOperations:
         return "yes"
 
 
-def _acquire(path: Path, primitive: str) -> Held:
+def acquire(path: Path, primitive: str) -> Held:
+    """Opens and locks a file; returns what `release` needs."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         return fd, locks.lock(fd, primitive)
@@ -99,7 +100,8 @@ def _acquire(path: Path, primitive: str) -> Held:
         raise
 
 
-def _release(held: Held, primitive: str) -> None:
+def release(held: Held, primitive: str) -> None:
+    """Gives up what `acquire` returned."""
     fd, state = held
     locks.unlock(fd, primitive, state)
     os.close(fd)

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
     report = RankReport(
         device=devices.name_of(device),
         threads=torch.get_num_threads(),
-        tflop_s={name: _matmul_tflop_s(device, kind) for name, kind in _PRECISIONS.items()},
+        tflop_s={name: matmul_tflop_s(device, kind) for name, kind in _PRECISIONS.items()},
     )
     write_json(file, asdict(report))
     world = process_group.init(request["backend"])
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> None:
     process_group.leave()
 
 
-def _matmul_tflop_s(device: torch.device, kind: torch.dtype) -> float:
+def matmul_tflop_s(device: torch.device, kind: torch.dtype) -> float:
     """Returns the speed of a product of two square matrices: the best in half a second."""
     width = _WIDTH_CPU if device.type == "cpu" else _WIDTH_GPU
     left = torch.randn(width, width, device=device).to(kind)

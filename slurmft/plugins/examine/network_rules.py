@@ -90,7 +90,8 @@ def reach(links: Links) -> list[Check]:
             text = f"{some(list(links))} cannot {_verb(kind)} each other"
             checks.append(_unreached(kind, text, list(reason_of.values())))
             continue
-        for each in blame(tried, reason_of):
+        # A name that one host cannot resolve is that host's fault, not the other's.
+        for each in blame(tried, reason_of, suspects_start=kind == "name"):
             checks += _blame_checks(kind, each, reason_of)
     if not reasons:
         # The ring of many nodes leaves pairs out.
@@ -111,7 +112,7 @@ def _blame_checks(kind: str, each: Blame, reason_of: Mapping[Pair, str]) -> Iter
         yield replace(check, hosts=(each.host,))
     if each.unreached:
         pairs = [(each.host, other) for other in each.unreached]
-        text = f"it cannot {_verb(kind)} {some(each.unreached)}"
+        text = f"cannot {_verb(kind)} {some(each.unreached)}"
         check = _unreached(kind, text, [reason_of[pair] for pair in pairs], end)
         yield replace(check, hosts=(each.host,))
 

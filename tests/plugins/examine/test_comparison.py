@@ -47,6 +47,8 @@ def test_a_link_is_broken_only_if_both_ends_reach_others() -> None:
     pairs = ring(4)
     (link,) = blame(pairs, pairs[:1])
     assert link.is_link
+    assert link.host == "n1"
+    assert blame(pairs, pairs[:1], suspects_start=True)[0].host == "n0"
     (node,) = blame(pairs[:2], pairs[:1])  # n0 has no other pair
     assert not node.is_link
     (node,) = blame(pairs, pairs[:2])

@@ -115,7 +115,7 @@ def test_four_nodes_of_which_two_are_sick(sick_nodes: Cluster, tmp_path: Path) -
     done = slurmft("doctor", *flags, env=env)
     assert done.code == 1, done.out + done.err
     lines = " ".join(done.out.split())
-    assert "FAILURE names n2 cannot resolve n3: " in lines
-    assert "FAILURE ports n2 cannot reach n1, n4 on a rendezvous port: " in lines
-    assert "WARNING links n4 is slow: 0.0" in lines
+    assert "FAILURE names n2: cannot resolve n3: " in lines
+    assert "FAILURE ports n2: cannot reach n1, n4 on a rendezvous port: " in lines
+    assert "WARNING links n4: all its links are slow: 0.0" in lines
     sick_nodes.wait_idle()
