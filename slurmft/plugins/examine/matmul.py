@@ -1,7 +1,8 @@
 """The speed of this node's devices in matrix products: `python -m slurmft.plugins.examine.matmul
-[gpu]` prints a Products as a line of JSON.
+[gpu]` prints `report.Products` as a line of JSON.
 
-It is a process of its own: a broken GPU may take it down.
+It is a process of its own: a broken GPU may take it down. It imports little: every node of a
+preflight starts it.
 """
 
 import json
@@ -9,7 +10,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Any
 
 _SECONDS_CPU = 0.05
@@ -18,19 +18,12 @@ _SECONDS_GPU = 0.2
 _WIDTH_GPU = 8192
 
 
-@dataclass(frozen=True, slots=True)
-class Products:
-    """The measurement of this process."""
-
-    tflop_s: tuple[float, ...] = ()
-    """Speed of each GPU, or of one core."""
-    problems: tuple[str, ...] = ()
-    """Errors of GPUs, in words."""
-
-
 def main(argv: list[str]) -> None:
-    products = _gpus() if argv == ["gpu"] else Products(tflop_s=(_core(),))
-    print(json.dumps(asdict(products)))
+    if argv == ["gpu"]:
+        speeds, problems = _gpus()
+    else:
+        speeds, problems = [_core()], []
+    print(json.dumps({"tflop_s": speeds, "problems": problems}))
 
 
 def _core() -> float:
@@ -43,7 +36,8 @@ def _core() -> float:
     return best_tflop_s(lambda: left @ right, _WIDTH_CPU, _SECONDS_CPU, time.process_time)
 
 
-def _gpus() -> Products:
+def _gpus() -> tuple[list[float], list[str]]:
+    """Returns the speed of each GPU, and the errors of those that fail."""
     import torch
 
     kind = torch.accelerator.current_accelerator() or torch.device("cpu")
@@ -62,7 +56,7 @@ def _gpus() -> Products:
             speeds.append(best_tflop_s(multiply, _WIDTH_GPU, _SECONDS_GPU))
         except RuntimeError as error:
             problems.append(f"GPU {index}: {error}".partition("\n")[0])
-    return Products(tuple(speeds), tuple(problems))
+    return speeds, problems
 
 
 def best_tflop_s(

@@ -111,7 +111,7 @@ def products(rates: Mapping[str, Sequence[float]], precision: str) -> list[Check
         slow.append(replace(kind("matmul", text, hint, tflop_s=rate), hosts=(node,)))
     speeds = sorted(devices.values())
     median = speeds[len(speeds) // 2]
-    text = f"{precision}: {median:.3g} TFLOP/s per process (median of {len(speeds)}; "
+    text = f"{precision}: {median:.3g} TFLOP/s each (median of {len(speeds)}; "
     text += f"least {speeds[0]:.3g}, most {speeds[-1]:.3g})"
     return [*slow, ok("matmul", text, median_tflop_s=median)]
 

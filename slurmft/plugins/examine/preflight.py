@@ -33,8 +33,7 @@ from slurmft.node.rendezvous import (
 )
 from slurmft.plugins.examine import inspection, network_rules, node_rules
 from slurmft.plugins.examine.checks import Check, Level
-from slurmft.plugins.examine.matmul import Products
-from slurmft.plugins.examine.report import LinkReport, NodeReport
+from slurmft.plugins.examine.report import LinkReport, NodeReport, Products
 from slurmft.runs.records import RecordWriter
 from slurmft.runs.rundir import RunDir
 
@@ -153,7 +152,7 @@ class Preflight:
         text = f"{len(self._names)} node(s) in {seconds:.1f} s"
         for check in checks:
             if check.about == "matmul" and check.level == Level.OK:
-                text += f", matrix products {check.text}"
+                text += f", {check.text}"
         if failures:
             text += f"; bad: {some(list(failures))}"
         event = {"event": "preflight", "text": text, "seconds": seconds}

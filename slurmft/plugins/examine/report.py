@@ -64,6 +64,16 @@ class LinkReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Products:
+    """Matrix products, as `matmul` measured them in a process of its own."""
+
+    tflop_s: tuple[float, ...] = ()
+    """Speed of each GPU, or of one core."""
+    problems: tuple[str, ...] = ()
+    """Errors of GPUs, in words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NodeReport:
     """A node as it sees itself."""
 
