@@ -14,8 +14,8 @@ from slurmft.cli import next_commands
 from slurmft.cli.parser import Parser
 from slurmft.cluster import follow as cluster_follow
 from slurmft.cluster.wait import JobWatch
+from slurmft.core import hooks
 from slurmft.core.errors import Exit, SlurmftError
-from slurmft.plugins.trackers import trackers
 from slurmft.runs.progress import Progress, result_table
 from slurmft.runs.rundir import RunDir
 
@@ -41,7 +41,7 @@ def show_outcome(job: JobWatch) -> int:
         return int(error.code)
     print(result_table(result))
     print(f"model and records: {job.run.path}")
-    print("".join(f"  {line}\n" for line in trackers.next_commands(job.run)), end="")
+    print("".join(f"  {line}\n" for line in hooks.next_commands(job.run)), end="")
     return Exit.OK
 
 

@@ -17,7 +17,7 @@ from slurmft import locks
 from slurmft.cluster import container, dependency
 from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.slurm import commands
-from slurmft.core import fingerprint, git, permissions
+from slurmft.core import fingerprint, git, hooks, permissions
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.credentials import redact
 from slurmft.core.errors import SlurmftError, UsageError
@@ -25,9 +25,6 @@ from slurmft.core.files import write_bytes, write_text
 from slurmft.core.site import site_file
 from slurmft.core.text import in_bytes
 from slurmft.node.rendezvous import Rendezvous
-from slurmft.plugins.notify import notification
-from slurmft.plugins.stage_env import pack
-from slurmft.plugins.trackers import trackers
 from slurmft.programs import submission
 from slurmft.programs.description import OwnProgram
 from slurmft.runs import request
@@ -39,9 +36,7 @@ def check(job: JobConfig) -> str:
     SlurmftError where this cluster, environment or site does not support an option."""
     cluster = cluster_launcher.choose(job.cluster)
     container.check(job, cluster)
-    pack.check(job, cluster)
-    trackers.check(job)
-    notification.check(job)
+    hooks.check(job, cluster)
     return cluster
 
 

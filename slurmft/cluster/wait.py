@@ -12,10 +12,9 @@ from typing import Any
 from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.commands import JobState
-from slurmft.core import permissions
+from slurmft.core import hooks, permissions
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import exists_now
-from slurmft.plugins.notify import notification
 from slurmft.runs.log_times import split
 from slurmft.runs.rundir import RunDir
 
@@ -104,7 +103,7 @@ class JobWatch:
         mark = recorded.state, recorded.time
         if mark != self._recorded:
             self._recorded, self._news_at = mark, now
-            notification.start(self.run, later=True)
+            hooks.state_changed(self.run, from_login=True)
             return True
         with contextlib.suppress(OSError):
             size = self.run.records.stat().st_size
@@ -153,7 +152,7 @@ class JobWatch:
         if is_its_job and os.access(self.run.path, os.W_OK):
             name = "cancelled" if error.code == Exit.CANCELLED else "failed"
             self.run.set_state(name, error.message, error.code)  # the job could not, perhaps
-            notification.start(self.run, later=True)
+            hooks.state_changed(self.run, from_login=True)
         raise error
 
     def _ask(self) -> JobState:

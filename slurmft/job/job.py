@@ -33,6 +33,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from slurmft import locks
+from slurmft.core import hooks
 from slurmft.core.files import write_json
 from slurmft.core.run_files import current_attempt
 from slurmft.job import checkpoints, process
@@ -41,7 +42,6 @@ from slurmft.job.checkpoints import Checkpoints
 from slurmft.node.heartbeat import Heart
 from slurmft.node.profiles import bind_rank
 from slurmft.node.signals import StopRequest
-from slurmft.plugins.trackers.trackers import Tracking
 from slurmft.runs.progress import Progress
 from slurmft.runs.records import RecordWriter, StepWindows
 from slurmft.runs.rundir import RUN_DIR, RunDir
@@ -121,6 +121,7 @@ class Job:
         """When, and with which step, the window of the next speed began."""
         self._window_samples = 0
         self._has_result = self._warned_of_lead = False
+        self._recorders: list[hooks.Recorder] = []
         if run is None:
             return
         self.config = run.load_config()
@@ -135,7 +136,7 @@ class Job:
             self._stop.before_exit = lambda: self._checkpoints.wait(_END_S)
             self._records, self._steps = RecordWriter(run.records), StepWindows()
             self._progress = Progress()
-            self._tracking = Tracking(run)
+            self._recorders = hooks.recorders(run)
         if self.world_size == 1:
             self._meet()
 
@@ -357,8 +358,9 @@ class Job:
             self._records.write(*rows)
             for row in rows:
                 self._progress.show(row)
-                self._tracking.take(row)
-            for text in list(self._tracking.messages()):
+                for recorder in self._recorders:
+                    recorder.take(row)
+            for text in [t for recorder in self._recorders for t in recorder.messages()]:
                 self.warn(text)
 
     def say(self, text: str) -> None:
@@ -423,8 +425,8 @@ class Job:
             process.note_stopped()
 
     def _close(self) -> None:
-        """Finishes the trackers."""
-        if self.is_main:
-            self._tracking.close()
-            for text in self._tracking.messages():
+        """Finishes the recorders."""
+        for recorder in self._recorders:
+            recorder.close()
+            for text in recorder.messages():
                 self.warn(text)

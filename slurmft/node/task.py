@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from slurmft import locks
+from slurmft.core import hooks
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import write_json
@@ -22,9 +23,6 @@ from slurmft.node.profiles import Profile
 from slurmft.node.rendezvous import LISTEN, LOCAL_NODE, Rendezvous
 from slurmft.node.supervisor import Child, Supervisor, await_cause, run_task
 from slurmft.node.watchdog import Watchdog
-from slurmft.plugins.examine import preflight
-from slurmft.plugins.examine.preflight import Preflight
-from slurmft.plugins.stage_env import unpack
 from slurmft.programs import node_environment
 from slurmft.programs.description import OwnProgram
 from slurmft.runs import log_times
@@ -50,11 +48,11 @@ def run_node(supervisor: Supervisor) -> int:
 
 
 def meet(supervisor: Supervisor, config: RunConfig, rendezvous: Rendezvous) -> bool:
-    """Connects this task with the others; whether all nodes pass the preflight, if there is one."""
-    due, timeout_s = preflight.is_due(config, os.environ), config.job.rdzv_timeout_s
-    examination = Preflight(supervisor.run, rendezvous) if due else None
-    supervisor.peers = rendezvous.check(timeout_s)
-    return examination is None or examination.passes(supervisor.peers, timeout_s)
+    """Connects this task with the others; returns whether all nodes pass their examinations."""
+    timeout_s = config.job.rdzv_timeout_s
+    examinations = hooks.examine_node(config, supervisor.run, rendezvous)
+    supervisor.peers = peers = rendezvous.check(timeout_s)
+    return all(passes(peers, timeout_s) for passes in examinations)
 
 
 def use_of_node(config: RunConfig, environment: Mapping[str, str]) -> Profile:
@@ -139,11 +137,10 @@ def run_child(
     if config.program.needs_hub and "HF_HUB_OFFLINE" not in environment and not hub_in_reach():
         environment["HF_HUB_OFFLINE"] = "1"
     with (
-        unpack.environment(os.environ, lambda: bool(supervisor.stop_signal)) as staged,
+        hooks.node_python(lambda: bool(supervisor.stop_signal)) as provided,
         contextlib.closing(Watchdog(config.job.hang_timeout_s, own is None)) as watchdog,
     ):
-        python, variables = staged
-        environment |= variables
+        environment |= provided.variables
         if own and own.accelerate_config:
             environment |= node_environment.accelerate_variables(own, environment)
         environment |= locks.environment(config.job.file_locks, environment)
@@ -152,7 +149,7 @@ def run_child(
         write_json(heartbeat.hardware_file(watchdog.folder), profile.hardware.facts())
         if supervisor.stop_signal:
             environment[signals.STOPPING] = str(supervisor.stop_signal)
-        child = replace(child, command=[python, *child.command[1:]])
+        child = replace(child, command=[provided.python, *child.command[1:]])
         return supervisor.supervise(child, environment, rendezvous.node_rank, watchdog)
 
 

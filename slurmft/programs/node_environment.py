@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.core.errors import UsageError
-from slurmft.plugins.stage_env.unpack import STAGED
+from slurmft.node import copies
 from slurmft.programs.description import OwnProgram
 
 
@@ -17,11 +17,11 @@ def command_in(
 ) -> tuple[list[str], dict[str, str]]:
     """A command of the program and its variables, in its environment: the copy on this node's own
     disk, if there is one."""
-    copies: dict[str, str] = json.loads(variables.get(STAGED, "{}"))
-    found, env = dict(variables), own.env and copies.get(own.env, own.env)
-    for shared in sorted(copies, key=len, reverse=True):
+    copy_of = copies.of(variables)
+    found, env = dict(variables), own.env and copy_of.get(own.env, own.env)
+    for shared in sorted(copy_of, key=len, reverse=True):
         if command[0].startswith(f"{shared}/"):
-            command = [copies[shared] + command[0].removeprefix(shared), *command[1:]]
+            command = [copy_of[shared] + command[0].removeprefix(shared), *command[1:]]
             break
     if env:
         for other in ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONHOME"):

@@ -7,16 +7,16 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from slurmft.core import fingerprint
+from slurmft.core import fingerprint, hooks
 from slurmft.core.decode import read
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import is_number, read_json
 from slurmft.core.run_files import Attempt, Failure, Transition, current_attempt
 from slurmft.core.text import some
-from slurmft.plugins.notify import notification
 from slurmft.programs.description import OwnProgram
 from slurmft.runs.records import warn
 from slurmft.runs.rundir import RunDir
@@ -153,12 +153,12 @@ def _record_packages(run: RunDir, number: int) -> dict[str, str]:
 # --- the end --------------------------------------------------------------------------------------
 
 
-def end(run: RunDir, outcome: Outcome) -> notification.Sending:
+def end(run: RunDir, outcome: Outcome) -> Callable[[], None]:
     """Records what becomes of a run, and notifies the user."""
     if outcome.state == "finished":
         _record_result(run)
     run.set_state(outcome.state, outcome.reason, outcome.code)
-    return notification.start(run)
+    return hooks.state_changed(run)
 
 
 def _record_result(run: RunDir) -> None:

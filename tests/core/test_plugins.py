@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -11,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from slurmft.cli import usage
-from slurmft.core import plugins
+from slurmft.core import hooks, plugins
+from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.plugins import COMMANDS, PluginError
+from slurmft.core.program import Program
+from slurmft.runs.rundir import RunDir
 from tests.support import CHECKOUT
 
 HELLO = '''"""Says hello. It does nothing else."""
@@ -104,6 +108,38 @@ def test_nobody_replaces_a_command_of_ours(site: Path) -> None:
     assert plugins.get(COMMANDS, "submit", "command").package == "slurmft"
     assert plugins.entries(COMMANDS)["submit"].package == "slurmft"
     assert "ignored: submit of the package sly: slurmft has its own" in usage()
+
+
+HOOKS = """
+from slurmft.core.errors import UsageError
+from slurmft.core.hooks import Hooks, ScriptLines
+
+
+class NoNights(Hooks):
+    def check(self, job, cluster):
+        if job.job_name == "night":
+            raise UsageError("no jobs at night", "sleep")
+
+    def script_lines(self, config, run):
+        return ScriptLines("echo in", "echo out")
+"""
+
+
+def test_hooks_of_another_package(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside slurmft's; those of a package that cannot be imported are left out."""
+    package(site, "nights", "[slurmft.hooks]\nnights = nights:NoNights\n", nights=HOOKS)
+    package(site, "bad-hooks", "[slurmft.hooks]\nbad = bad_hooks:Bad\n", bad_hooks="1 / 0")
+    monkeypatch.setattr(hooks, "_members", functools.cache(hooks._members.__wrapped__))
+    config = RunConfig(program=Program(kind="x", name="x", module="m"), job=JobConfig())
+    hooks.check(config.job, "local")
+    with pytest.raises(UsageError, match="no jobs at night"):
+        hooks.check(JobConfig(job_name="night"), "local")
+    assert hooks.script_lines(config, RunDir(site)) == hooks.ScriptLines("echo in", "echo out")
+    warning = "warning: 'bad' of the package bad-hooks cannot be imported: ZeroDivisionError("
+    assert capsys.readouterr().err.startswith(warning)
+    assert len(hooks._members()) == 5
 
 
 def test_name_of_two_packages(site: Path) -> None:

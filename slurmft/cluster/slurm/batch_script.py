@@ -18,13 +18,11 @@ from slurmft.cluster import container, launcher
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.sbatch_options import all_options, directives
 from slurmft.cluster.templates import fill
-from slurmft.core import permissions
+from slurmft.core import hooks, permissions
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
 from slurmft.core.run_files import ATTEMPT, Failure, current_attempt
 from slurmft.node import rendezvous, signals
-from slurmft.plugins.notify import notification
-from slurmft.plugins.stage_env import unpack
 from slurmft.runs import log_times
 from slurmft.runs.attempts import Outcome, await_failure, begin, check_turn, decide, end
 from slurmft.runs.job_ids import own_job_id
@@ -70,7 +68,7 @@ def inside_text(
         path=shlex.quote(str(run.path)),
         start=_RUN,
         task=[*srun, *container.srun_options(config, run), *container.node_task(config, run)],
-        archive=unpack.ARCHIVE,
+        lines=hooks.script_lines(config, run),
         note=commands.NOTE,
         broken=_BROKEN,
         stopped=int(Exit.STOPPED),
@@ -131,13 +129,13 @@ def requeue(run: RunDir, reason: str, exclude: list[str], avoided: bool = False)
     without = f" (without {', '.join(exclude)})" if exclude else ""
     run.set_state("requeued", f"{reason}{without}", Exit.STOPPED, avoided=avoided)
     print(f"slurmft: requeue: {reason}{without}", file=sys.stderr, flush=True)
-    sending = notification.start(run)  # Slurm may end this script at once
+    wait_for_plugins = hooks.state_changed(run)  # Slurm may end this script at once
     try:
         warning = commands.requeue(own_job_id(os.environ), exclude)
     except SlurmftError as error:
         run.set_state("failed", f"{reason}; Slurm refuses to requeue: {error.message}", error.code)
         raise
-    notification.finish(sending)
+    wait_for_plugins()
     if warning:
         print(f"slurmft: {', '.join(exclude)} could not be excluded: {warning}", file=sys.stderr)
     return Exit.STOPPED
@@ -171,10 +169,10 @@ def end_attempt(run: RunDir, code: int) -> int:
         if exclude or failure is None or not failure.exclude:
             return requeue(run, outcome.reason, exclude)
         outcome = Outcome("failed", f"{outcome.reason}; no other nodes can be had", Exit.FAILED)
-    sending = end(run, outcome)
+    wait_for_plugins = end(run, outcome)
     if run.get_state().state != outcome.state:
         commands.note(own_job_id(os.environ), f"{outcome.state}: {outcome.reason}")
-    notification.finish(sending)
+    wait_for_plugins()
     return outcome.code
 
 
@@ -203,7 +201,7 @@ def main(argv: list[str]) -> int:
         try:
             return begin_attempt(run)
         except SlurmftError:
-            notification.finish(notification.start(run))
+            hooks.state_changed(run)()
             raise
     return end_attempt(run, int(argv[2]))
 

@@ -38,8 +38,6 @@ _SEND_TIMEOUT_S = 900
 
 def check(job: JobConfig, cluster: str, prefix: str = sys.prefix) -> None:
     """Raises UsageError where the environment cannot be staged at all."""
-    if not job.stage_env:
-        return
     if cluster != "slurm":
         raise UsageError(
             f"--stage-env works under Slurm, not with --cluster {cluster}", "leave it out"

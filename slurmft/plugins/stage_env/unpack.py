@@ -16,12 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from slurmft.core import process
-
-ARCHIVE = "SLURMFT_STAGE"
-"""Variable for the tasks of the nodes: JSON, archive there -> the folder that it is of; slurmft's
-environment is the first. Unset: there is none."""
-STAGED = "SLURMFT_STAGED"
-"""Variable of the ranks where they run from such: JSON, shared folder -> its copy on this node."""
+from slurmft.node import copies
 
 NAME = "slurmft-env"
 _LOCK = ".slurmft-lock"
@@ -36,31 +31,35 @@ class StageError(Exception):
 
 @contextlib.contextmanager
 def environment(
-    variables: Mapping[str, str], is_stopped: Callable[[], bool]
+    archives: Mapping[str, str], variables: Mapping[str, str], is_stopped: Callable[[], bool]
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """The Python to start torchrun with, and the variables that belong to it: those of the staged
-    environment while the block runs, if there is one and it works, else this process's own.
-    Unpacking is given up where the job is to stop."""
-    archives: dict[str, str] = json.loads(variables.get(ARCHIVE) or "{}")
-    python, found = sys.executable, dict[str, str]()
+    """Unpacks archives (archive here -> the shared folder that it is of; slurmft's environment is
+    the first). Yields the Python to start torchrun with, and the variables that belong to it: those
+    of the unpacked environment, or this process's own where that fails. Unpacking is given up where
+    the job is to stop."""
+    python = sys.executable
+    environment: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
-        if archives:
-            folder = Path(unpacked(next(iter(archives))))
-            try:
-                copies = _unpack_all(archives, folder, stack, is_stopped)
-                path = f"{folder}/bin:{variables.get('PATH', os.defpath)}"
-                kind = "CONDA_PREFIX" if "CONDA_PREFIX" in variables else "VIRTUAL_ENV"
-                found = {STAGED: json.dumps(copies), "PATH": path, kind: str(folder)}
-                python = f"{folder}/bin/python"
-            except (OSError, StageError) as error:
-                words = f"warning: --stage-env: {error}: using the shared environment"
-                print(words, file=sys.stderr, flush=True)
-                for archive in archives:
-                    with contextlib.suppress(OSError):
-                        Path(archive).unlink()
-            # In the background: the work must not wait for it.
-            stack.callback(process.end, removal(leftovers(folder.parent)))
-        yield python, found
+        folder = Path(unpacked(next(iter(archives))))
+        try:
+            unpacked_copies = _unpack_all(archives, folder, stack, is_stopped)
+            path = f"{folder}/bin:{variables.get('PATH', os.defpath)}"
+            kind = "CONDA_PREFIX" if "CONDA_PREFIX" in variables else "VIRTUAL_ENV"
+            environment = {
+                copies.VARIABLE: json.dumps(unpacked_copies),
+                "PATH": path,
+                kind: str(folder),
+            }
+            python = f"{folder}/bin/python"
+        except (OSError, StageError) as error:
+            words = f"warning: --stage-env: {error}: using the shared environment"
+            print(words, file=sys.stderr, flush=True)
+            for archive in archives:
+                with contextlib.suppress(OSError):
+                    Path(archive).unlink()
+        # In the background: the work must not wait for it.
+        stack.callback(process.end, removal(leftovers(folder.parent)))
+        yield python, environment
 
 
 def _unpack_all(
@@ -72,16 +71,16 @@ def _unpack_all(
     """Unpacks the archives into a folder, the first of them at its top; returns shared folder ->
     its copy. The stack removes them."""
     began = time.monotonic()
-    copies = {p: f"{folder}/.{n}" if n else str(folder) for n, p in enumerate(archives.values())}
+    targets = {p: f"{folder}/.{n}" if n else str(folder) for n, p in enumerate(archives.values())}
     stack.enter_context(_own(folder))
     stack.callback(_remove_own, archives, folder)
     for archive, shared in archives.items():
-        _unpack(Path(archive), Path(copies[shared]), is_stopped)
+        _unpack(Path(archive), Path(targets[shared]), is_stopped)
         Path(archive).unlink()
-    for copy in copies.values():
-        _settle(Path(copy), copies)
+    for target in targets.values():
+        _settle(Path(target), targets)
     print(f"slurmft: environment unpacked in {time.monotonic() - began:.1f} s")
-    return copies
+    return targets
 
 
 def unpacked(archive: str) -> str:
@@ -114,12 +113,12 @@ def _unpack(archive: Path, folder: Path, is_stopped: Callable[[], bool]) -> None
         raise StageError(f"{archive} cannot be unpacked: {words[-300:]}")
 
 
-def _settle(folder: Path, copies: Mapping[str, str]) -> None:
+def _settle(folder: Path, targets: Mapping[str, str]) -> None:
     """Makes an environment work in its new place; an installation finds itself."""
     if (folder / "bin" / "conda-unpack").exists():
         _output(f"{folder}/bin/python", f"{folder}/bin/conda-unpack")
     elif (folder / "pyvenv.cfg").exists():
-        _rename(folder, copies)
+        _rename(folder, targets)
     else:
         return
     prefix = _output(f"{folder}/bin/python", "-c", "import sys; print(sys.prefix)")
@@ -127,17 +126,17 @@ def _settle(folder: Path, copies: Mapping[str, str]) -> None:
         raise StageError(f"the prefix of its Python is {prefix!r}, not {folder}")
 
 
-def _rename(folder: Path, copies: Mapping[str, str]) -> None:
+def _rename(folder: Path, targets: Mapping[str, str]) -> None:
     """Lets the links, scripts and settings of an environment name the copies of what is staged."""
-    names = "|".join(map(re.escape, sorted(copies, key=len, reverse=True)))
+    names = "|".join(map(re.escape, sorted(targets, key=len, reverse=True)))
     for path in (folder / "pyvenv.cfg", *(folder / "bin").iterdir()):
         if path.is_symlink():
-            target = re.sub(f"^({names})(?=/)", lambda found: copies[found[0]], os.readlink(path))
+            target = re.sub(f"^({names})(?=/)", lambda match: targets[match[0]], os.readlink(path))
             path.unlink()
             path.symlink_to(target)
         elif path.is_file() and (path.suffix == ".cfg" or path.open("rb").read(2) == b"#!"):
             text = os.fsdecode(path.read_bytes())
-            text = re.sub(f"({names})(?=/)", lambda found: copies[found[0]], text)
+            text = re.sub(f"({names})(?=/)", lambda match: targets[match[0]], text)
             path.write_bytes(os.fsencode(text))
 
 

@@ -19,11 +19,10 @@ from slurmft.cluster import container, launcher
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.cluster.submit import provenance
+from slurmft.core import hooks
 from slurmft.core.config import LEAD_S, JobConfig, RunConfig, flag, options, time_limit_min
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.files import write_text
-from slurmft.plugins.stage_env import pack
-from slurmft.plugins.trackers import trackers
 from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
@@ -88,8 +87,7 @@ def configure_inside(flags: dict[str, Any], environment: Mapping[str, str]) -> R
             "sbatch --ntasks-per-node=1; the processes of a node are --nproc-per-node",
         )
     container.check(config.job, "slurm")
-    pack.check(config.job, "slurm")
-    trackers.check(config.job)
+    hooks.check(config.job, "slurm")
     # Slurm does not say when it will signal: the files in sbatch/ have the default lead.
     lead_s = LEAD_S if config.job.stop_lead_s is None else config.job.stop_lead_s
     if lead_s * 2 > time_limit_min(config.job.time or "unlimited") * 60:

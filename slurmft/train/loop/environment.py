@@ -15,8 +15,7 @@ import torch
 import slurmft
 from slurmft.core.files import read_json
 from slurmft.job import devices
-from slurmft.node import hardware, heartbeat, profiles
-from slurmft.plugins.stage_env import unpack
+from slurmft.node import copies, hardware, heartbeat, profiles
 
 _PACKAGES = (
     "torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers", "numpy",
@@ -59,7 +58,7 @@ def describe_rank(world: Any, imports_s: float | None) -> dict[str, Any]:
         "cores_asked": asked,
         "kernel": platform.release(),
         "prefix": sys.prefix,
-        "is_staged": unpack.STAGED in os.environ,
+        "is_staged": copies.VARIABLE in os.environ,
         "imports_s": imports_s,
     } | (describe_node() if world.local_rank == 0 else {})
 

@@ -19,10 +19,11 @@ import pytest
 
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.batch_script import inside_text
-from slurmft.core import filesystem
+from slurmft.core import filesystem, hooks
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.filesystem import FileSystem
+from slurmft.node import copies
 from slurmft.plugins.stage_env import pack, unpack
 from slurmft.plugins.stage_env.unpack import StageError
 from slurmft.programs.description import OwnProgram
@@ -79,9 +80,9 @@ def sent(folder: Path, environment: Path) -> Path:
 
 def test_node_runs_from_its_own_disk(tmp_path: Path, small_venv: Path) -> None:
     archive = sent(tmp_path, small_venv)
-    given = {unpack.ARCHIVE: json.dumps({str(archive): str(small_venv)}), "PATH": "/bin"}
-    with unpack.environment(given, lambda: False) as (python, variables):
-        folder = Path(json.loads(variables[unpack.STAGED])[str(small_venv)])
+    archives = {str(archive): str(small_venv)}
+    with unpack.environment(archives, {"PATH": "/bin"}, lambda: False) as (python, variables):
+        folder = Path(copies.of(variables)[str(small_venv)])
         assert folder.parent == tmp_path
         assert prefix_of(python) == str(folder) == variables["VIRTUAL_ENV"]
         assert variables["PATH"] == f"{folder}/bin:/bin"
@@ -93,8 +94,8 @@ def test_node_runs_from_its_own_disk(tmp_path: Path, small_venv: Path) -> None:
 
 
 def test_without_an_archive_nothing_changes() -> None:
-    with unpack.environment({"PATH": "/bin"}, lambda: False) as found:
-        assert found == (sys.executable, {})
+    with hooks.node_python(lambda: False) as provided:
+        assert (provided.python, provided.variables) == (sys.executable, {})
 
 
 @pytest.mark.parametrize("fault", ["damaged", "lost", "taken", "no base", "stopped"])
@@ -117,8 +118,8 @@ def test_node_falls_back_to_the_shared_environment(
             path.unlink()
         (unpacked / "bin" / "python").symlink_to("/nowhere/python3")
         subprocess.run(["tar", "-C", str(unpacked), "-cf", str(archive), "."], check=True)
-    given = {unpack.ARCHIVE: json.dumps({str(archive): str(small_venv)})}
-    with unpack.environment(given, lambda: fault == "stopped") as found:
+    archives = {str(archive): str(small_venv)}
+    with unpack.environment(archives, {}, lambda: fault == "stopped") as found:
         assert found == (sys.executable, {})
     assert "warning: --stage-env: " in capsys.readouterr().err
     assert not archive.exists()
@@ -176,16 +177,19 @@ def test_program_and_its_interpreter_are_staged(
     monkeypatch.setattr(commands, "call", sbcast)
     monkeypatch.setattr(sys, "prefix", str(small_venv))
     sent = pack.send(run, {})
-    given = {unpack.ARCHIVE: sent, "PATH": "/bin"}
     shared.parent.rename(tmp_path / "away")
-    with unpack.environment(given, lambda: False) as (python, variables):
+    archives = json.loads(sent)
+    with unpack.environment(archives, {"PATH": "/bin"}, lambda: False) as (
+        python,
+        variables,
+    ):
         assert prefix_of(python).startswith(str(disk))
         words = "import os, sys; print(sys.prefix, sys.base_prefix, os.__file__, sep='|')"
         command, there = command_in(own, [*own.argv[:1], "-c", words], variables)
         told = subprocess.run(command, env=there, capture_output=True, text=True, check=True)
         prefix, base_prefix, module = told.stdout.split("|")
-        copies = json.loads(variables[unpack.STAGED])
-        assert (prefix, base_prefix) == (copies[str(env)], copies[str(base)])
+        copied = copies.of(variables)
+        assert (prefix, base_prefix) == (copied[str(env)], copied[str(base)])
         assert module.startswith(f"{base_prefix}/lib/")
         assert (there["VIRTUAL_ENV"], there["PATH"].split(":")[0]) == (prefix, f"{prefix}/bin")
         assert str(shared) not in Path(prefix, "bin", "tool").read_text()
@@ -197,8 +201,8 @@ def test_program_and_its_interpreter_are_staged(
 def test_program_of_slurmfts_environment_runs_from_its_copy() -> None:
     python = "/shared/venv/bin/python"
     own = OwnProgram(argv=(python, "x.py"), file="/x.py", folder="/")
-    copies = {"/shared/venv": "/disk", "/shared": "/disk/.1"}
-    command, there = command_in(own, list(own.argv), {unpack.STAGED: json.dumps(copies)})
+    copied = {"/shared/venv": "/disk", "/shared": "/disk/.1"}
+    command, there = command_in(own, list(own.argv), {copies.VARIABLE: json.dumps(copied)})
     assert command == ["/disk/bin/python", "x.py"]
     assert "VIRTUAL_ENV" not in there
     assert command_in(own, [python], {}) == ([python], {})

@@ -1,0 +1,158 @@
+"""Hooks: what plug-ins do on the way of a job.
+
+A plug-in subclasses `Hooks` and declares the class as an entry point of the group `slurmft.hooks`.
+The kernel calls the functions below, and these call the methods of all plug-ins. The options of the
+job decide whether a plug-in has anything to do: its modules are imported only then.
+"""
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from slurmft.core import plugins
+
+if TYPE_CHECKING:
+    from slurmft.core.config import JobConfig, RunConfig
+    from slurmft.node.peers import Peers
+    from slurmft.node.rendezvous import Rendezvous
+    from slurmft.runs.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class ScriptLines:
+    """Shell lines of the batch script around the tasks of the nodes. Those after the tasks find the
+    tasks' exit code in `$ended`."""
+
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class NodePython:
+    """The Python that a node's ranks run with, and the variables that belong to it."""
+
+    python: str = sys.executable
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+class Recorder(Protocol):
+    """Takes copies of a run's records, on its main rank."""
+
+    def take(self, record: dict[str, Any]) -> None:
+        """Takes a record, at once: the step waits for it."""
+
+    def messages(self) -> Iterator[str]:
+        """Yields the warnings since the last call."""
+
+    def close(self) -> None:
+        """Finishes: the rank ends after it."""
+
+
+Examination = Callable[["Peers", float], bool]
+"""Called when the nodes have met, with the others and how many seconds to wait for them: whether
+the job may start."""
+
+
+class Hooks:
+    """What a plug-in does on the way of a job: nothing, but for the methods that it overrides."""
+
+    def check(self, job: "JobConfig", cluster: str) -> None:
+        """Raises UsageError, before the submission, where the options cannot work on `cluster`."""
+
+    def script_lines(self, config: "RunConfig", run: "RunDir") -> ScriptLines:
+        """Returns the plug-in's lines of the batch script."""
+        return ScriptLines()
+
+    def examine_node(
+        self, config: "RunConfig", run: "RunDir", rendezvous: "Rendezvous"
+    ) -> Examination | None:
+        """Begins to examine this node while the nodes meet; None: there is no examination."""
+
+    def node_python(
+        self, is_stopping: Callable[[], bool]
+    ) -> AbstractContextManager[NodePython] | None:
+        """Provides a Python on this node while its ranks run; None: they use the shared one."""
+
+    def recorder(self, run: "RunDir") -> Recorder | None:
+        """Returns what takes copies of the run's records; None: nothing does."""
+
+    def state_changed(self, run: "RunDir", from_login: bool) -> Callable[[], None] | None:
+        """Hears that the state of a run has changed: on the job's first node, or where somebody
+        follows the run (`from_login`). Returns what waits for the plug-in, if it works on."""
+
+    def next_commands(self, run: "RunDir") -> list[str]:
+        """Returns commands that show more of a run that has finished."""
+        return []
+
+
+# --- what the kernel calls ------------------------------------------------------------------------
+
+
+def check(job: "JobConfig", cluster: str) -> None:
+    """Raises UsageError where an option of a plug-in cannot work for this job."""
+    for member in _members():
+        member.check(job, cluster)
+
+
+def script_lines(config: "RunConfig", run: "RunDir") -> ScriptLines:
+    """Returns the lines of all plug-ins, those after the tasks in the opposite order."""
+    lines = [member.script_lines(config, run) for member in _members()]
+    before = [each.before for each in lines if each.before]
+    after = [each.after for each in reversed(lines) if each.after]
+    return ScriptLines("\n".join(before), "\n".join(after))
+
+
+def examine_node(config: "RunConfig", run: "RunDir", rendezvous: "Rendezvous") -> list[Examination]:
+    """Begins the examinations of this node."""
+    begun = (member.examine_node(config, run, rendezvous) for member in _members())
+    return [examination for examination in begun if examination is not None]
+
+
+def node_python(is_stopping: Callable[[], bool]) -> AbstractContextManager[NodePython]:
+    """Provides the Python of this node's ranks: of the first plug-in that has one."""
+    for member in _members():
+        provided = member.node_python(is_stopping)
+        if provided is not None:
+            return provided
+    return contextlib.nullcontext(NodePython())
+
+
+def recorders(run: "RunDir") -> list[Recorder]:
+    """Returns all that take copies of the run's records."""
+    made = (member.recorder(run) for member in _members())
+    return [recorder for recorder in made if recorder is not None]
+
+
+def state_changed(run: "RunDir", from_login: bool = False) -> Callable[[], None]:
+    """Tells all plug-ins; returns a function that waits for them. It need not be called where this
+    process goes on living."""
+    heard = [member.state_changed(run, from_login) for member in _members()]
+    waits = [wait for wait in heard if wait is not None]
+
+    def wait_for_all() -> None:
+        for wait in waits:
+            wait()
+
+    return wait_for_all
+
+
+def next_commands(run: "RunDir") -> list[str]:
+    """Returns what plug-ins say about a run that has finished."""
+    return [command for member in _members() for command in member.next_commands(run)]
+
+
+@functools.cache
+def _members() -> tuple[Hooks, ...]:
+    """Makes one of each plug-in. One that cannot be imported is left out, with a warning: a job at
+    night does not fail for it."""
+    members = []
+    for entry in plugins.entries(plugins.HOOKS).values():
+        try:
+            members.append(entry.load()())
+        except plugins.PluginError as error:
+            print(f"warning: {error.message}; it is left out", file=sys.stderr, flush=True)
+    return tuple(members)

@@ -1,0 +1,25 @@
+"""What `--notify` and `--notify-command` do on the way of a job."""
+
+from collections.abc import Callable
+
+from slurmft.core.config import JobConfig
+from slurmft.core.hooks import Hooks
+from slurmft.runs.rundir import RunDir
+
+
+class Notify(Hooks):
+    """Tells the user of the end, a failure, a hang, a requeue without progress."""
+
+    def check(self, job: JobConfig, cluster: str) -> None:
+        if job.notify:
+            from slurmft.plugins.notify import notification
+
+            notification.check(job)
+
+    def state_changed(self, run: RunDir, from_login: bool) -> Callable[[], None] | None:
+        from slurmft.plugins.notify import notification
+
+        sending = notification.start(run, later=from_login)
+        if sending is None:
+            return None
+        return lambda: notification.finish(sending)

@@ -1,0 +1,61 @@
+"""What `--stage-env` does on the way of a job."""
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import Exit
+from slurmft.core.hooks import Hooks, NodePython, ScriptLines
+from slurmft.runs.rundir import RunDir
+
+ARCHIVE = "SLURMFT_STAGE"
+"""Variable for the tasks of the nodes: JSON, archive there -> the folder that it is of; slurmft's
+environment is the first. Unset: there is none."""
+
+_BEFORE = """\
+# the Python environment on the nodes' own disks; without it they use the shared one
+if archive=$({python} -m slurmft.plugins.stage_env.pack send {path}); then
+  export {variable}="$archive"
+fi"""
+_AFTER = """\
+if [ -n "${{archive-}}" ] && [ $ended != 0 ] && [ $ended != {stopped} ]; then
+  {python} -m slurmft.plugins.stage_env.pack clean "$archive"  # what killed tasks left
+fi"""
+
+
+class StageEnv(Hooks):
+    """Sends the Python environment to the nodes' own disks."""
+
+    def check(self, job: JobConfig, cluster: str) -> None:
+        if job.stage_env:
+            from slurmft.plugins.stage_env import pack
+
+            pack.check(job, cluster)
+
+    def script_lines(self, config: RunConfig, run: RunDir) -> ScriptLines:
+        if not config.job.stage_env:
+            return ScriptLines()
+        python = shlex.quote(sys.executable)
+        path = shlex.quote(str(run.path))
+        return ScriptLines(
+            before=_BEFORE.format(python=python, path=path, variable=ARCHIVE),
+            after=_AFTER.format(python=python, stopped=int(Exit.STOPPED)),
+        )
+
+    def node_python(
+        self, is_stopping: Callable[[], bool]
+    ) -> AbstractContextManager[NodePython] | None:
+        archives: dict[str, str] = json.loads(os.environ.get(ARCHIVE) or "{}")
+        return _unpacked(archives, is_stopping) if archives else None
+
+
+@contextmanager
+def _unpacked(archives: dict[str, str], is_stopping: Callable[[], bool]) -> Iterator[NodePython]:
+    from slurmft.plugins.stage_env import unpack
+
+    with unpack.environment(archives, os.environ, is_stopping) as (python, variables):
+        yield NodePython(python, variables)

@@ -1,0 +1,29 @@
+"""What `--log-with` does on the way of a job."""
+
+from slurmft.core.config import JobConfig
+from slurmft.core.hooks import Hooks, Recorder
+from slurmft.runs.rundir import RunDir
+
+
+class Trackers(Hooks):
+    """Gives the trackers of a run copies of its records."""
+
+    def check(self, job: JobConfig, cluster: str) -> None:
+        if job.trackers:
+            from slurmft.plugins.trackers import trackers
+
+            trackers.check(job)
+
+    def recorder(self, run: RunDir) -> Recorder | None:
+        if not run.load_config().job.trackers:
+            return None
+        from slurmft.plugins.trackers.trackers import Tracking
+
+        return Tracking(run)
+
+    def next_commands(self, run: RunDir) -> list[str]:
+        if not run.load_config().job.trackers:
+            return []
+        from slurmft.plugins.trackers import trackers
+
+        return trackers.next_commands(run)
