@@ -21,7 +21,8 @@ from slurmft.train.data.tables import (
     bucket_by_length,
     epoch_order,
 )
-from slurmft.train.login.rows import label_ids, read_columns
+from slurmft.train.login.cells import label_ids
+from slurmft.train.login.rows import read_columns
 from slurmft.train.login.sources import find_split
 from slurmft.train.tasks.synthetic import LABELS, PRESETS, generate, words_by_label
 

@@ -24,8 +24,9 @@ from slurmft.train import tasks
 from slurmft.train.commands import fetch
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs
+from slurmft.train.login.cells import Labels, label_ids, label_numbers
 from slurmft.train.login.configure import configure
-from slurmft.train.login.rows import Labels, label_ids, label_numbers, read_columns
+from slurmft.train.login.rows import read_columns
 from slurmft.train.login.sources import localize
 from tests.conftest import assert_two_lines, slurmft
 from tests.support.models import write_model, write_splits

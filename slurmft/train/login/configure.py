@@ -14,7 +14,7 @@ OPTIONS = options(TrainConfig) | options(JobConfig)
 
 
 def configure(flags: dict[str, Any]) -> RunConfig:
-    """The resolved configuration: flags over the site file over the recipe.
+    """Returns the configuration of a run, after a look at its local data.
 
     Raises:
         UsageError: a value that cannot be right, from whichever source; local data that cannot.
@@ -33,6 +33,12 @@ def configure(flags: dict[str, Any]) -> RunConfig:
 
 
 def resolve(flags: dict[str, Any]) -> tuple[TrainConfig, JobConfig]:
-    """The same, before the model and the data are looked at."""
+    """Returns the options of the trainer and of the job: flags over the site file over the recipe.
+
+    Raises:
+        UsageError: a value that cannot be right.
+    """
     values = recipes.fill(merge(site_defaults(OPTIONS), flags))
-    return build(TrainConfig, values), with_absolute_paths(build(JobConfig, values))
+    train = build(TrainConfig, values)
+    job = with_absolute_paths(build(JobConfig, values))
+    return train, job

@@ -1,4 +1,4 @@
-"""What the rows of a task are: their columns, and what of these cannot be right.
+"""Formats of rows: the columns that a task reads, and what of their values cannot be right.
 
 The login node and the ranks check rows by this code: what a rank would refuse after hours in a
 queue is refused at submission. It needs neither torch nor numpy.
@@ -12,13 +12,8 @@ from typing import Any
 from slurmft.core.errors import UsageError
 from slurmft.core.text import shown
 from slurmft.train.config import TrainConfig
-from slurmft.train.login.rows import (
-    SQUAD_COLUMNS,
-    check_texts,
-    is_empty,
-    label_numbers,
-    wrong_label,
-)
+from slurmft.train.login.cells import check_texts, is_empty, label_numbers, wrong_label
+from slurmft.train.login.rows import SQUAD_COLUMNS
 from slurmft.train.own_task import facts
 
 Text = str | tuple[str, ...]
@@ -29,39 +24,53 @@ Columns = Sequence[Sequence[Any]]
 
 @dataclass(frozen=True)
 class RowFormat(ABC):
-    """The columns of a task, and the checks of their values. One for each configuration."""
+    """Columns of a task, and the checks of their values; one for each configuration."""
 
     columns: tuple[str, ...]
     """Their names, in the order in which the checks get them."""
     has_classes: bool = False
-    """Whether there must be labels that are classes."""
+    """There must be labels, and they are classes."""
     names: tuple[str, ...] = ()
-    """Of the classes, where columns are called by them."""
+    """Names of the classes, where each has a column of its name."""
 
     @classmethod
     def of(cls, train: TrainConfig) -> "RowFormat":
-        """That of a configuration; here of its columns of texts and of labels."""
-        return cls(tuple(filter(None, (train.text_column, train.label_column))))
+        """Returns the format for a configuration; here its columns of texts and of labels."""
+        return cls(_given(train.text_column, train.label_column))
 
     @abstractmethod
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
-        """Checks rows, of which the first has the number `start`; returns those without a text.
-        UsageError for a value that cannot be right."""
+        """Checks rows, and returns the numbers of those without a text.
+
+        Args:
+            where: name of the split in messages.
+            start: number of the first row.
+
+        Raises:
+            UsageError: a value that cannot be right.
+        """
 
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
-        """The labels that are classes, each with the number of its row."""
+        """Yields the labels that are classes, each with the number of its row."""
         yield from ()
 
     def texts(self, values: Columns) -> Iterable[Text]:
-        """What a model reads of each row: for lengths, and to find what is there twice."""
+        """Returns what a model reads of each row: to look at lengths, and for duplicates."""
         return values[0]
 
 
 def format_of(train: TrainConfig) -> RowFormat:
-    """What the rows of a configuration's task are."""
+    """Returns the format of the rows that a configuration's task reads."""
     rows = facts(train.task).rows
     kind: type[RowFormat] = globals()[rows] if isinstance(rows, str) else rows
     return kind.of(train)
+
+
+def _given(*columns: str | None) -> tuple[str, ...]:
+    return tuple(column for column in columns if column)
+
+
+# --- texts and classes ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -72,27 +81,35 @@ class Texts(RowFormat):
 
     @classmethod
     def of(cls, train: TrainConfig) -> "Texts":
-        chosen = (train.text_column, train.text_pair_column, train.label_column)
-        return cls(tuple(filter(None, chosen)), facts(train.task).labels != ())
+        columns = _given(train.text_column, train.text_pair_column, train.label_column)
+        return cls(columns, has_classes=facts(train.task).labels != ())
 
     def parts(self, values: Columns) -> tuple[Columns, Columns]:
-        """Columns of texts, and of labels."""
-        texts = len(self.columns) - (len(self.names) or 1)
-        return values[:texts], values[texts:]
+        """Returns the columns of texts, and those of labels."""
+        text_columns = len(self.columns) - (len(self.names) or 1)
+        return values[:text_columns], values[text_columns:]
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
         texts, (labels,) = self.parts(values)
-        empty = [row for column in texts for row in check_texts(column, where, start)]
+        empty = _check_columns_of_texts(texts, where, start)
         if not self.has_classes:
             label_numbers(labels, where, start)
         return empty
 
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
-        return enumerate(values[-1], start) if self.has_classes else iter(())
+        if self.has_classes:
+            yield from enumerate(values[-1], start)
 
     def texts(self, values: Columns) -> Iterable[Text]:
         texts, _ = self.parts(values)
         return texts[0] if len(texts) == 1 else zip(*texts, strict=True)
+
+
+def _check_columns_of_texts(columns: Columns, where: str, start: int) -> list[int]:
+    empty = []
+    for texts in columns:
+        empty += check_texts(texts, where, start)
+    return empty
 
 
 @dataclass(frozen=True)
@@ -101,36 +118,50 @@ class ManyLabels(Texts):
 
     @classmethod
     def of(cls, train: TrainConfig) -> "ManyLabels":
-        texts = tuple(filter(None, (train.text_column, train.text_pair_column)))
+        texts = _given(train.text_column, train.text_pair_column)
         labels = tuple(name.strip() for name in (train.label_column or "").split(","))
         return cls((*texts, *labels), names=labels if len(labels) > 1 else ())
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
         texts, labels = self.parts(values)
-        for name, cells in zip(self.names, labels, strict=False):
+        if self.names:
+            self._check_flags(labels, where, start)
+        else:
+            self._check_lists(labels[0], where, start)
+        return _check_columns_of_texts(texts, where, start)
+
+    def _check_flags(self, columns: Columns, where: str, start: int) -> None:
+        for name, cells in zip(self.names, columns, strict=False):
             for row, cell in enumerate(cells, start):
                 if cell not in (0, 1, "0", "1"):
                     raise UsageError(
                         f"{where!r}: row {row} has {cell!r} in the column {name!r}",
                         "each of several columns of labels holds 0 or 1",
                     )
-        for row, own in enumerate(() if self.names else labels[0], start):
-            if not isinstance(own, (list, tuple)):
+
+    def _check_lists(self, cells: Sequence[Any], where: str, start: int) -> None:
+        for row, labels in enumerate(cells, start):
+            if not isinstance(labels, list | tuple):
                 raise UsageError(
-                    f"{where!r}: row {row} has the labels {own!r}, which are no list",
+                    f"{where!r}: row {row} has the labels {labels!r}, which are no list",
                     'a row is {"text": "...", "labels": ["joy", "love"]}, or it has a column of 0 '
                     "and 1 of each class: --label-column joy,love,fear",
                 )
-            if any(map(is_empty, own)):
+            if any(map(is_empty, labels)):
                 raise wrong_label(where, row, None, "a text without classes has the labels []")
-        return [row for column in texts for row in check_texts(column, where, start)]
 
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
         _, columns = self.parts(values)
         for row, cells in enumerate(zip(*columns, strict=True), start):
-            pairs = zip(self.names, cells, strict=False)
-            own = [name for name, cell in pairs if int(cell)] if self.names else cells[0]
-            yield from ((row, label) for label in own)
+            if not self.names:
+                yield from ((row, label) for label in cells[0])
+                continue
+            for name, cell in zip(self.names, cells, strict=False):
+                if int(cell):
+                    yield row, name
+
+
+# --- words ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -142,31 +173,40 @@ class Words(RowFormat):
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
         empty = []
         for row, (words, labels) in enumerate(zip(*values, strict=True), start):
-            for what, cells in (("words", words), ("labels", labels)):
-                if not isinstance(cells, (list, tuple)):
-                    raise UsageError(
-                        f"{where!r}: row {row} has the {what} {cells!r}, which are no list",
-                        'a row is {"tokens": ["Ada", "slept"], "tags": ["B-PER", "O"]}; choose the '
-                        "columns with --text-column and --label-column",
-                    )
-            if len(words) != len(labels):
-                raise UsageError(
-                    f"{where!r}: row {row} has {len(words)} words and {len(labels)} labels",
-                    "each word has one label; O where it is none of what is looked for",
-                )
-            if wrong := [word for word in words if not isinstance(word, str)]:
-                raise UsageError(f"{where!r}: row {row} has the word {wrong[0]!r}, no string")
+            self._check_row(words, labels, f"{where!r}: row {row}")
             if any(map(is_empty, labels)):
                 raise wrong_label(where, row, None, "each word has one label; O says: nothing")
-            empty += [] if words else [row]
+            if not words:
+                empty.append(row)
         return empty
 
+    @staticmethod
+    def _check_row(words: Any, labels: Any, what: str) -> None:
+        for name, cells in (("words", words), ("labels", labels)):
+            if not isinstance(cells, list | tuple):
+                raise UsageError(
+                    f"{what} has the {name} {cells!r}, which are no list",
+                    'a row is {"tokens": ["Ada", "slept"], "tags": ["B-PER", "O"]}; choose the '
+                    "columns with --text-column and --label-column",
+                )
+        if len(words) != len(labels):
+            raise UsageError(
+                f"{what} has {len(words)} words and {len(labels)} labels",
+                "each word has one label; O where it is none of what is looked for",
+            )
+        for word in words:
+            if not isinstance(word, str):
+                raise UsageError(f"{what} has the word {word!r}, no string")
+
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
-        return ((row, label) for row, own in enumerate(values[-1], start) for label in own)
+        for row, labels in enumerate(values[-1], start):
+            yield from ((row, label) for label in labels)
 
     def texts(self, values: Columns) -> Iterable[Text]:
         return map(" ".join, values[0])
 
+
+# --- conversations, texts that become texts -------------------------------------------------------
 
 ROLES = ("system", "developer", "user", "tool", "assistant")
 
@@ -179,25 +219,35 @@ class Chats(RowFormat):
     def of(cls, train: TrainConfig) -> RowFormat:
         if train.preset == "completion":
             return Targets.of(train)
-        return cls(tuple(filter(None, (train.text_column,))))
+        return cls(_given(train.text_column))
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
         empty = []
         for row, messages in enumerate(values[0], start):
-            try:
-                turns = [(each["role"], each["content"] + "") for each in messages]
-            except (TypeError, KeyError):
-                raise self._wrong(where, row, f"the messages {shown(repr(messages))}") from None
-            if unknown := [role for role, _ in turns if role not in ROLES]:
-                raise self._wrong(where, row, f"a message of the role {unknown[0]!r}")
-            learnt = [text for role, text in turns if role == "assistant"]
-            if not learnt:
-                raise self._wrong(where, row, "no message of the assistant")
-            empty += [row] if all(map(is_empty, learnt)) else []
+            answers = self._answers(messages, where, row)
+            if all(map(is_empty, answers)):
+                empty.append(row)
         return empty
 
+    def _answers(self, messages: Any, where: str, row: int) -> list[str]:
+        """Returns the texts of the assistant; UsageError where a message cannot be right."""
+        answers = []
+        try:
+            for message in messages:
+                role = message["role"]
+                text = message["content"] + ""  # raises TypeError where it is no string
+                if role not in ROLES:
+                    raise self._wrong(where, row, f"a message of the role {role!r}")
+                if role == "assistant":
+                    answers.append(text)
+        except (TypeError, KeyError):
+            raise self._wrong(where, row, f"the messages {shown(repr(messages))}") from None
+        if not answers:
+            raise self._wrong(where, row, "no message of the assistant")
+        return answers
+
     def texts(self, values: Columns) -> Iterable[Text]:
-        return ("\n".join(each["content"] for each in messages) for messages in values[0])
+        return ("\n".join(message["content"] for message in messages) for messages in values[0])
 
     @staticmethod
     def _wrong(where: str, row: int, what: str) -> UsageError:
@@ -214,7 +264,10 @@ class Targets(RowFormat):
     """A text, and the text that is to be made of it; or a text alone."""
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
-        return sorted({row for texts in values for row in check_texts(texts, where, start)})
+        return sorted(set(_check_columns_of_texts(values, where, start)))
+
+
+# --- questions ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -223,15 +276,16 @@ class Questions(RowFormat):
 
     columns: tuple[str, ...] = SQUAD_COLUMNS
     may_have_none: bool = False
+    """A question may have no answer."""
 
     @classmethod
     def of(cls, train: TrainConfig) -> "Questions":
         return cls(may_have_none=train.preset == "v2")
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
-        empty = [row for texts in values[:3] for row in check_texts(texts, where, start)]
-        for row in zip(*values, strict=True):
-            Question.of(row, where, self.may_have_none)
+        empty = _check_columns_of_texts(values[:3], where, start)
+        for cells in zip(*values, strict=True):
+            Question.of(cells, where, self.may_have_none)
         return empty
 
     def texts(self, values: Columns) -> Iterable[Text]:
@@ -250,26 +304,29 @@ class Question:
     """Character at which each answer begins."""
 
     @classmethod
-    def of(cls, row: Sequence[Any], where: str, may_have_none: bool) -> "Question":
-        """From the columns of the task; UsageError for an answer that is not where it is said to
-        be, or none where there must be one."""
-        name, question, context, gold = row
+    def of(cls, cells: Sequence[Any], where: str, may_have_none: bool) -> "Question":
+        """Returns the question of a row, whose cells are those of `SQUAD_COLUMNS`.
+
+        Raises:
+            UsageError: an answer is not where it is said to be, or there is none where there must
+                be one.
+        """
+        name, question, context, gold = cells
         what = f"{where!r}: question {name!r}"
         try:
-            texts, starts = list(gold["text"]), list(gold["answer_start"])
+            texts = list(gold["text"])
+            starts = list(gold["answer_start"])
             pairs = list(zip(texts, starts, strict=True))
-            outside = next(
-                (p for p in pairs if p[1] < 0 or not context.startswith(p[0], p[1])), None
-            )
+            misplaced = [p for p in pairs if p[1] < 0 or not context.startswith(p[0], p[1])]
         except (TypeError, KeyError, ValueError):
             raise UsageError(
                 f"{what} has the answers {gold!r}",
                 'they are written as {"text": ["..."], "answer_start": [0]}',
             ) from None
-        if outside:
+        if misplaced:
+            text, start = misplaced[0]
             raise UsageError(
-                f"{what} has the answer {outside[0]!r}, which is not at character {outside[1]} of "
-                "its context",
+                f"{what} has the answer {text!r}, which is not at character {start} of its context",
                 "answer_start counts characters, not bytes, from 0",
             )
         if not all(texts):

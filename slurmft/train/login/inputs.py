@@ -16,8 +16,9 @@ from slurmft.core.hub import is_local
 from slurmft.core.terminal import overwritten
 from slurmft.core.text import some
 from slurmft.train.config import TrainConfig
+from slurmft.train.login.cells import Labels, describe_rows, label_ids
 from slurmft.train.login.formats import RowFormat, format_of
-from slurmft.train.login.rows import Labels, label_ids, read_chunks, row_words
+from slurmft.train.login.rows import read_chunks
 from slurmft.train.login.sources import find_split, may_have_test
 from slurmft.train.login.texts import Lengths, LocalTokenizer, Texts
 from slurmft.train.own_task import facts
@@ -245,7 +246,7 @@ def _warnings_of_split(split: Split, train: Split) -> Iterator[str]:
         )
     if split.without_text:
         count = f"{len(split.without_text):,} of {split.rows:,}"
-        yield f"{where}: {count} rows have an empty text: {row_words(split.without_text)}"
+        yield f"{where}: {count} rows have an empty text: {describe_rows(split.without_text)}"
     yield from split.labels.oddities()
     if split.shared > _MUCH_SHARED * split.rows:
         yield (

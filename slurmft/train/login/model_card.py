@@ -1,7 +1,12 @@
-"""The model card of a run: the README.md of its model's folder, as the hub reads it."""
+"""The model card of a run: the README.md of its model's folder, as the hub reads it.
+
+The metadata and the card are those of huggingface_hub. The template is ours: most of the hub's own
+would read "More Information Needed", and it has no table of settings.
+"""
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from slurmft.core import fingerprint
@@ -12,15 +17,7 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.task_facts import TASKS
 
 FILE = "README.md"
-_ADAPTED = """\
-from peft import AutoPeftModel
-from transformers import AutoConfig, pipeline
-
-config = AutoConfig.from_pretrained("FOLDER or USER/NAME", subfolder="config")
-adapted = AutoPeftModel.from_pretrained("FOLDER or USER/NAME", id2label=config.id2label)
-model = pipeline("{pipeline}", adapted, tokenizer="FOLDER or USER/NAME")
-model({example})"""
-
+_TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 _SETTINGS = (
     "recipe", "epochs", "max_steps", "batch_size", "gradient_accumulation_steps", "learning_rate",
     "lr_schedule", "warmup_steps", "warmup_ratio", "weight_decay", "max_grad_norm", "max_length",
@@ -28,27 +25,11 @@ _SETTINGS = (
     "early_stopping", "class_weights", "lora", "lora_alpha", "lora_dropout", "lora_targets",
     "use_rslora", "use_dora", "merge",
 )  # fmt: skip
-_USED = ("epochs", "precision", "global_batch_size", "backend", "optimizer", "learning_rate")
-"""What a run chose for itself, or may have: as its result has it."""
-_EXAMPLES = {
-    "multi-label": '"a text", top_k=None',
-    "token-classification": '"a text", aggregation_strategy="simple"',
-    "question-answering": 'question="...", context="..."',
-    "text-generation": '"Once upon a time"',
-    "sft": '[{"role": "user", "content": "..."}]',
-}
-_USE = """from transformers import pipeline
-
-model = pipeline("{pipeline}", "FOLDER or USER/NAME")
-model({example})"""
-_GENERATE = """from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-model = AutoModelForSeq2SeqLM.from_pretrained("FOLDER or USER/NAME")
-tokenizer = AutoTokenizer.from_pretrained("FOLDER or USER/NAME")
-tokens = model.generate(**tokenizer("{prefix}a text", return_tensors="pt"))
-print(tokenizer.decode(tokens[0], skip_special_tokens=True))"""
+_CHOSEN = ("epochs", "precision", "global_batch_size", "backend", "optimizer", "learning_rate")
+"""Settings that a run may choose for itself: its result has the value that it used."""
+_PACKAGES = ("slurmft", "torch", "transformers", "accelerate", "peft", "datasets", "tokenizers")
 _GLUE = "nyu-mll/glue"
-_TYPES = {
+_METRICS = {
     "f1": ("f1", "F1"),
     "f1_macro": ("f1", "Macro F1"),
     "f1_micro": ("f1", "Micro F1"),
@@ -63,8 +44,37 @@ _TYPES = {
     "rougeL": ("rouge", "ROUGE-L"),
     "eval_loss": ("loss", "Loss"),
 }
-"""What the hub calls a metric, and what it shows; others have their own names."""
-_PACKAGES = ("slurmft", "torch", "transformers", "accelerate", "peft", "datasets", "tokenizers")
+"""Metric -> its type on the hub, and the name that the hub shows; others have their own names."""
+
+# Code that loads the model, with a blank for an example of its input.
+_LOAD_MODEL = """\
+from transformers import pipeline
+
+model = pipeline("{pipeline}", "FOLDER or USER/NAME")
+model({example})"""
+_LOAD_ADAPTER = """\
+from peft import AutoPeftModel
+from transformers import AutoConfig, pipeline
+
+config = AutoConfig.from_pretrained("FOLDER or USER/NAME", subfolder="config")
+adapted = AutoPeftModel.from_pretrained("FOLDER or USER/NAME", id2label=config.id2label)
+model = pipeline("{pipeline}", adapted, tokenizer="FOLDER or USER/NAME")
+model({example})"""
+_GENERATE = """\
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+model = AutoModelForSeq2SeqLM.from_pretrained("FOLDER or USER/NAME")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER or USER/NAME")
+tokens = model.generate(**tokenizer("{prefix}a text", return_tensors="pt"))
+print(tokenizer.decode(tokens[0], skip_special_tokens=True))"""
+_EXAMPLES = {
+    "multi-label": '"a text", top_k=None',
+    "token-classification": '"a text", aggregation_strategy="simple"',
+    "question-answering": 'question="...", context="..."',
+    "text-generation": '"Once upon a time"',
+    "sft": '[{"role": "user", "content": "..."}]',
+}
+"""By task or, where a task has none, by pipeline."""
 
 
 def write(run: RunDir, result: Mapping[str, Any]) -> None:
@@ -74,112 +84,137 @@ def write(run: RunDir, result: Mapping[str, Any]) -> None:
     write_text(run.model / FILE, text(train, result, versions, run.path.name))
 
 
+def exists(run: RunDir) -> bool:
+    """Returns whether the model's folder has a card, be it a hand-written one."""
+    return (run.model / FILE).is_file()
+
+
 def text(
     train: TrainConfig, result: Mapping[str, Any], versions: Mapping[str, str], name: str
 ) -> str:
-    """The card: metadata, and what a reader wants to know. No paths and no hosts. `versions` are of
-    packages, `name` is the run's."""
-    model, data = _name(train.model) or "A model of random weights", _name(train.data)
+    """Returns the card: metadata, results, settings. It has no paths and no hosts.
+
+    Args:
+        result: contents of the run's result.json.
+        versions: package -> version.
+        name: name of the run.
+    """
+    from huggingface_hub import ModelCard  # 0.2 s
+
+    settings = {key: getattr(train, key) for key in _SETTINGS}
+    settings |= {key: result[key] for key in _CHOSEN if key in result}
+    shown_settings = {k: _number(v) for k, v in settings.items() if v is not None}
+    packages = [f"{package} {versions[package]}" for package in _PACKAGES if package in versions]
+    card = ModelCard.from_template(
+        _metadata(train, result, name),
+        template_path=str(_TEMPLATE),
+        source=_public_name(train.model) or "A model of random weights",
+        method="adapted by LoRA" if train.lora else "fine-tuned",
+        data=_public_name(train.data) or "generated data",
+        task=train.task,
+        results={metric: _number(value) for metric, value in result["metrics"].items()},
+        speed=_speed(result),
+        code=_code(train, result),
+        settings=shown_settings,
+        changed=fingerprint.words(result.get("changed_since_submission") or {}),
+        versions=", ".join(packages),
+    )
+    return f"{card}\n"
+
+
+def _speed(result: Mapping[str, Any]) -> str:
+    return (
+        f"{result['steps']:,} optimizer steps in {result['wall_s']:,.0f} s on {result['nodes']} "
+        f"node(s) with {result['world_size']} process(es); "
+        f"{result['train_samples_per_s']:,.1f} training samples/s; the last loss was "
+        f"{_number(result['loss'])}."
+    )
+
+
+def _code(train: TrainConfig, result: Mapping[str, Any]) -> str:
+    """Returns Python code that loads the model and uses it."""
+    if train.task == "seq2seq":
+        return _GENERATE.format(prefix=train.source_prefix or "")
     pipeline = _pipeline(train, result)
-    example = _EXAMPLES.get(train.task, _EXAMPLES.get(pipeline, '"a text"'))
-    use = _GENERATE if train.task == "seq2seq" else _ADAPTED if train.saves_adapter else _USE
-    how = "adapted by LoRA" if train.lora else "fine-tuned"
-    settings = {k: getattr(train, k) for k in _SETTINGS if getattr(train, k) is not None}
-    settings |= {k: result[k] for k in _USED if k in result}
-    changed = fingerprint.words(result.get("changed_since_submission") or {})
-    packages = ", ".join(f"{k} {versions[k]}" for k in _PACKAGES if k in versions)
-    return f"""---
-{_metadata(train, result, name).to_yaml()}
----
-
-# {name}
-
-{model}, {how} on {data or "generated data"} (task `{train.task}`) by slurmft.
-
-## Results
-
-{_table("metric of the validation data, or test_ data", result["metrics"])}
-
-{result["steps"]:,} optimizer steps in {result["wall_s"]:,.0f} s on {result["nodes"]} node(s) with \
-{result["world_size"]} process(es); {result["train_samples_per_s"]:,.1f} training samples/s; the \
-last loss was {_shown(result["loss"])}.
-
-## Use
-
-```python
-{use.format(pipeline=pipeline, example=example, prefix=train.source_prefix or "")}
-```
-
-## Training
-
-{_table("setting", settings)}
-
-{changed and f"Changed between submission and start: {changed}."}
-
-Versions: {packages}.
-"""
+    example = _EXAMPLES.get(train.task) or _EXAMPLES.get(pipeline, '"a text"')
+    code = _LOAD_ADAPTER if train.saves_adapter else _LOAD_MODEL
+    return code.format(pipeline=pipeline, example=example)
 
 
 def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:
-    from huggingface_hub import EvalResult, ModelCardData  # 0.2 s
+    """Returns the card's metadata, a ModelCardData."""
+    from huggingface_hub import ModelCardData
 
-    metrics = {k: v for k, v in result["metrics"].items() if v is not None}
-    task, data = _pipeline(train, result), _name(train.data) or "generated data"
-    given: dict[str, Any] = {}
+    base_model: dict[str, Any] = {}
     if train.model and not is_local(train.model):
         relation = "adapter" if train.saves_adapter else "finetune"
-        given = {"base_model": train.model, "base_model_relation": relation}
-    kinds = {name: name.removeprefix("test_") for name in metrics}
-    types = {n: _TYPES.get(k, (k, k.replace("_", " "))) for n, k in kinds.items()}
+        base_model = {"base_model": train.model, "base_model_relation": relation}
+    tags = ["generated_from_trainer", "slurmft"]
+    if train.lora:
+        tags.append("lora")
+    datasets = None
+    if train.data and not is_local(train.data):
+        datasets = [train.data]
+    evaluations = _evaluations(train, result)
+    metric_types = [evaluation.metric_type for evaluation in evaluations]
     return ModelCardData(
         model_name=name,
         library_name="peft" if train.saves_adapter else "transformers",
-        pipeline_tag=task,
-        tags=["generated_from_trainer", "slurmft"] + (["lora"] if train.lora else []),
-        **given,
-        datasets=[train.data] if train.data and not is_local(train.data) else None,
-        metrics=list(dict.fromkeys(kind for kind, _ in types.values())),
-        eval_results=[
+        pipeline_tag=_pipeline(train, result),
+        tags=tags,
+        datasets=datasets,
+        metrics=list(dict.fromkeys(metric_types)),
+        eval_results=evaluations or None,
+        **base_model,
+    )
+
+
+def _evaluations(train: TrainConfig, result: Mapping[str, Any]) -> list[Any]:
+    """Returns an EvalResult for each metric that has a value."""
+    from huggingface_hub import EvalResult
+
+    pipeline = _pipeline(train, result)
+    data = _public_name(train.data) or "generated data"
+    evaluations = []
+    for name, value in result["metrics"].items():
+        if value is None:
+            continue
+        metric = name.removeprefix("test_")
+        metric_type, metric_name = _METRICS.get(metric, (metric, metric.replace("_", " ")))
+        evaluations.append(
             EvalResult(
-                task_type=task,
-                task_name=task.replace("-", " ").title(),
+                task_type=pipeline,
+                task_name=pipeline.replace("-", " ").title(),
                 dataset_type=data,
                 dataset_name=data,
                 dataset_config=train.task if train.data == _GLUE else None,
                 dataset_split="test" if name.startswith("test_") else "validation",
-                metric_type=kind,
-                metric_name=words,
-                metric_value=metrics[name],
+                metric_type=metric_type,
+                metric_name=metric_name,
+                metric_value=value,
             )
-            for name, (kind, words) in types.items()
-        ]
-        or None,
-    )
+        )
+    return evaluations
 
 
 def _pipeline(train: TrainConfig, result: Mapping[str, Any]) -> str:
-    """What the hub calls the task. Of an own one, by the result: nothing of a run is imported to
-    push it."""
-    own = TASKS.get(train.task)
-    return own.pipeline or str(train.preset) if own else str(result["pipeline"])
+    """Returns the hub's name of the task.
+
+    That of a task of the user's own is in the result: nothing of a run is imported to push it.
+    """
+    task_facts = TASKS.get(train.task)
+    if task_facts is None:
+        return str(result["pipeline"])
+    return task_facts.pipeline or str(train.preset)
 
 
-def _name(source: str | None) -> str | None:
-    """A hub id, or of a folder the last part."""
+def _public_name(source: str | None) -> str | None:
+    """Returns a hub id as it is, and the last part of a folder's path."""
     return os.path.basename(source) if source and is_local(source) else source
 
 
-def _table(title: str, values: Mapping[str, Any]) -> str:
-    rows = (f"| {key} | {_shown(value)} |" for key, value in values.items())
-    return "\n".join([f"| {title} | |", "|---|---|", *rows])
-
-
-def _shown(value: Any) -> str:
+def _number(value: Any) -> str:
+    """Returns a value as a table shows it."""
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1e-3 else f"{value:.4f}"
     return "n/a" if value is None else str(value)
-
-
-def exists(run: RunDir) -> bool:
-    """Whether the model's folder has a card, be it a hand-written one."""
-    return (run.model / FILE).is_file()

@@ -12,53 +12,47 @@ from slurmft.core.program import Program
 from slurmft.core.site import merge, site_defaults
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
+from slurmft.train.login.cells import check_texts, describe_rows
 from slurmft.train.login.configure import OPTIONS
-from slurmft.train.login.rows import check_texts, no_column, read_columns, row_words
+from slurmft.train.login.rows import no_column, read_columns
 from slurmft.train.task_facts import TASKS
 
 KIND = "predict"
 FILES = (".csv", ".tsv", ".jsonl", ".parquet")
 COLUMNS = ("prediction", "probability")
-"""Those that predictions add to a file."""
+"""Columns that predictions add to a file."""
+MODULES = ("sequence", "multi_label", "tokens", "seq2seq")
+"""Modules of `slurmft.train.tasks` whose results are rows."""
 _CHECKED_BYTES = 2**28
 """Of larger files only the first rows are read at submission."""
-MODULES = ("sequence", "multi_label", "tokens", "seq2seq")
-"""Of `slurmft.train.tasks`: those whose results are rows."""
+_CHANGED_BY_FLAGS = ("eval_batch_size", "max_length", "precision")
+"""Options of a training that a prediction may have otherwise."""
 
 
 def configure(
     run: RunDir, file: Path, output: Path | None, overwrite: bool, flags: dict[str, Any]
 ) -> RunConfig:
-    """The resolved configuration of a prediction, of the rows of a file.
+    """Returns the configuration of a job that predicts the rows of a file.
 
     Args:
-        run: a finished one, or a prediction of its model.
-        output: where to write them with their predictions; None: NAME.predictions here.
-        flags: options of the job, and eval_batch_size, max_length, precision.
+        run: a finished run, or a prediction of its model.
+        output: where to write the rows with their predictions; None: NAME.predictions here.
+        flags: options of the job, and those of `_CHANGED_BY_FLAGS`.
 
     Raises:
         UsageError: the run has no model that can predict, the file has not its columns, or another
             file would be overwritten.
     """
     program = run.load_config().program
-    if program.kind == KIND:  # the newest run is often a prediction: the one that it was made by
+    if program.kind == KIND:  # the newest run is often a prediction: take the run of its model
         run = RunDir.open(Path(program.settings["model"]).parent)
-    train, file = _trained(run), absolute(file)
+    train = _trained(run)
+    file = absolute(file)
     output = absolute(output or f"{file.stem}.predictions{file.suffix}")
-    if not file.is_file():
-        raise UsageError(f"no such file: {str(file)!r}", "give the rows to predict: .csv, .jsonl")
-    for path in (file, output):
-        if path.suffix not in FILES:
-            raise UsageError(f"{str(path)!r} is none of {', '.join(FILES)}", "convert it")
-    if not overwrite:
-        check_absent(output)
-    values = merge(site_defaults(OPTIONS), flags)
-    own = {k: v for k, v in flags.items() if k in ("eval_batch_size", "max_length", "precision")}
-    train = dataclasses.replace(train, model=str(run.model), data=str(file), **own)
-    is_large = file.stat().st_size > _CHECKED_BYTES
-    texts = texts_of(train, file, most=1 if is_large else None)
-    what = "large: the job checks its rows" if is_large else f"{len(texts[0]):,} rows"
-    inputs = {str(file): what, str(run.model): "model"}
+    _check_files(file, output, overwrite)
+    changes = {name: flags[name] for name in _CHANGED_BY_FLAGS if name in flags}
+    train = dataclasses.replace(train, model=str(run.model), data=str(file), **changes)
+    inputs = {str(file): _describe_rows_of(file, train), str(run.model): "model"}
     program = Program(
         kind=KIND,
         name=f"predict-{train.task}",
@@ -67,7 +61,58 @@ def configure(
         inputs={path: fingerprint.of(Path(path)) | {"what": what} for path, what in inputs.items()},
         settings=train.program().settings | {"output": str(output), "overwrite": overwrite},
     )
-    return RunConfig(program=program, job=with_absolute_paths(build(JobConfig, values)))
+    job_values = merge(site_defaults(OPTIONS), flags)
+    return RunConfig(program=program, job=with_absolute_paths(build(JobConfig, job_values)))
+
+
+def _trained(run: RunDir) -> TrainConfig:
+    """Returns the configuration that a run has trained with, changed to what predicting needs.
+
+    Raises:
+        UsageError: the run has no model, or one that makes no predictions of rows.
+    """
+    program = run.load_config().program
+    where = repr(str(run.path))
+    if program.kind != "train":
+        raise UsageError(f"{where} trained no model of slurmft's own tasks", "give another run")
+    state = run.get_state().state
+    if state != "finished":
+        reason = f"it is {state}"
+    elif not any(run.model.glob("*.safetensors")):
+        reason = "there is none in its model/"
+    else:
+        reason = ""
+    if reason:
+        raise UsageError(f"{where} has no finished model: {reason}", "slurmft status RUN says more")
+    train = TrainConfig.of(program)
+    facts = TASKS.get(train.task)
+    if facts is None or not facts.splits or facts.module not in MODULES:
+        raise UsageError(
+            f"{where}: slurmft predict knows no rows of --task {train.task}",
+            f"load its model by transformers: {run.model}",
+        )
+    if train.saves_adapter:
+        raise UsageError(f"{where} saved an adapter, not a whole model", "train it with --merge")
+    return _without_training_options(train)
+
+
+def _without_training_options(train: TrainConfig) -> TrainConfig:
+    """Returns a configuration without the options that only a training has."""
+    changes: dict[str, Any] = dict.fromkeys(("lora", "epochs", "max_steps", "dropout"))
+    switches = ("cpu_offload", "activation_checkpointing", "merge", "load_in_4bit")
+    changes |= dict.fromkeys(switches, False)
+    return dataclasses.replace(train, shard="none", **changes)
+
+
+def _check_files(file: Path, output: Path, overwrite: bool) -> None:
+    """Raises UsageError where rows cannot be read from `file`, or written to `output`."""
+    if not file.is_file():
+        raise UsageError(f"no such file: {str(file)!r}", "give the rows to predict: .csv, .jsonl")
+    for path in (file, output):
+        if path.suffix not in FILES:
+            raise UsageError(f"{str(path)!r} is none of {', '.join(FILES)}", "convert it")
+    if not overwrite:
+        check_absent(output)
 
 
 def check_absent(output: Path) -> None:
@@ -81,55 +126,48 @@ def check_absent(output: Path) -> None:
         raise UsageError(f"no such folder: {str(output.parent)!r}", "make it, or change --output")
 
 
-def _trained(run: RunDir) -> TrainConfig:
-    """What a run has trained, as it predicts. UsageError where it has no model, or one that makes
-    no predictions of rows."""
-    program, state = run.load_config().program, run.get_state().state
-    where = repr(str(run.path))
-    if program.kind != "train":
-        raise UsageError(f"{where} trained no model of slurmft's own tasks", "give another run")
-    if state != "finished" or not any(run.model.glob("*.safetensors")):
-        why = f"it is {state}" if state != "finished" else "there is none in its model/"
-        raise UsageError(f"{where} has no finished model: {why}", "slurmft status RUN says more")
-    train = TrainConfig.of(program)
-    facts = TASKS.get(train.task)
-    if facts is None or not facts.splits or facts.module not in MODULES:
-        raise UsageError(
-            f"{where}: slurmft predict knows no rows of --task {train.task}",
-            f"load its model by transformers: {run.model}",
-        )
-    if train.saves_adapter:
-        raise UsageError(f"{where} saved an adapter, not a whole model", "train it with --merge")
-    plain: dict[str, Any] = dict.fromkeys(("lora", "epochs", "max_steps", "dropout"))
-    off = ("cpu_offload", "activation_checkpointing", "merge", "load_in_4bit")
-    plain |= dict.fromkeys(off, False) | {"shard": "none"}
-    return dataclasses.replace(train, **plain)
+def _describe_rows_of(file: Path, train: TrainConfig) -> str:
+    """Returns a line on the rows of a file, after a check of them; UsageError where it fails."""
+    if file.stat().st_size > _CHECKED_BYTES:
+        texts_of(train, file, most=1)
+        return "large: the job checks its rows"
+    columns = texts_of(train, file)
+    return f"{len(columns[0]):,} rows"
 
 
 def texts_of(train: TrainConfig, file: Path, most: int | None = None) -> list[list[Any]]:
-    """The columns of a file that the model reads: a text, or two, or lists of words; of the first
-    `most` thousands of rows, where that is given.
+    """Returns the columns of a file that the model reads: a text, or two, or lists of words.
+
+    Args:
+        most: thousands of rows to read; None: all.
 
     Raises:
         UsageError: there are no such columns, or a value in them that cannot be right; or there are
             predictions in the file already.
     """
-    columns, where = read_columns(file, most=most), str(file)
+    columns = read_columns(file, most=most)
+    where = str(file)
     for name in COLUMNS:
         if name in columns:
             raise UsageError(f"{where!r} has a column {name!r} already", "give it another name")
-    wanted = [name for name in (train.text_column, train.text_pair_column) if name]
-    for name in wanted:
+    texts = []
+    for name in filter(None, (train.text_column, train.text_pair_column)):
         if name not in columns:
             raise no_column(where, name, list(columns))
-    found = [columns[name] for name in wanted]
-    if TASKS[train.task].module != "tokens":
-        for values in found:
+        texts.append(columns[name])
+    if TASKS[train.task].module == "tokens":
+        _check_words(texts[0], where)
+    else:
+        for values in texts:
             check_texts(values, where)
-    elif wrong := [i for i, words in enumerate(found[0], 1) if not _are_words(words)]:
-        raise UsageError(f"{where!r}: no list of words: {row_words(wrong)}", '["Ada", "slept"]')
-    return found
+    return texts
+
+
+def _check_words(values: list[Any], where: str) -> None:
+    wrong = [row for row, value in enumerate(values, start=1) if not _are_words(value)]
+    if wrong:
+        raise UsageError(f"{where!r}: no list of words: {describe_rows(wrong)}", '["Ada", "slept"]')
 
 
 def _are_words(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(w, str) for w in value)
+    return isinstance(value, list) and bool(value) and all(isinstance(word, str) for word in value)

@@ -22,8 +22,11 @@ SUFFIXES = (
 
 
 def localize(train: TrainConfig) -> TrainConfig:
-    """The configuration with local folders made absolute: nodes start elsewhere. UsageError where
-    one does not exist, or lacks the files of a model or a data set."""
+    """Returns the configuration with local folders made absolute: nodes start elsewhere.
+
+    Raises:
+        UsageError: a folder does not exist, or lacks the files of a model or a data set.
+    """
     changes: dict[str, Any] = {}
     check_given(train)
     if train.data is not None and is_local(train.data):
@@ -33,25 +36,42 @@ def localize(train: TrainConfig) -> TrainConfig:
         changes["data"] = str(folder)
     if train.model is not None and is_local(train.model):
         folder = _folder("--model", train.model)
-        if not (folder / "config.json").is_file():
-            is_adapter = (folder / "adapter_config.json").is_file()
-            raise UsageError(
-                f"--model {train.model!r} holds {'an adapter of PEFT, and ' * is_adapter}no "
-                "config.json",
-                "merge the adapter into its model (--merge, in the run that trains it)"
-                if is_adapter
-                else "give a folder that save_pretrained wrote",
-            )
-        if not any(folder.glob("*.safetensors")):
-            raise no_safetensors(train.model)
-        if train.preset == "chat" and not _has_chat_template(folder):
-            raise no_chat_template(train.model)
+        _check_model(train, train.model, folder)
         changes["model"] = str(folder)
     return dataclasses.replace(train, **changes)
 
 
+def _folder(flag: str, name: str) -> Path:
+    path = absolute(name)
+    if not path.is_dir():
+        raise UsageError(
+            f"{flag} {name!r}: no such folder", "give a folder that exists, or a hub id"
+        )
+    return path
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+def _check_model(train: TrainConfig, name: str, folder: Path) -> None:
+    """Raises UsageError where a folder lacks what transformers loads a model from."""
+    if not (folder / "config.json").is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise UsageError(
+                f"--model {name!r} holds an adapter of PEFT, and no config.json",
+                "merge the adapter into its model (--merge, in the run that trains it)",
+            )
+        raise UsageError(
+            f"--model {name!r} holds no config.json", "give a folder that save_pretrained wrote"
+        )
+    if not any(folder.glob("*.safetensors")):
+        raise no_safetensors(name)
+    if train.preset == "chat" and not _has_chat_template(folder):
+        raise no_chat_template(name)
+
+
 def no_safetensors(model: str) -> UsageError:
-    """What to say of a model whose weights are pickles, or absent."""
+    """Returns the error for a model whose weights are pickles, or absent."""
     convert = (
         f"from transformers import AutoModel as M; "
         f"M.from_pretrained({model!r}, use_safetensors=False).save_pretrained('safe')"
@@ -65,13 +85,13 @@ def no_safetensors(model: str) -> UsageError:
 
 
 def _has_chat_template(folder: Path) -> bool:
-    """In a file of its own, or in that of the tokenizer."""
-    said = read_json(folder / "tokenizer_config.json") or {}
-    return "chat_template" in said or any(folder.glob("*chat_template*"))
+    """Looks for a chat template in a file of its own, and in the tokenizer's configuration."""
+    tokenizer_config = read_json(folder / "tokenizer_config.json") or {}
+    return "chat_template" in tokenizer_config or any(folder.glob("*chat_template*"))
 
 
 def no_chat_template(model: str | None) -> UsageError:
-    """What to say of a model that is not one for chats."""
+    """Returns the error for a model that is not one for chats."""
     return UsageError(
         f"the tokenizer of {model!r} has no chat template",
         "give a model for chats (often named -Instruct), put a chat_template.jinja beside the "
@@ -81,64 +101,66 @@ def no_chat_template(model: str | None) -> UsageError:
 
 def check_packages(train: TrainConfig) -> None:
     """Raises UsageError where the task or an option needs a package that is not installed."""
-    needs = {f"--task {train.task}": facts(train.task).packages}
-    needs |= {"--lora": ("peft",)} if train.lora else {}
-    needs |= {"--load-in-4bit": ("bitsandbytes",)} if train.load_in_4bit else {}
-    for what, names in needs.items():
+    packages = {f"--task {train.task}": facts(train.task).packages}
+    if train.lora:
+        packages["--lora"] = ("peft",)
+    if train.load_in_4bit:
+        packages["--load-in-4bit"] = ("bitsandbytes",)
+    for what, names in packages.items():
         missing = [name for name in names if importlib.util.find_spec(name) is None]
         if missing:
-            packages = " ".join(missing).replace("_", "-")
+            projects = " ".join(missing).replace("_", "-")
             raise UsageError(
-                f"{what} needs packages that are not installed: {packages}",
-                f"leave it out, or {shlex.quote(sys.executable)} -m pip install {packages}",
+                f"{what} needs packages that are not installed: {projects}",
+                f"leave it out, or {shlex.quote(sys.executable)} -m pip install {projects}",
             )
 
 
+# --- data -----------------------------------------------------------------------------------------
+
+
 def check_given(train: TrainConfig) -> None:
-    """Raises UsageError where a task has no data of its own, and is given none."""
+    """Raises UsageError where a task generates no data, and is given none."""
     if train.data is None and facts(train.task).splits:
         raise UsageError(f"--task {train.task} needs data of your own", "give --data ID|DIR")
 
 
 def find_split(folder: Path, split: str) -> Path:
-    """The file of one split of a local data set; UsageError where the folder is closed, or has none
-    or several."""
+    """Returns the file of one split of a local data set.
+
+    Raises:
+        UsageError: the folder is closed to this user, or has no such file, or several.
+    """
     names = [split + suffix for suffix in SUFFIXES]
     try:
-        found = [folder / name for name in names if (folder / name).is_file()]
+        files = [folder / name for name in names if (folder / name).is_file()]
     except PermissionError:
         raise UsageError(
             f"the data folder {str(folder)!r} is closed to {user_name(os.geteuid())}",
             "ask its owner to open it, or copy the data",
         ) from None
-    if not found:
+    if not files:
         raise UsageError(
             f"the data folder {str(folder)!r} has no {split} file", f"looked for {', '.join(names)}"
         )
-    if len(found) > 1:
+    if len(files) > 1:
         raise UsageError(
             f"the data folder {str(folder)!r} has more than one {split} file: "
-            + ", ".join(path.name for path in found),
+            + ", ".join(file.name for file in files),
             "leave one of them there",
         )
-    return found[0]
+    return files[0]
 
 
 def may_have_test(train: TrainConfig) -> bool:
-    """Whether the data may have a test split to evaluate: a folder that has its file, or a data set
-    of the hub that is not one of GLUE's, whose tests have no labels."""
-    names = facts(train.task)
-    if train.data is None or len(names.splits) != 2:
+    """Returns whether the data may have a test split to evaluate.
+
+    That is a folder that has its file, or a data set of the hub that is not one of GLUE's, whose
+    tests have no labels.
+    """
+    task_facts = facts(train.task)
+    if train.data is None or len(task_facts.splits) != 2:
         return False
     if is_local(train.data):
         return any((Path(train.data) / f"test{suffix}").is_file() for suffix in SUFFIXES)
-    return names.labels is None or train.task == "text-regression"
-
-
-def _folder(flag: str, name: str) -> Path:
-    path = absolute(name)
-    if not path.is_dir():
-        raise UsageError(
-            f"{flag} {name!r}: no such folder", "give a folder that exists, or a hub id"
-        )
-    return path
+    return task_facts.labels is None or train.task == "text-regression"

@@ -18,8 +18,9 @@ from slurmft.core.files import fingerprint
 from slurmft.core.hub import hub_cache, is_local
 from slurmft.train.config import TrainConfig
 from slurmft.train.data.tables import TokenData, TokenTable
+from slurmft.train.login.cells import Labels, label_ids, label_numbers
 from slurmft.train.login.formats import format_of
-from slurmft.train.login.rows import Labels, label_ids, label_numbers, no_column, read_columns
+from slurmft.train.login.rows import no_column, read_columns
 from slurmft.train.login.sources import find_split, no_safetensors
 from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks.base import Task, set_dropout
@@ -31,6 +32,7 @@ _SETTINGS = (
     "max_length", "max_target_length", "doc_stride",
 )  # fmt: skip
 """Those of a configuration that decide its tokens."""
+_SHARED_CODE = ("data/tables.py", "login/cells.py", "login/formats.py", "login/rows.py")
 _TEXTS = ("text", "text_pair")
 _ROWS_AT_ONCE = 10_000
 """Rows that the tokenizer gets: its lists of a whole split would take gigabytes."""
@@ -206,9 +208,7 @@ class Pretrained(Task):
         if not all(data) or self.config.task not in TASKS:  # own code may import what changes
             return None
         here = Path(__file__).parent
-        shared = [
-            here.parent / name for name in ("data/tables.py", "login/formats.py", "login/rows.py")
-        ]
+        shared = [here.parent / name for name in _SHARED_CODE]
         code = [*shared, *sorted(here.glob("*.py"))]
         with tempfile.TemporaryDirectory() as folder:
             self.save_tokenizer(Path(folder))

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from slurmft.train.data.tables import Batch, TokenData
-from slurmft.train.login.rows import label_ids
+from slurmft.train.login.cells import label_ids
 from slurmft.train.tasks import sequence
 from slurmft.train.tasks.base import label_maps
 from slurmft.train.tasks.hub import Rows

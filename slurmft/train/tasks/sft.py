@@ -11,7 +11,7 @@ import numpy as np
 
 from slurmft.core.errors import UsageError
 from slurmft.train.data.tables import IGNORED, TokenTable
-from slurmft.train.login.rows import row_words
+from slurmft.train.login.cells import describe_rows
 from slurmft.train.login.sources import no_chat_template
 from slurmft.train.tasks import causal_lm
 from slurmft.train.tasks.hub import Rows
@@ -38,7 +38,7 @@ class Task(causal_lm.Task):
                 labels.append(np.append(follows[: longest - 1], IGNORED))
         told = f"{cut:,} longer than the {longest} tokens of --max-length, which were cut"
         if lost:
-            told += f"; {len(lost):,} left out, as no completion is left: {row_words(lost)}"
+            told += f"; {len(lost):,} left out, as no completion is left: {describe_rows(lost)}"
         if not ids:
             raise UsageError(f"{rows.where!r}: no completion is left: {told}", "raise --max-length")
         learnt, total = (np.concatenate(labels) != IGNORED).sum(), sum(map(len, ids))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from slurmft.train.data.tables import IGNORED, Batch, TokenData, TokenTable
-from slurmft.train.login.rows import label_ids
+from slurmft.train.login.cells import label_ids
 from slurmft.train.tasks.base import label_maps
 from slurmft.train.tasks.hub import Pretrained, Rows, is_cut
 from slurmft.train.tasks.metrics import NAN, check_numbers

@@ -1,0 +1,233 @@
+"""Values of rows: labels and texts, and what of them cannot be right.
+
+Rows are counted from 1; the header of a .csv is none.
+"""
+
+import itertools
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from slurmft.core.errors import UsageError
+from slurmft.core.text import some
+
+MAX_LABELS = 100_000
+_CHOOSE_LABEL_COLUMN = "choose the column with --label-column"
+_WHOLE_FLOAT = re.compile(r"-?\d+\.0+")
+_AS_FLOATS = "pandas writes them so where a cell was empty: .astype('Int64') writes 1, not 1.0"
+_ROWS_NAMED = 5
+
+
+def is_empty(value: Any) -> bool:
+    """Returns whether a cell holds nothing, or white space alone."""
+    if isinstance(value, str):
+        return not value or value.isspace()
+    return value is None or value != value  # NaN, as pandas writes
+
+
+def describe_rows(rows: Sequence[int]) -> str:
+    """Returns the numbers of rows as text: "rows 3, 9, 12, 15, 20 and 7 more"."""
+    text = "rows " if len(rows) > 1 else "row "
+    text += ", ".join(map(str, rows[:_ROWS_NAMED]))
+    if len(rows) > _ROWS_NAMED:
+        text += f" and {len(rows) - _ROWS_NAMED:,} more"
+    return text
+
+
+# --- labels ---------------------------------------------------------------------------------------
+
+
+class Labels:
+    """Counts of the labels of a split, and the row in which each is first.
+
+    Args:
+        where: name of the split in messages.
+        values: all labels of the split, unless `add` gets them in parts.
+    """
+
+    def __init__(self, where: str, values: Sequence[Any] = ()) -> None:
+        self.where = where
+        self.rows = 0
+        self.counts: Counter[tuple[type, Any]] = Counter()
+        """By type and value: 1 is not True."""
+        self.first: dict[tuple[type, Any], int] = {}
+        """Number of the row in which a label is first, by type and value."""
+        self.empty: list[int] = []
+        self.add(enumerate(values, 1))
+
+    def add(self, values: Iterable[tuple[int, Any]]) -> None:
+        """Counts labels, each with the number of its row.
+
+        Raises:
+            UsageError: a label is a list or an object, or there are too many different ones.
+        """
+        for row, value in values:
+            self.rows += 1
+            if is_empty(value):
+                self.empty.append(row)
+                continue
+            if isinstance(value, list | dict) or len(self.counts) > MAX_LABELS:
+                raise wrong_label(self.where, row, value)
+            key = (type(value), value)
+            self.first.setdefault(key, row)
+            self.counts[key] += 1
+
+    def check_empty(self) -> None:
+        """Raises UsageError where rows have no label."""
+        if self.empty:
+            raise UsageError(
+                f"{self.where!r}: {len(self.empty):,} of {self.rows:,} rows have no label: "
+                f"{describe_rows(self.empty)}",
+                "give them one, or take them out; rows are counted from 1, without the header",
+            )
+
+    def names(self) -> list[str]:
+        """Returns the names of the classes: texts by the alphabet, numbers by value.
+
+        Raises:
+            UsageError: rows without a label; values of another type, or of several; all the same,
+                or all different.
+        """
+        self.check_empty()
+        if not self.first:
+            raise UsageError(f"{self.where!r}: no row has a label", _CHOOSE_LABEL_COLUMN)
+        kind = self._one_type()
+        values = [value for _, value in self.counts]
+        if len(values) == 1:
+            raise UsageError(
+                f"{self.where!r} has the one label {values[0]!r}", _CHOOSE_LABEL_COLUMN
+            )
+        if len(values) == self.rows:
+            raise UsageError(f"{self.where!r} has another label in every row", _CHOOSE_LABEL_COLUMN)
+        are_numbers = kind is str and all(value.isdecimal() for value in values)
+        return [str(value) for value in sorted(values, key=int if are_numbers else None)]
+
+    def _one_type(self) -> type:
+        """Returns the type of all labels; UsageError where there are several, or another one."""
+        first_type = next(iter(self.first))[0]
+        for (kind, value), row in self.first.items():
+            if kind is not first_type or kind not in (str, int, bool):
+                hint = "labels are all texts or all whole numbers"
+                if first_type is float:
+                    hint += "; numbers on a scale: --task text-regression"
+                raise wrong_label(self.where, row, value, f"{hint}; {_CHOOSE_LABEL_COLUMN}")
+        return first_type
+
+    def shares(self) -> str:
+        """Returns the share of each class: "'joy' 5,362 (34 %), 'anger' 2,159 (13 %)"."""
+        total = self.counts.total()
+        shares = []
+        for (_, value), count in self.counts.most_common():
+            shares.append(f"{value!r} {count:,} ({100 * count / total:.0f} %)")
+        return some(shares, 6)
+
+    def oddities(self) -> Iterator[str]:
+        """Yields warnings of labels that differ by white space or case alone, or look like
+        floats."""
+        texts = [value for kind, value in self.counts if kind is str]
+        floats = [text for text in texts if _WHOLE_FLOAT.fullmatch(text)]
+        if floats and len(floats) == len(self.counts):
+            yield (
+                f"{self.where!r} has whole numbers as labels that are written as floats, which "
+                f"become the names of the classes: {some(list(map(repr, sorted(floats))))}; "
+                f"{_AS_FLOATS}; numbers on a scale: --task text-regression"
+            )
+        by_normal_form = defaultdict(list)
+        for text in texts:
+            by_normal_form[" ".join(text.split()).casefold()].append(text)
+        for variants in by_normal_form.values():
+            if len(variants) > 1:
+                counts = [f"{text!r} ({self.counts[str, text]:,} rows)" for text in variants]
+                yield (
+                    f"{self.where!r} has labels that differ only by white space or case, and are "
+                    f"classes of their own: {some(counts)}"
+                )
+
+
+def wrong_label(where: str, row: int, value: Any, hint: str = _CHOOSE_LABEL_COLUMN) -> UsageError:
+    """Returns the error for a label that cannot be right."""
+    if _WHOLE_FLOAT.fullmatch(str(value)):
+        hint = f"it is a whole number, written as a float; {_AS_FLOATS}; {hint}"
+    return UsageError(f"{where!r}: row {row} has the label {value!r}", hint)
+
+
+def label_ids(
+    values: Iterable[Any],
+    names: Sequence[str],
+    where: str,
+    by_number: bool = True,
+    rows: Iterable[int] | None = None,
+) -> list[int]:
+    """Returns the numbers of classes that are labels of rows.
+
+    Args:
+        values: labels, as names or as numbers.
+        names: names of the classes, by their numbers.
+        where: name of the split in messages.
+        by_number: a label may be the number of a class; else it is always a name.
+        rows: numbers of the rows; None: 1, 2, and so on.
+
+    Raises:
+        UsageError: a label that is no class.
+    """
+    ids_by_text = {str(number): number for number in range(len(names))} if by_number else {}
+    ids_by_text |= {name: number for number, name in enumerate(names)}  # a name goes first
+    ids = []
+    for row, value in zip(rows or itertools.count(1), values, strict=False):
+        # In a .csv numbers are texts, too.
+        is_text = isinstance(value, str) or not by_number
+        label = ids_by_text.get(str(value)) if is_text else value
+        if type(label) is not int or not 0 <= label < len(names):
+            classes = ", ".join(names)
+            if by_number:
+                classes = f"0 to {len(names) - 1}, or {classes}"
+            raise wrong_label(where, row, value, f"labels are {classes}")
+        ids.append(label)
+    return ids
+
+
+def label_numbers(values: Sequence[Any], where: str, start: int = 1) -> list[float]:
+    """Returns labels that are numbers, as floats.
+
+    Args:
+        start: number of the first row.
+
+    Raises:
+        UsageError: a label that is no finite number.
+    """
+    numbers = []
+    for row, value in enumerate(values, start):
+        number = math.nan if isinstance(value, bool) else _to_float(value)
+        if not math.isfinite(number):
+            raise wrong_label(where, row, value, f"labels are numbers; {_CHOOSE_LABEL_COLUMN}")
+        numbers.append(number)
+    return numbers
+
+
+def _to_float(value: Any) -> float:
+    try:
+        return float(value)  # a .csv has numbers as texts
+    except (TypeError, ValueError):
+        return math.nan
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def check_texts(values: Sequence[Any], where: str, start: int = 1) -> list[int]:
+    """Returns the numbers of rows whose text is empty, the first row having the number `start`.
+
+    Raises:
+        UsageError: a value that is no text.
+    """
+    empty = []
+    for row, value in enumerate(values, start):
+        if value is None:
+            raise UsageError(f"{where!r}: row {row} has no text")
+        if not isinstance(value, str):
+            raise UsageError(f"{where!r}: row {row} has the text {value!r}, which is no string")
+        if not value or value.isspace():
+            empty.append(row)
+    return empty
