@@ -104,7 +104,7 @@ def slurmft_scores(run: Path) -> dict[str, float]:
     from slurmft.runs.rundir import RunDir
     from slurmft.train import tasks
     from slurmft.train.config import TrainConfig
-    from slurmft.train.data.tables import TokenData
+    from slurmft.train.data.token_data import TokenData
 
     run_dir = RunDir.open(str(run))
     task = tasks.get(TrainConfig.of(run_dir.load_config().program))

@@ -191,7 +191,8 @@ def by_trainer(path: Path, work: Work) -> tuple[list[float], list[float], list[i
     from slurmft.runs.rundir import RunDir
     from slurmft.train import tasks
     from slurmft.train.config import TrainConfig
-    from slurmft.train.data.tables import IGNORED, epoch_order
+    from slurmft.train.data.stream import epoch_order
+    from slurmft.train.data.tables import IGNORED
     from slurmft.train.tasks.causal_lm import Task
 
     config = TrainConfig.of(RunDir.open(path).load_config().program)

@@ -204,7 +204,7 @@ def by_trainer(path: Path, task: str) -> Trained:
     from slurmft.runs.rundir import RunDir
     from slurmft.train import tasks
     from slurmft.train.config import TrainConfig
-    from slurmft.train.data.tables import epoch_order
+    from slurmft.train.data.stream import epoch_order
 
     run, work = RunDir.open(path), WORK[task]
     config = TrainConfig.of(run.load_config().program)

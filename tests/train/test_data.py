@@ -14,13 +14,9 @@ from hypothesis import strategies as st
 
 from slurmft.core.errors import UsageError
 from slurmft.core.hub import is_local
-from slurmft.train.data.tables import (
-    BUCKET_STEPS,
-    TokenData,
-    TokenTable,
-    bucket_by_length,
-    epoch_order,
-)
+from slurmft.train.data.stream import BUCKET_STEPS, bucket_by_length, epoch_order
+from slurmft.train.data.tables import TokenTable
+from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.cells import label_ids
 from slurmft.train.login.rows import read_columns
 from slurmft.train.login.sources import find_split
@@ -183,7 +179,8 @@ def test_synthetic_repeats_its_samples() -> None:
 def test_balanced_weights_are_scikit_learns() -> None:
     from sklearn.utils.class_weight import compute_class_weight
 
-    from slurmft.train.data.tables import IGNORED, TokenTable, balanced
+    from slurmft.train.data.tables import IGNORED, TokenTable
+    from slurmft.train.data.token_data import balanced
 
     labels = [0, 0, 0, 2, 2, 4]
     table = TokenTable.build([[1]] * 6, labels)
@@ -203,7 +200,8 @@ def test_weighted_loss_is_torchs() -> None:
 
     from slurmft.train import tasks
     from slurmft.train.config import TrainConfig
-    from slurmft.train.data.tables import IGNORED, TokenTable, balanced
+    from slurmft.train.data.tables import IGNORED, TokenTable
+    from slurmft.train.data.token_data import balanced
 
     task = tasks.get(TrainConfig.resolve(task="synthetic", class_weights="balanced"))
     of_samples = TokenTable.build([[1]] * 6, [0, 0, 0, 1, 1, 2])

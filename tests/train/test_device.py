@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from slurmft.job.process_group import World
-from slurmft.train.data import tables
+from slurmft.train.data import stream
 from slurmft.train.data.tables import TokenTable
 from slurmft.train.parallel.grad_comm import GradientCommunication
 from tests.support import on_device, prepared
@@ -69,18 +69,18 @@ def test_batches_are_made_one_ahead() -> None:
             raise ValueError("of item 3")
         return 10 * item
 
-    pairs = tables.prepared(range(5), make, META)
+    pairs = stream.prepared(range(5), make, META)
     assert [next(pairs) for _ in range(3)] == [(0, 0), (1, 10), (2, 20)]
     with pytest.raises(ValueError, match="of item 3"):
         next(pairs)
     assert made == [0, 1, 2, 3] or made == [0, 1, 2, 3, 4]
-    assert list(tables.prepared(range(1), str, META)) == [(0, "0")]
-    assert list(tables.prepared([], make, META)) == []
+    assert list(stream.prepared(range(1), str, META)) == [(0, "0")]
+    assert list(stream.prepared([], make, META)) == []
 
 
 def test_batches_of_cpus_are_made_when_their_turn_comes() -> None:
     made: list[int] = []
-    pairs = tables.prepared(range(3), lambda item: made.append(item), torch.device("cpu"))
+    pairs = stream.prepared(range(3), lambda item: made.append(item), torch.device("cpu"))
     next(pairs)
     assert made == [0]
 

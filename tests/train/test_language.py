@@ -16,7 +16,8 @@ import torch
 from slurmft.core.errors import UsageError
 from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
-from slurmft.train.data.tables import IGNORED, TokenData
+from slurmft.train.data.tables import IGNORED
+from slurmft.train.data.token_data import TokenData
 from slurmft.train.engine import packing
 from slurmft.train.login import inputs
 from slurmft.train.login.sources import localize

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
-from slurmft.train.data.tables import TokenData, TokenTable
+from slurmft.train.data.tables import TokenTable
+from slurmft.train.data.token_data import TokenData
 from slurmft.train.login import inputs
 from slurmft.train.login.formats import Question
 from slurmft.train.login.sources import localize

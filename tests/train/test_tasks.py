@@ -15,7 +15,7 @@ import pytest
 from slurmft.core.errors import UsageError
 from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
-from slurmft.train.data.tables import TokenData
+from slurmft.train.data.token_data import TokenData
 from slurmft.train.login import inputs
 from slurmft.train.login.sources import localize
 from slurmft.train.recipes import RECIPES

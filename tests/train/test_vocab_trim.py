@@ -11,7 +11,8 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from slurmft.core.errors import UsageError
-from slurmft.train.data.tables import TokenData, TokenTable
+from slurmft.train.data.tables import TokenTable
+from slurmft.train.data.token_data import TokenData
 from slurmft.train.engine.vocab_trim import TrimmedVocabulary
 from tests.train.test_packing import make
 

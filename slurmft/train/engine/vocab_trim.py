@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slurmft.core.errors import UsageError
-from slurmft.train.data.tables import TokenData
+from slurmft.train.data.token_data import TokenData
 
 _SAVED_BYTES = 2**20
 """Of a table: trimming it by less is not worth it."""

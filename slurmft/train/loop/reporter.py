@@ -21,7 +21,8 @@ from slurmft.node import hardware
 from slurmft.runs.progress import describe_epoch, result_table
 from slurmft.runs.rundir import RunDir
 from slurmft.train import own_task
-from slurmft.train.data.tables import Batch, TokenData
+from slurmft.train.data.tables import Batch
+from slurmft.train.data.token_data import TokenData
 from slurmft.train.login import model_card
 from slurmft.train.loop.environment import describe_rank, import_times, peak_memory_bytes, versions
 from slurmft.train.loop.loaded_model import LoadedModel

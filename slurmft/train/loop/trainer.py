@@ -30,17 +30,11 @@ from slurmft.node import profiles
 from slurmft.runs.rundir import RunDir
 from slurmft.train import own_task, tasks
 from slurmft.train.config import TrainConfig
-from slurmft.train.data import token_files
-from slurmft.train.data.tables import (
-    Batch,
-    TokenData,
-    balanced,
-    bucket_by_length,
-    epoch_order,
-    prepared,
-)
+from slurmft.train.data.stream import bucket_by_length, epoch_order, prepared
+from slurmft.train.data.tables import Batch
+from slurmft.train.data.token_data import TokenData, balanced
 from slurmft.train.engine.cpu import Heap
-from slurmft.train.loop import evaluation, resume
+from slurmft.train.loop import evaluation, resume, token_files
 from slurmft.train.loop.checkpoint import Saver, Snapshot
 from slurmft.train.loop.environment import peak_memory_bytes
 from slurmft.train.loop.loaded_model import LoadedModel, choose_precision

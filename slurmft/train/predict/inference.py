@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from slurmft.core.files import read_json
-from slurmft.train.data.tables import IGNORED, Batch, TokenData, TokenTable
+from slurmft.train.data.tables import IGNORED, Batch, TokenTable
+from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.predict import check_absent, texts_of
 from slurmft.train.login.rows import read_columns, write_rows
 from slurmft.train.loop.checkpoint import Saver, Snapshot, copied

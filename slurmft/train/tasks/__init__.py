@@ -7,7 +7,8 @@ import importlib
 
 from slurmft.train import own_task
 from slurmft.train.config import TrainConfig
-from slurmft.train.data.tables import IGNORED, Batch, TokenData, TokenTable
+from slurmft.train.data.tables import IGNORED, Batch, TokenTable
+from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.formats import RowFormat
 from slurmft.train.task_facts import TASKS, TaskFacts
 from slurmft.train.tasks.base import Task

@@ -10,7 +10,8 @@ import numpy as np
 
 from slurmft.train import own_task
 from slurmft.train.config import TrainConfig
-from slurmft.train.data.tables import IGNORED, Batch, TokenData, TokenTable
+from slurmft.train.data.tables import IGNORED, Batch, TokenTable
+from slurmft.train.data.token_data import TokenData
 from slurmft.train.own_task import facts
 from slurmft.train.task_facts import TaskDeclaration
 from slurmft.train.tasks.metrics import NAN, SCORES, by_class, check_numbers

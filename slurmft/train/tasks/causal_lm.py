@@ -15,7 +15,8 @@ from transformers import AutoConfig
 from transformers.models.auto import modeling_auto as auto
 
 from slurmft.core.errors import UsageError
-from slurmft.train.data.tables import IGNORED, Batch, TokenData, TokenTable
+from slurmft.train.data.tables import IGNORED, Batch, TokenTable
+from slurmft.train.data.token_data import TokenData
 from slurmft.train.tasks.hub import Pretrained, Rows
 from slurmft.train.tasks.metrics import check_numbers
 

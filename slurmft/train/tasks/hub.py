@@ -17,7 +17,8 @@ from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.core.files import fingerprint
 from slurmft.core.hub import hub_cache, is_local
 from slurmft.train.config import TrainConfig
-from slurmft.train.data.tables import TokenData, TokenTable
+from slurmft.train.data.tables import TokenTable
+from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.cells import Labels, label_ids, label_numbers
 from slurmft.train.login.formats import format_of
 from slurmft.train.login.rows import no_column, read_columns
@@ -32,7 +33,9 @@ _SETTINGS = (
     "max_length", "max_target_length", "doc_stride",
 )  # fmt: skip
 """Those of a configuration that decide its tokens."""
-_SHARED_CODE = ("data/tables.py", "login/cells.py", "login/formats.py", "login/rows.py")
+_SHARED_CODE = (
+    "data/tables.py", "data/token_data.py", "login/cells.py", "login/formats.py", "login/rows.py",
+)  # fmt: skip
 _TEXTS = ("text", "text_pair")
 _ROWS_AT_ONCE = 10_000
 """Rows that the tokenizer gets: its lists of a whole split would take gigabytes."""

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from slurmft.train.data.tables import Batch, TokenData
+from slurmft.train.data.tables import Batch
+from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.cells import label_ids
 from slurmft.train.tasks import sequence
 from slurmft.train.tasks.base import label_maps

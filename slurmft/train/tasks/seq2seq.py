@@ -13,7 +13,8 @@ import torch
 
 from slurmft.core.text import shown
 from slurmft.train.config import TrainConfig
-from slurmft.train.data.tables import IGNORED, Batch, TokenData, TokenTable
+from slurmft.train.data.tables import IGNORED, Batch, TokenTable
+from slurmft.train.data.token_data import TokenData
 from slurmft.train.tasks.hub import Pretrained, Rows
 from slurmft.train.tasks.metrics import check_numbers
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from slurmft.train.config import TrainConfig
-from slurmft.train.data.tables import Batch, TokenData
+from slurmft.train.data.tables import Batch
+from slurmft.train.data.token_data import TokenData
 from slurmft.train.tasks.base import label_maps
 from slurmft.train.tasks.hub import Pretrained
 from slurmft.train.tasks.metrics import SCORES, check_numbers

@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 
 from slurmft.core.errors import UsageError
 from slurmft.train.config import TrainConfig
-from slurmft.train.data.tables import Batch, TokenData, TokenTable
+from slurmft.train.data.tables import Batch, TokenTable
+from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.formats import Question
 from slurmft.train.tasks import metrics
 from slurmft.train.tasks.hub import Pretrained, Rows

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from slurmft.train.data.tables import TokenData, TokenTable, offsets_of
+from slurmft.train.data.tables import TokenTable, offsets_of
+from slurmft.train.data.token_data import TokenData
 from slurmft.train.tasks import base
 from slurmft.train.tasks.base import label_maps, set_dropout
 

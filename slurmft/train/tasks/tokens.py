@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from slurmft.train.data.tables import IGNORED, Batch, TokenData, TokenTable
+from slurmft.train.data.tables import IGNORED, Batch, TokenTable
+from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.cells import label_ids
 from slurmft.train.tasks.base import label_maps
 from slurmft.train.tasks.hub import Pretrained, Rows, is_cut

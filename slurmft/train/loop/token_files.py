@@ -8,7 +8,7 @@ from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.job import Job
 from slurmft.runs import token_cache
 from slurmft.train import tasks
-from slurmft.train.data.tables import TokenData
+from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.sources import may_have_test
 
 

@@ -1,0 +1,79 @@
+"""The order of samples in an epoch, and batches that are made while the device computes.
+
+The order belongs to the global batch: which samples make up a step does not depend on how many
+ranks share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from slurmft.train.data.tables import Array
+
+if TYPE_CHECKING:
+    import torch
+
+BUCKET_STEPS = 50
+"""Number of steps whose samples are sorted by length together."""
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def epoch_order(samples: int, seed: int, epoch: int) -> Array:
+    """Returns the order of an epoch: a permutation that depends on seed and epoch alone."""
+    return np.random.default_rng([seed, epoch]).permutation(samples)
+
+
+def bucket_by_length(order: Array, lengths: Array, size: int, seed: int, epoch: int) -> Array:
+    """Returns an order in which the samples of a step have similar lengths (length bucketing).
+
+    Within buckets of `BUCKET_STEPS` steps samples are sorted by length; then the steps are
+    shuffled, so that lengths do not grow through a bucket. The step with too few samples stays the
+    last.
+
+    Args:
+        order: the order of the epoch: int64, (samples,).
+        lengths: tokens of every sample of the split: int64, (samples,).
+        size: samples of a step.
+    """
+    bucket = BUCKET_STEPS * size
+    steps: list[Array] = []
+    for start in range(0, len(order), bucket):
+        part = order[start : start + bucket]
+        part = part[np.argsort(lengths[part], kind="stable")]
+        steps += [part[i : i + size] for i in range(0, len(part), size)]
+    whole_steps = len(order) // size
+    # The third number tells this generator from that of `epoch_order`.
+    shuffled = np.random.default_rng([seed, epoch, 1]).permutation(whole_steps)
+    return np.concatenate([steps[i] for i in shuffled] + steps[whole_steps:])
+
+
+def prepared(
+    items: Iterable[_Item], make: Callable[[_Item], _Result], device: torch.device
+) -> Iterator[tuple[_Item, _Result]]:
+    """Yields items, each with what `make` returns for it.
+
+    For a GPU a thread calls `make`, one item ahead; a CPU has no time to spare for that. The thread
+    leaves the GPU alone.
+
+    Raises:
+        Exception: whatever `make` raises, when its item's turn comes.
+    """
+    if device.type == "cpu":
+        for item in items:
+            yield item, make(item)
+        return
+    with ThreadPoolExecutor(1, "batches") as thread:
+        ahead: list[tuple[_Item, Future[_Result]]] = []
+        for item in items:
+            ahead.append((item, thread.submit(make, item)))
+            if len(ahead) > 1:
+                first, future = ahead.pop(0)
+                yield first, future.result()
+        for item, future in ahead:
+            yield item, future.result()

@@ -1,0 +1,107 @@
+"""All that a task prepares once and every rank reads: the tables of its splits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slurmft.core.text import some
+from slurmft.train.data.tables import IGNORED, Array, TokenTable
+from slurmft.train.login.texts import Lengths
+
+_META = ("labels", "pad_id", "sizes", "notes", "warnings")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenData:
+    """Tables of the splits, and facts of them."""
+
+    train: TokenTable
+    validation: TokenTable
+    labels: list[str]
+    """Label names by label id; none where labels are numbers or spans."""
+    pad_id: int
+    sizes: tuple[int, ...] = ()
+    """Number of samples of each validation split: one lies after the other."""
+    texts: Any = None
+    """Further facts that the metrics need, as JSON can hold them; None after `load`."""
+    notes: tuple[str, ...] = ()
+    """Remarks for the log."""
+    warnings: tuple[str, ...] = ()
+    """Remarks that a user should see, such as how many texts are cut."""
+    folder: Path | None = None
+    """Folder that it was loaded from."""
+    test: TokenData | None = None
+    """The test split, as its validation; None: there is none."""
+
+    @property
+    def tables(self) -> list[TokenTable]:
+        """Tables of all splits."""
+        tables = [self.train, self.validation]
+        if self.test:
+            tables.append(self.test.validation)
+        return tables
+
+    def read_texts(self) -> Any:
+        """Returns `texts`, which stay on disk until then: one rank alone wants them."""
+        if self.folder is None:
+            return self.texts
+        return json.loads((self.folder / "texts.json").read_text(encoding="utf-8"))
+
+    def words(self) -> list[str]:
+        """Returns a line for each split: "train: 16,000 samples: joy 34 %, ...; tokens: ..."."""
+        lines = []
+        for name, table in zip(("train", "validation", "test"), self.tables, strict=False):
+            lengths = Lengths.of(np.diff(table.offsets).tolist())
+            line = f"{name}: {len(table):,} samples"
+            if self.labels and table.labels.ndim == 1:
+                line += f": {self._shares(table)}"
+            lines.append(f"{line}; tokens: {lengths}")
+        return lines
+
+    def _shares(self, table: TokenTable) -> str:
+        """Returns the share of each class, the largest first: "joy 34 %, anger 13 %"."""
+        counts = np.bincount(table.labels, minlength=len(self.labels))
+        order = np.argsort(-counts, kind="stable")
+        shares = [f"{self.labels[i]} {100 * counts[i] / len(table):.0f} %" for i in order]
+        return some(shares, 6)
+
+    def save(self, folder: Path) -> None:
+        """Writes tables and facts, but not the test split."""
+        folder.mkdir(exist_ok=True)
+        self.train.save(folder / "train")
+        self.validation.save(folder / "validation")
+        meta = {name: getattr(self, name) for name in _META}
+        (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+        (folder / "texts.json").write_text(json.dumps(self.texts), encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> TokenData:
+        """Memory-maps what `save` wrote, and a test split in the folder `test`."""
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        test_folder = folder / "test"
+        return cls(
+            train=TokenTable.load(folder / "train"),
+            validation=TokenTable.load(folder / "validation"),
+            **meta,
+            folder=folder,
+            test=cls.load(test_folder) if test_folder.is_dir() else None,
+        )
+
+
+def balanced(table: TokenTable, classes: int) -> Array:
+    """Returns weights by which each class counts as much as another one: float32, (classes,).
+
+    As scikit-learn defines them: n / (classes that occur * samples of the class); 1 for a class
+    that does not occur.
+    """
+    labels = table.labels if table.token_labels is None else table.token_labels
+    counts = np.bincount(labels[labels != IGNORED], minlength=classes)
+    occurs = counts > 0
+    weights = np.ones(classes)
+    weights[occurs] = counts.sum() / (occurs.sum() * counts[occurs])
+    return weights.astype(np.float32)
