@@ -16,8 +16,9 @@ from slurmft.cluster import status as cluster_status
 from slurmft.cluster import submit as cluster_submit
 from slurmft.cluster import wait as cluster_wait
 from slurmft.core import site
-from slurmft.core.config import JobConfig, RunConfig, options
+from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import unknown
+from slurmft.core.options import options
 from slurmft.core.terminal import plain
 from slurmft.programs import submission
 from slurmft.programs.description import FLAGS

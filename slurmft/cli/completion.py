@@ -85,10 +85,10 @@ def _all_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 def _explain(action: Any, file: dict[str, str], folder: dict[str, str]) -> None:
     """Adds what values an argument takes, where its parser leaves that to later checks."""
     action.help = re.sub(r"\s+", " ", action.help or "")
-    field = OPTIONS.get(action.dest)
-    # Of tasks there may be others, which TAB cannot know.
-    if choices := TASKS if action.dest == "task" else field and field.metadata["choices"]:
-        action.choices = tuple(choices)
+    if action.dest == "task":  # there may be others, which TAB cannot know
+        action.choices = tuple(TASKS)
+    elif action.dest in OPTIONS and OPTIONS[action.dest].choices:
+        action.choices = OPTIONS[action.dest].choices
     if action.choices or action.nargs == 0:
         return
     metavar = str(action.metavar or action.dest).upper()

@@ -1,7 +1,6 @@
 """Command lines, for every command: flags of configuration dataclasses, shared arguments."""
 
 import argparse
-import dataclasses
 import functools
 import inspect
 import re
@@ -11,9 +10,9 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
-from slurmft.core.config import flag, is_repeatable, options, value_type
 from slurmft.core.errors import Exit, UsageError, unknown
 from slurmft.core.files import to_json
+from slurmft.core.options import Option, options
 
 if TYPE_CHECKING:
     from slurmft.runs.rundir import RunDir
@@ -31,7 +30,10 @@ class Parser(argparse.ArgumentParser):
         self.formatter_class = functools.partial(
             argparse.RawDescriptionHelpFormatter, width=width - 2, max_help_position=28
         )
-        self.usual: tuple[str, ...] = ()
+        self.options: dict[str, Option] = {}
+        """Declarations of the flags that `add_options` has added."""
+        self.hidden: set[str] = set()
+        """Names of the options that --help leaves out."""
         # What argparse takes for negative numbers, which may be values: --host-suffix -ib0, too.
         self._negative_number_matcher = re.compile("-[^-]")
         self.add_argument("--debug", action="store_true", help="show tracebacks of errors")
@@ -75,23 +77,24 @@ class Parser(argparse.ArgumentParser):
         words = (" ".join([*a.option_strings, str(a.metavar or a.dest.upper())]) for a in needed)
         self.usage = " ".join(["%(prog)s [FLAG ...]", *words])
         group = self.add_argument_group(title)
-        for name, option in options(config).items():
+        for name, each in options(config).items():
             if only is None or name in only:
-                group.add_argument(flag(name), dest=name, **_argument(option))
+                group.add_argument(each.flag, dest=name, **_argument(each))
+                self.options[name] = each
         return self
 
-    def show_usual(self, *names: str) -> Self:
-        """Lets --help show these options of those that `add_options` added, --help-all the rest."""
-        self.usual = names
+    def show_usual(self, *others: str) -> Self:
+        """Lets --help show the usual options and these others; --help-all shows all."""
+        unusual = {name for name, each in self.options.items() if not each.usual}
+        self.hidden = unusual - set(others)
         text = "show all flags of this command, and exit"
         self.add_argument("--help-all", action=_HelpAll, nargs=0, help=text)
         return self
 
     def format_help(self) -> str:
-        """The help, no wider than 80 columns; with usual options, of these alone."""
+        """The help, no wider than 80 columns, without the hidden options."""
         for action in self._actions:
-            is_option = action.default is argparse.SUPPRESS and action.dest != "help"
-            if self.usual and is_option and action.dest not in self.usual:
+            if action.dest in self.hidden:
                 action.help = argparse.SUPPRESS
         return super().format_help() + (f"\n{wrapped(self.more)}\n" if self.more else "")
 
@@ -148,7 +151,7 @@ def _wrapped_line(line: str, width: int) -> list[str]:
 
 class _HelpAll(argparse.Action):
     def __call__(self, parser: Any, *_: Any) -> None:
-        parser.usual = ()
+        parser.hidden = set()
         parser.print_help()
         parser.exit()
 
@@ -172,19 +175,19 @@ def run_part(command: str, parts: Mapping[str, Part], argv: list[str], descripti
     raise UsageError(f"{command}: which command?", f"{', '.join(parts)}; see {command} --help")
 
 
-def _argument(option: dataclasses.Field[Any]) -> dict[str, Any]:
-    meta = option.metadata
-    text = str(meta["help"]).replace("%", "%%")
+def _argument(option: Option) -> dict[str, Any]:
+    """The arguments of `add_argument` for an option."""
+    text = option.help.replace("%", "%%")
     if option.default not in (None, "", (), False):
         text += f" (default: {option.default})"
     argument: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text}
-    if value_type(option) is bool:
+    if option.value_type is bool:
         return argument | {"action": argparse.BooleanOptionalAction}
-    if is_repeatable(option):
-        argument |= {"action": "append"}
-    names = "|".join(meta["choices"]) or None
-    metavar = meta["metavar"] or names or {int: "N", float: "X", str: "TEXT"}[value_type(option)]
-    return argument | {"type": value_type(option), "metavar": metavar}
+    if option.is_repeatable:
+        argument["action"] = "append"
+    argument["type"] = option.value_type
+    argument["metavar"] = option.metavar or "|".join(option.choices) or option.placeholder
+    return argument
 
 
 def given(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from slurmft.cli import next_commands
 from slurmft.cli.follow import follow
 from slurmft.cli.parser import Parser, given, print_json
 from slurmft.cluster.submit import provenance, resume, show_resume
-from slurmft.core.config import JobConfig, options
+from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit
+from slurmft.core.options import options
 
 _WHERE = options(JobConfig).keys() - {"runs_dir", "name"}  # a run stays what and where it is
 

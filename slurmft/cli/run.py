@@ -19,24 +19,18 @@ import os
 
 from slurmft.cli import submit_or_show
 from slurmft.cli.parser import Parser, given
-from slurmft.core.config import JobConfig, options
+from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError
+from slurmft.core.options import options
 from slurmft.core.site import OPTIONS_OF_ON, site_file
 from slurmft.programs.description import FLAGS, OwnProgram
-
-USUAL = (
-    "env", "per", "integrate", "stop_signal", "checkpoint_dir", "resume_args", "finished_file",
-    "result_file", "accelerate_config", "name", "nodes", "nproc_per_node", "partition", "account",
-    "time", "gpus_per_node", "cpus_per_task", "mem", "setup", "runs_dir",
-)  # fmt: skip
-"""The options that --help shows; --help-all shows the others, too."""
 
 
 def parser() -> Parser:
     """The command line of `slurmft run`, up to `--`."""
     command = Parser("slurmft run", __doc__).add_follow()
     command.add_options(OwnProgram, "the program", FLAGS)
-    command.add_options(JobConfig, "where to run it").show_usual(*USUAL)
+    command.add_options(JobConfig, "where to run it").show_usual()
     command.usage = "%(prog)s [FLAG ...] -- PROGRAM [ARGUMENT ...]"
     return command
 

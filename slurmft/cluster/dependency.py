@@ -4,8 +4,9 @@ import dataclasses
 import shlex
 from typing import Any
 
-from slurmft.core.config import RunConfig, flag
+from slurmft.core.config import RunConfig
 from slurmft.core.errors import UsageError
+from slurmft.core.options import flag
 from slurmft.runs import resolve
 from slurmft.runs.rundir import RunDir
 

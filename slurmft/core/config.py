@@ -1,4 +1,4 @@
-"""Options, and the configuration of a job: what runs, where, and who asked for it.
+"""The configuration of a job: what runs, where, and who asked for it.
 
 It is written to the run directory once, on the login node; compute nodes, requeues and reports read
 only that. Every field of `JobConfig` is a flag of `slurmft submit` and a key of the site file.
@@ -10,15 +10,25 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any
 
-from slurmft.core import credentials
 from slurmft.core.errors import UsageError, unknown
 from slurmft.core.files import fits
 from slurmft.core.filesystem import LOCK_PRIMITIVES, absolute
+from slurmft.core.options import (
+    Command,
+    Excludes,
+    Needs,
+    build,
+    check_credentials,
+    check_options,
+    flag,
+    option,
+    options,
+    texts,
+)
 from slurmft.core.program import Program
 
 BACKENDS = ("auto", "gloo", "nccl", "ccl")
@@ -31,20 +41,8 @@ TRACKERS = (
 RUNTIMES = ("auto", "apptainer", "pyxis", "charliecloud", "podman")
 DIALECTS = ("auto", "intel", "openmpi")
 
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    metavar: str | None = None,
-    choices: tuple[str, ...] = (),
-    **extra: Any,
-) -> Any:
-    """A dataclass field that is a command-line option too; `help` is one line for `--help`. Of
-    `extra`, `sbatch="KEY"` is the sbatch option that carries this field's value."""
-    return field(
-        default=default, metadata={"help": help, "metavar": metavar, "choices": choices, **extra}
-    )
+_ALL_OF_DOCTOR: tuple[Command, ...] = ("doctor", "doctor node", "doctor locks")
+"""Commands that examine nodes: they have the flags that say which nodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,190 +50,428 @@ class JobConfig:
     """Where to run it: the cluster, its nodes, and what Slurm is asked for."""
 
     name: str | None = option(
-        None, "what the run is called: the first part of its directory's name", metavar="NAME"
+        None,
+        "name of the run: the first part of its directory's name",
+        affects="nothing",
+        at="submission",
+        metavar="NAME",
+        usual=True,
     )
-    nodes: int = option(1, "nodes; one Slurm task and one torchrun on each", sbatch="nodes")
+    nodes: int = option(
+        1,
+        "number of nodes, each with one Slurm task and one torchrun",
+        affects="both",
+        at="job",
+        least=1,
+        counts="devices",
+        usual=True,
+        sbatch="nodes",
+        commands=("doctor", "render"),
+    )
     nproc_per_node: int | None = option(
-        None, "processes a node (default: one a GPU; without GPUs one a CPU socket)"
+        None,
+        "processes a node (default: one a GPU; without GPUs one a CPU socket)",
+        affects="both",
+        at="node",
+        least=1,
+        counts="devices",
+        usual=True,
+        commands=("doctor", "doctor node", "render"),
     )
     profile: str = option(
         "auto",
-        "how a node is used: gpu, xeon (Intel's OpenMP, NUMA nodes), cpu; auto: found out there",
+        "how to use a node: gpu, xeon (Intel's OpenMP, NUMA nodes) or cpu; auto: by its hardware",
+        affects="speed",
+        at="node",
         choices=PROFILES,
+        commands=("doctor", "doctor node", "render"),
     )
     cluster: str = option(
         "auto",
         "auto: Slurm where sbatch is on the PATH, else simulated nodes on this machine; mpirun: "
         "the hosts of --hostfile",
+        affects="speed",
+        at="submission",
         choices=CLUSTERS,
+        varies=False,
+        commands=("doctor",),
     )
     hostfile: str | None = option(
-        None, "hosts for --cluster mpirun, a line each; the first --nodes of them", metavar="FILE"
+        None,
+        "file of hosts for --cluster mpirun, one a line; the first --nodes of them are used",
+        affects="speed",
+        at="submission",
+        metavar="FILE",
+        needs=(Needs("cluster", ("mpirun",), why="Slurm chooses the hosts by itself"),),
+        path="input",
     )
     dialect: str = option(
         "auto",
-        "mpirun's: intel (also MPICH), openmpi; auto: which of the two is on the PATH",
+        "kind of mpirun: intel (also MPICH) or openmpi; auto: the one on the PATH",
+        affects="speed",
+        at="submission",
         choices=DIALECTS,
     )
     backend: str = option(
         "auto",
-        "collectives: auto is nccl on GPUs; on CPUs ccl where oneCCL is installed, else gloo",
+        "library of the collectives; auto: nccl on GPUs; on CPUs ccl where oneCCL is installed, "
+        "else gloo",
+        affects="speed",
+        at="rank",
         choices=BACKENDS,
+        commands=("doctor", "doctor node"),
     )
     runs_dir: str = option(
-        "runs", "folder for run directories, which every node sees", metavar="DIR"
+        "runs",
+        "folder for run directories, which every node sees",
+        affects="nothing",
+        at="submission",
+        metavar="DIR",
+        path="output",
+        usual=True,
+        commands=("doctor",),
     )
     share_with_group: bool = option(
-        False, "let the run directory's group read it (default: nobody but you)"
+        False,
+        "let the run directory's group read it (default: nobody but you)",
+        affects="nothing",
+        at="submission",
+        commands=("render",),
     )
     job_name: str | None = option(
         None,
         "name of the Slurm job (default: --name, else slurmft)",
-        sbatch="job-name",
+        affects="nothing",
+        at="job",
         metavar="NAME",
+        varies=False,
+        sbatch="job-name",
     )
-    partition: str | None = option(None, "Slurm partition", sbatch="partition", metavar="NAME")
-    account: str | None = option(None, "Slurm account", sbatch="account", metavar="NAME")
-    qos: str | None = option(None, "Slurm quality of service", sbatch="qos", metavar="NAME")
+    partition: str | None = option(
+        None,
+        "Slurm partition",
+        affects="speed",
+        at="job",
+        metavar="NAME",
+        usual=True,
+        sbatch="partition",
+        scontrol="Partition",
+        commands=_ALL_OF_DOCTOR,
+    )
+    account: str | None = option(
+        None,
+        "Slurm account",
+        affects="nothing",
+        at="job",
+        metavar="NAME",
+        usual=True,
+        sbatch="account",
+        scontrol="Account",
+        commands=_ALL_OF_DOCTOR,
+    )
+    qos: str | None = option(
+        None,
+        "Slurm quality of service",
+        affects="nothing",
+        at="job",
+        metavar="NAME",
+        sbatch="qos",
+        scontrol="QOS",
+        commands=_ALL_OF_DOCTOR,
+    )
     time: str | None = option(
         None,
         "time limit as Slurm writes it: minutes, MM:SS, HH:MM:SS, D-HH:MM:SS",
-        sbatch="time",
+        affects="nothing",
+        at="job",
         metavar="TIME",
+        usual=True,
+        sbatch="time",
+        scontrol="TimeLimit",
+        commands=_ALL_OF_DOCTOR,
     )
-    gpus_per_node: int | None = option(None, "GPUs a node", sbatch="gpus-per-node")
+    gpus_per_node: int | None = option(
+        None,
+        "GPUs a node",
+        affects="both",
+        at="job",
+        least=1,
+        counts="devices",
+        usual=True,
+        sbatch="gpus-per-node",
+        commands=("doctor",),
+    )
     cpus_per_task: int | None = option(
-        None, "CPUs a node's task, for all its processes", sbatch="cpus-per-task"
+        None,
+        "CPUs of a node's task, for all its processes",
+        affects="speed",
+        at="job",
+        least=1,
+        usual=True,
+        sbatch="cpus-per-task",
+        commands=("doctor",),
     )
-    mem: str | None = option(None, "memory a node, such as 64G", sbatch="mem", metavar="SIZE")
-    constraint: str | None = option(None, "node features", sbatch="constraint", metavar="EXPR")
-    exclusive: bool = option(False, "share the nodes with no other job", sbatch="exclusive")
+    mem: str | None = option(
+        None,
+        "memory a node, such as 64G",
+        affects="nothing",
+        at="job",
+        metavar="SIZE",
+        usual=True,
+        sbatch="mem",
+        scontrol="MinMemoryNode",
+        commands=("doctor",),
+    )
+    constraint: str | None = option(
+        None,
+        "node features",
+        affects="speed",
+        at="job",
+        metavar="EXPR",
+        sbatch="constraint",
+        scontrol="Features",
+        commands=_ALL_OF_DOCTOR,
+    )
+    exclusive: bool = option(
+        False,
+        "share the nodes with no other job",
+        affects="speed",
+        at="job",
+        sbatch="exclusive",
+    )
     reservation: str | None = option(
-        None, "Slurm reservation", sbatch="reservation", metavar="NAME"
+        None,
+        "Slurm reservation",
+        affects="nothing",
+        at="job",
+        metavar="NAME",
+        sbatch="reservation",
+        scontrol="Reservation",
+        commands=_ALL_OF_DOCTOR,
     )
-    comment: str | None = option(None, "comment kept by Slurm", sbatch="comment", metavar="TEXT")
-    sbatch: tuple[str, ...] = option((), "any other sbatch option; repeatable", metavar="KEY=VALUE")
+    comment: str | None = option(
+        None,
+        "comment that Slurm keeps",
+        affects="nothing",
+        at="job",
+        metavar="TEXT",
+        sbatch="comment",
+    )
+    sbatch: tuple[str, ...] = option(
+        (),
+        "any other sbatch option; repeatable",
+        affects="speed",
+        at="job",
+        metavar="KEY=VALUE",
+    )
     setup: tuple[str, ...] = option(
         (),
         'shell line that runs before the job, such as "module load cuda"; repeatable',
+        affects="both",
+        at="node",
         metavar="LINE",
+        usual=True,
     )
     container: str | None = option(
         None,
         "image to run each node's task in: a path or docker://...; under Slurm",
+        affects="both",
+        at="node",
         metavar="IMAGE",
+        path="input",
     )
     container_runtime: str = option(
-        "auto", "what runs the image; auto: the first of these that is here", choices=RUNTIMES
+        "auto",
+        "program that runs the image; auto: the first of these that is installed",
+        affects="speed",
+        at="node",
+        choices=RUNTIMES,
     )
     stage_env: bool = option(
-        False, "copy the Python environment to the nodes' own disks first; under Slurm"
+        False,
+        "copy the Python environment to the nodes' own disks first; under Slurm",
+        affects="speed",
+        at="node",
     )
     stage_dir: str | None = option(
         None,
         "folder on the nodes' own disks for --stage-env (default: $SLURM_TMPDIR, $TMPDIR, /tmp)",
+        affects="speed",
+        at="node",
         metavar="DIR",
+        path="there",
     )
     log_with: tuple[str, ...] = option(
         (),
         f"trackers, with commas or repeatable: {', '.join(TRACKERS)}",
+        affects="nothing",
+        at="rank",
         metavar="NAME",
+        commands=("render",),
     )
     host_suffix: str = option(
-        "", "appended to host names for the rendezvous, where the fabric's names differ, as n1-ib0"
+        "",
+        "text after host names for the rendezvous, where the fabric's names differ, as n1-ib0",
+        affects="speed",
+        at="node",
+        commands=("doctor",),
     )
     interface: str | None = option(
         None,
         "network interface of the collectives (default: the one that routes to the head)",
+        affects="speed",
+        at="node",
         metavar="NAME",
+        commands=("doctor", "render"),
     )
     rdzv_timeout_s: int = option(
-        45, "how long a node tries to resolve and reach the head node", metavar="SECONDS"
+        45,
+        "how long a node tries to resolve and reach the head node",
+        affects="nothing",
+        at="node",
+        metavar="SECONDS",
+        least=1,
+        commands=("render",),
     )
     preflight: str = option(
         "auto",
         "examine all nodes before the program starts, and go on without bad ones; auto: from 8 "
         "nodes on; under Slurm",
+        affects="nothing",
+        at="node",
         choices=("auto", "on", "off"),
+        excludes=(Excludes("cluster", but=("auto", "slurm", "local"), when=("on",)),),
     )
-
     stop_lead_s: int | None = option(
         None,
         "stop, save and requeue this long before the time limit (default: 120, at most a third "
         "of --time)",
+        affects="nothing",
+        at="node",
         metavar="SECONDS",
+        least=0,
+        commands=("render",),
     )
     file_locks: str = option(
         "auto",
-        "file locks of the Hugging Face caches; auto: the kind that holds between nodes there",
+        "file locks of the Hugging Face caches; auto: the kind that holds between the nodes",
+        affects="speed",
+        at="rank",
         choices=("auto", *LOCK_PRIMITIVES),
+        commands=("render",),
     )
     after: tuple[str, ...] = option(
-        (), "start when this run has finished; under Slurm; repeatable", metavar="RUN"
+        (),
+        "start when this run has finished; under Slurm; repeatable",
+        affects="nothing",
+        at="job",
+        metavar="RUN",
+        varies=False,
     )
     after_any: tuple[str, ...] = option(
-        (), "the same, however that run ends; repeatable", metavar="RUN"
+        (),
+        "start when this run has ended, finished or not; under Slurm; repeatable",
+        affects="nothing",
+        at="job",
+        metavar="RUN",
+        varies=False,
     )
-    requeue: bool = option(True, "queue the job again after a stop or a node failure, to resume")
+    requeue: bool = option(
+        True,
+        "queue the job again after a stop or a node failure, to resume",
+        affects="nothing",
+        at="job",
+    )
     strict: bool = option(
-        False, "do not start if code, data, model or packages have changed since the submission"
+        False,
+        "do not start if code, data, model or packages have changed since the submission",
+        affects="nothing",
+        at="node",
     )
     notify: tuple[str, ...] = option(
         (),
         "tell of the end, a failure, a hang: file:PATH or env:NAME, which have URLs of apprise's; "
         "or such a URL without a secret; repeatable",
+        affects="nothing",
+        at="node",
         metavar="WHERE",
     )
     notify_command: str | None = option(
-        None, "the same by a shell command, which reads the message on stdin", metavar="COMMAND"
+        None,
+        "shell command that tells of the same; it reads the message on stdin",
+        affects="nothing",
+        at="node",
+        metavar="COMMAND",
     )
     max_requeues: int = option(
-        3, "give up after this many requeues without a new checkpoint in between"
+        3,
+        "give up after this many requeues without a new checkpoint in between",
+        affects="nothing",
+        at="node",
+        least=0,
+        commands=("render",),
     )
-    max_restarts: int = option(3, "restarts of all ranks within a job, after one of them failed")
+    max_restarts: int = option(
+        3,
+        "restarts of all ranks within a job, after one of them failed",
+        affects="nothing",
+        at="node",
+        least=0,
+        commands=("render",),
+    )
     hang_timeout_s: int = option(
         600,
         "a rank without a step for so long counts as hung; after some steps of the built-in "
         "training 10 times the slowest of the last, from 60 s on; 0: never",
+        affects="nothing",
+        at="node",
         metavar="SECONDS",
+        least=0,
+        commands=("render",),
     )
 
     checkpoint_every: str = option(
-        "10m", "time between checkpoints: 90s, 10m, 2h; 0: none by time", metavar="TIME"
+        "10m",
+        "time between checkpoints: 90s, 10m, 2h; 0: none by time",
+        affects="nothing",
+        at="rank",
+        metavar="TIME",
+        commands=("render",),
     )
     checkpoint_every_steps: int | None = option(
-        None, "optimizer steps between checkpoints, besides", metavar="STEPS"
+        None,
+        "optimizer steps between checkpoints, in addition to those by time",
+        affects="nothing",
+        at="rank",
+        metavar="STEPS",
+        least=1,
+        commands=("render",),
     )
-    keep_checkpoints: int = option(2, "newest checkpoints kept, besides the best one")
+    keep_checkpoints: int = option(
+        2,
+        "number of newest checkpoints that are kept, besides the best one",
+        affects="nothing",
+        at="rank",
+        least=1,
+        commands=("render",),
+    )
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_options(self)
         check_credentials(self)
-        for name in ("checkpoint_every_steps", "keep_checkpoints"):
-            check_value(self, name, lambda v: v >= 1, "at least 1")
         duration_s(self.checkpoint_every, "--checkpoint-every")
-        for name in ("stop_lead_s", "max_requeues", "max_restarts", "hang_timeout_s"):
-            check_value(self, name, lambda v: v >= 0, "0 or more")
-        for name in ("nodes", "nproc_per_node", "gpus_per_node", "cpus_per_task", "rdzv_timeout_s"):
-            check_value(self, name, lambda v: v >= 1, "at least 1")
         if self.time is not None and time_limit_min(self.time) * 60 <= (self.stop_lead_s or 0):
             raise UsageError(
                 f"--stop-lead-s {self.stop_lead_s} leaves nothing of --time {self.time} to run",
                 "give more --time, or a shorter --stop-lead-s: at least what a save takes",
             )
-        if self.hostfile is not None and self.cluster != "mpirun":
-            raise UsageError(
-                f"--hostfile {self.hostfile!r} is for --cluster mpirun, not {self.cluster}",
-                "Slurm chooses the hosts by itself; add --cluster mpirun, or leave the file out",
-            )
-        if self.preflight == "on" and self.cluster == "mpirun":
-            raise UsageError("--preflight on is not for --cluster mpirun", "leave it out")
-        check_value(self, "stage_dir", lambda v: v.startswith("/"), "an absolute path")
+        if self.stage_dir is not None and not self.stage_dir.startswith("/"):
+            raise UsageError(f"--stage-dir {self.stage_dir} must be an absolute path")
         _check_run_name(self.name)
         for name in self.trackers:
             if name not in TRACKERS:
                 raise unknown("--log-with", name, list(TRACKERS))
-        for name, value in _strings(self):
+        for name, value in texts(self):
             _check_one_line(name, value)
         for pair in self.sbatch:
             _check_sbatch_pair(self, pair)
@@ -314,61 +550,19 @@ def _check_run_name(name: str | None) -> None:
     )
 
 
-def flag(name: str) -> str:
-    """The command-line spelling of a field: batch_size -> --batch-size."""
-    return "--" + name.replace("_", "-")
-
-
-Config = TypeVar("Config")
-
-
-def options(config: type[Any]) -> dict[str, dataclasses.Field[Any]]:
-    """Name -> field of every option of a configuration."""
-    return {f.name: f for f in dataclasses.fields(config)}
-
-
-def build(config: type[Config], values: dict[str, Any]) -> Config:
-    """A configuration from those of `values` that are its fields; UsageError where one cannot be
-    right."""
-    known = options(config)
-    return config(**{k: checked(known[k], value) for k, value in values.items() if k in known})
-
-
-WORDS: dict[type, str] = {
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-}
-"""Types of options, in words."""
-
-
-def checked(option: dataclasses.Field[Any], value: Any) -> Any:
-    """A value of an option, as its field has it; UsageError where it is of another type."""
-    kind, what = value_type(option), WORDS[value_type(option)]
-    if is_repeatable(option):
-        if isinstance(value, (list, tuple)) and all(type(v) is kind for v in value):
-            return tuple(value)
-        what = "a list of strings"
-    elif type(value) is kind or (value is None and option.default is None):
-        return value
-    elif kind is float and type(value) is int:
-        return float(value)
-    raise UsageError(f"{option.name} must be {what}, not {value!r}")
-
-
-_PATHS = ("runs_dir", "hostfile", "container")
-"""Options of a job that are paths: it may start in another folder."""
-
-
 def with_absolute_paths(job: JobConfig) -> JobConfig:
-    given = {name: getattr(job, name) for name in _PATHS}
-    paths: dict[str, Any] = {k: str(absolute(v)) for k, v in given.items() if v is not None}
-    paths["notify"] = tuple(
-        re.sub("^file:(.+)", lambda found: f"file:{absolute(found[1])}", n) for n in job.notify
-    )
+    """Returns the job with absolute paths: it may start in another folder."""
+    paths: dict[str, Any] = {}
+    for name, each in options(JobConfig).items():
+        value = getattr(job, name)
+        if each.path in ("input", "output") and value is not None:
+            paths[name] = str(absolute(value))
     if image_kind(job.container or "") == "registry":
         del paths["container"]
+    paths["notify"] = tuple(
+        re.sub("^file:(.+)", lambda match: f"file:{absolute(match[1])}", where)
+        for where in job.notify
+    )
     return dataclasses.replace(job, **paths)
 
 
@@ -381,16 +575,6 @@ def image_kind(image: str) -> str:
     if _IN_REGISTRY.fullmatch(image) and not Path(image).exists():
         return "registry"
     return "folder" if Path(image).is_dir() else "file"
-
-
-def value_type(option: dataclasses.Field[Any]) -> type:
-    """The type of one value of an option: `int` for `int | None`, `str` for `tuple[str, ...]`."""
-    found: type = (get_args(option.type) or (option.type,))[0]
-    return found
-
-
-def is_repeatable(option: dataclasses.Field[Any]) -> bool:
-    return get_origin(option.type) is tuple
 
 
 LEAD_S = 120
@@ -428,38 +612,6 @@ def duration_s(text: str, what: str) -> float:
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
-def check_value(config: Any, name: str, good: Callable[[Any], bool], what: str) -> None:
-    value = getattr(config, name)
-    if value is not None and not good(value):
-        raise UsageError(f"{flag(name)} {value} must be {what}")
-
-
-def check_choices(config: Any) -> None:
-    for name, option in options(type(config)).items():
-        choices, value = option.metadata.get("choices"), getattr(config, name)
-        if choices and value is not None and value not in choices:
-            raise unknown(flag(name), value, list(choices))
-
-
-def _strings(config: Any) -> list[tuple[str, str]]:
-    """Every text of a configuration, with its field: what ends up in files, and those of a job in
-    shell lines and sbatch directives."""
-    values = ((name, getattr(config, name)) for name in options(type(config)))
-    several = ((name, v if isinstance(v, tuple) else (v,)) for name, v in values)
-    return [(name, v) for name, own in several for v in own if isinstance(v, str)]
-
-
-def check_credentials(config: Any) -> None:
-    for name, value in _strings(config):
-        if kind := credentials.kind_in(value):
-            raise UsageError(
-                f"{flag(name)} {credentials.redact(value)!r} holds {kind}: everybody who sees the "
-                "run's files or this machine's processes would read it",
-                "put it into the environment, which the job inherits (export HF_TOKEN=...), or log "
-                "in once: hf auth login; and revoke it, if others use this machine",
-            )
-
-
 def _check_one_line(name: str, value: str) -> None:
     if any(c in value for c in "\n\r\0"):
         raise UsageError(
@@ -489,7 +641,7 @@ def _check_sbatch_pair(job: JobConfig, pair: str) -> None:
         raise UsageError(f"--sbatch {pair!r} is not KEY=VALUE", 'write it as --sbatch "nice=100"')
     if key in _RESERVED:
         raise UsageError(f"--sbatch {pair!r}: slurmft sets {key} itself", "leave it out")
-    for name, option in options(JobConfig).items():
-        given = getattr(job, name) not in (None, False)
-        if option.metadata.get("sbatch") == key and given:
-            raise UsageError(f"--sbatch {pair!r} contradicts {flag(name)}", "give one of the two")
+    for name, each in options(JobConfig).items():
+        is_given = getattr(job, name) not in (None, False)
+        if each.sbatch == key and is_given:
+            raise UsageError(f"--sbatch {pair!r} contradicts {each.flag}", "give one of the two")

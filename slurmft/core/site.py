@@ -1,16 +1,14 @@
 """The site file: what a site always needs, written once, in TOML; its keys are the flags."""
 
-import dataclasses
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurmft.core.config import JobConfig, checked, options
+from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError, unknown
-
-Option = dataclasses.Field[Any]
+from slurmft.core.options import Option, options
 
 OPTIONS_OF_ON = "SLURMFT_SITE_OPTIONS"
 """Variable with site options, in JSON, of a command that came from elsewhere by `--on`."""
@@ -79,7 +77,7 @@ def typed_values(
         try:
             if name not in known:
                 raise unknown("key", name, list(known))
-            found[name] = checked(known[name], str(value) if is_minutes else value)
+            found[name] = known[name].checked(str(value) if is_minutes else value)
         except UsageError as error:
             raise in_file(where, error) from None
     return found

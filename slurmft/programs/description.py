@@ -14,8 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from slurmft.core.config import build, check_choices, option, options
 from slurmft.core.errors import UsageError
+from slurmft.core.options import Needs, build, check_options, option, options
 from slurmft.core.program import Program
 
 KIND = "own"
@@ -23,10 +23,7 @@ MODULE = "slurmft.programs.process"
 """What every rank runs: it starts the program, and stays beside it."""
 
 LATEST = "{latest}"
-OWN_FILES = ("checkpoint_dir", "result_file", "finished_file")
-"""What every run must have for itself."""
 PERS = ("auto", "torchrun", "node", "process", "gpu")
-_PER = "a torchrun on each node, the program once a node, a process, or a GPU; auto: torchrun for "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,53 +43,113 @@ class OwnProgram:
     are of another run."""
 
     env: str | None = option(
-        None, "its Python environment: a folder, or uv, of its uv.lock (default: slurmft's)"
+        None,
+        "Python environment of the program: a folder, or uv, of its uv.lock (default: slurmft's)",
+        affects="both",
+        at="node",
+        path="there",
+        usual=True,
     )
     accelerate_config: str | None = option(
         None,
-        "what `accelerate launch --config_file FILE` would set, but for nodes and processes",
+        "file that `accelerate launch --config_file` would take; nodes and processes in it do not "
+        "count",
+        affects="both",
+        at="node",
         metavar="FILE",
+        path="input",
+        usual=True,
     )
-    per: str = option("auto", f"{_PER}Python, else node", choices=PERS)
+    per: str = option(
+        "auto",
+        "start a torchrun on each node, or the program once a node, a process or a GPU; auto: "
+        "torchrun for Python, else node",
+        affects="both",
+        at="node",
+        choices=PERS,
+        usual=True,
+        commands=("render",),
+    )
     integrate: str | None = option(
         None,
         "attach an unchanged script through its library's Trainer (also TRL's)",
+        affects="nothing",
+        at="rank",
         choices=("transformers", "lightning"),
+        usual=True,
+        commands=("render",),
     )
     stop_signal: str = option(
         "TERM",
-        "what the program gets when the job is to stop: TERM, USR1, INT, ... (a program that "
-        "attaches is asked by job.should_stop())",
+        "signal that the program gets when the job is to stop: TERM, USR1, INT, ... (a program "
+        "that attaches is asked by job.should_stop())",
+        affects="nothing",
+        at="node",
         metavar="NAME",
+        usual=True,
+        commands=("render",),
     )
     checkpoint_dir: str | None = option(
-        None, "where the program writes its checkpoints: they count as progress", metavar="DIR"
+        None,
+        "where the program writes its checkpoints: they count as progress",
+        affects="nothing",
+        at="node",
+        metavar="DIR",
+        path="output",
+        usual=True,
+        commands=("render",),
     )
     resume_args: str | None = option(
         None,
         "arguments from the second start on, where there is a checkpoint: "
         "'--resume_from_checkpoint {latest}'",
+        affects="nothing",
+        at="node",
         metavar="ARGS",
+        needs=(Needs("checkpoint_dir"),),
+        usual=True,
+        commands=("render",),
     )
     finished_file: str | None = option(
         None,
-        "the program writes it at its end: an exit code of 0 after a stop signal means finished "
-        "only with it, or with job.result()",
+        "file that the program writes at its end: an exit code of 0 after a stop signal means "
+        "finished only with it, or with job.result()",
+        affects="nothing",
+        at="node",
         metavar="FILE",
+        path="output",
+        usual=True,
+        commands=("render",),
     )
     result_file: str | None = option(
-        None, "JSON of numbers that the program writes: its result, for reports", metavar="FILE"
+        None,
+        "JSON of numbers that the program writes: its result, for reports",
+        affects="result",
+        at="node",
+        metavar="FILE",
+        path="output",
+        usual=True,
+        commands=("render",),
     )
     snapshot: str = option(
         "auto",
-        "the code that runs is that of the submission: of the git work tree, or the program's "
-        "folder; auto: either; none: as it is then",
+        "run the code of the submission: of the git work tree, or of the program's folder; auto: "
+        "either; none: run the code as it is when the job starts",
+        affects="result",
+        at="submission",
         choices=("auto", "git", "folder", "none"),
     )
-    snapshot_limit_mb: int = option(100, "the most that a snapshot may have", metavar="MIB")
+    snapshot_limit_mb: int = option(
+        100,
+        "largest size of a snapshot",
+        affects="nothing",
+        at="submission",
+        metavar="MIB",
+        least=0,
+    )
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_options(self)
         if f"SIG{self.stop_signal.removeprefix('SIG')}" not in signal.Signals.__members__:
             raise UsageError(
                 f"--stop-signal {self.stop_signal} is the name of no signal", "TERM, USR1, INT, ..."
@@ -103,11 +160,6 @@ class OwnProgram:
             raise UsageError(
                 f"--resume-args {self.resume_args!r} does not say where the checkpoint goes",
                 f"write {LATEST} there: --resume-args '--resume_from_checkpoint {LATEST}'",
-            )
-        if self.checkpoint_dir is None:
-            raise UsageError(
-                f"--resume-args {self.resume_args!r} needs the folder of the checkpoints",
-                "add --checkpoint-dir DIR",
             )
         try:
             shlex.split(self.resume_args)
@@ -187,8 +239,11 @@ class OwnProgram:
         return [*self.argv, *(word.replace(LATEST, str(latest)) for word in more)]
 
 
-FLAGS = {name: each for name, each in options(OwnProgram).items() if each.metadata}
-"""Name -> field of what is a flag of `slurmft run`."""
+FLAGS = options(OwnProgram)
+"""Options of `slurmft run`, besides those of the job."""
+
+OWN_FILES = tuple(name for name, each in FLAGS.items() if each.path == "output")
+"""Options that name what a program writes: every run must have its own."""
 
 
 def signal_of(name: str) -> signal.Signals:

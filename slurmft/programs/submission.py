@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.core import fingerprint
-from slurmft.core.config import JobConfig, RunConfig, build, with_absolute_paths
+from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_text
 from slurmft.core.filesystem import absolute
+from slurmft.core.options import build
 from slurmft.core.program import Program
 from slurmft.core.site import merge, site_defaults
 from slurmft.programs import environment, snapshot

@@ -5,6 +5,7 @@ tokenizer and model). Its attribute `facts` says what the login node has to know
 is imported on the login node, too: it should import torch only where it computes.
 """
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -15,9 +16,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from slurmft.core.config import WORDS
-from slurmft.core.config import options as config_options
 from slurmft.core.errors import UsageError, one_line, unknown
+from slurmft.core.options import TYPE_NAMES
 from slurmft.train.task_facts import TASKS, TaskDeclaration, TaskFacts
 
 GROUP = "slurmft.tasks"
@@ -112,7 +112,9 @@ def options(task_class: Any, task: str, settings: tuple[str, ...]) -> Any:
         UsageError: the task has no option of that name, or the value is of another type.
     """
     options_class = task_class.Options if task_class else None
-    fields = config_options(options_class) if options_class else {}
+    fields = {}
+    if options_class:
+        fields = {each.name: each for each in dataclasses.fields(options_class)}
     values: dict[str, Any] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
@@ -133,5 +135,5 @@ def _parse(setting: str, text: str, kind: type) -> Any:
             return {"true": True, "false": False}[text.lower()]
         return kind(text)
     except (KeyError, ValueError):
-        expected = WORDS.get(kind, kind.__name__)
+        expected = TYPE_NAMES.get(kind, kind.__name__)
         raise UsageError(f"--task-option {setting!r} must be {expected}") from None

@@ -401,7 +401,7 @@ def test_hostfiles(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["--cluster", "mpirun"], "--cluster mpirun needs --hostfile"),
-        (["--hostfile", "hosts"], "is for --cluster mpirun, not auto"),
+        (["--hostfile", "hosts"], "needs --cluster mpirun: Slurm chooses the hosts"),
         (["--cluster", "mpirun", "--hostfile", "{hosts}"], "needs --nproc-per-node"),
         (
             ["--cluster", "mpirun", "--hostfile", "{hosts}", "--nproc-per-node", "1"],

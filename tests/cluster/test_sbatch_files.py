@@ -12,8 +12,9 @@ import pytest
 
 from slurmft.cluster import launcher
 from slurmft.cluster.slurm import commands
-from slurmft.core.config import JobConfig, RunConfig, build
+from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.files import write_json
+from slurmft.core.options import build
 from slurmft.runs.rundir import RunDir
 from slurmft.train.commands.prepare import find_run, job_values
 from slurmft.train.config import TrainConfig

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from slurmft.cluster.slurm.sbatch_options import request
-from slurmft.core.config import JobConfig, RunConfig, options, time_limit_min
+from slurmft.core.config import JobConfig, RunConfig, time_limit_min
 from slurmft.core.errors import UsageError
+from slurmft.core.options import options
 from slurmft.core.site import site_defaults
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.configure import OPTIONS, configure
@@ -69,7 +70,7 @@ def test_config_survives_json() -> None:
         ({"learning_rate": -1.0}, "--learning-rate -1.0 must be above 0"),
         ({"warmup_ratio": 1.5}, "between 0 and 1"),
         ({"dropout": 1.0}, "below 1"),
-        ({"seed": 2**32}, "below 2^32"),
+        ({"seed": 2**32}, "between 0 and 4294967295"),
         ({"class_weights": "even"}, "unknown --class-weights 'even'"),
         *(
             ({"class_weights": "balanced", "task": task}, why)
@@ -80,7 +81,10 @@ def test_config_survives_json() -> None:
                 "multi-label": "each of its classes is a decision of its own",
             }.items()
         ),
-        ({"doc_stride": 64, "max_length": 64}, "--doc-stride 64 must be below --max-length"),
+        (
+            {"doc_stride": 64, "max_length": 64},
+            "0 or more and below --max-length 64",
+        ),
     ],
 )
 def test_train_values_that_cannot_be_right(values: dict[str, object], message: str) -> None:

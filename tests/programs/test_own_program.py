@@ -319,7 +319,7 @@ def test_from_python(here: Path) -> None:
         (("--per", "rank", "--", "true"), "'rank'"),
         (("--stop-signal", "TREM", "--", "true"), "--stop-signal TREM"),
         (("--resume-args", "--from x", "--", "true"), "does not say where the checkpoint goes"),
-        (("--resume-args", "{latest}", "--", "true"), "needs the folder of the checkpoints"),
+        (("--resume-args", "{latest}", "--", "true"), "needs --checkpoint-dir DIR"),
     ],
 )
 def test_bad_input(here: Path, words: tuple[str, ...], fact: str) -> None:

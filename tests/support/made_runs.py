@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slurmft.core.config import JobConfig, RunConfig, build
+from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.files import write_json
+from slurmft.core.options import build
 from slurmft.runs.records import RecordWriter, StepWindows
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig

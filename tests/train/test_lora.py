@@ -372,9 +372,9 @@ def test_a_checkpoint_of_whole_weights_is_refused() -> None:
     [
         ({"lora": 0}, "--lora 0 must be at least 1"),
         ({"lora": 4, "lora_dropout": 1.0}, "--lora-dropout 1.0 must be 0 or more and below 1"),
-        ({"use_dora": True}, "--use-dora is an option of LoRA"),
-        ({"lora_targets": "query"}, "--lora-targets is an option of LoRA"),
-        ({"merge": True}, "--merge is an option of LoRA"),
+        ({"use_dora": True}, "--use-dora needs --lora RANK"),
+        ({"lora_targets": "query"}, "--lora-targets query needs --lora RANK"),
+        ({"merge": True}, "--merge needs --lora RANK"),
         ({"lora": 4, "merge": True, "load_in_4bit": True}, "cannot be used with --load-in-4bit"),
         ({"lora": 4, "merge": True, "shard": "full"}, "--shard full cannot be used with --merge"),
         ({"lora": 4, "load_in_4bit": True, "shard": "node"}, "cannot be used with --load-in-4bit"),

@@ -234,7 +234,10 @@ def test_checkpoint_of_another_sharding(train: Trains) -> None:
         ({"optimizer": "muon"}, "--shard full cannot be used with --optimizer muon"),
         ({"precision": "fp16"}, "--shard full cannot be used with --precision fp16"),
         ({"lora": 4, "merge": True}, "--shard full cannot be used with --merge\n"),
-        ({"shard": "none", "cpu_offload": True}, "--cpu-offload moves shares, and there are none"),
+        (
+            {"shard": "none", "cpu_offload": True},
+            "--cpu-offload needs --shard full",
+        ),
     ],
 )
 def test_what_excludes_each_other(options: dict[str, Any], said: str) -> None:

@@ -3,7 +3,8 @@
 import shlex
 from collections.abc import Callable, Iterable
 
-from slurmft.core.config import JobConfig, RunConfig, options
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.options import options
 from slurmft.runs.rundir import RunDir
 
 
@@ -21,7 +22,7 @@ def request(config: RunConfig) -> dict[str, str | None]:
         more["dependency"] = ",".join(filter(None, (more.get("dependency"), after)))
         more["kill-on-invalid-dep"] = "yes"  # many sites let such a job wait for ever
     return {
-        **of_fields(job, (n for n, o in options(JobConfig).items() if "sbatch" in o.metadata)),
+        **of_fields(job, (name for name, each in options(JobConfig).items() if each.sbatch)),
         "job-name": job.project,
         **more,
         # Slurm itself does it when a node dies.
@@ -37,7 +38,7 @@ def of_fields(job: JobConfig, names: Iterable[str]) -> dict[str, str | None]:
     """Fields of a job as options of sbatch, salloc and srun: option -> value, None for options that
     take none."""
     known = options(JobConfig)
-    given = {known[name].metadata["sbatch"]: getattr(job, name) for name in names}
+    given = {str(known[name].sbatch): getattr(job, name) for name in names}
     return {k: None if v is True else str(v) for k, v in given.items() if v not in (None, False)}
 
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from slurmft.core import decode, process
 from slurmft.core.agents import serve
-from slurmft.core.config import JobConfig, build
+from slurmft.core.config import JobConfig
 from slurmft.core.files import write_json
+from slurmft.core.options import build
 from slurmft.node import rendezvous, task
 from slurmft.node.rendezvous import Rendezvous
 from slurmft.plugins.examine import connections, inspection, node_use

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import slurmft
 from slurmft.cluster.templates import fill
-from slurmft.core.config import RunConfig, flag
+from slurmft.core.config import RunConfig
 from slurmft.core.errors import UsageError
+from slurmft.core.options import flag
 
 KINDS = ("pytorchjob", "trainjob")
 RUNS = "/runs"

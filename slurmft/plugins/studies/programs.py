@@ -8,8 +8,9 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from slurmft.core.config import JobConfig, options
+from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError, nearest
+from slurmft.core.options import options
 from slurmft.core.site import typed_values
 from slurmft.programs.description import FLAGS, LATEST, OWN_FILES
 from slurmft.train.config import TrainConfig

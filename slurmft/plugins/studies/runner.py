@@ -21,8 +21,9 @@ from slurmft.cluster import dependency, launcher, wait
 from slurmft.cluster.slurm import commands, job_array
 from slurmft.cluster.status import RunStatus
 from slurmft.cluster.submit import check, create, provenance, submit
-from slurmft.core.config import RunConfig, flag
+from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.options import flag
 from slurmft.core.site import in_file, merge, site_defaults
 from slurmft.core.text import some
 from slurmft.plugins.studies import programs, spec

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.core import shipped
-from slurmft.core.config import WORDS, is_repeatable
 from slurmft.core.errors import UsageError, unknown
 from slurmft.core.filesystem import absolute
+from slurmft.core.options import TYPE_NAMES
 from slurmft.core.site import in_file, typed_values
 from slurmft.plugins.studies import programs, published
 from slurmft.train.login.configure import OPTIONS
@@ -42,7 +42,7 @@ _DEFAULTS: dict[str, Any] = {
     "published": "", "program": {}, "fixed": {}, "grid": {}, "cells": [],
 }  # fmt: skip
 """Keys of a study file; a value has the type of its default."""
-_WORDS = WORDS | {dict: "a table", list: "a list of tables"}
+_TYPES = TYPE_NAMES | {dict: "a table", list: "a list of tables"}
 _NOT_VARIED = {
     "cluster": "a study runs on one cluster: give it in [fixed], or as a flag",
     "seed": "the repeats have seeds of their own; the first one goes into [fixed]",
@@ -146,7 +146,7 @@ def _check_top(path: Path, raw: dict[str, Any]) -> None:
             raise in_file(path, unknown("key", key, list(_DEFAULTS)))
         if type(value) is not (kind := type(_DEFAULTS[key])):
             raise UsageError(
-                f"{path}: {key} must be {_WORDS[kind]}, not {value!r}", "see slurmft study --help"
+                f"{path}: {key} must be {_TYPES[kind]}, not {value!r}", "see slurmft study --help"
             )
         least = 0 if key == "retries" else 1
         if kind is int and value < least:
@@ -294,7 +294,7 @@ def rounds(study: Study) -> Iterator[tuple[int, Cell]]:
 
 def typed(cell: Cell) -> dict[str, Any]:
     """The values of a cell, as in a configuration."""
-    repeatable = {k for k in cell if k in OPTIONS and is_repeatable(OPTIONS[k])}
+    repeatable = {k for k in cell if k in OPTIONS and OPTIONS[k].is_repeatable}
     return {k: tuple(v) if k in repeatable else v for k, v in cell.items()}
 
 

@@ -11,8 +11,8 @@ examples:
 from typing import Any
 
 from slurmft.cli.parser import Parser, given, print_json
-from slurmft.core.config import options
 from slurmft.core.errors import Exit
+from slurmft.core.options import options
 from slurmft.core.text import aligned, shown
 from slurmft.train import own_task
 from slurmft.train.cached_split import cached_split

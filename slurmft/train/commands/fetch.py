@@ -16,10 +16,10 @@ import subprocess
 import sys
 
 from slurmft.cli.parser import Parser
-from slurmft.core.config import build
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import to_json
 from slurmft.core.hub import is_local
+from slurmft.core.options import build
 from slurmft.train import recipes
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs

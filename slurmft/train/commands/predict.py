@@ -13,11 +13,11 @@ from pathlib import Path
 
 from slurmft.cli import submit_or_show
 from slurmft.cli.parser import Parser, given
-from slurmft.core.config import JobConfig, options
-from slurmft.train.commands.submit import USUAL
+from slurmft.core.config import JobConfig
+from slurmft.core.options import options
 from slurmft.train.config import TrainConfig
 
-_OWN = ("eval_batch_size", "max_length", "precision")
+_OWN = [name for name, each in options(TrainConfig).items() if each.predicts == "flag"]
 _WHERE = options(JobConfig).keys() - {"runs_dir"}
 
 
@@ -31,8 +31,7 @@ def parser() -> Parser:
     command.add_follow()
     command.add_options(TrainConfig, "how to predict (default: as the run evaluated)", _OWN)
     command.add_options(JobConfig, "where to run it", _WHERE)
-    usual = (name for name in USUAL if name in _WHERE)
-    return command.show_usual("output", "overwrite", *_OWN, *usual)
+    return command.show_usual(*_OWN)
 
 
 def main(argv: list[str]) -> int:

@@ -20,15 +20,16 @@ from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.cluster.submit import provenance
 from slurmft.core import hooks
-from slurmft.core.config import LEAD_S, JobConfig, RunConfig, flag, options, time_limit_min
+from slurmft.core.config import LEAD_S, JobConfig, RunConfig, time_limit_min
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.files import write_text
+from slurmft.core.options import flag, options
 from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.configure import OPTIONS, configure, resolve
 
-_SBATCH = [name for name, option in options(JobConfig).items() if "sbatch" in option.metadata]
+_SBATCH = [name for name, each in options(JobConfig).items() if each.sbatch]
 _NOT_HERE = {*_SBATCH, "requeue", "sbatch", "cluster"}
 """Options of a job that sbatch must have."""
 _SAME = {

@@ -23,18 +23,11 @@ from slurmft.cli.parser import Parser, given
 from slurmft.core.config import JobConfig
 from slurmft.train.config import TrainConfig
 
-USUAL = (
-    "task", "recipe", "model", "data", "text_column", "label_column", "max_length", "epochs",
-    "batch_size", "learning_rate", "lora", "name", "nodes", "partition", "account", "time",
-    "gpus_per_node", "mem", "setup", "runs_dir",
-)  # fmt: skip
-"""The options that --help shows; --help-all shows the others, too."""
-
 
 def parser() -> Parser:
     command = Parser("slurmft submit", __doc__).add_follow()
     command.add_options(TrainConfig, "what to train").add_options(JobConfig, "where to run it")
-    return command.show_usual(*USUAL)
+    return command.show_usual()
 
 
 def main(argv: list[str]) -> int:

@@ -3,7 +3,8 @@
 import dataclasses
 from typing import Any
 
-from slurmft.core.config import JobConfig, RunConfig, build, options, with_absolute_paths
+from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
+from slurmft.core.options import build, options
 from slurmft.core.site import merge, site_defaults
 from slurmft.train import recipes
 from slurmft.train.config import TrainConfig

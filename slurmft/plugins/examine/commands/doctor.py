@@ -23,10 +23,11 @@ from dataclasses import asdict
 from slurmft.cli.parser import Parser, Part, given, run_part
 from slurmft.cluster.slurm import allocation, commands
 from slurmft.core.agents import AgentError, Agents
-from slurmft.core.config import JobConfig, build
+from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.files import write_text
 from slurmft.core.filesystem import absolute
+from slurmft.core.options import build
 from slurmft.core.site import site_defaults
 from slurmft.plugins.examine import locks, node_use
 from slurmft.plugins.examine.examination import examine_cluster

@@ -14,8 +14,9 @@ from typing import Any
 
 from slurmft.cli.parser import Parser, Part, given, run_part
 from slurmft.cluster.submit import provenance
-from slurmft.core.config import JobConfig, RunConfig, build, options
+from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit
+from slurmft.core.options import build, options
 from slurmft.plugins.kubernetes import manifests
 from slurmft.programs import submission
 from slurmft.programs.description import FLAGS, OwnProgram

@@ -51,8 +51,9 @@ from slurmft.cluster import status as cluster_status
 from slurmft.cluster.slurm import job_array
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.cluster.status import RunStatus
-from slurmft.core.config import JobConfig, options
+from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, UsageError
+from slurmft.core.options import options
 from slurmft.core.text import aligned, duration, shown
 from slurmft.plugins.studies import folder as study_folder
 from slurmft.plugins.studies import runner, spec

@@ -1,0 +1,357 @@
+"""Options that describe themselves: all that slurmft knows of an option stands at its declaration.
+
+A configuration is a dataclass whose fields are declared with `option`:
+
+    nodes: int = option(1, "number of nodes", affects="both", at="job", least=1, sbatch="nodes")
+
+Each is a flag of a command (--nodes), a key of the site file (nodes) and a field of the run's
+config.json. Whoever needs a list of options derives it from what the declarations say:
+
+    [name for name, each in options(JobConfig).items() if each.sbatch]
+"""
+
+# No `from __future__ import annotations`: options are read from the types of their fields.
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
+
+from slurmft.core import credentials
+from slurmft.core.errors import UsageError, unknown
+
+Affects = Literal["result", "speed", "both", "nothing"]
+Place = Literal["submission", "job", "node", "rank"]
+Path = Literal["input", "output", "there"]
+Prediction = Literal["kept", "flag", "reset"]
+Count = Literal["devices", "batch", "work"]
+Command = Literal["data", "doctor", "doctor node", "doctor locks", "render"]
+
+TYPE_NAMES: dict[type, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+}
+"""Types of values, as messages call them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """A rule: the option that has it works only if another option is set."""
+
+    other: str
+    """Name of the other option."""
+    values: tuple[Any, ...] = ()
+    """Values of the other option that will do; empty: every value but its default."""
+    when: tuple[Any, ...] = ()
+    """Values of the declaring option that need it; empty: every value but its default."""
+    why: str = ""
+    """Reason, for the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Excludes:
+    """A rule: the option that has it does not work with some values of another option."""
+
+    other: str
+    """Name of the other option."""
+    but: tuple[Any, ...] = ()
+    """Values of the other option that work all the same, the one to advise first; empty: its
+    default alone."""
+    when: tuple[Any, ...] = ()
+    """Values of the declaring option that exclude it; empty: every value but its default."""
+    why: str = ""
+    """Reason, for the message."""
+    cure: str = ""
+    """What to do instead; empty: leave out one of the two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The declaration of one option."""
+
+    default: Any
+    help: str
+    """One plain clause for --help."""
+    _: KW_ONLY
+    affects: Affects | None = None
+    """What a change of the value changes: the result of a run, its speed, both or nothing.
+    Reports and studies take runs that differ in nothing else for repeats of one measurement.
+    Every declaration must say it."""
+    at: Place | None = None
+    """Where the value acts: while the run is submitted; in what the cluster is asked for; on every
+    node; in every rank. Every declaration must say it."""
+    metavar: str | None = None
+    """What --help shows for the value; None: the choices, or a word for the type."""
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    """The smallest value."""
+    above: float | None = None
+    """A number that every value is larger than."""
+    most: float | None = None
+    """The largest value."""
+    below: float | str | None = None
+    """A number that every value is smaller than, or the name of the option that has it."""
+    needs: tuple[Needs, ...] = ()
+    excludes: tuple[Excludes, ...] = ()
+    path: Path | None = None
+    """For paths: an input is read, and sent along by --on; an output is written by the run, and
+    belongs to it alone; "there" is a place on the nodes, which means nothing elsewhere."""
+    predicts: Prediction = "kept"
+    """What `slurmft predict` does with the value of the training: it keeps the value, or has a
+    flag for another, or resets it to the default, because it concerns training alone."""
+    counts: Count | None = None
+    """For sizes that a scaling study varies: a number of devices, of the samples of a step, or of
+    work. The cost model computes with them."""
+    usual: bool = False
+    """Whether --help shows it; --help-all shows all options."""
+    varies: bool = True
+    """Whether the cells of a study may differ in it."""
+    decides_tokens: bool = False
+    """Whether the tokens that are made of the data depend on it."""
+    sbatch: str | None = None
+    """The option of sbatch, salloc and srun that carries the value."""
+    scontrol: str | None = None
+    """The field of `scontrol show job` that has the value."""
+    published: tuple[str, ...] = ()
+    """Columns of published tables that have the value under another name."""
+    commands: tuple[Command, ...] = ()
+    """Commands that have this flag, besides those that submit runs."""
+    name: str = ""
+    """Name of the field; `options` fills it in."""
+    annotation: Any = None
+    """Type of the field; `options` fills it in."""
+
+    @property
+    def flag(self) -> str:
+        """The command-line spelling: batch_size is --batch-size."""
+        return flag(self.name)
+
+    @property
+    def value_type(self) -> type:
+        """The type of one value: `int` for `int | None`, `str` for `tuple[str, ...]`."""
+        arguments = get_args(self.annotation)
+        of_value: type = arguments[0] if arguments else self.annotation
+        return of_value
+
+    @property
+    def placeholder(self) -> str:
+        """What stands for a value in help and messages, where no metavar is declared."""
+        return {int: "N", float: "X", str: "TEXT"}[self.value_type]
+
+    @property
+    def is_repeatable(self) -> bool:
+        return get_origin(self.annotation) is tuple
+
+    @property
+    def affects_result(self) -> bool:
+        return self.affects in ("result", "both")
+
+    @property
+    def affects_speed(self) -> bool:
+        return self.affects in ("speed", "both")
+
+    @property
+    def affects_measurement(self) -> bool:
+        """Whether runs that differ in the value are different measurements."""
+        return self.affects != "nothing"
+
+    def is_set(self, value: Any) -> bool:
+        """Returns whether a value is another one than the default."""
+        return value is not None and value != self.default
+
+    def checked(self, value: Any) -> Any:
+        """Converts a value as JSON and TOML have it to the type of the field.
+
+        Raises:
+            UsageError: it is of another type.
+        """
+        expected = TYPE_NAMES.get(self.value_type, self.value_type.__name__)
+        if self.is_repeatable:
+            is_list = isinstance(value, (list, tuple))
+            if is_list and all(type(each) is self.value_type for each in value):
+                return tuple(value)
+            expected = "a list of strings"
+        elif type(value) is self.value_type or (value is None and self.default is None):
+            return value
+        elif self.value_type is float and type(value) is int:
+            return float(value)
+        raise UsageError(f"{self.name} must be {expected}, not {value!r}")
+
+    def check_bounds(self, value: Any, config: Any) -> None:
+        """Raises UsageError where a value is out of bounds; NaN is out of all."""
+        below = getattr(config, self.below) if isinstance(self.below, str) else self.below
+        is_inside = (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (below is None or value < below)
+        )
+        if not is_inside:
+            raise UsageError(f"{self.flag} {value} must be {self._bounds(below)}")
+
+    def _bounds(self, below: float | None) -> str:
+        """The bounds in words: "0 or more and below 1"."""
+        if self.least is not None and self.most is not None:
+            return f"between {self.least} and {self.most}"
+        parts = []
+        if self.least is not None:
+            parts.append("0 or more" if self.least == 0 else f"at least {self.least}")
+        if self.above is not None:
+            parts.append(f"above {self.above}")
+        if self.most is not None:
+            parts.append(f"at most {self.most}")
+        if isinstance(self.below, str):
+            parts.append(f"below {flag(self.below)} {below}")
+        elif below is not None:
+            parts.append(f"below {below}")
+        return " and ".join(parts)
+
+
+def flag(name: str) -> str:
+    """The command-line spelling of a field: batch_size is --batch-size."""
+    return "--" + name.replace("_", "-")
+
+
+# --- declarations ---------------------------------------------------------------------------------
+
+_KEY = "option"
+_Facets = ParamSpec("_Facets")
+
+
+def _declares(make: Callable[_Facets, Option]) -> Callable[_Facets, Any]:
+    """Returns a function with the arguments of `make` that returns a dataclass field."""
+
+    def declare(*args: _Facets.args, **facets: _Facets.kwargs) -> Any:
+        declaration = make(*args, **facets)
+        return field(default=declaration.default, metadata={_KEY: declaration})
+
+    return declare
+
+
+option = _declares(Option)
+"""Declares an option as a field of a dataclass; takes the arguments of `Option`."""
+
+
+def options(config: type[Any]) -> dict[str, Option]:
+    """Name -> declaration of every option of a configuration, in the order of its fields."""
+    if config not in _OPTIONS:
+        _OPTIONS[config] = {
+            each.name: dataclasses.replace(
+                each.metadata[_KEY], name=each.name, annotation=each.type
+            )
+            for each in dataclasses.fields(config)
+            if _KEY in each.metadata
+        }
+    return _OPTIONS[config]
+
+
+_OPTIONS: dict[Any, dict[str, Option]] = {}
+"""What `options` returned before: it is asked for every value that is checked."""
+
+
+Config = TypeVar("Config")
+
+
+def build(config: type[Config], values: dict[str, Any]) -> Config:
+    """Makes a configuration of those of `values` that are its fields.
+
+    Raises:
+        UsageError: a value that cannot be right.
+    """
+    declared = options(config)
+    arguments = {}
+    for each in dataclasses.fields(config):  # type: ignore[arg-type]
+        if each.name in values:
+            # A field that is no option describes something: its type is checked all the same.
+            plain = Option(each.default, "", name=each.name, annotation=each.type)
+            arguments[each.name] = declared.get(each.name, plain).checked(values[each.name])
+    return config(**arguments)
+
+
+# --- values that cannot be right ------------------------------------------------------------------
+
+
+def check_options(config: Any) -> None:
+    """Checks every value of a configuration against what its declaration says.
+
+    Raises:
+        UsageError: a value is none of the choices or out of bounds, or contradicts another one.
+    """
+    for each in options(type(config)).values():
+        value = getattr(config, each.name)
+        if value is None:
+            continue
+        if each.choices and value not in each.choices:
+            raise unknown(each.flag, value, list(each.choices))
+        each.check_bounds(value, config)
+    for each in options(type(config)).values():
+        value = getattr(config, each.name)
+        for need in each.needs:
+            if _applies(each, value, need.when):
+                _check_needed(config, each, value, need)
+        for exclusion in each.excludes:
+            if _applies(each, value, exclusion.when):
+                _check_excluded(config, each, value, exclusion)
+
+
+def _applies(declared: Option, value: Any, when: tuple[Any, ...]) -> bool:
+    return value in when if when else declared.is_set(value)
+
+
+def _check_needed(config: Any, declared: Option, value: Any, need: Needs) -> None:
+    other = options(type(config))[need.other]
+    other_value = getattr(config, other.name)
+    if other_value in need.values or (not need.values and other.is_set(other_value)):
+        return
+    wanted = _typed(other, need.values[0] if need.values else None)
+    reason = f": {need.why}" if need.why else ""
+    raise UsageError(
+        f"{_typed(declared, value)} needs {wanted}{reason}",
+        f"add {wanted}, or leave {declared.flag} out",
+    )
+
+
+def _check_excluded(config: Any, declared: Option, value: Any, exclusion: Excludes) -> None:
+    other = options(type(config))[exclusion.other]
+    other_value = getattr(config, other.name)
+    if other_value in exclusion.but or not other.is_set(other_value):
+        return
+    instead = f"use {exclusion.but[0]}" if exclusion.but else "leave it"
+    reason = f": {exclusion.why}" if exclusion.why else ""
+    raise UsageError(
+        f"{_typed(declared, value)} cannot be used with {_typed(other, other_value)}{reason}",
+        exclusion.cure or f"{instead}, or leave {declared.flag} out",
+    )
+
+
+def _typed(declared: Option, value: Any) -> str:
+    """An option with a value as a user types it; without a value, with the word for it."""
+    if declared.value_type is bool:
+        return declared.flag
+    if value is None:
+        value = declared.metavar or declared.placeholder
+    return f"{declared.flag} {value}"
+
+
+def texts(config: Any) -> list[tuple[str, str]]:
+    """Name of the field and text, for every text that a configuration holds."""
+    pairs = []
+    for each in dataclasses.fields(config):
+        value = getattr(config, each.name)
+        several = value if isinstance(value, tuple) else (value,)
+        pairs += [(each.name, text) for text in several if isinstance(text, str)]
+    return pairs
+
+
+def check_credentials(config: Any) -> None:
+    """Raises UsageError where a value holds a password or a token: values are written to files."""
+    for name, value in texts(config):
+        if kind := credentials.kind_in(value):
+            raise UsageError(
+                f"{flag(name)} {credentials.redact(value)!r} holds {kind}: everybody who sees the "
+                "run's files or this machine's processes would read it",
+                "put it into the environment, which the job inherits (export HF_TOKEN=...), or log "
+                "in once: hf auth login; and revoke it, if others use this machine",
+            )

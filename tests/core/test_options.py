@@ -1,0 +1,211 @@
+"""Declarations of options: each answers every question, and rules are checked in one place."""
+
+# No `from __future__ import annotations`: options are read from the types of their fields.
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from slurmft.core import options as module
+from slurmft.core.config import JobConfig
+from slurmft.core.errors import UsageError
+from slurmft.core.options import Excludes, Needs, Option, build, check_options, option, options
+from slurmft.programs.description import OwnProgram
+from slurmft.train.config import TrainConfig
+
+CONFIGURATIONS = (JobConfig, TrainConfig, OwnProgram)
+
+
+def problems(config: type[Any]) -> Iterator[str]:
+    """Questions to which options of a configuration have no answer, or none that can be right."""
+    known = options(config)
+    answers = {
+        name: typing.get_args(getattr(module, name))
+        for name in ("Affects", "Place", "Path", "Prediction", "Count", "Command")
+    }
+    for name, each in known.items():
+        where = f"{config.__name__}.{name}"
+        if each.affects not in answers["Affects"]:
+            yield f"{where} does not say what it affects"
+        if each.at not in answers["Place"]:
+            yield f"{where} does not say where it acts (at)"
+        if each.path not in (None, *answers["Path"]):
+            yield f"{where}: path = {each.path!r}"
+        if each.predicts not in answers["Prediction"]:
+            yield f"{where}: predicts = {each.predicts!r}"
+        if each.counts not in (None, *answers["Count"]):
+            yield f"{where}: counts = {each.counts!r}"
+        if not set(each.commands) <= set(answers["Command"]):
+            yield f"{where}: commands = {each.commands}"
+        is_number = each.value_type in (int, float)
+        has_bound = (each.least, each.above, each.most, each.below) != (None,) * 4
+        if is_number != has_bound:
+            yield f"{where}: a number has bounds, and nothing else has"
+        if not each.help or each.help[0].isspace() or each.help.endswith("."):
+            yield f"{where}: help is one clause without a full stop"
+        if each.metavar in ("DIR", "FILE", "ID|DIR") and each.path is None:
+            yield f"{where} does not say which kind of path it is"
+        if each.metavar and each.choices:
+            yield f"{where} has choices, which its metavar hides"
+        others = [rule.other for rule in each.needs] + [rule.other for rule in each.excludes]
+        for other in others:
+            if other not in known:
+                yield f"{where}: {other} is no option of {config.__name__}"
+        for need in each.needs:
+            if each.predicts != "reset" and known[need.other].predicts == "reset":
+                yield f"{where} must be reset in predictions, as {need.other} is, which it needs"
+
+
+@pytest.mark.parametrize("config", CONFIGURATIONS)
+def test_every_option_answers_every_question(config: type[Any]) -> None:
+    assert options(config)
+    assert list(problems(config)) == []
+
+
+def test_an_option_without_an_answer_is_named() -> None:
+    @dataclass(frozen=True)
+    class Incomplete:
+        wheels: int = option(4, "number of wheels", at="job", least=0)
+        colour: str = option("red", "colour of the paint.", affects="nothing")
+
+    assert list(problems(Incomplete)) == [
+        "Incomplete.wheels does not say what it affects",
+        "Incomplete.colour does not say where it acts (at)",
+        "Incomplete.colour: help is one clause without a full stop",
+    ]
+
+
+def test_names_of_options_differ_between_configurations() -> None:
+    """They are keys of one site file, and flags of the same commands."""
+    names = [name for config in CONFIGURATIONS for name in options(config)]
+    assert len(names) == len(set(names))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Car:
+    engine: str = option(
+        "petrol", "kind", affects="both", at="job", choices=("petrol", "diesel", "electric")
+    )
+    volts: int | None = option(
+        None,
+        "voltage",
+        affects="speed",
+        at="job",
+        metavar="V",
+        above=0,
+        needs=(Needs("engine", ("electric",), why="others have no battery"),),
+    )
+    seats: int = option(4, "seats", affects="nothing", at="job", least=1, most=9)
+    loading: float = option(0.0, "share", affects="speed", at="job", least=0, below=1)
+    children: int = option(0, "seats of children", affects="nothing", at="job", below="seats")
+    tow_bar: bool = option(
+        False,
+        "tow bar",
+        affects="speed",
+        at="job",
+        excludes=(Excludes("engine", but=("diesel", "petrol")), Excludes("trailer")),
+    )
+    trailer: str | None = option(None, "trailer", affects="speed", at="job")
+    sport: str = option(
+        "off",
+        "sports mode",
+        affects="speed",
+        at="job",
+        choices=("off", "on", "auto"),
+        needs=(Needs("trailer", when=("auto",)),),
+        excludes=(Excludes("seats", when=("on",), why="it is low", cure="stay at home"),),
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@pytest.mark.parametrize(
+    ("values", "message", "hint"),
+    [
+        ({"engine": "steam"}, "unknown --engine 'steam'", None),
+        (
+            {"volts": 12},
+            "--volts 12 needs --engine electric: others have no battery",
+            "add --engine electric, or leave --volts out",
+        ),
+        ({"volts": 0, "engine": "electric"}, "--volts 0 must be above 0", None),
+        ({"seats": 10}, "--seats 10 must be between 1 and 9", None),
+        ({"seats": 0}, "--seats 0 must be between 1 and 9", None),
+        ({"loading": 1.0}, "--loading 1.0 must be 0 or more and below 1", None),
+        ({"loading": -0.1}, "--loading -0.1 must be 0 or more and below 1", None),
+        ({"loading": float("nan")}, "--loading nan must be 0 or more and below 1", None),
+        ({"children": 4}, "--children 4 must be below --seats 4", None),
+        (
+            {"tow_bar": True, "engine": "electric"},
+            "--tow-bar cannot be used with --engine electric",
+            "use diesel, or leave --tow-bar out",
+        ),
+        (
+            {"tow_bar": True, "trailer": "x"},
+            "--tow-bar cannot be used with --trailer x",
+            "leave it, or leave --tow-bar out",
+        ),
+        (
+            {"sport": "auto"},
+            "--sport auto needs --trailer TEXT",
+            "add --trailer TEXT, or leave --sport out",
+        ),
+        (
+            {"sport": "on", "seats": 2},
+            "--sport on cannot be used with --seats 2: it is low",
+            "stay at home",
+        ),
+    ],
+)
+def test_values_that_cannot_be_right(
+    values: dict[str, Any], message: str, hint: str | None
+) -> None:
+    with pytest.raises(UsageError) as error:
+        Car(**values)
+    assert error.value.message.startswith(message)
+    assert hint is None or error.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"engine": "electric", "volts": 400, "seats": 9, "children": 8, "loading": 0.999},
+        {"tow_bar": True, "engine": "diesel"},
+        {"sport": "auto", "trailer": "x", "seats": 1},
+        {"sport": "on"},
+    ],
+)
+def test_values_that_are_right(values: dict[str, Any]) -> None:
+    assert dataclasses.asdict(Car(**values)).items() >= values.items()
+
+
+def test_what_a_declaration_says_of_its_field() -> None:
+    known = options(JobConfig)
+    assert list(known) == [each.name for each in dataclasses.fields(JobConfig)]
+    assert known["nodes"].value_type is int
+    assert known["mem"].value_type is str
+    assert known["setup"].value_type is str
+    assert known["setup"].is_repeatable
+    assert not known["mem"].is_repeatable
+    assert known["gpus_per_node"].flag == "--gpus-per-node"
+    assert [each.default for each in known.values()] == list(
+        dataclasses.asdict(JobConfig()).values()
+    )
+
+
+def test_fields_that_are_no_options_are_no_flags() -> None:
+    assert "argv" not in options(OwnProgram)
+    with pytest.raises(UsageError, match="folder must be a text, not 3"):
+        build(OwnProgram, {"argv": ["true"], "folder": 3, "file": ""})
+
+
+def test_a_declaration_takes_only_known_facets() -> None:
+    with pytest.raises(TypeError, match="afects"):
+        option(1, "help", afects="nothing")  # type: ignore[call-arg]
+    assert Option(1, "help").affects is None
