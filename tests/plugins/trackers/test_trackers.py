@@ -10,7 +10,8 @@ import sys
 import threading
 import zipfile
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
@@ -18,6 +19,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from slurmft.core.config import TRACKERS, JobConfig, RunConfig
 from slurmft.core.errors import UsageError
 from slurmft.plugins.trackers import trackers
+from slurmft.plugins.trackers.adapters import ADAPTERS
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE, records, slurmft
@@ -151,7 +153,56 @@ def test_run_whose_tracker_fails(tmp_path: Path) -> None:
 
 
 def test_names_are_those_of_accelerate() -> None:
-    assert set(TRACKERS) == {*LOGGER_TYPE_TO_CLASS}
+    assert set(TRACKERS) == {*LOGGER_TYPE_TO_CLASS} == {*ADAPTERS}
+
+
+class Recorder(Bad):
+    """A tracker that notes how it is started, and has an id wherever one is looked for."""
+
+    calls: ClassVar[list[dict[str, Any]]] = []
+
+    def __call__(self, project: str, **settings: Any) -> Bad:
+        self.calls.append({"project": project} | settings)
+        self.run = self.active_run = self.writer = self.task = self
+        self.info = self
+        self.id = self.run_id = self.hash = "id-1"
+        return self
+
+    def get_key(self) -> str:
+        return "id-1"
+
+
+@pytest.mark.parametrize(
+    ("name", "resumes_by"),
+    [
+        ("tensorboard", {"purge_step": 8}),
+        ("wandb", {"resume": "allow"}),
+        ("mlflow", {"run_id": "id-1"}),
+        ("trackio", {"resume": "allow"}),
+        ("aim", {"run_hash": "id-1"}),
+        ("clearml", {"continue_last_task": "id-1"}),
+        ("dvclive", {"resume": True}),
+        ("swanlab", {"mode": "offline"}),
+    ],
+)
+def test_a_resumed_run_continues_the_run_of_its_tracker(
+    name: str, resumes_by: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, name, Recorder(""))
+    monkeypatch.setattr(Recorder, "calls", [])
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(teardown=lambda: None))
+    run = make_run(tmp_path, name)
+    for start in (START, {"event": "resume", "step": 7}):
+        tracking = trackers.Tracking(run)
+        tracking.take(start)
+        tracking.take(step(10))
+        tracking.close()
+        assert list(tracking.messages()) == []
+    first, second = Recorder.calls
+    assert first["project"] == second["project"]
+    assert first.get("id") == second.get("id")
+    assert resumes_by.items() <= second.items()
 
 
 @pytest.mark.extra("trackers")
@@ -207,6 +258,6 @@ def test_what_to_type_after_a_run(tmp_path: Path) -> None:
     (run.tracking / "wandb" / "offline-run-1").mkdir(parents=True)
     folder = f"'{run.tracking}"
     assert trackers.next_commands(run) == [
-        f"tensorboard --logdir {folder}'",
         f"wandb sync --append {folder}/wandb/offline-run-1'",
+        f"tensorboard --logdir {folder}'",
     ]
