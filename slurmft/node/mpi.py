@@ -13,11 +13,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from slurmft.core import decode
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, run_main
-from slurmft.core.files import exists_now, read_json, write_json
+from slurmft.core.files import exists_now, write_json
 from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node import signals
 from slurmft.node.hardware import host_name
@@ -47,7 +48,7 @@ _LOOK_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A rank among all ranks, and among those of its host."""
+    """The place of a rank among all ranks, and among the ranks of its host."""
 
     rank: int
     size: int
@@ -56,18 +57,22 @@ class Place:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Place":
-        """The place that MPI has given to this process; SlurmftError where it has not started
-        it."""
+        """Reads the place that MPI has given to this process.
+
+        Raises:
+            SlurmftError: MPI has not started this process.
+        """
         for names in _NAMES:
-            if all(environment.get(n, "").isdigit() for n in names):
-                return cls(*(int(environment[n]) for n in names))
+            values = [environment.get(name, "") for name in names]
+            if all(value.isdigit() for value in values):
+                return cls(*map(int, values))
         raise SlurmftError(
             "neither OMPI_COMM_WORLD_RANK nor PMI_RANK and its local counterparts are set",
             "start it by `slurmft submit --cluster mpirun`",
         )
 
     def environment(self, rendezvous: Rendezvous) -> dict[str, str]:
-        """What torchrun would have set."""
+        """Returns the variables that torchrun would have set."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.size),
@@ -82,7 +87,7 @@ class Place:
 def run_rank(supervisor: Supervisor, place: Place) -> int:
     """Runs one rank; returns its exit code."""
     run = supervisor.run
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by which a failed rank ends its torchrun
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a failed rank sends it, to end torchrun
     config = run.load_own_config()
     run.settle_permissions()
     check_size(place, config)
@@ -103,7 +108,7 @@ def run_rank(supervisor: Supervisor, place: Place) -> int:
 
 def _await_stop(supervisor: Supervisor) -> None:
     """Passes on the stop of the whole job: mpirun itself would kill the ranks. The first rank looks
-    for it, and tells the others."""
+    for the stop's file, and tells the others."""
     peers = supervisor.peers
     if peers.is_head:
         while not exists_now(stop_marker(supervisor.run)):
@@ -114,8 +119,9 @@ def _await_stop(supervisor: Supervisor) -> None:
 
 
 def check_size(place: Place, config: RunConfig) -> None:
-    """Raises RendezvousError where mpirun started other ranks than the run is set up for."""
-    nodes, nproc = config.job.nodes, config.job.nproc_per_node or 1
+    """Checks that mpirun started the ranks that the run is set up for; raises RendezvousError."""
+    nodes = config.job.nodes
+    nproc = config.job.nproc_per_node or 1
     if (place.size, place.local_size) != (nodes * nproc, nproc):
         raise RendezvousError(
             f"the run is set up for {nproc} ranks on each of {nodes} nodes, but mpirun started "
@@ -125,7 +131,7 @@ def check_size(place: Place, config: RunConfig) -> None:
 
 
 def _child(run: RunDir, config: RunConfig, place: Place) -> Child:
-    pmi = os.environ.get("PMI_FD")  # by which the rank speaks to mpirun
+    pmi = os.environ.get("PMI_FD")  # the rank speaks to mpirun by it
     return Child(
         command=[sys.executable, "-m", config.program.module, str(run.path)],
         record_failure=lambda code, log, start: record_rank_failure(run, place.rank, code),
@@ -140,9 +146,12 @@ def record_rank_failure(run: RunDir, rank: int, code: int) -> int:
     where = f"rank {rank} on {host_name()}"
     hint = f"log: {run.rank_log(rank)}"
     if code < 0:
-        oom = " (out of memory?)" if code == -signal.SIGKILL else ""
-        killed = SlurmftError(f"it was killed by {signal.Signals(-code).name}{oom}", hint)
-        run.add(Failure.of(where, killed, secondary=code == -signal.SIGABRT, retry=True))
+        text = f"it was killed by {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            text += " (out of memory?)"
+        is_secondary = code == -signal.SIGABRT  # a rank that loses its peers may abort
+        killed = SlurmftError(text, hint)
+        run.add(Failure.of(where, killed, secondary=is_secondary, retry=True))
         return 128 - code
     if run.root_failure(current_attempt(), f"rank-{rank}-*") is None:
         unknown = SlurmftError(f"it ended with exit code {code}", hint)
@@ -156,8 +165,11 @@ def record_rank_failure(run: RunDir, rank: int, code: int) -> int:
 def join(
     run: RunDir, config: RunConfig, place: Place, environment: Mapping[str, str]
 ) -> tuple[Rendezvous, Peers]:
-    """The rendezvous, checked, and the connections: rank 0 chooses ports that are free on its host,
-    and tells the others by a file in the run directory."""
+    """Joins the rendezvous; returns it, checked, and the connections.
+
+    Rank 0 chooses ports that are free on its host, and tells the others by a file in the run
+    directory.
+    """
     hosts = environment.get(HOSTS, host_name()).split(",")
     host = own_name(hosts, place.rank // place.local_size)
     rendezvous_id = f"{run.path.name}.{current_attempt()}"
@@ -175,22 +187,26 @@ def join(
         write_json(run.rendezvous, dataclasses.asdict(rendezvous))
         return rendezvous, peers
     timeout_s = config.job.rdzv_timeout_s
-    found = await_rendezvous(run, rendezvous_id, host, timeout_s)
-    own = {"hosts": tuple(found["hosts"]), "node_rank": found["hosts"].index(host)}
-    rendezvous = Rendezvous(**found | own)
-    where = (host, rendezvous.head, rendezvous.check_port, rendezvous_id)
-    return rendezvous, check_reachable(*where, timeout_s)[1]
+    of_head = await_rendezvous(run, rendezvous_id, host, timeout_s)
+    rendezvous = dataclasses.replace(of_head, node_rank=of_head.hosts.index(host))
+    port = rendezvous.check_port
+    _, peers = check_reachable(host, rendezvous.head, port, rendezvous_id, timeout_s)
+    return rendezvous, peers
 
 
-def await_rendezvous(
-    run: RunDir, rendezvous_id: str, host: str, timeout_s: float
-) -> dict[str, Any]:
-    """What rank 0 has written; RendezvousError where it did not appear."""
-    deadline, pause_s = time.monotonic() + timeout_s, 0.1
+def await_rendezvous(run: RunDir, rendezvous_id: str, host: str, timeout_s: float) -> Rendezvous:
+    """Waits for what rank 0 writes: the rendezvous, as rank 0 sees it.
+
+    Raises:
+        RendezvousError: it did not appear.
+    """
+    deadline = time.monotonic() + timeout_s
+    pause_s = 0.1
     while time.monotonic() < deadline:
-        found = read_json(run.rendezvous) if exists_now(run.rendezvous) else None
-        if found and found["id"] == rendezvous_id:
-            return found
+        if exists_now(run.rendezvous):
+            rendezvous = decode.read(run.rendezvous, Rendezvous)
+            if rendezvous is not None and rendezvous.id == rendezvous_id:
+                return rendezvous
         time.sleep(pause_s)
         pause_s *= 1.5  # there may be thousands of ranks
     raise RendezvousError(
@@ -201,24 +217,27 @@ def await_rendezvous(
 
 
 def own_name(hosts: list[str], expected: int) -> str:
-    """This host's name in the list: mpirun may start with another one than the first."""
+    """Returns this host's name in the list. mpirun may start with another host than the first."""
     candidates = [*hosts[expected : expected + 1], *hosts]
-    return next((host for host in candidates if own_addresses(host)), candidates[0])
+    for host in candidates:
+        if own_addresses(host):
+            return host
+    return candidates[0]
 
 
 def stop_marker(run: RunDir) -> Path:
-    """The file whose presence tells all ranks of an attempt to stop."""
+    """Returns the file whose presence tells all ranks of an attempt to stop."""
     return run.logs / f"stop-{current_attempt()}"
 
 
 def stopped_marker(run: RunDir) -> Path:
-    """The file whose presence says that the ranks of an attempt have saved and stopped."""
+    """Returns the file whose presence says that the ranks of an attempt have saved and stopped."""
     return run.logs / f"stopped-{current_attempt()}"
 
 
 def main(argv: list[str]) -> NoReturn:
-    # Within an allocation: those of mpirun's host, for all ranks; and of Slurm's tasks, which the
-    # ranks are not.
+    # Within an allocation, these have the values of mpirun's host for all ranks. The ranks are no
+    # tasks of Slurm.
     for variable in ("SLURMD_NODENAME", "SLURM_CPUS_PER_TASK"):
         os.environ.pop(variable, None)
     signals.block()

@@ -30,8 +30,10 @@ from slurmft.runs import log_times
 from slurmft.runs.rundir import RunDir, log_head
 
 _POLL_S = 0.5
-_HEAD_LOOKS_EVERY_S, _LOOKS_PER_S = 2.0, 1
-"""How often the head looks into the run directory, and all other tasks together."""
+_HEAD_LOOKS_EVERY_S = 2.0
+"""How often the head looks into the run directory."""
+_LOOKS_PER_S = 1
+"""How often all other tasks together look into the run directory."""
 _CAUSE_WAIT_S = 5
 _OPEN_FILES = 65536
 """The usual soft limit, 1024, is less than the connections of a job of a thousand ranks."""
@@ -42,16 +44,16 @@ class Child:
     """The process that a task starts and supervises."""
 
     command: list[str]
-    """Beginning with the Python interpreter."""
+    """The command line. The first word is the Python interpreter."""
     record_failure: Callable[[int, Path, int], int]
     """Records why the child failed, by its exit code, its log, and the byte at which its output
     begins there; returns the exit code of the task."""
     tasks: int
-    """How many the job has."""
+    """Number of tasks of the job."""
     records_stop: bool
-    """Whether this task records in the run directory that the job is stopping: one of all does."""
+    """True for the one task that records in the run directory that the job is stopping."""
     ends_with_others: bool = True
-    """Whether the failure of another node ends this one, too: srun sends it a stop signal then."""
+    """True if the failure of another node ends this one, too: srun sends it a stop signal then."""
     pass_fds: tuple[int, ...] = ()
 
 
@@ -64,7 +66,7 @@ class Supervisor:
         """The other tasks of the job, once they are connected."""
         self.stop_signal = 0
         """The first stop signal that came; 0: none."""
-        self._told_stop = False
+        self._has_recorded_stop = False
         self._process: subprocess.Popen[bytes] | None = None
 
     def stop(self, signal_number: int, sender: int = 0) -> None:
@@ -89,22 +91,25 @@ class Supervisor:
         if code is None:
             process.end(self._process)
             return int(Exit.FAILED)
-        if code == 0:
-            return int(Exit.STOPPED if (watchdog.folder / "stopped").exists() else Exit.OK)
-        return child.record_failure(code, log_path, start)
+        if code != 0:
+            return child.record_failure(code, log_path, start)
+        if (watchdog.folder / "stopped").exists():
+            return int(Exit.STOPPED)
+        return int(Exit.OK)
 
     def _watch(
         self, running: subprocess.Popen[bytes], child: Child, watchdog: Watchdog
     ) -> int | None:
-        """Waits for the child's exit code; None: the child is to be killed."""
+        """Waits for the child's exit code; None: the child must be killed."""
         look_at = time.monotonic() + look_pause_s(child.tasks, self.peers.is_head)
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return running.wait(_POLL_S)
             if time.monotonic() >= look_at:
                 look_at = time.monotonic() + look_pause_s(child.tasks, self.peers.is_head)
-                if self._is_over():
+                if self._is_superseded():
                     return None
+                self._look_for_failed_tasks()
             if self.peers.heard(HANG):
                 watchdog.dump(self.run)
             if self.stop_signal:
@@ -116,24 +121,30 @@ class Supervisor:
             if watchdog.check() and self._record_hang(watchdog):
                 return None
 
-    def _is_over(self) -> bool:
-        """Looks into the run directory: has a later attempt begun? The head also looks for tasks
-        that failed before they were connected, and tells the others."""
-        if self.run.is_superseded(current_attempt()):
-            print(f"{self.run.path}: a later attempt has begun", file=sys.stderr)
-            return True
-        failed = self.run.all_failures("node-*") if self.peers.is_head and self.stop_signal else []
-        if any(f.attempt == current_attempt() for f in failed):
+    def _is_superseded(self) -> bool:
+        """Looks into the run directory: has a later attempt begun?"""
+        if not self.run.is_superseded(current_attempt()):
+            return False
+        print(f"{self.run.path}: a later attempt has begun", file=sys.stderr)
+        return True
+
+    def _look_for_failed_tasks(self) -> None:
+        """As the head, looks for tasks that failed before they were connected, and tells the
+        others."""
+        if not self.peers.is_head or not self.stop_signal:
+            return
+        failures = self.run.all_failures("node-*")
+        if any(failure.attempt == current_attempt() for failure in failures):
             self.peers.tell(FAILED)
-        return False
 
     def _record_stopping(self) -> None:
-        if not self._told_stop and self.run.get_state().state == "running":
-            self._told_stop = True
+        """Records once that the job is stopping."""
+        if not self._has_recorded_stop and self.run.get_state().state == "running":
+            self._has_recorded_stop = True
             self.run.set_state("stopping", f"the job received {Signals(self.stop_signal).name}")
 
     def _record_hang(self, watchdog: Watchdog) -> bool:
-        """Records where the ranks of this node hang; False: they moved meanwhile."""
+        """Records where the ranks of this node hang. False: they have moved meanwhile."""
         self.peers.tell(HANG)
         watchdog.dump(self.run)
         hang = watchdog.check()
@@ -153,15 +164,19 @@ class Supervisor:
 
 
 def look_pause_s(tasks: int, is_head: bool) -> float:
-    """Until a task looks again: many tasks together look no more often than few."""
-    others_s = random.uniform(0.5, 1.5) * tasks / _LOOKS_PER_S
-    return _HEAD_LOOKS_EVERY_S if is_head else max(_HEAD_LOOKS_EVERY_S, others_s)
+    """Returns the time until a task looks again: many tasks together look no more often than
+    few."""
+    if is_head:
+        return _HEAD_LOOKS_EVERY_S
+    # At random, so that tasks that started together do not look together.
+    pause_s = random.uniform(0.5, 1.5) * tasks / _LOOKS_PER_S
+    return max(_HEAD_LOOKS_EVERY_S, pause_s)
 
 
 def await_cause(peers: Peers) -> bool:
-    """Gives the node where the failure began a moment to record it; returns whether it said so.
+    """Gives the node where the failure began a moment to record it; True: it says that it failed.
 
-    Ranks here only lost their peers, or wait for them; and the end of this task makes srun end that
+    Ranks here only lost their peers, or wait for them. The end of this task makes srun end that
     node's task, too.
     """
     return peers.heard(FAILED, _CAUSE_WAIT_S)
@@ -190,8 +205,9 @@ def run_task(run_dir: str, task: Callable[[Supervisor], int]) -> NoReturn:
 
 def record_error(run: RunDir, error: Exception) -> int:
     """Records an error of the task itself; returns the exit code."""
-    trace = None if isinstance(error, SlurmftError) else traceback.format_exc()
-    if not isinstance(error, SlurmftError):
+    trace = None
+    if not isinstance(error, SlurmftError):  # nobody foresaw it
+        trace = traceback.format_exc()
         error = SlurmftError(f"{type(error).__name__}: {error}")
     print(redact(trace or f"error: {error}"), file=sys.stderr, flush=True)
     run.add(Failure.of(f"node {host_name()}", error, traceback=trace))
