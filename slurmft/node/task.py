@@ -33,7 +33,7 @@ _START_TIMEOUT_S = 600
 system takes minutes. That the head can be reached is known before (`Rendezvous.check`)."""
 
 _STOP_TIMEOUT_S = 5
-"""Between torchrun's SIGTERM and SIGKILL to the ranks of a failed node."""
+"""How long torchrun waits between SIGTERM and SIGKILL to the ranks of a failed node."""
 
 
 def run_node(supervisor: Supervisor) -> int:
@@ -56,14 +56,18 @@ def meet(supervisor: Supervisor, config: RunConfig, rendezvous: Rendezvous) -> b
 
 
 def use_of_node(config: RunConfig, environment: Mapping[str, str]) -> Profile:
-    """How a run uses this node; UsageError where it does not have what was asked for."""
-    here = hardware.detect(environment)
-    uses_gpus = profiles.name_of(here, config.job) == "gpu"
+    """Decides how a run uses this node.
+
+    Raises:
+        UsageError: the node does not have what was asked for.
+    """
+    node_hardware = hardware.detect(environment)
+    uses_gpus = profiles.name_of(node_hardware, config.job) == "gpu"
     binding = ccl.choose(config.job.backend, uses_gpus)
     part = None
-    if LOCAL_NODE in environment:
+    if LOCAL_NODE in environment:  # a simulated node: it has a part of this machine
         part = (int(environment[LOCAL_NODE]), config.job.nodes)
-    return profiles.choose(here, config.job, uses_ccl=binding is not None, part=part)
+    return profiles.choose(node_hardware, config.job, uses_ccl=binding is not None, part=part)
 
 
 def run_torchrun(
@@ -73,8 +77,12 @@ def run_torchrun(
     nodes: str | None = None,
     ends_with_others: bool = True,
 ) -> int:
-    """Runs torchrun as the child of this task; returns the task's exit code. `nodes` is for
-    `node_command`."""
+    """Runs torchrun as the child of this task; returns the task's exit code.
+
+    Args:
+        nodes: the number of nodes where it may change, as "2:4".
+        ends_with_others: the failure of another node ends this one, too.
+    """
     profile = use_of_node(config, os.environ)
     child = Child(
         command=node_command(config, supervisor.run.path, rendezvous, str(profile.nproc), nodes),
@@ -89,34 +97,41 @@ def run_torchrun(
 def node_command(
     config: RunConfig, run_dir: Path, rendezvous: Rendezvous, nproc: str, nodes: str | None = None
 ) -> list[str]:
-    """What a node runs: torchrun, or the processes of a program that does without. `nodes` is their
-    number where it may change, as in 2:4.
+    """Returns the command of a node: torchrun, or the processes of a program that does without.
 
     Every rank runs the program's module, with the run directory as its only argument.
+
+    Args:
+        nproc: number of processes.
+        nodes: the number of nodes where it may change, as "2:4".
     """
-    module, own = config.program.module, OwnProgram.of(config.program)
-    if own and own.per != "torchrun":
-        count = "1" if own.per == "node" else nproc
+    module = config.program.module
+    program = OwnProgram.of(config.program)
+    node_count = str(len(rendezvous.hosts))
+    if program and program.per != "torchrun":
+        count = "1" if program.per == "node" else nproc
         return [
-            sys.executable, "-m", "slurmft.node.processes", module, str(run_dir), own.per, count,
-            str(rendezvous.node_rank), str(len(rendezvous.hosts)),
+            sys.executable, "-m", "slurmft.node.processes",
+            module, str(run_dir),
+            program.per, count,
+            str(rendezvous.node_rank), node_count,
             rendezvous.head, str(rendezvous.port),
         ]  # fmt: skip
-    # Else torch finds the store's host by matching host names, which fails where the fabric's name
-    # differs from the host's own.
-    conf = {
+    rdzv_conf = {
+        # Without it torch finds the store's host by matching host names, which fails where the
+        # fabric's name differs from the host's own.
         "is_host": str(rendezvous.is_head).lower(),
         "join_timeout": _START_TIMEOUT_S,
         "read_timeout": _START_TIMEOUT_S,
     }
     return [
         sys.executable, "-m", "slurmft.node.torchrun",
-        "--nnodes", nodes or str(len(rendezvous.hosts)),
+        "--nnodes", nodes or node_count,
         "--nproc-per-node", nproc,
         "--rdzv-backend", "c10d",
         "--rdzv-endpoint", f"{rendezvous.head}:{rendezvous.port}",
         "--rdzv-id", rendezvous.id,
-        "--rdzv-conf", ",".join(f"{k}={v}" for k, v in conf.items()),
+        "--rdzv-conf", ",".join(f"{k}={v}" for k, v in rdzv_conf.items()),
         "--local-addr", rendezvous.host,
         "--max-restarts", str(config.job.max_restarts),
         "--log-dir", os.devnull,  # the ranks have logs of their own
@@ -132,17 +147,18 @@ def run_child(
     profile: Profile,
 ) -> int:
     """Runs the child in the environment of this node's ranks; returns the task's exit code."""
-    own = OwnProgram.of(config.program)
+    program = OwnProgram.of(config.program)
+    knows_steps = program is None
     environment = training_environment(profile, rendezvous, os.environ)
     if config.program.needs_hub and "HF_HUB_OFFLINE" not in environment and not hub_in_reach():
         environment["HF_HUB_OFFLINE"] = "1"
     with (
         hooks.node_python(lambda: bool(supervisor.stop_signal)) as provided,
-        contextlib.closing(Watchdog(config.job.hang_timeout_s, own is None)) as watchdog,
+        contextlib.closing(Watchdog(config.job.hang_timeout_s, knows_steps)) as watchdog,
     ):
         environment |= provided.variables
-        if own and own.accelerate_config:
-            environment |= node_environment.accelerate_variables(own, environment)
+        if program and program.accelerate_config:
+            environment |= node_environment.accelerate_variables(program, environment)
         environment |= locks.environment(config.job.file_locks, environment)
         environment[heartbeat.FOLDER] = str(watchdog.folder)
         environment[RUN_DIR] = str(supervisor.run.path)
@@ -156,65 +172,91 @@ def run_child(
 def training_environment(
     profile: Profile, rendezvous: Rendezvous, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of torchrun and its processes.
+    """Returns the environment of torchrun and its processes.
 
     Variables that the user has set take precedence over what is found here, but not over flags.
     """
-    found = profiles.merge(profile.settings(), environment)
-    found["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_STOP_TIMEOUT_S)
+    variables = profiles.merge(profile.settings(), environment)
+    variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_STOP_TIMEOUT_S)
     # torchrun's agents keep one store for all restarts, and its old keys: restarted ranks may read
     # the addresses of those that died. Without sharing, every restart has a store of its own.
-    found["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     address = rendezvous.listen_address()
-    found[LISTEN] = f"{rendezvous.host}={address}" if address else ""
-    sockets = dict[str, str]()
-    if interface := rendezvous.socket_interface():  # NCCL takes a bare name for a prefix
-        sockets = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
-    if interface and profile.uses_ccl:  # whose libfabric may take loopback, and wait for ever
-        sockets |= {"FI_TCP_IFACE": interface, "CCL_KVS_IFACE": interface}
-    binding = ccl.find() if profile.uses_ccl else None
-    asked = sockets if rendezvous.interface is not None else {}  # --interface
-    own = binding.environment() if binding else {}
-    return found | sockets | dict(environment) | asked | own
+    variables[LISTEN] = f"{rendezvous.host}={address}" if address else ""
+    interface_variables = _interface_variables(rendezvous.socket_interface(), profile.uses_ccl)
+    variables |= interface_variables
+    variables |= environment
+    if rendezvous.interface is not None:  # the flag --interface
+        variables |= interface_variables
+    if profile.uses_ccl and (binding := ccl.find()):
+        variables |= binding.environment()
+    return variables
+
+
+def _interface_variables(interface: str | None, uses_ccl: bool) -> dict[str, str]:
+    """Returns the variables that bind collectives to a network interface."""
+    if interface is None:
+        return {}
+    variables = {"GLOO_SOCKET_IFNAME": interface}
+    variables["NCCL_SOCKET_IFNAME"] = f"={interface}"  # a bare name would be a prefix
+    if uses_ccl:  # its libfabric may take loopback, and wait for ever
+        variables["FI_TCP_IFACE"] = interface
+        variables["CCL_KVS_IFACE"] = interface
+    return variables
 
 
 def record_torchrun_failure(supervisor: Supervisor, code: int, log: Path, start: int) -> int:
     """Records why torchrun failed on this node; returns the exit code of the task."""
-    run, host, hint = supervisor.run, host_name(), f"log: {log}"
-    where, failure = f"node {host}", None
+    run = supervisor.run
+    host = host_name()
+    where = f"node {host}"
+    hint = f"log: {log}"
+    failure = None
     if code < 0:
-        killed = SlurmftError(f"torchrun was killed by {signal.Signals(-code).name}", hint)
-        late = bool(supervisor.stop_signal)  # Slurm kills what does not end in time: nobody's fault
-        failure = run.add(
-            Failure.of(where, killed, secondary=late, bad_host=None if late else host)
-        )
+        error = SlurmftError(f"torchrun was killed by {signal.Signals(-code).name}", hint)
+        if supervisor.stop_signal:
+            # Slurm kills what does not end in time: that is no host's fault.
+            failure = run.add(Failure.of(where, error, secondary=True))
+        else:
+            failure = run.add(Failure.of(where, error, bad_host=host))
     elif number := killed_by(log, start):
-        oom = " (out of memory?)" if number == signal.SIGKILL else ""
-        killed = SlurmftError(f"a rank was killed by {signal.Signals(number).name}{oom}", hint)
-        # A rank that loses its peers may abort; a rank killed otherwise is the cause. Its host is
+        error = SlurmftError(_killed_rank(number), hint)
+        # A rank that loses its peers may abort. A rank killed otherwise is the cause; its host is
         # not blamed: memory runs out on any.
-        aborted = number == signal.SIGABRT
-        failure = run.add(Failure.of(where, killed, secondary=aborted, retry=True))
-    # Its ranks have ended, and said why.
+        is_secondary = number == signal.SIGABRT
+        failure = run.add(Failure.of(where, error, secondary=is_secondary, retry=True))
+    # The ranks have ended, and recorded why.
     failure = run.root_failure(current_attempt(), f"*-{host}-*") or failure
     if failure is None or failure.secondary:
-        elsewhere = await_cause(supervisor.peers)
-        if failure is None and not elsewhere:
-            unknown = SlurmftError(f"torchrun ended with exit code {code}", hint)
-            failure = run.add(Failure.of(where, unknown, retry=bool(run.newest_checkpoint())))
-    return int(failure.code if failure else Exit.FAILED)
+        failed_elsewhere = await_cause(supervisor.peers)
+        if failure is None and not failed_elsewhere:
+            error = SlurmftError(f"torchrun ended with exit code {code}", hint)
+            failure = run.add(Failure.of(where, error, retry=bool(run.newest_checkpoint())))
+    if failure is None:
+        return Exit.FAILED
+    return int(failure.code)
+
+
+def _killed_rank(signal_number: int) -> str:
+    text = f"a rank was killed by {signal.Signals(signal_number).name}"
+    if signal_number == signal.SIGKILL:
+        text += " (out of memory?)"
+    return text
 
 
 def killed_by(torchrun_log: Path, start: int) -> int | None:
-    """The signal that last killed a rank, by torchrun's log from byte `start` on; None: none."""
+    """Returns the signal that last killed a rank, by torchrun's log from byte `start` on, or
+    None."""
     try:
         with open(torchrun_log, "rb") as file:
             file.seek(start)
             text = file.read().decode("utf-8", errors="replace")
     except OSError:  # gone, as the whole run may be
         return None
-    found = re.findall(r"failed \(exitcode: (-?\d+)\) local_rank", text)
-    return -int(found[-1]) if found and int(found[-1]) < 0 else None
+    exit_codes = re.findall(r"failed \(exitcode: (-?\d+)\) local_rank", text)
+    if not exit_codes or int(exit_codes[-1]) >= 0:
+        return None
+    return -int(exit_codes[-1])
 
 
 if __name__ == "__main__":

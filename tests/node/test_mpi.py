@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from slurmft.core.files import write_json
 from slurmft.node import mpi
+from slurmft.node.rendezvous import Rendezvous
 from slurmft.runs.rundir import RunDir
 from tests.support.nfs import remember_absent_names
 
@@ -16,14 +18,15 @@ from tests.support.nfs import remember_absent_names
 def test_a_rendezvous_that_nfs_remembers_as_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, found = RunDir(tmp_path), {"id": "r.1.7", "head": "n1"}
+    run = RunDir(tmp_path)
+    rendezvous = Rendezvous(hosts=("n1", "n2"), node_rank=0, port=1, check_port=2, id="r.1.7")
     remember_absent_names(monkeypatch, tmp_path)
     pauses = []
 
     def sleep(seconds: float) -> None:
         pauses.append(seconds)
-        write_json(run.rendezvous, found)
+        write_json(run.rendezvous, asdict(rendezvous))
 
     monkeypatch.setattr(time, "sleep", sleep)
-    assert mpi.await_rendezvous(run, "r.1.7", "n2", timeout_s=2) == found
+    assert mpi.await_rendezvous(run, "r.1.7", "n2", timeout_s=2) == rendezvous
     assert len(pauses) == 1
