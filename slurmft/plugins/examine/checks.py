@@ -46,8 +46,9 @@ class Check:
     """A word or two: the first column of the report."""
     text: str
     """The result, with figures. It does not name `hosts`."""
-    hint: str | None
-    figures: dict[str, Any]
+    hint: str | None = None
+    """What to do about it."""
+    figures: dict[str, Any] = field(default_factory=dict)
     """The result for programs; units are in the names."""
     hosts: tuple[str, ...] = ()
     """The hosts that the result is about, and that are to blame; empty: all, or none."""
@@ -64,15 +65,19 @@ class Check:
 
 
 def ok(about: str, text: str, **figures: Any) -> Check:
-    return Check(Level.OK, about, text, None, figures)
+    return Check(Level.OK, about, text, figures=figures)
 
 
-def warning(about: str, text: str, hint: str | None = None, **figures: Any) -> Check:
-    return Check(Level.WARNING, about, text, hint, figures)
+def warning(
+    about: str, text: str, hint: str | None = None, *, hosts: Sequence[str] = (), **figures: Any
+) -> Check:
+    return Check(Level.WARNING, about, text, hint, figures, tuple(hosts))
 
 
-def failure(about: str, text: str, hint: str | None = None, **figures: Any) -> Check:
-    return Check(Level.FAILURE, about, text, hint, figures)
+def failure(
+    about: str, text: str, hint: str | None = None, *, hosts: Sequence[str] = (), **figures: Any
+) -> Check:
+    return Check(Level.FAILURE, about, text, hint, figures, tuple(hosts))
 
 
 def merged(checks: Iterable[tuple[str, Check]]) -> list[Check]:

@@ -277,7 +277,7 @@ class Examination:
         if purpose == "runs":
             hint = "choose a --runs-dir on a file system that all nodes share"
             text = f"what this host writes in {place} is not seen there"
-            return [replace(failure(purpose, text, hint), hosts=tuple(blind))]
+            return [failure(purpose, text, hint, hosts=blind)]
         return [ok(purpose, f"{some(blind)} have a {place} of their own: each node fills its own")]
 
     def _locks(self, purpose: str, place: Path) -> list[Check]:

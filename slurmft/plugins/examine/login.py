@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import slurmft
 from slurmft import locks
@@ -140,7 +141,7 @@ def packages() -> list[Check]:
         hint = "install it (pip install .): its requirements are not known otherwise"
         return [warning("packages", f"{here}; slurmft is not installed", hint)]
     required = [r for r in declared if r.marker is None or r.marker.evaluate({"extra": ""})]
-    versions = {r.name: installed(r.name) for r in required}
+    versions: dict[str, Any] = {r.name: installed(r.name) for r in required}
     wrong = []
     for requirement in required:
         version = versions[requirement.name]

@@ -15,6 +15,11 @@ from slurmft.plugins.examine.thresholds import CLOCK_SKEW_S
 Links = Mapping[str, Mapping[str, LinkReport]]
 """From -> to -> the connections."""
 
+_USES = {
+    "rendezvous": ("torchrun's store needs", "a rendezvous port"),
+    "ephemeral": ("collectives need", "an ephemeral port"),
+}
+"""Purpose of a port -> words for what needs it, and for a port."""
 _FASTER = 1.5
 """An interface is worth a hint if it is so many times faster than the one in use."""
 
@@ -31,13 +36,17 @@ def fabric(
     used = {}
     better = {}
     for node, name in chosen.items():
-        by_name = {network.name: network for network in networks[node]}
-        used[node] = str(by_name.get(name or "", name or "any"))
-        if not by_name or name is None:
+        used[node] = name or "any"
+        speed_mbit_s = 0
+        for network in networks[node]:
+            if network.name == name:
+                used[node] = str(network)
+                speed_mbit_s = network.speed_mbit_s
+        if not networks[node] or name is None:
             continue
         best = networks[node][0]
-        speed = by_name[name].speed_mbit_s if name in by_name else 0
-        is_faster = speed > 0 and best.speed_mbit_s > _FASTER * speed
+        # The kernel does not know the speed of every interface. It is 0 then.
+        is_faster = speed_mbit_s > 0 and best.speed_mbit_s > _FASTER * speed_mbit_s
         if best.name != name and (best.infiniband or is_faster):
             better[node] = str(best)
     text = f"collectives use {by_value(used)}"
@@ -64,16 +73,18 @@ def _reasons(links: Links) -> dict[str, dict[Pair, str]]:
     reasons: dict[str, dict[Pair, str]] = {}
     for start, goals in links.items():
         for goal, link in goals.items():
-            for kind, reason in {"name": link.problem, **link.ports}.items():
-                if reason:
+            reason_of = {"name": link.problem, **link.ports}
+            for kind, reason in reason_of.items():
+                if reason is not None:
                     reasons.setdefault(kind, {})[start, goal] = reason
     return reasons
 
 
 def usable(nodes: Sequence[str], links: Links) -> list[str]:
     """Returns the nodes that are left without those to blame for broken pairs."""
-    blamed = {each.host for each in blame(tried_pairs(links), broken_pairs(links))}
-    return [node for node in nodes if node not in blamed]
+    blames = blame(tried_pairs(links), broken_pairs(links))
+    blamed_hosts = {each.host for each in blames}
+    return [node for node in nodes if node not in blamed_hosts]
 
 
 def reach(links: Links) -> list[Check]:
@@ -87,6 +98,7 @@ def reach(links: Links) -> list[Check]:
         checks.append(ok("names", f"all {len(links)} nodes resolve each other's names"))
     for kind, reason_of in reasons.items():
         if tried == set(reason_of):
+            # Nothing works: that is no single host's fault.
             text = f"{some(list(links))} cannot {_verb(kind)} each other"
             checks.append(_unreached(kind, text, list(reason_of.values())))
             continue
@@ -104,17 +116,16 @@ def reach(links: Links) -> list[Check]:
 
 def _blame_checks(kind: str, each: Blame, reason_of: Mapping[Pair, str]) -> Iterator[Check]:
     """Writes a check for either direction in which the blamed host has broken pairs."""
+    host = each.host
     end = "; both reach other nodes" if each.is_link else ""
     if each.cannot_reach:
-        pairs = [(other, each.host) for other in each.cannot_reach]
         text = f"{some(each.cannot_reach)} cannot {_verb(kind)} it"
-        check = _unreached(kind, text, [reason_of[pair] for pair in pairs], end)
-        yield replace(check, hosts=(each.host,))
+        reasons = [reason_of[other, host] for other in each.cannot_reach]
+        yield replace(_unreached(kind, text, reasons, end), hosts=(host,))
     if each.unreached:
-        pairs = [(each.host, other) for other in each.unreached]
         text = f"cannot {_verb(kind)} {some(each.unreached)}"
-        check = _unreached(kind, text, [reason_of[pair] for pair in pairs], end)
-        yield replace(check, hosts=(each.host,))
+        reasons = [reason_of[host, other] for other in each.unreached]
+        yield replace(_unreached(kind, text, reasons, end), hosts=(host,))
 
 
 def _verb(kind: str) -> str:
@@ -131,10 +142,9 @@ def _unreached(kind: str, text: str, reasons: Sequence[str], end: str = "") -> C
     if kind == "name":
         hint = "check /etc/hosts or the name service; --host-suffix if the fabric has its own names"
         return failure("names", f"{text}: {why}", hint)
-    user = "torchrun's store needs" if kind == "rendezvous" else "collectives need"
-    article = "an" if kind == "ephemeral" else "a"
+    user, port = _USES[kind]
     hint = f"a firewall or a bad cable? {user} {kind} ports that are open between nodes"
-    return failure("ports", f"{text} on {article} {kind} port: {why}", hint)
+    return failure("ports", f"{text} on {port}: {why}", hint)
 
 
 # --- clocks ---------------------------------------------------------------------------------------
@@ -149,7 +159,8 @@ def clocks_of_links(links: Links) -> list[Check]:
             if link.ahead_s is not None and goal != start:
                 offset = (link.ahead_s, link.round_trip_s / 2)
                 offsets.setdefault(goal, []).append(offset)
-    return clocks({node: sorted(each)[len(each) // 2] for node, each in offsets.items()})
+    medians = {node: sorted(each)[len(each) // 2] for node, each in offsets.items()}
+    return clocks(medians)
 
 
 def clocks(offsets: Mapping[str, tuple[float, float]]) -> list[Check]:
@@ -165,12 +176,12 @@ def clocks(offsets: Mapping[str, tuple[float, float]]) -> list[Check]:
         least_s = abs(ahead_s) - uncertainty_s
         if least_s <= CLOCK_SKEW_S.warning:
             continue
-        kind = failure if least_s > CLOCK_SKEW_S.failure else warning
         way = "ahead of" if ahead_s > 0 else "behind"
-        text = f"its clock is {abs(ahead_s):.1f} s {way} the others (give or take "
-        text += f"{uncertainty_s:.3f} s)"
+        text = f"its clock is {abs(ahead_s):.1f} s {way} the others "
+        text += f"(give or take {uncertainty_s:.3f} s)"
         hint = "tell the site: the time service (chrony, ntpd) may not run there"
-        checks.append(replace(kind("clocks", text, hint, off_s=ahead_s), hosts=(node,)))
+        kind = failure if least_s > CLOCK_SKEW_S.failure else warning
+        checks.append(kind("clocks", text, hint, hosts=[node], off_s=ahead_s))
     if checks:
         return checks
     most_s = max(abs(ahead_s) for ahead_s, _ in offsets.values())
@@ -188,6 +199,7 @@ def links(rates: Mapping[Pair, float]) -> Iterator[Check]:
     """
     if not rates:
         return
+    # A node is as fast as its best link: a slow neighbour slows down the other ones.
     best: dict[str, float] = {}
     for pair, rate in rates.items():
         for node in pair:
@@ -199,14 +211,14 @@ def links(rates: Mapping[Pair, float]) -> Iterator[Check]:
             slow_nodes.add(node)
             text = f"all its links are slow: {_gbit(best[node])}, {share:.0%} of the median"
             hint = "exclude it and tell the site: its cable, port or driver may be bad"
-            yield replace(warning("links", text, hint, bytes_s=best[node]), hosts=(node,))
+            yield warning("links", text, hint, hosts=[node], bytes_s=best[node])
     for (start, goal), rate in rates.items():
-        share = rate / median if median else 1.0
-        if share < thresholds.SINGLE_LINK and not slow_nodes & {start, goal}:
-            text = f"{start} to {goal} is slow: {_gbit(rate)}, {share:.0%} of the median; "
-            text += "both are fast with other nodes"
-            hint = "tell the site: what lies between these two may be bad, or busy"
-            yield warning("links", text, hint, bytes_s=rate)
+        if slow_nodes & {start, goal} or rate >= thresholds.SINGLE_LINK * median:
+            continue
+        text = f"{start} to {goal} is slow: {_gbit(rate)}, {rate / median:.0%} of the median; "
+        text += "both are fast with other nodes"
+        hint = "tell the site: what lies between these two may be bad, or busy"
+        yield warning("links", text, hint, bytes_s=rate)
     text = f"one TCP connection carries {_gbit(median)} (median of {len(best)} nodes; least "
     text += f"{_gbit(min(best.values()))})"
     yield ok("links", text, median_bytes_s=median)

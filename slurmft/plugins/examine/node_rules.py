@@ -3,8 +3,10 @@
 Of several nodes with the same result there is one check.
 """
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from slurmft.core.filesystem import Room
 from slurmft.core.text import in_bytes, some
@@ -20,6 +22,8 @@ Systems = Mapping[str, System]
 """By node."""
 
 _EXCLUDE = "exclude it (--sbatch exclude=NODE for runs) and tell the site"
+_CHOSEN_BY = {"runs": "--runs-dir", "cache": "HF_HOME", "tmp": "TMPDIR"}
+"""Purpose of a folder -> the option or variable that chooses another one."""
 
 
 # --- one node by itself: doctor and preflight -----------------------------------------------------
@@ -29,28 +33,38 @@ def gpus(reports: Reports) -> list[Check]:
     """Checks that each node has the GPUs that Slurm granted, and no hardware errors."""
     checks = []
     for node, report in reports.items():
+        problems = list(report.gpu_errors)
         granted = report.gpus_granted
+        # A GPU that has fallen off the bus has no device file any more.
         if granted is not None and report.gpus_visible < granted:
-            text = f"{report.gpus_visible} of the {granted} GPUs that Slurm has granted are there"
-            checks.append((node, failure("GPUs", text, _EXCLUDE)))
-        for error in report.gpu_errors:
-            checks.append((node, failure("GPUs", error, _EXCLUDE)))
+            visible = report.gpus_visible
+            problems.insert(0, f"{visible} of the {granted} GPUs that Slurm has granted are there")
+        for problem in problems:
+            checks.append((node, failure("GPUs", problem, _EXCLUDE)))
     return merged(checks)
 
 
 def folders(purpose: str, reports: Reports) -> list[Check]:
     """Checks one kind of folder on each node: it can be written, and has free space."""
-    reported = {n: r.folders[purpose] for n, r in reports.items() if purpose in r.folders}
+    checks = []
+    free_bytes = []
+    paths = set()
+    for node, report in reports.items():
+        folder = report.folders.get(purpose)
+        if folder is None:  # not every node has a /dev/shm
+            continue
+        checks.append((node, _check_folder(purpose, folder)))
+        paths.add(folder.path)
+        if folder.room:
+            free_bytes.append(folder.room.free_bytes)
     about = f"{purpose} on nodes"
-    checks = [(node, _check_folder(purpose, folder)) for node, folder in reported.items()]
     bad = problems(merged(checks))
     if bad:
         return [replace(check, about=about) for check in bad]
-    free_bytes = [folder.room.free_bytes for folder in reported.values() if folder.room]
     if not free_bytes:
         return []
-    paths = "; ".join(dict.fromkeys(folder.path for folder in reported.values()))
-    return [ok(about, f"{paths}: at least {in_bytes(min(free_bytes))} free on all nodes")]
+    free = in_bytes(min(free_bytes))
+    return [ok(about, f"{'; '.join(sorted(paths))}: at least {free} free on all nodes")]
 
 
 def _check_folder(purpose: str, folder: FolderReport) -> Check:
@@ -66,23 +80,24 @@ def check_room(purpose: str, text: str, room: Room) -> Check:
     Args:
         text: the folder, in words; begins the text of the check.
     """
-    figures = {"free_bytes": room.free_bytes, "free_inodes": room.free_inodes}
+    figures: dict[str, Any] = {"free_bytes": room.free_bytes, "free_inodes": room.free_inodes}
     if room.problem:
         hint = "free some space, check your quota, or choose another folder"
-        hint += {"runs": ": --runs-dir", "cache": ": HF_HOME", "tmp": ": TMPDIR"}.get(purpose, "")
+        if purpose in _CHOSEN_BY:
+            hint += f": {_CHOSEN_BY[purpose]}"
         return failure(purpose, f"{text}: cannot be written: {room.problem}", hint, **figures)
     text += f": {in_bytes(room.free_bytes)} free"
     if room.free_inodes is not None:
         text += f", {room.free_inodes:,} files"
-    is_shm = purpose == "shm"
-    least_bytes = thresholds.FREE_SHM_BYTES if is_shm else thresholds.FREE_BYTES
-    has_few_inodes = room.free_inodes is not None and room.free_inodes < thresholds.FREE_INODES
-    if room.free_bytes >= least_bytes and not has_few_inodes:
-        return ok(purpose, text, **figures)
+    least_bytes = thresholds.FREE_BYTES
     hint = "free some space: a checkpoint has three times the size of its model"
-    if is_shm:
+    if purpose == "shm":
+        least_bytes = thresholds.FREE_SHM_BYTES
         hint = "tell the site: the processes of a node share memory there"
-    return warning(purpose, text, hint, **figures)
+    has_few_inodes = room.free_inodes is not None and room.free_inodes < thresholds.FREE_INODES
+    if room.free_bytes < least_bytes or has_few_inodes:
+        return warning(purpose, text, hint, **figures)
+    return ok(purpose, text, **figures)
 
 
 # --- nodes beside each other: doctor and preflight ------------------------------------------------
@@ -95,10 +110,13 @@ def products(rates: Mapping[str, Sequence[float]], precision: str) -> list[Check
         rates: node -> TFLOP/s of each of its devices or processes.
         precision: in words, for the texts.
     """
-    devices = {(node, i): rate for node, all_ in rates.items() for i, rate in enumerate(all_)}
+    devices = {}
+    for node, rates_of_node in rates.items():
+        for index, rate in enumerate(rates_of_node):
+            devices[node, index] = rate
     if not devices:
         return []
-    slow = []
+    checks = []
     for (node, index), share in shares_of_median(devices).items():
         if share >= DEVICE_SPEED.warning:
             continue
@@ -106,14 +124,15 @@ def products(rates: Mapping[str, Sequence[float]], precision: str) -> list[Check
         text = f"slow in {precision}: {rate:.3g} TFLOP/s, {share:.0%} of the median"
         if len(rates[node]) > 1:
             text = f"process {index} is {text}"
-        kind = failure if share < DEVICE_SPEED.failure else warning
         hint = "exclude it; possible causes: clock speed, cooling, other jobs, fewer cores"
-        slow.append(replace(kind("matmul", text, hint, tflop_s=rate), hosts=(node,)))
-    speeds = sorted(devices.values())
-    median = speeds[len(speeds) // 2]
-    text = f"{precision}: {median:.3g} TFLOP/s each (median of {len(speeds)}; "
-    text += f"least {speeds[0]:.3g}, most {speeds[-1]:.3g})"
-    return [*slow, ok("matmul", text, median_tflop_s=median)]
+        kind = failure if share < DEVICE_SPEED.failure else warning
+        checks.append(kind("matmul", text, hint, hosts=[node], tflop_s=rate))
+    median = statistics.median_high(devices.values())
+    least = min(devices.values())
+    most = max(devices.values())
+    text = f"{precision}: {median:.3g} TFLOP/s each (median of {len(devices)}; "
+    text += f"least {least:.3g}, most {most:.3g})"
+    return [*checks, ok("matmul", text, median_tflop_s=median)]
 
 
 # --- nodes beside each other: doctor --------------------------------------------------------------
@@ -121,7 +140,8 @@ def products(rates: Mapping[str, Sequence[float]], precision: str) -> list[Check
 
 def cores(systems: Systems, requested: int | None) -> Iterator[Check]:
     """Checks that a job gets the cores that it asks for, and that Slurm counts."""
-    yield from merged((node, _check_cores(system, requested)) for node, system in systems.items())
+    checks = [(node, _check_cores(system, requested)) for node, system in systems.items()]
+    yield from merged(checks)
     counts = {node: system.cores for node, system in systems.items()}
     if len(set(counts.values())) > 1:
         hint = "the node with the fewest cores sets the pace: choose nodes by --constraint"
@@ -131,23 +151,22 @@ def cores(systems: Systems, requested: int | None) -> Iterator[Check]:
 def _check_cores(system: System, requested: int | None) -> Check:
     mask = system.cpu_count
     usable: float = mask
+    granted = mask
     text = f"{system.cores} core(s) to compute on"
     if system.slurm_cpus is not None:
-        text += f"; Slurm counts {system.slurm_cpus} CPU(s)"
+        granted = system.slurm_cpus
+        text += f"; Slurm counts {granted} CPU(s)"
     text += f", the affinity mask has {mask}"
     if system.quota_cpus is not None:
-        text += f", the cgroup's quota is {system.quota_cpus:g}"
         usable = min(mask, system.quota_cpus)
+        text += f", the cgroup's quota is {system.quota_cpus:g}"
     if requested is not None:
         text += f"; {requested} were requested"
-    lacks_slurm_cpus = usable < (system.slurm_cpus or 0)
-    lacks_requested = (system.slurm_cpus or mask) < (requested or 0)
-    if lacks_slurm_cpus or lacks_requested:
-        hint = (
-            "tell the site: the node's definition in Slurm or its cgroups do not fit its hardware"
-        )
-        return warning("cores", text, hint)
-    return ok("cores", text)
+    # The mask and the quota decide where threads run, whatever Slurm counts.
+    if usable >= granted and granted >= (requested or 0):
+        return ok("cores", text)
+    hint = "tell the site: the node's definition in Slurm or its cgroups do not fit its hardware"
+    return warning("cores", text, hint)
 
 
 def devices(systems: Systems, requested: int | None) -> Iterator[Check]:
@@ -155,8 +174,7 @@ def devices(systems: Systems, requested: int | None) -> Iterator[Check]:
     few = [node for node, system in systems.items() if len(system.gpus) < (requested or 0)]
     if few:
         hint = "check the site's GRES, and CUDA_VISIBLE_DEVICES in --setup lines"
-        text = f"fewer GPUs than the {requested} requested"
-        yield replace(failure("devices", text, hint), hosts=tuple(few))
+        yield failure("devices", f"fewer GPUs than the {requested} requested", hint, hosts=few)
     kinds = {node: _devices_of(system) for node, system in systems.items()}
     if len(set(kinds.values())) > 1:
         hint = "a job is as fast as its slowest node: choose nodes by --constraint"
@@ -183,9 +201,10 @@ def memory(systems: Systems) -> list[Check]:
             little.append((node, warning("memory", text, hint)))
     if little:
         return merged(little)
-    fullest = min(systems, key=lambda node: systems[node].available_mib)
-    text = f"at least {min(total.values()):,.0f} MiB for a job; available now: at least "
-    text += f"{systems[fullest].available_mib:,} MiB ({fullest})"
+    available = {node: system.available_mib for node, system in systems.items()}
+    fullest = min(available, key=lambda node: available[node])
+    text = f"at least {min(total.values()):,.0f} MiB for a job; "
+    text += f"available now: at least {available[fullest]:,} MiB ({fullest})"
     return [ok("memory", text)]
 
 

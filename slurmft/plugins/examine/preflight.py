@@ -32,7 +32,7 @@ from slurmft.node.rendezvous import (
     check_reachable,
 )
 from slurmft.plugins.examine import inspection, network_rules, node_rules
-from slurmft.plugins.examine.checks import Check, Level
+from slurmft.plugins.examine.checks import Check, Level, failure
 from slurmft.plugins.examine.report import LinkReport, NodeReport, Products
 from slurmft.runs.records import RecordWriter
 from slurmft.runs.rundir import RunDir
@@ -169,7 +169,7 @@ def judge(reports: Sequence[tuple[float, NodeReport]], names: Sequence[str]) -> 
     """
     nodes = {report.host: report for _, report in reports}
     checks = [
-        Check(Level.FAILURE, "nodes", "it has not reported in time", None, {}, (name,))
+        failure("nodes", "it has not reported in time", hosts=[name])
         for name in names
         if name not in nodes
     ]

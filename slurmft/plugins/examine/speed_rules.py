@@ -2,7 +2,6 @@
 functions."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from slurmft.core.text import aligned, in_bytes
 from slurmft.plugins.examine.checks import Check, failure, merged, ok, warning
@@ -12,6 +11,9 @@ from slurmft.plugins.examine.report import RankReport, SpeedReport
 Speeds = Mapping[str, SpeedReport]
 """By node."""
 
+_LATENCY_BYTES = 8
+"""A sum of that size measures the latency alone."""
+
 
 def torchrun(speeds: Speeds) -> list[Check]:
     """Says why the measurement did not finish. Empty: it did."""
@@ -20,18 +22,19 @@ def torchrun(speeds: Speeds) -> list[Check]:
         for node, speed in speeds.items()
         if speed.problem and not speed.is_late
     ]
-    if ended:  # the others only waited for these
+    if ended:
+        # The others are late only because they waited for these.
         return merged(ended)
     late = [node for node, speed in speeds.items() if speed.is_late]
     not_started = [node for node in late if not speeds[node].ranks]
     if not_started:
         text = "no process finished loading torch and a matmul within the time limit"
         hint = "allow more time: --within 120; is the file system slow?"
-        return [replace(warning("speeds", text, hint), hosts=tuple(not_started))]
+        return [warning("speeds", text, hint, hosts=not_started)]
     if late:
         text = "the processes started, but their collectives did not finish in time"
         hint = "allow more time (--within 120); if that does not help, they hang: try --interface"
-        return [replace(failure("all-reduce", text, hint), hosts=tuple(late))]
+        return [failure("all-reduce", text, hint, hosts=late)]
     return []
 
 
@@ -42,10 +45,9 @@ def matmul(speeds: Speeds, *, compares: bool = True) -> Iterator[Check]:
         compares: finds slow devices.
     """
     for precision in ("fp32", "bf16"):
-        rates = {
-            node: [rank.tflop_s[precision] for rank in speed.ranks]
-            for node, speed in speeds.items()
-        }
+        rates = {}
+        for node, speed in speeds.items():
+            rates[node] = [rank.tflop_s[precision] for rank in speed.ranks]
         checks = products(rates, precision)
         yield from checks if compares else checks[-1:]
 
@@ -62,6 +64,8 @@ def all_reduce(speed: SpeedReport) -> list[Check]:
 def _rows(rank: RankReport) -> Iterator[tuple[str, str, str]]:
     yield ("size", "time", "each rank sends")
     for row in rank.all_reduce:
-        # The smallest size measures the latency alone.
-        bus = f"{in_bytes(row.bus_bytes_s)}/s" if row.size_bytes > 8 else ""
-        yield (in_bytes(row.size_bytes), f"{1e6 * row.seconds:,.0f} us", bus)
+        microseconds = 1e6 * row.seconds
+        bandwidth = ""
+        if row.size_bytes > _LATENCY_BYTES:
+            bandwidth = f"{in_bytes(row.bus_bytes_s)}/s"
+        yield (in_bytes(row.size_bytes), f"{microseconds:,.0f} us", bandwidth)

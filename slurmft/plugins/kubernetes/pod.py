@@ -38,14 +38,17 @@ from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
 
 _PORT = 29400
+"""torchrun's own default."""
+_RETRY_S = 1
 
 
 def run_pod(supervisor: Supervisor, config: RunConfig) -> int:
     """Runs this pod's share of the job; the first pod keeps the run's state, as no batch script
     does."""
-    run, index = supervisor.run, pod_index(os.environ)
-    make_run(run, config, index == 0)
-    if index:
+    run = supervisor.run
+    is_first = pod_index(os.environ) == 0
+    make_run(run, config, is_first)
+    if not is_first:
         return run_ranks(supervisor)
     os.environ[ATTEMPT] = str(attempts.begin(run, [host_name()], host_name()))
     try:
@@ -70,37 +73,46 @@ def run_ranks(supervisor: Supervisor) -> int:
 
 
 def join(config: RunConfig) -> tuple[Rendezvous, Peers]:
-    """The rendezvous, checked, and the connections. Its id has the attempt's number: the first pod
-    tells the others."""
-    found = rendezvous_of(config, os.environ)
-    if found.is_head:
-        rendezvous_id = f"{found.id}.{current_attempt()}"
-        peers = answer_checks(found.check_port, rendezvous_id)
+    """Joins the rendezvous; returns it, checked, and the connections. Its id has the attempt's
+    number: the first pod tells the others."""
+    rendezvous = rendezvous_of(config, os.environ)
+    port = rendezvous.check_port
+    if rendezvous.is_head:
+        rendezvous_id = f"{rendezvous.id}.{current_attempt()}"
+        peers = answer_checks(port, rendezvous_id)
     else:
-        timeout_s = config.job.rdzv_timeout_s
         rendezvous_id, peers = check_reachable(
-            found.host, found.head, found.check_port, found.id, timeout_s, attempts=True
+            rendezvous.host,
+            rendezvous.head,
+            port,
+            rendezvous.id,
+            config.job.rdzv_timeout_s,
+            attempts=True,
         )
         os.environ[ATTEMPT] = rendezvous_id.rpartition(".")[2]
-    return dataclasses.replace(found, id=rendezvous_id), peers
+    return dataclasses.replace(rendezvous, id=rendezvous_id), peers
 
 
 def pod_index(environment: Mapping[str, str]) -> int:
-    """The pod's number among its peers: in a variable (TrainJob) or in its name (PyTorchJob)."""
+    """Reads the pod's number among its peers: from a variable (TrainJob) or its name
+    (PyTorchJob)."""
     number = environment.get("PET_NODE_RANK") or environment.get("RANK")
-    if number is None:
-        match = re.search(r"-(\d+)$", environment.get("HOSTNAME", socket.gethostname()))
-        number = match[1] if match else "0"
-    return int(number)
+    if number is not None:
+        return int(number)
+    name = environment.get("HOSTNAME", socket.gethostname())
+    match = re.search(r"-(\d+)$", name)
+    if match is None:
+        return 0
+    return int(match[1])
 
 
 def rendezvous_of(config: RunConfig, environment: Mapping[str, str]) -> Rendezvous:
-    """The rendezvous of the pods, at the first of them; RendezvousError where the operator does not
-    name it, or the name does not resolve."""
-    endpoint = environment.get("PET_RDZV_ENDPOINT") or ":".join(
-        environment.get(name, "") for name in ("PET_MASTER_ADDR", "PET_MASTER_PORT")
-    )
-    head, _, port = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", "")
+    """Returns the rendezvous of the pods, at the first of them.
+
+    Raises:
+        RendezvousError: the operator does not name the first pod, or its name does not resolve.
+    """
+    head, port = _endpoint(environment)
     if not head:
         raise RendezvousError(
             "neither PET_RDZV_ENDPOINT nor PET_MASTER_ADDR is set: no operator started this pod",
@@ -108,20 +120,36 @@ def rendezvous_of(config: RunConfig, environment: Mapping[str, str]) -> Rendezvo
         )
     address = await_name(head, config.job.rdzv_timeout_s)
     index = pod_index(environment)
+    hosts = [head]
+    if index > 0:
+        # Nobody asks for the pods between the first and this one: the first stands for them.
+        hosts = [head] * index + [address]
     return Rendezvous(
-        # Who stands between the first and this one does not matter.
-        hosts=(head,) if index == 0 else (*(head,) * index, address),
+        hosts=tuple(hosts),
         node_rank=index,
-        port=int(port or _PORT),
-        check_port=int(port or _PORT) + 1,  # a pod's ports are all its own
+        port=port,
+        check_port=port + 1,  # a pod's ports are all its own
         id=environment.get("PET_RDZV_ID") or head.partition(".")[0],
         interface=config.job.interface,
         elastic=True,
     )
 
 
+def _endpoint(environment: Mapping[str, str]) -> tuple[str, int]:
+    """Returns host and port of the first pod; no host where the operator has not set it."""
+    endpoint = environment.get("PET_RDZV_ENDPOINT")
+    if not endpoint:
+        address = environment.get("PET_MASTER_ADDR", "")
+        endpoint = f"{address}:{environment.get('PET_MASTER_PORT', '')}"
+    if ":" not in endpoint:
+        return endpoint, _PORT
+    head, _, port = endpoint.rpartition(":")
+    return head, int(port or _PORT)
+
+
 def await_name(head: str, timeout_s: float) -> str:
-    """This pod's address towards the first one, whose name resolves once that has an address."""
+    """Waits until the first pod's name resolves, which it does once that has an address; returns
+    this pod's address towards it."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -129,7 +157,7 @@ def await_name(head: str, timeout_s: float) -> str:
         except RendezvousError:
             if time.monotonic() > deadline:
                 raise
-        time.sleep(1)
+        time.sleep(_RETRY_S)
 
 
 def make_run(run: RunDir, config: RunConfig, first: bool) -> None:
@@ -165,7 +193,7 @@ def make_run(run: RunDir, config: RunConfig, first: bool) -> None:
                 f"the first pod has not written {str(run.config)!r}",
                 "is the volume mounted by all pods (ReadWriteMany)?",
             )
-        time.sleep(1)
+        time.sleep(_RETRY_S)
 
 
 def main(argv: list[str]) -> None:
