@@ -105,7 +105,8 @@ class Hardware:
         for cpu in sorted(self.cpus, key=lambda cpu: (cpu.socket, cpu.numa, cpu.number)):
             by_core.setdefault(cpu.core, cpu)
         limits = [len(by_core)]
-        if self.slurm_cpus is not None:  # may be more than the mask has, or fewer
+        # What Slurm counts may be more than the mask has, or fewer.
+        if self.slurm_cpus is not None:
             limits.append(max(1, self.slurm_cpus // self.threads_per_core))
         if self.quota_cpus is not None:
             limits.append(max(1, int(self.quota_cpus)))
@@ -133,7 +134,7 @@ class Hardware:
 
 
 def detect(environment: Mapping[str, str], root: Path = Path("/")) -> Hardware:
-    """Detects the hardware of this node.
+    """Detects the hardware of this node, as far as this job may use it.
 
     Args:
         environment: has the variables of Slurm, and those that choose among GPUs.
@@ -243,6 +244,7 @@ def _cgroups(root: Path, controller: str) -> list[Path]:
     the root is the cgroup.
     """
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():
+        # "0::/path" in version 2, "4:cpu,cpuacct:/path" in version 1
         _, controllers, path = line.split(":", 2)
         is_unified = not controllers  # version 2 names none
         if not is_unified and controller not in controllers.split(","):
@@ -253,15 +255,17 @@ def _cgroups(root: Path, controller: str) -> list[Path]:
         innermost = base / path.lstrip("/")
         if not innermost.is_dir():
             return [base]
-        return [innermost, *(folder for folder in innermost.parents if folder.is_relative_to(base))]
+        outer = [folder for folder in innermost.parents if folder.is_relative_to(base)]
+        return [innermost, *outer]
     return []
 
 
 def _quota_cpus(root: Path) -> float | None:
     quotas = []
+    # The limit of every folder above applies, too.
     for folder in _cgroups(root, "cpu"):
         if version_2 := _read(folder / "cpu.max"):
-            quota, period = version_2.split()
+            quota, period = version_2.split()  # "max 100000" without a quota
         else:
             quota = _read(folder / "cpu.cfs_quota_us") or "max"
             period = _read(folder / "cpu.cfs_period_us") or ""
@@ -294,6 +298,8 @@ _SELECT = {
 those that the one before has left. Of several in one place, the first that is set counts."""
 
 
+_MIG = re.compile(r"\s+(MIG \S*?(\d+)gb\S*) .*\(UUID: (MIG-\S+)\)")
+"""A line such as "  MIG 1g.10gb     Device  0: (UUID: MIG-...)": name, GiB, UUID."""
 _INSTINCT = "gfx(9(0[068a]|[45].)|125.)"
 """AMD's data centre GPUs, from MI25 on: MI100 is gfx908, MI300X gfx942."""
 
@@ -307,11 +313,14 @@ def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tupl
         names = list(by_index)
         for variable in variables:
             if variable in environment:
-                names = [name.strip() for name in environment[variable].split(",")]
+                names = environment[variable].split(",")
                 break
         # The drivers stop at the first invalid name.
-        valid = itertools.takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), names)
-        unknown = Gpu(name="", vendor=vendor)
+        valid = itertools.takewhile(
+            lambda name: name not in ("", "-1", "NoDevFiles"),
+            (name.strip() for name in names),
+        )
+        unknown = Gpu(name="", vendor=vendor)  # named by UUID: nvidia-smi describes it
         gpus = [replace(by_index.get(name, unknown), name=name) for name in valid]
     return tuple(gpus)
 
@@ -330,7 +339,9 @@ def _may_use(file: Path) -> bool:
 
 
 def _nvidia(root: Path) -> list[Gpu]:
-    usable = [path for path in (root / "dev").glob("nvidia[0-9]*") if _may_use(path)]
+    files = (root / "dev").glob("nvidia[0-9]*")
+    usable = [file for file in files if _may_use(file)]
+    # CUDA counts the usable ones from 0, whatever the numbers of the files.
     return [Gpu(name=str(index)) for index in range(len(usable))]
 
 
@@ -340,8 +351,9 @@ def _amd(root: Path) -> list[Gpu]:
     gpus = []
     folders = (root / "sys/class/kfd/kfd/topology/nodes").glob("[0-9]*")
     for folder in sorted(folders, key=lambda path: int(path.name)):
-        # Of a GPU that the cgroup denies, the kernel does not let the properties be read.
-        properties = dict(re.findall(r"(\w+) (\d+)", _read(folder / "properties") or ""))
+        # The kernel does not let the properties be read of a GPU that the cgroup denies.
+        text = _read(folder / "properties") or ""
+        properties = dict(re.findall(r"(\w+) (\d+)", text))
         render_node = f"renderD{properties.get('drm_render_minor')}"
         target = int(properties.get("gfx_target_version", 0))  # 90402 is gfx942
         version = target // 10000
@@ -406,6 +418,7 @@ def parse_nvidia_smi(text: str, root: Path = Path("/")) -> dict[str, Gpu]:
         # ValueError: a line of another kind, or a value that this GPU lacks.
         with contextlib.suppress(ValueError):
             index, uuid, model, capability, memory, bus = map(str.strip, line.split(","))
+            # nvidia-smi writes the domain in eight digits, sysfs in four.
             domain, _, rest = bus.lower().partition(":")
             device = root / f"sys/bus/pci/devices/{domain[-4:]}:{rest}"
             gpu = replace(
@@ -426,12 +439,13 @@ def parse_mig(text: str, whole: Mapping[str, Gpu]) -> dict[str, Gpu]:
     for line in text.splitlines():
         if gpu := re.match(r"GPU (\d+): ", line):
             parent = whole.get(gpu[1], parent)
-        elif mig := re.match(r"\s+(MIG (\S*?(\d+)gb\S*)) .*\(UUID: (MIG-\S+)\)", line):
-            instances[mig[4]] = replace(
+        elif mig := _MIG.match(line):
+            name, gib, uuid = mig.groups()
+            instances[uuid] = replace(
                 parent,
-                name=mig[4],
-                model=f"{parent.model} {mig[1]}",
-                memory_mib=int(mig[3]) * 1024,
+                name=uuid,
+                model=f"{parent.model} {name}",
+                memory_mib=int(gib) * 1024,
             )
     return instances
 

@@ -69,6 +69,7 @@ class Peers:
                 return
             self._words.append(word)
             self._news.notify_all()
+            # A word is short: it goes into the socket's buffer, and the send does not block.
             for link in self._links - {source}:
                 with contextlib.suppress(OSError):  # that task has ended
                     link.send(f"{word}\n".encode())
@@ -111,6 +112,7 @@ class Peers:
         with self._news:
             lines = [self._greeting, *self._words]
             link.sendall("".join(f"{line}\n" for line in lines).encode())
+            # Under the lock: a word that is told now reaches it one way or the other.
             self._add(link)
 
     def _add(self, link: socket.socket) -> None:

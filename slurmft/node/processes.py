@@ -69,6 +69,7 @@ def run(command: list[str], each: list[dict[str, str]]) -> int:
         children.append(process.start(command, env=os.environ | variables))
     signals.listen(relay)
     while True:
+        # poll() is None for a process that runs, and 0 for one that has succeeded.
         codes = [child.poll() for child in children]
         has_failed = any(codes)
         all_ended = None not in codes

@@ -72,6 +72,7 @@ class Profile:
         if self.hardware.gpus:
             values |= self._gpu_variables()
         if self.name != "gpu":
+            # The CPUs compute: their memory and libraries matter.
             values |= self._memory_variables()
             values["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = 512
             values |= self._ccl_variables()
@@ -174,6 +175,7 @@ def choose(
     cores = list(hardware.cores)
     if part is not None:
         index, count = part
+        # There may be more simulated nodes than cores: these share the first one.
         cores = _slice(cores, index, count) or cores[:1]
     shares = _near_gpus(hardware, nproc) if name == "gpu" else None
     if shares is None:
@@ -280,6 +282,7 @@ def _near_gpus(hardware: Hardware, nproc: int) -> list[list[Cpu]] | None:
         return None
     shares = []
     for gpu in gpus:
+        # GPUs near the same cores divide them.
         same = [other for other in gpus if other.near_cpus == gpu.near_cpus]
         near = [core for core in hardware.cores if core.number in gpu.near_cpus]
         shares.append(_slice(near, same.index(gpu), len(same)))
@@ -302,6 +305,7 @@ def _pinning(
         return False, "not bound: simulated nodes share this machine"
     if len(cores) < nproc:
         return False, "not bound: more processes than cores"
+    # Without task/affinity or cgroups, Slurm grants CPUs but binds no process to them.
     if len(hardware.cpus) == hardware.machine_cpus and not hardware.is_whole_node:
         return False, "not bound: other jobs may share the node, and no mask says which cores"
     return True, "each process on cores of its own"

@@ -105,6 +105,7 @@ class Rendezvous:
                 f"the run is set up for {job.nodes} nodes, but Slurm allocated {len(hosts)}, of "
                 f"which this is number {rank + 1}"
             )
+        # The head picked them in the batch script, just before the tasks started.
         port, check_port = ports.split(",")
         return cls(
             hosts=hosts,
@@ -217,6 +218,7 @@ def candidate_ports(job_id: str, count: int = 20) -> list[int]:
     """Lists the ports of a job, best first: outside the ephemeral range, different from job to
     job."""
     low, high = ephemeral_ports()
+    # A port of the ephemeral range may be taken at any moment, by any outgoing connection.
     allowed = [p for p in range(_LOWEST_PORT, _HIGHEST_PORT + 1) if p < low or p > high]
     if not allowed:
         raise RendezvousError(f"the ephemeral port range {low}-{high} leaves no port to use")
@@ -245,6 +247,7 @@ def free_ports(job_id: str, count: int = 2) -> list[int]:
 
 
 def _can_bind(port: int) -> bool:
+    # Something may listen on IPv4 or on IPv6 alone.
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.create_server(("", port), family=family).close()

@@ -134,6 +134,7 @@ class Watchdog:
         return self.folder / f"stacks-{rank}"
 
     def _pid(self, rank: int) -> int:
+        # Empty for a moment, while the rank writes it.
         return int((self.folder / f"pid-{rank}").read_text() or 0)
 
     def _is_late(self, rank: int, beat: heartbeat.Beat) -> bool:

@@ -85,9 +85,8 @@ def partners(names: Sequence[str]) -> dict[str, list[str]]:
     pairs, so that a bad node differs from a bad link.
     """
     count = len(names)
-    if count <= _ALL_PAIRS:
-        steps = list(range(1, count))
-    else:
+    steps = list(range(1, count))
+    if count > _ALL_PAIRS:
         steps = [1 << bit for bit in range((count - 1).bit_length())]
     chosen = {}
     for place, name in enumerate(names):

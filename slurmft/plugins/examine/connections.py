@@ -29,14 +29,19 @@ class _PeerServer(socketserver.StreamRequestHandler):
     timeout = 10
 
     def handle(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the other node has gone
             for line in self.rfile:
                 if line == b"who\n":
                     answer = f"{self.token} {time.time()}"
                 else:
-                    chunks = iter(partial(self.rfile.read1, len(_CHUNK)), b"")
-                    answer = str(sum(map(len, chunks)))
+                    answer = str(self._count_bytes())
                 self.wfile.write(f"{answer}\n".encode())
+
+    def _count_bytes(self) -> int:
+        count = 0
+        while chunk := self.rfile.read1(len(_CHUNK)):
+            count += len(chunk)
+        return count
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -99,6 +104,7 @@ def _reach(host: str, token: str, ports: Mapping[str, int], timeout_s: float) ->
     ahead_s = None
     round_trip_s = 0.0
     for purpose, port in ports.items():
+        # A port that does not answer leaves the other one half of the time.
         limit_s = max(_LEAST_S, (deadline - time.monotonic()) / 2)
         reasons[purpose] = None
         try:

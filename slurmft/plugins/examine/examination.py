@@ -35,9 +35,13 @@ _START_S = 20.0
 """How long an agent may take to start and to report."""
 _ANSWER_S = 8.0
 _REACH_S = 4.0
+_UNDER_WAY_S = 4.0
+"""How long an answer may be under way, beside what is measured."""
 _SEND_S = 0.3
 """How long each pair of neighbours sends."""
 _SEND_TRIES = 2
+_MARGIN_S = 2.0
+"""How long the agents may take to end torchrun at the time limit."""
 _LEAST_SPEEDS_S = 5.0
 """With less time left, devices and collectives are not measured."""
 
@@ -139,14 +143,16 @@ class Examination:
         decoded = {}
         for node in arguments:
             answer = answers[node]
-            if isinstance(answer, AgentError):
-                errors.append((node, failure(about, answer.message, hint)))
-                continue
             try:
+                if isinstance(answer, AgentError):
+                    raise answer
                 decoded[node] = decode(answer, kind)
+            except AgentError as error:
+                errors.append((node, failure(about, error.message, hint)))
             except DecodeError as error:
                 text = f"its answer is not understood ({error}): another version of slurmft?"
                 errors.append((node, failure(about, text, hint)))
+        # Nodes with the same error are one line.
         self.report.checks += merged(errors)
         return decoded
 
@@ -159,7 +165,7 @@ class Examination:
         hint = "exclude it (--sbatch exclude=NODE for runs) and tell the site"
         requests = dict.fromkeys(self.site.hosts, question)
         self.nodes = self._ask("inspect", requests, _START_S, "nodes", NodeReport, hint)
-        self.report.measured["nodes"] = {n: asdict(report) for n, report in self.nodes.items()}
+        self.report.measured["nodes"] = self.nodes
         if len(self.nodes) == len(requests):
             self.report.checks.append(ok("nodes", f"{some(list(self.nodes))} answer"))
 
@@ -179,24 +185,31 @@ class Examination:
     # --- the network ---
 
     def _network(self) -> Iterator[Check]:
+        # A host that answers with another token is not the node of that name.
         secret = secrets.token_hex(8)
         tokens = {node: f"{node} {secret}" for node in self.nodes}
-        requests = {n: {"token": tokens[n], "job_id": self.site.job_id} for n in self.nodes}
+        requests = {}
+        for node, token in tokens.items():
+            requests[node] = {"token": token, "job_id": self.site.job_id}
         self.ports = self._ask("listen", requests, _ANSWER_S, "ports", dict[str, int])
         self.report.measured["ports"] = self.ports
         yield from self._fabric(list(self.ports))
         self._reach(tokens)
         yield from network_rules.reach(self.links)
+        # What follows would only wait for the others.
         self.report.measured["usable"] = network_rules.usable(list(self.links), self.links)
         yield from network_rules.clocks_of_links(self.links)
         yield from self._rates()
 
     def _fabric(self, names: Sequence[str]) -> list[Check]:
         hosts = [self.site.hosts[name] for name in names]
-        requests = {
-            name: {"hosts": hosts, "rank": rank, "interface": self.job.interface}
-            for rank, name in enumerate(names)
-        }
+        requests = {}
+        for rank, name in enumerate(names):
+            requests[name] = {
+                "hosts": hosts,
+                "rank": rank,
+                "interface": self.job.interface,
+            }
         kind: Any = str | None
         chosen = self._ask("socket_interface", requests, _ANSWER_S, "fabric", kind)
         self.report.measured["interfaces"] = chosen
@@ -213,14 +226,12 @@ class Examination:
                 peers[self.site.hosts[goal]] = (tokens[goal], ports)
             requests[start] = {"peers": peers, "timeout_s": _REACH_S}
         kind = dict[str, LinkReport]
-        answers = self._ask("reach", requests, _REACH_S + 4, "network", kind)
+        answers = self._ask("reach", requests, _REACH_S + _UNDER_WAY_S, "network", kind)
+        # Agents know the names of the fabric.
         nodes = {self.site.hosts[node]: node for node in self.ports}
         for start, links in answers.items():
             self.links[start] = {nodes[host]: link for host, link in links.items()}
-        self.report.measured["reach"] = {
-            start: {goal: asdict(link) for goal, link in goals.items()}
-            for start, goals in self.links.items()
-        }
+        self.report.measured["reach"] = self.links
 
     def _rates(self) -> list[Check]:
         """Measures the links between neighbours in a ring; no node is in two pairs at the same
@@ -266,9 +277,10 @@ class Examination:
         here = LockOperations()
         if here.lock(str(place), "write", "-", mark) != "yes":
             return []  # the check of the folder says why
+        question = {"folder": str(place), "operation": "see", "primitive": "-", "name": mark}
+        requests = dict.fromkeys(self.nodes, question)
         try:
-            question = {"folder": str(place), "operation": "see", "primitive": "-", "name": mark}
-            seen = self._ask("lock", dict.fromkeys(self.nodes, question), _ANSWER_S, purpose, str)
+            seen = self._ask("lock", requests, _ANSWER_S, purpose, str)
         finally:
             here.lock(str(place), "clear", "-", mark)
         blind = [node for node, answer in seen.items() if answer != "yes"]
@@ -307,7 +319,7 @@ class Examination:
         usable = self.report.measured.get("usable", [])
         if not usable:
             return
-        left_s = self.deadline - time.monotonic() - 2
+        left_s = self.deadline - time.monotonic() - _MARGIN_S
         if left_s < _LEAST_SPEEDS_S:
             text = "not measured: the time limit was reached"
             yield warning("speeds", text, "allow more time: --within 120")
@@ -320,8 +332,8 @@ class Examination:
             "timeout_s": left_s,
         }
         requests = {node: {**question, "rank": rank} for rank, node in enumerate(usable)}
-        speeds = self._ask("speeds", requests, left_s + 2, "speeds", SpeedReport)
-        self.report.measured["speeds"] = {node: asdict(each) for node, each in speeds.items()}
+        speeds = self._ask("speeds", requests, left_s + _MARGIN_S, "speeds", SpeedReport)
+        self.report.measured["speeds"] = speeds
         missing = [node for node in self.nodes if node not in usable]
         if missing:
             text = f"measured without {some(missing)}"

@@ -65,12 +65,15 @@ class Preflight:
         self._began = time.monotonic()
         self._names = os.environ.get(HOSTS, host_name()).split(",")
         """Slurm's names for the nodes of the job, by rank."""
-        kind = ["gpu"] if visible_gpus(os.environ) else []
+        command = [sys.executable, "-m", "slurmft.plugins.examine.matmul"]
+        if visible_gpus(os.environ):
+            command.append("gpu")
         self._products = process.start(
-            [sys.executable, "-m", "slurmft.plugins.examine.matmul", *kind],
+            command,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
+        # Beside the process: nvidia-smi may take seconds.
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._inspection = self._thread.submit(inspection.inspect, {})
 
@@ -79,6 +82,7 @@ class Preflight:
 
         The head waits `wait_s` for the others, and records the bad nodes.
         """
+        # Half of the time is for this node's way to the next one, so that its report is not late.
         report = self._report(wait_s / 2)
         if not self._rendezvous.is_head:
             peers.report(asdict(report))
@@ -89,7 +93,7 @@ class Preflight:
         reports = [(time.time(), report)]
         for arrived_s, facts in peers.reports(len(self._names) - 1, wait_s):
             other = decode_or_none(facts, NodeReport)
-            if other is not None:  # else from a stranger
+            if other is not None:  # whoever connects to the port may send anything
                 reports.append((arrived_s, other))
         checks = judge(reports, self._names)
         failures = failures_by_host(checks)
@@ -115,21 +119,22 @@ class Preflight:
         """Tries to reach the next node of the ring, which may still be starting. All have reached
         the head."""
         rendezvous = self._rendezvous
-        next_rank = (rendezvous.node_rank + 1) % len(rendezvous.hosts)
         links = {}
-        reason = None
         if not rendezvous.is_head:
             links[self._names[0]] = LinkReport(ports={"rendezvous": None})
+        next_rank = rendezvous.node_rank + 1
+        is_last = next_rank == len(rendezvous.hosts)
+        reason = None
         try:
-            if not rendezvous.is_head:
+            if not rendezvous.is_head:  # the head answers anyway
                 answer_checks(rendezvous.check_port, rendezvous.id, rendezvous.addresses())
-            if next_rank != 0:
+            if not is_last:
                 next_host = rendezvous.hosts[next_rank]
                 port = rendezvous.check_port
                 check_reachable(rendezvous.host, next_host, port, rendezvous.id, wait_s)
         except RendezvousError as error:
             reason = error.reason
-        if next_rank != 0:
+        if not is_last:  # the last one is followed by the head
             links[self._names[next_rank]] = LinkReport(ports={"rendezvous": reason})
         return links
 
@@ -168,18 +173,18 @@ def judge(reports: Sequence[tuple[float, NodeReport]], names: Sequence[str]) -> 
         names: all nodes of the job.
     """
     nodes = {report.host: report for _, report in reports}
-    checks = [
-        failure("nodes", "it has not reported in time", hosts=[name])
-        for name in names
-        if name not in nodes
-    ]
+    links = {name: node.links for name, node in nodes.items()}
+    speeds = {name: [node.tflop_s] for name, node in nodes.items() if node.tflop_s}
+    checks = []
+    for name in names:
+        if name not in nodes:
+            checks.append(failure("nodes", "it has not reported in time", hosts=[name]))
     checks += node_rules.gpus(nodes)
     for purpose in _FOLDERS:
         checks += node_rules.folders(purpose, nodes)
-    rates = {name: [node.tflop_s] for name, node in nodes.items() if node.tflop_s}
-    checks += node_rules.products(rates, "matrix products")
+    checks += node_rules.products(speeds, "matrix products")
     checks += network_rules.clocks(_clock_offsets(reports))
-    checks += network_rules.reach({name: node.links for name, node in nodes.items()})
+    checks += network_rules.reach(links)
     return checks
 
 
