@@ -86,12 +86,17 @@ class Agent:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
             folder = Path(name)
             (folder / "logs").mkdir()
-            write_json(folder / REQUEST, {"backend": config.job.backend, "seconds": timeout_s / 3})
+            # Collectives have a third of the time: before them torch is imported.
+            request = {"backend": config.job.backend, "seconds": timeout_s / 3}
+            write_json(folder / REQUEST, request)
             command = task.node_command(config, folder, rdzv, str(profile.nproc))
             problem, is_late = _run(command, environment, folder / "log", timeout_s)
-            files = [decode.read(path, RankReport) for path in sorted(folder.glob("rank-*.json"))]
-        ranks = tuple(report for report in files if report)
-        return asdict(SpeedReport(problem=problem, is_late=is_late, ranks=ranks))
+            ranks = []
+            for path in sorted(folder.glob("rank-*.json")):
+                report = decode.read(path, RankReport)
+                if report is not None:  # else it was killed while it wrote
+                    ranks.append(report)
+        return asdict(SpeedReport(problem=problem, is_late=is_late, ranks=tuple(ranks)))
 
 
 def _run(
@@ -107,11 +112,17 @@ def _run(
             return f"torchrun did not end within {limit_s:.0f} s", True
     if code == 0:
         return None, False
-    printed = [line.strip() for line in log.read_text(errors="replace")[-_TAIL:].splitlines()]
-    lines = [line for line in printed if line]
-    errors = [line for line in lines if "Error" in line]
-    last = (errors or lines or ["it printed nothing"])[-1]
+    last = _last_error(log.read_text(errors="replace")[-_TAIL:])
     return f"torchrun ended with exit code {code}: {last}", False
+
+
+def _last_error(text: str) -> str:
+    """Returns the last line with an error; without one, the last line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return "it printed nothing"
+    errors = [line for line in lines if "Error" in line]
+    return (errors or lines)[-1]
 
 
 def _rendezvous(

@@ -42,6 +42,7 @@ def inspect(folders: Mapping[str, Path], job: JobConfig | None = None) -> NodeRe
     calls.append(_gpu_errors)
     if job is not None:
         calls += [partial(_inspect_system, job), _reaches_hub]
+    # All at once, and none is awaited for ever: a dead file system answers nothing.
     answers = call_all(_LIMIT_S, calls)
     folder_reports = {}
     for (purpose, path), answer in zip(places.items(), answers, strict=False):
@@ -76,6 +77,7 @@ def _look_at_folder(path: Path) -> FolderReport:
 
 def _gpu_errors() -> tuple[str, ...]:
     gpus = visible_gpus(os.environ)
+    # Other vendors' tools are not asked.
     if not gpus or gpus[0].vendor != "NVIDIA":
         return ()
     return gpu_errors.find()
@@ -105,6 +107,7 @@ def _inspect_system(job: JobConfig) -> System:
         memory_mib=hardware.memory_mib,
         available_mib=psutil.virtual_memory().available // 2**20,
         gpus=hardware.gpus,
+        # sysfs may show interfaces of another network namespace.
         networks=tuple(n for n in networks() if n.name in interfaces),
         software=software(),
         reaches_hub=False,

@@ -81,14 +81,17 @@ def measure(site: Site, nodes: int, folder: Path) -> Measurement:
     with Agents(commands_of, site.env) as agents:
         question = {"folders": {"locks": str(folder)}}
         answers = agents.ask("inspect", dict.fromkeys(names, question), _START_S)
-        reports = {name: _report(name, answer) for name, answer in answers.items()}
-        file_system = reports[names[0]].folders["locks"].file_system
-        if file_system is None:
-            raise AgentError(f"{names[0]}: {reports[names[0]].folders['locks'].problem}")
+        reports = [_report(name, answers[name]) for name in names]
+        seen_by_first = reports[0].folders["locks"]
+        if seen_by_first.file_system is None:
+            raise AgentError(f"{names[0]}: {seen_by_first.problem}")
         ask = lock_probe.ask_agents(agents, names, folder, _ANSWER_S)
-        findings = lock_probe.probe(ask, nodes, file_system)
-    hosts = [reports[name].host for name in names]
-    return Measurement(hosts=hosts, file_system=file_system, findings=findings)
+        findings = lock_probe.probe(ask, nodes, seen_by_first.file_system)
+    return Measurement(
+        hosts=[report.host for report in reports],
+        file_system=seen_by_first.file_system,
+        findings=findings,
+    )
 
 
 def _report(name: str, answer: Any) -> NodeReport:
@@ -101,6 +104,7 @@ def table(measurement: Measurement) -> list[str]:
     """Writes the findings, a line for each primitive."""
     if measurement.findings is None:
         return []
+    # Excluded by whom; released by what.
     rows = [("", "this node", "other nodes", "unlock", "exit", "SIGKILL")]
     for name, finding in measurement.findings.items():
         rows.append((name, *_cells(finding)))
@@ -137,6 +141,7 @@ def conclude(measurement: Measurement) -> list[str]:
             "locks need not hold between nodes; nothing is recorded",
         ]
     if len(hosts) == 1:
+        # Nothing is recorded: the record would be used on several nodes.
         return [
             f"one node cannot know what holds between nodes; default here: {choice}",
             "measure between two: salloc --nodes 2 slurmft doctor locks DIR",

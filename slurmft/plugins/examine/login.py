@@ -39,7 +39,8 @@ def examine_this_host(job: JobConfig) -> list[Check]:
     results = call_all(_TIMEOUT_S, list(parts.values()))
     for about, result in zip(parts, results, strict=True):
         if isinstance(result, Exception):
-            checks.append(failure(about, one_line(result), getattr(result, "hint", None)))
+            hint = getattr(result, "hint", None)
+            checks.append(failure(about, one_line(result), hint))
         else:
             checks += result
     return checks
@@ -64,10 +65,10 @@ def controller(job: JobConfig) -> list[Check]:
     except SlurmftError as error:
         hint = error.hint or "tell the site: jobs can be neither submitted nor watched"
         return [failure("Slurm", one_line(error), hint)]
-    name = settings.get("ClusterName", "a cluster with no name")
-    figures = {k: settings[k] for k in _SETTINGS if k in settings}
+    cluster = settings.get("ClusterName", "a cluster with no name")
+    figures = {name: settings[name] for name in _SETTINGS if name in settings}
     return [
-        ok("Slurm", f"{version}; the controller of {name} answers", **figures),
+        ok("Slurm", f"{version}; the controller of {cluster} answers", **figures),
         check_partitions(commands.partitions(), job.partition, job.nodes),
         check_down_nodes(commands.unwell_hosts()),
         accounting(settings),
@@ -100,13 +101,14 @@ def check_partitions(partitions: Sequence[Partition], requested: str | None, nod
 
 def accounting(settings: Mapping[str, str]) -> Check:
     """Checks that finished jobs can be looked up, and what this user may have."""
+    user = getpass.getuser()
     try:
         commands.check_accounting()
-        rows = commands.associations(getpass.getuser())
+        rows = commands.associations(user)
     except SlurmftError as error:
         hint = "runs work without it, but jobs that left the queue long ago cannot be looked up"
         return warning("accounting", f"no accounting: {one_line(error)}", hint)
-    return check_accounting(getpass.getuser(), rows, settings)
+    return check_accounting(user, rows, settings)
 
 
 def check_accounting(
@@ -119,6 +121,7 @@ def check_accounting(
         return ok("accounting", f"sacct answers; limits of {user}: {'; '.join(limits)}")
     text = f"sacct answers; {user} has no account"
     enforced = settings.get("AccountingStorageEnforce", "none").lower()
+    # With "limits" or "all", Slurm enforces associations, too.
     if any(word in enforced for word in ("associations", "limits", "all")):
         hint = "ask the site for an account"
         return failure("accounting", f"{text}, and Slurm requires one ({enforced})", hint)
@@ -140,6 +143,7 @@ def packages() -> list[Check]:
     except metadata.PackageNotFoundError:
         hint = "install it (pip install .): its requirements are not known otherwise"
         return [warning("packages", f"{here}; slurmft is not installed", hint)]
+    # Without the requirements of extras, which need not be installed.
     required = [r for r in declared if r.marker is None or r.marker.evaluate({"extra": ""})]
     versions: dict[str, Any] = {r.name: installed(r.name) for r in required}
     wrong = []

@@ -50,10 +50,11 @@ def main(argv: list[str]) -> None:
     device = torch.device("cpu")
     if request["backend"] in ("auto", "nccl") and devices.usable()[0]:
         device = devices.take(int(os.environ["LOCAL_RANK"]))
+    speeds = {name: matmul_tflop_s(device, kind) for name, kind in _PRECISIONS.items()}
     report = RankReport(
         device=devices.name_of(device),
         threads=torch.get_num_threads(),
-        tflop_s={name: matmul_tflop_s(device, kind) for name, kind in _PRECISIONS.items()},
+        tflop_s=speeds,
     )
     write_json(file, asdict(report))
     world = process_group.init(request["backend"])
@@ -81,6 +82,7 @@ def all_reduces(world: process_group.World, limit_s: float) -> Iterator[AllReduc
         expected_s = 0.0
         if last is not None:
             expected_s = last.seconds * min(_MOST_GROWTH, size / last.size_bytes)
+        # Three times: one to connect, one to estimate, one at least to measure.
         has_time = time.monotonic() + 3 * expected_s < deadline
         is_too_large = size > _MOST_BYTES_CPU and world.device.type == "cpu"
         # The main rank's clock decides for all.
@@ -91,14 +93,17 @@ def all_reduces(world: process_group.World, limit_s: float) -> Iterator[AllReduc
 
 
 def _measure(world: process_group.World, size: int, deadline: float) -> AllReduce:
-    tensor = torch.zeros(max(1, size // 4), device=world.device)
+    element_count = max(1, size // 4)  # of fp32
+    tensor = torch.zeros(element_count, device=world.device)
     reduce = partial(distributed.all_reduce, tensor)
     _timed(world.device, reduce)  # connects the ranks
     second_s = _timed(world.device, reduce)
     left_s = min(_MOST_SIZE_S, max(0.0, deadline - time.monotonic()) / 4)
     rounds = min(_MOST_ROUNDS, int(left_s / max(second_s, 1e-6)))
+    # All ranks must call it equally often.
     rounds = world.share_object(max(1, rounds))
-    seconds = statistics.median(_timed(world.device, reduce) for _ in range(rounds))
+    times = [_timed(world.device, reduce) for _ in range(rounds)]
+    seconds = statistics.median(times)
     # In a ring, each rank sends all but its own part twice.
     sent_bytes = 2 * (world.size - 1) / world.size * size
     return AllReduce(size_bytes=size, seconds=seconds, bus_bytes_s=sent_bytes / seconds)

@@ -1,4 +1,4 @@
-"""What a node is, and how a run would use it: `slurmft doctor node`."""
+"""`slurmft doctor node`: a node, and how a run would use it."""
 
 import os
 
@@ -18,19 +18,25 @@ def describe(job: JobConfig) -> list[str]:
 
 
 def _node(here: Hardware) -> list[tuple[str, str]]:
-    core_count = len({cpu.core for cpu in here.cpus})
-    granted = [f"affinity mask: {hardware.as_list(cpu.number for cpu in here.cpus)}"]
+    flags = ", ".join(here.flags)
+    sockets = len(here.places("socket"))
+    numa_nodes = len(here.places("numa"))
+    all_cores = {cpu.core for cpu in here.cpus}
+    cores = f"{len(here.cores)} of {len(all_cores)}, {here.threads_per_core} thread(s) each"
+    mask = hardware.as_list(cpu.number for cpu in here.cpus)
+    # Each may grant less than the others; the cores above are what all of them leave.
+    granted_by = [f"affinity mask: {mask}"]
     if here.slurm_cpus:
-        granted.append(f"Slurm: {here.slurm_cpus} CPUs")
+        granted_by.append(f"Slurm: {here.slurm_cpus} CPUs")
     if here.quota_cpus:
-        granted.append(f"cgroup: {here.quota_cpus:g} CPUs")
+        granted_by.append(f"cgroup: {here.quota_cpus:g} CPUs")
     gpus = [f"{gpu.name}: {gpu.vendor} {gpu.model}, {gpu.precision}" for gpu in here.gpus]
     return [
         ("host", here.host),
-        ("CPU", f"{here.model}; {', '.join(here.flags) or 'no AVX'}"),
-        ("sockets", f"{len(here.places('socket'))}, NUMA nodes: {len(here.places('numa'))}"),
-        ("cores", f"{len(here.cores)} of {core_count}, {here.threads_per_core} thread(s) each"),
-        ("granted by", ", ".join(granted)),
+        ("CPU", f"{here.model}; {flags or 'no AVX'}"),
+        ("sockets", f"{sockets}, NUMA nodes: {numa_nodes}"),
+        ("cores", cores),
+        ("granted by", ", ".join(granted_by)),
         ("memory", f"{here.memory_mib:,} MiB"),
         ("GPUs", "; ".join(gpus) or "none"),
         ("networks", ", ".join(here.interfaces) or "none"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,14 @@ listen = Agent.listen
 Agent.listen = lambda *a, **k: listen(*a, **k) | {"rendezvous": 9}
 agents.serve(Agent())
 """
+BROKEN_GPU = """\
+from slurmft.core import agents
+from slurmft.plugins.examine import gpu_errors, inspection
+from slurmft.plugins.examine.agent import Agent
+log = "[1.5] NVRM: Xid (PCI:0000:17:00): 79, pid=1, GPU has fallen off the bus."
+inspection._gpu_errors = lambda: tuple(gpu_errors.parse_xids(log, now_s=60))
+agents.serve(Agent())
+"""
 DEAF = "import sys; sys.stdin.read()"
 DEAD = """\
 import sys
@@ -43,10 +53,10 @@ sys.exit("srun: error: Node failure on n7")
 
 
 def test_sick_nodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All at once: a skewed clock, a closed port, a name that does not resolve, one that does not
-    answer, one that is dead."""
+    """All at once: a broken GPU, a skewed clock, a closed port, a name that does not resolve, one
+    that does not answer, one that is dead."""
     monkeypatch.setattr(doctor_examination, "_START_S", 12.0)
-    programs = {"n3": SKEWED, "n4": CLOSED, "n6": DEAF, "n7": DEAD}
+    programs = {"n2": BROKEN_GPU, "n3": SKEWED, "n4": CLOSED, "n6": DEAF, "n7": DEAD}
     names = [f"n{i}" for i in range(1, 8)]
     commands = {
         name: ["env", f"{LOCAL_NODE}={i}"]
@@ -61,6 +71,7 @@ def test_sick_nodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         deadline = time.monotonic() + PATIENCE_S
         Examination(site, agents, JobConfig(nodes=7), folders, deadline, report).run(quick=True)
     found = "\n".join(wrong(report.checks))
+    assert "failure: n2: GPU at 0000:17:00: Xid 79, GPU has fallen off the bus" in found
     assert "failure: n6: no answer in 12 s" in found
     assert "failure: n7: its agent ended: Node failure on n7" in found
     assert "n5: n1, n2, n3, n4 cannot resolve it: " in found
@@ -69,3 +80,12 @@ def test_sick_nodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert report.measured["usable"] == ["n1", "n2", "n3"]
     assert not list(tmp_path.iterdir())  # nothing is left in the folders
     assert all(child.returncode is not None for child in agents._processes.values())
+
+
+def test_a_node_describes_itself() -> None:
+    with Agents({"n1": agent_command()}) as agents:
+        job = asdict(JobConfig(nodes=1, nproc_per_node=1))
+        (lines,) = agents.ask("describe", {"n1": {"job": job}}, PATIENCE_S).values()
+    rows = dict(line.split("  ", 1) for line in lines if "  " in line[:12])
+    assert rows["host"].strip() == os.uname().nodename
+    assert any(line.startswith("OMP_NUM_THREADS=") for line in lines)
