@@ -44,8 +44,8 @@ BEGIN = "rank.begin({'A': 'x\\ny'})\n"
 
 
 def test_a_rank_has_its_environment_a_session_and_a_title() -> None:
-    found = run("os._exit(0)", BEGIN + "print(rank.wait(100), rank.poll())")
-    assert found == "x\ny None True python -m a b\n0 0\n"
+    printed = run("os._exit(0)", BEGIN + "print(rank.wait(100), rank.poll())")
+    assert printed == "x\ny None True python -m a b\n0 0\n"
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ NEW = ["imported by 0", "imported by 1", "main 0 hello 1", "main 1 hello 1"]
 
 
 def test_restarted_ranks_are_new(tmp_path: Path) -> None:
-    found = torchrun(tmp_path, code=3)
-    assert set(found) == {"imported by None", "prepared by None", *NEW}
+    printed = torchrun(tmp_path, code=3)
+    assert set(printed) == {"imported by None", "prepared by None", *NEW}
 
 
 @pytest.mark.parametrize(
@@ -143,5 +143,5 @@ def test_restarted_ranks_are_new(tmp_path: Path) -> None:
 def test_ranks_are_new_where_forked_ones_could_not_be_like_them(
     prepare: str, variables: dict[str, str], tmp_path: Path
 ) -> None:
-    found = torchrun(tmp_path, prepare, 0, **variables)
-    assert [line for line in found if not line.endswith("None")] == NEW
+    printed = torchrun(tmp_path, prepare, 0, **variables)
+    assert [line for line in printed if not line.endswith("None")] == NEW

@@ -38,7 +38,7 @@ def test_all_ports_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_of_node() -> None:
-    found = Rendezvous.of_node(
+    joined = Rendezvous.of_node(
         JobConfig(nodes=3, host_suffix="-ib0"),
         {
             rendezvous.HOSTS: "n1,n2,n3",
@@ -48,14 +48,14 @@ def test_of_node() -> None:
             rendezvous.PORT_VARIABLE: "12345,12346",
         },
     )
-    assert found.hosts == ("n1-ib0", "n2-ib0", "n3-ib0")
-    assert (found.head, found.host, found.is_head) == ("n1-ib0", "n2-ib0", False)
-    assert (found.port, found.check_port, found.id) == (12345, 12346, "12.2")
+    assert joined.hosts == ("n1-ib0", "n2-ib0", "n3-ib0")
+    assert (joined.head, joined.host, joined.is_head) == ("n1-ib0", "n2-ib0", False)
+    assert (joined.port, joined.check_port, joined.id) == (12345, 12346, "12.2")
 
 
 def test_of_simulated_node() -> None:
     """In a job of Slurm's, too."""
-    found = Rendezvous.of_node(
+    joined = Rendezvous.of_node(
         JobConfig(nodes=2, host_suffix="-ib0"),
         {
             rendezvous.HOSTS: "127.0.0.1,127.0.0.2",
@@ -66,8 +66,8 @@ def test_of_simulated_node() -> None:
             rendezvous.PORT_VARIABLE: "12345,12346",
         },
     )
-    assert (found.head, found.host, found.interface) == ("127.0.0.1", "127.0.0.2", "lo")
-    assert (found.port, found.id) == (12345, "local-12345.3")
+    assert (joined.head, joined.host, joined.interface) == ("127.0.0.1", "127.0.0.2", "lo")
+    assert (joined.port, joined.id) == (12345, "local-12345.3")
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from slurmft.node.watchdog import Watchdog
 
 @pytest.fixture
 def dog() -> Iterator[Watchdog]:
-    made = Watchdog(timeout_s=100)
-    yield made
-    made.close()
+    watching = Watchdog(timeout_s=100)
+    yield watching
+    watching.close()
 
 
 class Clock:
@@ -52,9 +52,9 @@ def test_beats(tmp_path: Path) -> None:
     assert read(tmp_path / "none") is None
     beats = Heart(tmp_path / "beat")
     beats.beat(7, "train")
-    found = read(tmp_path / "beat")
-    assert found is not None
-    assert (found.step, found.phase, found.patience) == (7, "train", 1.0)
+    beat = read(tmp_path / "beat")
+    assert beat is not None
+    assert (beat.step, beat.phase, beat.patience) == (7, "train", 1.0)
 
 
 def test_late_rank_is_found(clock: Clock, dog: Watchdog) -> None:

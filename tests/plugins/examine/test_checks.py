@@ -31,11 +31,11 @@ def test_secrets_do_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
         "OMP_NUM_THREADS": "4",
         "EDITOR": "vi",
     }
-    shown = checks.reported_environment(environment)
-    assert shown["HF_TOKEN"] == shown["SLURM_JWT"] == "[hidden]"
-    assert shown["OMP_NUM_THREADS"] == "4"
-    assert not {"EDITOR", "AWS_SECRET_ACCESS_KEY"} & shown.keys()
-    text = json.dumps([shown, secret, "hf_ABCDEFGHIJKLMNOP", "else-where"]) + secret
+    reported = checks.reported_environment(environment)
+    assert reported["HF_TOKEN"] == reported["SLURM_JWT"] == "[hidden]"
+    assert reported["OMP_NUM_THREADS"] == "4"
+    assert not {"EDITOR", "AWS_SECRET_ACCESS_KEY"} & reported.keys()
+    text = json.dumps([reported, secret, "hf_ABCDEFGHIJKLMNOP", "else-where"]) + secret
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     clean = credentials.redact(text)

@@ -26,19 +26,19 @@ def test_two_simulated_nodes(tmp_path: Path) -> None:
     env = NO_SLURM | secrets | {"PATH": f"{NO_SLURM['PATH']}:/usr/bin:/bin"}
     done = slurmft("doctor", "--cluster", "local", *flags, "--json", env=env)
     assert done.code == 0, done.out + done.err
-    said = json.loads(done.out)
-    texts = {check["about"]: check["text"] for check in said["checks"]}
+    printed = json.loads(done.out)
+    texts = {check["about"]: check["text"] for check in printed["checks"]}
     assert texts["nodes"] == "127.0.0.1, 127.0.0.2 answer"
     assert texts["hub"].startswith("not checked: HF_HUB_OFFLINE is set")
     assert "by gloo" in texts["all-reduce"]
     assert "1.0 MiB" in texts["all-reduce"]
-    matmul = [c for c in said["checks"] if c["about"] == "matmul" and c["level"] == "ok"]
+    matmul = [c for c in printed["checks"] if c["about"] == "matmul" and c["level"] == "ok"]
     assert [c["figures"]["median_tflop_s"] > 0 for c in matmul] == [True, True]
     text = report.read_text()
     for secret in ("QWERTY", "swordfish"):
         assert secret not in text + done.out
     facts = json.loads(text.partition("--- JSON ---\n")[2])
-    assert facts["checks"] == said["checks"]
+    assert facts["checks"] == printed["checks"]
     assert facts["environment"]["HF_TOKEN"] == "[hidden]"
     assert sorted(facts["measured"]["nodes"]) == ["127.0.0.1", "127.0.0.2"]
 
@@ -63,8 +63,8 @@ def test_the_login_part_imports_no_torch(tmp_path: Path) -> None:
         f"print('HEAVY', [m for m in {HEAVY} if m in sys.modules])"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    said = subprocess.check_output(command, text=True, timeout=60, env=os.environ | NO_SLURM)
-    assert said.splitlines()[-1] == "HEAVY []"
+    printed = subprocess.check_output(command, text=True, timeout=60, env=os.environ | NO_SLURM)
+    assert printed.splitlines()[-1] == "HEAVY []"
 
 
 # --- on a real Slurm ------------------------------------------------------------------------------
@@ -80,8 +80,8 @@ def test_four_nodes_that_are_well(
     flags = ("--nodes", "4", "--within", "180", "--json", "--runs-dir", str(shared_folder))
     done = slurmft("doctor", *flags, env=env)
     assert done.code == 0, done.out + done.err
-    found = json.loads(done.out)["checks"]
-    texts = {check["about"]: check["text"] for check in found}
+    checks = json.loads(done.out)["checks"]
+    texts = {check["about"]: check["text"] for check in checks}
     assert texts["nodes"] == "n1, n2, n3, n4 answer"
     assert texts["names"] == "all 4 nodes resolve each other's names"
     assert texts["ports"].startswith("all pairs reach each other")
@@ -95,12 +95,12 @@ def test_four_nodes_that_are_well(
 @pytest.fixture
 def sick_nodes(idle_cluster: Cluster, tmp_path: Path) -> Iterator[Cluster]:
     """n2 knows no n3 and may not use the ports of a rendezvous; n4 has a bad cable."""
-    known = Path("/etc/hosts").read_text()
+    hosts_file = Path("/etc/hosts").read_text()
     files = [tmp_path / "good", tmp_path / "bad"]
-    files[0].write_text(known)
-    files[1].write_text("".join(x for x in known.splitlines(True) if x.split()[1:2] != ["n3"]))
-    shown = [files[0], files[1], files[0], files[0]]
-    with idle_cluster.showing(shown, Path("/etc/hosts")):
+    files[0].write_text(hosts_file)
+    files[1].write_text("".join(x for x in hosts_file.splitlines(True) if x.split()[1:2] != ["n3"]))
+    seen_by_nodes = [files[0], files[1], files[0], files[0]]
+    with idle_cluster.showing(seen_by_nodes, Path("/etc/hosts")):
         idle_cluster.close_ports("n2", "10000-27000")
         idle_cluster.shape("20mbit", "n4")
         yield idle_cluster

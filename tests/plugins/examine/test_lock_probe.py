@@ -42,28 +42,28 @@ def agents(*folders: Path) -> Iterator[Ask]:
 
 def test_between_two_nodes(two_nodes: tuple[Path, Path]) -> None:
     with agents(*two_nodes) as ask:
-        found = lock_probe.probe(ask, 2, NFS)
+        findings = lock_probe.probe(ask, 2, NFS)
         quick = lock_probe.probe(ask, 2, NFS, thorough=False)
-    assert found
+    assert findings
     assert quick
-    good = [name for name, finding in found.items() if finding.good]
-    assert found["flock"].between_nodes is False
-    assert found["flock"].on_node
+    good = [name for name, finding in findings.items() if finding.good]
+    assert findings["flock"].between_nodes is False
+    assert findings["flock"].on_node
     assert good[:2] == ["lockf", "ofd"]
-    assert found["soft"].excludes
+    assert findings["soft"].excludes
     assert list(quick) == ["lockf"]
-    assert lock_probe.choose(found, NFS) == lock_probe.choose(quick, NFS) == "lockf"
+    assert lock_probe.choose(findings, NFS) == lock_probe.choose(quick, NFS) == "lockf"
     assert not list(two_nodes[0].glob(".slurmft-*"))
 
 
 @pytest.mark.usefixtures("two_nodes")  # it says what is missing
 def test_locks_that_outlive_their_process_are_found(tmp_path: Path) -> None:
     with TwoNodes(tmp_path, leak_ofd=True) as two, agents(*two.nodes) as ask:
-        found = lock_probe.probe(ask, 2, NFS)
-    assert found
-    assert found["ofd"].excludes
-    assert found["ofd"].on_kill is False
-    assert lock_probe.choose(found, NFS) == "lockf"
+        findings = lock_probe.probe(ask, 2, NFS)
+    assert findings
+    assert findings["ofd"].excludes
+    assert findings["ofd"].on_kill is False
+    assert lock_probe.choose(findings, NFS) == "lockf"
 
 
 def test_folders_that_only_have_the_same_name(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_folders_that_only_have_the_same_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "choice"),
+    ("findings", "choice"),
     [
         ({"flock": GOOD, "lockf": GOOD}, "lockf"),  # as processes use that know of no measurement
         ({"flock": GOOD, "lockf": LOCAL}, "flock"),
@@ -84,8 +84,8 @@ def test_folders_that_only_have_the_same_name(tmp_path: Path) -> None:
         ({"flock": Finding(on_node=True, on_unlock=True)}, "lockf"),  # one node cannot know
     ],
 )
-def test_choice(found: dict[str, Finding], choice: str) -> None:
-    assert lock_probe.choose(found, NFS) == choice
+def test_choice(findings: dict[str, Finding], choice: str) -> None:
+    assert lock_probe.choose(findings, NFS) == choice
 
 
 def test_a_lock_that_others_see_released_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,9 +102,9 @@ def test_a_lock_that_others_see_released_later(monkeypatch: pytest.MonkeyPatch) 
             return "busy"
         return {"see": "yes"}.get(operation, "got")
 
-    found = lock_probe.probe(ask, 2, NFS)
-    assert found
-    assert all(finding.good for finding in found.values())
+    findings = lock_probe.probe(ask, 2, NFS)
+    assert findings
+    assert all(finding.good for finding in findings.values())
 
 
 def test_nothing_holds() -> None:
@@ -123,16 +123,16 @@ def test_two_probes_of_one_folder_do_not_disturb_each_other(two_nodes: tuple[Pat
                 assert lock_probe.probe(other, 2, NFS, thorough=False)
             return one(agent, *what)
 
-        found = lock_probe.probe(ask, 2, NFS)
-    assert found
-    assert [name for name in found if found[name].good][:2] == ["lockf", "ofd"]
+        findings = lock_probe.probe(ask, 2, NFS)
+    assert findings
+    assert [name for name in findings if findings[name].good][:2] == ["lockf", "ofd"]
     assert not list(two_nodes[0].glob(".slurmft-*"))
 
 
 def test_folder_that_takes_no_lock() -> None:
-    found = {name: Finding(error="No such file or directory") for name in ("flock", "lockf")}
+    findings = {name: Finding(error="No such file or directory") for name in ("flock", "lockf")}
     with pytest.raises(ProbeError, match="holds on nfs4 at /x: No such file or directory"):
-        lock_probe.choose(found, NFS)
+        lock_probe.choose(findings, NFS)
 
 
 def test_record_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,18 +140,18 @@ def test_record_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     here = filesystem.of(tmp_path)
     lock_probe.record(here, {"flock": LOCAL, "ofd": GOOD}, nodes=3)
     assert locks.primitive_for(tmp_path) == "ofd"
-    found = locks.recorded(here)
-    assert found is not None
-    assert (found["nodes"], found["findings"]["ofd"]["between_nodes"]) == (3, True)
+    findings = locks.recorded(here)
+    assert findings is not None
+    assert (findings["nodes"], findings["findings"]["ofd"]["between_nodes"]) == (3, True)
 
 
 def test_two_users_on_one_file_system_use_one_primitive(two_nodes: tuple[Path, Path]) -> None:
     """One has measured, the other not."""
     with agents(two_nodes[0], two_nodes[0]) as ask:  # here flock holds as well
-        found = lock_probe.probe(ask, 2, filesystem.of(two_nodes[0]))
-    assert found
-    assert found["flock"].good
-    assert lock_probe.choose(found, NFS) == locks.default(NFS)
+        findings = lock_probe.probe(ask, 2, filesystem.of(two_nodes[0]))
+    assert findings
+    assert findings["flock"].good
+    assert lock_probe.choose(findings, NFS) == locks.default(NFS)
 
 
 def test_error_of_an_agent_that_does_not_answer(tmp_path: Path) -> None:

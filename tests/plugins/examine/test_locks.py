@@ -22,16 +22,16 @@ def test_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     holds = Finding(on_node=True, between_nodes=True, on_unlock=True, on_exit=True, on_kill=False)
     findings = {"flock": Finding(error="No locks available"), "soft": holds}
     nfs = FileSystem(type="nfs4", source="server:/x", mount="/x")
-    found = Measurement(hosts=["n1", "n2"], file_system=nfs, findings=findings)
-    lines = table(found)
+    measurement = Measurement(hosts=["n1", "n2"], file_system=nfs, findings=findings)
+    lines = table(measurement)
     assert lines[0] == "nfs4 at /x, seen from n1, n2"
     assert lines[3].split(maxsplit=1) == ["flock", "No locks available"]
     assert "STAYS LOCKED" in lines[4]
-    said = conclude(found)
-    assert said[0] == "choice: soft"
-    assert str(tmp_path) in said[1]
-    assert "leaves its soft locks" in said[2]
-    assert found.as_dict()["choice"] == "soft"
+    lines_after = conclude(measurement)
+    assert lines_after[0] == "choice: soft"
+    assert str(tmp_path) in lines_after[1]
+    assert "leaves its soft locks" in lines_after[2]
+    assert measurement.as_dict()["choice"] == "soft"
     apart = Measurement(hosts=["n1", "n2"], file_system=nfs, findings=None)
     assert conclude(apart)[0].startswith("not one folder: n1, n2")
     assert table(apart) == []
@@ -44,9 +44,9 @@ def test_doctor_on_one_machine(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert "one node cannot know what holds between nodes" in done.out
     assert not (tmp_path / "slurmft").exists()  # nothing recorded
-    found = json.loads(slurmft("doctor", "locks", "--json", str(tmp_path), env=alone).out)
-    assert found["choice"] == locks.default(filesystem.of(tmp_path))
-    assert set(found["findings"]) == {"flock", "lockf", "ofd", "soft"}
+    answer = json.loads(slurmft("doctor", "locks", "--json", str(tmp_path), env=alone).out)
+    assert answer["choice"] == locks.default(filesystem.of(tmp_path))
+    assert set(answer["findings"]) == {"flock", "lockf", "ofd", "soft"}
     assert slurmft("doctor", "locks", str(tmp_path), "--nodes", "2", env=alone).code == 2
 
 

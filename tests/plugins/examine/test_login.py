@@ -28,15 +28,15 @@ def test_nodes_that_take_no_jobs() -> None:
         "n1|idle|none\nn1|idle|none\nn2|drained|bad | disk, see log\n"
         "n3|down*|Not responding\nn4|allocated|none\nn5|idle*|none\n"
     )
-    found = slurm_commands.parse_unwell_hosts(text)
-    assert found == {
+    unwell = slurm_commands.parse_unwell_hosts(text)
+    assert unwell == {
         "n2": "drained: bad | disk, see log",
         "n3": "down*: Not responding",
         "n5": "idle*",
     }
-    said = login.check_down_nodes(found)
-    assert said.level == Level.WARNING
-    assert "n3 is down*: Not responding" in said.text
+    check = login.check_down_nodes(unwell)
+    assert check.level == Level.WARNING
+    assert "n3 is down*: Not responding" in check.text
     assert login.check_down_nodes({}).level == Level.OK
 
 
@@ -47,8 +47,8 @@ def test_partitions_and_accounts() -> None:
     assert judge(here, "gpu", 1).text.startswith(
         "there is no partition 'gpu'; there are: batch (4 nodes"
     )
-    for wanted in (None, "batch", "old"):
-        assert judge(here, wanted, 8).text.startswith("no 8 nodes in")
+    for partition in (None, "batch", "old"):
+        assert judge(here, partition, 8).text.startswith("no 8 nodes in")
     assert judge([], None, 1).level == Level.FAILURE
     fields = "Account,Partition,QOS,MaxJobs,MaxSubmit,MaxTRES,MaxWall,GrpTRES"
     rows = slurm_commands.parse_associations("root||normal|||||\n", fields)

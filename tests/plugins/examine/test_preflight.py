@@ -66,11 +66,11 @@ def test_a_clock_that_is_off(rank: int) -> None:
     if rank == 0:
         arrived = [(1900.1, node(name)) for name in NAMES[1:]]
         arrived.append((1900.1, node(NAMES[0], time_s=1900.0)))
-        found = preflight.failures_by_host(preflight.judge(arrived, NAMES))
+        failures = preflight.failures_by_host(preflight.judge(arrived, NAMES))
     else:
-        found = bad(node(NAMES[rank], time_s=1900.0))
+        failures = bad(node(NAMES[rank], time_s=1900.0))
     text = "its clock is 900.0 s ahead of the others (give or take 1.000 s)"
-    assert found == {NAMES[rank]: text}
+    assert failures == {NAMES[rank]: text}
 
 
 def link(reason: str | None) -> LinkReport:
@@ -139,8 +139,8 @@ def test_speed_is_that_of_the_fastest_product() -> None:
         nonlocal now
         now += next(products_s)
 
-    found = best_tflop_s(multiply, width=1000, seconds=0.3, clock=lambda: now)
-    assert found == pytest.approx(2e9 / 0.02 / 1e12)
+    speed = best_tflop_s(multiply, width=1000, seconds=0.3, clock=lambda: now)
+    assert speed == pytest.approx(2e9 / 0.02 / 1e12)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_reports_of_64_tasks_reach_the_head() -> None:
     threads = [threading.Thread(target=tell, args=(rank,)) for rank in range(64)]
     for thread in threads:
         thread.start()
-    found = head.reports(65, PATIENCE_S)
-    assert sorted(facts["rank"] for _, facts in found) == list(range(65))
+    reports = head.reports(65, PATIENCE_S)
+    assert sorted(facts["rank"] for _, facts in reports) == list(range(65))
     assert not head.heard("fail")
     stranger.close()
 
