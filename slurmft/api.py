@@ -75,7 +75,7 @@ class Run:
         Raises:
             SlurmftError: it was never submitted.
         """
-        return launcher.job_of(self._files)[1]
+        return launcher.job_of(self._files).id
 
     @property
     def config(self) -> RunConfig:

@@ -140,11 +140,11 @@ def submit_or_show(config: "RunConfig", arguments: "Namespace", name: str, argv:
         return Exit.OK
     submission = submit.provenance(name, argv)
     run = submit.submit_with(config, cluster, submission)
-    cluster, job_id = launcher.job_of(run)
+    job = launcher.job_of(run)
     if arguments.json:
-        facts = {"run": str(run.path), "name": run.path.name, "job": job_id, "cluster": cluster}
+        facts = {"run": str(run.path), "name": run.path.name, "job": job.id, "cluster": job.cluster}
         return print_json(facts)
-    print(f"job {job_id} submitted {_WHERE[cluster].format(config.job.nodes)}")
+    print(f"job {job.id} submitted {_WHERE[job.cluster].format(config.job.nodes)}")
     if run.load_config().submission.get("time") != submission["time"]:
         print("before the connection was cut; to submit another, type the command once more")
     print(f"run directory: {run.path}", flush=True)

@@ -13,7 +13,8 @@ def parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     arguments, run = parser().parse_run(argv)
-    state, job_id = cancel(run), cluster_launcher.job_of(run)[1]
+    state = cancel(run)
+    job_id = cluster_launcher.job_of(run).id
     if arguments.json:
         facts = {"run": str(run.path), "job": job_id, "cancelled": state is None}
         return print_json(facts | {"state": state.name.lower() if state else "cancelled"})

@@ -21,6 +21,7 @@ from typing import Any
 
 from slurmft.cli.parser import Parser, count, print_json
 from slurmft.cluster import cost, status
+from slurmft.cluster.job_state import Phase
 from slurmft.cluster.status import note
 from slurmft.core.config import STAMP
 from slurmft.core.errors import Exit, unknown
@@ -95,7 +96,7 @@ def _chosen(arguments: argparse.Namespace, top: Path) -> dict[str, Any]:
             runs = [
                 r for r in runs if fnmatch(str(status.described(r)[name] or "").lower(), pattern)
             ]
-    wanted = arguments.state or status.STATES
+    wanted = arguments.state or _STATES
     found = [each for each in status.run_statuses(runs) if each.state in wanted]
     found = found[-arguments.newest :] if arguments.newest else found
     rows = [status.summary(each) for each in found]
@@ -105,6 +106,7 @@ def _chosen(arguments: argparse.Namespace, top: Path) -> dict[str, Any]:
     return {"runs_dir": str(top), "runs": rows, "problems": problems}
 
 
+_STATES = [str(phase) for phase in Phase]
 _HAVING = ("name", "data", "model", "user")
 
 
@@ -113,7 +115,7 @@ def parser() -> Parser:
     for name in _HAVING:
         text = f"only runs with this in their {name}; * stands for anything"
         command.add_argument(f"--{name}", metavar="TEXT", help=text)
-    states = f"only runs in this state, repeatable: {', '.join(status.STATES)}"
+    states = f"only runs in this state, repeatable: {', '.join(_STATES)}"
     command.add_argument("--state", action="append", default=[], metavar="STATE", help=states)
     command.add_argument("--newest", type=count, metavar="N", help="at most the N newest of them")
     sort = f"largest last: {', '.join(_SORTED_BY)}, or a metric (default: submitted)"
@@ -127,8 +129,8 @@ def parser() -> Parser:
 def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
     for state in arguments.state:
-        if state not in status.STATES:
-            raise unknown("--state", state, list(status.STATES))
+        if state not in _STATES:
+            raise unknown("--state", state, _STATES)
     found = _chosen(arguments, resolve.folder(arguments.runs_dir))
     if arguments.sort:
         found["runs"] = in_order(found["runs"], arguments.sort)

@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
             for _ in job.looks():
                 _print(text.new_lines(whole=False))
             _print(text.new_lines())
-            return Exit.OK if job.succeeded else show_outcome(job)
+            return Exit.OK if job.state.succeeded else show_outcome(job)
         _print(text.until_now())
     except KeyboardInterrupt:
         return 130

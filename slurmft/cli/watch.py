@@ -73,11 +73,12 @@ def _update(view: "RunView", job: JobWatch, records: Iterable[Record]) -> None:
         if record.get("event") == "start":
             view.hosts = [rank.host for rank in job.run.read_environment().ranks]
         view.take(record)
-    state, recorded = job.state, job.run.get_state()
-    view.state = f"job {job.job_id} {state.name.lower()}"
-    if state.reason:
-        view.state += f" ({state.reason})"
-    elif recorded.reason and not state.ended:
+    report = job.state.report
+    recorded = job.run.get_state()
+    view.state = f"job {job.job_id} {report.name.lower()}"
+    if report.reason:
+        view.state += f" ({report.reason})"
+    elif recorded.reason and not report.ended:
         view.state += f": {recorded.reason}"
 
 

@@ -2,6 +2,7 @@
 
 import math
 
+from slurmft.cluster.job_state import LOST
 from slurmft.cluster.wait import JobWatch
 from slurmft.programs.description import OwnProgram
 from slurmft.runs.logfiles import log_of_rank
@@ -40,6 +41,8 @@ def follow(
 
 def _waiting(job: JobWatch) -> str:
     """What a job does, and what it waits for; "": that is unknown."""
-    reason = f" ({job.state.reason})" if job.state.reason else ""
-    is_known = job.state.name != "UNKNOWN" or reason
-    return f"job {job.job_id} is {job.state.name.lower()}{reason}" if is_known else ""
+    report = job.state.report
+    if report == LOST or (report.name == "UNKNOWN" and not report.reason):
+        return ""
+    reason = f" ({report.reason})" if report.reason else ""
+    return f"job {job.job_id} is {report.name.lower()}{reason}"

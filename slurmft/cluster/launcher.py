@@ -4,7 +4,8 @@ import importlib
 import os
 from typing import Protocol
 
-from slurmft.cluster.slurm.commands import JobState, available, cluster_name
+from slurmft.cluster.job_state import JobState, Report, by_record, combine
+from slurmft.cluster.slurm.commands import available, cluster_name
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import write_json
@@ -27,8 +28,8 @@ class Launcher(Protocol):
     def submit(self, config: RunConfig, run: RunDir) -> str:
         """Starts the job of a run; returns its id."""
 
-    def job_state(self, job_id: str, run: RunDir) -> JobState | None:
-        """The state of the job; None where nothing knows it any more."""
+    def job_state(self, job_id: str, run: RunDir) -> Report | None:
+        """What the scheduler says of the job; None where it does not know it any more."""
 
     def cancel(self, job_id: str, run: RunDir) -> None:
         """Cancels the job."""
@@ -57,15 +58,6 @@ def get(cluster: str) -> Launcher:
     return launcher
 
 
-def recorded_state(run: RunDir) -> JobState | None:
-    """How a run ended, by its own record; None: it has not ended."""
-    state = run.get_state()
-    name = {"finished": "COMPLETED", "failed": "FAILED", "cancelled": "CANCELLED"}.get(state.state)
-    if name is None:
-        return None
-    return JobState(name=name, reason=state.reason, exit_code=state.exit_code or 0)
-
-
 def location(cluster: str) -> str:
     """Where a job runs that is submitted from here: the Slurm cluster's name, or this host's; ""
     where that is not known."""
@@ -90,29 +82,52 @@ def other_location(cluster: str, where: str, here: str) -> str:
 
 
 def elsewhere(run: RunDir) -> str:
-    """The same, of a submitted run: its job cannot be queried or cancelled from here."""
+    """Returns where the job of a submitted run is, in words; "" where it can be queried and
+    cancelled from here."""
     job = run.read_job()
     if job is None or not job.where:
         return ""
     return other_location(job.cluster, job.where, location(job.cluster))
 
 
-def recorded_elsewhere(run: RunDir) -> JobState | None:
-    """How the job of a run elsewhere ended, by the run's own record; None: the job is here.
-    UsageError where it is elsewhere, and the record does not say that it has ended."""
-    if not (words := elsewhere(run)):
-        return None
-    if recorded := recorded_state(run):
-        return recorded
-    raise UsageError(
-        f"the job {job_of(run)[1]} of {run.path.name} is {words}",
-        "do it there; slurmft status and slurmft logs show its files here, too",
-    )
-
-
-def job_of(run: RunDir) -> tuple[str, str]:
-    """Cluster and job id of a submitted run; SlurmftError where it was never submitted."""
+def job_of(run: RunDir) -> Job:
+    """Returns the job of a submitted run; raises SlurmftError where it was never submitted."""
     job = run.read_job()
-    if not job:
+    if job is None:
         raise SlurmftError(f"the run {str(run.path)!r} was never submitted")
-    return job.cluster, job.id
+    return job
+
+
+def check_reachable(run: RunDir, job: Job) -> None:
+    """Checks that the scheduler of a job can be asked from here, or need not be asked.
+
+    Raises:
+        UsageError: the job is elsewhere, and the run has recorded no end.
+        SlurmftError: there is no such launcher here.
+    """
+    get(job.cluster)
+    place = elsewhere(run)
+    if place and not run.get_state().has_ended:
+        raise UsageError(
+            f"the job {job.id} of {run.path.name} is {place}",
+            "do it there; slurmft status and slurmft logs show its files here, too",
+        )
+
+
+def job_state(run: RunDir, job: Job) -> JobState:
+    """Asks the scheduler for a job of a run, and returns its state; see `job_state.combine`. Raises
+    as `check_reachable`."""
+    check_reachable(run, job)
+    if elsewhere(run):
+        return by_record(run.get_state())
+    report = get(job.cluster).job_state(job.id, run)
+    may_requeue = False
+    if report is not None and report.may_be_requeued:
+        may_requeue = run.load_config().job.requeue
+    return combine(
+        run.get_state(),
+        report,
+        cluster=job.cluster,
+        has_started=os.path.exists(run.attempt),  # False while its file system fails
+        may_requeue=may_requeue,
+    )

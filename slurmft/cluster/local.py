@@ -13,8 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurmft.cluster import launcher
-from slurmft.cluster.slurm.commands import JobState
+from slurmft.cluster.job_state import Report
 from slurmft.core import permissions, process
 from slurmft.core.config import RunConfig, time_limit_min
 from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
@@ -177,15 +176,16 @@ def start(config: RunConfig, run: RunDir, module: str) -> str:
     return str(executor.submit(os.getpid).job_id)  # its pickle: the command loads none
 
 
-def job_state(job_id: str, run: RunDir) -> JobState | None:
-    """From the run's own record, and from whether its process is alive."""
-    starting = not os.path.exists(_pid_file(run)) and _start_time(int(job_id)) is not None
-    alive = starting or _alive(run)
-    if recorded := launcher.recorded_state(run):
-        return JobState(name="COMPLETING") if alive else recorded  # the last tasks are ending
-    if alive:
-        return JobState(name="RUNNING")
-    return JobState(name="FAILED", reason="its process ended without recording why", exit_code=1)
+def job_state(job_id: str, run: RunDir) -> Report | None:
+    """Returns whether the job's process is alive; None for one that has ended as it recorded."""
+    is_starting = not os.path.exists(_pid_file(run)) and _start_time(int(job_id)) is not None
+    is_alive = is_starting or _alive(run)
+    has_ended = run.get_state().has_ended
+    if is_alive:
+        return Report(name="COMPLETING" if has_ended else "RUNNING")
+    if has_ended:
+        return None
+    return Report(name="FAILED", reason="its process ended without recording why", exit_code=1)
 
 
 def cancel(job_id: str, run: RunDir) -> None:

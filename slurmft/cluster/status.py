@@ -2,30 +2,35 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurmft.cluster import cost, launcher
+from slurmft.cluster.job_state import JobState, Phase, Report, by_record, combine, unasked
 from slurmft.cluster.slurm import commands
-from slurmft.cluster.slurm.commands import JobState
 from slurmft.core import fingerprint
 from slurmft.core.files import pick
+from slurmft.core.run_files import Job
 from slurmft.runs import records, shapes
 from slurmft.runs.disk_space import size_of
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 
 _OUTCOMES = {
-    "pending": "pending", "requeued": "pending", "running": "running", "stopping": "running",
-    "finished": "finished", "failed": "failed", "cancelled": "failed", "vanished": "failed",
-    "unknown": "running",
-}  # fmt: skip
-STATES = tuple(_OUTCOMES)
-"""pending: the job waits, or was not submitted yet. requeued: it ran, and waits to resume.
-stopping: the ranks save. vanished: the job is gone, and the run recorded no end. unknown: the run
-recorded no end, and Slurm does not answer."""
+    Phase.PENDING: "pending",
+    Phase.REQUEUED: "pending",
+    Phase.RUNNING: "running",
+    Phase.STOPPING: "running",
+    Phase.UNKNOWN: "running",
+    Phase.FINISHED: "finished",
+    Phase.FAILED: "failed",
+    Phase.CANCELLED: "failed",
+    Phase.VANISHED: "failed",
+}
+_HERE = ("slurm", "local", "mpirun")
+"""Clusters whose jobs can be asked for. Pods and ranks started by hand cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +38,7 @@ class RunStatus:
     """The status of one run."""
 
     run: MeasuredRun
-    state: str
-    """One of STATES."""
-    reason: str = ""
-    """Why it waits, failed or was cancelled: Slurm's words, or its own."""
+    job_state: JobState
     cluster: str = ""
     job: str = ""
     """The id of its job; "" before there is one."""
@@ -44,11 +46,21 @@ class RunStatus:
     """The name of its Slurm cluster, or its host; "" where that is not recorded."""
     elsewhere: str = ""
     """Where its job is, in words, if not here: it cannot be queried or cancelled from here."""
-    expected_start: str = ""
-    """When Slurm expects a pending job to start: local time, 2026-11-22T14:05:00; "": unknown."""
     has_started: bool = True
-    is_sure: bool = True
-    """False where the job's state matters, but its cluster did not answer or is elsewhere."""
+
+    @property
+    def state(self) -> Phase:
+        return self.job_state.phase
+
+    @property
+    def reason(self) -> str:
+        """Why it waits, failed or was cancelled: Slurm's words, or its own."""
+        return self.job_state.reason
+
+    @property
+    def is_sure(self) -> bool:
+        """False where the job's state matters, but its cluster did not answer or is elsewhere."""
+        return self.job_state.is_sure
 
     @property
     def outcome(self) -> str:
@@ -57,7 +69,7 @@ class RunStatus:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its job waits or runs, or has yet to be submitted."""
+        """The job waits or runs, or has yet to be submitted."""
         return self.outcome in ("running", "pending")
 
     @property
@@ -66,145 +78,141 @@ class RunStatus:
         past = self.run.state.since_submission()
         starts = len([each for each in past if each.state == "running"])
         avoided = len([each for each in past if each.avoided])
-        waits = int(starts > 0 and self.state == "requeued")
-        return max(0, starts - 1) + avoided + waits
+        waits = starts > 0 and self.state is Phase.REQUEUED
+        return max(0, starts - 1) + avoided + int(waits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The job of a run, as the run's files have it."""
+
+    run: MeasuredRun
+    job: Job | None
+    job_id: str
+    elsewhere: str
+
+    @property
+    def cluster(self) -> str:
+        return self.job.cluster if self.job else str(self.run.config["job"].get("cluster", ""))
+
+    @property
+    def is_asked(self) -> bool:
+        """The job's scheduler is to be asked: it is here, and the record does not decide."""
+        is_here = self.cluster in _HERE and not self.elsewhere
+        return is_here and bool(self.job_id) and not self.run.is_finished
 
 
 def run_statuses(runs: Iterable[MeasuredRun]) -> list[RunStatus]:
-    """The status of each run; Slurm is queried once for all of them."""
-    statuses = [_by_files(run) for run in runs]
-    clusters = {s.cluster for s in statuses if s.where and s.state != "finished"}
-    here = {cluster: launcher.location(cluster) for cluster in clusters}
-    apart = [launcher.other_location(s.cluster, s.where, here.get(s.cluster, "")) for s in statuses]
-    statuses = [dataclasses.replace(s, elsewhere=w) for s, w in zip(statuses, apart, strict=True)]
-    queried = {
-        s.job: s.run
-        for s in statuses
-        if s.job and s.cluster == "slurm" and s.state != "finished" and not s.elsewhere
-    }
-    ended = [job for job, run in queried.items() if run.has_ended]
-    states = commands.job_states(queried, only_queued=ended)
-    return [_with_job_state(status, states) for status in statuses]
+    """Returns the status of each run; Slurm is queried once for all of them."""
+    places = _places(runs)
+    on_slurm = [each for each in places if each.is_asked and each.cluster == "slurm"]
+    ended = [each.job_id for each in on_slurm if each.run.has_ended]
+    reports = commands.job_states([each.job_id for each in on_slurm], only_queued=ended)
+    return [_status(place, reports) for place in places]
 
 
-def _by_files(run: MeasuredRun) -> RunStatus:
-    """What its files say of a run."""
-    files = RunDir(run.path)
-    job = files.read_job()
+def _places(runs: Iterable[MeasuredRun]) -> list[_Place]:
+    here: dict[str, str] = {}  # cluster -> its location; asks the controller at most once
+    places = []
+    for run in runs:
+        files = RunDir(run.path)
+        job = files.read_job()
+        place = ""
+        if job and job.where and not run.is_finished:
+            if job.cluster not in here:
+                here[job.cluster] = launcher.location(job.cluster)
+            place = launcher.other_location(job.cluster, job.where, here[job.cluster])
+        places.append(_Place(run, job, files.job_id(), place))
+    return places
+
+
+def _status(place: _Place, reports: Mapping[str, Report]) -> RunStatus:
+    files = RunDir(place.run.path)
+    run = place.run
+    has_started = run.is_finished or files.attempt.exists()
+    report = None
+    if place.is_asked and place.cluster == "slurm":
+        report = reports.get(place.job_id)
+    elif place.is_asked and not run.has_ended:
+        report = launcher.get(place.cluster).job_state(place.job_id, files)
+    if place.is_asked and (report is None or report.ended or report.name == "UNKNOWN"):
+        run = _read_again(run)  # the last records may be newer than those before the question
+    if not run.is_finished and not run.has_ended and not place.job_id:
+        state = unasked(run.state, "not submitted yet")
+        state = dataclasses.replace(state, phase=Phase.PENDING, is_sure=True)
+    elif run.is_finished or (run.has_ended and not place.is_asked):
+        state = by_record(run.state, run.result is not None, is_sure=not place.elsewhere)
+    elif not place.is_asked:
+        state = unasked(run.state, place.elsewhere or "by its own records alone")
+    else:
+        state = combine(
+            run.state,
+            report,
+            cluster=place.cluster,
+            has_result=run.result is not None,
+            has_started=has_started,
+            may_requeue=bool(run.value("requeue")),
+        )
+        state = _with_names_of_others(run, state)
     return RunStatus(
         run,
-        state="finished" if run.is_finished else "pending",
-        cluster=job.cluster if job else run.config["job"].get("cluster", ""),
-        job=files.job_id(),
-        where=job.where if job else "",
-        has_started=run.is_finished or files.attempt.exists(),
+        state,
+        cluster=place.cluster,
+        job=place.job_id,
+        where=place.job.where if place.job else "",
+        elsewhere=place.elsewhere,
+        has_started=has_started or _must_have_started(state),
     )
 
 
-def _with_job_state(base: RunStatus, states: dict[str, JobState]) -> RunStatus:
-    run, cluster, job = base.run, base.cluster, base.job
-    if base.state == "finished":
-        return base
-    if not job and not run.has_ended:
-        return dataclasses.replace(base, reason="not submitted yet")
-    # A cluster that cannot be asked: it is elsewhere, or of pods, or ranks were started by hand.
-    if base.elsewhere or cluster not in ("slurm", "local", "mpirun"):
-        if run.has_ended:
-            return dataclasses.replace(_ended(base, None), is_sure=not base.elsewhere)
-        recorded, reason = run.state.state, base.elsewhere or "by its own records alone"
-        alive = recorded if recorded in ("requeued", "running", "stopping") else "pending"
-        return dataclasses.replace(base, state=alive, reason=reason, is_sure=False)
-    state = states.get(job) if cluster == "slurm" else None
-    if cluster != "slurm" and not run.has_ended:
-        state = launcher.get(cluster).job_state(job, RunDir(run.path))
-    if state is None:
-        return _ended(base, None)
-    if state.name == "UNKNOWN":  # its cluster does not answer
-        ended = _ended(base, None)
-        if not ended.run.has_ended:
-            ended = dataclasses.replace(base, state="unknown", reason=state.reason)
-        return dataclasses.replace(ended, is_sure=ended.state == "finished")
-    # The run's own record of its end counts, unless Slurm has queued the job again: the job may
-    # just be ending.
-    lives_on = not state.ended or (state.may_be_requeued and run.value("requeue"))
-    is_alive = state.name == "PENDING" if run.has_ended else lives_on
-    return _alive(base, state) if is_alive else _ended(base, state)
+def _read_again(run: MeasuredRun) -> MeasuredRun:
+    files = RunDir(run.path)
+    result = files.read_result() or run.result
+    return dataclasses.replace(run, state=files.get_state(), result=result)
 
 
-def _alive(base: RunStatus, state: JobState) -> RunStatus:
-    if state.name != "PENDING" and not state.may_be_requeued:
-        reason = "" if state.name == "RUNNING" else state.name.lower()
-        return dataclasses.replace(base, state=_active_state(base.run, "running"), reason=reason)
-    # The job of a resumed run waits for the first time, whatever jobs came before.
-    again = base.has_started and base.run.state.state != "submitted"
-    waits = state.reason == "Dependency" and _others(base.run, "after", "after_any")
-    return dataclasses.replace(
-        base,
-        state="requeued" if again else "pending",
-        reason=f"waits for {waits}" if waits else state.reason,
-        expected_start=state.expected_start,
-    )
+def _must_have_started(state: JobState) -> bool:
+    """A setup line may fail before anything of slurmft starts: that counts as a start, too."""
+    return state.phase in (Phase.FAILED, Phase.VANISHED)
+
+
+def _with_names_of_others(run: MeasuredRun, state: JobState) -> JobState:
+    """Names the runs that a job waits for, or can never start after."""
+    if state.report.reason == "Dependency" and state.phase in (Phase.PENDING, Phase.REQUEUED):
+        others = _others(run, "after", "after_any")
+        if others:
+            return dataclasses.replace(state, reason=f"waits for {others}")
+    is_unmet = state.report.reason in ("", "DependencyNeverSatisfied")
+    if state.phase is Phase.CANCELLED and is_unmet and not run.has_ended:
+        others = _others(run, "after")
+        if others:
+            reason = f"Slurm found that it can never start after {others}"
+            return dataclasses.replace(state, reason=reason)
+    return state
 
 
 def _others(run: MeasuredRun, *options: str) -> str:
-    """The names of the runs that it starts after."""
-    return ", ".join(Path(str(p)).name for name in options for p in run.value(name) or ())
+    """Returns the names of the runs that a run starts after."""
+    paths = [path for option in options for path in run.value(option) or ()]
+    return ", ".join(Path(str(path)).name for path in paths)
 
 
-def _active_state(run: MeasuredRun, otherwise: str) -> str:
-    """ "running" or "stopping", where the run has recorded that."""
-    return run.state.state if run.state.state in ("running", "stopping") else otherwise
-
-
-def _ended(base: RunStatus, state: JobState | None) -> RunStatus:
-    """A run that is over. Its files are read again: the last records may be newer."""
-    files = RunDir(base.run.path)
-    run = dataclasses.replace(
-        base.run,
-        state=files.get_state(),
-        result=files.read_result() or base.run.result,
-    )
-    base = dataclasses.replace(base, run=run)
-    if run.is_finished:
-        return dataclasses.replace(base, state="finished")
-    recorded, reason = run.state.state, run.state.reason
-    if recorded == "cancelled":
-        started = base.has_started or files.attempt.exists()
-        return dataclasses.replace(
-            base, state="cancelled", reason=reason or "cancelled", has_started=started
-        )
-    if state is not None and state.name == "CANCELLED" and not run.has_ended:
-        unmet = state.reason in ("", "DependencyNeverSatisfied") and _others(run, "after")
-        words = f"Slurm found that it can never start after {unmet}" if unmet else ""
-        return dataclasses.replace(base, state="cancelled", reason=words or _job_words(state))
-    # A setup line may fail before anything of slurmft starts: that counts as a start, too.
-    base = dataclasses.replace(base, has_started=True)
-    if run.has_ended:
-        return dataclasses.replace(base, state="failed", reason=reason or "failed")
-    if state is not None and base.cluster == "slurm":
-        return dataclasses.replace(base, state="failed", reason=_job_words(state))
-    why = "neither queue nor accounting knows its job" if state is None else state.reason
-    return dataclasses.replace(base, state="vanished", reason=f"vanished: {why}")
-
-
-def _job_words(state: JobState) -> str:
-    """ "timeout", "cancelled by 1000" """
-    return f"{state.name.lower()} {state.reason}".strip()
+# --- for programs ---------------------------------------------------------------------------------
 
 
 def described(run: MeasuredRun) -> dict[str, Any]:
-    """What a run is, by its configuration: the first values of `summary`."""
+    """Returns what a run is, by its configuration: the first values of `summary`."""
     submission = run.config["submission"]
     fields = {name: run.value(name) for name in ("task", "model", "data", "nodes")}
     return {"name": run.name, "path": str(run.path), "user": submission.get("user")} | fields
 
 
 def summary(status: RunStatus) -> dict[str, Any]:
-    """A run as `slurmft list --json` prints it.
+    """Returns a run as `slurmft list --json` prints it.
 
     Returns:
         name, path, user, task, model, data, nodes, submitted (ISO time), cluster (slurm, local,
-        ...), where (the Slurm cluster's name, or the host), job, state (one of STATES), reason,
+        ...), where (the Slurm cluster's name, or the host), job, state (a `Phase`), reason,
         expected_start (local time), requeues, and of `records.latest` steps_done, steps_total,
         epoch, samples_per_s, left_s, loss, metrics. None is what is not known.
     """
@@ -213,18 +221,19 @@ def summary(status: RunStatus) -> dict[str, Any]:
         "cluster": status.cluster or None,
         "where": status.where or None,
         "job": status.job or None,
-        "state": status.state,
+        "state": str(status.state),
         "reason": status.reason,
-        "expected_start": status.expected_start or None,
+        "expected_start": status.job_state.report.expected_start or None,
         "requeues": status.requeues,
         **_progress(status),
     }
 
 
 def _progress(status: RunStatus) -> dict[str, Any]:
-    """The progress of a run: of a finished one by its result, else by its latest records."""
+    """Returns the progress of a run: of a finished one by its result, else by its latest
+    records."""
     result = status.run.result
-    if status.state == "finished" and result is not None:
+    if status.state is Phase.FINISHED and result is not None:
         numbers = ("steps", "total_steps", "epochs", "train_samples_per_s", "loss")
         known = pick(result, dict.fromkeys(numbers, float) | {"metrics": shapes.METRICS})
         return {
@@ -241,11 +250,8 @@ def _progress(status: RunStatus) -> dict[str, Any]:
     return latest if status.is_alive else latest | {"left_s": None}
 
 
-_FAILURE_KEYS = ("where", "message", "hint", "attempt", "time")
-
-
 def run_facts(run: RunDir) -> dict[str, Any]:
-    """All that is known of a run, as `slurmft status --json` prints it.
+    """Returns all that is known of a run, as `slurmft status --json` prints it.
 
     Returns:
         What `summary` returns, and: cost (of `costs_of`, and advice), program, job_options (the
@@ -255,23 +261,20 @@ def run_facts(run: RunDir) -> dict[str, Any]:
         evaluating (samples done and in all), checkpoints (a list of name, bytes, time), warnings,
         failures (a list of where, message, hint, attempt, time), result, model_path, logs.
     """
-    status = run_statuses([MeasuredRun.read(run.path)])[0]
-    if status.state == "failed" and not status.run.has_ended and status.cluster == "slurm":
-        status = dataclasses.replace(status, reason=commands.noted(status.job) or status.reason)
+    (status,) = run_statuses([MeasuredRun.read(run.path)])
+    facts = summary(status)
+    if status.state is Phase.FAILED and not status.run.has_ended and status.cluster == "slurm":
+        facts["reason"] = commands.noted(status.job) or status.reason
     latest = records.latest(run.path)
-    attempt = run.read_attempt()
-    changed = attempt.changed if attempt else {}
-    if status.is_alive and (status.state == "requeued" or run.awaits_begin()):
-        changed = fingerprint.changes(run.load_config()) | changed
-    (spent,) = cost.costs_of([status.run])
-    return summary(status) | {
-        "cost": spent | {"advice": cost.advice(spent, status.run)},
+    (costs,) = cost.costs_of([status.run])
+    return facts | {
+        "cost": costs | {"advice": cost.advice(costs, status.run)},
         "program": status.run.config["program"],
         "job_options": status.run.config["job"],
         "submission": status.run.config["submission"],
         "hosts": status.run.hosts,
         "history": status.run.state.history,
-        "changed": changed,
+        "changed": _changes(run, status),
         "attempts": run.attempt_number(),
         "last_record": latest["last_record"],
         "evaluating": latest["evaluating"],
@@ -288,8 +291,21 @@ def run_facts(run: RunDir) -> dict[str, Any]:
     }
 
 
+_FAILURE_KEYS = ("where", "message", "hint", "attempt", "time")
+
+
+def _changes(run: RunDir, status: RunStatus) -> dict[str, str]:
+    """Returns what has changed since submission: as the last attempt recorded it, and, where
+    another is to begin, as it is now."""
+    attempt = run.read_attempt()
+    recorded = attempt.changed if attempt else {}
+    if status.is_alive and (status.state is Phase.REQUEUED or run.awaits_begin()):
+        return fingerprint.changes(run.load_config()) | recorded
+    return recorded
+
+
 def checkpoints(run: RunDir) -> list[dict[str, Any]]:
-    """The checkpoints, oldest first: name, bytes, time (Unix seconds)."""
+    """Returns the checkpoints, oldest first: name, bytes, time (Unix seconds)."""
     found = []
     for name in run.checkpoint_names():
         with contextlib.suppress(OSError):  # one that is just being removed
@@ -299,12 +315,13 @@ def checkpoints(run: RunDir) -> list[dict[str, Any]]:
 
 
 def note(facts: dict[str, Any]) -> str:
-    """The details of a state: its reason, the expected start, the number of requeues."""
-    reason, state = str(facts["reason"]), facts["state"]
+    """Returns the details of a state: its reason, the expected start, the number of requeues."""
+    reason = str(facts["reason"])
+    state = facts["state"]
     reason = reason.removeprefix(f"{state}: ").removeprefix(f"{state}; ")
-    words = [] if reason == state or state == "finished" else [reason]
+    details = [] if reason == state or state == "finished" else [reason]
     if facts["expected_start"]:
-        words.append(f"starts about {facts['expected_start'].replace('T', ' ')}")
+        details.append(f"starts about {facts['expected_start'].replace('T', ' ')}")
     if count := facts["requeues"]:
-        words.append("requeued once" if count == 1 else f"requeued {count} times")
-    return "; ".join(filter(None, words))
+        details.append("requeued once" if count == 1 else f"requeued {count} times")
+    return "; ".join(filter(None, details))

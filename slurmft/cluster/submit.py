@@ -16,6 +16,7 @@ import slurmft
 from slurmft import locks
 from slurmft.cluster import container, dependency
 from slurmft.cluster import launcher as cluster_launcher
+from slurmft.cluster.job_state import NO_ANSWER
 from slurmft.cluster.slurm import commands
 from slurmft.core import fingerprint, git, hooks, permissions
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
@@ -261,24 +262,24 @@ def _restored(run: RunDir) -> Iterator[None]:
 def _check_ended(run: RunDir, moves: bool) -> None:
     """Raises UsageError where the job of a run has not ended, or that is unknown, or the run has
     finished. With `moves` the user names a cluster: the run may then come here from elsewhere."""
-    cluster, job_id = cluster_launcher.job_of(run)
+    job = cluster_launcher.job_of(run)
     if run.get_state().state == "finished":
         raise UsageError(f"the run {str(run.path)!r} has finished", f"its model: {run.model}")
-    if words := cluster_launcher.elsewhere(run):
+    if place := cluster_launcher.elsewhere(run):
         if moves:
             return
         raise UsageError(
-            f"the job {job_id} of {run.path.name} is {words}",
-            f"resume it there; or here, if that job has certainly ended: --cluster {cluster}",
+            f"the job {job.id} of {run.path.name} is {place}",
+            f"resume it there; or here, if that job has certainly ended: --cluster {job.cluster}",
         )
-    state = cluster_launcher.get(cluster).job_state(job_id, run)
-    if state is None or state.ended or state == commands.NO_ACCOUNTING:  # not in the queue any more
+    state = cluster_launcher.job_state(run, job)
+    if state.has_left_queue:
         return
-    if state == commands.NO_ANSWER:
+    if state.report == NO_ANSWER:
         raise UsageError(
-            f"whether the job {job_id} has ended is unknown: {state.reason}", "try later"
+            f"whether the job {job.id} has ended is unknown: {state.report.reason}", "try later"
         )
     raise UsageError(
-        f"the job {job_id} of this run is {state.name.lower()}",
+        f"the job {job.id} of this run is {state.name.lower()}",
         f"slurmft cancel {shlex.quote(str(run.path))}",
     )

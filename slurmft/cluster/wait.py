@@ -10,19 +10,27 @@ from collections.abc import Iterator
 from typing import Any
 
 from slurmft.cluster import launcher as cluster_launcher
+from slurmft.cluster.job_state import LOST, JobState, Report, unasked
 from slurmft.cluster.slurm import commands
-from slurmft.cluster.slurm.commands import JobState
 from slurmft.core import hooks, permissions
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import exists_now
 from slurmft.runs.log_times import split
 from slurmft.runs.rundir import RunDir
 
-_LOOK_EVERY_S = 0.3, 2.0
+_LEAST_LOOK_S = 0.3
+_MOST_LOOK_S = 2.0
 """How often the run's files are looked at: after news, and at most as seldom."""
-_ASK_EVERY_S = 2.0, 60.0
+_LEAST_ASK_S = 2.0
+_MOST_ASK_S = 60.0
 """How often Slurm is asked: after news, and at most as seldom."""
 _FILE_LAG_S = 15
+_REQUEUE_S = 20
+"""How long Slurm may report a job as ended before it requeues it."""
+_LOST_AFTER_S = 60
+"""How long a job may be in neither queue nor accounting before it counts as lost."""
+_NO_FOLDER = 128 + 53
+"""The exit code of a job whose output file Slurm cannot open."""
 _HINTS = {
     "TIMEOUT": "ask for more time: --time",
     "OUT_OF_MEMORY": "ask for more memory (--mem), or lower --batch-size",
@@ -30,20 +38,11 @@ _HINTS = {
     "PREEMPTED": "a job of higher priority took the nodes",
 }
 
-_REQUEUE_S = 20
-"""How long Slurm may report a job as ended before it requeues it."""
-
-_NO_FOLDER = 128 + 53
-"""The exit code of a job whose output file Slurm cannot open."""
-
-_LOST_AFTER_S = 60
-"""How long a job may be in neither queue nor accounting before it counts as lost."""
-
 
 class JobWatch:
     """Watches the job of a run until it has ended, with few questions to Slurm.
 
-    What the run records tells that it lives: its state, and records that grow. Slurm is asked at
+    What the run records shows that it lives: its state, and records that grow. Slurm is asked at
     every change of the recorded state; then a running job once a minute, if its records have not
     grown for so long; a job in another state after 2 s, and later at intervals of a tenth of the
     time without news, up to a minute.
@@ -52,28 +51,36 @@ class JobWatch:
     def __init__(self, run: RunDir) -> None:
         """Raises SlurmftError where the run has no job, or one that cannot be queried from here."""
         self.run = run
-        self.cluster, self.job_id = cluster_launcher.job_of(run)
-        self._ended_elsewhere = cluster_launcher.recorded_elsewhere(run)
-        self.state = JobState(name="UNKNOWN")
+        self.job = cluster_launcher.job_of(run)
+        cluster_launcher.check_reachable(run, self.job)
+        self.state = unasked(run.get_state())
         """As of the last query."""
-        self._launcher = cluster_launcher.get(self.cluster)
-        self._news_at = self._grew_at = time.monotonic()
+        self._news_at = time.monotonic()
+        self._grew_at = self._news_at
         self._asked_at = -math.inf
-        self._recorded: tuple[str, Any] | None = None
-        self._size = 0
-        self._missing_since = self._may_requeue_until = math.inf
+        self._recorded: tuple[str, float] | None = None
+        self._size_bytes = 0
+        self._missing_since = math.inf
+        self._may_requeue_until = math.inf
+
+    @property
+    def job_id(self) -> str:
+        return self.job.id
 
     def has_ended(self) -> bool:
-        """Whether the job has ended for good; queries its state if that is due."""
+        """Returns whether the job has ended for good; queries its state if that is due."""
         if self._is_due():
-            before, self.state = self.state, self._ask()
+            before = self.state
+            self.state = self._ask()
             self._asked_at = time.monotonic()
             if before.name != self.state.name:
                 self._news_at = self._asked_at
-        if not self.state.ended and self.state.name != "LOST":
+        if not self.state.is_over:
             self._may_requeue_until = math.inf
             return False
-        if not self.state.may_be_requeued or not self.run.load_config().job.requeue:
+        if self.state.report == LOST:
+            return time.monotonic() - self._missing_since > _LOST_AFTER_S
+        if not self.state.report.may_be_requeued or not self.run.load_config().job.requeue:
             return True
         # A job that a preemption or a dead node ended may yet be requeued.
         now = time.monotonic()
@@ -88,36 +95,38 @@ class JobWatch:
             pause_s: between two looks; where not given, the longer the less is new.
         """
         deadline = time.monotonic() + timeout_s
-        least_s, most_s = _LOOK_EVERY_S
         while not self.has_ended():
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"the job {self.job_id} has not ended after {timeout_s:g} s")
             yield True
             quiet_s = time.monotonic() - self._news_at
-            time.sleep(pause_s or min(max(least_s, quiet_s / 20), most_s))
+            time.sleep(pause_s or min(max(_LEAST_LOOK_S, quiet_s / 20), _MOST_LOOK_S))
         self._await_result()
         yield False
 
     def _is_due(self) -> bool:
-        now, recorded = time.monotonic(), self.run.get_state()
-        mark = recorded.state, recorded.time
+        now = time.monotonic()
+        recorded = self.run.get_state()
+        mark = (recorded.state, recorded.time)
         if mark != self._recorded:
-            self._recorded, self._news_at = mark, now
+            self._recorded = mark
+            self._news_at = now
             hooks.state_changed(self.run, from_login=True)
             return True
         with contextlib.suppress(OSError):
-            size = self.run.records.stat().st_size
-            if size != self._size:
-                self._size, self._grew_at = size, now
-        least_s, most_s = _ASK_EVERY_S
-        if self.cluster != "slurm":  # a process of this host: nobody is asked
-            return now - self._asked_at >= least_s
-        if self.state.name == "RUNNING" and mark[0] == "running":
-            return now - max(self._asked_at, self._grew_at) >= most_s
-        return now - self._asked_at >= min(max(least_s, (now - self._news_at) / 10), most_s)
+            size_bytes = self.run.records.stat().st_size
+            if size_bytes != self._size_bytes:
+                self._size_bytes = size_bytes
+                self._grew_at = now
+        if self.job.cluster != "slurm":  # a process of this host: nobody is asked
+            return now - self._asked_at >= _LEAST_ASK_S
+        if self.state.name == "RUNNING" and recorded.state == "running":
+            return now - max(self._asked_at, self._grew_at) >= _MOST_ASK_S
+        pause_s = min(max(_LEAST_ASK_S, (now - self._news_at) / 10), _MOST_ASK_S)
+        return now - self._asked_at >= pause_s
 
     def wait(self, timeout_s: float = math.inf) -> dict[str, Any]:
-        """The result of the run, when its job has ended.
+        """Returns the result of the run, when its job has ended.
 
         Raises:
             SlurmftError: the run failed or was cancelled; its notes have tracebacks and last lines.
@@ -131,54 +140,53 @@ class JobWatch:
         """Waits for the result of a job that succeeded: the file may become visible here seconds
         after the job's end."""
         deadline = time.monotonic() + _FILE_LAG_S
-        while self.succeeded and not exists_now(self.run.result) and time.monotonic() < deadline:
-            time.sleep(_LOOK_EVERY_S[0])
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether an ended job was successful."""
-        return self.state.name == "COMPLETED" and self.state.exit_code == 0
+        while self.state.succeeded and not exists_now(self.run.result):
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(_LEAST_LOOK_S)
 
     def outcome(self) -> dict[str, Any]:
-        """The result of a job that has ended, or the SlurmftError that says why there is none."""
+        """Returns the result of a job that has ended, or raises the SlurmftError that says why
+        there is none."""
         self._await_result()
-        if self.succeeded and (result := self.run.read_result()) is not None:
+        result = self.run.read_result() if self.state.succeeded else None
+        if result is not None:
             return result
-        is_cancelled = self.state.name == "CANCELLED" and not self.state.reason
-        if is_cancelled and self.cluster == "slurm":  # by whom?
-            self.state = commands.await_accounting(self.job_id, self.state)
-        error = job_error(self.run, self.job_id, self.state)
-        is_its_job = self.state.ended and cluster_launcher.job_of(self.run)[1] == self.job_id
-        if is_its_job and os.access(self.run.path, os.W_OK):
+        report = self.state.report
+        is_cancelled = report.name == "CANCELLED" and not report.reason
+        if is_cancelled and self.job.cluster == "slurm":  # by whom?
+            report = commands.await_accounting(self.job_id, report)
+        error = job_error(self.run, self.job_id, report)
+        is_its_job = cluster_launcher.job_of(self.run).id == self.job_id
+        if report.ended and is_its_job and os.access(self.run.path, os.W_OK):
             name = "cancelled" if error.code == Exit.CANCELLED else "failed"
             self.run.set_state(name, error.message, error.code)  # the job could not, perhaps
             hooks.state_changed(self.run, from_login=True)
         raise error
 
     def _ask(self) -> JobState:
-        state = self._ended_elsewhere or self._launcher.job_state(self.job_id, self.run)
-        if state is not None:  # UNKNOWN, too: a controller that is down may know the job
+        state = cluster_launcher.job_state(self.run, self.job)
+        if state.report == LOST:
+            self._missing_since = min(self._missing_since, time.monotonic())
+        else:  # NO_ANSWER, too: a controller that is down may know the job
             self._missing_since = math.inf
-            return state
-        self._missing_since = min(self._missing_since, time.monotonic())
-        if time.monotonic() - self._missing_since > _LOST_AFTER_S:
-            return JobState(name="LOST", reason="neither queue nor accounting knows it")
-        return JobState(name="UNKNOWN")
+        return state
 
 
-def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
-    """Why a job did not finish: the failure that ended the run, else the scheduler's reason.
+def job_error(run: RunDir, job_id: str, report: Report) -> SlurmftError:
+    """Returns why a job did not finish: the failure that ended the run, else the scheduler's
+    reason.
 
     The error's notes help to understand it: a traceback, the end of the job's logs.
     """
     failure = run.root_failure()
-    if state.name == "CANCELLED":
-        match = re.fullmatch(r"by (\d+)", state.reason)  # of accounting
+    if report.name == "CANCELLED":
+        match = re.fullmatch(r"by (\d+)", report.reason)  # of accounting
         by = f" by {permissions.user_name(int(match[1]))}" if match else ""
         return SlurmftError(f"the job {job_id} was cancelled{by}", None, Exit.CANCELLED)
     recorded = run.get_state()
     # When the scheduler ends a job, or a process is killed, ranks lose each other.
-    says_why = recorded.state == "failed" or state.name != "FAILED"
+    says_why = recorded.state == "failed" or report.name != "FAILED"
     if failure is not None and not (failure.secondary and says_why):
         error = SlurmftError(str(failure), failure.hint, failure.code)
         if failure.traceback:
@@ -186,30 +194,35 @@ def job_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
         return error
     if recorded.state == "cancelled":
         return SlurmftError(f"the job {job_id} was cancelled", _resume(run), Exit.CANCELLED)
-    error = _ended_error(run, job_id, state)
-    if failure is None and state.name == "FAILED" and (words := _last_lines(run, job_id)):
-        error.add_note("\n".join(words))
+    error = _ended_error(run, job_id, report)
+    if failure is None and report.name == "FAILED":
+        lines = _last_lines(run, job_id)
+        if lines:
+            error.add_note("\n".join(lines))
     return error
 
 
-def _ended_error(run: RunDir, job_id: str, state: JobState) -> SlurmftError:
-    """Why a job ended without a recorded failure: the run's reason, else the scheduler's."""
+def _ended_error(run: RunDir, job_id: str, report: Report) -> SlurmftError:
+    """Returns why a job ended without a recorded failure: the run's reason, else the
+    scheduler's."""
     recorded = run.get_state()
     if recorded.state == "failed" and recorded.reason:
         return SlurmftError(recorded.reason, _resume(run), recorded.exit_code or Exit.FAILED)
-    message = f"the job {job_id} ended as {state.name}"
-    if cluster_launcher.job_of(run)[0] == "slurm" and (noted := commands.noted(job_id)):
-        message = noted.removeprefix("failed: ")
-    elif state.reason:
-        message += f": {state.reason}"
-    if state.name == "COMPLETED":
+    message = f"the job {job_id} ended as {report.name}"
+    is_slurm = cluster_launcher.job_of(run).cluster == "slurm"
+    comment = commands.noted(job_id) if is_slurm else ""
+    if comment:
+        message = comment.removeprefix("failed: ")
+    elif report.reason:
+        message += f": {report.reason}"
+    if report.name == "COMPLETED":
         message += ", but left no result"
-    hint = _HINTS.get(state.name, f"logs: {run.logs} and {run.submitit}")
+    hint = _HINTS.get(report.name, f"logs: {run.logs} and {run.submitit}")
     if run.newest_checkpoint():
         hint += f"; {_resume(run)}"
-    if state.exit_code == _NO_FOLDER:
+    if report.exit_code == _NO_FOLDER:
         hint = f"can every node see and write {run.submitit}?"
-    return SlurmftError(message, hint, state.exit_code or Exit.FAILED)
+    return SlurmftError(message, hint, report.exit_code or Exit.FAILED)
 
 
 def _resume(run: RunDir) -> str:
@@ -217,14 +230,15 @@ def _resume(run: RunDir) -> str:
 
 
 def _last_lines(run: RunDir, job_id: str) -> list[str]:
-    """The last lines that the job's script and tasks wrote before any rank started."""
-    words = []
+    """Returns the last lines that the job's script and tasks wrote before any rank started."""
+    found: list[str] = []
     for log in (*sorted(run.submitit.glob(f"{job_id}_*_log.err")), run.logs / "job.log"):
         with contextlib.suppress(OSError):
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-            lines = [f"  {split(line)[1]}" for line in lines[-8:]]
-            words += [f"end of {log}:", *lines] if lines else []
-    return words
+            if lines:
+                found.append(f"end of {log}:")
+                found += [f"  {split(line)[1]}" for line in lines[-8:]]
+    return found
 
 
 def cancel(run: RunDir) -> JobState | None:
@@ -235,17 +249,17 @@ def cancel(run: RunDir) -> JobState | None:
         SlurmftError: there is no job, or this user may not cancel it, or not from here.
     """
     permissions.settle(run.load_own_config().job.share_with_group)
-    cluster, job_id = cluster_launcher.job_of(run)
-    launcher = cluster_launcher.get(cluster)
-    state = cluster_launcher.recorded_elsewhere(run) or launcher.job_state(job_id, run)
-    if state is not None and state.ended:
+    job = cluster_launcher.job_of(run)
+    launcher = cluster_launcher.get(job.cluster)
+    state = cluster_launcher.job_state(run, job)
+    if state.report.ended:
         return state
     try:
-        launcher.cancel(job_id, run)
+        launcher.cancel(job.id, run)
     except PermissionError:
         owner = permissions.user_name(run.path.stat().st_uid)
         raise SlurmftError(
-            f"the job {job_id} of {str(run.path)!r} belongs to {owner}",
+            f"the job {job.id} of {str(run.path)!r} belongs to {owner}",
             "ask them to cancel it",
         ) from None
     return None

@@ -144,9 +144,8 @@ def test_to_have_finished_needs_no_answer_of_slurm(
     """Else follow, watch and wait would never end; a failed one may yet be requeued."""
     queue.squeue = "down"
     run = on_slurm(write_run(tmp_path / "run", state=own), "7")
-    found = launcher.get("slurm").job_state("7", run)
-    assert found is not None
-    assert found.name == state
+    found = launcher.job_state(run, launcher.job_of(run))
+    assert (found.name, found.is_over) == (state, own == "finished")
 
 
 @pytest.mark.parametrize(
@@ -161,9 +160,8 @@ def test_finished_run_is_not_undone_by_a_job_that_came_too_late(
 ) -> None:
     queue.sacct = f"7|{sacct}"
     run = on_slurm(write_run(tmp_path / "run", state=own), "7")
-    found = launcher.get("slurm").job_state("7", run)
-    assert found is not None
-    assert (found.name, found.exit_code) == (state, 0)
+    found = launcher.job_state(run, launcher.job_of(run))
+    assert (found.name, found.report.exit_code) == (state, 0)
 
 
 @pytest.mark.parametrize(

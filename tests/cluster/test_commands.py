@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from slurmft.cluster.job_state import NO_ACCOUNTING, NO_ANSWER, Report
 from slurmft.cluster.slurm import commands
-from slurmft.cluster.slurm.commands import NO_ACCOUNTING, NO_ANSWER, JobState
 from slurmft.core.errors import Exit, SlurmftError
 
 NO_SUCH_JOB = "slurm_load_jobs error: Invalid job id specified"
@@ -99,33 +99,33 @@ junk
 
 
 def test_squeue() -> None:
-    assert commands.parse_squeue("PENDING|Resources\n") == JobState(
+    assert commands.parse_squeue("PENDING|Resources\n") == Report(
         name="PENDING", reason="Resources"
     )
-    assert commands.parse_squeue("RUNNING|None\n") == JobState(name="RUNNING")
+    assert commands.parse_squeue("RUNNING|None\n") == Report(name="RUNNING")
     assert commands.parse_squeue("") is None
 
 
 @pytest.mark.parametrize(
     ("text", "state"),
     [
-        ("COMPLETED|0:0\n", JobState(name="COMPLETED")),
-        ("FAILED|4:0\n", JobState(name="FAILED", exit_code=4)),
-        ("FAILED|4:9\n", JobState(name="FAILED", exit_code=4)),
-        ("CANCELLED by 1000|0:15\n", JobState(name="CANCELLED", reason="by 1000", exit_code=143)),
-        ("TIMEOUT|0:0", JobState(name="TIMEOUT")),
-        ("RUNNING|", JobState(name="RUNNING")),
+        ("COMPLETED|0:0\n", Report(name="COMPLETED")),
+        ("FAILED|4:0\n", Report(name="FAILED", exit_code=4)),
+        ("FAILED|4:9\n", Report(name="FAILED", exit_code=4)),
+        ("CANCELLED by 1000|0:15\n", Report(name="CANCELLED", reason="by 1000", exit_code=143)),
+        ("TIMEOUT|0:0", Report(name="TIMEOUT")),
+        ("RUNNING|", Report(name="RUNNING")),
         ("\n", None),
     ],
 )
-def test_sacct(text: str, state: JobState | None) -> None:
+def test_sacct(text: str, state: Report | None) -> None:
     assert commands.parse_sacct(text) == state
 
 
 def test_scontrol(slurm: Callable[..., Slurm]) -> None:
     text = "JobId=7 JobName=a b\n   JobState=TIMEOUT Reason=TimeLimit ExitCode=0:15\n"
     slurm(squeue="", sacct="", scontrol=text)
-    assert commands.job_state("7") == JobState(name="TIMEOUT", reason="TimeLimit", exit_code=143)
+    assert commands.job_state("7") == Report(name="TIMEOUT", reason="TimeLimit", exit_code=143)
     slurm(squeue="", sacct="", scontrol="nothing")
     assert commands.job_state("7") is None
 
@@ -163,13 +163,13 @@ def test_states_of_many_jobs() -> None:
     text = "12_0|RUNNING|2026-11-22T10:00:00|None\n12_1|PENDING|N/A|JobArrayTaskLimit\n"
     text += "13|PENDING|2026-11-22T14:05:00|Resources\n\n"
     found = commands.parse_squeue_jobs(text)
-    assert found["12_0"] == JobState(name="RUNNING")
-    assert found["12_1"] == JobState(name="PENDING", reason="JobArrayTaskLimit")
+    assert found["12_0"] == Report(name="RUNNING")
+    assert found["12_1"] == Report(name="PENDING", reason="JobArrayTaskLimit")
     start = "2026-11-22T14:05:00"
-    assert found["13"] == JobState(name="PENDING", reason="Resources", expected_start=start)
+    assert found["13"] == Report(name="PENDING", reason="Resources", expected_start=start)
     assert set(found) == {"12_0", "12_1", "13"}
     ended = commands.parse_sacct_jobs("12_0|REQUEUED|0:0\n12_0|FAILED|4:0\n14|COMPLETED|0:0\n")
-    assert ended["12_0"] == JobState(name="FAILED", exit_code=4)
+    assert ended["12_0"] == Report(name="FAILED", exit_code=4)
 
 
 def test_max_array_size(slurm: Callable[..., Slurm]) -> None:
@@ -188,27 +188,27 @@ def test_max_array_size(slurm: Callable[..., Slurm]) -> None:
 @pytest.mark.parametrize(
     ("answers", "state", "asked"),
     [
-        ({"squeue": "RUNNING|None\n"}, JobState(name="RUNNING"), 1),
-        ({"squeue": "PENDING|Resources\n"}, JobState(name="PENDING", reason="Resources"), 1),
+        ({"squeue": "RUNNING|None\n"}, Report(name="RUNNING"), 1),
+        ({"squeue": "PENDING|Resources\n"}, Report(name="PENDING", reason="Resources"), 1),
         # it has ended: accounting has the exit code, and who cancelled it
         ({"squeue": "CANCELLED|None\n", "sacct": "1|CANCELLED by 0|0:15\n"},
-         JobState(name="CANCELLED", reason="by 0", exit_code=143), 2),
+         Report(name="CANCELLED", reason="by 0", exit_code=143), 2),
         ({"squeue": failed(NO_SUCH_JOB), "sacct": "1|FAILED|4:0\n"},
-         JobState(name="FAILED", exit_code=4), 2),
+         Report(name="FAILED", exit_code=4), 2),
         # no accounting, or not yet: the controller knows it for minutes
         ({"squeue": "", "sacct": failed(KEEPS_NONE), "scontrol": CANCELLED},
-         JobState(name="CANCELLED", exit_code=143), 3),
+         Report(name="CANCELLED", exit_code=143), 3),
         ({"squeue": "", "sacct": "", "scontrol": CANCELLED},
-         JobState(name="CANCELLED", exit_code=143), 3),
+         Report(name="CANCELLED", exit_code=143), 3),
         ({"squeue": failed(NO_CONTROLLER), "sacct": "1|COMPLETED|0:0\n"},
-         JobState(name="COMPLETED"), 2),
+         Report(name="COMPLETED"), 2),
         # accounting has not heard of its end
         ({"squeue": "", "sacct": "1|RUNNING|0:0\n", "scontrol": CANCELLED},
-         JobState(name="CANCELLED", exit_code=143), 3),
+         Report(name="CANCELLED", exit_code=143), 3),
         ({"squeue": failed(NO_SUCH_JOB), "sacct": "1|RUNNING|0:0\n",
-          "scontrol": failed(NO_SUCH_JOB)}, JobState(name="RUNNING"), 3),
+          "scontrol": failed(NO_SUCH_JOB)}, Report(name="RUNNING"), 3),
         ({"squeue": failed(NO_CONTROLLER), "sacct": "1|RUNNING|0:0\n"},
-         JobState(name="RUNNING"), 2),
+         Report(name="RUNNING"), 2),
         # neither knows it
         ({"squeue": failed(NO_SUCH_JOB), "scontrol": failed(NO_SUCH_JOB)}, None, 3),
         ({"squeue": failed(NO_SUCH_JOB), "sacct": failed(KEEPS_NONE),
@@ -228,7 +228,7 @@ def test_max_array_size(slurm: Callable[..., Slurm]) -> None:
     ],
 )  # fmt: skip
 def test_state_of_a_job(
-    slurm: Callable[..., Slurm], answers: dict[str, Any], state: JobState | None, asked: int
+    slurm: Callable[..., Slurm], answers: dict[str, Any], state: Report | None, asked: int
 ) -> None:
     made = slurm(**answers)
     assert commands.job_state("1") == state
@@ -240,16 +240,16 @@ def test_state_of_a_job(
     ("sacct", "state", "tries"),
     [
         (["", "1|RUNNING|0:0", "1|CANCELLED by 0|0:15"],
-         JobState(name="CANCELLED", reason="by 0", exit_code=143), 3),
-        ("1|RUNNING|0:0", JobState(name="CANCELLED"), 11),
-        (failed(KEEPS_NONE), JobState(name="CANCELLED"), 1),
+         Report(name="CANCELLED", reason="by 0", exit_code=143), 3),
+        ("1|RUNNING|0:0", Report(name="CANCELLED"), 11),
+        (failed(KEEPS_NONE), Report(name="CANCELLED"), 1),
     ],
 )  # fmt: skip
 def test_who_has_cancelled_a_job(
-    slurm: Callable[..., Slurm], pauses: list[float], sacct: Any, state: JobState, tries: int
+    slurm: Callable[..., Slurm], pauses: list[float], sacct: Any, state: Report, tries: int
 ) -> None:
     made = slurm(sacct=sacct)
-    assert commands.await_accounting("1", JobState(name="CANCELLED")) == state
+    assert commands.await_accounting("1", Report(name="CANCELLED")) == state
     assert made.asked == ["sacct"] * tries
 
 
@@ -270,7 +270,7 @@ def test_names_of_no_answer() -> None:
      ("BOOT_FAIL", True), ("DEADLINE", True), ("REVOKED", True)],
 )  # fmt: skip
 def test_states_that_are_ends(name: str, ended: bool) -> None:
-    assert JobState(name=name).ended == ended
+    assert Report(name=name).ended == ended
 
 
 # --- states of many jobs --------------------------------------------------------------------------
@@ -288,24 +288,24 @@ CANCELLED_ARRAYS = """\
 
 def test_a_pending_array_that_was_cancelled() -> None:
     found = commands.parse_sacct_jobs(CANCELLED_ARRAYS)
-    cancelled = JobState(name="CANCELLED", reason="by 0")
+    cancelled = Report(name="CANCELLED", reason="by 0")
     assert {job for job in found if job.startswith("2")} == {
         f"2_{task}" for task in (0, 1, 2, 4, 5, 6, 7, 8, 9)
     }
     assert {found[job] for job in ("2_0", "2_9", "3_1", "3_24", "4_46", "5_1", "5_5")} == {
         cancelled
     }
-    assert found["5_0"] == JobState(name="TIMEOUT")  # by its own line, wherever that is
+    assert found["5_0"] == Report(name="TIMEOUT")  # by its own line, wherever that is
     reverse = "".join(reversed(CANCELLED_ARRAYS.splitlines(keepends=True)))
-    assert commands.parse_sacct_jobs(reverse)["5_0"] == JobState(name="TIMEOUT")
-    assert found["7"] == JobState(name="COMPLETED")
+    assert commands.parse_sacct_jobs(reverse)["5_0"] == Report(name="TIMEOUT")
+    assert found["7"] == Report(name="COMPLETED")
     assert "4_4..." not in found
 
 
 def test_a_cancelled_task_that_never_started(slurm: Callable[..., Slurm]) -> None:
     """sacct --jobs=2_5 finds nothing; the controller has forgotten the job."""
     made = slurm(squeue=failed(NO_SUCH_JOB), sacct=CANCELLED_ARRAYS, scontrol=failed(NO_SUCH_JOB))
-    assert commands.job_state("2_5") == JobState(name="CANCELLED", reason="by 0")
+    assert commands.job_state("2_5") == Report(name="CANCELLED", reason="by 0")
     assert made.calls[1][-1] == "--jobs=2"
     found = commands.job_states(["2_5", "2_3", "7"])
     assert {job: state.name for job, state in found.items()} == {
@@ -315,7 +315,7 @@ def test_a_cancelled_task_that_never_started(slurm: Callable[..., Slurm]) -> Non
 
 def test_a_cancelled_array_that_accounting_has_just_heard_of(slurm: Callable[..., Slurm]) -> None:
     slurm(squeue="", sacct="2|CANCELLED by 0|0:0\n", scontrol=failed(NO_SUCH_JOB))
-    cancelled = JobState(name="CANCELLED", reason="by 0")
+    cancelled = Report(name="CANCELLED", reason="by 0")
     assert commands.job_states(["2_0", "2_3"]) == {"2_0": cancelled, "2_3": cancelled}
     assert commands.job_state("2_3") == cancelled
     assert commands.job_states(["3_0"]) == {}
@@ -343,7 +343,7 @@ def test_the_queue_comes_before_accounting(slurm: Callable[..., Slurm]) -> None:
     slurm(squeue="8|PENDING|2026-11-22T21:02:29|BeginTime\n", sacct="8|NODE_FAIL|0:0\n9|FAILED|1:0")
     found = commands.job_states(["8", "9"])
     assert found["8"].name == "PENDING"
-    assert found["9"] == JobState(name="FAILED", exit_code=1)
+    assert found["9"] == Report(name="FAILED", exit_code=1)
 
 
 @pytest.mark.parametrize(
@@ -351,15 +351,15 @@ def test_the_queue_comes_before_accounting(slurm: Callable[..., Slurm]) -> None:
     [
         (failed(NO_CONTROLLER), "1|FAILED|1:0\n2|FAILED|1:0", {"1": NO_ANSWER, "2": NO_ANSWER}),
         ("1|RUNNING|N/A|None\n", failed(NO_DATABASE),
-         {"1": JobState(name="RUNNING"), "2": NO_ACCOUNTING}),
+         {"1": Report(name="RUNNING"), "2": NO_ACCOUNTING}),
         (failed(NO_SUCH_JOB), failed(NO_DATABASE), {"1": NO_ACCOUNTING, "2": NO_ACCOUNTING}),
-        ("1|RUNNING|N/A|None\n", failed(KEEPS_NONE), {"1": JobState(name="RUNNING")}),
+        ("1|RUNNING|N/A|None\n", failed(KEEPS_NONE), {"1": Report(name="RUNNING")}),
         (failed(NO_SUCH_JOB), failed(KEEPS_NONE), {}),
         ("", "", {}),
     ],
 )  # fmt: skip
 def test_no_answer_about_many_jobs(
-    slurm: Callable[..., Slurm], squeue: Any, sacct: Any, found: dict[str, JobState]
+    slurm: Callable[..., Slurm], squeue: Any, sacct: Any, found: dict[str, Report]
 ) -> None:
     slurm(squeue=squeue, sacct=sacct)
     assert commands.job_states(["1", "2"]) == found

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from slurmft.cluster import launcher, submit, wait
+from slurmft.cluster import job_state, launcher, submit, wait
+from slurmft.cluster.job_state import JobState, Phase, Report
 from slurmft.cluster.slurm import commands
-from slurmft.cluster.slurm.commands import JobState
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json
-from slurmft.core.run_files import Failure
+from slurmft.core.run_files import Failure, Job
 from slurmft.runs.rundir import RunDir
 from tests.support import CHECKOUT
 from tests.support.made_runs import write_run
@@ -32,7 +32,7 @@ class Queue:
     """A launcher that takes jobs and starts none."""
 
     def __init__(self) -> None:
-        self.state: JobState | None = JobState(name="CANCELLED")
+        self.state: Report | None = Report(name="CANCELLED")
         """Of every job."""
         self.on_submit: Callable[[RunDir], None] = lambda run: None
         self.submitted: list[RunConfig] = []
@@ -43,7 +43,7 @@ class Queue:
         self.submitted.append(config)
         return str(10 + len(self.submitted))
 
-    def job_state(self, job_id: str, run: RunDir) -> JobState | None:
+    def job_state(self, job_id: str, run: RunDir) -> Report | None:
         return self.state
 
     def cancel(self, job_id: str, run: RunDir) -> None:
@@ -162,7 +162,7 @@ def test_interruption_after_the_submission_keeps_the_job(
     monkeypatch.setattr(commands, "check_starts", interrupt)
     with pytest.raises(KeyboardInterrupt):
         resume(run, nodes=3)
-    assert launcher.job_of(run) == ("slurm", "11")
+    assert launcher.job_of(run).id == "11"
     assert (run.get_state().state, run.load_config().job.nodes) == ("submitted", 3)
 
 
@@ -183,7 +183,7 @@ def test_disk_that_takes_no_job_id_loses_no_job(
 def test_job_that_has_not_ended_is_not_submitted_again(
     queue: Queue, run: RunDir, name: str
 ) -> None:
-    before, queue.state = files(run), JobState(name=name)
+    before, queue.state = files(run), Report(name=name)
     with pytest.raises(UsageError, match=f"the job 7 of this run is {name.lower()}") as caught:
         resume(run)
     assert caught.value.hint == f"slurmft cancel {run.path}"
@@ -191,7 +191,7 @@ def test_job_that_has_not_ended_is_not_submitted_again(
 
 
 def test_without_an_answer_no_second_job_is_submitted(queue: Queue, run: RunDir) -> None:
-    before, queue.state = files(run), commands.NO_ANSWER
+    before, queue.state = files(run), job_state.NO_ANSWER
     words = "whether the job 7 has ended is unknown: Slurm does not answer"
     with pytest.raises(UsageError, match=words):
         resume(run)
@@ -199,10 +199,10 @@ def test_without_an_answer_no_second_job_is_submitted(queue: Queue, run: RunDir)
 
 
 @pytest.mark.parametrize(
-    "state", [None, JobState(name="FAILED"), JobState(name="TIMEOUT"), commands.NO_ACCOUNTING]
+    "state", [None, Report(name="FAILED"), Report(name="TIMEOUT"), job_state.NO_ACCOUNTING]
 )
 def test_job_that_has_ended_or_is_forgotten_is(
-    queue: Queue, run: RunDir, state: JobState | None
+    queue: Queue, run: RunDir, state: Report | None
 ) -> None:
     queue.state = state
     assert resume(run) == "11"
@@ -218,7 +218,7 @@ def test_finished_run_is_not_resumed(queue: Queue, tmp_path: Path) -> None:
 
 def test_run_of_another_host_is_resumed_here_only_if_asked(queue: Queue, run: RunDir) -> None:
     launcher.note_job(run, "local", "7", "login7")
-    queue.state = JobState(name="RUNNING")  # somebody else's job of that number
+    queue.state = Report(name="RUNNING")  # somebody else's job of that number
     with pytest.raises(UsageError, match="is on the host login7; seen from"):
         resume(run)
     assert resume(run, cluster="local") == "11"
@@ -253,7 +253,7 @@ def test_submission(queue: Queue, run: RunDir) -> None:
     assert made.path.parent == run.path.parent
     assert "-mark-" in made.path.name
     assert queue.submitted == [made.load_config()]
-    assert launcher.job_of(made) == ("local", "11")
+    assert launcher.job_of(made) == Job(cluster="local", id="11", where=os.uname().nodename)
 
 
 def test_refused_submission_leaves_nothing(queue: Queue, run: RunDir) -> None:
@@ -306,7 +306,7 @@ def test_second_resume_at_the_same_time_is_refused(queue: Queue, run: RunDir) ->
 
 def test_second_resume_sees_what_the_first_has_submitted(queue: Queue, run: RunDir) -> None:
     assert resume(run) == "11"
-    queue.state = JobState(name="PENDING")
+    queue.state = Report(name="PENDING")
     with pytest.raises(UsageError, match="the job 11 of this run is pending"):
         resume(run)
     assert len(queue.submitted) == 1
@@ -344,7 +344,8 @@ def test_end_of_another_job_says_nothing_of_the_run(queue: Queue, run: RunDir) -
     launcher.note_job(run, "local", "12", "")
     watch = wait.JobWatch(run)
     launcher.note_job(run, "local", "11", "")  # by the job 12, when it found the job 11
-    watch.state = JobState(name="FAILED", exit_code=2)
+    report = Report(name="FAILED", exit_code=2)
+    watch.state = JobState(phase=Phase.FAILED, report=report, is_over=True)
     with pytest.raises(SlurmftError, match="the job 12 ended as FAILED"):
         watch.outcome()
     assert run.get_state().state == "submitted"
@@ -371,7 +372,7 @@ def test_error_is_the_reason_in_the_history(
     run.add(Failure.of("rank 0 on n1", SlurmftError("Connection closed by peer"), secondary=True))
     if recorded == "failed":
         run.set_state("failed", "the task of a node was killed by SIGKILL", 137)
-    error = wait.job_error(run, "7", JobState(name=name))
+    error = wait.job_error(run, "7", Report(name=name))
     assert error.message.startswith(message)
 
 

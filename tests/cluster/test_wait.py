@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.cluster import wait
+from slurmft.cluster import job_state, wait
+from slurmft.cluster.job_state import Report
 from slurmft.cluster.slurm import commands
-from slurmft.cluster.slurm.commands import JobState
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
@@ -28,7 +28,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now, self.asked_at = 0.0, list[float]()
-        self.state: JobState | None = JobState(name="RUNNING")
+        self.state: Report | None = Report(name="RUNNING")
         self.plans: list[tuple[float, Callable[[], object]]] = []
 
     def monotonic(self) -> float:
@@ -41,7 +41,7 @@ class Clock:
             self.plans.remove(plan)
             plan[1]()
 
-    def job_state(self, job_id: str) -> JobState | None:
+    def job_state(self, job_id: str) -> Report | None:
         assert job_id == "7"
         self.asked_at.append(self.now)
         return self.state
@@ -50,7 +50,7 @@ class Clock:
         self.plans.append((seconds, act))
 
     def set(self, name: str | None, reason: str = "") -> None:
-        self.state = JobState(name=name, reason=reason) if name else None
+        self.state = Report(name=name, reason=reason) if name else None
 
     def asked(self, begin: float, end: float) -> int:
         return sum(begin <= when < end for when in self.asked_at)
@@ -179,20 +179,20 @@ def test_a_preempted_job_is_asked_for_until_it_is_queued(run: RunDir, clock: Clo
 def test_a_job_that_nobody_knows_is_lost_after_a_minute(run: RunDir, clock: Clock) -> None:
     clock.at(500, lambda: clock.set(None))
     watch = follow(run, clock, 1e6)
-    assert (watch.state.name, watch.state.ended) == ("LOST", False)
+    assert (watch.state.name, watch.state.report.ended) == ("LOST", False)
     gone_at = next(when for when in clock.asked_at if when >= 500)
     assert 60 <= clock.now - gone_at < 75
     assert "neither queue nor accounting" in watch.state.reason
 
 
-@pytest.mark.parametrize("state", [commands.NO_ANSWER, commands.NO_ACCOUNTING])
-def test_no_answer_is_never_a_loss(run: RunDir, clock: Clock, state: JobState) -> None:
+@pytest.mark.parametrize("state", [job_state.NO_ANSWER, job_state.NO_ACCOUNTING])
+def test_no_answer_is_never_a_loss(run: RunDir, clock: Clock, state: Report) -> None:
     def silent() -> None:
         clock.state = state
 
     clock.at(500, silent)
     watch = follow(run, clock, 20_000)
-    assert watch.state == state
+    assert watch.state.report == state
     assert clock.now >= 20_000
     assert clock.asked(10_000, 20_000) <= 167  # a controller that is down is spared, too
 
@@ -200,7 +200,7 @@ def test_no_answer_is_never_a_loss(run: RunDir, clock: Clock, state: JobState) -
 def test_an_end_that_only_the_run_knows(run: RunDir, clock: Clock) -> None:
     """The job left the queue long ago, and accounting does not answer: its own record counts."""
     run.set_state("failed", "rank 3 on n4: boom", 4)
-    clock.state = commands.NO_ACCOUNTING
+    clock.state = job_state.NO_ACCOUNTING
     watch = follow(run, clock, 1e6)
     assert clock.asked_at == [0.0]
     with pytest.raises(SlurmftError, match="rank 3 on n4: boom"):

@@ -54,14 +54,14 @@ def test_a_run_has_one_job(idle_cluster: Cluster, tmp_path: Path) -> None:
     assert any(w in "".join(words) for w in ("is under way", "is pending", "is running"))
     until(lambda: run.attempt_number() == 2, run.history)
     assert len(idle_cluster.run(["squeue", "-h"]).stdout.splitlines()) == 1
-    has_it = launcher.job_of(run)[1]
+    has_it = launcher.job_of(run).id
 
     second, line = end_of_second_job(idle_cluster, run)
     attempt = json.loads(run.attempt.read_text())
     has = f"has {run.path}, in attempt 2 on {attempt['hosts'][0]}"
     assert line == f"the job {second} ends at once: the job {has_it} {has}"
     assert (attempt["number"], attempt["job"]) == (2, has_it)
-    assert launcher.job_of(run)[1] == has_it  # commands find the job that runs
+    assert launcher.job_of(run).id == has_it  # commands find the job that runs
     assert [s.state for s in run.history()] == [
         "submitted", "running", "cancelled", "submitted", "running",
     ]  # fmt: skip

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slurmft.cluster.job_state import NO_ACCOUNTING, NO_ANSWER, Report
 from slurmft.core.config import time_limit_min
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.runs.job_ids import array_of, is_job_id, tasks_of
@@ -28,12 +29,6 @@ _TIMEOUT_S = 30
 _SBATCH_TIMEOUT_S = 120
 _ACCOUNTING_LAG_S = 10
 _MAX_ARRAY_SIZE = 1001
-_ENDED = {
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
-    "PREEMPTED", "REVOKED", "TIMEOUT",
-}  # fmt: skip
-
-
 _QUEUED_AGAIN = ("PENDING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED")
 _KNOWS_NOTHING = re.compile(
     "invalid job id|accounting storage is disabled|sacct is not on the PATH", re.IGNORECASE
@@ -41,34 +36,6 @@ _KNOWS_NOTHING = re.compile(
 """Failures that are answers: there is no such job, or the site keeps no accounting."""
 _JOBS_A_CALL = 5000
 """The kernel takes no argument of more than 128 KiB."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobState:
-    """The state of a job, as Slurm reports it."""
-
-    name: str
-    """Slurm's name of it: PENDING, RUNNING, COMPLETED, CANCELLED, ..."""
-    reason: str = ""
-    """Why it is pending, or who cancelled it."""
-    exit_code: int = 0
-    """Of an ended job; 128 + the signal, if one ended it."""
-    expected_start: str = ""
-    """When Slurm expects a pending job to start, as it prints it; "": unknown."""
-
-    @property
-    def ended(self) -> bool:
-        return self.name in _ENDED
-
-    @property
-    def may_be_requeued(self) -> bool:
-        """Whether the controller calls jobs so for a moment before it queues them again."""
-        return self.name in ("PREEMPTED", "NODE_FAIL", "REQUEUED")
-
-
-NO_ANSWER = JobState(name="UNKNOWN", reason="Slurm does not answer")
-NO_ACCOUNTING = JobState(name="UNKNOWN", reason="it left the queue; accounting does not answer")
-"""The job is over, but it is not known how."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,7 +163,7 @@ def check_accounting() -> None:
     call("sacct", "-nX", "--starttime=now", "--format=JobID")
 
 
-def job_state(job_id: str) -> JobState | None:
+def job_state(job_id: str) -> Report | None:
     """The state of a job: from the queue, else from accounting; None where neither knows it.
 
     NO_ANSWER: the controller, which may know the job, does not answer. NO_ACCOUNTING: it does not
@@ -225,16 +192,16 @@ def job_state(job_id: str) -> JobState | None:
     return NO_ANSWER
 
 
-def _state_in_queue(job_id: str) -> JobState | None:
+def _state_in_queue(job_id: str) -> Report | None:
     return parse_squeue(call("squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r"))
 
 
-def _state_in_accounting(job_id: str) -> JobState | None:
+def _state_in_accounting(job_id: str) -> Report | None:
     # A task that never started is not found by its own id, only in the line of its array.
     return _of_task(parse_sacct_jobs(call(*_SACCT, f"--jobs={array_of(job_id)}")), job_id)
 
 
-def await_accounting(job_id: str, state: JobState) -> JobState:
+def await_accounting(job_id: str, state: Report) -> Report:
     """The end of a job as accounting has it, with who cancelled it; it learns of it seconds after
     the controller. The given state where it does not."""
     with contextlib.suppress(SlurmftError):  # the site keeps none
@@ -246,14 +213,12 @@ def await_accounting(job_id: str, state: JobState) -> JobState:
     return state
 
 
-def _state_of_controller(job_id: str) -> JobState | None:
+def _state_of_controller(job_id: str) -> Report | None:
     facts = job_facts(job_id)
     if "JobState" not in facts:
         return None
     reason, code = facts.get("Reason", "None"), _exit_code(facts.get("ExitCode", "0:0"))
-    return JobState(
-        name=facts["JobState"], reason="" if reason == "None" else reason, exit_code=code
-    )
+    return Report(name=facts["JobState"], reason="" if reason == "None" else reason, exit_code=code)
 
 
 _SQUEUE = ("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%S|%r")
@@ -261,7 +226,7 @@ _SQUEUE = ("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%S
 _SACCT = ("sacct", "-nPX", "--format=JobID,State,ExitCode")
 
 
-def job_states(job_ids: Iterable[str], only_queued: Iterable[str] = ()) -> dict[str, JobState]:
+def job_states(job_ids: Iterable[str], only_queued: Iterable[str] = ()) -> dict[str, Report]:
     """The states of many jobs and array tasks, by one squeue and at most one sacct for every
     5,000 of them.
 
@@ -346,17 +311,17 @@ def _bytes(text: str) -> int:
     return int(float(match[1]) * 1024 ** (" KMGTP".index(match[2] or " "))) if match else 0
 
 
-def _of_task(found: dict[str, JobState], job_id: str) -> JobState | None:
+def _of_task(found: dict[str, Report], job_id: str) -> Report | None:
     """The state of a job by its own line, or its array's: accounting has only that at first where
     the array was cancelled before it started."""
     return found.get(job_id) or found.get(array_of(job_id))
 
 
 def _states_by(
-    command: Sequence[str], parse: Callable[[str], dict[str, JobState]], job_ids: Iterable[str]
-) -> dict[str, JobState] | None:
+    command: Sequence[str], parse: Callable[[str], dict[str, Report]], job_ids: Iterable[str]
+) -> dict[str, Report] | None:
     """What one command says of jobs, asked in pieces; None where it does not answer."""
-    ids, found = sorted({array_of(job) for job in job_ids}), dict[str, JobState]()
+    ids, found = sorted({array_of(job) for job in job_ids}), dict[str, Report]()
     for i in range(0, len(ids), _JOBS_A_CALL):
         try:
             found |= parse(call(*command, f"--jobs={','.join(ids[i : i + _JOBS_A_CALL])}"))
@@ -366,7 +331,7 @@ def _states_by(
     return found
 
 
-def parse_squeue_jobs(text: str) -> dict[str, JobState]:
+def parse_squeue_jobs(text: str) -> dict[str, Report]:
     """From lines of `squeue --array --format=%i|%T|%S|%r`: job id, or array_index, -> state."""
     found = {}
     for line in text.splitlines():
@@ -377,13 +342,13 @@ def parse_squeue_jobs(text: str) -> dict[str, JobState]:
     return found
 
 
-def parse_sacct_jobs(text: str) -> dict[str, JobState]:
+def parse_sacct_jobs(text: str) -> dict[str, Report]:
     """From lines of `sacct -nPX --format=JobID,State,ExitCode`; the last line of a job counts.
 
     Tasks of an array that never started share one line, such as 5_[0-2,4-9%4]; it still has those
     that started later, beside lines of their own.
     """
-    own, shared = dict[str, JobState](), dict[str, JobState]()
+    own, shared = dict[str, Report](), dict[str, Report]()
     for line in text.splitlines():
         job, _, rest = line.strip().partition("|")
         if state := parse_sacct(rest):
@@ -391,19 +356,19 @@ def parse_sacct_jobs(text: str) -> dict[str, JobState]:
     return shared | own
 
 
-def parse_squeue(text: str) -> JobState | None:
+def parse_squeue(text: str) -> Report | None:
     """From the line of `squeue --format=%T|%r`."""
     name, _, reason = text.strip().partition("|")
-    return JobState(name=name, reason="" if reason == "None" else reason) if name else None
+    return Report(name=name, reason="" if reason == "None" else reason) if name else None
 
 
-def parse_sacct(text: str) -> JobState | None:
+def parse_sacct(text: str) -> Report | None:
     """From State and ExitCode in a line of `sacct -nPX`."""
     state, _, code = text.strip().partition("|")
     if not state:
         return None
     name, _, reason = state.partition(" ")  # "CANCELLED by 1000"
-    return JobState(name=name, reason=reason, exit_code=_exit_code(code))
+    return Report(name=name, reason=reason, exit_code=_exit_code(code))
 
 
 def _exit_code(text: str) -> int:

@@ -6,10 +6,9 @@ import os
 import subprocess
 from pathlib import Path
 
-from slurmft.cluster import launcher
+from slurmft.cluster.job_state import Report
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.batch_script import sbatch_text
-from slurmft.cluster.slurm.commands import JobState
 from slurmft.cluster.slurm.sbatch_options import all_options, arguments
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError
@@ -52,20 +51,9 @@ def submit(config: RunConfig, run: RunDir) -> str:
         raise SlurmftError(f"submitit could not submit: {error}", code=Exit.SUBMIT) from None
 
 
-def job_state(job_id: str, run: RunDir) -> JobState | None:
-    """The job's state in Slurm, or by its own record where Slurm no longer knows the job.
-
-    A job that only awaits the nodes' epilogs has ended if its record says so. But only Slurm knows
-    why a job got SIGTERM: scancel, time limit, preemption. That a run has finished needs no answer
-    from Slurm: a machine that only sees the file system gets none; and a job that comes too late,
-    as by `scontrol requeue`, fails.
-    """
-    state, recorded = commands.job_state(job_id), launcher.recorded_state(run)
-    if state is None or recorded is None or recorded.name == "CANCELLED":
-        return state or recorded
-    has_finished = recorded.name == "COMPLETED" and (state == commands.NO_ANSWER or state.ended)
-    is_over = has_finished or state == commands.NO_ACCOUNTING or state.name == "COMPLETING"
-    return recorded if is_over else state
+def job_state(job_id: str, run: RunDir) -> Report | None:
+    """Returns what Slurm says of the job."""
+    return commands.job_state(job_id)
 
 
 def cancel(job_id: str, run: RunDir) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slurmft.cluster.slurm.commands import JobState
+from slurmft.cluster.job_state import Report
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_json
 from slurmft.plugins.studies import runner, spec
@@ -175,7 +175,7 @@ def test_a_study_after_a_run(fake: FakeSlurm, folder: Path) -> None:
     assert fake.option("dependency") == ["afterok:5", "afterok:5,afterany:10"]
     assert fake.option("kill-on-invalid-dep") == ["yes"] * 2
     before.set_state("failed", "boom", 1)
-    fake.states["5"] = JobState(name="FAILED", exit_code=1)
+    fake.states["5"] = Report(name="FAILED", exit_code=1)
     with pytest.raises(UsageError, match="--after prepare: that run is failed: boom"):
         run("--after", "last", file="fits.toml")
     assert run(file="fits.toml") == 0

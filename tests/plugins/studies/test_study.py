@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from slurmft.cluster import launcher
+from slurmft.cluster import job_state, launcher
+from slurmft.cluster.job_state import Report
 from slurmft.cluster.slurm import commands
-from slurmft.cluster.slurm.commands import JobState
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json, write_json
 from slurmft.plugins.studies import spec
@@ -52,7 +52,7 @@ class FakeSlurm:
         self.submitted: list[list[str]] = []
         self.scripts: list[str] = []
         self.cancelled: list[str] = []
-        self.states: dict[str, JobState] = {}
+        self.states: dict[str, Report] = {}
         self.refuse_from, self.never = 99, ""
         self.largest = 1001
         monkeypatch.setattr(launcher, "available", lambda: True)
@@ -70,10 +70,8 @@ class FakeSlurm:
         self.scripts.append(Path(script).read_text())
         return str(10 * len(self.submitted))
 
-    def job_states(
-        self, jobs: Sequence[str], only_queued: Sequence[str] = ()
-    ) -> dict[str, JobState]:
-        default = JobState(name="PENDING", reason="Dependency")
+    def job_states(self, jobs: Sequence[str], only_queued: Sequence[str] = ()) -> dict[str, Report]:
+        default = Report(name="PENDING", reason="Dependency")
         return {j: s for j in jobs if (s := self.states.get(j, default)).name != "GONE"}
 
     def option(self, name: str) -> list[str | None]:
@@ -156,12 +154,12 @@ def test_again_submits_nothing_then_what_failed(fake: FakeSlurm) -> None:
     assert run() == 0
     assert len(fake.submitted) == 4
     fail(runs["20_0"])
-    fake.states["20_0"] = JobState(name="FAILED", exit_code=1)
+    fake.states["20_0"] = Report(name="FAILED", exit_code=1)
     assert run() == 0
     assert len(fake.submitted) == 5
     assert fake.option("dependency")[-1] == "afterany:30:40"  # those that still wait
     fail(runs_of()["50_0"])
-    fake.states["50_0"] = JobState(name="FAILED", exit_code=1)
+    fake.states["50_0"] = Report(name="FAILED", exit_code=1)
     assert run() == Exit.FAILED  # retries = 1: two runs, no more
     assert len(fake.submitted) == 5
     assert runs["20_0"].path.exists()
@@ -183,7 +181,7 @@ def test_how_a_run_stands(state: str, word: str, reason: str, fake: FakeSlurm) -
     run()
     for each in runs_of().values():
         each.set_state("running")
-    answer = commands.NO_ANSWER if state == "UNKNOWN" else JobState(name=state)
+    answer = job_state.NO_ANSWER if state == "UNKNOWN" else Report(name=state)
     fake.states = dict.fromkeys(runs_of(), answer)
     found = study_status(spec.read_study("s.toml"), Path("studies/s"))
     assert {t.outcome for t in found.tries()} == {word}
@@ -195,10 +193,10 @@ def test_a_run_that_ends_while_slurm_is_asked(
 ) -> None:
     run()
 
-    def states(jobs: Sequence[str], only_queued: Sequence[str]) -> dict[str, JobState]:
+    def states(jobs: Sequence[str], only_queued: Sequence[str]) -> dict[str, Report]:
         for each in runs_of().values():
             finish(each)
-        return {job: JobState(name="COMPLETED") for job in jobs}
+        return {job: Report(name="COMPLETED") for job in jobs}
 
     monkeypatch.setattr(commands, "job_states", states)
     assert study_status(spec.read_study("s.toml"), Path("studies/s")).count("finished") == 4
@@ -210,7 +208,7 @@ def test_cancelled_before_its_start_is_no_try(
     for _ in range(4):
         assert run() == 0
         assert study.main(["cancel", "s.toml"]) == 0
-        fake.states |= {job: JobState(name="CANCELLED") for job in runs_of()}
+        fake.states |= {job: Report(name="CANCELLED") for job in runs_of()}
     assert fake.cancelled[:4] == ["40", "30", "20", "10"]  # those that wait first
     assert "4 run(s) of s are being cancelled" in capsys.readouterr().out
     assert len(fake.submitted) == 16
@@ -285,7 +283,7 @@ def test_failed_runs_of_other_settings_are_no_tries(fake: FakeSlurm) -> None:
     run()
     for each in runs_of().values():
         fail(each, "no such module")
-    fake.states = {job: JobState(name="FAILED", exit_code=1) for job in runs_of()}
+    fake.states = {job: Report(name="FAILED", exit_code=1) for job in runs_of()}
     assert run("--setup", "module load cuda") == 0
     assert len(fake.submitted) == 8
 
@@ -351,7 +349,7 @@ def test_runs_of_another_cluster(fake: FakeSlurm, capsys: pytest.CaptureFixture[
     launcher.note_job(runs["10_0"], "slurm", "10_0", "b")
     runs["10_0"].set_state("running")
     fail(runs["40_0"])
-    fake.states["40_0"] = JobState(name="FAILED", exit_code=1)
+    fake.states["40_0"] = Report(name="FAILED", exit_code=1)
     assert run() == 0
     assert fake.option("dependency")[4:] == ["afterany:20:30"]
     capsys.readouterr()
@@ -412,7 +410,7 @@ def test_cancel_of_a_study_on_this_machine(
     for job, each in runs_of().items():
         finish(each) if job != "10_0" else launcher.note_job(each, "local", "77", "")
     local = launcher.get("local")
-    monkeypatch.setattr(local, "job_state", lambda job, run: JobState(name="RUNNING"))
+    monkeypatch.setattr(local, "job_state", lambda job, run: Report(name="RUNNING"))
     monkeypatch.setattr(local, "cancel", lambda job, run: cancelled.append(job))
     with another_at_work():
         assert study.main(["cancel", "s.toml"]) == 0
@@ -476,7 +474,7 @@ def test_no_answer_is_no(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> No
 def test_status_as_json(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
     run()
     each = runs_of()["10_0"]
-    fake.states["10_0"] = JobState(name="RUNNING")
+    fake.states["10_0"] = Report(name="RUNNING")
     each.set_state("running")
     records = [{"event": "start", "total_steps": 9}]
     records += [{"event": "step", "step": 4, "total_steps": 9}, {"event": "step", "step": 5}]

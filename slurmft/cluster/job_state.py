@@ -1,0 +1,209 @@
+"""The state of a run's job: one answer from the run's record, the controller and accounting.
+
+`combine` decides; it asks nobody. Accounting learns of an end seconds after the controller, so
+`slurm.commands` asks the controller first. Three rules are not obvious:
+
+- Only Slurm knows why a job got SIGTERM: by scancel, the time limit, a preemption. So a run that
+  recorded "failed" or "cancelled" is over only when its job is, and Slurm's word is kept.
+- That a run has finished needs no answer from Slurm: a machine that only sees the file system gets
+  none. A job that starts after that, as by `scontrol requeue`, ends at once.
+- A job in COMPLETING only awaits the epilogs of its nodes. It is over if its run recorded an end.
+"""
+
+import enum
+from dataclasses import dataclass
+
+from slurmft.core.run_files import State
+
+_ENDED = {
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "REVOKED", "TIMEOUT",
+}  # fmt: skip
+_NAMES_OF_RECORDS = {"finished": "COMPLETED", "failed": "FAILED", "cancelled": "CANCELLED"}
+"""What a scheduler would call the end that a run has recorded."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What a scheduler reports of a job."""
+
+    name: str
+    """Slurm's name of the state: PENDING, RUNNING, COMPLETED, CANCELLED, ..."""
+    reason: str = ""
+    """Why it is pending, or who cancelled it."""
+    exit_code: int = 0
+    """Of an ended job; 128 + the signal, if one ended it."""
+    expected_start: str = ""
+    """When Slurm expects a pending job to start, as it prints it; "": unknown."""
+
+    @property
+    def ended(self) -> bool:
+        return self.name in _ENDED
+
+    @property
+    def may_be_requeued(self) -> bool:
+        """The controller calls jobs so for a moment before it queues them again."""
+        return self.name in ("PREEMPTED", "NODE_FAIL", "REQUEUED")
+
+    def __str__(self) -> str:
+        """ "timeout", "cancelled by 1000" """
+        return f"{self.name.lower()} {self.reason}".strip()
+
+
+NO_ANSWER = Report(name="UNKNOWN", reason="Slurm does not answer")
+NO_ACCOUNTING = Report(name="UNKNOWN", reason="it left the queue; accounting does not answer")
+"""The job is over, but it is not known how."""
+LOST = Report(name="LOST", reason="neither queue nor accounting knows it")
+
+
+class Phase(enum.StrEnum):
+    """The state of a run in one word."""
+
+    PENDING = "pending"
+    """The job waits, or was not submitted yet."""
+    REQUEUED = "requeued"
+    """The job ran, and waits to resume."""
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """The ranks save."""
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    VANISHED = "vanished"
+    """The job is gone, and the run recorded no end."""
+    UNKNOWN = "unknown"
+    """The run recorded no end, and Slurm does not answer."""
+
+
+_ALIVE_BY_RECORD = (Phase.REQUEUED, Phase.RUNNING, Phase.STOPPING)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobState:
+    """The state of a run's job."""
+
+    phase: Phase
+    report: Report
+    """The scheduler's word, or the run's record in the same terms where that decides."""
+    reason: str = ""
+    """Why it waits, failed or was cancelled: Slurm's words, or the run's own."""
+    is_over: bool = False
+    """No process of the job runs any more. Slurm may yet requeue it: see `Report`."""
+    is_sure: bool = True
+    """False where the job's state matters, but its cluster did not answer or is elsewhere."""
+
+    @property
+    def name(self) -> str:
+        return self.report.name
+
+    @property
+    def has_left_queue(self) -> bool:
+        """The job can be submitted again."""
+        return self.is_over or self.report == NO_ACCOUNTING
+
+    @property
+    def succeeded(self) -> bool:
+        return self.report.name == "COMPLETED" and self.report.exit_code == 0
+
+
+def combine(
+    recorded: State,
+    report: Report | None,
+    *,
+    cluster: str = "slurm",
+    has_result: bool = True,
+    has_started: bool = True,
+    may_requeue: bool = False,
+) -> JobState:
+    """Combines what a run has recorded with what its scheduler reports.
+
+    Args:
+        recorded: the record, read after the scheduler was asked: it may be newer.
+        report: the scheduler's answer; None where neither queue nor accounting knows the job.
+        cluster: who answered: slurm, local or mpirun.
+        has_result: the run has a result.json.
+        has_started: an attempt of the run has begun.
+        may_requeue: the job may be requeued (--requeue).
+    """
+    if report is None:
+        return by_record(recorded, has_result) if recorded.has_ended else _vanished(LOST)
+    if report.name == "UNKNOWN":
+        return _unanswered(recorded, report, has_result)
+    if recorded.has_ended and report.name != "PENDING":
+        return _ended_by_record(recorded, report, cluster, has_result)
+    lives_on = not report.ended or (report.may_be_requeued and may_requeue)
+    if not lives_on:
+        return _ended_by_scheduler(report, cluster)
+    if report.name != "PENDING" and not report.may_be_requeued:
+        phase = Phase.STOPPING if recorded.state == "stopping" else Phase.RUNNING
+        reason = "" if report.name == "RUNNING" else report.name.lower()
+        return JobState(phase=phase, report=report, reason=reason)
+    # The job of a resumed run waits for the first time, whatever jobs came before.
+    is_again = has_started and recorded.state != "submitted"
+    phase = Phase.REQUEUED if is_again else Phase.PENDING
+    return JobState(phase=phase, report=report, reason=report.reason, is_over=report.ended)
+
+
+def by_record(recorded: State, has_result: bool = True, is_sure: bool = True) -> JobState:
+    """Returns how a run ended, by its own record."""
+    phase, reason = _recorded_end(recorded, has_result)
+    report = Report(
+        name=_NAMES_OF_RECORDS[recorded.state],
+        reason=recorded.reason,
+        exit_code=recorded.exit_code or 0,
+    )
+    return JobState(phase=phase, report=report, reason=reason, is_over=True, is_sure=is_sure)
+
+
+def unasked(recorded: State, reason: str = "") -> JobState:
+    """Returns the state of a run that has not ended, by its record alone: nobody can be asked."""
+    phase = Phase.PENDING
+    if recorded.state in _ALIVE_BY_RECORD:
+        phase = Phase(recorded.state)
+    return JobState(phase=phase, report=Report(name="UNKNOWN"), reason=reason, is_sure=False)
+
+
+def _recorded_end(recorded: State, has_result: bool) -> tuple[Phase, str]:
+    match recorded.state:
+        case "finished" if has_result:
+            return Phase.FINISHED, ""
+        case "cancelled":
+            return Phase.CANCELLED, recorded.reason or "cancelled"
+        case _:
+            return Phase.FAILED, recorded.reason or "failed"
+
+
+def _vanished(report: Report) -> JobState:
+    why = "neither queue nor accounting knows its job" if report == LOST else report.reason
+    reason = f"vanished: {why}"
+    return JobState(phase=Phase.VANISHED, report=report, reason=reason, is_over=True)
+
+
+def _unanswered(recorded: State, report: Report, has_result: bool) -> JobState:
+    if not recorded.has_ended:
+        return JobState(phase=Phase.UNKNOWN, report=report, reason=report.reason, is_sure=False)
+    phase, reason = _recorded_end(recorded, has_result)
+    is_sure = phase is Phase.FINISHED
+    if recorded.state == "finished" or report == NO_ACCOUNTING:
+        return by_record(recorded, has_result, is_sure)
+    return JobState(phase=phase, report=report, reason=reason, is_sure=is_sure)
+
+
+def _ended_by_record(recorded: State, report: Report, cluster: str, has_result: bool) -> JobState:
+    is_finished = recorded.state == "finished"
+    is_completing = report.name == "COMPLETING" and cluster == "slurm"
+    awaits_epilog = is_completing and recorded.state != "cancelled"
+    if awaits_epilog or (is_finished and report.ended):
+        return by_record(recorded, has_result)
+    phase, reason = _recorded_end(recorded, has_result)
+    return JobState(phase=phase, report=report, reason=reason, is_over=report.ended)
+
+
+def _ended_by_scheduler(report: Report, cluster: str) -> JobState:
+    if report.name == "CANCELLED":
+        phase = Phase.CANCELLED
+    elif cluster == "slurm":
+        phase = Phase.FAILED
+    else:
+        return _vanished(report)
+    return JobState(phase=phase, report=report, reason=str(report), is_over=True)

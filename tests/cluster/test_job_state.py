@@ -1,0 +1,99 @@
+"""One answer from the run's record, the controller and accounting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slurmft.cluster.job_state import NO_ACCOUNTING, NO_ANSWER, Report, combine, unasked
+from slurmft.core.run_files import State
+
+
+def recorded(state: str) -> State:
+    code = {"finished": 0, "failed": 9, "cancelled": 5}.get(state)
+    return State(state=state, time=1.0, reason="", exit_code=code, history=[])
+
+
+@pytest.mark.parametrize(
+    ("record", "report", "phase", "name", "is_over"),
+    [
+        # The job is in the queue, or has just left it.
+        ("submitted", "PENDING", "pending", "PENDING", False),
+        ("running", "PENDING", "requeued", "PENDING", False),
+        ("requeued", "REQUEUED", "requeued", "REQUEUED", False),
+        ("running", "RUNNING", "running", "RUNNING", False),
+        ("stopping", "RUNNING", "stopping", "RUNNING", False),
+        ("running", "COMPLETING", "running", "COMPLETING", False),
+        ("running", "CONFIGURING", "running", "CONFIGURING", False),
+        ("running", "TIMEOUT", "failed", "TIMEOUT", True),
+        ("running", "CANCELLED", "cancelled", "CANCELLED", True),
+        ("running", "NODE_FAIL", "failed", "NODE_FAIL", True),
+        # The run has recorded its end: its job may still be in its epilog, or be queued again.
+        ("finished", "RUNNING", "finished", "RUNNING", False),
+        ("finished", "COMPLETING", "finished", "COMPLETED", True),
+        ("finished", "FAILED", "finished", "COMPLETED", True),
+        ("failed", "RUNNING", "failed", "RUNNING", False),
+        ("failed", "COMPLETING", "failed", "FAILED", True),
+        ("failed", "TIMEOUT", "failed", "TIMEOUT", True),
+        ("failed", "PENDING", "requeued", "PENDING", False),
+        ("cancelled", "COMPLETING", "cancelled", "COMPLETING", False),
+        ("cancelled", "CANCELLED", "cancelled", "CANCELLED", True),
+        # Nobody knows the job, or nobody answers.
+        ("running", None, "vanished", "LOST", True),
+        ("finished", None, "finished", "COMPLETED", True),
+        ("failed", None, "failed", "FAILED", True),
+        ("cancelled", None, "cancelled", "CANCELLED", True),
+        ("running", NO_ANSWER, "unknown", "UNKNOWN", False),
+        ("finished", NO_ANSWER, "finished", "COMPLETED", True),
+        ("failed", NO_ANSWER, "failed", "UNKNOWN", False),
+        ("running", NO_ACCOUNTING, "unknown", "UNKNOWN", False),
+        ("failed", NO_ACCOUNTING, "failed", "FAILED", True),
+        ("cancelled", NO_ACCOUNTING, "cancelled", "CANCELLED", True),
+    ],
+)  # fmt: skip
+def test_every_pair(record: str, report: Any, phase: str, name: str, is_over: bool) -> None:
+    answer = Report(name=report) if isinstance(report, str) else report
+    state = combine(recorded(record), answer)
+    assert (state.phase, state.name, state.is_over) == (phase, name, is_over)
+    assert state.has_left_queue == (is_over or report == NO_ACCOUNTING)
+    unsure = report in (NO_ANSWER, NO_ACCOUNTING) and phase != "finished"
+    assert state.is_sure != unsure
+
+
+@pytest.mark.parametrize("name", ["NODE_FAIL", "PREEMPTED"])
+def test_slurm_may_requeue_what_has_ended(name: str) -> None:
+    state = combine(recorded("running"), Report(name=name), may_requeue=True)
+    assert (state.phase, state.is_over, state.report.may_be_requeued) == ("requeued", True, True)
+    state = combine(recorded("submitted"), Report(name=name), may_requeue=True)
+    assert state.phase == "pending"
+    state = combine(recorded("running"), Report(name="TIMEOUT"), may_requeue=True)
+    assert state.phase == "failed"
+
+
+def test_a_process_of_this_host() -> None:
+    """Local jobs have no epilog: one that is completing still runs."""
+    state = combine(recorded("failed"), Report(name="COMPLETING"), cluster="local")
+    assert (state.phase, state.is_over) == ("failed", False)
+    ended = Report(name="FAILED", reason="it ended without a word", exit_code=1)
+    state = combine(recorded("running"), ended, cluster="local")
+    assert (state.phase, state.reason) == ("vanished", "vanished: it ended without a word")
+
+
+def test_finished_without_a_result() -> None:
+    assert combine(recorded("finished"), None, has_result=False).phase == "failed"
+    assert combine(recorded("finished"), None).succeeded
+    assert not combine(recorded("failed"), None).succeeded
+
+
+def test_words() -> None:
+    assert str(Report(name="CANCELLED", reason="by 1000")) == "cancelled by 1000"
+    state = combine(recorded("submitted"), Report(name="PENDING", reason="Priority"))
+    assert state.reason == "Priority"
+    assert combine(recorded("running"), Report(name="SUSPENDED")).reason == "suspended"
+
+
+def test_nobody_is_asked() -> None:
+    assert unasked(recorded("requeued"), "elsewhere").phase == "requeued"
+    state = unasked(recorded("submitted"), "elsewhere")
+    assert (state.phase, state.reason, state.is_sure) == ("pending", "elsewhere", False)
