@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import stat
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -324,33 +326,37 @@ def test_nothing_of_a_repository_is_started(tree: Path, runs: Path, tmp_path: Pa
     assert (tree / ".git" / "index").stat().st_mtime_ns == index
 
 
-# --- what runs share ------------------------------------------------------------------------------
+# --- each run has files of its own ----------------------------------------------------------------
 
 
-def test_what_did_not_change_is_shared(tree: Path, runs: Path) -> None:
+def test_runs_share_no_file(tree: Path, runs: Path) -> None:
     first = take(tree / "train.py", runs)
     write(tree / "train.py", "print(2)\n")
     second = take(tree / "train.py", runs)
-    assert (first.copy / "pkg/a.py").samefile(second.copy / "pkg/a.py")
+    assert (second.copy / "pkg/a.py").stat().st_nlink == 1
+    assert (first.copy / "pkg/a.py").read_text() == (second.copy / "pkg/a.py").read_text()
     assert (first.copy / "train.py").read_text() == "print(1)\n"
     assert first.facts["sha256"] != second.facts["sha256"]
-    shutil.rmtree(first.copy)
     git(tree, "checkout", "train.py")
     third = take(tree / "train.py", runs)
     assert third.facts["sha256"] == first.facts["sha256"]
-    assert third.of(tree / "train.py").read_text() == "print(1)\n"
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in third.copy.iterdir()}
     assert (modes["train.py"], modes["run me.sh"]) == (0o444, 0o555)
 
 
-def test_no_links(tree: Path, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(18, "Invalid cross-device link")
+def test_files_are_cloned_where_that_works(
+    tree: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = take(tree / "train.py", runs)
 
-    monkeypatch.setattr(os, "link", fail)
-    first, second = (content(take(tree / "train.py", runs).copy) for _ in range(2))
-    assert first == second
-    assert first["pkg/a.py"] == "a = 1\n"
+    def clone(target: BinaryIO, request: int, source: int) -> int:
+        assert request == 0x40049409
+        return os.sendfile(target.fileno(), source, 0, 2**20) and target.seek(0)
+
+    monkeypatch.setattr(fcntl, "ioctl", clone)
+    cloned = take(tree / "train.py", runs)
+    assert content(cloned.copy) == content(written.copy)
+    assert cloned.facts["sha256"] == written.facts["sha256"]
 
 
 def test_two_at_once(tree: Path, runs: Path) -> None:
